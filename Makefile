@@ -1,0 +1,113 @@
+# mpsd: what a person, the CI and a package do, by name.  `make help` lists it; docs/install.md explains install.
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+
+PREFIX ?= /opt/mpsd
+BINDIR ?= /usr/bin
+SYSCONFDIR ?= /etc
+UNITDIR ?= /usr/lib/systemd/system
+DIVERT ?= $(shell command -v dpkg-divert)
+
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -q install $(PIP_FLAGS)
+INSTALLED_PIP := $(PREFIX)/venv/bin/python -m pip --disable-pip-version-check -q install $(PIP_FLAGS)
+PROGRAM := nvidia-cuda-mps-control
+FRONT_END := clients/control/$(PROGRAM)
+VENDOR := $(BINDIR)/$(PROGRAM).vendor
+LIBDIR := $(PREFIX)/venv/lib/mpsd
+
+# Which Python an environment was made with; one made with another is made anew, since the two do not mix.
+WHICH := -c 'import sys; print(sys.base_prefix, sys.version)'
+make_venv = [ "$$($(1)/bin/python $(WHICH) 2>/dev/null)" = "$$($(PYTHON) $(WHICH))" ] || $(PYTHON) -m venv --clear $(1)
+
+.DEFAULT_GOAL := build
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1@\2/p' Makefile | tr @ '\t' | expand -t 20
+
+needs:
+	@PYTHON="$(PYTHON)" .ci/needs
+
+venv: $(VENV)/runtime ## a virtual environment with mpsd in it
+dev: $(VENV)/dev ## ... and with what the tests need
+
+$(VENV)/runtime: pyproject.toml setup.py | needs
+	@echo "making $(VENV)"
+	@$(call make_venv,$(VENV))
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/runtime
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+programs: | needs
+	@$(MAKE) -s --no-print-directory -C clients/control
+	@$(MAKE) -s --no-print-directory -C native
+
+build: programs venv ## the C programs, and the front end beside the interpreter
+	@cmp -s $(FRONT_END) $(VENV)/bin/$(PROGRAM) || install -m 755 $(FRONT_END) $(VENV)/bin/$(PROGRAM)
+
+run: build ## a one-minute scene: two tenants, one faults, the other goes on
+	@$(VENV)/bin/python clients/demo/two_tenants.py
+
+test: build dev ## the everyday tests, a few minutes
+	@$(VENV)/bin/python -m pytest $(PYTEST_FLAGS)
+
+test-slow: build dev ## the slow ones; no test selected is no failure
+	@$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS) || test $$? -eq 5
+
+check: build dev ## before every commit: linters, types, then the everyday tests, cheapest first
+	@tests/check
+
+bench: build dev ## the benchmarks; they print ratios
+	@for each in tests/bench/bench_*.py; do echo "== $$each"; $(VENV)/bin/python $$each || exit 1; done
+
+docs: venv ## the generated pages
+	@$(VENV)/bin/python -m mpsd config --markdown > docs/configuration.md
+
+clean: ## back to a fresh checkout
+	@$(MAKE) -s -C clients/control clean
+	@$(MAKE) -s -C native clean
+	@rm -rf $(VENV) build dist mpsd.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find mpsd tests clients -name __pycache__ -prune -exec rm -rf {} +
+
+# The vendor's program is moved aside, never overwritten; `uninstall` moves it back.
+install: programs ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR; as root
+	@rm -rf clients/control/build/install # it holds PREFIX, which make cannot see
+	@$(MAKE) -s --no-print-directory -C clients/control OUT=build/install/$(PROGRAM) MPSD_PYTHON_DEFAULT=$(PREFIX)/venv/bin/python3
+	@$(call make_venv,$(PREFIX)/venv)
+	@rm -rf build/lib build/bdist.*
+	@$(INSTALLED_PIP) --force-reinstall --no-deps .
+	@$(INSTALLED_PIP) .
+	@install -d $(LIBDIR)/keeper $(LIBDIR)/sim
+	@install -m 755 native/keeper/mpsd-keeper $(LIBDIR)/keeper/mpsd-keeper
+	@cp -a native/sim/bin native/sim/lib $(LIBDIR)/sim/
+	@install -d $(BINDIR) $(SYSCONFDIR)/mpsd $(SYSCONFDIR)/default $(SYSCONFDIR)/logrotate.d $(UNITDIR)
+	@if [ -n "$(DIVERT)" ]; then \
+		$(DIVERT) --local --quiet --rename --divert $(VENDOR) --add $(BINDIR)/$(PROGRAM); \
+	elif [ -e $(BINDIR)/$(PROGRAM) ] && ! grep -q mpsd-front-end $(BINDIR)/$(PROGRAM); then \
+		mv -n $(BINDIR)/$(PROGRAM) $(VENDOR); \
+	fi
+	@install -m 755 clients/control/build/install/$(PROGRAM) $(BINDIR)/$(PROGRAM)
+	@install -m 644 clients/systemd/mpsd.service $(UNITDIR)/mpsd.service
+	@install -m 644 clients/systemd/mpsd.logrotate $(SYSCONFDIR)/logrotate.d/mpsd
+	@[ -e $(SYSCONFDIR)/default/mpsd ] || install -m 644 clients/systemd/mpsd.default $(SYSCONFDIR)/default/mpsd
+	@[ -e $(SYSCONFDIR)/mpsd/mpsd.toml ] || $(PREFIX)/venv/bin/python -I -m mpsd config --defaults > $(SYSCONFDIR)/mpsd/mpsd.toml
+	@echo "installed: $(BINDIR)/$(PROGRAM) is mpsd's; the vendor's, if there was one, is $(VENDOR)"
+	@echo "next: $(PREFIX)/venv/bin/mpsd check"
+
+uninstall: ## undo install; SYSCONFDIR/mpsd stays
+	@if [ -e $(BINDIR)/$(PROGRAM) ] && grep -q mpsd-front-end $(BINDIR)/$(PROGRAM); then rm -f $(BINDIR)/$(PROGRAM); fi
+	@if [ -n "$(DIVERT)" ]; then \
+		$(DIVERT) --local --quiet --rename --divert $(VENDOR) --remove $(BINDIR)/$(PROGRAM); \
+	elif [ -e $(VENDOR) ]; then \
+		mv -n $(VENDOR) $(BINDIR)/$(PROGRAM); \
+	fi
+	@rm -rf $(PREFIX)/venv $(UNITDIR)/mpsd.service $(SYSCONFDIR)/logrotate.d/mpsd
+	@rmdir $(PREFIX) 2>/dev/null || true
+
+.NOTPARALLEL:
+.PHONY: help needs venv dev programs build run test test-slow check bench docs clean install uninstall

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: MIT */
+/* Session: one conversation with the daemon over PIPE_DIR/mpsd-ui (AF_UNIX, SOCK_SEQPACKET).
+ *
+ *     front end                      daemon
+ *     "mpsd-ui 1"              ->
+ *                              <-    "mpsd-ui 1", or E... and X, and it closes
+ *     the bytes of a command   ->    (one space for none: an empty datagram would look like the end)
+ *                              <-    any number of O (for stdout) and E (for stderr)
+ *                              <-    X and one byte: the status
+ *
+ * A datagram of the daemon's is a letter and at most 16 KiB. */
+#include "control.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define SOCKET_NAME "/mpsd-ui"
+#define VERSION "mpsd-ui 1"
+#define REPLY_BYTES (1 + 16 * 1024)
+#define DAEMON_ARGV0 "nvidia-cuda-mps-control"
+
+static const char cannot_find[] = "Cannot find MPS control daemon process\n";
+static const char cannot_send[] = "Cannot send command to MPS control daemon process\n";
+
+/* 0: something can be received, or the peer is gone.  -ETIMEDOUT: neither.  until_ms < 0: wait forever. */
+static int wait_readable(int fd, int64_t until_ms)
+{
+	for (;;) {
+		struct pollfd event = { .fd = fd, .events = POLLIN };
+		int64_t left = until_ms < 0 ? -1 : until_ms - control_now_ms();
+		int ready;
+
+		if (until_ms >= 0 && left < 0)
+			left = 0;
+		ready = poll(&event, 1, (int)left);
+		if (ready > 0)
+			return 0;
+		if (ready < 0 && errno != EINTR && errno != EAGAIN)
+			return -errno;
+		if (ready == 0)
+			return -ETIMEDOUT;
+	}
+}
+
+/* The length of the next datagram, at most `size`; 0 or -errno when the conversation is over. */
+static ssize_t receive(int fd, char *buffer, size_t size, int64_t until_ms)
+{
+	ssize_t length;
+	int rc = wait_readable(fd, until_ms);
+
+	if (rc)
+		return rc;
+	do
+		length = recv(fd, buffer, size, MSG_TRUNC | MSG_DONTWAIT);
+	while (length < 0 && (errno == EINTR || errno == ECONNRESET)); /* reset: told once, before what is queued */
+	if (length < 0)
+		return -errno;
+	return (size_t)length > size ? -EMSGSIZE : length;
+}
+
+static int64_t deadline(int seconds)
+{
+	return control_now_ms() + (int64_t)seconds * 1000;
+}
+
+static int send_datagram(int fd, const char *bytes, size_t count)
+{
+	ssize_t done;
+
+	do
+		done = send(fd, bytes, count, MSG_NOSIGNAL); /* SO_SNDTIMEO bounds it */
+	while (done < 0 && errno == EINTR);
+	return done < 0 ? -errno : 0;
+}
+
+static int say_broken(struct session *session, int why)
+{
+	if (why == -ETIMEDOUT || why == -EAGAIN)
+		output_say(&session->output, STDERR_FILENO,
+			    "%sNo answer within %d seconds\n", cannot_send, MPSD_WAIT_SECONDS);
+	else
+		output_say(&session->output, STDERR_FILENO, "%s", cannot_send);
+	session->status = 1;
+	return -EPIPE;
+}
+
+/* Takes replies until the status.  *printed: whether any text came.  0, or -errno once it has been said. */
+static int take_replies(struct session *session, bool forever, bool *printed)
+{
+	char reply[REPLY_BYTES];
+
+	*printed = false;
+	for (;;) {
+		ssize_t length = receive(session->socket, reply, sizeof(reply),
+					 forever ? -1 : deadline(MPSD_WAIT_SECONDS));
+
+		if (length <= 0)
+			return say_broken(session, (int)length);
+		if (reply[0] == 'X' && length == 2) {
+			if (reply[1])
+				session->status = (unsigned char)reply[1];
+			return 0;
+		}
+		if (reply[0] != 'O' && reply[0] != 'E')
+			return say_broken(session, -EPROTO);
+		*printed = true;
+		output_write(&session->output, reply[0] == 'O' ? STDOUT_FILENO : STDERR_FILENO, reply + 1, (size_t)length - 1);
+	}
+}
+
+static int say_absent(struct session *session, const char *path, int why)
+{
+	if (why == EAGAIN)
+		output_say(&session->output, STDERR_FILENO,
+			    "%s%s: nobody accepted the connection within %d seconds\n", cannot_find, path,
+			    MPSD_WAIT_SECONDS);
+	else if (why == ENOENT || why == ECONNREFUSED)
+		output_say(&session->output, STDERR_FILENO, "%s", cannot_find);
+	else
+		output_say(&session->output, STDERR_FILENO, "%s%s: %s\n", cannot_find, path, strerror(why));
+	session->status = 1;
+	return -why;
+}
+
+static int connect_to(struct session *session, const struct sockaddr_un *address)
+{
+	struct timeval wait = { .tv_sec = MPSD_WAIT_SECONDS };
+	struct ucred peer = { 0 };
+	socklen_t size = sizeof(peer);
+	int rc;
+
+	session->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (session->socket < 0)
+		return say_absent(session, address->sun_path, errno);
+	setsockopt(session->socket, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait)); /* bounds connect too */
+	do
+		rc = connect(session->socket, (const struct sockaddr *)address, sizeof(*address));
+	while (rc < 0 && errno == EINTR);
+	if (rc < 0)
+		return say_absent(session, address->sun_path, errno);
+	if (getsockopt(session->socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0)
+		session->daemon_pid = peer.pid;
+	return 0;
+}
+
+/* Both sides name their version first.  0, or -errno once it has been said. */
+static int greet(struct session *session)
+{
+	char reply[REPLY_BYTES];
+	ssize_t length;
+	bool printed;
+	int rc = send_datagram(session->socket, VERSION, strlen(VERSION));
+
+	if (rc && rc != -EPIPE && rc != -ECONNRESET) /* these: it may have said why, and left */
+		return say_broken(session, rc);
+	length = receive(session->socket, reply, sizeof(reply), deadline(MPSD_WAIT_SECONDS));
+	if (length <= 0)
+		return say_broken(session, (int)length);
+	if ((size_t)length == strlen(VERSION) && memcmp(reply, VERSION, (size_t)length) == 0)
+		return 0;
+	if (reply[0] == 'E') { /* it says itself why it will not talk */
+		output_write(&session->output, STDERR_FILENO, reply + 1, (size_t)length - 1);
+		rc = take_replies(session, false, &printed);
+		session->status = session->status ? session->status : 1;
+		return rc ? rc : -EPROTO;
+	}
+	output_say(&session->output, STDERR_FILENO, "MPS control daemon process does not speak \"%s\"\n", VERSION);
+	session->status = 1;
+	return -EPROTO;
+}
+
+/* Connects and greets.  0, or -errno once it has been said; session_close() in both cases. */
+int session_open(struct session *session, const char *pipe_directory)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	size_t length = strlen(pipe_directory) + strlen(SOCKET_NAME);
+	int rc;
+
+	*session = (struct session){ .socket = -1 };
+	if (length >= sizeof(address.sun_path)) {
+		output_say(&session->output, STDERR_FILENO,
+			    "CUDA_MPS_PIPE_DIRECTORY is too long: %s in it makes a path of %zu bytes, a socket's may have %zu\n",
+			    SOCKET_NAME + 1, length, sizeof(address.sun_path) - 1);
+		session->status = 1;
+		return -ENAMETOOLONG;
+	}
+	strcpy(address.sun_path, pipe_directory);
+	strcat(address.sun_path, SOCKET_NAME);
+	rc = connect_to(session, &address);
+	return rc ? rc : greet(session);
+}
+
+/* Whether `pid` is a process that callers would take for the daemon. */
+static bool is_daemon(int pid)
+{
+	char path[32], argv0[INTERPRETER_PATH_BYTES];
+	const char *base;
+	ssize_t length;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/cmdline", pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	length = read(fd, argv0, sizeof(argv0) - 1);
+	close(fd);
+	if (length <= 0)
+		return false;
+	argv0[length] = '\0';
+	base = strrchr(argv0, '/');
+	return strcmp(base ? base + 1 : argv0, DAEMON_ARGV0) == 0;
+}
+
+/* Slurm takes a node down when `ps` still shows the daemon after `quit`, so the last thing to wait
+ * for is its process: the connection ends before that.  Bounded: the daemon has already answered.
+ * Our side of the conversation is ended first, for the daemon waits for that a moment. */
+static void wait_until_gone(struct session *session)
+{
+	int64_t until = deadline(MPSD_EXIT_SECONDS);
+	int process = -1;
+	char rest;
+
+	if (session->daemon_pid > 0)
+		process = (int)syscall(SYS_pidfd_open, session->daemon_pid, 0);
+	if (process >= 0 && !is_daemon(session->daemon_pid)) { /* a keeper's socket names a former mpsd */
+		close(process);
+		process = -1;
+	}
+	shutdown(session->socket, SHUT_WR);
+	while (receive(session->socket, &rest, sizeof(rest), until) > 0)
+		;
+	if (process < 0)
+		return;
+	wait_readable(process, until);
+	close(process);
+}
+
+static bool is_quit(const char *command, size_t length)
+{
+	size_t start = 0;
+
+	while (start < length && (command[start] == ' ' || command[start] == '\t'))
+		start++;
+	command += start;
+	length -= start;
+	return length >= 4 && memcmp(command, "quit", 4) == 0 &&
+	       (length == 4 || command[4] == ' ' || command[4] == '\t');
+}
+
+/* Runs one command.  0: the next may follow.  -errno, said: no more can. */
+int session_run(struct session *session, const char *command, size_t length)
+{
+	bool quits = is_quit(command, length), printed;
+	int rc = length ? send_datagram(session->socket, command, length)
+			: send_datagram(session->socket, " ", 1); /* an empty datagram would read as the end */
+
+	if (rc)
+		return say_broken(session, rc);
+	/* `quit` waits forever: it is answered when the last client has finished its work. */
+	rc = take_replies(session, quits, &printed);
+	if (rc == 0 && quits && !printed) /* one that is refused says so */
+		wait_until_gone(session);
+	return rc;
+}
+
+/* Ends the conversation and gives the exit status. */
+int session_close(struct session *session)
+{
+	if (session->socket >= 0)
+		close(session->socket);
+	return session->status ? session->status : session->output.is_lost;
+}

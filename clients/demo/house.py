@@ -1,0 +1,185 @@
+"""Where an act takes place: temporary directories, and a control daemon in them, the vendor's or mpsd.
+
+Both are started, asked and ended by the same words: `-d`, `get_server_list`, `quit`.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpsd import places
+from mpsd.config import Config
+from mpsd.relay.message import may_impersonate
+
+ROOT = Path(__file__).resolve().parents[2]
+_CLIENTS = ("counter", "faulter")
+_START_SECONDS = 90
+_ASK_SECONDS = 10
+_QUIT_SECONDS = 30
+_GONE_SECONDS = 5.0
+_LONGEST_PARENT = 30  # bytes: socket names end at 107, and much is put below it
+_OURS = ("CUDA_MPS_", "MPSD_CONFIG", "MPSD_BACKEND", "MPSD_PYTHON", "MPSD_SIM_DIR", "CUDA_VISIBLE_DEVICES", "NOTIFY_SOCKET")
+
+
+class Unfit(Exception):
+    """The scene cannot be played here; the message says why, and what to do."""
+
+
+@dataclass(slots=True)
+class Theatre:
+    """Guards one temporary directory with everything in it, and that nothing started for the scene outlives it."""
+
+    backend: str
+    directory: Path
+    clients: Path
+    vendor: Path
+    is_privileged: bool  # mpsd can relay: clients of several users, a domain for each
+
+    @classmethod
+    def build(cls, backend: str) -> "Theatre":
+        """Raises Unfit."""
+        parent = tempfile.gettempdir()
+        directory = Path(tempfile.mkdtemp(prefix="mpsd-demo-", dir=parent if len(parent) <= _LONGEST_PARENT else "/tmp"))
+        directory.chmod(0o755)  # tenants are other users
+        try:
+            if backend == "sim":
+                for part in ("bin", "lib"):  # copied: other users may not be able to enter the checkout
+                    shutil.copytree(ROOT / "native/sim" / part, directory / "sim" / part, symlinks=True)
+                vendor = directory / "sim/bin" / places.PROGRAM
+            else:
+                vendor = places.find_vendor_control(Config(), os.environ)
+            _compile(directory / "clients", backend)
+        except Exception as exc:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise Unfit(str(exc)) from None
+        return cls(backend, directory, directory / "clients", vendor, may_impersonate())
+
+    def environ(self, name: str) -> dict[str, str]:
+        """Of whatever takes part in the act `name`."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
+        kept |= {
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.directory / name / "pipe"),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.directory / name / "log"),
+        }
+        if self.backend == "sim":
+            libraries = [str(self.directory / "sim/lib"), *filter(None, [kept.get("LD_LIBRARY_PATH")])]
+            kept |= {"MPSD_SIM_DIR": str(self.directory / "machine"), "LD_LIBRARY_PATH": ":".join(libraries)}
+        return kept
+
+    def vendor_house(self) -> "House":
+        return self._house("vendor", self.vendor, {})
+
+    def mpsd_house(self) -> "House":
+        config = self.directory / "mpsd.toml"
+        config.write_text(f'state_directory = "{self.directory}/state"\n[vendor]\ncontrol = "{self.vendor}"\n')
+        beside = Path(sys.executable).with_name(places.PROGRAM)
+        front_end = beside if beside.exists() else ROOT / "clients/control" / places.PROGRAM
+        more = {"MPSD_CONFIG": str(config), "MPSD_BACKEND": self.backend, "MPSD_PYTHON": sys.executable}
+        return self._house("mpsd", front_end, more)
+
+    def _house(self, name: str, program: Path, more: Mapping[str, str]) -> "House":
+        for part in ("pipe", "log"):
+            (self.directory / name / part).mkdir(parents=True, mode=0o755)
+        environ = self.environ(name)
+        daemon = environ | more
+        if "CUDA_VISIBLE_DEVICES" in os.environ:  # the daemon's alone: its clients count within what it serves
+            daemon["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+        return House(program, daemon, environ)
+
+    def clear(self) -> None:
+        """End whatever is left of the scene, and remove its directory."""
+        deadline = time.monotonic() + _GONE_SECONDS
+        while (left := list(self._left())) and time.monotonic() < deadline:
+            for pid in left:
+                _kill(pid)
+            time.sleep(0.05)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _left(self) -> Iterator[int]:
+        """Processes that were started with our directory in their environment: its name is nobody else's."""
+        mark = os.fsencode(self.directory) + b"/"
+        for entry in os.listdir("/proc"):
+            if entry.isdigit() and int(entry) != os.getpid():
+                try:
+                    if mark in Path("/proc", entry, "environ").read_bytes():
+                        yield int(entry)
+                except OSError:
+                    continue  # it ended, or is another user's
+
+
+@dataclass(slots=True)
+class House:
+    """One control daemon.  `clients`: the environment of those who come to it."""
+
+    program: Path
+    environ: Mapping[str, str]
+    clients: Mapping[str, str]
+    is_open: bool = False
+
+    def open(self) -> None:
+        """Raises Unfit with the daemon's own words."""
+        self.is_open = True
+        done = self._run(["-d"], "", _START_SECONDS)
+        if done.returncode:
+            said = (done.stdout + done.stderr).strip() or "it said nothing"
+            raise Unfit(f"{self.program} -d ended with status {done.returncode}: {said}")
+
+    def ask(self, line: str) -> str:
+        """The answer; empty when there was none in time."""
+        try:
+            return self._run([], line + "\n", _ASK_SECONDS).stdout.strip()
+        except subprocess.TimeoutExpired:
+            return ""
+
+    def servers(self) -> list[tuple[str, str]]:
+        """Each server with its status."""
+        return [(pid, self.ask(f"get_server_status {pid}")) for pid in self.ask("get_server_list").split()]
+
+    def close(self) -> None:
+        if not self.is_open:
+            return
+        self.is_open = False
+        try:
+            self._run([], "quit -t 1\n", _QUIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass  # Theatre.clear() ends what did not end by itself
+
+    def _run(self, arguments: list[str], text: str, seconds: float) -> subprocess.CompletedProcess[str]:
+        command = [str(self.program), *arguments]
+        return subprocess.run(
+            command, input=text, env=dict(self.environ), capture_output=True, text=True, timeout=seconds, check=False
+        )
+
+
+def _compile(target: Path, backend: str) -> None:
+    """The tenants' programs: with the CUDA toolkit where there is one, otherwise with the simulator's header; the same
+    programs run on both.  Raises Unfit."""
+    toolkits = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
+    cuda = [kit for kit in toolkits if kit and os.path.exists(f"{kit}/include/cuda.h")] if backend == "gpu" else []
+    said = ""
+    for choice in [*cuda[:1], "sim"]:
+        goals = [str(target / name) for name in _CLIENTS]
+        command = ["make", "-s", "-C", str(ROOT / "tests/clients"), f"OUT={target}", f"CUDA={choice}", *goals]
+        try:
+            environ = {key: value for key, value in os.environ.items() if key not in ("OUT", "CUDA", "MAKEFLAGS", "MAKELEVEL")}
+            done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        except OSError as exc:
+            raise Unfit(f"the tenants' programs cannot be built: make: {exc.strerror}") from None
+        if done.returncode == 0:
+            return
+        said = done.stdout + done.stderr
+    raise Unfit(f"the tenants' programs cannot be built:\n{said}")
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass  # it has ended

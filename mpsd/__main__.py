@@ -1,0 +1,119 @@
+"""The command line: argv becomes an Invocation and a Config, then one of four things is done.
+
+    serve     the daemon; what the front end runs for -d and -f         mpsd/app.py
+    check     is this machine fit, is the configuration good            mpsd/check.py
+    config    every option, annotated                                   mpsd/config_text.py
+    --version
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from mpsd import __version__
+from mpsd.config import Config, ConfigError, Invocation
+from mpsd.runtime import notify
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status."""
+    arguments, unknown = parse_arguments(argv)
+    if arguments.command == "serve":
+        return serve(arguments)  # unknown words are ignored, as the vendor's program ignores them
+    if unknown:
+        print(f"mpsd: unknown argument: {unknown[0]}; see mpsd --help", file=sys.stderr)
+        return 2
+    if arguments.command == "check" or arguments.check:
+        return check(arguments)
+    if arguments.command == "config":
+        return show_config(arguments)
+    print("mpsd: what to do? one of: serve, check, config; see mpsd --help", file=sys.stderr)
+    return 2
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The known words and the others.  Exits for --help, --version, and a known option with a bad value."""
+    shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    shared.add_argument("--config", metavar="FILE", help="read this instead of /etc/mpsd/mpsd.toml")
+    shared.add_argument("--backend", help="gpu or sim, over environment and file")
+    report = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    report.add_argument("--json", action="store_true", help="check: print JSON")
+    title = __doc__.partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="mpsd", description=title, parents=[shared, report], allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"mpsd {__version__}")
+    parser.add_argument("--check", action="store_true", help="the same as the command check")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    serving = commands.add_parser("serve", help="run the daemon", parents=[shared], allow_abbrev=False)
+    place = serving.add_mutually_exclusive_group()
+    place.add_argument("--foreground", action="store_true", help="log to standard error (the default)")
+    place.add_argument("--background", action="store_true", help="log to LOG_DIR/mpsd.log")
+    serving.add_argument("--multiuser-server", action="store_true", help="one server for all users")
+    serving.add_argument("--static-partitioning", action="store_true", help="as the vendor's -S, which drivers from 590 know")
+    serving.add_argument("--ready-devices", action="store_true", help="as the vendor's -q")
+    serving.add_argument("--ready-fd", type=int, metavar="N", help="descriptor to answer when ready; the front end's")
+    commands.add_parser("check", help="check configuration and machine", parents=[shared, report], allow_abbrev=False)
+    showing = commands.add_parser("config", help="show every option", parents=[shared], allow_abbrev=False)
+    showing.add_argument("--print", action="store_true", help="annotated TOML: values in force (the default)")
+    showing.add_argument("--defaults", action="store_true", help="the sample file: annotated TOML, every value commented out")
+    showing.add_argument("--markdown", action="store_true", help="docs/configuration.md")
+    return parser.parse_known_args(argv)
+
+
+def parse_invocation(arguments: argparse.Namespace) -> Invocation:
+    overrides = {"backend": arguments.backend} if "backend" in arguments else {}
+    return Invocation(
+        foreground=not getattr(arguments, "background", False),
+        multiuser_server=getattr(arguments, "multiuser_server", False),
+        static_partitioning=getattr(arguments, "static_partitioning", False),
+        ready_devices=getattr(arguments, "ready_devices", False),
+        ready_fd=getattr(arguments, "ready_fd", None),
+        config_file=getattr(arguments, "config", None),
+        overrides=overrides,
+    )
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Run the daemon; a configuration that is refused reaches the user by way of the front end."""
+    invocation = parse_invocation(arguments)
+    try:
+        config = invocation.load(os.environ)
+    except ConfigError as exc:
+        print(exc, file=sys.stderr)
+        notify.answer_ready(invocation.ready_fd, 1, f"{exc}\n")
+        return 1
+    from mpsd import app  # trio and the rest: not worth their time for --version
+
+    return app.main(config, invocation)
+
+
+def check(arguments: argparse.Namespace) -> int:
+    from mpsd import check
+
+    return check.main(parse_invocation(arguments), os.environ, as_json="json" in arguments)
+
+
+def show_config(arguments: argparse.Namespace) -> int:
+    from mpsd import config_text
+
+    if arguments.markdown:
+        print(config_text.render_markdown(), end="")
+        return 0
+    if arguments.defaults:
+        print(config_text.render_toml(Config(), commented=True), end="")
+        return 0
+    try:
+        print(config_text.render_toml(parse_invocation(arguments).load(os.environ)), end="")
+    except ConfigError as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    return 0
+
+
+def run() -> None:
+    """The entry point that pip installs."""
+    sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,59 @@
+"""`mpsd check`: is the configuration good, and is this machine fit for it?  A report for people, or JSON.
+
+What is looked at is in probes.py.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from mpsd import __version__
+from mpsd.config import Config, ConfigError, Invocation, file_used
+from mpsd.probes import Finding, Grade, probe_machine
+
+_SIGNS = {Grade.GOOD: "ok", Grade.NOTE: "note", Grade.BAD: "BAD"}
+
+
+def main(invocation: Invocation, environ: Mapping[str, str], *, as_json: bool) -> int:
+    """Print the report; 0 when mpsd can work here, 1 when something is bad."""
+    findings = examine(invocation, environ)
+    print(render_json(findings) if as_json else render_text(findings))
+    return int(has_bad(findings))
+
+
+def examine(invocation: Invocation, environ: Mapping[str, str]) -> list[Finding]:
+    """Everything found.  The machine is looked at with the defaults where the configuration is refused."""
+    file = file_used(invocation.config_file, environ)
+    try:
+        config = invocation.load(environ)
+        found = file if os.path.exists(file) else f"the defaults; there is no {file}"
+        findings = [Finding("configuration", Grade.GOOD, found)]
+    except ConfigError as exc:
+        config = Config()
+        advice = "see docs/configuration.md; the rest of this report assumes the defaults"
+        findings = [Finding("configuration", Grade.BAD, str(problem), advice) for problem in exc.problems]
+    findings.append(Finding("backend", Grade.GOOD, config.backend))
+    return [*findings, *probe_machine(config, environ)]
+
+
+def has_bad(findings: Sequence[Finding]) -> bool:
+    return any(each.grade is Grade.BAD for each in findings)
+
+
+def render_json(findings: Sequence[Finding]) -> str:
+    report = {"version": __version__, "good": not has_bad(findings), "findings": [asdict(each) for each in findings]}
+    return json.dumps(report, indent=2)
+
+
+def render_text(findings: Sequence[Finding]) -> str:
+    """One line for each finding, the advice under it, the verdict last."""
+    lines = []
+    for each in findings:
+        lines.append(f"{_SIGNS[each.grade]:<5} {each.area:<16} {each.found}")
+        if each.advice:
+            lines.append(f"{'':<22} -> {each.advice}")
+    bad = sum(each.grade is Grade.BAD for each in findings)
+    notes = sum(each.grade is Grade.NOTE for each in findings)
+    verdict = f"{bad} of these must be mended before mpsd can serve here" if bad else "mpsd can serve here"
+    return "\n".join([*lines, "", f"{verdict}; {notes} to know about"])

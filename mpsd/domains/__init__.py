@@ -1,0 +1,1 @@
+"""Fault domains: vendor control daemons in private directories, driven by their documented commands."""

@@ -1,0 +1,260 @@
+"""One fault domain: its vendor daemon, the servers and clients it has, and what of that is believed at the moment.
+
+What is believed comes from the daemon's own answers.  It is asked again when its log says that something changed, so a
+question about a quiet domain costs nothing (docs/domains.md, "Where answers come from").
+"""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+from mpsd.domains import log_lines
+from mpsd.domains.log_lines import News
+from mpsd.domains.vendor import VendorControl
+from mpsd.errors import VendorFailed
+from mpsd.legacy.board import Defaults, ServerView
+from mpsd.model import DomainState, DomainView, ProcessId
+from mpsd.relay.gate import Gate
+
+_MIB, _GIB = 1 << 20, 1 << 30
+_STARTING_SECONDS = 15.0
+_BETWEEN_SECONDS = 1.0  # a client on its way makes several connections, and between two of them no list has it
+
+
+@dataclass(slots=True)
+class Domain:
+    """Guards that its views are consistent: state, servers and members change only through its methods."""
+
+    name: str
+    number: int
+    gpus: tuple[str, ...]  # UUIDs in the order of its ordinals
+    control: VendorControl
+    capacity: int
+    is_public: bool = False
+    state: DomainState = DomainState.STARTING
+    servers: dict[int, ServerView] = field(default_factory=dict)
+    members: dict[ProcessId, float] = field(default_factory=dict)  # placed here, and when last heard of (trio time)
+    handshakes: Counter[ProcessId | None] = field(default_factory=Counter)  # relayed connections that are open
+    gate: Gate = field(default_factory=Gate)  # who may speak with its vendor daemon
+    contexts: dict[int, Counter[int]] = field(default_factory=dict)  # of each server, by client, from its log
+    applied_defaults: Defaults | None = None  # what its vendor daemon was told
+    served_defaults: Defaults | None = None  # what its server was started with
+    joined_uid: int | None = None  # the user whose client was placed here last
+    idle_since: float = 0.0
+    trouble: str = ""  # why its vendor daemon last failed
+    is_adopted: bool = False  # its servers are older than what mpsd has read of its log
+    _ready_since: dict[int, float] = field(default_factory=dict)  # of each server: first seen, or long ago once it is ready
+    suspect_until: float = -math.inf  # something else than its vendor daemon says that it faults (trio time)
+    silenced: trio.Event = field(default_factory=trio.Event)  # set: its vendor daemon did not answer when last asked
+    _silent_since: float = math.inf  # when it was asked what it has not answered since
+    news: trio.Event = field(default_factory=trio.Event)  # set: what is believed may be out of date
+    _asked_at: float = -1.0
+    _asking: trio.Lock = field(default_factory=trio.Lock)
+
+    # -- what others see ---------------------------------------------------------------------------------------------
+
+    def view(self, defaults: Defaults) -> DomainView:
+        """As a policy sees it.  One whose next client would not get the current defaults takes nobody until it would."""
+        state = self.state
+        if state is DomainState.READY and self.is_ill:
+            state = DomainState.SILENT if self.silenced.is_set() else DomainState.FAULT
+        if state is DomainState.READY and (self.applied_defaults != defaults or self.has_outdated_spare(defaults)):
+            state = DomainState.RECYCLING
+        return DomainView(
+            self.name, state, frozenset(self.gpus), self.uid, self.occupancy, self.capacity, self.is_public, self.number
+        )
+
+    def has_outdated_spare(self, defaults: Defaults) -> bool:
+        """Its server was started ahead of its first client, and with other defaults: to a user it is the next server."""
+        return not self.is_public and bool(self.servers) and self.served_defaults != defaults
+
+    @property
+    def uid(self) -> int | None:
+        """The user it serves.  That of clients on their way counts before that of a server, which may be yet to start or
+        about to make way."""
+        if self.joined_uid is not None and self.occupancy:
+            return self.joined_uid
+        return next((server.uid for server in self.servers.values()), None)
+
+    @property
+    def occupancy(self) -> int:
+        """Places taken: for each process that is connected or on its way as many as it has contexts, and one at least."""
+        recently = min(self._asked_at, trio.current_time() - _BETWEEN_SECONDS)
+        arriving = {p.pid for p, heard_at in self.members.items() if heard_at >= recently or self.handshakes[p]}
+        contexts: Counter[int] = sum(self.contexts.values(), Counter())
+        return sum(max(1, contexts[pid]) for pid in arriving | self.client_pids)
+
+    @property
+    def is_ill(self) -> bool:
+        """Not for somebody who can still go elsewhere: it faults, is said to, or does not answer."""
+        is_suspect = trio.current_time() < self.suspect_until
+        return self.state is not DomainState.READY or is_suspect or self.silenced.is_set()
+
+    @property
+    def connected(self) -> set[ProcessId]:
+        """Members that its servers know as clients, or that its log has just told to have a context."""
+        pids = self.client_pids.union(*self.contexts.values())
+        return {process for process in self.members if process.pid in pids}
+
+    @property
+    def client_pids(self) -> set[int]:
+        return {pid for server in self.servers.values() for pid in server.client_pids}
+
+    # -- what happens to it ------------------------------------------------------------------------------------------
+
+    def join(self, process: ProcessId | None, uid: int | None = None) -> None:
+        self.is_public = True
+        self.joined_uid = uid
+        if process is not None:
+            self.members.setdefault(process, trio.current_time())
+
+    @contextmanager
+    def handshake(self, process: ProcessId | None) -> Iterator[None]:
+        """While a connection of the process is relayed here."""
+        self.handshakes[process] += 1
+        try:
+            yield
+        finally:
+            self.handshakes[process] -= 1
+            if not self.handshakes[process]:
+                del self.handshakes[process]
+            if process in self.members:
+                self.members[process] = trio.current_time()
+
+    def leave(self, process: ProcessId | None) -> None:
+        if process is not None and self.members.pop(process, None) is not None:
+            self.mark_stale()
+
+    def suspect(self, seconds: float) -> None:
+        """For a while it takes nobody: its vendor server is slow to say that it faults."""
+        self.suspect_until = trio.current_time() + seconds
+        self.mark_stale()
+
+    def mark_stale(self) -> None:
+        self.news.set()
+
+    def hear(self, news: News) -> None:
+        """Take a line of its log at its word where that is the safe side, and ask soon in any case."""
+        match news:
+            case log_lines.ServerFault() if self.state is DomainState.READY:
+                self.state = DomainState.FAULT
+            case log_lines.ContextOpened(server_pid, client_pid):
+                self.contexts.setdefault(server_pid, Counter())[client_pid] += 1
+            case log_lines.ContextClosed(server_pid, client_pid, left):
+                opened = self.contexts.pop(server_pid, Counter()) - Counter([client_pid])
+                if left:
+                    self.contexts[server_pid] = opened
+            case log_lines.ServerStarting():
+                self.served_defaults = self.applied_defaults
+            case log_lines.ServerReady(pid):
+                self._ready_since[pid] = -math.inf
+            case log_lines.ServerExited(pid):
+                self.contexts.pop(pid, None)
+        self.mark_stale()
+
+    def forget(self) -> None:
+        """Its vendor daemon is gone, and with it every server and context."""
+        self.servers.clear()
+        self.members.clear()
+        self.contexts.clear()
+        self._ready_since.clear()
+        self.silenced = trio.Event()
+        self._silent_since = math.inf
+        self.joined_uid = None
+        self.applied_defaults = None
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    async def fresh_servers(self) -> list[ServerView]:
+        """Its servers, asked anew only if something happened since.  Raises VendorFailed."""
+        if self.news.is_set():
+            await self.refresh()
+        return list(self.servers.values())
+
+    async def refresh(self) -> None:
+        """Ask for servers, states and clients.  Those who ask at the same time share one answer."""
+        async with self._asking:
+            if not self.news.is_set():
+                return
+            self.news = trio.Event()
+            asked_at = trio.current_time()
+            try:
+                self._believe(await self._ask(), asked_at)
+            except VendorFailed:
+                self.news.set()
+                self._silent_since = min(self._silent_since, asked_at)
+                if trio.current_time() - self._silent_since >= self.control.silence_seconds:
+                    self.silenced.set()
+                raise
+            self._silent_since = math.inf
+            if self.silenced.is_set():
+                self.silenced = trio.Event()
+
+    def _believe(self, servers: dict[int, ServerView], asked_at: float) -> None:
+        self.servers = servers
+        self._asked_at = asked_at
+        for gone in set(self.contexts) - set(servers):
+            del self.contexts[gone]
+        for gone in set(self._ready_since) - set(servers):
+            del self._ready_since[gone]
+        is_faulty = any(server.status == "FAULT" for server in servers.values())
+        if is_faulty and self.state in (DomainState.STARTING, DomainState.READY):  # starting: one that is being adopted
+            self.state = DomainState.FAULT
+
+    @property
+    def has_recovered(self) -> bool:
+        """In FAULT, and its servers say that it is over and every client of it has gone (nobody new was let in)."""
+        still = any(server.status == "FAULT" or server.client_pids for server in self.servers.values())
+        return self.state is DomainState.FAULT and not still and not self.news.is_set()
+
+    async def _ask(self) -> dict[int, ServerView]:
+        """A server that is starting is not asked about: a vendor daemon that is, while the server reports to it, can hang
+        (measured, two GPUs)."""
+        servers = {}
+        for pid in _pids(await self.control.command("get_server_list")):
+            status, clients = "INITIALIZING", []
+            if self._is_started(pid):
+                status = (await self.control.command(f"get_server_status {pid}")).strip()
+                clients = _pids(await self.control.command(f"get_client_list {pid}"))
+            uid = _owner(pid)
+            if uid is not None:
+                servers[pid] = ServerView(pid, uid, status, tuple(clients), self.name, self.gpus)
+        return servers
+
+    def _is_started(self, pid: int) -> bool:
+        """Its log said so, or it was there before mpsd was, or it has been there for so long that the log is not to be had."""
+        now = trio.current_time()
+        since = self._ready_since.setdefault(pid, -math.inf if self.is_adopted else now)
+        return now - since > _STARTING_SECONDS
+
+
+    async def apply_defaults(self, defaults: Defaults) -> None:
+        """Make its next server start with these.  Raises VendorFailed, and then takes nobody until told again."""
+        self.applied_defaults = None
+        await self.control.command(f"set_default_active_thread_percentage {defaults.thread_percent:g}")
+        for ordinal, uuid in enumerate(self.gpus):
+            limit = _format_limit(defaults.pinned_limits.get(uuid, 0))
+            await self.control.command(f"set_default_device_pinned_mem_limit {ordinal} {limit}")
+        await self.control.command(f"set_default_client_priority {defaults.client_priority}")
+        self.applied_defaults = defaults
+
+
+def _format_limit(limit_bytes: int) -> str:
+    """In the vendor's own unit; 0M removes a limit.  Whole MiB, rounded down: never above what was asked."""
+    return f"{limit_bytes // _GIB}G" if limit_bytes % _GIB == 0 and limit_bytes else f"{limit_bytes // _MIB}M"
+
+
+def _pids(text: str) -> list[int]:
+    return [int(word) for word in text.split() if word.isdigit()]
+
+
+def _owner(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None  # it ended between the list and the question

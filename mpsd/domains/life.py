@@ -1,0 +1,102 @@
+"""The life of one fault domain: its vendor daemon started or adopted, followed while it lives, started again when it dies."""
+
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from mpsd import processes
+from mpsd.domains.domain import Domain
+from mpsd.domains.logs import follow_logs
+from mpsd.errors import MpsdError, VendorFailed
+from mpsd.model import DomainState
+
+if TYPE_CHECKING:
+    from mpsd.domains.pool import Pool
+
+log = structlog.get_logger()
+_SETTLED_SECONDS = 60.0  # a vendor daemon that lived this long starts with a short backoff when it dies
+_COALESCE_SECONDS = 0.1  # news comes in bursts: one look after it is enough
+
+
+async def live(pool: "Pool", domain: Domain) -> None:
+    """From STARTING to GONE; restarts its vendor daemon with growing pauses."""
+    pause = pool.settings.restart_seconds
+    while True:
+        began = trio.current_time()
+        try:
+            await _bring_up(pool, domain)
+            await _serve(pool, domain)
+        except (MpsdError, OSError) as exc:
+            domain.trouble = str(exc)
+            log.error("domain.failed", domain=domain.name, why=str(exc))
+        if domain.state is DomainState.STOPPING or pool.is_stopping:
+            break
+        if trio.current_time() - began > _SETTLED_SECONDS:
+            pause = pool.settings.restart_seconds
+        domain.state = DomainState.DEAD
+        domain.forget()
+        pool.notify()
+        log.warning("domain.restarting", domain=domain.name, in_seconds=pause)
+        await trio.sleep(pause)
+        pause = min(pause * 2, pool.settings.restart_max_seconds)
+        domain.state = DomainState.STARTING
+    pool.remove(domain)
+
+
+async def _bring_up(pool: "Pool", domain: Domain) -> None:
+    is_new = not domain.control.is_alive()
+    if is_new:
+        is_all = domain.gpus == pool.gpus
+        visible = pool.settings.visible_devices if is_all else ",".join(domain.gpus)
+        await domain.control.start(visible, pool.settings.vendor_options)
+        domain.is_public = False
+    else:
+        domain.served_defaults = pool.defaults  # they were stored before its server was told
+    domain.is_adopted = not is_new
+    try:
+        await domain.apply_defaults(pool.defaults)
+        domain.mark_stale()
+        await domain.refresh()
+    except MpsdError:
+        if is_new:
+            await domain.control.kill()  # it has no clients yet, and the next one may be better
+        raise
+    domain.is_adopted = False
+    for pid in domain.client_pids:
+        if process := processes.process_id(pid):
+            domain.join(process)
+            pool.watch(domain, process)
+    if domain.state is DomainState.STARTING:
+        domain.state = DomainState.READY
+    domain.idle_since = trio.current_time()
+    log.info("domain.ready", domain=domain.name, vendor_pid=domain.control.process and domain.control.process.pid)
+    pool.notify()
+
+
+async def _serve(pool: "Pool", domain: Domain) -> None:
+    """While its vendor daemon lives: follow its logs, keep what is believed up to date."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow_logs, domain, pool.store, pool.publish, pool.notify)
+        nursery.start_soon(_keep_fresh, pool, domain)
+        await domain.control.wait_gone()
+        nursery.cancel_scope.cancel()
+    if domain.state is not DomainState.STOPPING:
+        raise VendorFailed(f"the vendor's control daemon of domain {domain.name} died")
+
+
+async def _keep_fresh(pool: "Pool", domain: Domain) -> None:
+    while True:
+        with trio.move_on_after(pool.settings.poll_seconds) as quiet:
+            await domain.news.wait()
+        if quiet.cancelled_caught:
+            domain.mark_stale()
+        await trio.sleep(_COALESCE_SECONDS)
+        if domain.state is DomainState.STOPPING:
+            return
+        try:
+            await domain.refresh()
+        except VendorFailed as exc:
+            log.warning("domain.silent", domain=domain.name, why=str(exc))
+            await trio.sleep(pool.settings.restart_seconds)
+        pool.notify()

@@ -1,0 +1,122 @@
+"""What the vendor's log lines tell, in the documented log directory.
+
+They are used as news only: what they make mpsd believe is confirmed by commands (get_server_list, get_server_status,
+get_client_list).  Wording: driver 580, measured on an H200; a line that is not recognised is passed on and means nothing.
+"""
+
+import re
+from dataclasses import dataclass
+
+_LINE = re.compile(r"^\[(?P<stamp>[-0-9 :.]{19,27}) (?P<source>\w+) +(?P<pid>\d+)\] (?P<text>.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """`stamp` and `source` (Control, Server, Other) are the vendor's own; `pid` is the writer's."""
+
+    stamp: str
+    source: str
+    pid: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStarting:
+    pid: int
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReady:
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerExited:
+    pid: int
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFault:
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOpened:
+    server_pid: int
+    client_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContextClosed:
+    server_pid: int
+    client_pid: int
+    left: int  # active client contexts that the server still has
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    server_pid: int
+    client_pid: int
+
+
+News = ServerStarting | ServerReady | ServerExited | ServerFault | ContextOpened | ContextClosed | ClientGone
+
+_CONTROL = (
+    (re.compile(r"Starting new server (\d+) for user (\d+)$"), lambda _, m: ServerStarting(int(m[1]), int(m[2]))),
+    (re.compile(r"NEW SERVER (\d+): Ready$"), lambda _, m: ServerReady(int(m[1]))),
+    (re.compile(r"Server (\d+) exited with status (\d+)$"), lambda _, m: ServerExited(int(m[1]), int(m[2]))),
+)
+_SERVER = (
+    (re.compile(r"Server is handling a fatal GPU error\.$"), lambda pid, _: ServerFault(pid)),
+    (
+        re.compile(r"Client \{PID: (\d+), Context ID: ([1-9]\d*)\} connected$"),  # context 0 is the process itself
+        lambda pid, m: ContextOpened(pid, int(m[1])),
+    ),
+    (
+        re.compile(r"Client \{PID: (\d+), Context ID: \d+\} exiting\. Number of active client contexts is (\d+)\.$"),
+        lambda pid, m: ContextClosed(pid, int(m[1]), int(m[2])),
+    ),
+    (re.compile(r"Client process (\d+) disconnected$"), lambda pid, m: ClientGone(pid, int(m[1]))),
+)
+
+
+def parse_line(line: str) -> LogLine | None:
+    match = _LINE.match(line)
+    return LogLine(match["stamp"], match["source"], int(match["pid"]), match["text"]) if match else None
+
+
+def read_news(line: LogLine) -> News | None:
+    for pattern, build in _CONTROL if line.source == "Control" else _SERVER:
+        if match := pattern.match(line.text):
+            return build(line.pid, match)
+    return None
+
+
+_MEANWHILE = re.compile(
+    r"NEW (CLIENT|SERVER) |Starting new server |Failed to start server |Server \d+ (exited|has \d+ active) "
+    r"|Try shutting down |Force shutting down |Control will try |User did not send |quit command issued |Exit with "
+)
+
+
+class OwnCommands:
+    """Tells the lines that mpsd's own commands leave in a domain's control.log from the rest.
+
+    A command session is `NEW UI`, `Cmd:...`, the answer, `UI closed`; `Accepting connection...` precedes it.  What happens
+    to clients and servers meanwhile, or because of the command, is written between these lines and belongs to the rest.
+    """
+
+    def __init__(self) -> None:
+        self._in_session = False
+
+    def is_own(self, line: LogLine) -> bool:
+        if line.source != "Control":
+            return False
+        if line.text == "NEW UI" or line.text.startswith("Cmd:"):  # the latter when reading began in mid-session
+            self._in_session = True
+        if line.text == "UI closed":
+            self._in_session = False
+            return True
+        is_answer = self._in_session and not _MEANWHILE.match(line.text)
+        return is_answer or line.text == "Accepting connection..."

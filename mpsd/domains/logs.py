@@ -1,0 +1,100 @@
+"""From a domain's private logs to the public ones, and to what mpsd believes about the domain."""
+
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.inotify import DirectoryWatch
+from mpsd.domains.log_files import LogFile
+from mpsd.domains.log_lines import LogLine, OwnCommands, parse_line, read_news
+
+log = structlog.get_logger()
+LOG_NAMES = ("control.log", "server.log")
+_POLL_SECONDS = 0.25
+_BURST_SECONDS = 0.01  # lines come in bursts; reading each at once would slow the handshakes that cause them
+
+
+class Positions(Protocol):
+    """How far each log has been read, kept across restarts of mpsd."""
+
+    def save_log_position(self, path: str, position: int) -> None: ...
+    def log_position(self, path: str) -> int | None: ...
+
+
+async def follow_logs(
+    domain: Domain,
+    positions: Positions,
+    publish: Callable[[Domain, str, LogLine | str], None],
+    notify: Callable[[], None],
+) -> None:
+    """Runs until cancelled, or until they cannot be read: then what is believed of the domain is only asked now and then.
+
+    Every line is published once, in its file's order; own command sessions are left out.
+    """
+    try:
+        await _follow(domain, positions, publish, notify)
+    except OSError as exc:
+        log.error("logs.unreadable", domain=domain.name, why=str(exc), effect="its faults are noticed late")
+
+
+async def _follow(
+    domain: Domain,
+    positions: Positions,
+    publish: Callable[[Domain, str, LogLine | str], None],
+    notify: Callable[[], None],
+) -> None:
+    directory = domain.control.log_directory
+    own = OwnCommands()
+    with contextlib.ExitStack() as stack:
+        changed = _watch(directory, stack)
+        files = [
+            (name, LogFile(directory / name, positions.log_position(str(directory / name)) or 0)) for name in LOG_NAMES
+        ]
+        for _, file in files:
+            stack.callback(file.close)
+        while True:
+            for name, file in files:
+                before = file.position
+                has_news = _read(domain, name, file, own, publish)
+                if file.position != before:
+                    positions.save_log_position(str(directory / name), file.position)
+                if has_news:
+                    notify()
+            await changed()
+            await trio.sleep(_BURST_SECONDS)
+
+
+def _watch(directory: Path, stack: contextlib.ExitStack) -> Callable[[], Awaitable[None]]:
+    """What returns after a change; looks by itself now and then where the kernel has no watch to give."""
+    try:
+        watch = DirectoryWatch(directory)
+    except OSError as exc:
+        log.warning("logs.polled", directory=str(directory), why=str(exc), every_seconds=_POLL_SECONDS)
+        return functools.partial(trio.sleep, _POLL_SECONDS)
+    stack.callback(watch.close)
+    return watch.changed
+
+
+def _read(
+    domain: Domain, name: str, file: LogFile, own: OwnCommands, publish: Callable[[Domain, str, LogLine | str], None]
+) -> bool:
+    """True when the file had news beyond what mpsd's own commands write."""
+    has_news = False
+    for text in file.read_lines():
+        line = parse_line(text)
+        if line is None:
+            publish(domain, name, text)
+            continue
+        if name == "control.log" and own.is_own(line):
+            continue
+        publish(domain, name, line)
+        if news := read_news(line):
+            domain.hear(news)
+            has_news = True
+    return has_news

@@ -1,0 +1,260 @@
+"""All fault domains: creating, placing, restarting, adopting them.
+
+Each domain has one task that lives as long as the domain (life.py); upkeep.py decides about spares and recycling.  Everything
+that waits for a change waits on `changed()`.
+"""
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import trio
+
+from mpsd import processes
+from mpsd.domains.domain import Domain
+from mpsd.domains.life import live
+from mpsd.domains.log_lines import LogLine
+from mpsd.domains.vendor import VendorControl, VendorProgram
+from mpsd.errors import NoSuchServer, Stopping, VendorFailed
+from mpsd.legacy.board import Defaults
+from mpsd.model import ComputeMode, Device, DomainState, DomainView, ProcessId
+from mpsd.policy.placement import Ask, Create, Join, Rules, Wait, place
+
+log = structlog.get_logger()
+
+
+class Store(Protocol):
+    """What outlives mpsd of the domains (runtime/store.py)."""
+
+    def save_domain(self, name: str, number: int, gpus: Iterable[str], is_public: bool) -> None: ...
+    def forget_domain(self, name: str) -> None: ...
+    def save_log_position(self, path: str, position: int) -> None: ...
+    def log_position(self, path: str) -> int | None: ...
+    def save_defaults(self, defaults: Defaults) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """The configuration's [domains], as the pool uses it."""
+
+    home: Path  # one folder a domain
+    spares: int
+    max_domains: int
+    clients_per_server: int
+    idle_seconds: float
+    poll_seconds: float
+    restart_seconds: float
+    restart_max_seconds: float
+    is_multiuser: bool
+    vendor_options: tuple[str, ...]  # what its daemons are started with besides -d
+    visible_devices: str | None  # the daemon's own CUDA_VISIBLE_DEVICES, passed on as it is
+
+
+@dataclass(slots=True)
+class Pool:
+    """Guards the set of domains, and who is a member of which."""
+
+    settings: PoolSettings
+    program: VendorProgram
+    devices: tuple[Device, ...]
+    defaults: Defaults
+    store: Store
+    publish: Callable[[Domain, str, LogLine | str], None]  # takes a domain's log line for the public log
+    domains: dict[str, Domain] = field(default_factory=dict)
+    is_stopping: bool = False
+    last_join: float = -math.inf  # trio time
+    last_uid: int = 0  # the user for whom a spare's server is started
+    _has_adopted: bool = False
+    _next_number: int = 1
+    _change: trio.Event = field(default_factory=trio.Event)
+    _nursery: trio.Nursery | None = None
+
+    # -- views -------------------------------------------------------------------------------------------------------
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(device.uuid for device in self.devices)
+
+    def views(self) -> list[DomainView]:
+        return [domain.view(self.defaults) for domain in self.domains.values()]
+
+    def rules(self, gpus: frozenset[str]) -> Rules:
+        exclusive = any(d.compute_mode is ComputeMode.EXCLUSIVE_PROCESS for d in self.devices if d.uuid in gpus)
+        return Rules(self.settings.max_domains, self.settings.is_multiuser, exclusive)
+
+    def home_of(self, process: ProcessId | None) -> Domain | None:
+        return next((domain for domain in self.domains.values() if process in domain.members), None)
+
+    def domain_of_server(self, pid: int) -> Domain:
+        for domain in self.domains.values():
+            if pid in domain.servers:
+                return domain
+        raise NoSuchServer(f"Server {pid} not found")
+
+    def domain_of_process(self, pid: int) -> Domain | None:
+        """The domain that a vendor server or a client belongs to."""
+        for domain in self.domains.values():
+            if pid in domain.servers or pid in domain.client_pids or any(p.pid == pid for p in domain.members):
+                return domain
+        return None
+
+    def default_domain(self) -> Domain:
+        """The one that speaks for all where only one can: the oldest that is alive, of all GPUs."""
+        ours = [d for d in self.domains.values() if d.gpus == self.gpus]
+        alive = [d for d in ours if d.state in (DomainState.READY, DomainState.FAULT, DomainState.RECYCLING)]
+        if not alive:
+            raise VendorFailed("no fault domain is running: see mpsd.log for why, and try again in a moment")
+        return min(alive, key=lambda domain: domain.number)
+
+    def notify(self) -> None:
+        """Something changed: wake whoever waits for it."""
+        self._change.set()
+        self._change = trio.Event()
+
+    async def changed(self) -> None:
+        await self._change.wait()
+
+    # -- placing -----------------------------------------------------------------------------------------------------
+
+    async def place(self, ask: Ask, process: ProcessId | None) -> Domain:
+        """The domain this process joins.  Waits as long as there is none; raises Stopping when mpsd quits meanwhile."""
+        told = ""
+        while (domain := self.place_now(ask, process)) is None:
+            decision = place(ask, self.views(), self.rules(ask.gpus))
+            if isinstance(decision, Create):
+                self.create(tuple(uuid for uuid in self.gpus if uuid in decision.gpus))
+            elif isinstance(decision, Wait) and decision.reason != told:
+                told = decision.reason
+                log.info("client.waiting", process=process and process.pid, uid=ask.uid, reason=told)
+            await self.changed()
+        return domain
+
+    def place_now(self, ask: Ask, process: ProcessId | None) -> Domain | None:
+        """The domain this process is in, or one that takes it at once; None when it has to wait.  Raises Stopping."""
+        if self.is_stopping:
+            raise Stopping("mpsd is quitting and takes no new clients")
+        home = self.home_of(process) if process else None
+        if home is not None and self._is_bound(home, process):
+            return home
+        decision = place(ask, self.views(), self.rules(ask.gpus))
+        return self._join(self.domains[decision.domain], ask.uid, process) if isinstance(decision, Join) else None
+
+    def _is_bound(self, home: Domain, process: ProcessId | None) -> bool:
+        """Whether it stays in the domain it was placed in.  All contexts of a process are in one domain; a process that has
+        none there yet leaves one that has fallen ill."""
+        if home.state in (DomainState.DEAD, DomainState.GONE, DomainState.STOPPING):
+            return False
+        if home.is_ill and process not in home.connected:
+            home.leave(process)
+            return False
+        return True
+
+    def _join(self, domain: Domain, uid: int, process: ProcessId | None) -> Domain:
+        self.last_join, self.last_uid = trio.current_time(), uid
+        if not domain.is_public:
+            self.store.save_domain(domain.name, domain.number, domain.gpus, True)
+        domain.join(process, uid)
+        self.watch(domain, process)
+        self.notify()
+        return domain
+
+    def watch(self, domain: Domain, process: ProcessId | None) -> None:
+        """See to it that the process is no member any more once it has ended."""
+        if process is not None and self._nursery is not None:
+            self._nursery.start_soon(self._watch, domain, process)
+
+    async def _watch(self, domain: Domain, process: ProcessId) -> None:
+        pidfd = processes.open_pidfd(process)
+        if pidfd is not None:
+            try:
+                await trio.lowlevel.wait_readable(pidfd)  # for ever: a client may live as long as it likes
+            finally:
+                os.close(pidfd)
+        domain.leave(process)
+        self.notify()
+
+    # -- domains -----------------------------------------------------------------------------------------------------
+
+    def create(self, gpus: tuple[str, ...], name: str | None = None, number: int | None = None) -> Domain:
+        """Begin a domain; it is STARTING until its vendor daemon listens."""
+        number = number or self._next_number
+        self._next_number = max(self._next_number, number + 1)
+        name = name or ("default" if number == 1 else f"d{number}")
+        control = VendorControl(self.program, self.settings.home / name)
+        domain = Domain(name, number, gpus, control, self.settings.clients_per_server)
+        self.domains[name] = domain
+        self.store.save_domain(name, number, gpus, False)
+        assert self._nursery is not None, "domains live in run()"
+        self._nursery.start_soon(live, self, domain)
+        self.notify()
+        return domain
+
+    def adopt(self, name: str, number: int, gpus: tuple[str, ...], is_public: bool) -> None:
+        """Take over a domain that an earlier mpsd made.  One whose vendor daemon has died is started again if it was
+        the first, and cleared away otherwise."""
+        control = VendorControl(self.program, self.settings.home / name)
+        if control.adopt() is None and number != 1:
+            self._clear(name)
+            return
+        domain = self.create(gpus, name, number)
+        domain.control.adopt()
+        domain.is_public = is_public
+        log.info("domain.adopted", domain=name, vendor_pid=domain.control.process and domain.control.process.pid)
+
+    async def run(self, known: Iterable[tuple[str, int, tuple[str, ...], bool]], *, task_status: trio.TaskStatus) -> None:
+        """Lives as long as mpsd.  Started once the domains of an earlier mpsd are adopted."""
+        async with trio.open_nursery() as self._nursery:
+            for row in sorted(known, key=lambda row: row[1]):
+                self.adopt(*row)
+            self._has_adopted = bool(self.domains)
+            if not any(domain.number == 1 for domain in self.domains.values()):
+                self.create(self.gpus)
+            task_status.started()
+            await trio.sleep_forever()  # the domains' tasks end when the nursery is cancelled
+
+    async def settled(self) -> None:
+        """Returns once every domain takes clients or has failed to: until then the process at the next connection may be a
+        client of any of them.  Raises VendorFailed if the first domain cannot be started."""
+        while any(domain.state is DomainState.STARTING and not domain.trouble for domain in self.domains.values()):
+            await self.changed()
+        if self._has_adopted:
+            return  # clients may be running: whatever is wrong, mpsd is there for them
+        for domain in self.domains.values():
+            if domain.state is DomainState.DEAD:
+                raise VendorFailed(f"the first fault domain does not start: {domain.trouble}")
+
+    def remove(self, domain: Domain) -> None:
+        """It has gone for good."""
+        domain.state = DomainState.GONE
+        del self.domains[domain.name]
+        self._clear(domain.name)
+        log.info("domain.gone", domain=domain.name)
+        self.notify()
+
+    def _clear(self, name: str) -> None:
+        self.store.forget_domain(name)
+        shutil.rmtree(self.settings.home / name, ignore_errors=True)
+
+    # -- settings ----------------------------------------------------------------------------------------------------
+
+    async def set_defaults(self, defaults: Defaults) -> None:
+        """Limits of servers that start from now on.  Raises VendorFailed if a domain does not take them; that domain
+        then takes no clients until it has."""
+        self.store.save_defaults(defaults)
+        self.defaults = defaults
+        failures: list[VendorFailed] = []
+        for domain in list(self.domains.values()):
+            if domain.state in (DomainState.READY, DomainState.FAULT, DomainState.RECYCLING):
+                try:
+                    await domain.apply_defaults(defaults)
+                except VendorFailed as exc:
+                    failures.append(exc)
+        self.notify()
+        if failures:
+            raise failures[0]
+

@@ -1,0 +1,166 @@
+"""Spares, recovery and retirement: what the pool does when nobody asks for anything."""
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.errors import MpsdError, VendorFailed
+from mpsd.model import Device, DomainState
+from mpsd.policy.spares import plan_spares
+
+log = structlog.get_logger()
+_LOOK_SECONDS = 5.0
+_SPARE_PAUSE_SECONDS = 0.5
+_SPARE_LATEST_SECONDS = 2.0
+_POLL_SECONDS = 0.05
+
+
+class Upkeep:
+    """Guards that each domain has at most one thing being done to it."""
+
+    def __init__(self, pool: Pool, stop_seconds: float, read_devices: Callable[[], Awaitable[tuple[Device, ...]]]) -> None:
+        self._pool = pool
+        self._stop_seconds = stop_seconds
+        self._read_devices = read_devices
+        self._busy: set[str] = set()
+        self._needed_since: dict[tuple[str, ...], float] = {}  # when each set of GPUs came to need a spare
+
+    async def run(self) -> None:
+        """Lives as long as mpsd."""
+        async with trio.open_nursery() as nursery:
+            while not self._pool.is_stopping:
+                try:
+                    await self._look(nursery)
+                except MpsdError as exc:
+                    log.warning("upkeep.failed", why=str(exc))
+                with trio.move_on_after(self._next_look()):
+                    await self._pool.changed()
+
+    def _next_look(self) -> float:
+        due = [self._spare_due(gpus) - trio.current_time() for gpus in self._needed_since]
+        return max(0.01, min([_LOOK_SECONDS, *due]))
+
+    async def _look(self, nursery: trio.Nursery) -> None:
+        now = trio.current_time()
+        for domain in list(self._pool.domains.values()):
+            if domain.occupancy:
+                domain.idle_since = now
+            if domain.name in self._busy:
+                continue
+            if domain.silenced.is_set() and domain.state in (DomainState.READY, DomainState.FAULT) and not domain.occupancy:
+                self._begin(nursery, domain, self._replace)
+            elif domain.has_recovered or (domain.state is DomainState.READY and self._is_outdated(domain)):
+                self._begin(nursery, domain, self.recycle)
+            elif domain.state is DomainState.READY and domain.applied_defaults != self._pool.defaults:
+                self._begin(nursery, domain, self._reapply)
+        for gpus in {domain.gpus for domain in self._pool.domains.values()}:
+            await self._keep_spares(nursery, gpus)
+
+    def _is_outdated(self, domain: Domain) -> bool:
+        return domain.has_outdated_spare(self._pool.defaults)
+
+    def _begin(self, nursery: trio.Nursery, domain: Domain, action: Callable[[Domain], Awaitable[None]]) -> None:
+        self._busy.add(domain.name)
+        nursery.start_soon(self._do, domain, action)
+
+    async def _do(self, domain: Domain, action: Callable[[Domain], Awaitable[None]]) -> None:
+        try:
+            await action(domain)
+        except MpsdError as exc:
+            log.error("domain.upkeep_failed", domain=domain.name, action=action.__name__, why=str(exc))
+            await trio.sleep(self._pool.settings.restart_seconds)
+        finally:
+            self._busy.discard(domain.name)
+            self._pool.notify()
+
+    # -- spares ------------------------------------------------------------------------------------------------------
+
+    async def _keep_spares(self, nursery: trio.Nursery, gpus: tuple[str, ...]) -> None:
+        pool, now = self._pool, trio.current_time()
+        ours = [domain for domain in pool.domains.values() if domain.gpus == gpus]
+        idle = frozenset(d.name for d in ours if now - d.idle_since > pool.settings.idle_seconds)
+        views = [domain.view(pool.defaults) for domain in ours]
+        plan = plan_spares(views, idle - self._busy, pool.settings.spares, pool.rules(frozenset(gpus)))
+        for name in plan.retire:
+            self._begin(nursery, pool.domains[name], self.retire)
+        if not (plan.create or plan.warm):
+            self._needed_since.pop(gpus, None)
+            return
+        if now < self._spare_due(gpus):
+            return
+        pool.devices = await self._read_devices()  # the compute mode may have been changed since
+        if pool.rules(frozenset(gpus)).is_exclusive:
+            return
+        for _ in range(plan.create):
+            pool.create(gpus)
+        for name in set(plan.warm) - self._busy:
+            self._begin(nursery, pool.domains[name], self._warm)
+
+    def _spare_due(self, gpus: tuple[str, ...]) -> float:
+        """After a pause in the arrivals, because a server's start slows the clients that start beside it; but not for ever."""
+        since = self._needed_since.setdefault(gpus, trio.current_time())
+        return min(self._pool.last_join + _SPARE_PAUSE_SECONDS, since + _SPARE_LATEST_SECONDS)
+
+    async def _warm(self, domain: Domain) -> None:
+        """Start a spare's server, so that its first client need not wait for it."""
+        domain.served_defaults = domain.applied_defaults
+        seconds = self._pool.program.start_seconds
+        await domain.control.command(f"start_server -uid {self._pool.last_uid}", seconds)
+        with trio.move_on_after(seconds) as waiting:
+            while domain.state is DomainState.READY and not any(s.status == "ACTIVE" for s in domain.servers.values()):
+                domain.mark_stale()
+                await domain.refresh()
+                await trio.sleep(_POLL_SECONDS)
+        if waiting.cancelled_caught:
+            raise VendorFailed(f"the server of spare {domain.name} did not start in {seconds:g} s")
+        log.info("domain.spare_ready", domain=domain.name, uid=self._pool.last_uid)
+
+    # -- putting back in order ---------------------------------------------------------------------------------------
+
+    async def _reapply(self, domain: Domain) -> None:
+        await domain.apply_defaults(self._pool.defaults)
+
+    async def _replace(self, domain: Domain) -> None:
+        """A vendor daemon that does not answer and serves nobody; its domain's task starts another."""
+        log.error("domain.kill", domain=domain.name, why="its vendor daemon does not answer, and has no clients")
+        await domain.control.kill()
+
+    async def recycle(self, domain: Domain) -> None:
+        """Replace its servers by fresh ones; it takes nobody meanwhile.  One that cannot be emptied is killed, and its
+        task starts it again."""
+        log.info("domain.recycling", domain=domain.name, was=domain.state.value)
+        domain.state = DomainState.RECYCLING
+        self._pool.notify()
+        if await self._empty(domain):
+            domain.contexts.clear()
+            domain.is_public = False
+            self._pool.store.save_domain(domain.name, domain.number, domain.gpus, False)
+            await domain.apply_defaults(self._pool.defaults)
+            if domain.state is DomainState.RECYCLING:
+                domain.state = DomainState.READY
+        else:
+            log.error("domain.kill", domain=domain.name, why="its servers did not shut down")
+            await domain.control.kill()
+
+    async def _empty(self, domain: Domain) -> bool:
+        for pid in list(domain.servers):
+            await domain.control.command(f"shutdown_server {pid} -f")
+        with trio.move_on_after(self._stop_seconds):
+            while domain.servers:
+                domain.mark_stale()
+                await domain.refresh()
+                await trio.sleep(_POLL_SECONDS)
+        return not domain.servers
+
+    async def retire(self, domain: Domain) -> None:
+        """Let a domain go for good.  Its task clears it away when its vendor daemon has gone."""
+        if domain.occupancy:
+            return  # somebody came in the meantime
+        domain.state = DomainState.STOPPING
+        self._pool.notify()
+        if not await domain.control.quit(self._stop_seconds):
+            log.error("domain.kill", domain=domain.name, why="its vendor daemon did not quit")
+            await domain.control.kill()

@@ -1,0 +1,218 @@
+"""One vendor control daemon in private directories, driven by its documented command language.
+
+It is started with `-d` (its parent returns when it listens), so it is nobody's child and outlives mpsd; see
+docs/decisions/002-vendor-daemons-are-not-children.md.  Vendor daemons fail overlapping queries (measured: one in four to one
+in seven), so each is asked one thing at a time.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from mpsd import processes
+from mpsd.errors import UnusablePath, VendorFailed
+from mpsd.model import ProcessId
+
+MAX_SOCKET_PATH = 107  # sun_path less its final zero, unix(7)
+MAX_LINE_BYTES = 1024  # 5,000 bytes kill the vendor's 580 daemon; 2,000 are fine
+_ATTEMPTS = 5  # a stranger's vendor front end, relayed, can still overlap with us
+_SILENT_COMMANDS = 3
+_FORCE_SECONDS = 1  # clients have gone, or their work was terminated, before a daemon is told to quit
+_BUSY = b"Cannot send command"
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE; it prints nothing
+_LONGEST_SOCKET = "control_privileged"
+
+
+@dataclass(frozen=True, slots=True)
+class VendorProgram:
+    """The vendor's `nvidia-cuda-mps-control` and how patient to be with it (seconds)."""
+
+    path: Path
+    environment: Mapping[str, str]
+    command_seconds: float
+    start_seconds: float
+
+
+class VendorControl:
+    """Guards that one command at a time reaches the daemon, and that nobody else's daemon is signalled."""
+
+    def __init__(self, program: VendorProgram, home: Path) -> None:
+        self.pipe_directory = home / "pipe"
+        self.log_directory = home / "log"
+        self.process: ProcessId | None = None
+        self._program = program
+        self._one_at_a_time = trio.Lock()
+
+    async def start(
+        self, visible_devices: str | None, options: tuple[str, ...] = (), as_uid: int | None = None
+    ) -> ProcessId:
+        """Start it and return when it listens.  Raises VendorFailed with its own words, UnusablePath."""
+        self._make_directories(as_uid)
+        self.sweep()
+        arguments = ["-d", *options]
+        environment = self._environment()
+        if visible_devices is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = visible_devices
+        try:
+            status, output = await self._run(arguments, b"", environment, self._program.start_seconds, as_uid)
+        except VendorFailed:
+            self.sweep()  # what hung may have left a daemon behind
+            raise
+        self.process = self._find() if status == 0 else None
+        if self.process is None:
+            said = output.decode(errors="replace").strip().partition("\n")[0].replace("\0", "")
+            reason = said or ("no device is visible to it" if status == _NO_DEVICE else "it said nothing")
+            asked = f"{self._program.path} {' '.join(arguments)}"
+            raise VendorFailed(f"{asked} ended with status {status} and left no daemon behind: {reason}")
+        return self.process
+
+    def adopt(self) -> ProcessId | None:
+        """The daemon that already runs in these directories, if one does."""
+        self.process = self._find()
+        return self.process
+
+    async def command(self, line: str, seconds: float | None = None) -> str:
+        """Its answer to one command.  Raises VendorFailed when it is gone, hangs, or is kept busy by others."""
+        encoded = line.encode()
+        if len(encoded) > MAX_LINE_BYTES or b"\n" in encoded:
+            raise VendorFailed(f"a command of {len(encoded)} bytes is not passed on: {MAX_LINE_BYTES} on one line are")
+        async with self._one_at_a_time:
+            for attempt in range(_ATTEMPTS):
+                status, output = await self._run(
+                    [], encoded + b"\n", self._environment(), seconds or self._program.command_seconds
+                )
+                if not status:
+                    return output.decode(errors="replace")
+                if _BUSY not in output:
+                    break
+                await trio.sleep(0.01 * 2**attempt)
+        raise VendorFailed(f"'{line}' was not answered: {output.decode(errors='replace').strip() or status}")
+
+    async def is_responsive(self, seconds: float) -> bool:
+        """Whether it answers at all, be it that it is busy.  Does not wait for commands that are under way."""
+        with trio.move_on_after(seconds):
+            try:
+                await self._run([], b"get_server_list\n", self._environment(), seconds)
+            except VendorFailed:
+                return False
+            return True
+        return False
+
+    @property
+    def silence_seconds(self) -> float:
+        """How long it may leave everything unanswered, as it does while its server and the GPU are very busy."""
+        return _SILENT_COMMANDS * self._program.command_seconds
+
+    async def quit(self, patience_seconds: float) -> bool:
+        """Ask it to quit, forcing its servers after a second; True when it has gone within the patience."""
+        with trio.move_on_after(patience_seconds):
+            try:
+                await self.command(f"quit -t {_FORCE_SECONDS}", patience_seconds)
+            except VendorFailed:
+                pass  # a daemon that hangs or is gone does not answer: what counts is whether it is there
+            await self.wait_gone()
+        return not self.is_alive()
+
+    async def kill(self) -> None:
+        """SIGKILL, for one that does not quit; its servers and their clients' contexts die with it."""
+        if self.process is None or (pidfd := processes.open_pidfd(self.process)) is None:
+            return
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            with trio.move_on_after(self._program.command_seconds):
+                await trio.lowlevel.wait_readable(pidfd)
+            processes.collect(self.process.pid)
+        finally:
+            os.close(pidfd)
+            self.sweep()
+
+    def sweep(self) -> int:
+        """Kill whatever else lives in this domain's private directories: servers that outlived their control daemon, a daemon
+        that was started and never listened.  How many."""
+        swept = 0
+        for process in processes.started_with("CUDA_MPS_PIPE_DIRECTORY", str(self.pipe_directory)):
+            if processes.program_name(process.pid).startswith("nvidia-cuda-mps"):
+                os.kill(process.pid, signal.SIGKILL)
+                swept += 1
+        return swept
+
+    def is_alive(self) -> bool:
+        return self.process is not None and processes.is_alive(self.process)
+
+    async def wait_gone(self) -> None:
+        """Returns when the daemon's process has ended: for ever, if it lives for ever."""
+        if self.process is None or (pidfd := processes.open_pidfd(self.process)) is None:
+            return
+        try:
+            await trio.lowlevel.wait_readable(pidfd)
+            processes.collect(self.process.pid)  # ours where mpsd is its reaper
+        finally:
+            os.close(pidfd)
+
+    def socket_path(self, name: str) -> str:
+        return str(self.pipe_directory / name)
+
+    def _make_directories(self, owner: int | None) -> None:
+        longest = len(os.fsencode(self.socket_path(_LONGEST_SOCKET)))
+        if longest > MAX_SOCKET_PATH:
+            raise UnusablePath(f"{self.pipe_directory} makes a socket path of {longest} bytes; {MAX_SOCKET_PATH} fit")
+        for directory, mode in ((self.pipe_directory, 0o711), (self.log_directory, 0o755)):
+            directory.mkdir(parents=True, exist_ok=True)
+            directory.chmod(mode)  # servers run as their users: they must reach the socket, and need not list it
+            if owner is not None:
+                os.chown(directory, owner, owner)
+        (self.pipe_directory / "nvidia-cuda-mps-control.pid").unlink(missing_ok=True)
+
+    def _environment(self) -> dict[str, str]:
+        directories = {
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe_directory),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.log_directory),
+        }
+        return dict(self._program.environment) | directories
+
+    async def _run(
+        self, arguments: list[str], text: bytes, env: dict[str, str], seconds: float, uid: int | None = None
+    ) -> tuple[int, bytes]:
+        """Status and output of one run of the vendor's program.  Raises VendorFailed when it is missing or hangs."""
+        try:
+            with trio.fail_after(seconds):
+                done = await trio.run_process(
+                    [str(self._program.path), *arguments],
+                    stdin=text,
+                    capture_stdout=True,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                    env=env,
+                    cwd="/",
+                    deliver_cancel=_kill_at_once,
+                    start_new_session=True,  # reaper.py tells our children by it
+                    user=uid,
+                    group=uid,
+                    extra_groups=None if uid is None else [],
+                )
+        except OSError as exc:
+            raise VendorFailed(f"{self._program.path} cannot be run: {exc.strerror}") from None
+        except trio.TooSlowError:
+            what = text.decode(errors="replace").strip() or " ".join(arguments)
+            raise VendorFailed(f"{self._program.path} hung: no answer to '{what}' in {seconds:g} s") from None
+        return done.returncode, done.stdout
+
+    def _find(self) -> ProcessId | None:
+        try:
+            pid = int((self.pipe_directory / "nvidia-cuda-mps-control.pid").read_text().strip() or 0)
+        except (OSError, ValueError):
+            return None
+        ours = str(self.pipe_directory)
+        if processes.environment_variable(pid, "CUDA_MPS_PIPE_DIRECTORY") != ours:
+            return None  # a later process that got the pid of a daemon that died
+        return processes.process_id(pid)
+
+
+async def _kill_at_once(process: trio.Process) -> None:
+    """A front end that waits for a frozen daemon has nothing to put in order, and does not heed SIGTERM."""
+    process.kill()

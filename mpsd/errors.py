@@ -1,0 +1,83 @@
+"""What mpsd refuses, and the numbers those refusals carry.
+
+An ``MpsdError`` is an answer to whoever asked, never a bug.  Its code is part of the interface: it never changes meaning,
+and numbers are not used twice.  Prose: docs/errors.md.
+"""
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """Stable numbers; docs/errors.md explains each to an operator."""
+
+    BAD_REQUEST = 1  # the words do not make a command, or a value is out of its range
+    NOT_ALLOWED = 2  # the asker may not do this
+    NO_SUCH_SERVER = 3
+    NO_SUCH_CLIENT = 4
+    NO_SUCH_DEVICE = 5
+    VENDOR_FAILED = 6  # a vendor program is missing, crashed, hung, or said no
+    TOO_MANY = 7  # a bound was reached: connections, sessions, domains
+    STOPPING = 8  # mpsd is quitting
+    BAD_CONFIGURATION = 9
+    UNUSABLE_PATH = 10  # a directory or socket path cannot be used
+    ALREADY_RUNNING = 11
+    PROTOCOL = 12  # a peer broke the protocol of a socket of ours
+    KEEPER_FAILED = 13
+
+
+class MpsdError(Exception):
+    """A refusal.  The message names what was asked and what was found."""
+
+    code = ErrorCode.BAD_REQUEST
+
+
+class BadRequest(MpsdError):
+    code = ErrorCode.BAD_REQUEST
+
+
+class NotAllowed(MpsdError):
+    code = ErrorCode.NOT_ALLOWED
+
+
+class NoSuchServer(MpsdError):
+    code = ErrorCode.NO_SUCH_SERVER
+
+
+class NoSuchClient(MpsdError):
+    code = ErrorCode.NO_SUCH_CLIENT
+
+
+class NoSuchDevice(MpsdError):
+    code = ErrorCode.NO_SUCH_DEVICE
+
+
+class VendorFailed(MpsdError):
+    code = ErrorCode.VENDOR_FAILED
+
+
+class TooMany(MpsdError):
+    code = ErrorCode.TOO_MANY
+
+
+class Stopping(MpsdError):
+    code = ErrorCode.STOPPING
+
+
+class BadConfiguration(MpsdError):
+    code = ErrorCode.BAD_CONFIGURATION
+
+
+class UnusablePath(MpsdError):
+    code = ErrorCode.UNUSABLE_PATH
+
+
+class AlreadyRunning(MpsdError):
+    code = ErrorCode.ALREADY_RUNNING
+
+
+class ProtocolError(MpsdError):
+    code = ErrorCode.PROTOCOL
+
+
+class KeeperFailed(MpsdError):
+    code = ErrorCode.KEEPER_FAILED

@@ -1,0 +1,87 @@
+"""The kernel log as the first to tell of a fault: 12 to 130 ms after the launch, where the vendor's server says so after up to
+660 ms, and lets newcomers in meanwhile that then fail with 807 (measured on an H200).
+
+Not required: where it cannot be read (a container without /dev/kmsg, no privilege), that is logged once.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd.domains.inotify import DirectoryWatch
+from mpsd.domains.log_files import LogFile
+from mpsd.domains.pool import Pool
+from mpsd.faults.xid_lines import ENDS_SERVER, parse_xid
+
+log = structlog.get_logger()
+KERNEL_LOG = Path("/dev/kmsg")
+_RECORD_BYTES = 8192  # the kernel's bound on one record
+_SUSPECT_SECONDS = 2.0  # by then the vendor's server has said FAULT, or it was a false alarm
+
+
+async def watch_kernel_log(path: Path, pool: Pool) -> None:
+    """Runs until cancelled: the domain that an Xid points to takes nobody until it is known how it is."""
+    async with trio.open_nursery() as nursery:
+        try:
+            async for line in _follow_device(path) if _is_device(path) else _follow_file(path):
+                _take(line, pool, nursery)
+        except OSError as exc:  # in here: out of a nursery it would come as a group
+            log.warning("faults.no_kernel_log", path=str(path), why=exc.strerror, effect="a fault is noticed later")
+
+
+def _take(line: str, pool: Pool, nursery: trio.Nursery) -> None:
+    xid = parse_xid(line)
+    if xid is None:
+        return
+    domain = pool.domain_of_process(xid.pid) if xid.pid is not None else None
+    log.warning("fault.xid", xid=xid.code, device=xid.device, pid=xid.pid, domain=domain and domain.name)
+    if domain is not None and xid.code in ENDS_SERVER:
+        domain.suspect(_SUSPECT_SECONDS)
+        nursery.start_soon(_acquit_later, pool)
+
+
+async def _acquit_later(pool: Pool) -> None:
+    await trio.sleep(_SUSPECT_SECONDS)
+    pool.notify()
+
+
+def _is_device(path: Path) -> bool:
+    """Whether it is the kernel's; what is not, is the simulator's file, which need not be there yet."""
+    return path == KERNEL_LOG
+
+
+def _size_of(path: Path) -> int:
+    """0 where there is no such file yet."""
+    return path.stat().st_size if path.exists() else 0
+
+
+async def _follow_device(path: Path) -> AsyncIterator[str]:
+    device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.lseek(device, 0, os.SEEK_END)
+        while True:
+            await trio.lowlevel.wait_readable(device)
+            try:
+                yield os.read(device, _RECORD_BYTES).decode(errors="replace")
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                continue  # records were overwritten before they were read; reading goes on after the gap
+    finally:
+        os.close(device)
+
+
+async def _follow_file(path: Path) -> AsyncIterator[str]:
+    """The file that stands for the device in the simulator."""
+    watch = DirectoryWatch(path.parent)
+    try:
+        file = LogFile(path, _size_of(path))
+        while True:
+            for line in file.read_lines():
+                yield line
+            await watch.changed()
+    finally:
+        watch.close()

@@ -1,0 +1,1 @@
+"""Facts about devices.  The only place that imports pynvml."""

@@ -1,0 +1,86 @@
+"""Devices as NVML sees them (pynvml), reduced to those that CUDA_VISIBLE_DEVICES names.
+
+CUDA's ordinals follow CUDA_DEVICE_ORDER; NVML counts by PCI bus.  On machines with unlike GPUs the two can differ, so ordinals
+there should be avoided in favour of UUIDs (CUDA programming guide, environment variables).
+"""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import pynvml
+
+from mpsd.errors import NoSuchDevice, VendorFailed
+from mpsd.model import ComputeMode, Device
+
+_MODES = {
+    pynvml.NVML_COMPUTEMODE_DEFAULT: ComputeMode.DEFAULT,
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: ComputeMode.EXCLUSIVE_PROCESS,
+    pynvml.NVML_COMPUTEMODE_PROHIBITED: ComputeMode.PROHIBITED,
+}
+
+
+def read_devices(visible: str | None, library: Path | None = None) -> tuple[Device, ...]:
+    """The devices to serve, in order.  `visible`: CUDA_VISIBLE_DEVICES, None for all.  Blocks for milliseconds to a second.
+
+    `library`: the simulator's NVML; loaded first, it answers to the name that pynvml looks for.
+    Raises VendorFailed when NVML does not work here, NoSuchDevice when no device is left.
+    """
+    try:
+        if library is not None:
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError, OSError) as exc:
+        raise VendorFailed(f"no GPU can be used: NVML says {exc}") from None
+    try:
+        devices = [_read(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as exc:
+        raise VendorFailed(f"the GPUs cannot be listed: NVML says {exc}") from None
+    finally:
+        pynvml.nvmlShutdown()
+    chosen = choose_visible(devices, visible)
+    if not chosen:
+        found = ", ".join(f"{device.ordinal}={device.uuid}" for device in devices) or "none"
+        raise NoSuchDevice(f"no visible device: CUDA_VISIBLE_DEVICES={visible!r}, GPUs here: {found}")
+    return chosen
+
+
+def choose_visible(devices: Sequence[Device], visible: str | None) -> tuple[Device, ...]:
+    """As CUDA reads the variable: the words up to the first that names no device; a device twice makes none visible."""
+    if visible is None:
+        return tuple(devices)
+    chosen: list[Device] = []
+    for word in visible.split(","):
+        matching = [device for device in devices if _is_named(device, word.strip())]
+        if len(matching) != 1:
+            break
+        if any(device.uuid == matching[0].uuid for device in chosen):
+            return ()
+        chosen.append(matching[0])
+    return tuple(_renumber(device, ordinal) for ordinal, device in enumerate(chosen))
+
+
+def _is_named(device: Device, word: str) -> bool:
+    if word.isdigit():
+        return device.ordinal == int(word)
+    return len(word) > len("GPU-") and device.uuid.startswith(word)
+
+
+def _renumber(device: Device, ordinal: int) -> Device:
+    return Device(ordinal, device.uuid, device.name, device.total_bytes, device.pci_bus_id, device.compute_mode)
+
+
+def _read(index: int) -> Device:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    return Device(
+        index,
+        _text(pynvml.nvmlDeviceGetUUID(handle)),
+        _text(pynvml.nvmlDeviceGetName(handle)),
+        int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        _text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
+        _MODES.get(pynvml.nvmlDeviceGetComputeMode(handle), ComputeMode.DEFAULT),
+    )
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

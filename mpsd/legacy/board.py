@@ -1,0 +1,76 @@
+"""What the commands act on: the view of the running daemon that this layer needs, and nothing more.
+
+The daemon implements `Board`; tests implement it in memory.  Only types live here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from mpsd.model import Device
+
+FULL_PERCENT = 100.0
+NO_LIMITS: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What upcoming servers and clients start with.
+
+    thread_percent: in (0, 100].  pinned_limits: bytes by device UUID, none where no limit is set.
+    client_priority: 0 normal, 1 below normal.
+    """
+
+    thread_percent: float = FULL_PERCENT
+    pinned_limits: Mapping[str, int] = field(default_factory=lambda: NO_LIMITS)
+    client_priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """One vendor server as its users see it.
+
+    status: the vendor's word, INITIALIZING, ACTIVE or FAULT.  domain: the fault domain it runs in.
+    device_uuids: the devices its vendor control daemon was started with, in that daemon's order, because that is how the
+    vendor numbers them; empty where they are the board's own devices in the board's order.
+    """
+
+    pid: int
+    uid: int
+    status: str
+    client_pids: tuple[int, ...]
+    domain: str
+    device_uuids: tuple[str, ...] = ()
+
+
+class Board(Protocol):
+    """The daemon, for one command.  Every method may raise MpsdError, which becomes the command's answer."""
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """The devices of the daemon, by ordinal."""
+
+    def defaults(self) -> Defaults:
+        """The present ones."""
+
+    async def set_defaults(self, defaults: Defaults) -> None:
+        """Replace them.  Stores before it first waits: two settings made at once must not undo each other."""
+
+    async def servers(self) -> Sequence[ServerView]:
+        """The servers that serve users (no spares), in start order."""
+
+    async def start_server(self, uid: int) -> str:
+        """Start one for `uid`; the text to print, usually none."""
+
+    async def shutdown_server(self, pid: int, force: bool) -> str:
+        """End one; the text to print, usually none."""
+
+    async def terminate_client(self, server_pid: int, client_pid: int) -> str:
+        """End one client's work; the vendor's answer, `0` and a newline where it worked."""
+
+    async def forward(self, server_pid: int | None, line: str) -> str:
+        """The answer of the vendor's daemon that runs the server (None: the default domain), as it came."""
+
+    async def quit(self, timeout_seconds: float | None) -> int:
+        """End everything, by force after the timeout; returns the exit status once nothing is left."""

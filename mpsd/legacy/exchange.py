@@ -1,0 +1,49 @@
+"""One command's exchange: who asks, what they ask about, and what they are told."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from mpsd.legacy.board import Board, ServerView
+from mpsd.legacy.grammar import Request
+
+ROOT_UID = 0
+
+R = TypeVar("R", bound=Request)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The user behind a command, as the kernel told us, and the user this daemon runs as."""
+
+    uid: int
+    daemon_uid: int
+    is_admin: bool = False  # a member of the configured admin group
+
+    @property
+    def is_owner(self) -> bool:
+        return self.is_admin or self.uid in (ROOT_UID, self.daemon_uid)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Goes to the front end as it is; `status` is the front end's exit status."""
+
+    stdout: str = ""
+    status: int = 0
+    stderr: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Generic[R]):
+    """A request on its way to its handler; `server` is the one that it names, already found."""
+
+    board: Board
+    request: R
+    server: ServerView | None = None
+
+    @property
+    def named_server(self) -> ServerView:
+        """For handlers whose grammar always names a server, which dispatch() has then found."""
+        if self.server is None:
+            raise TypeError(f"{self.request} names no server")
+        return self.server

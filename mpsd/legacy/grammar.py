@@ -1,0 +1,230 @@
+"""Command lines: the bytes of one line become words, and words become a frozen request or the vendor's refusal of them.
+
+    line     = [ name { blank word } ] [ NUL anything ]      blank: space, tab, CR, LF, VT, FF
+    name     = a key of commands.COMMANDS
+    word     = read as the command likes; words that a command has no use for are ignored
+    PID, UID = the leading digits of a word (`5x` is 5), 0 where there are none
+
+Odd cases are the vendor's, seen with driver 580 (tests/contract/vendor_580.toml).  What a pid, a device or a limit means
+is not known here.  Prose: docs/commands.md.
+"""
+
+import re
+from dataclasses import dataclass
+
+from mpsd.errors import BadRequest
+from mpsd.legacy.quantities import parse_percent
+
+MAX_LINE_BYTES = 4096  # the vendor's daemon dies of 4095
+_MAX_NUMBER = 2**63 - 1  # larger numbers are read as this one, as strtol(3) does
+_MAX_UID = 2**32 - 2  # the last one means "no user" to the kernel
+_NUMBER = re.compile(r"[+-]?[0-9]+", re.ASCII)
+
+UID_REQUIRED = "A user id (UID) is required to start a new server\n"
+START_SERVER_USAGE = "Invalid start_server cmd. Expected cmd: start_server -uid <user id>\n"
+SERVER_PID_REQUIRED = "A server PID is required\n"
+INVALID_FORMAT = "Invalid command format\n"
+
+
+class Rejected(BadRequest):
+    """The line makes no request; str() is the whole answer to it, and `status` the exit status."""
+
+    def __init__(self, answer: str, status: int = 0) -> None:
+        super().__init__(answer)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A line cut up; every character is printable."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a line asks; `server_pid` is the server that it names, None where it names none."""
+
+    server_pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceQuery(Request):
+    is_csv: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartServer(Request):
+    uid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutdownServer(Request):
+    is_forced: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminateClient(Request):
+    client_pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quit(Request):
+    timeout_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPercent(Request):
+    """thread_percent: None where the word is no percentage, and nothing is to change."""
+
+    thread_percent: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedLimit(Request):
+    """A device and a limit in the caller's words, None where the word is missing; `stray` is the word behind the limit."""
+
+    device: str | None
+    value: str | None = None
+    stray: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPriority(Request):
+    """priority: any number; the vendor refuses a caller before a number."""
+
+    priority: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassOn(Request):
+    """A command that the vendor's daemon is left to understand."""
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Help(Request):
+    topic: str | None
+
+
+def parse_words(line: bytes) -> Words:
+    """Raises Rejected for a line too long to be a command."""
+    if len(line) > MAX_LINE_BYTES:
+        raise Rejected(f"Command of {len(line)} bytes is too long, at most {MAX_LINE_BYTES} are read\n", status=1)
+    words = tuple(printable(word) for word in line.partition(b"\0")[0].split())
+    return Words(words[0], words[1:]) if words else Words("", ())
+
+
+def printable(raw: bytes) -> str:
+    """The text of untrusted bytes; what is not UTF-8 or would move a terminal's cursor is written as an escape."""
+    text = raw.decode("utf-8", "backslashreplace")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def parse_nothing(words: tuple[str, ...]) -> Request:
+    return Request()
+
+
+def parse_server(words: tuple[str, ...]) -> Request:
+    return Request(server_pid=_number_at(words, 0))
+
+
+def parse_server_status(words: tuple[str, ...]) -> Request:
+    """The one command that tells a missing pid from pid 0."""
+    if not words or not _NUMBER.match(words[0]):
+        raise Rejected(SERVER_PID_REQUIRED)
+    return parse_server(words)
+
+
+def parse_any_server(words: tuple[str, ...]) -> Request:
+    return Request(server_pid=_number_at(words, 0) or None)
+
+
+def parse_ps(words: tuple[str, ...]) -> Request:
+    """`-p PID`, `-pPID`; anything else asks for every server."""
+    if not words or not words[0].startswith("-p"):
+        return Request()
+    return Request(server_pid=_number(words[0][2:] or _word_at(words, 1)))
+
+
+def parse_device_query(words: tuple[str, ...]) -> DeviceQuery:
+    others = tuple(word for word in words if word != "--csv")
+    pid = _number_at(others, 0)
+    if others and not pid:
+        raise Rejected(INVALID_FORMAT)
+    return DeviceQuery(server_pid=pid or None, is_csv="--csv" in words)
+
+
+def parse_start_server(words: tuple[str, ...]) -> StartServer:
+    if len(words) >= 2 and words[0] not in ("-uid", "--uid"):
+        raise Rejected(START_SERVER_USAGE)
+    uid = _number_at(words, 1)
+    if len(words) < 2 or words[0] != "-uid" or not _NUMBER.match(words[1]) or not 0 <= uid <= _MAX_UID:
+        raise Rejected(UID_REQUIRED)
+    return StartServer(uid=uid)
+
+
+def parse_shutdown_server(words: tuple[str, ...]) -> ShutdownServer:
+    return ShutdownServer(server_pid=_number_at(words, 0), is_forced=words[1:2] == ("-f",))
+
+
+def parse_terminate_client(words: tuple[str, ...]) -> TerminateClient:
+    return TerminateClient(server_pid=_number_at(words, 0), client_pid=_number_at(words, 1))
+
+
+def parse_quit(words: tuple[str, ...]) -> Quit:
+    """Only `-t N` in the first place counts; a missing or negative N waits for ever, as without `-t`."""
+    if len(words) < 2 or words[0] != "-t" or not _NUMBER.match(words[1]):
+        return Quit(timeout_seconds=None)
+    seconds = _number_at(words, 1)
+    return Quit(timeout_seconds=float(seconds) if seconds >= 0 else None)
+
+
+def parse_default_percent(words: tuple[str, ...]) -> SetPercent:
+    return SetPercent(thread_percent=parse_percent(_word_at(words, 0)))
+
+
+def parse_server_percent(words: tuple[str, ...]) -> SetPercent:
+    return SetPercent(server_pid=_number_at(words, 0), thread_percent=parse_percent(_word_at(words, 1)))
+
+
+def parse_default_limit(words: tuple[str, ...]) -> PinnedLimit:
+    return PinnedLimit(device=_word_at(words, 0), value=_word_at(words, 1), stray=_word_at(words, 2))
+
+
+def parse_server_limit(words: tuple[str, ...]) -> PinnedLimit:
+    return PinnedLimit(
+        server_pid=_number_at(words, 0), device=_word_at(words, 1), value=_word_at(words, 2), stray=_word_at(words, 3)
+    )
+
+
+def parse_priority(words: tuple[str, ...]) -> SetPriority:
+    return SetPriority(priority=_number_at(words, 0))
+
+
+def parse_lspart(words: tuple[str, ...]) -> PassOn:
+    return PassOn(line=" ".join(("lspart", *words)))
+
+
+def parse_sm_partition(words: tuple[str, ...]) -> PassOn:
+    return PassOn(line=" ".join(("sm_partition", *words)))
+
+
+def parse_help(words: tuple[str, ...]) -> Help:
+    return Help(topic=_word_at(words, 0))
+
+
+def _word_at(words: tuple[str, ...], index: int) -> str | None:
+    return words[index] if index < len(words) else None
+
+
+def _number_at(words: tuple[str, ...], index: int) -> int:
+    return _number(_word_at(words, index))
+
+
+def _number(word: str | None) -> int:
+    """atoi(3), but a number too large stays too large: the vendor's wraps round, to the pid of some other server."""
+    number = _NUMBER.match(word or "")
+    return max(-_MAX_NUMBER, min(int(number[0]), _MAX_NUMBER)) if number else 0

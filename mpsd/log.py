@@ -1,0 +1,116 @@
+"""mpsd's own log: structlog set up once, events for a person on a terminal or as JSON.
+
+An event is a constant, facts are keys: ``log.info("client.admitted", pid=pid)``; a logger comes from `structlog.get_logger()`.
+How lines reach the disk is in sink.py; what the events mean to an operator, in docs/operating.md.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import EventDict
+
+from mpsd.config import Log
+from mpsd.sink import LogFile, Sink, write_all
+
+FILE_NAME = "mpsd.log"
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+_COLOURS = {"debug": "\033[2m", "info": "\033[32m", "warning": "\033[33m", "error": "\033[31m", "critical": "\033[31;1m"}
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9_./:@%+,=-]+")
+
+Render = Callable[[EventDict], str]
+
+
+class Journal:
+    """The open log of this process; made by `open_journal`, closed last."""
+
+    def __init__(self, render: Render, write: Callable[[bytes], None], file: LogFile | None) -> None:
+        self._render, self._file = render, file
+        self._sink = Sink(write, note=self._tell_lost)
+
+    @property
+    def lost(self) -> int:
+        """Lines that could not be written since the start."""
+        return self._sink.lost
+
+    def configure(self, settings: Log) -> None:
+        """Put level and size in force, now and after each reload; the format is fixed when the log is opened."""
+        if self._file:
+            self._file.max_bytes = settings.max_bytes
+        structlog.configure(
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                _add_time_and_level,
+                structlog.processors.format_exc_info,
+                lambda logger, method, facts: self._encode(facts),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(LEVELS[settings.level]),
+            logger_factory=lambda *names: _SinkLogger(self._sink),
+            cache_logger_on_first_use=False,  # a reload changes the level of loggers made long before
+        )
+
+    def close(self) -> None:
+        """Write what waits, under a deadline; later events are lost."""
+        self._sink.close()
+
+    def _encode(self, facts: EventDict) -> bytes:
+        return (self._render(facts) + "\n").encode("utf-8", "backslashreplace")
+
+    def _tell_lost(self, lines: int) -> bytes:
+        return self._encode(_add_time_and_level(None, "warning", {"event": "log.lines_lost", "lines": lines}))
+
+
+class _SinkLogger:
+    """What structlog calls at the end: every level goes to the same place."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.debug = self.info = self.warning = self.error = self.critical = self.msg = sink.put
+
+
+def open_journal(settings: Log, *, foreground: bool, log_directory: str, terminal: TextIO) -> Journal:
+    """Standard error in the foreground, LOG_DIR/mpsd.log in the background.  Never fails: what cannot be written is counted."""
+    colours = foreground and terminal.isatty()
+    human = settings.format == "human" or (settings.format == "auto" and colours)
+    render: Render = (lambda facts: render_human(facts, colours=colours)) if human else render_json
+    if foreground:
+        descriptor = terminal.fileno()
+        journal = Journal(render, lambda line: write_all(descriptor, line), None)
+    else:
+        file = LogFile(os.path.join(log_directory, FILE_NAME), settings.max_bytes)
+        journal = Journal(render, file.append, file)
+    journal.configure(settings)
+    return journal
+
+
+def render_json(facts: EventDict) -> str:
+    """One object per line, time first."""
+    return json.dumps(facts, default=repr, separators=(",", ":"))
+
+
+def render_human(facts: EventDict, *, colours: bool) -> str:
+    """Time, level, event, then the facts; a value from a stranger cannot move the cursor or forge a line."""
+    rest = dict(facts)
+    time, level, event = rest.pop("time"), rest.pop("level"), rest.pop("event")
+    trace = rest.pop("exception", "")
+    dim, bold, colour, plain = ("\033[2m", "\033[1m", _COLOURS.get(level, ""), "\033[0m") if colours else ("",) * 4
+    words = [f"{dim}{key}={plain}{_show(value)}" for key, value in rest.items()]
+    clock = datetime.fromisoformat(time).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    line = " ".join([f"{dim}{clock}{plain} {colour}{level:<7}{plain} {bold}{event}{plain}", *words])
+    return line + "".join(f"\n    {each}" for each in str(trace).splitlines())
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, str):
+        return value if _PLAIN_WORD.fullmatch(value) else json.dumps(value, ensure_ascii=not value.isprintable())
+    return repr(value) if value is None or isinstance(value, int | float) else json.dumps(value, default=repr)
+
+
+def _add_time_and_level(logger: object, method: str, facts: EventDict) -> EventDict:
+    level = "error" if method == "exception" else method
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return {"time": now, "level": level, "event": facts.pop("event", ""), **facts}

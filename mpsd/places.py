@@ -1,0 +1,104 @@
+"""Where things are on this machine: mpsd's state, its own C programs, the vendor's control program.
+
+Looks, and changes nothing.  A place that was named and is wrong is an error, never a reason to look elsewhere.
+"""
+
+import hashlib
+import mmap
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from mpsd.config import STATE_DIRECTORY_BYTES, Config
+from mpsd.errors import UnusablePath, VendorFailed
+
+PROGRAM = "nvidia-cuda-mps-control"
+MARKER = b"mpsd-front-end"  # clients/control/main.c carries it, so that we never drive ourselves
+SEARCHED = (
+    f"/usr/lib/mpsd/vendor/{PROGRAM}",
+    f"/usr/bin/{PROGRAM}.vendor",  # where `make install` moves the vendor's, and dpkg-divert keeps it
+)
+FOLDERS = ("/usr/bin", "/usr/local/nvidia/bin")  # after those of PATH
+_HASH_CHARACTERS = 10  # of a name that only has to differ between the pipe directories of one machine
+
+
+def state_directory(config: Config, euid: int, environ: Mapping[str, str]) -> Path:
+    """Where this daemon keeps domains, store and keeper: one place per pipe directory and user.
+
+    Raises UnusablePath when sockets below it would have names too long for the kernel.
+    """
+    place = Path(config.state_directory) if config.state_directory else _default_state_directory(config, euid, environ)
+    if len(os.fsencode(place)) > STATE_DIRECTORY_BYTES:
+        found = f"{len(os.fsencode(place))} bytes; at most {STATE_DIRECTORY_BYTES} leave room for the sockets below it"
+        raise UnusablePath(f"state directory {place}: {found}")
+    return place
+
+
+def _default_state_directory(config: Config, euid: int, environ: Mapping[str, str]) -> Path:
+    pipe_directory = os.path.normpath(config.pipe_directory)
+    name = hashlib.sha256(os.fsencode(pipe_directory)).hexdigest()[:_HASH_CHARACTERS]
+    if euid == 0:
+        return Path("/run/mpsd", name)
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    return Path(runtime, "mpsd", name) if os.path.isdir(runtime) else Path(f"/tmp/mpsd-{euid}", name)
+
+
+def native_directory() -> Path:
+    """Where the keeper and the simulator are: `native` of the checkout, or lib/mpsd of the installation."""
+    checkout = Path(__file__).resolve().parent.parent / "native"
+    return checkout if checkout.is_dir() else Path(sys.prefix, "lib", "mpsd")
+
+
+def nvml_library(config: Config) -> Path | None:
+    """The library to load in NVML's place; None for the driver's own."""
+    return native_directory() / "sim" / "lib" / "libnvidia-ml.so.1" if config.backend == "sim" else None
+
+
+def find_vendor_control(config: Config, environ: Mapping[str, str]) -> Path:
+    """The vendor's control program; of the simulator, when that is the backend.
+
+    Raises VendorFailed, which says where it was looked for.
+    """
+    absent: list[str] = []
+    unfit: list[str] = []
+    for candidate in _vendor_candidates(config, environ):
+        if not os.path.lexists(candidate):
+            absent.append(candidate.removesuffix(f"/{PROGRAM}"))
+        elif trouble := _why_not(candidate):
+            unfit.append(f"{candidate} is {trouble}")
+        else:
+            return Path(candidate)
+    looked = unfit + ([f"not there: {', '.join(absent)}"] if absent else [])
+    raise VendorFailed(f"the vendor's {PROGRAM} was not found; " + "; ".join(looked))
+
+
+def _vendor_candidates(config: Config, environ: Mapping[str, str]) -> Iterator[str]:
+    if config.vendor.control:
+        yield config.vendor.control
+    elif config.backend == "sim":
+        yield str(native_directory() / "sim" / "bin" / PROGRAM)
+    else:
+        yield from SEARCHED
+        path = [folder for folder in environ.get("PATH", "").split(":") if folder.startswith("/")]
+        yield from dict.fromkeys(f"{folder}/{PROGRAM}" for folder in (*path, *FOLDERS))
+
+
+def _why_not(candidate: str) -> str:
+    """Empty when this is a program we may drive."""
+    if not os.path.isfile(candidate):
+        return "no regular file"
+    try:
+        with open(candidate, "rb") as file:
+            if _has_marker(file.fileno()):
+                return "mpsd's own front end"
+    except OSError as exc:
+        return f"unreadable: {exc.strerror}"
+    return "" if os.access(candidate, os.X_OK) else "not executable"
+
+
+def _has_marker(descriptor: int) -> bool:
+    if os.fstat(descriptor).st_size == 0:
+        return False
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
+        return content.find(MARKER) >= 0

@@ -1,0 +1,82 @@
+"""Which fault domain a new client joins.
+
+The rules, in order (docs/domains.md, "Placement"):
+
+1. a process that is in a domain stays in it while the domain lives (the caller's business: it knows the process);
+2. only domains that are READY and have a place free, and whose server is the same user's, or has no clients;
+3. of these the fullest, because two busy domains on one GPU time-slice; then one that has served before; then the oldest;
+4. none: create one while the bound allows it;
+5. else wait, and say for what.
+
+In EXCLUSIVE_PROCESS compute mode a GPU admits one MPS server: there is one domain, it queues other users itself as the
+vendor's does, and nobody is moved away from a fault.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpsd.model import DomainState, DomainView
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A process that wants in: its user, and the GPUs (UUIDs) its domain must have been started with."""
+
+    uid: int
+    gpus: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """`max_domains` counts per set of GPUs.  `is_multiuser`: one server serves every user."""
+
+    max_domains: int
+    is_multiuser: bool = False
+    is_exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    domain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    gpus: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    reason: str
+
+
+_COMING = (DomainState.STARTING, DomainState.RECYCLING)  # a DEAD one pauses before it starts: a new one is quicker
+
+
+def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Create | Wait:
+    ours = [domain for domain in domains if domain.gpus == ask.gpus and domain.state is not DomainState.GONE]
+    open_to_ask = [domain for domain in ours if _may_join(ask, domain, rules)]
+    if open_to_ask:
+        return Join(min(open_to_ask, key=_preference).name)
+    if any(domain.state in _COMING and not domain.clients for domain in ours):
+        return Wait("its fault domain is starting")
+    if len(ours) < (1 if rules.is_exclusive else rules.max_domains):
+        return Create(ask.gpus)
+    return Wait(_why(ours, rules))
+
+
+def _may_join(ask: Ask, domain: DomainView, rules: Rules) -> bool:
+    if domain.state is not DomainState.READY or domain.clients >= domain.capacity:
+        return False
+    return rules.is_multiuser or rules.is_exclusive or domain.uid in (None, ask.uid) or not domain.clients
+
+
+def _preference(domain: DomainView) -> tuple[int, bool, int]:
+    return (-domain.clients, not domain.is_public, domain.number)
+
+
+def _why(domains: Sequence[DomainView], rules: Rules) -> str:
+    if rules.is_exclusive:
+        return f"the GPU is in EXCLUSIVE_PROCESS mode and its only domain is {domains[0].state.value}"
+    states = ", ".join(f"{d.name} {d.state.value} {d.clients}/{d.capacity} uid {d.uid}" for d in domains)
+    return f"all {len(domains)} domains are taken: {states}"

@@ -1,0 +1,40 @@
+"""How many fault domains to keep ready, and which to let go (docs/domains.md, "Spares").
+
+A spare is a domain that serves nobody and whose server is started: when the others are in FAULT or full, a client joins
+it at once.  There is none before the first client came, so that an idle mpsd costs no GPU memory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpsd.model import DomainState, DomainView
+from mpsd.policy.placement import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class SparePlan:
+    """Domains to create (a count), and names: whose server to start, and which to retire."""
+
+    create: int = 0
+    warm: tuple[str, ...] = ()
+    retire: tuple[str, ...] = ()
+
+
+def plan_spares(domains: Sequence[DomainView], idle: frozenset[str], wanted: int, rules: Rules) -> SparePlan:
+    """For the domains of one set of GPUs.  `idle`: names that have served nobody for longer than configured."""
+    alive = [domain for domain in domains if domain.state is not DomainState.GONE]
+    in_use = any(domain.clients for domain in alive)
+    if rules.is_exclusive or not wanted or not in_use:
+        return SparePlan(retire=_surplus(alive, idle, keep=0))
+    ready = [domain for domain in alive if domain.state is DomainState.READY and not domain.clients]
+    coming = [domain for domain in alive if domain.state in (DomainState.STARTING, DomainState.RECYCLING)]
+    missing = wanted - len(ready) - len(coming)
+    cold = tuple(domain.name for domain in ready[:wanted] if domain.uid is None)
+    create = max(0, min(missing, rules.max_domains - len(alive)))
+    return SparePlan(create, cold, _surplus(alive, idle, keep=wanted))
+
+
+def _surplus(domains: Sequence[DomainView], idle: frozenset[str], keep: int) -> tuple[str, ...]:
+    """The youngest idle ones beyond `keep`; the oldest domain is never retired, it is where the next client goes."""
+    free = [d for d in domains if d.state is DomainState.READY and not d.clients and d.number > 1]
+    return tuple(domain.name for domain in free[keep:] if domain.name in idle)

@@ -1,0 +1,226 @@
+"""What this machine offers mpsd, looked at piece by piece; each probe says what it found and what to do about it.
+
+Nothing is changed: a probe reads, and where writing matters it asks whether it may.  Probes never raise for what they find.
+"""
+
+import os
+import resource
+import stat
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from mpsd import places
+from mpsd.config import Config
+from mpsd.errors import MpsdError
+from mpsd.model import ComputeMode, Device
+
+NVML_SECONDS = 10.0  # a wedged GPU can hold NVML for ever
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "9p", "beegfs"})
+SHM_LEAST_BYTES = 64 << 20
+_DEVICE_ADVICE = {"gpu": "is the driver loaded? nvidia-smi says more", "sim": "build the simulator: make -C native"}
+
+# What each is for: docs/install.md, "Privileges".
+CAPABILITIES = {
+    "CAP_SYS_ADMIN": (21, "sending a client's own process id to its domain"),
+    "CAP_SETUID": (7, "sending a client's own user id to its domain"),
+    "CAP_SETGID": (6, "sending a client's own group id to its domain"),
+    "CAP_SYS_PTRACE": (19, "reading about other users' clients"),
+    "CAP_KILL": (5, "ending other users' clients"),
+    "CAP_CHOWN": (0, "giving files to the user of a domain"),
+    "CAP_DAC_OVERRIDE": (1, "using directories that other users made"),
+    "CAP_SYSLOG": (34, "reading of faults in the kernel log"),
+}
+
+
+class Grade(StrEnum):
+    GOOD = "good"
+    NOTE = "note"  # works, with a limitation worth knowing
+    BAD = "bad"  # mpsd would not start, or would not do its work
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report; `advice` is empty when nothing need be done."""
+
+    area: str
+    grade: Grade
+    found: str
+    advice: str = ""
+
+
+def probe_machine(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Every probe, in the order in which an operator would look."""
+    yield from probe_directory("pipe directory", config.pipe_directory)
+    yield from probe_directory("log directory", config.log_directory)
+    yield probe_state(config, environ)
+    yield probe_daemon(config)
+    yield from probe_vendor(config, environ)
+    yield from probe_devices(config)
+    yield probe_shared_memory()
+    yield probe_pid_namespace()
+    yield probe_privilege()
+    yield probe_descriptors(config)
+
+
+def probe_directory(area: str, path: str) -> Iterator[Finding]:
+    """Is it there, or can it be made; may we write; may others reach it; can it hold sockets."""
+    existing = next(parent for parent in (Path(path), *Path(path).parents) if os.path.lexists(parent))
+    if not os.path.isdir(existing):
+        yield Finding(area, Grade.BAD, f"{path}: {existing} is not a directory", "remove it, or name another directory")
+        return
+    if not os.access(existing, os.W_OK | os.X_OK):
+        found = f"{path}: {existing} is not writable by uid {os.geteuid()}"
+        yield Finding(area, Grade.BAD, found, "change its owner, or name another directory")
+        return
+    mode = stat.S_IMODE(os.stat(existing).st_mode)
+    state = f"mode {mode:04o}" if str(existing) == path else f"will be made in {existing}"
+    yield Finding(area, Grade.GOOD, f"{path} ({len(os.fsencode(path))} bytes), {state}")
+    if area == "pipe directory":
+        yield from _probe_reach(area, path, mode, existing)
+
+
+def _probe_reach(area: str, path: str, mode: int, existing: Path) -> Iterator[Finding]:
+    if str(existing) == path and not mode & stat.S_IXOTH:
+        yield Finding(area, Grade.NOTE, f"mode {mode:04o}: other users cannot reach the socket", f"chmod o+x {path}")
+    kind = _file_system(existing)
+    if kind in NETWORK_FILE_SYSTEMS:
+        yield Finding(area, Grade.BAD, f"on {kind}: a network file system cannot hold sockets", "name a local directory")
+
+
+def probe_state(config: Config, environ: Mapping[str, str]) -> Finding:
+    try:
+        place = places.state_directory(config, os.geteuid(), environ)
+    except MpsdError as exc:
+        return Finding("state directory", Grade.BAD, str(exc), "set state_directory to a shorter path")
+    return next(probe_directory("state directory", str(place)))
+
+
+def probe_daemon(config: Config) -> Finding:
+    """Is somebody serving this pipe directory already?"""
+    file = Path(config.pipe_directory, f"{places.PROGRAM}.pid")
+    try:
+        pid = int(file.read_bytes()[:32])
+        program = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+    except (OSError, ValueError):
+        return Finding("running daemon", Grade.GOOD, "none")
+    if os.path.basename(program) != places.PROGRAM:
+        return Finding("running daemon", Grade.GOOD, f"none; pid {pid} in {file} is another program now")
+    advice = f"echo quit | {places.PROGRAM}, before another is started"
+    return Finding("running daemon", Grade.NOTE, f"pid {pid}: {program}", advice)
+
+
+def probe_vendor(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        control = places.find_vendor_control(config, environ)
+    except MpsdError as exc:
+        yield Finding("vendor program", Grade.BAD, str(exc), "install the driver's MPS programs, or set vendor.control")
+        return
+    yield Finding("vendor program", Grade.GOOD, str(control))
+    server = "nvidia-cuda-mps-server"
+    folders = (str(control.parent), *environ.get("PATH", "").split(":"), "/usr/bin")
+    found = [f"{folder}/{server}" for folder in folders if os.access(f"{folder}/{server}", os.X_OK)]
+    if found:
+        yield Finding("vendor server", Grade.GOOD, found[0])
+    else:
+        missing = f"no {server} beside {control} or on PATH"
+        yield Finding("vendor server", Grade.BAD, missing, "install the driver's MPS programs")
+
+
+def probe_devices(config: Config) -> Iterator[Finding]:
+    """The GPUs by NVML, asked in a thread so that a wedged one cannot hold the report."""
+    answers: list[tuple[Device, ...] | Exception] = []
+    thread = threading.Thread(target=lambda: answers.append(_read_devices(config)), daemon=True)
+    thread.start()
+    thread.join(NVML_SECONDS)
+    answer = answers[0] if answers else TimeoutError(f"NVML has not answered for {NVML_SECONDS:.0f} seconds")
+    if isinstance(answer, Exception):
+        yield Finding("GPUs", Grade.BAD, str(answer), _DEVICE_ADVICE[config.backend])
+        return
+    for device in answer:
+        yield _judge_device(device)
+
+
+def _judge_device(device: Device) -> Finding:
+    mode = device.compute_mode
+    found = f"{device.ordinal}: {device.name}, {device.total_bytes >> 20} MiB, {device.uuid}, compute mode {mode}"
+    advice = f"nvidia-smi -i {device.uuid} -c DEFAULT"
+    if mode is ComputeMode.PROHIBITED:
+        return Finding("GPUs", Grade.BAD, found, advice)
+    if mode is ComputeMode.EXCLUSIVE_PROCESS:  # the second server would find the device taken
+        return Finding("GPUs", Grade.NOTE, found, f"one domain only, without a hot spare; for more: {advice}")
+    return Finding("GPUs", Grade.GOOD, found)
+
+
+def _read_devices(config: Config) -> tuple[Device, ...] | Exception:
+    try:
+        from mpsd.gpu import nvml  # pynvml is large: loaded by those who ask
+
+        visible = None if config.visible_devices == "all" else config.visible_devices
+        return nvml.read_devices(visible, places.nvml_library(config))
+    except Exception as exc:
+        return exc
+
+
+def probe_shared_memory() -> Finding:
+    """Vendor servers and their clients share memory there."""
+    try:
+        facts = os.statvfs("/dev/shm")
+    except OSError as exc:
+        return Finding("/dev/shm", Grade.BAD, exc.strerror or str(exc), "mount a tmpfs there")
+    free = facts.f_bavail * facts.f_frsize
+    if not os.access("/dev/shm", os.W_OK):
+        return Finding("/dev/shm", Grade.BAD, f"not writable by uid {os.geteuid()}", "chmod 1777 /dev/shm")
+    if free < SHM_LEAST_BYTES:
+        return Finding("/dev/shm", Grade.NOTE, f"{free >> 20} MiB free", "enlarge it; in a container, --shm-size")
+    return Finding("/dev/shm", Grade.GOOD, f"{_file_system(Path('/dev/shm'))}, {free >> 20} MiB free")
+
+
+def probe_pid_namespace() -> Finding:
+    found = os.readlink("/proc/self/ns/pid")
+    if found == INITIAL_PID_NAMESPACE:
+        return Finding("pid namespace", Grade.GOOD, f"the machine's own, {found}")
+    advice = "share the host's (hostPID, --pid=host) unless all clients live in this one: others are seen with pid 0"
+    return Finding("pid namespace", Grade.NOTE, f"a container's, {found}", advice)
+
+
+def probe_privilege() -> Finding:
+    held = _effective_capabilities()
+    missing = {name: use for name, (bit, use) in CAPABILITIES.items() if not held >> bit & 1}
+    who = f"uid {os.geteuid()}"
+    if not missing:
+        return Finding("privilege", Grade.GOOD, f"{who}, with every capability that mpsd uses")
+    lost = "; ".join(f"{name}: {use}" for name, use in missing.items())
+    advice = "clients of this user alone are relayed; start as root for the rest" if os.geteuid() else "grant them"
+    return Finding("privilege", Grade.NOTE, f"{who}, without {lost}", advice)
+
+
+def probe_descriptors(config: Config) -> Finding:
+    """A relayed connection takes two descriptors, a session one."""
+    needed = 2 * config.relay.max_connections + config.ui.max_sessions + 256
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        found = f"at most {hard}; the configured limits may need {needed}"
+        return Finding("open files", Grade.NOTE, found, "raise it: LimitNOFILE=, ulimit -n")
+    return Finding("open files", Grade.GOOD, f"up to {'any number' if hard == resource.RLIM_INFINITY else hard}")
+
+
+def _effective_capabilities() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that holds `path`, from the mount with the longest matching name."""
+    real, best, kind = os.path.realpath(path), "", "unknown"
+    for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
+        _, mounted, found, *_ = line.split(" ")
+        at = mounted.rstrip("/") + "/"
+        if (real + "/").startswith(at) and len(at) >= len(best):
+            best, kind = at, found
+    return kind

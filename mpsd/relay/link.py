@@ -1,0 +1,234 @@
+"""Two ends of one relayed connection, and the copying between them.
+
+Nothing in a message is read.  What matters is how a connection ends, because CUDA runs *without* MPS, silently, when its
+control connection is closed before the handshake is done (FACTS.md): an end is passed on only when the other side really
+made it, never because mpsd or a vendor daemon died, or because the vendor daemon had to be freed of a silent client.
+"""
+
+import os
+import select
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import trio
+
+from mpsd.errors import ProtocolError
+from mpsd.model import Credentials
+from mpsd.relay.message import Message, look_at, receive, send, take
+from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
+
+_MOST_REPLAYED = 16  # messages; a handshake has five (measured)
+_PENDING_SECONDS = 0.02  # a daemon that takes longer has put the client on its list, and speaks with others meanwhile
+_REPLAY_SECONDS = 5.0
+_NO_RETURN_SECONDS = 30.0  # a busy machine may take seconds to let a client speak
+
+
+class End(Enum):
+    """Who ended a link."""
+
+    CLIENT = auto()
+    DOMAIN = auto()
+    SLOW_CLIENT = auto()  # nobody: the client kept its domain waiting, and the domain was freed of it
+
+
+class _Turn(Enum):
+    CLIENT = auto()
+    DOMAIN = auto()
+
+
+@dataclass(slots=True)
+class Link:
+    """Guards the transcript: what was said, so that another connection to a domain can be brought to the same point.
+
+    It is None once there is no way back: the domain has handed over descriptors, or too much was said.
+    """
+
+    client: socket.socket
+    may_impersonate: bool
+    transcript: list[Message | bytes] | None = field(default_factory=list)  # bytes: what the domain said
+    has_spoken: bool = False  # the client has said something
+    is_out_of_step: bool = False  # the last domain could not be brought to where the client is
+    track: Track = field(default_factory=Track)
+    _turn: _Turn = _Turn.DOMAIN
+    _turned: trio.Event = field(default_factory=trio.Event)
+    _end: End | None = None
+    _trouble: Exception | None = None
+
+    async def run(
+        self, domain: socket.socket, patience_seconds: float, is_well: Callable[[], Awaitable[bool]]
+    ) -> End:
+        """Bring the domain to where the client is, then copy both ways until one side ends.
+
+        `is_well` is asked when the domain makes the client wait: whether it speaks with others meanwhile.  If not, it is this
+        client that it waits for.  Raises ProtocolError, OSError for what the client did.
+        """
+        self._end, self._trouble = None, None
+        self.is_out_of_step = not await self._replay(domain)
+        if self.is_out_of_step:
+            return End.DOMAIN
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._copy_from_client, domain, nursery.cancel_scope)
+            nursery.start_soon(self._watch_turns, patience_seconds, is_well, nursery.cancel_scope)
+            await self._copy_from_domain(domain)
+            nursery.cancel_scope.cancel()
+        if self._trouble is not None:  # kept until here: out of a nursery it would come as a group
+            raise self._trouble
+        if self._end is None:
+            self._end = End.CLIENT if _has_hung_up(self.client) else End.DOMAIN
+        return self._end
+
+    def no_way_back(self) -> None:
+        """Nothing is remembered from here on."""
+        for entry in self.transcript or ():
+            if isinstance(entry, Message):
+                entry.close()
+        self.transcript = None
+
+    def close(self) -> None:
+        self.no_way_back()
+        self.client.close()
+
+    # -- copying -----------------------------------------------------------------------------------------------------
+
+    async def _copy_from_client(self, domain: socket.socket, scope: trio.CancelScope) -> None:
+        try:
+            while (message := await look_at(self.client)) is not None:
+                self.has_spoken = True
+                self._set_turn(_Turn.DOMAIN)
+                await self._pass_on(message, domain)
+        except BrokenPipeError:
+            return  # the domain has ended: the other direction notices, with all that it said before
+        except (OSError, ProtocolError) as exc:
+            self._trouble = exc
+            scope.cancel()
+            return
+        if _has_hung_up(self.client):
+            self._end = End.CLIENT
+            scope.cancel()
+        else:
+            _stop_sending(domain)
+
+    async def _pass_on(self, message: Message, domain: socket.socket) -> None:
+        """What could not be sent stays in the client's queue, for another domain or another mpsd."""
+        is_sent = False
+        try:
+            with self.track.passing(TO_DOMAIN):
+                await send(domain, message, self._as_sender(message.credentials))
+                take(self.client)
+            is_sent = True
+        finally:
+            if is_sent:
+                self._remember(message)
+            if self.transcript is None or not is_sent:
+                message.close()
+
+    async def _copy_from_domain(self, domain: socket.socket) -> None:
+        try:
+            while (message := await look_at(domain)) is not None:
+                if message.descriptors:
+                    self.no_way_back()
+                else:
+                    self._remember(message.data)
+                self._set_turn(_Turn.CLIENT)
+                try:
+                    with self.track.passing(TO_CLIENT):
+                        await send(self.client, message, self._as_sender(message.credentials))
+                        take(domain)
+                finally:
+                    message.close()
+        except OSError:
+            self._end = End.CLIENT  # it has gone and cannot be told anything
+        except ProtocolError as exc:
+            self._trouble = exc
+
+    async def _watch_turns(
+        self, patience_seconds: float, is_well: Callable[[], Awaitable[bool]], scope: trio.CancelScope
+    ) -> None:
+        """Free the domain of a client that keeps it waiting, be it by silence or by words that it makes nothing of.
+
+        A client that could not be linked again is given far longer, and is never blamed for what a domain does not say.
+        """
+        while True:
+            turned, turn = self._turned, self._turn
+            may_return = self.transcript is not None
+            silence = patience_seconds if may_return else max(patience_seconds, _NO_RETURN_SECONDS)
+            with trio.move_on_after(silence if turn is _Turn.CLIENT else _PENDING_SECONDS):
+                await turned.wait()
+                continue
+            if turn is _Turn.DOMAIN:
+                if await is_well() or turned.is_set():
+                    await turned.wait()  # for ever: a server may have to start, or another user's clients to finish
+                    continue
+                if not may_return:
+                    continue
+            self._end = End.SLOW_CLIENT
+            scope.cancel()
+            return
+
+    @property
+    def awaits_domain(self) -> bool:
+        """Whether it is the domain's turn to speak."""
+        return self._turn is _Turn.DOMAIN
+
+    def _set_turn(self, turn: _Turn) -> None:
+        self._turn = turn
+        self._turned.set()
+        self._turned = trio.Event()
+
+    # -- the way back ------------------------------------------------------------------------------------------------
+
+    def _remember(self, entry: Message | bytes) -> None:
+        if self.transcript is None:
+            return
+        self.transcript.append(entry)
+        if len(self.transcript) > _MOST_REPLAYED:
+            self.no_way_back()
+
+    async def _replay(self, domain: socket.socket) -> bool:
+        """Say to a fresh connection what the client said, and hear what it has heard.  False: the domain ended, or says
+        something else this time."""
+        self._turn, self._turned = _Turn.DOMAIN, trio.Event()
+        if not self.transcript:
+            return True
+        try:
+            with trio.fail_after(_REPLAY_SECONDS), self.track.passing(TO_DOMAIN):
+                for entry in self.transcript:
+                    if isinstance(entry, Message):
+                        await send(domain, entry, self._as_sender(entry.credentials))
+                    elif not await self._hears(domain, entry):
+                        return False
+        except (OSError, ProtocolError, trio.TooSlowError):
+            return False
+        if isinstance(self.transcript[-1], bytes):
+            self._set_turn(_Turn.CLIENT)
+        return True
+
+    async def _hears(self, domain: socket.socket, expected: bytes) -> bool:
+        message = await receive(domain)
+        if message is None:
+            return False
+        is_same = message.data == expected and not message.descriptors
+        message.close()
+        return is_same
+
+    def _as_sender(self, credentials: Credentials | None) -> Credentials | None:
+        if credentials is None or not self.may_impersonate:
+            return None
+        pid = credentials.pid or os.getpid()  # a process outside our pid namespace has no pid that could be sent
+        return Credentials(pid, credentials.uid, credentials.gid)
+
+
+def _has_hung_up(end: socket.socket) -> bool:
+    """Whether the other side has closed for good, rather than only stopped sending."""
+    poll = select.poll()
+    poll.register(end, 0)
+    return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
+
+
+def _stop_sending(end: socket.socket) -> None:
+    try:
+        end.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass  # it has gone

@@ -1,0 +1,115 @@
+"""One message of a SEQPACKET connection: its bytes, its descriptors, its sender's credentials.
+
+Read whole or not at all: a message that is larger than the kernel's own bound or whose descriptors do not fit is refused,
+never passed on cut short.  Linux: unix(7), recvmsg(2).
+"""
+
+import array
+import os
+import socket
+import struct
+from dataclasses import dataclass
+
+import trio
+
+from mpsd.errors import ProtocolError
+from mpsd.model import Credentials
+
+MAX_BYTES = 256 * 1024  # above the largest datagram a default SO_SNDBUF (212,992 bytes) lets anybody send
+MAX_DESCRIPTORS = 253  # SCM_MAX_FD
+_UCRED = struct.Struct("3i")
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_UCRED.size) + socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+_OVERFLOW_ID = 65534  # what the kernel reports for credentials that were not attached
+
+
+@dataclass(slots=True)
+class Message:
+    """Owns its descriptors until they are sent or closed."""
+
+    data: bytes
+    descriptors: list[int]
+    credentials: Credentials | None
+
+    def close(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+_buffer = bytearray(MAX_BYTES)  # only touched between two awaits: recvmsg_into and the copy out of it
+
+
+async def receive(connection: socket.socket) -> Message | None:
+    """The next message; None at the end of the stream.  `connection` is non-blocking with SO_PASSCRED set.
+
+    A peer that closed with our messages unread counts as an end too.  Raises ProtocolError.
+    """
+    return await _next(connection, 0)
+
+
+async def look_at(connection: socket.socket) -> Message | None:
+    """As `receive`, but the message stays in the queue until `take`: whoever dies in between has lost nothing."""
+    return await _next(connection, socket.MSG_PEEK)
+
+
+def take(connection: socket.socket) -> None:
+    """Remove the message that was looked at."""
+    connection.recv(1, socket.MSG_TRUNC | socket.MSG_DONTWAIT)
+
+
+async def _next(connection: socket.socket, how: int) -> Message | None:
+    while True:
+        await trio.lowlevel.wait_readable(connection)  # for ever: the caller bounds it by who the peer is
+        try:
+            return _receive_now(connection, how)
+        except (BlockingIOError, ConnectionResetError):
+            continue  # a reset is told once, before what is still queued; then comes that, then the end
+
+
+def _receive_now(connection: socket.socket, how: int) -> Message | None:
+    size, ancillary, flags, _ = connection.recvmsg_into([_buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC | how)
+    message = Message(bytes(_buffer[:size]), *_unpack(ancillary))
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        message.close()
+        raise ProtocolError(f"a message over {MAX_BYTES} bytes or {MAX_DESCRIPTORS} descriptors was sent")
+    if not size and not ancillary:
+        return None
+    return message
+
+
+def _unpack(ancillary: list[tuple[int, int, bytes]]) -> tuple[list[int], Credentials | None]:
+    descriptors: array.array[int] = array.array("i")
+    credentials = None
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) // descriptors.itemsize * descriptors.itemsize])
+        elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            sender = Credentials(*_UCRED.unpack(data[: _UCRED.size]))
+            credentials = None if sender.pid == 0 and sender.uid == _OVERFLOW_ID else sender
+    return list(descriptors), credentials
+
+
+async def send(connection: socket.socket, message: Message, credentials: Credentials | None) -> None:
+    """Send it whole, as if it came from `credentials` (None: from ourselves).  Raises OSError when the peer has gone."""
+    ancillary: list[tuple[int, int, bytes | array.array[int]]] = []
+    if message.descriptors:
+        ancillary.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", message.descriptors)))
+    if credentials is not None:
+        packed = _UCRED.pack(credentials.pid, credentials.uid, credentials.gid)
+        ancillary.append((socket.SOL_SOCKET, socket.SCM_CREDENTIALS, packed))
+    while True:
+        try:
+            connection.sendmsg([message.data], ancillary, socket.MSG_NOSIGNAL)
+            return
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(connection)  # for ever: the caller bounds it by who the peer is
+
+
+def may_impersonate() -> bool:
+    """Whether this process may send credentials that are not its own (CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID)."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        try:
+            ours.sendmsg([b"?"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _UCRED.pack(os.getppid() or 1, 1, 1))])
+        except OSError:
+            return False
+        return True

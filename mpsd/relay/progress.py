@@ -1,0 +1,79 @@
+"""How far each relayed connection has come, in a file that outlives mpsd: two bytes a connection, one for each direction.
+
+    FRESH   nothing has been passed on: another mpsd may begin with it anywhere
+    WHOLE   whatever was taken from one side has been given to the other: another mpsd may go on where this one stopped
+    TORN    a message is being passed on: another mpsd cannot know whether it arrived
+
+Written to memory that is shared with the file, so that it costs nothing and `kill -9` loses nothing.  Prose: docs/restart.md.
+"""
+
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FRESH, WHOLE, TORN = 0, 1, 2
+TO_DOMAIN, TO_CLIENT = 0, 1
+
+
+@dataclass(slots=True)
+class Track:
+    """Guards the two bytes of one connection.  By itself it is remembered by nobody."""
+
+    slot: int = 0
+    _bytes: mmap.mmap | bytearray = field(default_factory=lambda: bytearray(2))
+
+    @contextmanager
+    def passing(self, direction: int) -> Iterator[None]:
+        """Around sending a message and taking it out of the queue; one that could not be sent is still in the queue."""
+        at = 2 * self.slot + direction
+        before, self._bytes[at] = self._bytes[at], TORN
+        after = before
+        try:
+            yield
+            after = WHOLE
+        finally:
+            self._bytes[at] = after
+
+    @property
+    def has_begun(self) -> bool:
+        return self._states != bytes([FRESH, FRESH])
+
+    @property
+    def is_torn(self) -> bool:
+        return TORN in self._states
+
+    @property
+    def _states(self) -> bytes:
+        return bytes(self._bytes[2 * self.slot : 2 * self.slot + 2])
+
+
+class Progress:
+    """Guards that no two connections share a slot."""
+
+    def __init__(self, path: Path, slots: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            size = max(2 * slots, os.fstat(descriptor).st_size)  # an earlier mpsd may have been allowed more
+            os.ftruncate(descriptor, size)
+            self._bytes = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        self._free = list(range(size // 2 - 1, -1, -1))
+
+    def begin(self) -> Track:
+        """For a new connection.  There is a slot for each connection that may be open."""
+        track = Track(self._free.pop(), self._bytes)
+        self._bytes[2 * track.slot : 2 * track.slot + 2] = bytes([FRESH, FRESH])
+        return track
+
+    def resume(self, slots: Iterable[int]) -> dict[int, Track]:
+        """Of the connections that an earlier mpsd left, by slot; to be asked for before any begins."""
+        kept = {slot: Track(slot, self._bytes) for slot in slots if 2 * slot + 1 < len(self._bytes)}
+        self._free = [slot for slot in self._free if slot not in kept]
+        return kept
+
+    def end(self, track: Track) -> None:
+        self._free.append(track.slot)

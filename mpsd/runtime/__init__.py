@@ -1,0 +1,1 @@
+"""Everything that awaits and owns: tasks, sockets, the store, the keeper."""

@@ -1,0 +1,92 @@
+"""What the vendor's commands act on (legacy/board.py), over all fault domains at once."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.errors import MpsdError, TooMany, VendorFailed
+from mpsd.legacy.board import Defaults, ServerView
+from mpsd.model import Device
+from mpsd.policy.placement import Ask
+
+log = structlog.get_logger()
+_PATIENCE_SECONDS = 1.0  # then what was last known is the answer: health probes give up after 3 s
+
+
+class DaemonBoard:
+    """Guards that a question is answered even while a vendor daemon hangs."""
+
+    def __init__(self, pool: Pool, quit_all: Callable[[float | None], Awaitable[int]]) -> None:
+        self._pool = pool
+        self._quit = quit_all
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        return self._pool.devices
+
+    def defaults(self) -> Defaults:
+        return self._pool.defaults
+
+    async def set_defaults(self, defaults: Defaults) -> None:
+        await self._pool.set_defaults(defaults)
+
+    async def servers(self) -> Sequence[ServerView]:
+        """Those of domains that have served somebody: a spare is nobody's server yet."""
+        found: list[ServerView] = []
+        public = [domain for domain in self._pool.domains.values() if domain.is_public]
+        stale = [domain for domain in public if domain.news.is_set()]
+        if stale:
+            with trio.move_on_after(_PATIENCE_SECONDS):
+                async with trio.open_nursery() as nursery:
+                    for domain in stale:
+                        nursery.start_soon(self._refresh, domain)
+        for domain in sorted(public, key=lambda domain: domain.number):
+            found.extend(domain.servers.values())
+        return found
+
+    async def _refresh(self, domain: Domain) -> None:
+        try:
+            await domain.refresh()
+        except VendorFailed as exc:
+            log.warning("domain.silent", domain=domain.name, why=str(exc))
+
+    async def start_server(self, uid: int) -> str:
+        """In the domain where this user's next client would go; its server is replaced if it is idle and another's."""
+        domain: Domain | None = None
+        seconds = self._pool.program.start_seconds
+        with trio.move_on_after(seconds):
+            domain = await self._pool.place(Ask(uid, frozenset(self._pool.gpus)), None)
+        if domain is None:
+            raise TooMany(f"no fault domain became free within {seconds:g} s to start a server for user {uid}")
+        for server in await domain.fresh_servers():
+            if server.uid not in (uid, 0 if self._pool.settings.is_multiuser else uid) and not server.client_pids:
+                await domain.control.command(f"shutdown_server {server.pid}")
+        return await self._tell(domain, f"start_server -uid {uid}", seconds)
+
+    async def shutdown_server(self, pid: int, force: bool) -> str:
+        domain = self._pool.domain_of_server(pid)
+        return await self._tell(domain, f"shutdown_server {pid}{' -f' if force else ''}")
+
+    async def terminate_client(self, server_pid: int, client_pid: int) -> str:
+        domain = self._pool.domain_of_server(server_pid)
+        return await self._tell(domain, f"terminate_client {server_pid} {client_pid}")
+
+    async def forward(self, server_pid: int | None, line: str) -> str:
+        domain = self._pool.default_domain() if server_pid is None else self._pool.domain_of_server(server_pid)
+        return await domain.control.command(line)
+
+    async def quit(self, timeout_seconds: float | None) -> int:
+        return await self._quit(timeout_seconds)
+
+    async def _tell(self, domain: Domain, line: str, seconds: float | None = None) -> str:
+        """A command that changes something: what is believed of the domain is out of date at once."""
+        try:
+            return await domain.control.command(line, seconds)
+        except MpsdError as exc:
+            log.error("command.failed", domain=domain.name, line=line, why=str(exc))
+            raise
+        finally:
+            domain.mark_stale()

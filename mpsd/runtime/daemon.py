@@ -1,0 +1,178 @@
+"""The daemon's life: what runs, in which order it starts, and how it ends.
+
+services     domains, upkeep, keeper, signals    started first, stopped last
+conversations  relayed connections, sessions     ended by their peers, or with the services
+listeners    the doors and the command socket    started last, stopped first
+"""
+
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd.domains.pool import Pool
+from mpsd.domains.upkeep import Upkeep
+from mpsd.errors import KeeperFailed, VendorFailed
+from mpsd.faults.kernel_log import watch_kernel_log
+from mpsd.relay.relay import Relay
+from mpsd.runtime.doors import DOORS, LinkedDoors, RelayedDoors
+from mpsd.runtime.ending import Ending
+from mpsd.runtime.keeper import KeeperClient
+from mpsd.runtime.notify import Notifier
+from mpsd.runtime.reaper import Reaper
+from mpsd.runtime.sessions import Sessions
+from mpsd.runtime.sockets import listen
+from mpsd.runtime.store import SqliteStore
+
+log = structlog.get_logger()
+UI_SOCKET = "mpsd-ui"
+_KEEPER_SECONDS = 0.5
+_COLLECT_SECONDS = 5.0
+_REFUSAL_SECONDS = 2.0
+_REPLY_SECONDS = 1.0  # the answer to `quit` is on its way when mpsd ends
+
+
+@dataclass(slots=True)
+class Daemon:
+    """Everything that was built, joined.  `doors` is None until it is known who may relay."""
+
+    pipe_directory: Path
+    kernel_log: Path
+    pool: Pool
+    upkeep: Upkeep
+    sessions: Sessions
+    ending: Ending
+    store: SqliteStore
+    notifier: Notifier
+    relayed: tuple[Relay, KeeperClient] | None  # None: unprivileged
+    on_signal: Callable[["Daemon", int], Awaitable[None]]
+    stop: trio.Event = field(default_factory=trio.Event)  # set: leave now, whatever still runs
+    _services: trio.Nursery | None = None
+
+    async def run(self, ready: Callable[[], None]) -> int:
+        """Until quit, or told to leave; the exit status.  Raises MpsdError when it cannot start."""
+        held, is_old = self._open_keeper()
+        async with trio.open_nursery() as services:
+            self._services = services
+            await services.start(self.pool.run, self.store.domains())
+            async with trio.open_nursery() as conversations:
+                await self._settle(held, is_old, conversations)
+                services.start_soon(self.upkeep.run)
+                services.start_soon(_collect)
+                services.start_soon(watch_kernel_log, self.kernel_log, self.pool)
+                async with trio.open_nursery() as listeners:
+                    ui = await self._open_doors(held, services, conversations, listeners)
+                    listeners.start_soon(self.sessions.serve, ui, conversations)
+                    await services.start(self._take_signals)  # before ready: who is told may send one
+                    ready()
+                    await self.stop.wait()  # for ever: this is the daemon's life
+                    listeners.cancel_scope.cancel()
+                ui.close()
+                with trio.move_on_after(_REPLY_SECONDS):
+                    await self.sessions.settled()
+                conversations.cancel_scope.cancel()
+            services.cancel_scope.cancel()
+        return self.ending.status or 0
+
+    async def quit(self, timeout_seconds: float | None) -> int:
+        """End everything, then the daemon; returns when only the daemon itself is left."""
+        status = await self.ending.quit_all(timeout_seconds)
+        self.clean_up()
+        self.stop.set()
+        return status
+
+    def begin_quit(self, timeout_seconds: float) -> None:
+        """Quit without waiting for it; said again, it can only shorten the wait."""
+        assert self._services is not None, "signals are taken in run()"
+        self._services.start_soon(self.quit, timeout_seconds)
+
+    async def see_off(self) -> None:
+        """Let nobody come any more, and wait a moment until those who came have been refused: cut off, they would run
+        without MPS."""
+        for name in DOORS:
+            (self.pipe_directory / name).unlink(missing_ok=True)
+        if self.relayed:
+            with trio.move_on_after(_REFUSAL_SECONDS):
+                await self.relayed[0].settled()
+
+    def clean_up(self) -> None:
+        """After the domains have gone: nothing that a client or the next daemon could take for a running one."""
+        for name in (UI_SOCKET, *DOORS):
+            (self.pipe_directory / name).unlink(missing_ok=True)
+        if self.relayed:
+            self.relayed[1].stop()
+        self.store.forget_all()
+
+    async def _settle(
+        self, held: list[tuple[str, socket.socket, int]], is_old: bool, conversations: trio.Nursery
+    ) -> None:
+        """Handshakes go on before anything is asked of the domains: a vendor daemon that waits for a client's word answers
+        nobody.  Then wait for the domains.  Raises VendorFailed."""
+        if self.relayed and is_old:
+            self.relayed[0].resume(held, conversations)
+        try:
+            await self.pool.settled()
+        except VendorFailed:
+            if self.relayed and not is_old:
+                self.relayed[1].stop()  # it holds nothing yet
+            raise
+        if self.relayed:
+            self.relayed[0].conversations.may_place.set()
+
+    def _open_keeper(self) -> tuple[list[tuple[str, socket.socket, int]], bool]:
+        if self.relayed is None:
+            return [], False
+        keeper = self.relayed[1]
+        is_old = keeper.open()
+        return (keeper.held() if is_old else []), is_old
+
+    async def _open_doors(
+        self,
+        held: list[tuple[str, socket.socket, int]],
+        services: trio.Nursery,
+        conversations: trio.Nursery,
+        listeners: trio.Nursery,
+    ) -> socket.socket:
+        if self.relayed is None:
+            listeners.start_soon(LinkedDoors(self.pipe_directory, self.pool).run)
+        else:
+            relay, keeper = self.relayed
+            doors = RelayedDoors(self.pipe_directory, relay, keeper)
+            doors.open(held)
+            services.start_soon(self._keep_keeper, doors, keeper)
+            for door in DOORS:
+                listeners.start_soon(doors.serve, door, conversations)
+        return listen(self.pipe_directory / UI_SOCKET, 0o666)
+
+    async def _keep_keeper(self, doors: RelayedDoors, keeper: KeeperClient) -> None:
+        """A keeper that died is replaced; while there is none, mpsd holds everything itself."""
+        while True:
+            await keeper.wait_lost()
+            if self.pool.is_stopping:
+                return
+            log.error("keeper.replaced", why="it died; connections were not touched")
+            try:
+                keeper.open()
+                doors.hold_all()
+            except KeeperFailed as exc:
+                log.error("keeper.absent", why=str(exc))
+                await trio.sleep(_KEEPER_SECONDS)
+
+    async def _take_signals(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            task_status.started()
+            async for number in signals:
+                log.info("signal", name=signal.Signals(number).name)
+                await self.on_signal(self, number)
+
+
+
+async def _collect() -> None:
+    reaper = Reaper()
+    while True:
+        await trio.sleep(_COLLECT_SECONDS)
+        reaper.look()

@@ -1,0 +1,100 @@
+"""The two public sockets that CUDA clients connect to, `control` and `control_privileged`.
+
+With the right to send other processes' credentials (root), mpsd listens there and relays.  Without it a vendor daemon would
+take every client for mpsd itself, so the names are links to the current domain's own sockets: clients reach it directly, new
+ones go to a healthy domain, and nothing can be done per client (docs/unprivileged.md).
+"""
+
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd.domains.pool import Pool
+from mpsd.errors import Stopping
+from mpsd.policy.placement import Ask
+from mpsd.relay.relay import Relay
+from mpsd.runtime.keeper import KeeperClient
+from mpsd.runtime.sockets import inode_of, listen
+
+log = structlog.get_logger()
+DOORS = {"control": 0o666, "control_privileged": 0o755}  # names and modes are the vendor's
+
+
+@dataclass(slots=True)
+class RelayedDoors:
+    """Guards that the listening sockets outlive mpsd: the keeper holds them, and a restarted mpsd listens on the same ones."""
+
+    directory: Path
+    relay: Relay
+    keeper: KeeperClient
+    listeners: dict[str, socket.socket] = field(default_factory=dict)
+
+    def open(self, held: list[tuple[str, socket.socket, int]]) -> None:
+        """Listen, on the sockets an earlier mpsd left where they are still the ones that clients reach."""
+        kept = {name: (end, note) for name, end, note in held}
+        for door, mode in DOORS.items():
+            path = self.directory / door
+            end, note = kept.get(f"listen.{door}", (None, 0))
+            if end is not None and note == inode_of(path):
+                end.setblocking(False)
+                self.listeners[door] = end
+            else:
+                if end is not None:
+                    self.keeper.drop(f"listen.{door}")
+                self.listeners[door] = listen(path, mode)
+                self._hold(door)
+
+    def _hold(self, door: str) -> None:
+        self.keeper.hold(f"listen.{door}", self.listeners[door], inode_of(self.directory / door))
+
+    def hold_all(self) -> None:
+        """Give everything to a new keeper."""
+        for door in self.listeners:
+            self._hold(door)
+        for caller in self.relay.callers.values():
+            self.keeper.hold(caller.client_id, caller.connection, caller.link.track.slot)
+
+    async def serve(self, door: str, nursery: trio.Nursery) -> None:
+        await self.relay.serve(self.listeners[door], door, nursery)
+
+    def remove(self) -> None:
+        for door, listener in self.listeners.items():
+            (self.directory / door).unlink(missing_ok=True)
+            listener.close()
+
+
+@dataclass(slots=True)
+class LinkedDoors:
+    """Guards that the links lead to a domain that takes clients, whenever there is one."""
+
+    directory: Path
+    pool: Pool
+
+    async def run(self) -> None:
+        """Runs until mpsd quits: the links then lead to daemons that are quitting too, and refuse by themselves."""
+        me = Ask(os.geteuid(), frozenset(self.pool.gpus))
+        while True:
+            try:
+                domain = await self.pool.place(me, None)
+            except Stopping:
+                return
+            for door in DOORS:
+                self._point(door, domain.control.socket_path(door))
+            await self.pool.changed()
+
+    def _point(self, door: str, target: str) -> None:
+        link, new = self.directory / door, self.directory / f".{door}.new"
+        if link.is_symlink() and os.readlink(link) == target:
+            return
+        new.unlink(missing_ok=True)
+        os.symlink(target, new)
+        os.replace(new, link)
+        log.info("door.leads_to", door=door, target=target)
+
+    def remove(self) -> None:
+        for door in DOORS:
+            (self.directory / door).unlink(missing_ok=True)

@@ -1,0 +1,154 @@
+"""Ending clients, and ending everything (docs/ending.md).
+
+A signal that ends a client during a long kernel kills its co-runners, so a client's work is ended by the documented
+`terminate_client` first, always.  While mpsd quits, newcomers are refused with an error (805): a vendor daemon that may not
+start servers, because it runs as a user of its own, gives it.
+"""
+
+import math
+import os
+import shutil
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd import processes
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.domains.vendor import VendorControl
+from mpsd.errors import MpsdError, VendorFailed
+from mpsd.model import DomainState, ProcessId
+from mpsd.runtime.reaper import reap_all
+
+log = structlog.get_logger()
+REFUSER_UID = 0x7FFFFFFE  # nobody's, so that no client can be of the same user
+_WAIT_SECONDS = 0.5  # between looks at who is still there, besides those that news causes
+_GONE_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Ending:
+    """Guards that quitting happens once, and that whoever asks for it later waits for the same end."""
+
+    pool: Pool
+    refuser_home: Path
+    stop_seconds: float
+    open_refusal: Callable[[str | None], None]  # told where newcomers are refused, None: nowhere
+    see_off: Callable[[], Awaitable[None]]  # closes the doors, and returns when nobody is left who came before
+    status: int | None = None
+    _is_quitting: bool = False
+    _deadline: float = math.inf
+    _done: trio.Event = field(default_factory=trio.Event)
+
+    async def quit_all(self, timeout_seconds: float | None) -> int:
+        """Take nobody new, wait for the clients (for `timeout_seconds`, None: for ever), then end everything.
+
+        The status is 0 when every vendor daemon went by itself.  A second call can only shorten the wait.
+        """
+        if timeout_seconds is not None:
+            self._deadline = min(self._deadline, trio.current_time() + timeout_seconds)
+            self.pool.notify()
+        if not self._is_quitting:
+            self._is_quitting = True
+            with trio.CancelScope(shield=True):  # bounded by _deadline, or asked to wait for ever
+                self.status = await self._quit()
+            self._done.set()
+        await self._done.wait()
+        return self.status or 0
+
+    async def _quit(self) -> int:
+        log.info("quit.begins", clients=self._client_count())
+        self.pool.is_stopping = True
+        self.pool.notify()
+        refuser = await self._start_refuser()
+        self.open_refusal(str(refuser.pipe_directory) if refuser else None)
+        await self._wait_for_clients()
+        failures: list[str] = []
+        async with trio.open_nursery() as nursery:
+            for domain in list(self.pool.domains.values()):
+                nursery.start_soon(self._end_domain, domain, failures)
+        await self.see_off()
+        if refuser is not None and not await refuser.quit(self.stop_seconds):
+            await refuser.kill()
+        shutil.rmtree(self.refuser_home, ignore_errors=True)
+        reap_all()  # whoever looks for them after `quit` finds none, dead ones neither
+        log.info("quit.done", failures=failures)
+        return 1 if failures else 0
+
+    def _client_count(self) -> int:
+        return sum(len(domain.client_pids) for domain in self.pool.domains.values())
+
+    async def _start_refuser(self) -> VendorControl | None:
+        """None where it cannot be had; newcomers then wait, which is safe too, until mpsd has gone."""
+        if os.geteuid() != 0:
+            return None
+        refuser = VendorControl(self.pool.program, self.refuser_home)
+        try:
+            await refuser.start(self.pool.settings.visible_devices, as_uid=REFUSER_UID)
+        except MpsdError as exc:
+            log.warning("quit.no_refuser", why=str(exc))
+            return None
+        return refuser
+
+    async def _wait_for_clients(self) -> None:
+        while trio.current_time() < self._deadline:
+            for domain in list(self.pool.domains.values()):
+                domain.mark_stale()  # a client that connected a moment ago may not be known yet
+                await self._look(domain)
+            if not self._client_count():
+                return
+            with trio.move_on_after(min(_WAIT_SECONDS, max(0.0, self._deadline - trio.current_time()))):
+                await self.pool.changed()
+
+    async def _look(self, domain: Domain) -> None:
+        try:
+            await domain.refresh()
+        except VendorFailed as exc:
+            log.warning("domain.silent", domain=domain.name, why=str(exc))
+
+    async def _end_domain(self, domain: Domain, failures: list[str]) -> None:
+        domain.mark_stale()
+        await self._look(domain)  # a client that nobody knows of would be killed without having been terminated
+        for server in list(domain.servers.values()):
+            for client in server.client_pids:
+                await self._terminate(domain, server.pid, client)
+        servers = [process for pid in domain.servers if (process := processes.process_id(pid))]
+        domain.state = DomainState.STOPPING
+        self.pool.notify()
+        if not await domain.control.quit(self.stop_seconds):
+            failures.append(domain.name)
+            log.error("domain.kill", domain=domain.name, why="its vendor daemon did not quit")
+            await domain.control.kill()
+        for server_process in servers:
+            await _see_gone(server_process)
+        if swept := domain.control.sweep():
+            log.error("domain.swept", domain=domain.name, processes=swept)
+
+    async def _terminate(self, domain: Domain, server_pid: int, client_pid: int) -> None:
+        """End the client's GPU work; its process sees error 810 and lives on."""
+        try:
+            answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}")
+            log.info("client.terminated", pid=client_pid, domain=domain.name, answer=answer.strip())
+        except VendorFailed as exc:
+            log.error("client.not_terminated", pid=client_pid, domain=domain.name, why=str(exc))
+
+
+async def _see_gone(process: ProcessId) -> None:
+    """A vendor server outlives its control daemon by moments; one that outlives it by more is killed."""
+    pidfd = processes.open_pidfd(process)
+    if pidfd is None:
+        return
+    try:
+        with trio.move_on_after(_GONE_SECONDS):
+            await trio.lowlevel.wait_readable(pidfd)
+            return
+        log.error("server.kill", pid=process.pid, why="it outlived its control daemon")
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        with trio.move_on_after(_GONE_SECONDS):
+            await trio.lowlevel.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,69 @@
+"""The public control.log and server.log: mpsd's own lines and every domain's, in the vendor's format.
+
+A domain's line keeps its stamp and its writer's pid, and ends in ` (domain NAME)`: callers search these files for the
+vendor's words, and none of them reads a line's end.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.log_lines import LogLine
+
+_MODE = 0o644
+
+
+class PublicLog:
+    """Guards the two files; a full or broken disk costs lines (counted), never the daemon."""
+
+    def __init__(self, directory: Path, public_pipe: str, echo: bool, tell: Callable[..., None]) -> None:
+        self._directory = directory
+        self._public_pipe = public_pipe
+        self._echo = echo  # -f: the vendor prints its log on standard output
+        self._tell = tell
+        self._files: dict[str, int] = {}
+        self.lost = 0
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Open the files again, for log rotation (SIGHUP)."""
+        self.close()
+        for name in ("control.log", "server.log"):
+            try:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._files[name] = os.open(self._directory / name, flags, _MODE)
+            except OSError as exc:
+                self._tell("log.unwritable", file=str(self._directory / name), why=exc.strerror)
+
+    def write(self, text: str) -> None:
+        """A line of mpsd's own, as the vendor's control daemon would write it."""
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now)) + f".{int(now * 1000) % 1000:03d}"
+        head = f"[{stamp} Control {os.getpid():5d}] "
+        self._append("control.log", "\n".join(head + line for line in text.rstrip("\n").split("\n")))
+
+    def publish(self, domain: Domain, name: str, line: LogLine | str) -> None:
+        """A line of a domain's log."""
+        if isinstance(line, LogLine):
+            text = line.text.replace(str(domain.control.pipe_directory), self._public_pipe)
+            line = f"[{line.stamp} {line.source} {line.pid:5d}] {text}"
+        self._append(name, f"{line} (domain {domain.name})")
+
+    def _append(self, name: str, line: str) -> None:
+        data = (line + "\n").encode(errors="replace")
+        if self._echo:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        file = self._files.get(name)
+        try:
+            if file is None or os.write(file, data) != len(data):
+                self.lost += 1
+        except OSError:
+            self.lost += 1
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])

@@ -1,0 +1,92 @@
+"""What outlives mpsd: SQLite with a write-ahead log, in the state directory.
+
+Every method is one transaction, committed when it returns.  It lives in /run: it survives a restart of mpsd and is gone
+after a reboot, as the domains are.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+
+import structlog
+
+from mpsd.errors import UnusablePath
+from mpsd.legacy.board import Defaults
+
+log = structlog.get_logger()
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE domains (name TEXT PRIMARY KEY, number INTEGER NOT NULL, gpus TEXT NOT NULL, is_public INTEGER NOT NULL);
+CREATE TABLE log_positions (path TEXT PRIMARY KEY, position INTEGER NOT NULL);
+CREATE TABLE defaults (one INTEGER PRIMARY KEY CHECK (one = 1), thread_percent REAL NOT NULL, pinned_limits TEXT NOT NULL,
+                       client_priority INTEGER NOT NULL);
+"""
+
+DomainRow = tuple[str, int, tuple[str, ...], bool]
+
+
+class SqliteStore:
+    """Guards one database file; used from the trio thread alone.
+
+    What is written about domains and logs only makes a restart smoother: where it cannot be written, that is logged and the
+    daemon goes on.  Defaults are limits: where they cannot be written, whoever set them is told (UnusablePath).
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            found = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if found == 0:
+                self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        except sqlite3.Error as exc:
+            raise UnusablePath(f"{path} cannot be used: {exc}; it holds only what a restart needs and may be removed") from None
+        if found not in (0, SCHEMA_VERSION):
+            raise UnusablePath(f"{path} has version {found}, this mpsd reads {SCHEMA_VERSION}: quit the other mpsd first")
+        path.chmod(0o600)
+
+    def domains(self) -> list[DomainRow]:
+        rows = self._db.execute("SELECT name, number, gpus, is_public FROM domains ORDER BY number").fetchall()
+        return [(name, number, tuple(json.loads(gpus)), bool(is_public)) for name, number, gpus, is_public in rows]
+
+    def save_domain(self, name: str, number: int, gpus: Iterable[str], is_public: bool) -> None:
+        row = (name, number, json.dumps(list(gpus)), is_public)
+        self._try("INSERT OR REPLACE INTO domains VALUES (?, ?, ?, ?)", row)
+
+    def forget_domain(self, name: str) -> None:
+        self._try("DELETE FROM domains WHERE name = ?", (name,))
+        self._try("DELETE FROM log_positions WHERE path LIKE ?", (f"%/{name}/log/%",))
+
+    def log_position(self, path: str) -> int | None:
+        row = self._db.execute("SELECT position FROM log_positions WHERE path = ?", (path,)).fetchone()
+        return row[0] if row else None
+
+    def save_log_position(self, path: str, position: int) -> None:
+        self._try("INSERT OR REPLACE INTO log_positions VALUES (?, ?)", (path, position))
+
+    def defaults(self) -> Defaults | None:
+        row = self._db.execute("SELECT thread_percent, pinned_limits, client_priority FROM defaults").fetchone()
+        return Defaults(row[0], json.loads(row[1]), row[2]) if row else None
+
+    def save_defaults(self, defaults: Defaults) -> None:
+        row = (defaults.thread_percent, json.dumps(dict(defaults.pinned_limits)), defaults.client_priority)
+        try:
+            self._db.execute("INSERT OR REPLACE INTO defaults VALUES (1, ?, ?, ?)", row)
+        except sqlite3.Error as exc:
+            raise UnusablePath(f"the limits cannot be stored, and would be lost at a restart: {exc}") from None
+
+    def forget_all(self) -> None:
+        """After `quit`: the next daemon starts afresh, as the vendor's does."""
+        for table in ("domains", "log_positions", "defaults"):
+            self._try(f"DELETE FROM {table}", ())
+
+    def _try(self, statement: str, values: tuple[object, ...]) -> None:
+        try:
+            self._db.execute(statement, values)
+        except sqlite3.Error as exc:
+            log.error("store.failed", statement=statement, why=str(exc))
+
+    def close(self) -> None:
+        self._db.close()

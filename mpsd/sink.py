@@ -1,0 +1,119 @@
+"""Where lines of log go: a file or a descriptor, through a thread, so that a full disk or a stuck reader stops nobody.
+
+Knows nothing of what a line says.  Lines that cannot be kept are counted, and the count is written when writing works again.
+"""
+
+import os
+import queue
+import select
+import stat
+import threading
+from collections.abc import Callable
+
+QUEUED_LINES = 10_000  # some megabytes at worst; more means that nothing has been written for seconds
+CLOSE_SECONDS = 2.0
+
+
+class Sink:
+    """Takes lines from any thread without ever blocking or raising.
+
+    Guards the order of the lines, and that lines + lost = what was given.  `note` makes the line that tells of lost ones.
+    """
+
+    def __init__(self, write: Callable[[bytes], None], note: Callable[[int], bytes]) -> None:
+        self.lost = 0  # written by givers under the lock, and by the thread under the lock
+        self._write, self._note = write, note
+        self._lock = threading.Lock()  # protects `lost`; nothing else is held while taking it
+        self._queue: queue.Queue[bytes | None] = queue.Queue(QUEUED_LINES)
+        self._untold = 0
+        self._thread = threading.Thread(target=self._run, name="mpsd-log", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        """Hand over one line, its newline included."""
+        try:
+            self._queue.put_nowait(line)
+        except queue.Full:
+            self._lose(1)
+
+    def close(self) -> None:
+        """Write what is left, for at most CLOSE_SECONDS."""
+        try:
+            self._queue.put(None, timeout=CLOSE_SECONDS)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while (line := self._queue.get()) is not None:  # forever: this is the thread's life
+            self._write_or_lose(line)
+
+    def _write_or_lose(self, line: bytes) -> None:
+        with self._lock:
+            untold, self._untold = self._untold, 0
+        try:
+            self._write(self._note(untold) + line if untold else line)
+        except OSError:
+            self._lose(1, again=untold)
+
+    def _lose(self, lines: int, again: int = 0) -> None:
+        with self._lock:
+            self.lost += lines
+            self._untold += lines + again
+
+
+class LogFile:
+    """The writer of one log file that others may rename or remove; only the sink's thread calls it.
+
+    Guards that a line goes to the file that has the name now, and that the file stays below max_bytes.
+    """
+
+    def __init__(self, path: str, max_bytes: int) -> None:
+        self.path = path
+        self.max_bytes = max_bytes  # 0: no limit.  A reload writes it from the main thread.
+        self._descriptor = -1
+        self._identity = (0, 0)
+        self._bytes = 0
+        self._is_cut = False  # the last line lacks its end
+
+    def append(self, line: bytes) -> None:
+        """Append one line; raises OSError when it could not."""
+        if not self._is_ours():
+            self._reopen()
+        elif self.max_bytes and self._bytes and self._bytes + len(line) > self.max_bytes:
+            os.replace(self.path, self.path + ".1")
+            self._reopen()
+        start = b"\n" if self._is_cut else b""
+        self._is_cut = True
+        write_all(self._descriptor, start + line)
+        self._is_cut = False
+
+    def _is_ours(self) -> bool:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False
+        self._bytes = found.st_size  # somebody may have truncated it
+        return (found.st_dev, found.st_ino) == self._identity
+
+    def _reopen(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(self.path, flags, 0o644)
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(descriptor)
+            raise OSError(f"{self.path} is not a regular file")
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self._bytes = descriptor, found.st_size
+        self._identity = (found.st_dev, found.st_ino)
+
+
+def write_all(descriptor: int, line: bytes) -> None:
+    """Write the whole line, waiting as long as the reader takes; raises OSError.  A line cut short counts as lost."""
+    written = 0
+    while written < len(line):
+        try:
+            written += os.write(descriptor, line[written:])
+        except BlockingIOError:  # a terminal that somebody else made non-blocking
+            select.select([], [descriptor], [])  # forever: it is the sink's thread that waits

@@ -1,0 +1,106 @@
+/* Ending servers: ask, and ask again after 200, 400, ... 3200 ms while they have clients. */
+#include "daemon.h"
+
+#include <signal.h>
+
+enum { FIRST_BACKOFF_MS = 200, LAST_BACKOFF_MS = 3200, CUDA_MPS_CONNECTION_FAILED = 805 };
+
+static struct link_packet packet;
+
+/* How many worker threads keep it; 0: it goes. */
+static int try_once(struct control *control, struct mps_server *server, bool backoff)
+{
+	int workers;
+
+	log_control(control, "Try shutting down server %d, backoff is %s", (int)server->pid, backoff ? "enabled" : "disabled");
+	if (server_ask(control, server, LINK_SHUTDOWN, (struct link_head){ 0 }, &packet) < 0)
+		return 0;
+	workers = packet.head.status;
+	if (workers)
+		log_control(control, "Server %d has %d active worker threads. Server will not shutdown.", (int)server->pid, workers);
+	return workers;
+}
+
+static void force(struct control *control, struct mps_server *server)
+{
+	server->forced = true;
+	server->retry_ns = 0;
+	log_control(control, "Force shutting down server %d", (int)server->pid);
+	if (link_send(server->fd, LINK_SHUTDOWN, (struct link_head){ .flags = 1 }, NULL, 0, LINK_NO_FD) < 0)
+		kill(server->pid, SIGKILL);
+}
+
+static void try_and_retry(struct control *control, struct mps_server *server, bool backoff)
+{
+	unsigned next = backoff ? server->backoff_ms * 2 : FIRST_BACKOFF_MS;
+
+	server->stopping = true;
+	server->retry_ns = 0;
+	if (!try_once(control, server, backoff)) {
+		server->forced = true; /* it is leaving: new clients wait for the next */
+		return;
+	}
+	server->backoff_ms = next > LAST_BACKOFF_MS ? LAST_BACKOFF_MS : next;
+	server->retry_ns = machine_now_ns() + server->backoff_ms * 1000000ull;
+	log_control(control, "Control will try shutting down server %d again in at most %ums", (int)server->pid, server->backoff_ms);
+}
+
+void shutdown_server(struct control *control, struct mps_server *server, bool force_it)
+{
+	if (server->fd < 0 && !server->ready) { /* still on its way: it has nobody to wait for it */
+		server->stopping = true;
+		server->retry_ns = machine_now_ns() + FIRST_BACKOFF_MS * 1000000ull;
+		server->backoff_ms = FIRST_BACKOFF_MS;
+	} else if (!force_it) {
+		try_and_retry(control, server, false);
+	} else if (try_once(control, server, false)) {
+		force(control, server);
+	}
+}
+
+void shutdown_quit(struct control *control, long timeout_seconds)
+{
+	control->quitting = true;
+	if (timeout_seconds >= 0) {
+		log_control(control, "quit command issued with timeout of %ld", timeout_seconds);
+		control->quit_force_ns = machine_now_ns() + (uint64_t)timeout_seconds * 1000000000u;
+	}
+	peer_refuse_pending(control, CUDA_MPS_CONNECTION_FAILED);
+	for (unsigned i = 0; i < DAEMON_SERVERS; i++)
+		if (control->servers[i].pid)
+			shutdown_server(control, &control->servers[i], false);
+}
+
+void shutdown_retry(struct control *control)
+{
+	uint64_t now = machine_now_ns();
+	bool force_all = control->quit_force_ns && now >= control->quit_force_ns;
+
+	for (unsigned i = 0; i < DAEMON_SERVERS; i++) {
+		struct mps_server *server = &control->servers[i];
+
+		if (!server->pid || server->forced)
+			continue;
+		if (force_all && try_once(control, server, false))
+			force(control, server);
+		else if (!force_all && server->retry_ns && now >= server->retry_ns)
+			try_and_retry(control, server, server->backoff_ms > 0);
+	}
+	if (force_all)
+		control->quit_force_ns = 0;
+}
+
+int shutdown_wait_ms(const struct control *control)
+{
+	uint64_t now = machine_now_ns(), next = control->quit_force_ns;
+
+	for (unsigned i = 0; i < DAEMON_SERVERS; i++) {
+		const struct mps_server *server = &control->servers[i];
+
+		if (server->pid && server->retry_ns && (!next || server->retry_ns < next))
+			next = server->retry_ns;
+	}
+	if (!next)
+		return -1;
+	return next <= now ? 0 : (int)((next - now + 999999) / 1000000);
+}

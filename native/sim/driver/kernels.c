@@ -1,0 +1,132 @@
+/* The kernels that the simulator knows, by name, as functions on the CPU.  All parameters are 64-bit. */
+#include "driver.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#define CLOCKS_PER_US 1755ull /* of an H200 at work */
+
+static uint64_t *words(uint64_t value)
+{
+	return (uint64_t *)value;
+}
+
+/* False: the access faulted, and the kernel is over. */
+static bool may(CUcontext context, CUdeviceptr address, size_t bytes, unsigned access)
+{
+	if (address_may(address, bytes, access))
+		return true;
+	fault_access(context, address, "FAULT_PDE", access & ADDRESS_WRITE ? "WRITE" : "READ");
+	return false;
+}
+
+static uint64_t cycles_ns(uint64_t cycles)
+{
+	return cycles > UINT64_MAX / 1000 ? UINT64_MAX : cycles * 1000 / CLOCKS_PER_US;
+}
+
+static uint64_t spin_needs(const struct work *work)
+{
+	return cycles_ns(work->launch.values[1]);
+}
+
+/* spin(u64 *p, i64 cycles): p[0] += 1 afterwards. */
+static void spin(CUcontext context, const struct work *work)
+{
+	CUdeviceptr p = work->launch.values[0];
+
+	if (may(context, p, 8, ADDRESS_READ | ADDRESS_WRITE) && queue_sleep(context, spin_needs(work)))
+		*words(p) += 1;
+}
+
+/* count_up(u64 *p): each thread adds 1. */
+static void count_up(CUcontext context, const struct work *work)
+{
+	CUdeviceptr p = work->launch.values[0];
+	uint64_t threads = (uint64_t)work->launch.grid * work->launch.block;
+
+	if (may(context, p, 8, ADDRESS_READ | ADDRESS_WRITE))
+		atomic_fetch_add((_Atomic uint64_t *)words(p), threads);
+}
+
+static uint64_t endless(const struct work *work)
+{
+	(void)work;
+	return UINT64_MAX;
+}
+
+/* hang(u64 *p): until p[0] is 12345, which this one does not look for. */
+static void hang(CUcontext context, const struct work *work)
+{
+	if (may(context, work->launch.values[0], 8, ADDRESS_READ))
+		queue_sleep(context, UINT64_MAX);
+}
+
+static uint64_t pattern(uint64_t seed, uint64_t index)
+{
+	return seed ^ index * 0x9e3779b97f4a7c15u;
+}
+
+/* fill(u64 *p, u64 n, u64 seed) */
+static void fill(CUcontext context, const struct work *work)
+{
+	CUdeviceptr p = work->launch.values[0];
+	uint64_t n = work->launch.values[1];
+
+	if (n > SIZE_MAX / 8 || !may(context, p, n * 8, ADDRESS_WRITE))
+		return;
+	for (uint64_t i = 0; i < n; i++)
+		words(p)[i] = pattern(work->launch.values[2], i);
+}
+
+/* check(u64 *p, u64 n, u64 seed, u64 *bad): adds the number of wrong words to bad[0]. */
+static void check(CUcontext context, const struct work *work)
+{
+	CUdeviceptr p = work->launch.values[0], bad = work->launch.values[3];
+	uint64_t n = work->launch.values[1], wrong = 0;
+
+	if (n > SIZE_MAX / 8 || !may(context, p, n * 8, ADDRESS_READ) || !may(context, bad, 8, ADDRESS_READ | ADDRESS_WRITE))
+		return;
+	for (uint64_t i = 0; i < n; i++)
+		wrong += words(p)[i] != pattern(work->launch.values[2], i);
+	*words(bad) += wrong;
+}
+
+/* smids(u32 *m): m[s] = 1 for each SM on which a block ran. */
+static void smids(CUcontext context, const struct work *work)
+{
+	double percent = driver.mps ? mps_percent(&context->link) : 100.0;
+	unsigned sms = machine_sms(context->gpu, percent);
+	CUdeviceptr m = work->launch.values[0];
+
+	sms = sms < work->launch.grid ? sms : work->launch.grid;
+	if (!may(context, m, sms * 4ul, ADDRESS_WRITE))
+		return;
+	for (unsigned i = 0; i < sms; i++)
+		((uint32_t *)m)[i] = 1;
+}
+
+static const struct kernel kernels[] = {
+	{ "spin", 2, spin, spin_needs },
+	{ "count_up", 1, count_up, NULL },
+	{ "hang", 1, hang, endless },
+	{ "fill", 3, fill, NULL },
+	{ "check", 4, check, NULL },
+	{ "smids", 1, smids, NULL },
+	{ NULL, 0, NULL, NULL },
+};
+
+static const struct kernel *find_in(const struct kernel *list, const char *name, size_t length)
+{
+	for (; list->name; list++)
+		if (strlen(list->name) == length && strncmp(list->name, name, length) == 0)
+			return list;
+	return NULL;
+}
+
+const struct kernel *kernel_find(const char *name, size_t length)
+{
+	const struct kernel *found = find_in(kernels, name, length);
+
+	return found ? found : find_in(fault_kernels, name, length);
+}

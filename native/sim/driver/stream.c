@@ -1,0 +1,65 @@
+/* Streams: all of a context's work is in order here, so a stream is only a place in its queue. */
+#include "driver.h"
+
+#include <stdlib.h>
+
+SIM_EXPORT CUresult cuStreamCreate(CUstream *phStream, unsigned int Flags)
+{
+	CUcontext context;
+	CUresult rc = context_current(&context);
+
+	if (rc != CUDA_SUCCESS)
+		return rc;
+	if (!phStream || Flags > CU_STREAM_NON_BLOCKING)
+		return CUDA_ERROR_INVALID_VALUE;
+	*phStream = calloc(1, sizeof(**phStream));
+	if (!*phStream)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	(*phStream)->context = context;
+	return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)
+{
+	(void)priority;
+	return cuStreamCreate(phStream, flags);
+}
+
+SIM_EXPORT CUresult cuStreamDestroy_v2(CUstream hStream)
+{
+	if (!hStream)
+		return CUDA_ERROR_INVALID_HANDLE;
+	free(hStream);
+	return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult cuStreamSynchronize(CUstream hStream)
+{
+	return hStream ? queue_wait(hStream->context, hStream->last) : cuCtxSynchronize();
+}
+
+static CUresult state_of(CUcontext context, uint64_t number)
+{
+	CUresult rc;
+
+	pthread_mutex_lock(&context->lock);
+	rc = context->error ? (CUresult)context->error : context->completed < number ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+	pthread_mutex_unlock(&context->lock);
+	return rc;
+}
+
+SIM_EXPORT CUresult cuStreamQuery(CUstream hStream)
+{
+	CUcontext context;
+	CUresult rc = context_current(&context);
+
+	if (rc != CUDA_SUCCESS)
+		return rc;
+	return state_of(context, hStream ? hStream->last : context->submitted);
+}
+
+SIM_EXPORT CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
+{
+	(void)hStream, (void)Flags;
+	return hEvent ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; /* the queue is in order already */
+}

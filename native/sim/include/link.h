@@ -1,0 +1,101 @@
+/* What the simulator's parts say to each other.  The simulator's own; nothing else speaks it.
+ *
+ *   control -> whoever connects: GREETING; then it waits for that one, and for nobody else, without limit
+ *   client  -> control   PROBE                       <- PROBED, closed
+ *   client  -> control   HELLO <- WELCOME, ATTACH <- GRANT + descriptor | REFUSE, DONE, closed
+ *   UI      -> control   UI <- UI_READY, (COMMAND <- OUTPUT*, END)*
+ *   server  -> control   SERVER <- CONFIG, READY, (request <- ANSWER)*
+ *   server  -> client    ACCEPT + page | REFUSE, then FAULTED at any time
+ *   client  -> server    FAULT, BYE
+ *
+ * One datagram is one message: a link_head, then link_head.size bytes.  Who sent it is told by the
+ * kernel's SCM_CREDENTIALS, so that a relay can vouch for others.
+ */
+#ifndef MPSD_SIM_LINK_H
+#define MPSD_SIM_LINK_H
+
+#include "machine.h"
+
+enum { LINK_MAGIC = 0x4c4b0001, LINK_PAYLOAD = 65536, LINK_NO_FD = -1 };
+
+enum link_kind {
+	LINK_GREETING = 1, LINK_PROBE, LINK_PROBED,
+	LINK_HELLO, LINK_WELCOME, LINK_ATTACH, LINK_GRANT, LINK_REFUSE, LINK_DONE,
+	LINK_UI, LINK_UI_READY, LINK_COMMAND, LINK_OUTPUT, LINK_END,
+	LINK_SERVER, LINK_CONFIG, LINK_READY, LINK_NEW_CLIENT,
+	LINK_GET_STATUS, LINK_GET_CLIENTS, LINK_TERMINATE, LINK_SHUTDOWN, LINK_ANSWER,
+	LINK_ACCEPT, LINK_FAULT, LINK_FAULTED, LINK_BYE,
+};
+
+enum fault_class { /* status of FAULT: what a kernel did, or what befell it */
+	FAULT_MMU = 1, FAULT_TRAP, FAULT_ASSERT, FAULT_ILLEGAL, FAULT_MISALIGNED, FAULT_STACK,
+	FAULT_KILLED, /* the server's own: a client died in the middle of a kernel */
+	FAULT_DEVICE, /* asked for with `mpsd-sim xid` */
+	FAULT_CLASSES,
+};
+
+struct link_head {
+	uint32_t magic;
+	uint32_t kind;
+	int32_t pid;
+	int32_t uid;
+	int32_t context; /* 0: the process itself */
+	int32_t status;  /* a CUresult, or what the kind says */
+	uint32_t size;   /* of the payload */
+	uint32_t flags;
+};
+
+struct link_limit { /* as given: a device is named by ordinal or UUID and not checked */
+	char device[MACHINE_UUID];
+	uint64_t bytes;
+};
+
+struct link_settings { /* payload of CONFIG and ACCEPT */
+	double percent;
+	int32_t priority;
+	uint32_t limit_count;
+	struct link_limit limits[MACHINE_GPUS];
+};
+
+struct link_accept { /* payload of ACCEPT */
+	double percent;
+	int32_t priority;
+	uint32_t gpu_count;                 /* the GPUs that the server has */
+	uint32_t gpus[MACHINE_GPUS];
+	uint64_t limit_bytes[MACHINE_GPUS]; /* by machine GPU; 0: none */
+};
+
+struct link_client { /* one row of the ANSWER to GET_CLIENTS, whose flags say from which on */
+	int32_t pid;
+	int32_t context;
+	uint32_t id; /* the server's count */
+	uint32_t gpu;
+	uint64_t namespace_id;
+	char command[64];
+};
+
+struct link_page { /* shared by one context and its server: the client writes, the server reads */
+	_Atomic uint64_t kernel_started_ns; /* 0: idle */
+	_Atomic uint64_t kernel_needs_ns;   /* UINT64_MAX: endless */
+};
+
+struct link_packet {
+	struct link_head head;
+	pid_t pid; /* of the sender; 0: not told */
+	uid_t uid;
+	int fd; /* the receiver's to close; LINK_NO_FD: none came */
+	char payload[LINK_PAYLOAD];
+};
+
+/* 0, or -errno.  Never blocks longer than `timeout_ms`; -1: for ever. */
+int link_send(int socket, enum link_kind kind, struct link_head head, const void *payload, size_t size, int pass_fd);
+int link_receive(int socket, struct link_packet *packet, int timeout_ms); /* -EPIPE: closed; -EPROTO: not ours */
+int link_connect(const char *directory, const char *name); /* socket, once greeted, or -errno; may wait for ever */
+const char *link_pipe_directory(void);
+void link_more_descriptors(void); /* as many as we may have: a client takes two of its server's */
+
+/* log.c: "[2026-11-20 12:30:15.126 Control   925] text" */
+size_t log_format(char *line, size_t size, const char *who, const char *text); /* length with newline */
+void log_put(int fd, const char *text, size_t length); /* best effort: whoever has gone does not read it */
+
+#endif

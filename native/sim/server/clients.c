@@ -1,0 +1,225 @@
+/* Clients of the server: taking them in, hearing of them, seeing them off. */
+#include "server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { PROCESS_MS = 8, CONTEXT_MS = 75, LONG_KERNEL_MS = 15 };
+
+static struct link_packet packet;
+
+static void describe(struct connection *client)
+{
+	char path[64], text[64] = "";
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/ns/pid", (int)client->pid);
+	if (readlink(path, text, sizeof(text) - 1) > 5)
+		client->namespace_id = strtoull(text + 5, NULL, 10); /* after "pid:[" */
+	snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)client->pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0 || read(fd, client->command, sizeof(client->command) - 1) < 0)
+		client->command[0] = '\0';
+	if (fd >= 0)
+		close(fd);
+}
+
+unsigned client_workers(const struct server *server)
+{
+	unsigned workers = 0;
+
+	for (unsigned i = 0; i < server->count; i++)
+		workers += server->list[i].fd >= 0 && !server->list[i].refusal;
+	return workers;
+}
+
+static unsigned contexts_on(const struct server *server, unsigned gpu)
+{
+	unsigned count = 0;
+
+	for (unsigned i = 0; i < server->count; i++)
+		count += server->list[i].fd >= 0 && server->list[i].context && !server->list[i].refusal && server->list[i].gpu == gpu;
+	return count;
+}
+
+static struct connection *process_of(struct server *server, pid_t pid)
+{
+	for (unsigned i = 0; i < server->count; i++)
+		if (server->list[i].fd >= 0 && server->list[i].pid == pid && server->list[i].context == 0)
+			return &server->list[i];
+	return NULL;
+}
+
+static unsigned long max_clients(void)
+{
+	return machine_knob("MPSD_SIM_MAX_CLIENTS", 48);
+}
+
+static int refusal_of(const struct server *server, const struct connection *client)
+{
+	if (server->fault)
+		return CUDA_NOT_READY;
+	if (client->context && contexts_on(server, client->gpu) >= max_clients())
+		return CUDA_MAX_CLIENTS;
+	return 0;
+}
+
+static void log_arrival(struct server *server, const struct connection *client)
+{
+	struct machine_gpu *gpu = &machine_open()->gpus[client->gpu];
+	int pid = client->pid, context = client->context;
+
+	if (client->refusal == CUDA_NOT_READY) {
+		log_server("Server teardown in progress. Refusing to accept new client {PID: %d, Context ID: %d}", pid, context);
+		log_server("Failed to accept client {PID: %d, Context ID: %d} with status %d", pid, context, client->refusal);
+		return;
+	}
+	log_server("Client {PID: %d, Context ID: %d} connected", pid, context);
+	log_server("Creating worker thread for client {PID: %d, Context ID: %d}", pid, context);
+	if (context) {
+		log_server("Device %s (uuid %s) is associated", gpu->name, gpu->uuid);
+		if (client->refusal)
+			log_server("Failed to accept new client. Maximum number of clients (%lu) reached.", max_clients());
+		else
+			log_server("Status of client {PID: %d, Context ID: %d} is ACTIVE", pid, context);
+	}
+	server->stale_pid = client->pid;
+	server->stale_context = context;
+}
+
+/* The flags of the request say on which GPU; contexts are created one at a time. */
+void client_new(struct server *server, const struct link_packet *said)
+{
+	struct connection *client = &server->list[server->count];
+	uint64_t now = machine_now_ns();
+	struct connection *process = process_of(server, said->head.pid);
+
+	if (said->fd < 0)
+		return;
+	if (server->count == SERVER_CONNECTIONS) {
+		close(said->fd);
+		return;
+	}
+	log_server("Received new client request for {PID: %d, Context ID: %d}", (int)server->stale_pid, server->stale_context);
+	if (server->destroyed && !server->fault) {
+		create_device_contexts(server);
+		server->destroyed = false;
+	}
+	*client = (struct connection){ .fd = said->fd, .pid = said->head.pid, .uid = (uid_t)said->head.uid,
+				       .context = said->head.context, .gpu = said->head.flags % MACHINE_GPUS };
+	client->refusal = refusal_of(server, client);
+	client->id = process && client->context ? process->id : ++server->next_id;
+	describe(client);
+	client->answer_ns = now + machine_delay_ms(PROCESS_MS, 1) * 1000000ull;
+	if (client->context && !client->refusal) {
+		uint64_t start = server->context_free_ns > now ? server->context_free_ns : now;
+
+		client->answer_ns = server->context_free_ns = start + machine_delay_ms(CONTEXT_MS, 2) * 1000000ull;
+	}
+	log_arrival(server, client);
+	server->count++;
+}
+
+/* A process that dies in the middle of a long kernel takes the others along; up to 12 ms none did. */
+static bool died_in_kernel(const struct connection *client)
+{
+	return client->page && !client->bye && !client->terminated && client->page->kernel_started_ns &&
+	       client->page->kernel_needs_ns > LONG_KERNEL_MS * 1000000ull;
+}
+
+static void client_gone(struct server *server, struct connection *client)
+{
+	bool killed = !server->fault && client->context && died_in_kernel(client);
+	int pid = client->pid, context = client->context;
+
+	close(client->fd);
+	client->fd = -1;
+	if (client->page)
+		munmap(client->page, 4096);
+	client->page = NULL;
+	if (client->refusal)
+		return;
+	log_server("Server failed to recevie command with status 806, assuming client {PID: %d, Context ID: %d} exit", pid, context);
+	if (context) {
+		unsigned left = 0;
+
+		for (unsigned i = 0; i < server->count; i++)
+			left += server->list[i].fd >= 0 && server->list[i].context && !server->list[i].refusal;
+		log_server("Client {PID: %d, Context ID: %d} exiting. %sNumber of active client contexts is %u.", pid, context,
+			   client->in_reset ? "Worker is in reset. " : "", left);
+	} else {
+		log_server("Client process %d disconnected", pid);
+	}
+	if (killed)
+		fault_begin(server, client, FAULT_KILLED, "channel error");
+	fault_client_gone(server);
+}
+
+void client_said(struct server *server, struct connection *client)
+{
+	int rc = link_receive(client->fd, &packet, 0);
+
+	if (rc == 0 && packet.fd >= 0)
+		close(packet.fd);
+	if (rc == -ETIMEDOUT)
+		return;
+	if (rc < 0) {
+		client_gone(server, client);
+	} else if (packet.head.kind == LINK_BYE) {
+		client->bye = true;
+	} else if (packet.head.kind == LINK_FAULT && packet.head.status > 0 && packet.head.status < FAULT_CLASSES) {
+		packet.payload[packet.head.size < LINK_PAYLOAD ? packet.head.size : LINK_PAYLOAD - 1] = '\0';
+		fault_begin(server, client, (enum fault_class)packet.head.status, packet.payload);
+	}
+}
+
+/* One page of them, from the given row on; an empty one is the last. */
+void client_list(struct server *server, unsigned from)
+{
+	struct link_client *rows = (struct link_client *)packet.payload;
+	unsigned count = 0;
+
+	for (unsigned i = 0; i < server->count && (count + 1) * sizeof(*rows) <= LINK_PAYLOAD; i++) {
+		struct connection *client = &server->list[i];
+
+		if (client->fd < 0 || client->refusal)
+			continue;
+		if (from) {
+			from--;
+			continue;
+		}
+		rows[count] = (struct link_client){ .pid = client->pid, .context = client->context, .id = client->id,
+						    .gpu = client->gpu, .namespace_id = client->namespace_id };
+		memcpy(rows[count++].command, client->command, sizeof(rows->command));
+	}
+	link_send(server->control, LINK_ANSWER, (struct link_head){ 0 }, rows, count * sizeof(*rows), LINK_NO_FD);
+}
+
+int client_terminate(struct server *server, pid_t pid)
+{
+	int result = CUDA_INVALID_VALUE;
+
+	for (unsigned i = 0; i < server->count; i++) {
+		struct connection *client = &server->list[i];
+
+		if (client->fd < 0 || client->refusal || client->pid != pid)
+			continue;
+		result = client->terminated ? CUDA_INVALID_CONTEXT : 0;
+		if (client->terminated)
+			continue;
+		client->terminated = true;
+		if (client->context)
+			log_server("MPS server requesting client {PID: %d, Context ID: %d} to exit", (int)pid, client->context);
+		link_send(client->fd, LINK_FAULTED, (struct link_head){ .status = CUDA_TERMINATED }, NULL, 0, LINK_NO_FD);
+	}
+	if (result)
+		return result;
+	machine_sleep_ms(machine_delay_ms(6, 1));
+	log_server("Client termination succeeded.");
+	return 0;
+}

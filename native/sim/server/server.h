@@ -1,0 +1,77 @@
+/* The fake MPS server: its connections and its state.
+ *
+ *   ACTIVE --a client's work faults--> (the delays of fault.c) --> FAULT --last old context gone--> ACTIVE
+ *
+ * One thread, one poll loop (main.c).  A connection is one "worker thread" of the real one:
+ * context 0 for the process itself, 1 and up for its contexts.
+ */
+#ifndef MPSD_SIM_SERVER_H
+#define MPSD_SIM_SERVER_H
+
+#include "link.h"
+
+enum { SERVER_CONNECTIONS = 4096, SERVER_CONTEXT_MIB = 72, };
+enum { CUDA_INVALID_VALUE = 1, CUDA_INVALID_CONTEXT = 201, CUDA_NOT_READY = 807, CUDA_MAX_CLIENTS = 808, CUDA_TERMINATED = 810 };
+
+struct connection {
+	int fd; /* -1: closed, to be forgotten */
+	pid_t pid;
+	uid_t uid;
+	int context;
+	unsigned id;
+	unsigned gpu;
+	uint64_t namespace_id;
+	char command[64];
+	struct link_page *page;
+	int refusal;        /* the CUresult that answers it; 0: it is accepted */
+	uint64_t answer_ns; /* when; 0: done */
+	bool terminated;    /* its work has been ended: its death harms nobody */
+	bool bye;
+	bool doomed;        /* it was here when the fault happened */
+	bool in_reset;      /* it is the one that faulted */
+	int fail_code;      /* 0: tell it that all is well */
+	uint64_t fail_ns;   /* when to tell it fail_code; 0: nothing to tell */
+	int late_code;      /* what to tell it after that; 0: nothing */
+	uint64_t late_ns;
+};
+
+struct server {
+	int control;
+	struct link_settings settings;
+	struct machine_view view;
+	struct connection *list;
+	unsigned count;
+	unsigned next_id;
+	pid_t stale_pid; /* what the real one prints before it knows whom it talks to */
+	int stale_context;
+	uint64_t context_free_ns; /* contexts are created one after the other */
+	bool fault;
+	bool destroyed; /* the device context has gone after a fault */
+	bool leaving;
+};
+
+/* clients.c */
+void client_new(struct server *server, const struct link_packet *packet);
+void client_said(struct server *server, struct connection *client);
+void client_list(struct server *server, unsigned from);
+int client_terminate(struct server *server, pid_t pid);
+unsigned client_workers(const struct server *server);
+
+/* answers.c */
+void client_answers(struct server *server, uint64_t now);
+
+/* fault.c */
+void fault_begin(struct server *server, const struct connection *culprit, enum fault_class class, const char *access);
+void fault_run(struct server *server, uint64_t now);
+uint64_t fault_next_ns(const struct server *server); /* 0: nothing to come */
+void fault_client_gone(struct server *server);
+
+/* startup.c */
+void startup(struct server *server); /* exits on failure */
+void create_device_contexts(struct server *server);
+
+/* log.c */
+void log_as(const char *who, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#define log_server(...) log_as("Server", __VA_ARGS__)
+
+#endif

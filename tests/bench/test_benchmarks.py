@@ -1,0 +1,43 @@
+"""Each benchmark, in a tiny version on the simulator: it runs, prints its table last, and writes what it found."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.comparison.stage import CLIENTS, FRONT_END, SIMULATOR
+
+HERE = Path(__file__).parent
+NEEDED = (SIMULATOR / "bin/nvidia-cuda-mps-control", SIMULATOR / "lib/libcuda.so.1", CLIENTS / "counter", FRONT_END)
+ROWS = {
+    "commands": "64 pollers: failed or wrong answers",
+    "admission": "40 at once: first kernel",
+    "relay": "64 connections: messages per second",
+    "growth": "50 idle clients: resident, processor",
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not all(map(Path.exists, NEEDED)), reason="the simulator or the clients are not built (make)"),
+]
+
+
+def test_every_benchmark_is_tried_here() -> None:
+    assert sorted(ROWS) == sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.deadline(120)
+def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
+    """--plot is asked for too: without matplotlib it says so, and goes on."""
+    argv = [sys.executable, str(HERE / f"bench_{name}.py"), "--trials", "1", "--json", str(tmp_path / "found.json")]
+    argv += ["--plot", str(tmp_path / "plot.png"), *(["--clients", "0,50"] if name == "growth" else [])]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    [row] = [row for row in found["rows"] if row["what"] == ROWS[name]]
+    assert row["mpsd"] not in ("-", "no result")
+    assert ROWS[name] in done.stdout.partition("== ")[2]
+    assert (tmp_path / "plot.png").exists() or "matplotlib is not installed" in done.stderr

@@ -1,0 +1,92 @@
+/* counter: counts on the device, one line a second; ends with the CUDA error that stops it.
+ *
+ *   counter [--seconds S] [--ms MS] [--kernel-us US] [--mem MiB] [--json] [--start-ns NS]
+ */
+#include "client.h"
+
+#include <stdlib.h>
+
+enum { CYCLES_PER_US = 1755 };
+
+struct run {
+	double seconds;
+	double tick_ms;
+	uint64_t cycles;
+	uint64_t kernels;
+	double worst_ms;
+	CUdeviceptr count;
+	CUfunction spin;
+};
+
+static uint64_t read_count(struct client *client, struct run *run)
+{
+	uint64_t value = 0;
+
+	CLIENT_CHECK(client, cuMemcpyDtoH(&value, run->count, sizeof(value)), EXIT_WORK);
+	return value;
+}
+
+static void step(struct client *client, struct run *run)
+{
+	void *parameters[] = { &run->count, &run->cycles };
+	uint64_t before = client_now_ns();
+	double ms;
+
+	CLIENT_CHECK(client, client_launch(run->spin, 1, 32, parameters), EXIT_WORK);
+	CLIENT_CHECK(client, cuCtxSynchronize(), EXIT_WORK);
+	ms = client_ms_since(before);
+	run->worst_ms = ms > run->worst_ms ? ms : run->worst_ms;
+	run->kernels++;
+}
+
+static void prepare(struct client *client, struct run *run, size_t mem_bytes)
+{
+	CUdeviceptr extra;
+
+	client_start(client);
+	run->spin = client_kernel(client, "spin");
+	CLIENT_CHECK(client, cuMemAlloc(&run->count, 4096), EXIT_WORK);
+	CLIENT_CHECK(client, cuMemsetD8(run->count, 0, 4096), EXIT_WORK);
+	if (mem_bytes)
+		CLIENT_CHECK(client, cuMemAlloc(&extra, mem_bytes), EXIT_WORK);
+	step(client, run);
+	run->worst_ms = 0; /* the first one loads the kernel */
+	client_say(client, "ready", "first kernel done %.1f ms after the start (init %.1f ms, context %.1f ms), %d SMs",
+		   "\"first_kernel_ms\": %.3f, \"init_ms\": %.3f, \"context_ms\": %.3f, \"sms\": %d",
+		   client_ms_since(client->start_ns), client->init_ms, client->context_ms, client_sms(client));
+}
+
+static void count(struct client *client, struct run *run)
+{
+	uint64_t start = client_now_ns(), ticks = 0;
+
+	while (client_ms_since(start) < run->seconds * 1e3) {
+		step(client, run);
+		if (client_ms_since(start) < (double)(ticks + 1) * run->tick_ms)
+			continue;
+		ticks = (uint64_t)(client_ms_since(start) / run->tick_ms);
+		client_say(client, "tick", "count %llu, worst stall %.2f ms", "\"count\": %llu, \"worst_ms\": %.3f",
+			   (unsigned long long)read_count(client, run), run->worst_ms);
+	}
+	client_say(client, "end", "count %llu after %llu kernels, worst stall %.2f ms",
+		   "\"count\": %llu, \"kernels\": %llu, \"worst_ms\": %.3f", (unsigned long long)read_count(client, run),
+		   (unsigned long long)run->kernels, run->worst_ms);
+}
+
+int main(int argc, char **argv)
+{
+	struct client client;
+	struct run run = { 0 };
+	size_t mem_bytes;
+
+	client_options(&client, "counter", &argc, argv);
+	run.seconds = atof(client_option(&argc, argv, "--seconds", "10"));
+	run.tick_ms = atof(client_option(&argc, argv, "--ms", "1000"));
+	run.cycles = (uint64_t)(atof(client_option(&argc, argv, "--kernel-us", "100")) * CYCLES_PER_US);
+	mem_bytes = strtoull(client_option(&argc, argv, "--mem", "0"), NULL, 10) << 20;
+	if (argc > 1 || run.tick_ms <= 0)
+		client_usage("counter [--seconds S] [--ms MS] [--kernel-us US] [--mem MiB] [--json] [--start-ns NS]");
+	prepare(&client, &run, mem_bytes);
+	count(&client, &run);
+	return 0;
+}

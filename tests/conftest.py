@@ -1,0 +1,102 @@
+"""The async runner, deadlines, markers, and the fixtures that everybody needs."""
+
+import functools
+import inspect
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import hypothesis
+import pytest
+import trio
+import trio.testing
+
+DEADLINE_SECONDS = 30.0
+
+hypothesis.settings.register_profile(
+    "mpsd",
+    deadline=None,  # a busy machine is no failure; the test's own deadline stands
+    database=None,
+    derandomize=True,  # the same examples in every run: a red run can be repeated
+    max_examples=int(os.environ.get("MPSD_TEST_EXAMPLES", "100")),
+)
+hypothesis.settings.load_profile("mpsd")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run `async def test_...` under trio; a fixture that is a trio clock becomes the clock of the run."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    clocks = [each for each in arguments.values() if isinstance(each, trio.abc.Clock)]
+    trio.run(functools.partial(pyfuncitem.obj, **arguments), clock=clocks[0] if clocks else None)
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """No test may hang: real seconds, whatever clock the test has."""
+    marker = item.get_closest_marker("deadline")
+    seconds = marker.args[0] if marker else DEADLINE_SECONDS * (10 if item.get_closest_marker("slow") else 1)
+
+    def give_up(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"the test took longer than its {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 5)  # and again: a test may swallow the first one
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What this machine cannot show is skipped, with the reason."""
+    lacking = {}
+    if not os.path.exists("/dev/nvidiactl"):
+        lacking["gpu"] = pytest.mark.skip(reason="no NVIDIA GPU here (/dev/nvidiactl)")
+    if os.geteuid() != 0:
+        lacking["root"] = pytest.mark.skip(reason="needs uid 0")
+    for item in items:
+        for name, skip in lacking.items():
+            if item.get_closest_marker(name):
+                item.add_marker(skip)
+
+
+@pytest.fixture
+def mock_clock() -> trio.testing.MockClock:
+    """Time that stands still until the test moves it."""
+    return trio.testing.MockClock()
+
+
+@pytest.fixture
+def autojump_clock() -> trio.testing.MockClock:
+    """Time that jumps to the next deadline when everybody waits."""
+    return trio.testing.MockClock(autojump_threshold=0)
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A temporary directory with a short name, which all users may enter: socket paths end at 107 bytes."""
+    made = Path(tempfile.mkdtemp(prefix="mpsd-", dir="/tmp"))
+    made.chmod(0o755)
+    yield made
+    kill_those_of(made)
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def kill_those_of(directory: Path) -> None:
+    """Daemons, servers and keepers that a failed test left behind: those with `directory` in their environment."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and entry.name != str(os.getpid()):
+            try:
+                if os.fsencode(directory) in (entry / "environ").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except OSError:
+                pass  # gone, or another user's

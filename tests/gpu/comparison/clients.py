@@ -1,0 +1,134 @@
+"""A running test client: what it says, line by line, and its end.
+
+The clients of tests/clients print one JSON object a line; lines that are none are kept apart.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Event = dict[str, Any]
+ERROR = "error"
+
+
+class Client:
+    """Guards the list of events, which a thread of its own fills."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self.argv = list(argv)
+        self.started_ns = time.monotonic_ns()
+        self._events: list[Event] = []
+        self.other: list[str] = []
+        self._is_over = False
+        self._changed = threading.Condition()
+        self.process = subprocess.Popen(
+            [word.replace("{start_ns}", str(self.started_ns)) for word in argv],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self._take(line)
+        self.process.wait()
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def _take(self, line: str) -> None:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        with self._changed:
+            if isinstance(event, dict):
+                self._events.append(event)
+            else:
+                self.other.append(line.rstrip())
+            self._changed.notify_all()
+
+    # -- what it said ------------------------------------------------------------------------------------------------
+
+    def events(self, name: str) -> list[Event]:
+        with self._changed:
+            return [event for event in self._events if event.get("event") == name]
+
+    def wait_for(self, name: str, seconds: float, since_ns: int = 0) -> Event | None:
+        """The first such event after `since_ns`; None when the client ended without it, or the time is up."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                for event in self._events:
+                    if event.get("event") == name and event.get("monotonic_ns", 0) >= since_ns:
+                        return event
+                if self._is_over or not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    return None
+
+    @property
+    def error_code(self) -> int | None:
+        """The CUDA error that ended it."""
+        errors = self.events(ERROR)
+        return int(errors[0]["code"]) if errors else None
+
+    @property
+    def fate(self) -> str:
+        """In a word: running, done, the CUDA error, or how it ended."""
+        if self.is_running:
+            return "running"
+        if self.error_code is not None:
+            return f"error {self.error_code}"
+        status = self.process.returncode
+        if not status:
+            return "done"
+        return f"signal {-status}" if status < 0 else f"status {status} {' '.join(self.other)[:60]}".strip()
+
+    # -- its end -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        with self._changed:
+            return not self._is_over
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit status; None when it still runs."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while not self._is_over:
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    return None
+        return self.process.returncode
+
+    def signal(self, number: int) -> None:
+        if self.is_running:
+            try:
+                os.kill(self.process.pid, number)
+            except ProcessLookupError:
+                pass
+
+
+def end_all(clients: Sequence[Client], seconds: float = 3.0) -> None:
+    """SIGTERM, then SIGKILL for those that are still there.  Their kernels are short: nobody else is harmed."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + seconds
+        for client in clients:
+            client.signal(number)
+        for client in clients:
+            client.wait(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,96 @@
+"""Which processes are ours: those that were started with an MPS pipe directory below ours.  Found in /proc, ended by pid."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def started_below(directory: Path) -> list[int]:
+    """Living processes whose CUDA_MPS_PIPE_DIRECTORY lies below a directory; this one never."""
+    wanted = f"CUDA_MPS_PIPE_DIRECTORY={directory}/".encode()
+    return [pid for pid in _pids() if pid != os.getpid() and _has_variable(pid, wanted) and is_alive(pid)]
+
+
+def is_alive(pid: int) -> bool:
+    """A dead one that nobody has collected counts as dead."""
+    return _stat(pid)[0:1] not in ([], ["Z"], ["X"])
+
+
+def end_below(directory: Path, seconds: float = 5.0) -> list[int]:
+    """SIGKILL until none is left; the pids of those that cannot be ended."""
+    deadline = time.monotonic() + seconds
+    while (pids := started_below(directory)) and time.monotonic() < deadline:
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.02)
+    return pids
+
+
+def wait_gone(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while is_alive(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def program_name(pid: int) -> str:
+    """The last part of argv[0]."""
+    try:
+        first = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    except OSError:
+        return ""
+    return os.path.basename(first.decode(errors="replace"))
+
+
+def parent(pid: int) -> int:
+    fields = _stat(pid)
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """Used so far, threads that have ended included; 0 for one that has gone."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3), by the kernel's rule; it counts nanoseconds
+    except OSError:
+        return 0.0
+
+
+def memory_mib(pid: int) -> tuple[float, float]:
+    """Resident, and its share of what is shared (PSS); 0 where the kernel does not say."""
+    return _kib(pid, "status", "VmRSS:") / 1024, _kib(pid, "smaps_rollup", "Pss:") / 1024
+
+
+def _kib(pid: int, file: str, name: str) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
+
+
+def _pids() -> Iterator[int]:
+    return (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+
+
+def _has_variable(pid: int, wanted: bytes) -> bool:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return any(variable.startswith(wanted) for variable in environment.split(b"\0"))
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields after the name: state, parent, ..."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()

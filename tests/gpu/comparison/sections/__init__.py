@@ -1,0 +1,47 @@
+"""The sections, in the order in which they run: what matters most comes first, should the time run out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.gpu.comparison.sections import (
+    contract,
+    cost,
+    crowd,
+    ending,
+    faults,
+    pollers,
+    pytorch,
+    restart,
+    silence,
+    startup,
+    strangers,
+    throughput,
+    unprivileged,
+)
+from tests.gpu.comparison.stage import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """`seconds`: its most; usually it takes far less."""
+
+    name: str
+    seconds: float
+    run: Callable[[Stage], object]
+
+
+SECTIONS = (
+    Section("startup", 45, startup.run),
+    Section("pytorch", 70, pytorch.run),
+    Section("throughput", 45, throughput.run),
+    Section("pollers", 75, pollers.run),
+    Section("faults", 100, faults.run),
+    Section("crowd", 40, crowd.run),
+    Section("restart", 30, restart.run),
+    Section("silence", 40, silence.run),
+    Section("strangers", 40, strangers.run),
+    Section("ending", 35, ending.run),
+    Section("cost", 45, cost.run),
+    Section("unprivileged", 30, unprivileged.run),
+    Section("contract", 150, contract.run),
+)

@@ -1,0 +1,105 @@
+"""The comparison itself, in a tiny version on the simulator: every section runs, and says what it should."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.comparison import processes
+from tests.gpu.comparison.sections import SECTIONS
+from tests.gpu.comparison.stage import CLIENTS, FRONT_END, SIMULATOR
+
+COMPARE = Path(__file__).with_name("compare")
+NEEDED = (SIMULATOR / "bin/nvidia-cuda-mps-control", SIMULATOR / "lib/libcuda.so.1", CLIENTS / "counter", FRONT_END)
+SPEED = ("startup", "throughput", "pytorch")  # sections whose goals are speeds: a simulated GPU has none
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.root,
+    pytest.mark.skipif(not all(map(Path.exists, NEEDED)), reason="the simulator or the clients are not built (make)"),
+]
+
+FAKE_TORCH = '''
+    """As much of PyTorch as torch_client.py uses."""
+    float16 = "float16"
+
+    class Matrix:
+        def __matmul__(self, other):
+            return self
+
+        def __getitem__(self, index):
+            return self
+
+        def item(self):
+            return 1 / 2048
+
+    def full(shape, value, device, dtype):
+        return Matrix()
+
+    class cuda:
+        @staticmethod
+        def synchronize():
+            pass
+'''
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """compare.json of one run of everything but the contract suite, which has tests of its own."""
+    directory = tmp_path_factory.mktemp("compare")
+    (directory / "torch.py").write_text(textwrap.dedent(FAKE_TORCH))
+    names = ",".join(section.name for section in SECTIONS if section.name != "contract")
+    argv = [sys.executable, str(COMPARE), "--dry-run-sim", "--trials", "1", "--only", names, "--torch-python", sys.executable]
+    env = dict(os.environ, OUT=str(directory), PYTHONPATH=str(directory))
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode in (0, 1), done.stderr  # 1: a goal was missed
+    found: dict[str, Any] = json.loads((directory / "compare.json").read_text())
+    found["printed"] = done.stdout
+    found["files"] = sorted(path.name for path in directory.iterdir())
+    return found
+
+
+@pytest.mark.deadline(250)
+def test_every_section_runs(result: dict[str, Any]) -> None:
+    """A row called "failed" or "did not end" is a section that broke."""
+    broken = [row for row in result["rows"] if row["what"] in ("failed", "did not end", "not begun")]
+    assert not broken
+    assert {row["section"] for row in result["rows"]} == {section.name for section in SECTIONS} - {"contract"}
+
+
+@pytest.mark.deadline(250)
+def test_mpsd_reaches_what_is_not_speed(result: dict[str, Any]) -> None:
+    """What arrives in the same milliseconds as a fault is a matter of speed too."""
+    missed = [row for row in result["rows"] if row["met"] is False and row["section"] not in SPEED]
+    missed = [row for row in missed if "as the culprit is told" not in row["what"]]
+    assert not missed
+
+
+@pytest.mark.deadline(250)
+def test_the_vendor_fails_where_it_is_known_to(result: dict[str, Any]) -> None:
+    """Were it not so, the comparison would look at the wrong thing."""
+    cells = {row["what"]: row["vendor"] for row in result["rows"]}
+    assert cells["64 clients at once: running and counting"] == "48 of 64"
+    assert cells["kill -9: running clients that go on"] == "0 of 8"
+    assert cells["trap: bystander in another domain goes on"] == "0 of 1"
+    assert cells["client of another user beside a running one of root: first kernel"].startswith("waits")
+
+
+@pytest.mark.deadline(250)
+def test_the_table_comes_last_and_the_files_are_few(result: dict[str, Any]) -> None:
+    assert result["printed"].rstrip().splitlines()[-1].split(" of ")[0].isdigit()
+    kept = [name for name in result["files"] if name != "torch.py" and name != "__pycache__"]
+    assert {"compare.json", "compare.md"} <= set(kept)
+    assert len(kept) <= 8
+
+
+@pytest.mark.deadline(250)
+def test_nothing_is_left(result: dict[str, Any]) -> None:
+    place = Path(result["facts"]["place"])
+    assert not place.exists()
+    assert not processes.started_below(place)

@@ -1,0 +1,53 @@
+"""Processes, seen from outside: what they are, whether they run; and waiting for something that they do."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+EVENT_SECONDS = 10.0
+
+Found = TypeVar("Found")
+
+
+def wait_for(what: str, look: Callable[[], Found], seconds: float = EVENT_SECONDS) -> Found:
+    """What `look` finds, as soon as it finds something true.  An AssertionError that names it when the time is up."""
+    until = time.monotonic() + seconds
+    while True:
+        if found := look():
+            return found
+        assert time.monotonic() < until, f"waited {seconds:g} s for {what}"
+        time.sleep(0.005)
+
+
+def variable(pid: int, name: str) -> str:
+    """Of a process's first environment; empty when it has none or has gone."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    prefix = name.encode() + b"="
+    return next((entry[len(prefix) :].decode() for entry in entries if entry.startswith(prefix)), "")
+
+
+def state_of(pid: int) -> str:
+    """The letter of proc(5); X for a process that has gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "X"
+    return text[text.rfind(")") + 2]
+
+
+def is_running(pid: int) -> bool:
+    """A zombie is not running."""
+    return state_of(pid) not in "ZX"
+
+
+def program_of(pid: int) -> str:
+    """The base name of argv[0]; empty for a zombie."""
+    try:
+        return os.path.basename(Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode())
+    except OSError:
+        return ""

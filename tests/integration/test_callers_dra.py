@@ -1,0 +1,67 @@
+"""The Kubernetes DRA driver: its control daemon's start script, word for word, in a container that sees the host's root."""
+
+import pytest
+
+from tests.integration.host import DRIVER_ROOT, Host
+from tests.integration.machine import PATH
+from tests.integration.process import wait_for
+
+pytestmark = pytest.mark.root
+TEMPLATE = """\
+set -e
+RUN="{run}"
+$RUN "nvidia-cuda-mps-control -d"
+$RUN "echo set_default_active_thread_percentage 50 | nvidia-cuda-mps-control"
+$RUN "echo set_default_device_pinned_mem_limit {uuid} 10Gi | nvidia-cuda-mps-control" || echo refused
+$RUN "echo set_default_device_pinned_mem_limit {uuid} 10240M | nvidia-cuda-mps-control"
+echo "startup complete" > {root}/var/log/nvidia-mps/startup.log
+tail -n +1 -f {root}/var/log/nvidia-mps/control.log
+"""
+CHROOT = f"chroot {DRIVER_ROOT} sh -c"
+NO_SHELL_THERE = "sh -c"  # GKE's COS: the host's programs, found through PATH
+
+
+def begin(host: Host, run: str, path: str) -> str:
+    """The container's command; the UUID of its GPU."""
+    uuid = host.uuid()
+    script = TEMPLATE.format(run=run, uuid=uuid, root=DRIVER_ROOT)
+    output = host.begin("/bin/sh", "-c", script, environment={"PATH": path, "CUDA_VISIBLE_DEVICES": uuid})
+    wait_for("the end of the start", lambda: host.file("/var/log/nvidia-mps/startup.log").exists(), 20.0)
+    wait_for("the log", lambda: "Starting control daemon" in output.read_text())
+    return uuid
+
+
+@pytest.mark.parametrize(
+    ("run", "path"),
+    [(CHROOT, PATH), (NO_SHELL_THERE, f"{DRIVER_ROOT}/usr/bin:{PATH}")],
+    ids=["chroot", "no shell in the driver root"],
+)
+def test_the_start_script_comes_to_its_end_and_the_limits_hold(host: Host, run: str, path: str) -> None:
+    uuid = begin(host, run, path)
+    assert host.file("/var/log/nvidia-mps/startup.log").read_text() == "startup complete\n"
+    assert host.ask("get_default_active_thread_percentage") == "50.0\n"
+    assert host.ask(f"get_default_device_pinned_mem_limit {uuid}") == "10G\n"
+    pod = host.client("smcount", CUDA_MPS_PIPE_DIRECTORY="/tmp/nvidia-mps", CUDA_VISIBLE_DEVICES=uuid)
+    assert pod.wait("sms")["seen"] == 66
+    assert host.client("memlimit", "12000").error() == 2
+
+
+def test_a_limit_in_words_that_the_vendor_would_misread_is_refused_and_stops_the_script(host: Host) -> None:
+    """10Gi, which Kubernetes writes: the vendor's takes it for 10G or for nothing, and the script goes on."""
+    begin(host, CHROOT, PATH)
+    done = host.shell(f'{CHROOT} "echo set_default_device_pinned_mem_limit 0 10Gi | nvidia-cuda-mps-control"')
+    assert done.returncode == 1
+    assert done.stdout.startswith("Memory limit not set: ")
+
+
+def test_clients_of_other_users_are_served_without_the_multi_user_option(host: Host) -> None:
+    """Pods that run as somebody else; the driver's own option is for the vendor's daemon."""
+    begin(host, CHROOT, PATH)
+    assert host.client("smcount").status() == 0
+    assert host.client("smcount", uid=1000).status() == 0
+
+
+def test_quit_in_the_driver_root_ends_it(host: Host) -> None:
+    begin(host, CHROOT, PATH)
+    assert host.shell(f'{CHROOT} "echo quit | nvidia-cuda-mps-control"').returncode == 0
+    assert not [line for line in host.processes() if "nvidia-cuda-mps" in line and "/bin/sh -c" not in line]

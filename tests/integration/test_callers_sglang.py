@@ -1,0 +1,101 @@
+"""sglang-omni, the strictest caller: it believes nothing that it has not checked in /proc, and asks four times at once."""
+
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.integration.machine import FRONT_END, PROGRAM, Machine
+from tests.integration.process import is_running, wait_for
+
+pytestmark = pytest.mark.root
+POLLERS = 4
+
+
+def test_the_pid_file_names_a_daemon_that_looks_like_one(machine: Machine) -> None:
+    """Digits alone; the program's name; and in its environment the very pipe directory."""
+    machine.start()
+    text = (machine.pipe / f"{PROGRAM}.pid").read_text()
+    assert text.isdigit()
+    proc = Path(f"/proc/{text}")
+    assert os.path.basename(proc.joinpath("cmdline").read_bytes().split(b"\0")[0]) == PROGRAM.encode()
+    environ = proc.joinpath("environ").read_bytes().split(b"\0")
+    assert f"CUDA_MPS_PIPE_DIRECTORY={machine.pipe}".encode() in environ
+    assert sorted(filter(None, environ)) == sorted(f"{k}={v}".encode() for k, v in machine.variables.items())
+    assert os.readlink(proc / "cwd") == "/"
+    assert {os.readlink(proc / f"fd/{number}") for number in range(3)} == {"/dev/null"}
+
+
+def test_server_and_client_are_found_and_the_server_is_active(machine: Machine) -> None:
+    """The stripped text is compared to exactly `ACTIVE`."""
+    machine.start()
+    worker = machine.counter().ready()
+    wait_for("the worker in the list", lambda: worker.pid in machine.clients())
+    [server] = machine.servers()
+    assert machine.tell(f"get_server_status {server}").strip() == "ACTIVE"
+    assert machine.numbers(f"get_client_list {server}") == [worker.pid]
+
+
+def test_a_worker_is_terminated_before_it_is_killed_and_others_go_on(machine: Machine) -> None:
+    """terminate_client must say 0; only then SIGKILL."""
+    machine.start()
+    worker, other = machine.counter().ready(), machine.counter().ready()
+    server = machine.server_of(worker)
+    assert machine.tell(f"terminate_client {server} {worker.pid}").strip() == "0"
+    worker.process.kill()
+    other.goes_on()
+    wait_for("the list without it", lambda: worker.pid not in machine.clients())
+
+
+def test_a_killed_server_is_noticed_and_the_next_worker_gets_another(machine: Machine) -> None:
+    """With the vendor's, the daemon lives on for seconds and serves nobody."""
+    machine.start()
+    worker = machine.counter().ready()
+    server = machine.server_of(worker)
+    os.kill(server, signal.SIGKILL)
+    assert worker.status() == 5
+    again = machine.counter().ready()
+    wait_for("the new list", lambda: server not in machine.servers())
+    assert machine.server_of(again) != server
+
+
+def test_four_pollers_ask_200_times_each_and_none_fails(machine: Machine) -> None:
+    """The vendor's control daemon failed 202 of 800 snapshots on an H200."""
+    machine.start()
+    machine.counter().ready()
+    machine.with_spare()
+    poll = f'for i in $(seq 200); do echo get_server_list | {FRONT_END} || echo FAILED; done'
+    answers: list[str] = []
+
+    def run() -> None:
+        done = subprocess.run(["/bin/sh", "-c", poll], env=machine.variables, capture_output=True, text=True, check=False)
+        answers.extend((done.stdout + done.stderr).split())
+
+    pollers = [threading.Thread(target=run) for _ in range(POLLERS)]
+    for poller in pollers:
+        poller.start()
+    for poller in pollers:
+        poller.join()
+    assert answers == [str(machine.servers()[0])] * 800
+
+
+def test_static_partitions_pass_the_vendors_words_through(machine: Machine) -> None:
+    """Driver 580 has none, and says so; both printed forms of newer drivers are parsed by the caller, so none is touched."""
+    refused = machine.run("-d", "-S")
+    assert refused.returncode == 1
+    assert "Unrecognized option" in refused.stdout
+    wait_for("its end", lambda: not machine.processes())
+    machine.start()
+    assert machine.tell("lspart") == 'Unknown command "lspart"\n'
+    assert machine.ask("sm_partition add GPU-00000000 10").stdout == 'Unknown command "sm_partition"\n'
+
+
+def test_quit_leaves_no_daemon_behind_the_pid_file(machine: Machine) -> None:
+    machine.start()
+    pid = machine.daemon_pid()
+    assert machine.quit("quit") == 0
+    assert not is_running(pid)
+    assert not (machine.pipe / f"{PROGRAM}.pid").exists()

@@ -1,0 +1,132 @@
+"""The public logs: every line of every domain once, in its order, with its domain; also across a restart of mpsd."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.integration.machine import UIDS, Machine
+from tests.integration.process import wait_for
+
+pytestmark = pytest.mark.root
+LINE = re.compile(r"\[[-0-9]{10} [0-9:.]{12} (Control|Server|Other|Client) +\d+\] ")
+EVENTS = re.compile(r"NEW CLIENT|Starting new server|NEW SERVER|Server \d+ exited|Exit with status|User did not send")
+
+
+def of_domain(machine: Machine, name: str, domain: str) -> list[str]:
+    """What the public log has of a domain."""
+    end = f" (domain {domain})"
+    return [line.removesuffix(end) for line in machine.log(name) if line.endswith(end)]
+
+
+def written(machine: Machine, name: str, domain: str) -> list[str]:
+    """What the domain's vendor programs wrote, as callers see it: with the public pipe directory."""
+    home = machine.state / "domains" / domain
+    return (home / "log" / name).read_text().replace(str(home / "pipe"), str(machine.pipe)).splitlines()
+
+
+def assert_all_published(machine: Machine, domain: str) -> None:
+    """mpsd's own questions and their answers are left out of control.log; nothing else is."""
+    wait_for("all of server.log", lambda: of_domain(machine, "server.log", domain) == written(machine, "server.log", domain))
+    events = [line for line in written(machine, "control.log", domain) if EVENTS.search(line)]
+
+    def published() -> list[str]:
+        return [line for line in of_domain(machine, "control.log", domain) if EVENTS.search(line)]
+
+    wait_for("all of control.log", lambda: len(published()) >= len(events))
+    assert published() == events
+    assert not [line for line in of_domain(machine, "control.log", domain) if re.search(r"Cmd:|NEW UI|UI closed", line)]
+
+
+def test_every_line_of_every_domain_is_published_once_and_in_order(machine: Machine) -> None:
+    machine.start()
+    machine.counter().ready()
+    machine.with_spare()
+    machine.counter(uid=UIDS[0]).ready()
+    machine.client("smcount").status()
+    machine.client("faulter", "trap").status()
+    assert len(machine.domains()) >= 2
+    for domain in machine.domains():
+        assert_all_published(machine, domain)
+
+
+def test_every_line_has_the_vendors_form(machine: Machine) -> None:
+    """Callers find the time, the writer and the words where the vendor has them."""
+    machine.start()
+    machine.client("smcount").status()
+    machine.tell("get_server_list")
+    for name in ("control.log", "server.log"):
+        lines = wait_for(f"lines in {name}", lambda name=name: machine.log(name))
+        assert [line for line in lines if not LINE.match(line)] == []
+
+
+def test_the_lines_that_callers_search_for_are_there(machine: Machine) -> None:
+    machine.start()
+    client = machine.client("smcount")
+    client.status()
+    text = "\n".join(machine.log())
+    assert f"Starting control daemon using socket {machine.pipe}/control" in text
+    assert f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={machine.pipe}" in text
+    wait_for("the client", lambda: any(f"NEW CLIENT {client.pid} from user 0" in line for line in machine.log()))
+    [server] = machine.servers()
+    wait_for("the server", lambda: any(f"NEW SERVER {server}: Ready" in line for line in machine.log()))
+    assert any(f"Starting new server {server} for user 0" in line for line in machine.log())
+    machine.ask("get_server_list")
+    assert machine.log()[-1].endswith("UI closed")
+    assert machine.log()[-2].endswith(f"] {server}")
+    assert machine.log()[-3].endswith("Cmd:get_server_list")
+
+
+def test_a_server_started_by_command_is_in_the_log(machine: Machine) -> None:
+    """Its line comes in the middle of a command of mpsd's own."""
+    machine.start()
+    machine.tell(f"start_server -uid {UIDS[0]}")
+    [server] = wait_for("the server", machine.servers)
+    wait_for("its line", lambda: any(f"Starting new server {server} for user {UIDS[0]}" in line for line in machine.log()))
+
+
+def test_nothing_is_lost_or_doubled_by_a_restart_of_mpsd(machine: Machine) -> None:
+    """Also what the domains wrote while there was no mpsd."""
+    machine.start()
+    machine.counter().ready()
+    machine.with_spare()
+    for _ in range(3):
+        leaver = machine.counter().ready()
+        machine.kill_daemon()
+        leaver.end()
+        machine.start()
+        machine.client("smcount").status()
+    for domain in machine.domains():
+        assert_all_published(machine, domain)
+
+
+def test_a_log_that_was_rotated_goes_on_in_a_new_file_after_sighup(machine: Machine) -> None:
+    machine.start()
+    control = machine.log_directory / "control.log"
+    old = control.rename(machine.log_directory / "control.log.1")
+    size = old.stat().st_size
+    machine.signal_daemon("SIGHUP")
+    wait_for("the new file", control.exists)
+    machine.client("smcount").status()
+    wait_for("its lines", lambda: any("NEW CLIENT" in line for line in machine.log()))
+    assert old.stat().st_size == size
+
+
+def test_foreground_prints_the_log_as_the_vendors_daemon_does(machine: Machine) -> None:
+    process = machine.begin("-f")
+    wait_for("the daemon", lambda: (machine.pipe / "mpsd-ui").exists())
+    machine.client("smcount").status()
+    assert machine.quit() == 0
+    out, _ = process.communicate(timeout=10)
+    assert b"Starting control daemon using socket" in out
+    assert b"NEW CLIENT" in out
+
+
+def test_a_log_directory_that_cannot_be_written_costs_lines_and_nothing_else(machine: Machine) -> None:
+    """Read-only for root means that it is no directory."""
+    machine.log_directory.rmdir()
+    Path(machine.log_directory).write_text("not a directory")
+    assert machine.run("-d", seconds=20).returncode == 0
+    machine.counter().ready()
+    assert os.path.isfile(machine.log_directory)

@@ -1,0 +1,29 @@
+"""The page about the simulator lists what there is: knobs, fault modes, verbs of the tool."""
+
+import re
+import subprocess
+
+from tests.native.sim_fixtures import bare_machine, built_programs  # noqa: F401
+from tests.native.sim_machine import CLIENTS, ROOT, Machine
+
+PAGE = (ROOT / "docs/simulator.md").read_text()
+SOURCES = "".join(path.read_text() for path in (ROOT / "native/sim").glob("*/*.c"))
+
+
+def test_every_knob_is_on_the_page_and_in_the_source() -> None:
+    in_source = set(re.findall(r'"(MPSD_SIM_[A-Z_]+)"', SOURCES))
+    in_page = set(re.findall(r"^\| `(MPSD_SIM_[A-Z_]+)` \|", PAGE, re.MULTILINE))
+    assert in_source == in_page
+
+
+def test_every_fault_mode_is_on_the_page(machine: Machine) -> None:
+    command = [CLIENTS / "faulter", "--list"]
+    modes = subprocess.run(
+        command, env=machine.library_environment(), capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert [mode for mode in modes if mode != "hang" and f"`{mode}`" not in PAGE] == []
+
+
+def test_every_verb_of_the_tool_is_on_the_page(machine: Machine) -> None:
+    verbs = re.findall(r"mpsd-sim ([a-z-]+)", machine.tool("--help"))
+    assert [verb for verb in verbs if f"| `{verb}" not in PAGE] == []

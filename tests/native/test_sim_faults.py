@@ -1,0 +1,148 @@
+"""Faults on the simulator: who gets which error, what the log and the kernel log say, and how the server recovers."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
+from tests.native.sim_machine import Client, Machine, eventually
+
+# mode, what the culprit's synchronize says, what a co-runner gets, the Xids of it
+UNDER_MPS = [
+    ("oob_write", 700, 700, [31]),
+    ("oob_read", 700, 700, [31]),
+    ("oob_atomic", 700, 700, [31]),
+    ("null_write", 700, 700, [31]),
+    ("near_null_write", 700, 700, [31]),
+    ("use_after_free", 700, 700, [31]),
+    ("ro_write", 700, 700, [31]),
+    ("copy", 700, 700, [31]),
+    ("misaligned", 0, 716, [13, 13, 43]),
+    ("trap", 719, 719, [43]),
+    ("illegal_instruction", 715, 715, [13, 13, 43]),
+    ("stack_overflow", 700, 700, [13, 13, 43]),
+]
+ALONE = [(mode, victim if mode == "misaligned" else culprit) for mode, culprit, victim, _ in UNDER_MPS] + [("assert_fail", 710)]
+
+
+def two_clients(mps: Machine, mode: str, linger: str = "0") -> tuple[Client, Client]:
+    victim = mps.client("counter", "--seconds", "8")
+    victim.wait_for("ready")
+    culprit = mps.client("faulter", mode, "--linger", linger)
+    return victim, culprit
+
+
+def codes(mps: Machine) -> list[int]:
+    return [int(line.split("): ")[1].split(",")[0]) for line in mps.xids()]
+
+
+@pytest.mark.parametrize(("mode", "mine", "theirs", "xids"), UNDER_MPS, ids=[row[0] for row in UNDER_MPS])
+def test_a_fault_takes_everybody_down_and_passes(mps: Machine, mode: str, mine: int, theirs: int, xids: list[int]) -> None:
+    victim, culprit = two_clients(mps, mode)
+    assert culprit.wait_for("result")["code"] == mine
+    assert victim.end()["code"] == theirs
+    culprit.end()
+    server = mps.server()
+    eventually(lambda: mps.ask(f"get_server_status {server}") == "ACTIVE\n")
+    assert mps.run("counter", "--seconds", "0.05")["event"] == "end"
+    assert codes(mps) == xids
+
+
+@pytest.mark.parametrize(("mode", "code"), ALONE, ids=[row[0] for row in ALONE])
+def test_without_mps_only_the_culprit_suffers(machine: Machine, mode: str, code: int) -> None:
+    victim, culprit = two_clients(machine, mode)
+    assert culprit.wait_for("result")["code"] == code
+    culprit.end()
+    victim.kill(signal.SIGTERM)
+    assert not any(event["event"] == "error" for event in victim.events)
+
+
+def test_an_assertion_is_contained(mps: Machine) -> None:
+    victim, culprit = two_clients(mps, "assert_fail")
+    assert culprit.wait_for("result")["code"] == 710
+    culprit.end()
+    assert mps.ask(f"get_server_status {mps.server()}") == "ACTIVE\n"
+    victim.wait_for("tick")
+    assert mps.xids() == []
+
+
+def test_the_log_names_who_was_there_first(mps: Machine) -> None:
+    victim, culprit = two_clients(mps, "oob_write")
+    victim.end(), culprit.end()
+    assert f"Client {{PID: {victim.pid}, Context: 1}} encountered a fatal GPU error.\n" in mps.log("server.log")
+    assert f"pid={victim.pid}, name=counter," in mps.xids()[0]
+    assert "faulted @ 0x7000_dead0000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_WRITE" in mps.xids()[0]
+
+
+def test_an_sm_exception_is_logged_without_a_name_and_with_the_servers_pid(mps: Machine) -> None:
+    victim, culprit = two_clients(mps, "trap")
+    victim.end(), culprit.end()
+    assert "encountered a fatal GPU error" not in mps.log("server.log")
+    assert "Server is handling a fatal GPU error.\n" in mps.log("server.log")
+    assert f"43, pid={mps.server()}, name=nvidia-cuda-mps," in mps.xids()[0]
+
+
+def test_new_clients_are_refused_until_the_last_old_context_is_gone(mps: Machine) -> None:
+    victim, culprit = two_clients(mps, "oob_write", linger="30")
+    victim.end()
+    server = mps.server()
+    assert mps.ask(f"get_server_status {server}") == "FAULT\n"
+    refused = mps.run("counter")
+    assert (refused["call"], refused["code"]) == ("cuInit", 807)
+    culprit.kill()
+    eventually(lambda: mps.ask(f"get_server_status {server}") == "ACTIVE\n")
+    assert mps.run("counter", "--seconds", "0.05")["event"] == "end"
+    log = mps.log("server.log")
+    assert "with status 807\n" in log
+    assert "Destroy server context on device 0 (NVIDIA H200)\n" in log
+
+
+@pytest.mark.parametrize(("kernel_us", "dies"), [("400000", True), ("100000", True), ("100", False), ("5000", False)])
+def test_dying_in_a_long_kernel_takes_the_others_along(mps: Machine, kernel_us: str, dies: bool) -> None:
+    victim = mps.client("counter", "--seconds", "1.5")
+    victim.wait_for("ready")
+    killed = mps.client("counter", "--kernel-us", kernel_us, "--seconds", "30")
+    killed.wait_for("ready")
+    time.sleep(0.05)  # into the next kernel: they follow each other without a pause
+    killed.kill()
+    assert victim.end().get("code") == (700 if dies else None)
+
+
+@pytest.mark.parametrize("mode", ["hang", None], ids=["endless kernel", "short kernels"])
+def test_a_terminated_client_can_be_killed_without_harm(mps: Machine, mode: str | None) -> None:
+    victim = mps.client("counter", "--seconds", "1.5")
+    victim.wait_for("ready")
+    doomed = mps.client("faulter", mode, "--linger", "30") if mode else mps.client("counter", "--seconds", "30")
+    doomed.wait_for("fault" if mode else "ready")
+    server = mps.server()
+    assert mps.ask(f"terminate_client {server} {doomed.pid}") == "0\n"
+    assert mps.ask(f"terminate_client {server} {doomed.pid}") in ("201\n", f"Invalid process {doomed.pid}!\n1\n")
+    assert doomed.wait_for("result" if mode else "error")["code"] == 810
+    doomed.kill()
+    assert victim.end()["event"] == "end"
+    assert "Client termination succeeded.\n" in mps.log("server.log")
+
+
+@pytest.mark.parametrize("how", ["server killed", "control daemon killed", "shutdown_server -f", "quit -t 0"])
+def test_clients_of_a_server_that_goes_see_806(mps: Machine, how: str) -> None:
+    client = mps.client("counter", "--seconds", "20")
+    client.wait_for("ready")
+    server = mps.server()
+    if how == "server killed":
+        os.kill(int(server), signal.SIGKILL)
+    elif how == "control daemon killed":
+        os.kill(mps.daemon_pid(), signal.SIGKILL)
+    else:
+        mps.ask(f"shutdown_server {server} -f" if how.startswith("shutdown") else "quit -t 0")
+    assert client.end()["code"] == 806
+
+
+def test_a_device_fault_hits_every_server_and_every_process_on_the_gpu(mps: Machine) -> None:
+    client = mps.client("counter", "--seconds", "20")
+    plain = mps.client("counter", "--seconds", "20", CUDA_MPS_PIPE_DIRECTORY="/nowhere")
+    client.wait_for("ready"), plain.wait_for("ready")
+    mps.tool("xid", "0", "79")
+    assert (client.end()["code"], plain.end()["code"]) == (719, 719)
+    assert codes(mps) == [79]

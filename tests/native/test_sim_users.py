@@ -1,0 +1,66 @@
+"""Several users on the simulator: one user's server at a time, and who may change what."""
+
+import os
+
+from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon, needs_root  # noqa: F401
+from tests.native.sim_machine import Machine, eventually
+
+pytestmark = needs_root
+USER = 1000
+
+
+def test_another_users_client_swaps_the_server_once_it_is_idle(mps: Machine) -> None:
+    mine = mps.client("hold")
+    mine.wait_for("ready")
+    first = mps.server()
+    theirs = mps.client("hold", uid=USER)
+    eventually(lambda: "Try shutting down server" in mps.log("control.log"))
+    assert mps.ask("get_server_list") == f"{first}\n"
+    mine.kill()
+    theirs.wait_for("ready")
+    second = mps.server()
+    assert second != first
+    assert os.stat(f"/proc/{second}").st_uid == USER
+    assert mps.ask(f"get_client_list {second}") == f"{theirs.pid}\n"
+    assert f"mps.shm.{USER}.{second}\n" in mps.log("server.log")
+
+
+def test_start_server_swaps_an_idle_server(mps: Machine) -> None:
+    first = mps.start_server()
+    mps.ask(f"start_server -uid {USER}")
+    eventually(lambda: mps.ask("get_server_list") not in ("", f"{first}\n"))
+    assert os.stat(f"/proc/{mps.server()}").st_uid == USER
+
+
+def test_a_multiuser_server_takes_everybody(machine: Machine) -> None:
+    machine.start("-multiuser-server")
+    clients = [machine.client("hold"), machine.client("hold", uid=USER)]
+    for client in clients:
+        client.wait_for("ready")
+    server = machine.server()
+    assert set(machine.ask(f"get_client_list {server}").split()) == {str(client.pid) for client in clients}
+    assert os.stat(f"/proc/{server}").st_uid == 0
+
+
+def test_a_daemon_of_a_user_cannot_serve_root(machine: Machine) -> None:
+    for directory in (machine.pipe, machine.logs):
+        directory.mkdir()
+        os.chown(directory, USER, USER)
+    machine.status()  # the machine is root's
+    machine.start(uid=USER)
+    assert machine.client("hold", "--seconds", "0", uid=USER).end()["event"] == "ready"
+    refused = machine.run("hold")
+    assert (refused["call"], refused["code"]) == ("cuInit", 805)
+    log = machine.log("control.log")
+    assert log.count("Failed to start server using uid 0, error: Operation not permitted\n") == 6
+    assert machine.control(line="quit", uid=USER).returncode == 0
+    assert machine.log("control.log").endswith("Exit with status 1\n")
+
+
+def test_a_stranger_reads_but_changes_nothing(mps: Machine) -> None:
+    server = mps.start_server()
+    assert mps.ask("get_server_list", uid=USER) == f"{server}\n"
+    for line in ("set_default_active_thread_percentage 50", f"shutdown_server {server}", "start_server -uid 0"):
+        assert mps.ask(line, uid=USER).startswith(f"Insufficient privileges for UID {USER}.")
+    assert mps.ask("quit", uid=USER) == "Not enough privilege to execute quit command\n"
+    assert mps.ask("get_server_list") == f"{server}\n"

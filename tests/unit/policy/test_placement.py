@@ -1,0 +1,108 @@
+"""Placement is a table: one row a rule of docs/domains.md."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpsd.model import DomainState, DomainView
+from mpsd.policy.placement import Ask, Create, Join, Rules, Wait, place
+from mpsd.policy.spares import SparePlan, plan_spares
+
+GPU = frozenset({"GPU-a"})
+OTHER_GPU = frozenset({"GPU-b"})
+RULES = Rules(max_domains=3)
+READY, FAULT, DEAD, STARTING = DomainState.READY, DomainState.FAULT, DomainState.DEAD, DomainState.STARTING
+SILENT = DomainState.SILENT
+
+
+def view(name, state=READY, clients=0, uid=None, public=True, gpus=GPU, capacity=48, number=None):
+    return DomainView(name, state, gpus, uid, clients, capacity, public, number or int(name[1:]))
+
+
+@pytest.mark.parametrize(
+    ("domains", "uid", "rules", "expected"),
+    [
+        pytest.param([], 0, RULES, Create(GPU), id="none yet: create"),
+        pytest.param([view("d1")], 0, RULES, Join("d1"), id="an empty one takes anybody"),
+        pytest.param([view("d1", clients=3, uid=0)], 0, RULES, Join("d1"), id="the same user joins its server"),
+        pytest.param([view("d1", clients=3, uid=7)], 0, RULES, Create(GPU), id="another user gets a domain of its own"),
+        pytest.param([view("d1", uid=7)], 0, RULES, Join("d1"), id="an idle server of another user is replaced"),
+        pytest.param([view("d1", clients=3, uid=7)], 0, Rules(3, is_multiuser=True), Join("d1"), id="multiuser: all"),
+        pytest.param([view("d1", clients=1, uid=0), view("d2", clients=5, uid=0)], 0, RULES, Join("d2"), id="fullest first"),
+        pytest.param([view("d1", public=False), view("d2")], 0, RULES, Join("d2"), id="a spare is used last"),
+        pytest.param([view("d2"), view("d1")], 0, RULES, Join("d1"), id="the oldest of equals"),
+        pytest.param([view("d1", clients=48, uid=0), view("d2")], 0, RULES, Join("d2"), id="the 49th goes to the next"),
+        pytest.param([view("d1", FAULT, clients=2, uid=0), view("d2", public=False)], 0, RULES, Join("d2"), id="not to FAULT"),
+        pytest.param([view("d1", FAULT, clients=2, uid=0)], 0, RULES, Create(GPU), id="FAULT and no spare: create"),
+        pytest.param([view("d1", gpus=OTHER_GPU)], 0, RULES, Create(GPU), id="a domain of another GPU does not count"),
+        pytest.param([view("d1", STARTING)], 0, RULES, Wait("its fault domain is starting"), id="wait for one that starts"),
+        pytest.param([view("d1", DEAD)], 0, RULES, Create(GPU), id="a dead one pauses: a new one is quicker"),
+        pytest.param([view("d1", SILENT, 1, 0)], 0, RULES, Create(GPU), id="not to a daemon that does not answer"),
+    ],
+)
+def test_placement(domains, uid, rules, expected):
+    assert place(Ask(uid, GPU), domains, rules) == expected
+
+
+def test_at_the_bound_a_client_waits_and_is_told_for_what():
+    taken = [view(f"d{n}", clients=48, uid=0) for n in (1, 2, 3)]
+    decision = place(Ask(0, GPU), taken, RULES)
+    assert isinstance(decision, Wait)
+    assert "3 domains are taken" in decision.reason
+
+
+@pytest.mark.parametrize("state", [READY, FAULT])
+def test_in_exclusive_mode_there_is_one_domain(state):
+    """A second MPS server could not have a context on the GPU."""
+    domains = [view("d1", state, clients=3, uid=7)]
+    decision = place(Ask(0, GPU), domains, Rules(3, is_exclusive=True))
+    assert decision == Join("d1") if state is READY else isinstance(decision, Wait)
+
+
+VIEWS = st.builds(
+    DomainView,
+    name=st.sampled_from([f"d{n}" for n in range(1, 9)]),
+    state=st.sampled_from(DomainState),
+    gpus=st.sampled_from([GPU, OTHER_GPU]),
+    uid=st.none() | st.integers(0, 3),
+    clients=st.integers(0, 60),
+    capacity=st.just(48),
+    is_public=st.booleans(),
+    number=st.integers(1, 9),
+)
+
+
+@given(st.lists(VIEWS, unique_by=lambda d: d.name, max_size=8), st.integers(0, 3), st.booleans(), st.booleans())
+def test_nobody_is_placed_where_it_cannot_be_served(domains, uid, multiuser, exclusive):
+    decision = place(Ask(uid, GPU), domains, Rules(4, multiuser, exclusive))
+    if isinstance(decision, Join):
+        chosen = next(d for d in domains if d.name == decision.domain)
+        assert chosen.state is READY
+        assert chosen.clients < chosen.capacity
+        assert chosen.gpus == GPU
+        assert multiuser or exclusive or chosen.uid in (None, uid) or chosen.clients == 0
+
+
+@pytest.mark.parametrize(
+    ("domains", "idle", "expected"),
+    [
+        pytest.param([view("d1")], (), SparePlan(), id="no client yet: no spare"),
+        pytest.param([view("d1", clients=1, uid=0)], (), SparePlan(create=1), id="the first client makes one necessary"),
+        pytest.param([view("d1", clients=1), view("d2", public=False)], (), SparePlan(warm=("d2",)), id="it is started"),
+        pytest.param([view("d1", clients=1), view("d2", uid=0, public=False)], (), SparePlan(), id="warm: nothing to do"),
+        pytest.param([view("d1", clients=1), view("d2", STARTING)], (), SparePlan(), id="one is coming"),
+        pytest.param([view("d1", FAULT, 1), view("d2", clients=1, uid=0)], (), SparePlan(create=1), id="FAULT is no spare"),
+        pytest.param(
+            [view("d1", clients=1), view("d2", uid=0), view("d3", uid=0)], ("d3",), SparePlan(retire=("d3",)), id="surplus"
+        ),
+        pytest.param([view("d1", clients=1), view("d2", uid=0), view("d3", uid=0)], (), SparePlan(), id="not yet idle"),
+        pytest.param([view("d1"), view("d2", uid=0)], ("d1", "d2"), SparePlan(retire=("d2",)), id="all idle: the first stays"),
+        pytest.param([view(f"d{n}", FAULT, 1) for n in (1, 2, 3)], (), SparePlan(), id="the bound holds for spares too"),
+    ],
+)
+def test_spares(domains, idle, expected):
+    assert plan_spares(domains, frozenset(idle), 1, RULES) == expected
+
+
+def test_no_spare_in_exclusive_mode():
+    assert plan_spares([view("d1", clients=1, uid=0)], frozenset(), 1, Rules(3, is_exclusive=True)) == SparePlan()

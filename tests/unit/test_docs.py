@@ -1,0 +1,56 @@
+"""What is written for people: no path of somebody's machine, no dead link, no page that nobody finds."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+PLACES_OF_A_MACHINE = ("/wor" + "k/", "/roo" + "t/", "/hom" + "e/")  # in two parts: this file is looked at too
+
+
+def tracked() -> list[Path]:
+    if not shutil.which("git") or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    done = subprocess.run(["git", "-c", "safe.directory=*", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    return [ROOT / name for name in done.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
+def pages() -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".md"]
+
+
+def test_no_file_names_a_place_of_somebodys_machine() -> None:
+    found = []
+    for path in tracked():
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            found += [f"{path.relative_to(ROOT)}:{number}: {place}" for place in PLACES_OF_A_MACHINE if place in line]
+    assert not found
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    dead = []
+    for page in pages():
+        for target in LINK.findall(page.read_text()):
+            if "://" not in target and not target.startswith("mailto:") and not (page.parent / target).exists():
+                dead.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not dead
+
+
+def test_every_page_starts_with_its_title() -> None:
+    assert not [str(page.relative_to(ROOT)) for page in pages() if not page.read_text().startswith("# ")]
+
+
+def test_no_line_ends_in_blanks_and_every_file_ends_its_last_line() -> None:
+    """The vendor's own texts in the tests are exempt: they are what they are."""
+    checked = {".py", ".c", ".h", ".md", ".toml", ".sh", ".service"}
+    wrong = []
+    for path in tracked():
+        text = path.read_text() if path.suffix in checked else ""
+        name = path.relative_to(ROOT)
+        wrong += [f"{name}:{number}" for number, line in enumerate(text.split("\n"), 1) if line != line.rstrip(" \t\r")]
+        wrong += [f"{name}: no newline at its end"] if text and not text.endswith("\n") else []
+    assert not wrong

@@ -1,0 +1,42 @@
+"""What the pages name is there, and so are the pages and chapters that the code names."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mpsd.config import OPTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+DOTTED = re.compile(r"`([a-z]+\.[a-z_]+)`")
+FILE_NAME = re.compile(r"\.(py|md|toml|txt|log|db|c|h|json|sock|service)$")
+CHAPTER = re.compile(r'docs/([a-z0-9/-]+\.md)(?:, "([^"]+)")?')
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def sources() -> Iterator[Path]:
+    for folder, ending in (("mpsd", "*.py"), ("clients", "*.py"), ("native", "*.[ch]")):
+        yield from (ROOT / folder).rglob(ending)
+
+
+def test_every_option_and_event_that_a_page_names_exists() -> None:
+    operating = (ROOT / "docs/operating.md").read_text().partition("## Events")[2]
+    events = set(re.findall(r"^\| `([a-z_.]+)` \|", operating, re.MULTILINE))  # checked against the code by test_events.py
+    unknown = []
+    for page in pages():
+        for word in DOTTED.findall(page.read_text()):
+            if word not in OPTIONS and word not in events and not FILE_NAME.search(word):
+                unknown.append(f"{page.relative_to(ROOT)}: {word}")
+    assert not unknown
+
+
+def test_every_page_and_chapter_that_the_code_names_exists() -> None:
+    missing = []
+    for source in sources():
+        for name, chapter in CHAPTER.findall(source.read_text()):
+            page = ROOT / "docs" / name
+            if not page.exists() or (chapter and f"# {chapter}\n" not in page.read_text()):
+                missing.append(f"{source.relative_to(ROOT)}: docs/{name} {chapter}".rstrip())
+    assert not missing
