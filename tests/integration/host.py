@@ -150,9 +150,9 @@ _SET_UP = """\
 mount --make-rprivate /
 mount -t tmpfs none /mnt
 for each in {overlaid}; do
-	mkdir -p /mnt/upper/$each /mnt/work/$each
+	mkdir -p /mnt/upper/$each /mnt/scratch/$each
 	chmod --reference=/$each /mnt/upper/$each
-	mount -t overlay overlay -o lowerdir=/$each,upperdir=/mnt/upper/$each,workdir=/mnt/work/$each /$each
+	mount -t overlay overlay -o lowerdir=/$each,upperdir=/mnt/upper/$each,workdir=/mnt/scratch/$each /$each
 done
 rm -rf /tmp/nvidia-mps /var/log/nvidia-mps /run/mpsd {machine} /usr/bin/{program}
 cp {front_end} /usr/bin/{program}

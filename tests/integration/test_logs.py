@@ -73,7 +73,7 @@ def test_the_lines_that_callers_search_for_are_there(machine: Machine) -> None:
     wait_for("the server", lambda: any(f"NEW SERVER {server}: Ready" in line for line in machine.log()))
     assert any(f"Starting new server {server} for user 0" in line for line in machine.log())
     machine.ask("get_server_list")
-    assert machine.log()[-1].endswith("UI closed")
+    wait_for("the end of the session", lambda: machine.log()[-1].endswith("UI closed"))
     assert machine.log()[-2].endswith(f"] {server}")
     assert machine.log()[-3].endswith("Cmd:get_server_list")
 
