@@ -27,6 +27,7 @@ log = structlog.get_logger()
 _FAREWELL_SECONDS = 0.5  # a client that has all it wanted ends its connection at once
 _BUSY_SECONDS = 0.01  # between attempts when a vendor daemon's queue of connections is full
 _OFFENDER_SHARE = 10  # a process that kept a domain waiting before gets a tenth of the patience
+_AGAIN_SECONDS = 0.01  # the domain's own task has to learn of the death that was noticed here
 _REFUSAL_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
 _FROZEN_SECONDS = 2.0  # a vendor daemon that answers nobody for so long waits for the client it speaks with, or is ill
@@ -93,7 +94,7 @@ class Conversations:
     async def run(self, caller: Caller) -> None:
         """Until the client or a living domain ends it."""
         while not await self._once(caller):
-            pass
+            await trio.sleep(_AGAIN_SECONDS)
 
     async def resume(self, caller: Caller, domain: Domain, backend: socket.socket) -> None:
         """Go on in the middle of a handshake that an earlier mpsd relayed."""

@@ -131,11 +131,6 @@ def test_newcomers_are_held_while_the_only_domain_restarts_and_then_served(machi
         assert machine.kinds()[client.pid] == "client"
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="about one run in five: after several crashes in mid-handshake the client is not linked to the restarted domain; it "
-    "waits (it does not run without MPS). Cause not yet known",
-)
 def test_the_pauses_grow_while_a_vendor_daemon_keeps_crashing(machine: Machine) -> None:
     """Told to crash when a client comes: that client waits, and is served when the mishap is over."""
     machine.configure(ALONE)
