@@ -23,6 +23,11 @@ class ErrorCode(IntEnum):
     ALREADY_RUNNING = 11
     PROTOCOL = 12  # a peer broke the protocol of a socket of ours
     KEEPER_FAILED = 13
+    NO_SUCH_LEASE = 14
+    NO_SUCH_DOMAIN = 15
+    NO_ROOM = 16  # a budget or quota does not allow it
+    REFUSED = 17  # a client was refused by admission
+    NO_SUCH_METHOD = 18
 
 
 class MpsdError(Exception):
@@ -81,3 +86,29 @@ class ProtocolError(MpsdError):
 
 class KeeperFailed(MpsdError):
     code = ErrorCode.KEEPER_FAILED
+
+
+class NoSuchLease(MpsdError):
+    code = ErrorCode.NO_SUCH_LEASE
+
+
+class NoSuchDomain(MpsdError):
+    code = ErrorCode.NO_SUCH_DOMAIN
+
+
+class NoRoom(MpsdError):
+    code = ErrorCode.NO_ROOM
+
+
+class Refused(MpsdError):
+    """Of a client, at its start: `way` is how it is told (mpsd/lease.py, Refusal)."""
+
+    code = ErrorCode.REFUSED
+
+    def __init__(self, way: str, why: str) -> None:
+        super().__init__(why)
+        self.way = way
+
+
+class NoSuchMethod(MpsdError):
+    code = ErrorCode.NO_SUCH_METHOD
