@@ -74,16 +74,16 @@ def parse_invocation(arguments: argparse.Namespace) -> Invocation:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Run the daemon; a configuration that is refused reaches the user by way of the front end."""
+    """Run the daemon; why it cannot even begin reaches the user by way of the front end."""
     invocation = parse_invocation(arguments)
     try:
         config = invocation.load(os.environ)
-    except ConfigError as exc:
-        print(exc, file=sys.stderr)
-        notify.answer_ready(invocation.ready_fd, 1, f"{exc}\n")
+        from mpsd import app  # trio and the rest: not worth their time for --version
+    except (ConfigError, ImportError) as exc:
+        why = str(exc) if isinstance(exc, ConfigError) else f"mpsd is not installed completely: {exc}"
+        print(why, file=sys.stderr)
+        notify.answer_ready(invocation.ready_fd, 1, f"{why}\n")
         return 1
-    from mpsd import app  # trio and the rest: not worth their time for --version
-
     return app.main(config, invocation)
 
 

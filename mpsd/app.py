@@ -15,7 +15,7 @@ from mpsd.config import Config, ConfigError, Invocation, changed
 from mpsd.domains.pool import Pool, PoolSettings
 from mpsd.domains.upkeep import Upkeep
 from mpsd.domains.vendor import VendorProgram
-from mpsd.errors import AlreadyRunning, ErrorCode, MpsdError
+from mpsd.errors import AlreadyRunning, ErrorCode, MpsdError, UnusablePath
 from mpsd.faults.kernel_log import KERNEL_LOG
 from mpsd.legacy.board import Defaults
 from mpsd.legacy.devices import find_device
@@ -28,7 +28,8 @@ from mpsd.relay.progress import Progress
 from mpsd.relay.relay import Relay
 from mpsd.runtime.board import DaemonBoard
 from mpsd.runtime.claim import Claim
-from mpsd.runtime.daemon import Daemon
+from mpsd.runtime.daemon import UI_SOCKET, Daemon
+from mpsd.runtime.doors import DOORS
 from mpsd.runtime.ending import Ending
 from mpsd.runtime.keeper import KeeperClient
 from mpsd.runtime.limits import raise_descriptor_limit
@@ -51,17 +52,15 @@ def main(config: Config, invocation: Invocation) -> int:
     )
     environ = dict(os.environ)
     state = places.state_directory(config, os.geteuid(), environ)
-    claim = Claim(Path(config.pipe_directory), Path(config.log_directory), state)
+    claim = Claim(Path(config.pipe_directory), Path(config.log_directory), state, (*DOORS, UI_SOCKET))
     try:
         claim.take()
         return trio.run(_run, config, invocation, environ, claim, journal)
-    except MpsdError as exc:
-        return _refuse(invocation, exc)
-    except BaseExceptionGroup as group:
-        refusal = _refusal_in(group)
+    except BaseException as exc:
+        refusal = _refusal_in(exc)
         if refusal is None:
             log.critical("daemon.bug", exc_info=True)
-            answer_ready(invocation.ready_fd, 1, "mpsd failed; see mpsd.log\n")
+            answer_ready(invocation.ready_fd, 1, f"mpsd failed: {exc!r}; see {config.log_directory}/mpsd.log\n")
             raise
         return _refuse(invocation, refusal)
     finally:
@@ -69,13 +68,12 @@ def main(config: Config, invocation: Invocation) -> int:
         journal.close()
 
 
-def _refusal_in(group: BaseExceptionGroup[BaseException]) -> MpsdError | None:
-    """What was refused inside the nurseries, when nothing else went wrong in there."""
-    refusals, rest = group.split(MpsdError)
-    first: BaseException | None = refusals
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return first if rest is None and isinstance(first, MpsdError) else None
+def _refusal_in(error: BaseException) -> MpsdError | None:
+    """What was refused, inside the nurseries or not, when nothing else went wrong there."""
+    if isinstance(error, BaseExceptionGroup):
+        refusals, rest = error.split(MpsdError)
+        return _refusal_in(refusals.exceptions[0]) if refusals and rest is None else None
+    return error if isinstance(error, MpsdError) else None
 
 
 def _refuse(invocation: Invocation, error: MpsdError) -> int:
@@ -155,7 +153,7 @@ def _build(
             is_privileged,
             config.domains.per_gpu == "auto",
         )
-        progress = Progress(claim.state_directory / "progress", config.relay.max_connections)
+        progress = _open_progress(claim.state_directory / "progress", config.relay.max_connections)
         relayed = (Relay(Conversations(pool, keeper, progress, relay_settings)), keeper)
 
     def open_refusal(directory: str | None) -> None:
@@ -180,6 +178,13 @@ def _build(
         _ignore_signal,
     )
     return daemon
+
+
+def _open_progress(path: Path, slots: int) -> Progress:
+    try:
+        return Progress(path, slots)
+    except OSError as exc:
+        raise UnusablePath(f"{path} cannot be used: {exc.strerror}") from None
 
 
 def _kernel_log(config: Config, environ: Mapping[str, str]) -> Path:

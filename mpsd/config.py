@@ -106,7 +106,9 @@ class Relay:
 class Ui:
     """Command sessions: the front end without arguments, and whoever pipes commands into it."""
 
-    max_sessions: int = option(256, "Most command sessions at once.", accept=between(1, 65536))
+    max_sessions: int = option(
+        256, "Most command sessions at once; then the one that is idle longest makes way.", accept=between(1, 65536)
+    )
     admin_group: str = option("", 'Members may change limits and end clients, as root may. "": no group.', accept=GROUP)
     idle_seconds: float = option(300.0, "A session that says nothing for this long is closed.", accept=POSITIVE)
 

@@ -48,6 +48,7 @@ static int run_line(void *context, const char *text, uint64_t length)
 		return session_run(session, text, (size_t)length);
 	output_say(&session->output, STDOUT_FILENO, "Command of %" PRIu64 " bytes is longer than the limit of %d bytes\n",
 		    length, LINES_LIMIT);
+	session->status = 1; /* the command was not carried out, and the daemon never saw it */
 	return 0;
 }
 

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 from mpsd import processes
@@ -16,23 +17,29 @@ _DAEMON = "nvidia-cuda-mps-control"
 class Claim:
     """Guards that no second daemon, mpsd's or the vendor's, serves the same pipe directory.  The lock ends with the process."""
 
-    def __init__(self, pipe_directory: Path, log_directory: Path, state_directory: Path) -> None:
+    def __init__(self, pipe_directory: Path, log_directory: Path, state_directory: Path, sockets: Iterable[str] = ()) -> None:
         self.pipe_directory = pipe_directory
         self.log_directory = log_directory
         self.state_directory = state_directory
+        self._sockets = tuple(sockets)  # names of what will be made in the pipe directory
         self._lock = -1
 
     def take(self) -> None:
         """Raises UnusablePath, AlreadyRunning; the words are the vendor's where it has some."""
-        self._make_private()
+        try:
+            self._make_private()
+            self._take_lock()
+        except OSError as exc:
+            raise UnusablePath(f"the state directory {self.state_directory} cannot be used: {exc.strerror}") from None
         _make(self.pipe_directory, f"Cannot access CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}")
         if not os.access(self.pipe_directory, os.W_OK | os.X_OK):
-            raise UnusablePath(f"Cannot access CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}")
+            refusal = f"uid {os.geteuid()} may not write to it"
+            raise UnusablePath(f"Cannot access CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}: {refusal}")
+        self._refuse_directories()
         try:
             self.log_directory.mkdir(mode=0o755, exist_ok=True)
         except OSError:
             pass  # the logs say what they could not write; the vendor's daemon goes on without them too
-        self._take_lock()
         running = self._running()
         if running is not None:
             raise AlreadyRunning(f"An instance of this daemon is already running\n(pid {running}, not mpsd's: quit it first)")
@@ -50,10 +57,18 @@ class Claim:
         for directory in reversed(missing):
             _make(directory, f"the state directory {self.state_directory} cannot be made")
             os.chmod(directory, 0o711)
+        if not self.state_directory.is_dir():
+            raise UnusablePath(f"the state directory {self.state_directory} cannot be used: it is not a directory")
         for directory in (self.state_directory, self.state_directory.parent):
             if directory.stat().st_uid not in (0, os.geteuid()):
                 raise UnusablePath(f"the state directory {self.state_directory} is in the hands of another user: {directory}")
         os.chmod(self.state_directory, 0o711)
+
+    def _refuse_directories(self) -> None:
+        """Whatever else is in the way is replaced.  Found later, it would end a daemon that has started a domain already."""
+        for path in (self.pipe_directory / name for name in self._sockets):
+            if path.is_dir() and not path.is_symlink():
+                raise UnusablePath(f"cannot listen at {path}: it is a directory")
 
     def _take_lock(self) -> None:
         path = self.state_directory / "lock"
@@ -81,10 +96,13 @@ class Claim:
     def _write_pid(self) -> None:
         """In one step: callers read it at any time."""
         path, new = self.pipe_directory / PID_FILE, self.pipe_directory / f".{PID_FILE}.new"
-        new.unlink(missing_ok=True)
-        new.write_text(str(os.getpid()))
-        os.chmod(new, 0o644)
-        os.replace(new, path)
+        try:
+            new.unlink(missing_ok=True)
+            new.write_text(str(os.getpid()))
+            os.chmod(new, 0o644)
+            os.replace(new, path)
+        except OSError as exc:
+            raise UnusablePath(f"the pid file {path} cannot be written: {exc.strerror}") from None
 
 
 def _make(directory: Path, refusal: str) -> None:

@@ -148,11 +148,14 @@ class KeeperClient:
         return True
 
     def _start(self) -> None:
-        self._path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(str(self._path))
-            os.chmod(self._path, 0o600)
-            listener.listen(8)
+            try:
+                self._path.unlink(missing_ok=True)
+                listener.bind(str(self._path))
+                os.chmod(self._path, 0o600)
+                listener.listen(8)
+            except OSError as exc:
+                raise KeeperFailed(f"the keeper's socket {self._path} cannot be made: {exc.strerror}") from None
             number = listener.fileno()
             try:
                 self._process = subprocess.Popen(

@@ -13,8 +13,10 @@ import grp
 import os
 import socket
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import structlog
 import trio
@@ -30,6 +32,7 @@ GREETING = b"mpsd-ui 1"
 MAX_COMMAND_BYTES = 4096
 _CHUNK_BYTES = 16 * 1024 - 1
 _SEND_SECONDS = 30.0
+_ROOM_SECONDS = 0.1
 _SO_PEERGROUPS = 59
 _MAX_GROUPS = 65536  # NGROUPS_MAX
 
@@ -41,87 +44,147 @@ class SessionSettings:
     admin_group: str
 
 
+@dataclass(slots=True, eq=False)
+class _Session:
+    """One front end.  Guards that it is known whether mpsd waits for it, or it for mpsd."""
+
+    connection: socket.socket
+    uid: int
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # cancelled only while it is idle
+    idle_since: float | None = field(default_factory=trio.current_time)  # mpsd waits for its word, or for it to listen
+
+    @contextmanager
+    def idle(self, seconds: float) -> Iterator[None]:
+        """Raises TooSlowError when the front end lets mpsd wait for longer."""
+        self.idle_since = trio.current_time()
+        try:
+            with trio.fail_after(seconds):
+                yield
+        finally:
+            self.idle_since = None
+
+    async def receive(self, seconds: float) -> bytes:
+        """The next datagram, one byte over the bound at most; empty at the end.  Raises TooSlowError."""
+        with self.idle(seconds):
+            while True:
+                await trio.lowlevel.wait_readable(self.connection)
+                await trio.lowlevel.checkpoint_if_cancelled()  # or the command would be cut off in the middle
+                try:
+                    return self.connection.recv(MAX_COMMAND_BYTES + 1)
+                except (BlockingIOError, ConnectionResetError):
+                    continue  # a reset is told once, before the commands that are still queued
+
+    async def reply(self, answer: Answer) -> None:
+        """Raises TooSlowError when the front end does not listen."""
+        for datagram in _datagrams(answer):
+            with self.idle(_SEND_SECONDS):
+                await self._send(datagram)
+
+    async def _send(self, data: bytes) -> None:
+        while True:
+            try:
+                self.connection.send(data, socket.MSG_NOSIGNAL)
+                return
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self.connection)
+
+    async def greet(self) -> None:
+        with self.idle(_SEND_SECONDS):
+            await self._send(GREETING)
+
+    def dismiss(self, why: str) -> None:
+        """Its last words, if it can take them: the answer to whatever it asks next."""
+        try:
+            for datagram in _datagrams(Answer(stderr=why, status=1)):
+                self.connection.send(datagram, socket.MSG_NOSIGNAL)
+        except OSError:
+            pass  # it is gone, or does not listen
+
+
 class Sessions:
-    """Guards the number of sessions; further front ends queue in the kernel until one ends."""
+    """Guards the number of sessions: where there is no room, an idle one makes way for the next front end."""
 
     def __init__(self, board: Board, write_log: Callable[[str], None], settings: SessionSettings) -> None:
         self._board = board
         self._write_log = write_log
         self.settings = settings
-        self._open = 0
+        self._open: set[_Session] = set()
         self._ended = trio.Event()
 
     async def serve(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         """Accept until cancelled."""
         while True:
-            while self._open >= self.settings.max_sessions:
-                self._ended = trio.Event()
-                await self._ended.wait()
             await trio.lowlevel.wait_readable(listener)
+            await self._make_room()
             try:
                 connection, _ = listener.accept()
+                connection.setblocking(False)
+                session = _Session(connection, peer_credentials(connection).uid)
             except BlockingIOError:
                 continue
             except OSError as exc:
                 log.error("ui.accept_failed", why=exc.strerror)
                 await trio.sleep(0.1)
                 continue
-            self._open += 1
-            nursery.start_soon(self._converse, connection)
+            self._open.add(session)
+            nursery.start_soon(self._converse, session)
 
     async def settled(self) -> None:
         """Returns when no session is open."""
         while self._open:
-            self._ended = trio.Event()
             await self._ended.wait()
 
-    async def _converse(self, connection: socket.socket) -> None:
+    async def _make_room(self) -> None:
+        """Below the bound at once; at it, once an idle session has made way: the one that has been idle longest, of the user
+        with most such.  Where every one waits for its answer, once one does not: further front ends queue in the kernel."""
+        while len(self._open) >= self.settings.max_sessions:
+            idle = [session for session in self._open if session.idle_since is not None]
+            if idle:
+                [(greediest, _)] = Counter(session.uid for session in idle).most_common(1)
+                min((s for s in idle if s.uid == greediest), key=lambda s: s.idle_since or 0.0).scope.cancel()
+            with trio.move_on_after(_ROOM_SECONDS):
+                await self._ended.wait()
+
+    async def _converse(self, session: _Session) -> None:
         """Whatever goes wrong in here ends this session and nothing else."""
-        connection.setblocking(False)
         try:
-            with connection:
-                await self._session(connection)
+            with session.scope:
+                await self._serve(session)
+            if session.scope.cancelled_caught:
+                log.warning("ui.evicted", uid=session.uid, why="too many command sessions, and it was idle longest")
+                session.dismiss("Session closed: there were too many, and this one was idle longest\n")
         except (OSError, trio.TooSlowError) as exc:
             log.info("ui.dropped", why=repr(exc))
         except Exception:
             log.exception("ui.bug")
         finally:
-            self._open -= 1
+            session.connection.close()
+            self._open.remove(session)
             self._ended.set()
+            self._ended = trio.Event()
 
-    async def _session(self, connection: socket.socket) -> None:
-        caller = self._caller(connection)
-        first = await self._receive(connection)
+    async def _serve(self, session: _Session) -> None:
+        caller = self._caller(session.connection)
+        first = await session.receive(self.settings.idle_seconds)
         if first != GREETING:
             if first:
                 why = f"This mpsd speaks '{GREETING.decode()}', the front end said {first[:32]!r}: install both anew\n"
-                await _send(connection, b"E" + why.encode())
-                await _send(connection, b"X\x01")
+                await session.reply(Answer(stderr=why, status=1))
             return
-        await _send(connection, GREETING)
+        await session.greet()
         self._write_log("NEW UI")
-        while line := await self._receive(connection):
+        while line := await session.receive(self.settings.idle_seconds):
             if len(line) > MAX_COMMAND_BYTES:
                 answer = Answer(f"Command too long: more than {MAX_COMMAND_BYTES} bytes\n", 1)
             else:
                 answer = await dispatch(self._board, caller, line)
             self._record(line, answer)
-            await _reply(connection, answer)
+            await session.reply(answer)
         self._write_log("UI closed")
 
     def _record(self, line: bytes, answer: Answer) -> None:
         text = printable(line[:MAX_COMMAND_BYTES])
         self._write_log(f"Cmd:{text}\n{answer.stdout}" if answer.stdout else f"Cmd:{text}")
-
-    async def _receive(self, connection: socket.socket) -> bytes:
-        """The next datagram, one byte over the bound at most; empty at the end.  Raises TooSlowError."""
-        with trio.fail_after(self.settings.idle_seconds):
-            while True:
-                await trio.lowlevel.wait_readable(connection)
-                try:
-                    return connection.recv(MAX_COMMAND_BYTES + 1)
-                except (BlockingIOError, ConnectionResetError):
-                    continue  # a reset is told once, before the commands that are still queued
 
     def _caller(self, connection: socket.socket) -> Caller:
         """The only place that decides who an operator is: root, the owner, members of the admin group."""
@@ -140,20 +203,9 @@ def _is_member(connection: socket.socket, gid: int, group: str) -> bool:
     return wanted == gid or wanted in struct.unpack(f"{len(raw) // 4}I", raw)
 
 
-async def _reply(connection: socket.socket, answer: Answer) -> None:
+def _datagrams(answer: Answer) -> Iterator[bytes]:
     for letter, text in ((b"O", answer.stdout), (b"E", answer.stderr)):
         data = text.encode(errors="replace")
         for start in range(0, len(data), _CHUNK_BYTES):
-            await _send(connection, letter + data[start : start + _CHUNK_BYTES])
-    await _send(connection, b"X" + bytes([min(answer.status, 255)]))
-
-
-async def _send(connection: socket.socket, data: bytes) -> None:
-    """Raises TooSlowError when the front end does not listen."""
-    with trio.fail_after(_SEND_SECONDS):
-        while True:
-            try:
-                connection.send(data, socket.MSG_NOSIGNAL)
-                return
-            except BlockingIOError:
-                await trio.lowlevel.wait_writable(connection)
+            yield letter + data[start : start + _CHUNK_BYTES]
+    yield b"X" + bytes([min(answer.status, 255)])

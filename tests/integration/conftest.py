@@ -1,13 +1,18 @@
 """Machines to try the daemon on."""
 
+import os
+import shutil
 import subprocess
+import sys
+import sysconfig
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.host import Host, build_front_end, open_host, why_not
-from tests.integration.machine import FRONT_END, ROOT, SIMULATOR, Machine, open_machine
+from tests.integration.machine import FRONT_END, ROOT, SIMULATOR, UIDS, Machine, open_machine
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +26,31 @@ def programs() -> None:
 @pytest.fixture
 def machine(programs: None) -> Iterator[Machine]:
     with open_machine() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def strangers_python() -> Iterator[Path]:
+    """An interpreter that a user without rights can run, with what mpsd needs."""
+    base = Path(f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}")
+    packages = Path(sysconfig.get_path("purelib"))
+    if not base.exists() or not all(each.stat().st_mode & 0o005 for each in (*packages.parents, ROOT, *ROOT.parents)):
+        pytest.skip("no Python of this version, or no way to it, for another user")
+    venv = Path(tempfile.mkdtemp(prefix="mpsd-", dir="/tmp"))
+    subprocess.run([base, "-m", "venv", "--without-pip", venv], check=True, capture_output=True)
+    venv.chmod(0o755)
+    site = next(venv.glob("lib/python*/site-packages"))
+    (site / "mpsd.pth").write_text(f"{packages}\n{ROOT}\n")
+    yield venv / "bin/python"
+    shutil.rmtree(venv)
+
+
+@pytest.fixture
+def strangers(programs: None, strangers_python: Path) -> Iterator[Machine]:
+    """A machine where mpsd is an ordinary user's."""
+    uid = UIDS[0] if os.geteuid() == 0 else os.geteuid()
+    with open_machine(uid) as made:
+        made.variables["MPSD_PYTHON"] = str(strangers_python)
         yield made
 
 

@@ -52,11 +52,13 @@ class Machine:
         self.configure("")
 
     def configure(self, text: str) -> None:
-        """Write the daemon's configuration: tables, after what every machine needs."""
+        """Write the daemon's configuration: tables, after what every machine needs.  A program that is to misbehave goes into
+        the table [vendor], which can be there once."""
         self.configuration = text
-        vendor = self.place / "vendor" / PROGRAM
-        control = f'vendor.control = "{vendor}"\n' if vendor.exists() else ""
-        (self.place / "mpsd.toml").write_text(f'state_directory = "{self.state}"\n{control}{text}\n')
+        program = self.place / "vendor" / PROGRAM
+        control = f'control = "{program}"\n' if program.exists() else ""
+        before, _, after = text.partition("[vendor]\n")
+        (self.place / "mpsd.toml").write_text(f'state_directory = "{self.state}"\n{before}\n[vendor]\n{control}{after}\n')
 
     def misbehave(self, control: str = "", server: str = "") -> None:
         """What the vendor's programs do wrong from their next start on (native/sim: MPSD_SIM_CONTROL_FAULT, ..SERVER_FAULT)."""
@@ -214,7 +216,7 @@ class Machine:
 
     def kill_vendor(self, domain: str) -> int:
         """`kill -9` of a domain's control daemon; the pid it had."""
-        pid = self.vendor_pid(domain)
+        pid = wait_for(f"a vendor daemon of {domain}", lambda: self.vendor_pid(domain))
         os.kill(pid, signal.SIGKILL)
         return pid
 

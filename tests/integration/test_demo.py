@@ -5,14 +5,10 @@ Everything the scene starts carries a mark in its environment, by which the test
 
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
-import tempfile
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -81,26 +77,10 @@ def test_as_root_the_other_tenant_goes_on_and_a_third_comes_in_at_once(playgroun
     assert playground.left() == []
 
 
-@pytest.fixture
-def strangers_python() -> Iterator[str]:
-    """An interpreter that a user without rights can run, with what mpsd needs."""
-    base = Path(f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}")
-    packages, here = Path(sysconfig.get_path("purelib")), Path(SCENE)
-    if not base.exists() or not all(each.stat().st_mode & 0o005 for each in (*packages.parents, *here.parents)):
-        pytest.skip("no Python of this version, or no way to it, for another user")
-    venv = Path(tempfile.mkdtemp(prefix="mpsd-", dir="/tmp"))
-    subprocess.run([base, "-m", "venv", "--without-pip", venv], check=True, capture_output=True)
-    venv.chmod(0o755)
-    site = next(venv.glob("lib/python*/site-packages"))
-    (site / "mpsd.pth").write_text(f"{packages}\n{ROOT}\n")
-    yield str(venv / "bin/python")
-    shutil.rmtree(venv)
-
-
 @pytest.mark.root
 @pytest.mark.deadline(90)
-def test_without_rights_the_scene_is_honest_about_what_is_lost(playground: Playground, strangers_python: str) -> None:
-    done = playground.play(strangers_python, STRANGER)
+def test_without_rights_the_scene_is_honest_about_what_is_lost(playground: Playground, strangers_python: Path) -> None:
+    done = playground.play(str(strangers_python), STRANGER)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_for_a_pipe(done.stdout)
     two = done.stdout.partition("ACT 2")[2]

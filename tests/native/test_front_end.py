@@ -112,7 +112,7 @@ def test_an_over_long_line_is_refused_whole_and_the_next_is_served(run: Run, sho
         result = run(stdin=b"a\n" + b"x" * length + end + (b"b" if end else b""))
     refusal = b"Command of %d bytes is longer than the limit of 4096 bytes\n" % length
     assert daemon.commands == [b"a", b"b"][: 2 if end else 1]
-    assert output(result) == (0, b"[a]\n" + refusal + (b"[b]\n" if end else b""), b"")
+    assert output(result) == (1, b"[a]\n" + refusal + (b"[b]\n" if end else b""), b"")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_an_over_long_command_in_the_arguments(run: Run, short_dir: Path) -> Non
     with UiDaemon(short_dir, echo) as daemon:
         result = run("x" * 100_000, "y")
     assert daemon.commands == []
-    assert output(result) == (0, b"Command of 100002 bytes is longer than the limit of 4096 bytes\n", b"")
+    assert output(result) == (1, b"Command of 100002 bytes is longer than the limit of 4096 bytes\n", b"")
 
 
 def test_streams_and_the_last_status_that_is_not_zero(run: Run, short_dir: Path) -> None:
@@ -306,12 +306,14 @@ def test_random_input(run: Run, short_dir: Path, seed: int) -> None:
     rng = random.Random(seed)
     data = b"".join(rng.choice([b"\n", b"\r", b"\0", b"x", b"y" * rng.randrange(5000)]) for _ in range(200))
     data = data.replace(b"quit", b"")
-    wanted = []
+    wanted, status = [], 0
     for line in (data[:-1] if data.endswith(b"\n") else data).split(b"\n"):
         command, nul, _ = line.partition(b"\0")
         command = command if nul else command.removesuffix(b"\r")
         if len(command) <= LIMIT:
             wanted.append(command or b" ")
+        else:
+            status = 1
     with UiDaemon(short_dir, echo) as daemon:
-        assert run(stdin=data).returncode == 0
+        assert run(stdin=data).returncode == status
     assert daemon.commands == wanted

@@ -50,6 +50,15 @@ def test_a_refused_configuration_reaches_the_front_end(tmp_path: Path) -> None:
     assert said == f"1\n{tmp_path}/bad.toml: spare: no such option; did you mean domains.spares?\n"
 
 
+def test_a_package_that_is_missing_is_said_to_the_front_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "mpsd.app", None)  # importing it fails
+    (tmp_path / "mpsd.toml").touch()
+    reader, writer = os.pipe()
+    assert main(["serve", "--background", "--ready-fd", str(writer), "--config", str(tmp_path / "mpsd.toml")]) == 1
+    assert os.read(reader, 4096).startswith(b"1\nmpsd is not installed completely: ")
+    os.close(reader)
+
+
 def test_a_bad_backend_is_a_configuration_error() -> None:
     done = run("serve", "--backend", "cpu")
     assert (done.returncode, done.stderr) == (1, 'command line: backend: found "cpu"; accepted: one of "gpu", "sim"\n')

@@ -1,0 +1,225 @@
+"""Directories that cannot be used, and programs of the vendor's that are missing, hang or crash: a clear word, and no client
+that runs without MPS."""
+
+import os
+import stat
+
+import pytest
+
+from tests.integration.machine import FRONT_END, PROGRAM, SIMULATOR, Machine
+from tests.integration.process import wait_for
+
+pytestmark = pytest.mark.root
+ALONE = (
+    "[vendor]\ncommand_seconds = 1.0\n"
+    "[domains]\nspares = 0\nmax_domains = 1\nrestart_seconds = 0.1\nrestart_max_seconds = 0.5\n"
+)
+
+# -- directories -------------------------------------------------------------------------------------------------------
+
+
+def refused(machine: Machine, *words: str, **variables: str) -> str:
+    """What `-d` says when it does not start; nothing of it is left."""
+    done = machine.run("-d", *words, **variables)
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert done.stdout.count("\n") <= 3
+    wait_for("its end", lambda: not machine.processes())
+    return done.stdout
+
+
+def test_a_pipe_directory_that_is_a_file(machine: Machine) -> None:
+    machine.pipe.rmdir()
+    machine.pipe.write_text("")
+    assert refused(machine) == f"Cannot access CUDA_MPS_PIPE_DIRECTORY={machine.pipe}: it is not a directory\n"
+
+
+def test_a_pipe_directory_in_one_that_is_not_there(machine: Machine) -> None:
+    """One level is made, as by the vendor's, and no more."""
+    place = machine.place / "none" / "pipe"
+    said = refused(machine, CUDA_MPS_PIPE_DIRECTORY=str(place))
+    assert said == f"Cannot access CUDA_MPS_PIPE_DIRECTORY={place}: No such file or directory\n"
+    machine.pipe.rmdir()
+    machine.start()
+    assert machine.pipe.is_dir()
+
+
+def test_a_path_that_is_too_long_for_a_socket(machine: Machine) -> None:
+    place = machine.place / ("x" * 90)
+    place.mkdir()
+    assert "at most 88 bytes" in refused(machine, CUDA_MPS_PIPE_DIRECTORY=str(place))
+    done = machine.run(typed="get_server_list\n", CUDA_MPS_PIPE_DIRECTORY=str(place))
+    assert done.returncode == 1
+    assert "too long" in done.stderr
+
+
+def test_a_state_directory_that_makes_names_too_long_for_sockets(machine: Machine) -> None:
+    machine.state = machine.place / ("s" * 60)
+    machine.configure("")
+    assert "state_directory" in refused(machine)
+
+
+def test_a_state_directory_that_is_a_file(machine: Machine) -> None:
+    machine.state.write_text("")
+    assert refused(machine) == f"the state directory {machine.state} cannot be used: it is not a directory\n"
+    assert stat.S_IMODE(machine.state.stat().st_mode) == 0o644, "it was not touched"
+
+
+def test_a_state_directory_of_another_user(machine: Machine) -> None:
+    machine.state.mkdir()
+    os.chown(machine.state, 1000, 1000)
+    assert "in the hands of another user" in refused(machine)
+
+
+@pytest.mark.parametrize("name", ["lock", "keeper", "progress", "mpsd.db"])
+def test_something_else_where_mpsd_keeps_its_state(machine: Machine, name: str) -> None:
+    (machine.state / name).mkdir(parents=True)
+    said = refused(machine)
+    assert str(machine.state) in said
+    assert "cannot be" in said
+
+
+@pytest.mark.parametrize("name", [f"{PROGRAM}.pid", "control", "mpsd-ui"])
+def test_something_else_where_clients_and_callers_look(machine: Machine, name: str) -> None:
+    (machine.pipe / name).mkdir()
+    said = refused(machine)
+    assert str(machine.pipe / name) in said
+    assert "s a directory" in said
+    (machine.pipe / name).rmdir()
+    machine.start()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("pipe", "Cannot access CUDA_MPS_PIPE_DIRECTORY={place}: uid 1000 may not write to it\n"),
+        ("state", "the state directory {place} cannot be used: Operation not permitted\n"),
+    ],
+)
+def test_a_directory_that_may_not_be_written_to(strangers: Machine, name: str, said: str) -> None:
+    """Root may write anywhere, so this mpsd is another user's."""
+    place = strangers.place / name
+    place.mkdir(exist_ok=True)
+    os.chown(place, 0, 0)
+    place.chmod(0o755)
+    assert refused(strangers) == said.format(place=place)
+
+
+def test_a_relative_pipe_directory_is_refused(machine: Machine) -> None:
+    assert "absolute path" in refused(machine, CUDA_MPS_PIPE_DIRECTORY="pipe")
+
+
+def test_a_log_directory_that_is_a_file_costs_the_logs_and_nothing_else(machine: Machine) -> None:
+    """The vendor's daemon goes on without logs too."""
+    machine.log_directory.rmdir()
+    machine.log_directory.write_text("")
+    machine.start()
+    machine.counter().ready()
+    assert machine.quit("quit -t 0") == 0
+
+
+def test_a_pipe_directory_that_is_removed_under_the_daemon(machine: Machine) -> None:
+    """As tmp cleaners do: running clients go on; a new daemon can take its place."""
+    machine.start()
+    client = machine.counter().ready()
+    for path in machine.pipe.iterdir():
+        path.unlink()
+    machine.pipe.rmdir()
+    assert machine.ask("get_server_list").stderr == "Cannot find MPS control daemon process\n"
+    client.goes_on()
+    machine.kill_all_daemons()
+    machine.start()
+    machine.counter().ready()
+    client.goes_on()
+
+
+def test_a_bad_configuration_is_refused_with_everything_that_is_wrong(machine: Machine) -> None:
+    machine.configure("[domains]\nspares = 99\nspeed = 3\n[stop]\non_sigterm = 'explode'\n")
+    said = refused(machine)
+    assert "spares" in said
+    assert "speed" in said
+    assert "on_sigterm" in said
+
+
+# -- the vendor's program ----------------------------------------------------------------------------------------------
+
+
+def test_a_vendor_program_that_is_missing(machine: Machine) -> None:
+    machine.configure('[vendor]\ncontrol = "/nowhere/nvidia-cuda-mps-control"\n')
+    assert refused(machine) == "the vendor's nvidia-cuda-mps-control was not found; not there: /nowhere\n"
+
+
+def test_a_vendor_program_that_is_mpsds_own_front_end(machine: Machine) -> None:
+    """Driven by itself, it would start daemons without end."""
+    machine.configure(f'[vendor]\ncontrol = "{FRONT_END}"\n')
+    assert "mpsd's own front end" in refused(machine)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("hang@start", "hung: no answer to '-d' in 1 s"),
+        ("crash@start", "-d ended with status 1 and left no daemon behind: it said nothing"),
+        ("refuse@start", "-d ended with status 1 and left no daemon behind"),
+        ("hang@*", "hung: no answer to 'set_default_active_thread_percentage 100' in 1 s"),
+        ("refuse@accept", "was not answered"),
+    ],
+)
+def test_a_vendor_program_that_hangs_or_crashes_at_its_start(machine: Machine, fault: str, words: str) -> None:
+    machine.configure("[vendor]\nstart_seconds = 1.0\ncommand_seconds = 1.0\n")
+    machine.misbehave(fault)
+    said = refused(machine)
+    assert said.startswith("the first fault domain does not start: ")
+    assert words in said
+
+
+def test_a_vendor_program_that_is_no_program(machine: Machine) -> None:
+    program = machine.place / PROGRAM
+    program.write_bytes(b"\x7fELF and no more")
+    program.chmod(0o755)
+    machine.configure(f'[vendor]\ncontrol = "{program}"\n')
+    assert "cannot be run" in refused(machine)
+
+
+def test_a_vendor_program_that_says_nothing_and_does_nothing(machine: Machine) -> None:
+    machine.configure('[vendor]\ncontrol = "/bin/true"\n')
+    assert "left no daemon behind" in refused(machine)
+
+
+@pytest.mark.parametrize(
+    ("fault", "serves"), [("garbage@*", True), ("slow@*=300", True), ("refuse@accept", False), ("crash@get_client_list", False)]
+)
+def test_a_vendor_daemon_that_misbehaves_after_its_start(machine: Machine, fault: str, serves: bool) -> None:
+    """mpsd stays up and answers, and no client runs without MPS; when it is over, clients are served."""
+    machine.configure(ALONE)
+    machine.misbehave("")
+    machine.start()
+    client = machine.counter().ready()
+    machine.misbehave(fault)
+    machine.kill_vendor("default")
+    assert client.status() == 5
+    waiting = machine.counter()
+    if serves:
+        waiting.ready()
+    else:
+        wait_for("it to fail again", lambda: len(machine.journal("domain.failed")) > 1)
+    assert machine.tell("get_default_active_thread_percentage") == "100.0\n"
+    assert machine.kinds().get(waiting.pid) in (None, "client")
+    machine.misbehave("")
+    if serves:
+        machine.kill_vendor("default")
+    assert machine.client("smcount").wait("sms")["seen"] == 132
+    assert machine.kinds().get(waiting.pid) in (None, "client")
+
+
+def test_a_vendors_server_program_that_is_missing(machine: Machine) -> None:
+    """Its clients get MPS's own error; those that come when it is there are served."""
+    program = machine.place / "alone" / PROGRAM
+    program.parent.mkdir()
+    program.write_bytes((SIMULATOR / "bin" / PROGRAM).read_bytes())
+    program.chmod(0o755)
+    machine.configure(f'[vendor]\ncontrol = "{program}"\n')
+    machine.start()
+    assert machine.client("smcount").error() == 805
+    (program.parent / "nvidia-cuda-mps-server").symlink_to(SIMULATOR / "bin/nvidia-cuda-mps-server")
+    assert machine.client("smcount").wait("sms")["seen"] == 132
