@@ -13,6 +13,7 @@ import trio
 from mpsd import __version__, places
 from mpsd.config import Config, ConfigError, Invocation, changed
 from mpsd.domains.pool import Pool, PoolSettings
+from mpsd.domains.refuser import Refuser
 from mpsd.domains.upkeep import Upkeep
 from mpsd.domains.vendor import VendorProgram
 from mpsd.errors import AlreadyRunning, ErrorCode, MpsdError, UnusablePath
@@ -23,8 +24,10 @@ from mpsd.legacy.quantities import parse_limit
 from mpsd.log import Journal, open_journal
 from mpsd.model import Device
 from mpsd.relay.conversation import Conversations, RelaySettings
+from mpsd.relay.entrance import Entrance, Everybody
 from mpsd.relay.message import may_impersonate
 from mpsd.relay.progress import Progress
+from mpsd.relay.refusals import Refusals
 from mpsd.relay.relay import Relay
 from mpsd.runtime.board import DaemonBoard
 from mpsd.runtime.claim import Claim
@@ -138,6 +141,8 @@ def _build(
     settings = _pool_settings(config, invocation, claim.state_directory)
     defaults = store.defaults() or _defaults(config, devices)
     pool = Pool(settings, vendor, devices, defaults, store, public.publish)
+    refuser = Refuser(vendor, claim.state_directory / "refuser", settings.visible_devices)
+    book = Everybody()
     upkeep = Upkeep(pool, config.vendor.stop_seconds, lambda: _read_devices(config))
     relayed = None
     if is_privileged:
@@ -151,16 +156,13 @@ def _build(
             config.relay.turn_seconds,
             config.relay.silent_seconds,
             is_privileged,
-            config.domains.per_gpu == "auto",
         )
         progress = _open_progress(claim.state_directory / "progress", config.relay.max_connections)
-        relayed = (Relay(Conversations(pool, keeper, progress, relay_settings)), keeper)
+        entrance = Entrance(pool, book, config.domains.per_gpu == "auto")
+        refusals = Refusals(refuser, config.relay.turn_seconds)
+        relayed = (Relay(Conversations(pool, keeper, progress, relay_settings, entrance, refusals)), keeper)
 
-    def open_refusal(directory: str | None) -> None:
-        if relayed:
-            relayed[0].conversations.open_refusal(directory)
-
-    ending = Ending(pool, claim.state_directory / "refuser", config.vendor.stop_seconds, open_refusal, lambda: daemon.see_off())
+    ending = Ending(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
     ui = SessionSettings(config.ui.max_sessions, config.ui.idle_seconds, config.ui.admin_group)
     daemon: Daemon
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))

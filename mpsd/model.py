@@ -80,3 +80,4 @@ class DomainView:
     capacity: int
     is_public: bool  # has served somebody; a domain that is not public is a spare
     number: int  # order of creation
+    key: str = ""  # whom it serves alone: a lease, a group, those in quarantine; empty: everybody

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 import trio
 
 from mpsd.domains import log_lines
+from mpsd.domains.guard import Guard
 from mpsd.domains.log_lines import News
 from mpsd.domains.vendor import VendorControl
 from mpsd.errors import VendorFailed
 from mpsd.legacy.board import Defaults, ServerView
 from mpsd.model import DomainState, DomainView, ProcessId
+from mpsd.policy import limits
 from mpsd.relay.gate import Gate
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -41,6 +43,8 @@ class Domain:
     members: dict[ProcessId, float] = field(default_factory=dict)  # placed here, and when last heard of (trio time)
     handshakes: Counter[ProcessId | None] = field(default_factory=Counter)  # relayed connections that are open
     gate: Gate = field(default_factory=Gate)  # who may speak with its vendor daemon
+    guard: Guard = field(init=False)  # limits of each client's own
+    key: str = ""  # whom it serves alone (policy/placement.py)
     contexts: dict[int, Counter[int]] = field(default_factory=dict)  # of each server, by client, from its log
     applied_defaults: Defaults | None = None  # what its vendor daemon was told
     served_defaults: Defaults | None = None  # what its server was started with
@@ -56,6 +60,9 @@ class Domain:
     _asked_at: float = -1.0
     _asking: trio.Lock = field(default_factory=trio.Lock)
 
+    def __post_init__(self) -> None:
+        self.guard = Guard(self.gpus)
+
     # -- what others see ---------------------------------------------------------------------------------------------
 
     def view(self, defaults: Defaults) -> DomainView:
@@ -65,8 +72,9 @@ class Domain:
             state = DomainState.SILENT if self.silenced.is_set() else DomainState.FAULT
         if state is DomainState.READY and (self.applied_defaults != defaults or self.has_outdated_spare(defaults)):
             state = DomainState.RECYCLING
+        gpus = frozenset(self.gpus)
         return DomainView(
-            self.name, state, frozenset(self.gpus), self.uid, self.occupancy, self.capacity, self.is_public, self.number
+            self.name, state, gpus, self.uid, self.occupancy, self.capacity, self.is_public, self.number, self.key
         )
 
     def has_outdated_spare(self, defaults: Defaults) -> bool:
@@ -107,9 +115,9 @@ class Domain:
 
     # -- what happens to it ------------------------------------------------------------------------------------------
 
-    def join(self, process: ProcessId | None, uid: int | None = None) -> None:
+    def join(self, process: ProcessId | None, uid: int | None = None, key: str = "") -> None:
         self.is_public = True
-        self.joined_uid = uid
+        self.joined_uid, self.key = uid, key
         if process is not None:
             self.members.setdefault(process, trio.current_time())
 
@@ -149,6 +157,11 @@ class Domain:
                 opened = self.contexts.pop(server_pid, Counter()) - Counter([client_pid])
                 if left:
                     self.contexts[server_pid] = opened
+            case log_lines.ClientArrived(_, client_pid):
+                self.guard.hear(client_pid)
+            case log_lines.Probed():
+                self.guard.hear_probe()
+                return  # nothing has changed
             case log_lines.ServerStarting():
                 self.served_defaults = self.applied_defaults
             case log_lines.ServerReady(pid):
@@ -163,6 +176,8 @@ class Domain:
         self.members.clear()
         self.contexts.clear()
         self._ready_since.clear()
+        self.guard.forget()
+        self.key = ""
         self.silenced = trio.Event()
         self._silent_since = math.inf
         self.joined_uid = None
@@ -202,6 +217,7 @@ class Domain:
             del self.contexts[gone]
         for gone in set(self._ready_since) - set(servers):
             del self._ready_since[gone]
+        self.guard.forget_servers_but(set(servers))
         is_faulty = any(server.status == "FAULT" for server in servers.values())
         if is_faulty and self.state in (DomainState.STARTING, DomainState.READY):  # starting: one that is being adopted
             self.state = DomainState.FAULT
@@ -234,13 +250,16 @@ class Domain:
 
 
     async def apply_defaults(self, defaults: Defaults) -> None:
-        """Make its next server start with these.  Raises VendorFailed, and then takes nobody until told again."""
+        """Make its next server start with these; with closed limits where each client gets its own, as a server that starts
+        unasked gives them to its first client.  Raises VendorFailed, and then takes nobody until told again."""
         self.applied_defaults = None
-        await self.control.command(f"set_default_active_thread_percentage {defaults.thread_percent:g}")
-        for ordinal, uuid in enumerate(self.gpus):
-            limit = _format_limit(defaults.pinned_limits.get(uuid, 0))
-            await self.control.command(f"set_default_device_pinned_mem_limit {ordinal} {limit}")
-        await self.control.command(f"set_default_client_priority {defaults.client_priority}")
+        wanted = limits.of_defaults(defaults, self.gpus)
+        if self.guard.is_on:
+            wanted = limits.closed(self.gpus, defaults.client_priority)
+        await self.control.command(f"set_default_active_thread_percentage {wanted.thread_percent:g}")
+        for ordinal, size in enumerate(wanted.memory_bytes):
+            await self.control.command(f"set_default_device_pinned_mem_limit {ordinal} {_format_limit(size)}")
+        await self.control.command(f"set_default_client_priority {wanted.priority}")
         self.applied_defaults = defaults
 
 

@@ -51,6 +51,7 @@ async def _bring_up(pool: "Pool", domain: Domain) -> None:
         visible = pool.settings.visible_devices if is_all else ",".join(domain.gpus)
         await domain.control.start(visible, pool.settings.vendor_options)
         domain.is_public = False
+        pool.store.forget_baselines(domain.name)
     else:
         domain.served_defaults = pool.defaults  # they were stored before its server was told
     domain.is_adopted = not is_new
@@ -79,6 +80,8 @@ async def _serve(pool: "Pool", domain: Domain) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follow_logs, domain, pool.store, pool.publish, pool.notify)
         nursery.start_soon(_keep_fresh, pool, domain)
+        if domain.guard.is_on:
+            nursery.start_soon(domain.guard.hold_adopted, domain.control)
         await domain.control.wait_gone()
         nursery.cancel_scope.cancel()
     if domain.state is not DomainState.STOPPING:

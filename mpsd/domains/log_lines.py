@@ -61,11 +61,27 @@ class ClientGone:
     client_pid: int
 
 
-News = ServerStarting | ServerReady | ServerExited | ServerFault | ContextOpened | ContextClosed | ClientGone
+@dataclass(frozen=True, slots=True)
+class ClientArrived:
+    """What a connection of the client came for is there, or was refused: its process is known, or one more context is."""
+
+    server_pid: int
+    client_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Somebody connected who is no client; each CUDA process begins so."""
+
+
+Servers = ServerStarting | ServerReady | ServerExited | ServerFault
+Clients = ContextOpened | ContextClosed | ClientGone | ClientArrived | Probed
+News = Servers | Clients
 
 _CONTROL = (
     (re.compile(r"Starting new server (\d+) for user (\d+)$"), lambda _, m: ServerStarting(int(m[1]), int(m[2]))),
     (re.compile(r"NEW SERVER (\d+): Ready$"), lambda _, m: ServerReady(int(m[1]))),
+    (re.compile(r"User did not send valid credentials$"), lambda _, m: Probed()),
     (re.compile(r"Server (\d+) exited with status (\d+)$"), lambda _, m: ServerExited(int(m[1]), int(m[2]))),
 )
 _SERVER = (
@@ -79,6 +95,14 @@ _SERVER = (
         lambda pid, m: ContextClosed(pid, int(m[1]), int(m[2])),
     ),
     (re.compile(r"Client process (\d+) disconnected$"), lambda pid, m: ClientGone(pid, int(m[1]))),
+    (
+        re.compile(
+            r"(?:Client \{PID: (\d+), Context ID: 0\} connected$"
+            r"|Status of client \{PID: (\d+), Context ID: [1-9]\d*\} is ACTIVE$"
+            r"|Failed to accept client \{PID: (\d+), )"
+        ),
+        lambda pid, m: ClientArrived(pid, int(m[1] or m[2] or m[3])),
+    ),
 )
 
 

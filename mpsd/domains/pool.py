@@ -7,7 +7,7 @@ that waits for a change waits on `changed()`.
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +23,7 @@ from mpsd.domains.vendor import VendorControl, VendorProgram
 from mpsd.errors import NoSuchServer, Stopping, VendorFailed
 from mpsd.legacy.board import Defaults
 from mpsd.model import ComputeMode, Device, DomainState, DomainView, ProcessId
+from mpsd.policy.limits import Limits
 from mpsd.policy.placement import Ask, Create, Join, Rules, Wait, place
 
 log = structlog.get_logger()
@@ -31,10 +32,13 @@ log = structlog.get_logger()
 class Store(Protocol):
     """What outlives mpsd of the domains (runtime/store.py)."""
 
-    def save_domain(self, name: str, number: int, gpus: Iterable[str], is_public: bool) -> None: ...
+    def save_domain(self, name: str, number: int, gpus: Iterable[str], is_public: bool, key: str = "") -> None: ...
     def forget_domain(self, name: str) -> None: ...
     def save_log_position(self, path: str, position: int) -> None: ...
     def log_position(self, path: str) -> int | None: ...
+    def save_baselines(self, name: str, baselines: Mapping[int, Limits]) -> None: ...
+    def forget_baselines(self, name: str) -> None: ...
+    def baselines(self, name: str) -> dict[int, Limits] | None: ...
     def save_defaults(self, defaults: Defaults) -> None: ...
 
 
@@ -142,7 +146,7 @@ class Pool:
         if home is not None and self._is_bound(home, process):
             return home
         decision = place(ask, self.views(), self.rules(ask.gpus))
-        return self._join(self.domains[decision.domain], ask.uid, process) if isinstance(decision, Join) else None
+        return self._join(self.domains[decision.domain], ask, process) if isinstance(decision, Join) else None
 
     def _is_bound(self, home: Domain, process: ProcessId | None) -> bool:
         """Whether it stays in the domain it was placed in.  All contexts of a process are in one domain; a process that has
@@ -154,11 +158,11 @@ class Pool:
             return False
         return True
 
-    def _join(self, domain: Domain, uid: int, process: ProcessId | None) -> Domain:
-        self.last_join, self.last_uid = trio.current_time(), uid
-        if not domain.is_public:
-            self.store.save_domain(domain.name, domain.number, domain.gpus, True)
-        domain.join(process, uid)
+    def _join(self, domain: Domain, ask: Ask, process: ProcessId | None) -> Domain:
+        self.last_join, self.last_uid = trio.current_time(), ask.uid
+        if not domain.is_public or domain.key != ask.key:
+            self.store.save_domain(domain.name, domain.number, domain.gpus, True, ask.key)
+        domain.join(process, ask.uid, ask.key)
         self.watch(domain, process)
         self.notify()
         return domain
@@ -194,7 +198,7 @@ class Pool:
         self.notify()
         return domain
 
-    def adopt(self, name: str, number: int, gpus: tuple[str, ...], is_public: bool) -> None:
+    def adopt(self, name: str, number: int, gpus: tuple[str, ...], is_public: bool, key: str) -> None:
         """Take over a domain that an earlier mpsd made.  One whose vendor daemon has died is started again if it was
         the first, and cleared away otherwise."""
         control = VendorControl(self.program, self.settings.home / name)
@@ -203,10 +207,12 @@ class Pool:
             return
         domain = self.create(gpus, name, number)
         domain.control.adopt()
-        domain.is_public = is_public
+        domain.is_public, domain.key = is_public, key
+        if (baselines := self.store.baselines(name)) is not None:
+            domain.guard.is_on, domain.guard.baselines = True, baselines
         log.info("domain.adopted", domain=name, vendor_pid=domain.control.process and domain.control.process.pid)
 
-    async def run(self, known: Iterable[tuple[str, int, tuple[str, ...], bool]], *, task_status: trio.TaskStatus) -> None:
+    async def run(self, known: Iterable[tuple[str, int, tuple[str, ...], bool, str]], *, task_status: trio.TaskStatus) -> None:
         """Lives as long as mpsd.  Started once the domains of an earlier mpsd are adopted."""
         async with trio.open_nursery() as self._nursery:
             for row in sorted(known, key=lambda row: row[1]):

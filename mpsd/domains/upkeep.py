@@ -136,7 +136,9 @@ class Upkeep:
         self._pool.notify()
         if await self._empty(domain):
             domain.contexts.clear()
-            domain.is_public = False
+            domain.guard.forget()
+            domain.is_public, domain.key = False, ""
+            self._pool.store.forget_baselines(domain.name)
             self._pool.store.save_domain(domain.name, domain.number, domain.gpus, False)
             await domain.apply_defaults(self._pool.defaults)
             if domain.state is DomainState.RECYCLING:

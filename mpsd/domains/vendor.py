@@ -8,7 +8,7 @@ in seven), so each is asked one thing at a time.
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,20 +78,26 @@ class VendorControl:
 
     async def command(self, line: str, seconds: float | None = None) -> str:
         """Its answer to one command.  Raises VendorFailed when it is gone, hangs, or is kept busy by others."""
-        encoded = line.encode()
-        if len(encoded) > MAX_LINE_BYTES or b"\n" in encoded:
-            raise VendorFailed(f"a command of {len(encoded)} bytes is not passed on: {MAX_LINE_BYTES} on one line are")
+        return await self.commands((line,), seconds)
+
+    async def commands(self, lines: Sequence[str], seconds: float | None = None) -> str:
+        """Its answers to several, in one session, one behind the other.  Raises VendorFailed; then some may have been done."""
+        for line in lines:
+            if (size := len(line.encode())) > MAX_LINE_BYTES or "\n" in line:
+                raise VendorFailed(f"a command of {size} bytes is not passed on: {MAX_LINE_BYTES} on one line are")
+        encoded = "".join(f"{line}\n" for line in lines).encode()
         async with self._one_at_a_time:
             for attempt in range(_ATTEMPTS):
                 status, output = await self._run(
-                    [], encoded + b"\n", self._environment(), seconds or self._program.command_seconds
+                    [], encoded, self._environment(), seconds or self._program.command_seconds
                 )
                 if not status:
                     return output.decode(errors="replace")
                 if _BUSY not in output:
                     break
                 await trio.sleep(0.01 * 2**attempt)
-        raise VendorFailed(f"'{line}' was not answered: {output.decode(errors='replace').strip() or status}")
+        asked = "; ".join(lines)
+        raise VendorFailed(f"'{asked}' was not answered: {output.decode(errors='replace').strip() or status}")
 
     async def is_responsive(self, seconds: float) -> bool:
         """Whether it answers at all, be it that it is busy.  Does not wait for commands that are under way."""

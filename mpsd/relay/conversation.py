@@ -8,37 +8,34 @@ import os
 import socket
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import structlog
 import trio
 
-from mpsd import processes
 from mpsd.domains.domain import Domain
+from mpsd.domains.enforcement import enforce
+from mpsd.domains.guard import Arrival
 from mpsd.domains.pool import Pool
-from mpsd.errors import MpsdError, Stopping
-from mpsd.model import Credentials, ProcessId
-from mpsd.policy.placement import Ask
+from mpsd.errors import MpsdError, Refused, Stopping
+from mpsd.model import ProcessId
+from mpsd.policy.limits import Limits
+from mpsd.relay.backend import connect
+from mpsd.relay.caller import Caller, Keeper, has_ended, until_ended
+from mpsd.relay.entrance import Entrance
 from mpsd.relay.gate import Pass
-from mpsd.relay.link import End, Link
+from mpsd.relay.link import End
 from mpsd.relay.progress import Progress
+from mpsd.relay.refusals import Refusals
 
 log = structlog.get_logger()
 _FAREWELL_SECONDS = 0.5  # a client that has all it wanted ends its connection at once
-_BUSY_SECONDS = 0.01  # between attempts when a vendor daemon's queue of connections is full
 _OFFENDER_SHARE = 10  # a process that kept a domain waiting before gets a tenth of the patience
 _AGAIN_SECONDS = 0.01  # the domain's own task has to learn of the death that was noticed here
-_REFUSAL_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
+_ARRIVAL_SECONDS = 5.0  # a context takes 0.1 s (measured), 1.5 s among many
+_PROBE_SECONDS = 0.5  # a process begins with a connection that asks whether there is a daemon, and comes for nothing
 _FROZEN_SECONDS = 2.0  # a vendor daemon that answers nobody for so long waits for the client it speaks with, or is ill
 _LONGEST_PAUSE_SECONDS = 30.0
-
-
-class Keeper(Protocol):
-    """Holds connections across the death of mpsd (runtime/keeper.py)."""
-
-    def hold(self, name: str, end: socket.socket, note: int = 0, generation: int = 1) -> None: ...
-    def drop(self, name: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,98 +44,107 @@ class RelaySettings:
     turn_seconds: float
     silent_seconds: float
     may_impersonate: bool
-    is_per_gpu: bool
-
-
-def client_id(number: int, door: str) -> str:
-    """What the keeper calls a client's connection."""
-    return f"client.{number}.{door}"
-
-
-@dataclass(slots=True)
-class Caller:
-    """Who is at the other end, and how far the connection has come."""
-
-    number: int
-    door: str  # the socket it came through: control, control_privileged
-    connection: socket.socket
-    credentials: Credentials
-    process: ProcessId | None
-    since: float
-    link: Link
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-
-    @property
-    def client_id(self) -> str:
-        return client_id(self.number, self.door)
-
-    def domain_id(self, domain: str) -> str:
-        return f"domain.{self.number}.{domain}"
 
 
 @dataclass(slots=True)
 class Conversations:
-    """What the conversations share: where clients go, and who has kept a domain waiting."""
+    """What the conversations share: who lets clients in, who turns them away, and who has kept a domain waiting."""
 
     pool: Pool
     keeper: Keeper
     progress: Progress
     settings: RelaySettings
-    refuse_at: str | None = None  # while quitting: the pipe directory whose daemon refuses everybody (ending.py)
-    refusal: trio.Event = field(default_factory=trio.Event)  # set: it is known whether there is such a daemon
-    refusing: int = 0  # callers who are being refused
+    entrance: Entrance
+    refusals: Refusals
     offences: Counter[ProcessId | None] = field(default_factory=Counter)
-    may_place: trio.Event = field(default_factory=trio.Event)  # set: every domain that a caller may be in is known
     open: Counter[ProcessId | None] = field(default_factory=Counter)  # connections by process
 
     async def run(self, caller: Caller) -> None:
         """Until the client or a living domain ends it."""
-        while not await self._once(caller):
+        while True:
+            if await self._once(caller):
+                return
             await trio.sleep(_AGAIN_SECONDS)
 
     async def resume(self, caller: Caller, domain: Domain, backend: socket.socket) -> None:
-        """Go on in the middle of a handshake that an earlier mpsd relayed."""
+        """Go on in the middle of a handshake that an earlier mpsd relayed.  The limits are still those that it set."""
         caller.link.no_way_back()
-        await self._through(caller, domain, backend, None)
+        async with domain.guard.window("adopted", domain.control):
+            await self._through(caller, domain, backend, None)
         with trio.move_on_after(_FAREWELL_SECONDS):
-            await _until_ended(caller.connection)
+            await until_ended(caller.connection)
             return
-        await self._hold(caller, domain, "its domain ended what an earlier mpsd had relayed, and may have lost a word of")
-
-    async def hold(self, caller: Caller, why: str) -> None:
-        """A client for which nothing can be done, until it ends its connection."""
-        await self._hold(caller, None, why)
-
-    def open_refusal(self, directory: str | None) -> None:
-        """From now on newcomers are sent there; None: they wait until mpsd ends."""
-        self.refuse_at = directory
-        self.refusal.set()
+        why = "its domain ended what an earlier mpsd had relayed, and may have lost a word of"
+        await self.refusals.hold(caller, domain, why)
 
     async def _once(self, caller: Caller) -> bool:
         """True when it is over.  False: it should be placed again."""
         try:
-            domain = await self._place(caller)
+            found = await self.entrance.find_place(caller)
+            if found is None:
+                return True  # the client went away while it waited
+            domain, grant = found
+            limits = self.entrance.limits(caller, domain, grant)
         except Stopping:
-            return await self._refuse(caller)
-        if domain is None:
-            return True  # the client went away while it waited
+            await self.refusals.tell(caller, "mpsd is quitting")
+            return True
+        except Refused as exc:
+            await self.refusals.turn_away(caller, exc)
+            return True
+        end = await self._visit(caller, domain, limits)
+        return await self._after(caller, domain, end) if end else False
+
+    async def _visit(self, caller: Caller, domain: Domain, limits: Limits) -> End | None:
+        """One connection to a domain, with these limits in force from before it begins until the server has what it came for.
+        None: it did not come about."""
+        pid = caller.credentials.pid or os.getpid()  # as the domain is told
+        async with domain.guard.window(limits, domain.control):
+            try:
+                await enforce(self.pool, domain, caller.credentials.uid, limits)
+            except MpsdError as exc:
+                log.warning("limits.not_set", pid=pid, domain=domain.name, why=str(exc), effect="it waits")
+                await trio.sleep(_RETRY_SECONDS)
+                return None
+            arrival = domain.guard.expect(pid)
+            try:
+                end = await self._speak(caller, domain, arrival)
+                if end in (End.CLIENT, End.DOMAIN) and caller.link.has_spoken and domain.control.is_alive():
+                    await self._see_arrive(caller, domain, arrival)
+                return end
+            finally:
+                domain.guard.forget_arrival(pid, arrival)
+
+    async def _speak(self, caller: Caller, domain: Domain, arrival: Arrival) -> End | None:
         with domain.handshake(caller.process):
             async with domain.gate.turn(self._burden(caller.process)) as right:
+                domain.guard.speaking = arrival
                 if domain.is_ill and caller.process not in domain.connected:
                     domain.leave(caller.process)
-                    return False  # it fell ill while this client waited for its turn
-                backend = await self._connect(domain.control.socket_path(caller.door), domain)
+                    return None  # it fell ill while this client waited for its turn
+                backend = await connect(domain.control.socket_path(caller.door), domain.control)
                 if backend is None:
-                    return False
+                    return None
                 self.keeper.hold(caller.domain_id(domain.name), backend)
                 return await self._through(caller, domain, backend, right)
+
+    async def _see_arrive(self, caller: Caller, domain: Domain, arrival: Arrival) -> None:
+        """The server may read a newcomer's limits until its log says that the newcomer is there."""
+        patience = _ARRIVAL_SECONDS if caller.link.has_passed_descriptors else _PROBE_SECONDS
+        patience /= _OFFENDER_SHARE if self.offences[caller.process] else 1
+        self.open[caller.process] -= 1  # it keeps nobody waiting now but those with other limits
+        try:
+            is_there = await arrival.settled(patience)
+            if not is_there and domain.guard.is_on and caller.link.has_passed_descriptors:
+                self.offences[caller.process] += 1
+                log.info("limits.no_arrival", pid=caller.credentials.pid, domain=domain.name, waited_seconds=patience)
+        finally:
+            self.open[caller.process] += 1
 
     def _burden(self, process: ProcessId | None) -> int:
         """How far back in the queue for a domain: a process with many connections, or a slow one, waits for the others."""
         return self.open[process] - 1 + self.offences[process]
 
-    async def _through(self, caller: Caller, domain: Domain, backend: socket.socket, right: Pass | None) -> bool:
-        """True when it is over, False when the client should be linked again."""
+    async def _through(self, caller: Caller, domain: Domain, backend: socket.socket, right: Pass | None) -> End:
         try:
             with backend:
                 end = await self._link(caller, domain, backend, right)
@@ -149,6 +155,10 @@ class Conversations:
             right.give_back()
         self.keeper.drop(caller.domain_id(domain.name))
         domain.mark_stale()
+        return end
+
+    async def _after(self, caller: Caller, domain: Domain, end: End) -> bool:
+        """True when it is over, False when the client should be linked again."""
         if end is End.SLOW_CLIENT:
             return await self._detach(caller, domain)
         if caller.link.is_out_of_step:
@@ -158,7 +168,7 @@ class Conversations:
             return True
         if caller.link.transcript is not None:
             return False
-        await self._hold(caller, domain, "its domain died in mid-handshake")
+        await self.refusals.hold(caller, domain, "its domain died in mid-handshake")
         return True
 
     async def _link(self, caller: Caller, domain: Domain, backend: socket.socket, right: Pass | None) -> End:
@@ -197,97 +207,12 @@ class Conversations:
         pid = caller.credentials.pid
         log.warning("relay.detached", pid=pid, uid=caller.credentials.uid, domain=domain.name, why="silent in its handshake")
         if caller.link.transcript is None:
-            await self._hold(caller, domain, "it was silent in the middle of its handshake")
+            await self.refusals.hold(caller, domain, "it was silent in the middle of its handshake")
             return True
         pause = min(2.0 ** self.offences[caller.process], _LONGEST_PAUSE_SECONDS) if caller.link.awaits_domain else math.inf
         with trio.move_on_after(pause):
             await trio.lowlevel.wait_readable(caller.connection)  # for ever: a stopped process may be continued any time
-        return _has_ended(caller.connection)
-
-    async def _hold(self, caller: Caller, domain: Domain | None, why: str) -> None:
-        """Closed, it would run without MPS: it stays open until the client ends it."""
-        log.error("relay.held", pid=caller.credentials.pid, uid=caller.credentials.uid,
-                  domain=domain and domain.name, why=why, effect="the client waits; end it and start it again")
-        caller.link.no_way_back()
-        await _until_ended(caller.connection)
-
-    async def _place(self, caller: Caller) -> Domain | None:
-        """A domain that takes it; None when its process ends first."""
-        found: list[Domain] = []
-        stopping: Stopping | None = None
-        ask = Ask(caller.credentials.uid, self._gpus_of(caller.process))
-        if at_once := self.pool.place_now(ask, caller.process):
-            return at_once
-        async with trio.open_nursery() as nursery:
-            if caller.process is not None:
-                nursery.start_soon(_cancel_when_gone, caller.process, nursery.cancel_scope)
-            try:
-                await self.may_place.wait()
-                found.append(await self.pool.place(ask, caller.process))
-            except Stopping as exc:
-                stopping = exc  # raised below: out of a nursery it would come as a group
-            nursery.cancel_scope.cancel()
-        if stopping:
-            raise stopping
-        return found[0] if found else None
-
-    def _gpus_of(self, process: ProcessId | None) -> frozenset[str]:
-        """A client that names one GPU by UUID is served by a domain of that GPU alone.  Ordinals would mean another GPU
-        there (the daemon's CUDA_VISIBLE_DEVICES renumbers), so they keep to the domains of all GPUs."""
-        everything = frozenset(self.pool.gpus)
-        if not self.settings.is_per_gpu or len(everything) < 2 or process is None:
-            return everything
-        word = processes.environment_variable(process.pid, "CUDA_VISIBLE_DEVICES") or ""
-        named = [uuid for uuid in everything if len(word) > len("GPU-") and uuid.startswith(word)]
-        chosen = frozenset(named) if len(named) == 1 else everything
-        return everything if self.pool.rules(chosen).is_exclusive else chosen
-
-    async def _connect(self, path: str, domain: Domain | None) -> socket.socket | None:
-        """A connection to a vendor daemon; None when it has died.  Waits while its queue is full."""
-        backend = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        backend.setblocking(False)
-        backend.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        while True:
-            try:
-                backend.connect(path)
-                return backend
-            except OSError:
-                if domain is None or not domain.control.is_alive():
-                    backend.close()
-                    return None
-                await trio.sleep(_BUSY_SECONDS)
-
-    async def _refuse(self, caller: Caller) -> bool:
-        """While quitting: a vendor daemon that can serve nobody gives the client its error (805)."""
-        self.refusing += 1
-        try:
-            await self.refusal.wait()  # a daemon starts within its start_seconds, or does not
-            backend = await self._connect(f"{self.refuse_at}/{caller.door}", None) if self.refuse_at else None
-            if backend is None:
-                await trio.sleep_forever()  # until mpsd ends
-            with backend:
-                end = await caller.link.run(backend, self.settings.turn_seconds, _not_for_long)
-        finally:
-            self.refusing -= 1
-        if end is End.SLOW_CLIENT:
-            await self._hold(caller, None, "it was silent while mpsd quit")
-        log.info("client.refused", pid=caller.credentials.pid, why="mpsd is quitting")
-        return True
-
-
-async def _not_for_long() -> bool:
-    """The daemon that refuses answers in milliseconds, or waits for its peer."""
-    await trio.sleep(_REFUSAL_SECONDS)
-    return False
-
-
-async def _cancel_when_gone(process: ProcessId, scope: trio.CancelScope) -> None:
-    if (pidfd := processes.open_pidfd(process)) is not None:
-        try:
-            await trio.lowlevel.wait_readable(pidfd)
-        finally:
-            os.close(pidfd)
-    scope.cancel()
+        return has_ended(caller.connection)
 
 
 async def _give_up_when_silent(caller: Caller, domain: Domain, scope: trio.CancelScope) -> None:
@@ -296,30 +221,3 @@ async def _give_up_when_silent(caller: Caller, domain: Domain, scope: trio.Cance
     if caller.link.transcript is not None and caller.process not in domain.connected:
         domain.leave(caller.process)
         scope.cancel()
-
-
-def _has_ended(connection: socket.socket) -> bool:
-    """Whether all that can still be read is the end; nothing is taken out."""
-    try:
-        data, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(12), socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return not data and not ancillary
-
-
-async def _until_ended(connection: socket.socket) -> None:
-    while await _discard(connection):
-        pass
-
-
-async def _discard(connection: socket.socket) -> bool:
-    """Take what the client still says; False once it has hung up."""
-    await trio.lowlevel.wait_readable(connection)
-    try:
-        return bool(connection.recv(65536))
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False

@@ -49,6 +49,7 @@ class Link:
     may_impersonate: bool
     transcript: list[Message | bytes] | None = field(default_factory=list)  # bytes: what the domain said
     has_spoken: bool = False  # the client has said something
+    has_passed_descriptors: bool = False  # either side has; without any, no channel to a server can have come of it
     is_out_of_step: bool = False  # the last domain could not be brought to where the client is
     track: Track = field(default_factory=Track)
     _turn: _Turn = _Turn.DOMAIN
@@ -96,6 +97,7 @@ class Link:
         try:
             while (message := await look_at(self.client)) is not None:
                 self.has_spoken = True
+                self.has_passed_descriptors |= bool(message.descriptors)
                 self._set_turn(_Turn.DOMAIN)
                 await self._pass_on(message, domain)
         except BrokenPipeError:
@@ -128,6 +130,7 @@ class Link:
         try:
             while (message := await look_at(domain)) is not None:
                 if message.descriptors:
+                    self.has_passed_descriptors = True
                     self.no_way_back()
                 else:
                     self._remember(message.data)

@@ -15,7 +15,8 @@ import trio
 
 from mpsd import processes
 from mpsd.errors import MpsdError
-from mpsd.relay.conversation import Caller, Conversations, client_id
+from mpsd.relay.caller import Caller, client_id
+from mpsd.relay.conversation import Conversations
 from mpsd.relay.link import Link
 from mpsd.relay.peers import peer_credentials
 from mpsd.relay.progress import Track
@@ -77,14 +78,14 @@ class Relay:
             self.conversations.keeper.drop(caller.domain_id(name))  # or the vendor daemon would go on waiting for it
         if track.has_begun:
             lost = "it passed on a message, which may be lost" if track.is_torn else "no domain had this handshake any more"
-            return await self.conversations.hold(caller, f"mpsd died while {lost}")
+            return await self.conversations.refusals.hold(caller, domain, f"mpsd died while {lost}")
         return await self.conversations.run(caller)
 
     async def settled(self) -> None:
         """While quitting, once no door can be found: returns when nobody waits at one or is being refused any more."""
-        shared = self.conversations
+        refusals = self.conversations.refusals
         while True:
-            if not shared.refuse_at or not (shared.refusing or any(map(_has_arrivals, self._listeners))):
+            if not refusals.refuser.is_alive() or not (refusals.under_way or any(map(_has_arrivals, self._listeners))):
                 return
             await trio.sleep(_SETTLE_SECONDS)
 
@@ -117,7 +118,7 @@ class Relay:
             raise  # mpsd leaves: the keeper goes on holding the connection
         except Exception:
             log.exception("relay.bug", **who)
-            await self.conversations.hold(caller, "mpsd failed; closed, it would run without MPS")
+            await self.conversations.refusals.hold(caller, None, "mpsd failed; closed, it would run without MPS")
         caller.link.close()
         self.conversations.keeper.drop(caller.client_id)
         self.conversations.progress.end(caller.link.track)

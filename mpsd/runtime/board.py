@@ -7,12 +7,17 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
+from mpsd.domains.servers import make_way
 from mpsd.errors import MpsdError, TooMany, VendorFailed
 from mpsd.legacy.board import Defaults, ServerView
 from mpsd.model import Device
+from mpsd.policy.limits import of_defaults
 from mpsd.policy.placement import Ask
 
 log = structlog.get_logger()
+_OF_ONE_SERVER = frozenset(
+    f"{verb}_{noun}" for verb in ("get", "set") for noun in ("active_thread_percentage", "device_pinned_mem_limit")
+)
 _PATIENCE_SECONDS = 1.0  # then what was last known is the answer: health probes give up after 3 s
 
 
@@ -61,9 +66,7 @@ class DaemonBoard:
             domain = await self._pool.place(Ask(uid, frozenset(self._pool.gpus)), None)
         if domain is None:
             raise TooMany(f"no fault domain became free within {seconds:g} s to start a server for user {uid}")
-        for server in await domain.fresh_servers():
-            if server.uid not in (uid, 0 if self._pool.settings.is_multiuser else uid) and not server.client_pids:
-                await domain.control.command(f"shutdown_server {server.pid}")
+        await make_way(domain, uid, is_multiuser=self._pool.settings.is_multiuser)
         return await self._tell(domain, f"start_server -uid {uid}", seconds)
 
     async def shutdown_server(self, pid: int, force: bool) -> str:
@@ -76,7 +79,20 @@ class DaemonBoard:
 
     async def forward(self, server_pid: int | None, line: str) -> str:
         domain = self._pool.default_domain() if server_pid is None else self._pool.domain_of_server(server_pid)
-        return await domain.control.command(line)
+        if server_pid is None or not domain.guard.is_on or line.split()[0] not in _OF_ONE_SERVER:
+            return await domain.control.command(line)
+        return await self._at_baseline(domain, server_pid, line)
+
+    async def _at_baseline(self, domain: Domain, server_pid: int, line: str) -> str:
+        """What a server's user sees and sets is not what it gives its next client (domains/guard.py).  Raises VendorFailed."""
+        seconds = self._pool.program.command_seconds
+        defaults = of_defaults(self._pool.defaults, domain.gpus)
+        with trio.move_on_after(seconds):
+            async with domain.guard.at_baseline(server_pid, defaults, domain.control):
+                answer = await domain.control.command(line)
+            self._pool.store.save_baselines(domain.name, domain.guard.baselines)
+            return answer
+        raise VendorFailed(f"'{line}' was not answered in {seconds:g} s: too many clients with limits of their own are coming")
 
     async def quit(self, timeout_seconds: float | None) -> int:
         return await self._quit(timeout_seconds)

@@ -121,7 +121,7 @@ class Daemon:
                 self.relayed[1].stop()  # it holds nothing yet
             raise
         if self.relayed:
-            self.relayed[0].conversations.may_place.set()
+            self.relayed[0].conversations.entrance.may_place.set()
 
     def _open_keeper(self) -> tuple[list[tuple[str, socket.socket, int]], bool]:
         if self.relayed is None:

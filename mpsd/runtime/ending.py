@@ -7,11 +7,9 @@ start servers, because it runs as a user of its own, gives it.
 
 import math
 import os
-import shutil
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
 import trio
@@ -19,13 +17,12 @@ import trio
 from mpsd import processes
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.domains.vendor import VendorControl
-from mpsd.errors import MpsdError, VendorFailed
+from mpsd.domains.refuser import Refuser
+from mpsd.errors import VendorFailed
 from mpsd.model import DomainState, ProcessId
 from mpsd.runtime.reaper import reap_all
 
 log = structlog.get_logger()
-REFUSER_UID = 0x7FFFFFFE  # nobody's, so that no client can be of the same user
 _WAIT_SECONDS = 0.5  # between looks at who is still there, besides those that news causes
 _GONE_SECONDS = 2.0
 
@@ -35,9 +32,8 @@ class Ending:
     """Guards that quitting happens once, and that whoever asks for it later waits for the same end."""
 
     pool: Pool
-    refuser_home: Path
+    refuser: Refuser
     stop_seconds: float
-    open_refusal: Callable[[str | None], None]  # told where newcomers are refused, None: nowhere
     see_off: Callable[[], Awaitable[None]]  # closes the doors, and returns when nobody is left who came before
     status: int | None = None
     _is_quitting: bool = False
@@ -64,35 +60,20 @@ class Ending:
         log.info("quit.begins", clients=self._client_count())
         self.pool.is_stopping = True
         self.pool.notify()
-        refuser = await self._start_refuser()
-        self.open_refusal(str(refuser.pipe_directory) if refuser else None)
+        await self.refuser.open()
         await self._wait_for_clients()
         failures: list[str] = []
         async with trio.open_nursery() as nursery:
             for domain in list(self.pool.domains.values()):
                 nursery.start_soon(self._end_domain, domain, failures)
         await self.see_off()
-        if refuser is not None and not await refuser.quit(self.stop_seconds):
-            await refuser.kill()
-        shutil.rmtree(self.refuser_home, ignore_errors=True)
+        await self.refuser.close(self.stop_seconds)
         reap_all()  # whoever looks for them after `quit` finds none, dead ones neither
         log.info("quit.done", failures=failures)
         return 1 if failures else 0
 
     def _client_count(self) -> int:
         return sum(len(domain.client_pids) for domain in self.pool.domains.values())
-
-    async def _start_refuser(self) -> VendorControl | None:
-        """None where it cannot be had; newcomers then wait, which is safe too, until mpsd has gone."""
-        if os.geteuid() != 0:
-            return None
-        refuser = VendorControl(self.pool.program, self.refuser_home)
-        try:
-            await refuser.start(self.pool.settings.visible_devices, as_uid=REFUSER_UID)
-        except MpsdError as exc:
-            log.warning("quit.no_refuser", why=str(exc))
-            return None
-        return refuser
 
     async def _wait_for_clients(self) -> None:
         while trio.current_time() < self._deadline:

@@ -6,24 +6,27 @@ after a reboot, as the domains are.
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import structlog
 
 from mpsd.errors import UnusablePath
 from mpsd.legacy.board import Defaults
+from mpsd.policy.limits import Limits
 
 log = structlog.get_logger()
 SCHEMA_VERSION = 1
 _SCHEMA = """
-CREATE TABLE domains (name TEXT PRIMARY KEY, number INTEGER NOT NULL, gpus TEXT NOT NULL, is_public INTEGER NOT NULL);
+CREATE TABLE domains (name TEXT PRIMARY KEY, number INTEGER NOT NULL, gpus TEXT NOT NULL, is_public INTEGER NOT NULL,
+                      key TEXT NOT NULL);
+CREATE TABLE baselines (name TEXT PRIMARY KEY, by_server TEXT NOT NULL);
 CREATE TABLE log_positions (path TEXT PRIMARY KEY, position INTEGER NOT NULL);
 CREATE TABLE defaults (one INTEGER PRIMARY KEY CHECK (one = 1), thread_percent REAL NOT NULL, pinned_limits TEXT NOT NULL,
                        client_priority INTEGER NOT NULL);
 """
 
-DomainRow = tuple[str, int, tuple[str, ...], bool]
+DomainRow = tuple[str, int, tuple[str, ...], bool, str]
 
 
 class SqliteStore:
@@ -48,15 +51,16 @@ class SqliteStore:
         path.chmod(0o600)
 
     def domains(self) -> list[DomainRow]:
-        rows = self._db.execute("SELECT name, number, gpus, is_public FROM domains ORDER BY number").fetchall()
-        return [(name, number, tuple(json.loads(gpus)), bool(is_public)) for name, number, gpus, is_public in rows]
+        rows = self._db.execute("SELECT name, number, gpus, is_public, key FROM domains ORDER BY number").fetchall()
+        return [(name, number, tuple(json.loads(gpus)), bool(is_public), key) for name, number, gpus, is_public, key in rows]
 
-    def save_domain(self, name: str, number: int, gpus: Iterable[str], is_public: bool) -> None:
-        row = (name, number, json.dumps(list(gpus)), is_public)
-        self._try("INSERT OR REPLACE INTO domains VALUES (?, ?, ?, ?)", row)
+    def save_domain(self, name: str, number: int, gpus: Iterable[str], is_public: bool, key: str = "") -> None:
+        row = (name, number, json.dumps(list(gpus)), is_public, key)
+        self._try("INSERT OR REPLACE INTO domains VALUES (?, ?, ?, ?, ?)", row)
 
     def forget_domain(self, name: str) -> None:
         self._try("DELETE FROM domains WHERE name = ?", (name,))
+        self.forget_baselines(name)
         self._try("DELETE FROM log_positions WHERE path LIKE ?", (f"%/{name}/log/%",))
 
     def log_position(self, path: str) -> int | None:
@@ -65,6 +69,24 @@ class SqliteStore:
 
     def save_log_position(self, path: str, position: int) -> None:
         self._try("INSERT OR REPLACE INTO log_positions VALUES (?, ?)", (path, position))
+
+    def baselines(self, name: str) -> dict[int, Limits] | None:
+        """None: the domain's clients have no limits of their own."""
+        row = self._db.execute("SELECT by_server FROM baselines WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            return None
+        return {int(pid): Limits(share, tuple(memory), rank) for pid, (share, memory, rank) in json.loads(row[0]).items()}
+
+    def save_baselines(self, name: str, baselines: Mapping[int, Limits]) -> None:
+        """Raises UnusablePath: after a restart nobody would know that the domain's clients have limits."""
+        text = json.dumps({pid: (each.thread_percent, each.memory_bytes, each.priority) for pid, each in baselines.items()})
+        try:
+            self._db.execute("INSERT OR REPLACE INTO baselines VALUES (?, ?)", (name, text))
+        except sqlite3.Error as exc:
+            raise UnusablePath(f"the limits of domain {name} cannot be stored, and would be lost at a restart: {exc}") from None
+
+    def forget_baselines(self, name: str) -> None:
+        self._try("DELETE FROM baselines WHERE name = ?", (name,))
 
     def defaults(self) -> Defaults | None:
         row = self._db.execute("SELECT thread_percent, pinned_limits, client_priority FROM defaults").fetchone()
@@ -79,7 +101,7 @@ class SqliteStore:
 
     def forget_all(self) -> None:
         """After `quit`: the next daemon starts afresh, as the vendor's does."""
-        for table in ("domains", "log_positions", "defaults"):
+        for table in ("domains", "baselines", "log_positions", "defaults"):
             self._try(f"DELETE FROM {table}", ())
 
     def _try(self, statement: str, values: tuple[object, ...]) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from mpsd.domains.log_lines import (
+    ClientArrived,
     ClientGone,
     ContextClosed,
     ContextOpened,
@@ -26,7 +27,9 @@ HEAD = "[2026-11-20 12:29:55.053 {} {:5d}] "
         ("Control", "Server 652 exited with status 0", ServerExited(652, 0)),
         ("Server", "Server is handling a fatal GPU error.", ServerFault(770)),
         ("Server", "Client {PID: 767, Context ID: 1} connected", ContextOpened(770, 767)),
-        ("Server", "Client {PID: 767, Context ID: 0} connected", None),
+        ("Server", "Client {PID: 767, Context ID: 0} connected", ClientArrived(770, 767)),
+        ("Server", "Status of client {PID: 767, Context ID: 2} is ACTIVE", ClientArrived(770, 767)),
+        ("Server", "Failed to accept client {PID: 767, Context ID: 0} with status 807", ClientArrived(770, 767)),
         (
             "Server",
             "Client {PID: 766, Context ID: 1} exiting. Number of active client contexts is 1.",

@@ -6,8 +6,12 @@ import trio
 import trio.testing
 
 from mpsd.domains.domain import Domain
+from mpsd.lease import Grant
+from mpsd.legacy.board import Defaults
 from mpsd.model import Credentials, DomainState
-from mpsd.relay.conversation import Caller, Conversations, RelaySettings
+from mpsd.relay.caller import Caller
+from mpsd.relay.conversation import Conversations, RelaySettings
+from mpsd.relay.entrance import Entrance
 from mpsd.relay.link import Link
 from mpsd.relay.progress import Track
 
@@ -22,10 +26,22 @@ class DeadControl:
         return False
 
 
+class OpenAdmission:
+    """Lets everybody in, without limits."""
+
+    def grant_of(self, process):
+        return None
+
+    async def admit(self, process, credentials, told):
+        return Grant("everybody")
+
+
 class HopefulPool:
     """Places everybody in the one domain until somebody tells it of the death."""
 
     gpus = ()
+    is_stopping = False
+    defaults = Defaults()
 
     def __init__(self):
         self.domain = Domain("default", 1, (), DeadControl(), 48, state=DomainState.READY)
@@ -35,15 +51,19 @@ class HopefulPool:
         return None if self.is_told else self.domain
 
     async def place(self, ask, process):
+        return self.place_now(ask, process) or await trio.sleep_forever()
+
+    async def changed(self):
         await trio.sleep_forever()
 
 
 async def test_whoever_finds_a_daemon_dead_lets_the_others_learn_of_it(autojump_clock):
     """Placed again and again without a pause it would keep mpsd from ever hearing of the death."""
     pool = HopefulPool()
-    settings = RelaySettings(max_connections=1, turn_seconds=1, silent_seconds=1, may_impersonate=False, is_per_gpu=False)
-    shared = Conversations(pool, keeper=None, progress=None, settings=settings)
-    shared.may_place.set()
+    settings = RelaySettings(max_connections=1, turn_seconds=1, silent_seconds=1, may_impersonate=False)
+    entrance = Entrance(pool, OpenAdmission(), is_per_gpu=False)
+    entrance.may_place.set()
+    shared = Conversations(pool, None, None, settings, entrance, refusals=None)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         caller = Caller(1, "control", ours, Credentials(1, 0, 0), None, 0.0, Link(ours, False, track=Track()))

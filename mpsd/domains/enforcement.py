@@ -1,0 +1,40 @@
+"""Making the limits of one client hold at its domain, before its connection goes there."""
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.servers import ensure_server
+from mpsd.policy import limits as terms
+from mpsd.policy.limits import Limits
+
+if TYPE_CHECKING:
+    from mpsd.domains.pool import Pool
+
+log = structlog.get_logger()
+
+
+async def enforce(pool: "Pool", domain: Domain, uid: int, limits: Limits) -> None:
+    """Called inside the guard's window for these limits.  Raises MpsdError; then the client may not be let in."""
+    guard, defaults = domain.guard, terms.of_defaults(pool.defaults, domain.gpus)
+    if not guard.is_on:
+        if limits == terms.unlimited(domain.gpus):
+            return
+        await _turn_on(pool, domain)
+    server = await ensure_server(
+        domain, uid, is_multiuser=pool.settings.is_multiuser, seconds=pool.program.start_seconds
+    )
+    is_new = server.pid not in guard.baselines
+    await guard.set_limits(server.pid, limits, defaults, domain.control)
+    if is_new:
+        pool.store.save_baselines(domain.name, guard.baselines)
+
+
+async def _turn_on(pool: "Pool", domain: Domain) -> None:
+    guard = domain.guard
+    servers = [server.pid for server in await domain.fresh_servers()]
+    await guard.turn_on(servers, terms.of_defaults(pool.defaults, domain.gpus), domain.control)
+    pool.store.save_baselines(domain.name, guard.baselines)
+    await domain.apply_defaults(pool.defaults)
+    log.info("limits.per_client", domain=domain.name, since="its first client with limits of its own")

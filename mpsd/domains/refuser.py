@@ -1,0 +1,51 @@
+"""A vendor daemon that can serve nobody: it gives clients an error (805); a closed connection would let them run without MPS.
+
+It runs as a user of its own and so may not start servers for others (measured; docs/decisions/004).  It is started when the
+first client is refused.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd.domains.vendor import VendorControl, VendorProgram
+from mpsd.errors import MpsdError
+
+log = structlog.get_logger()
+REFUSER_UID = 0x7FFFFFFE  # nobody's, so that no client can be of the same user
+
+
+class Refuser:
+    """Guards that there is one at most, and that it is gone when mpsd is."""
+
+    def __init__(self, program: VendorProgram, home: Path, visible_devices: str | None) -> None:
+        self._home = home
+        self._visible_devices = visible_devices
+        self._control = VendorControl(program, home)
+        self._starting = trio.Lock()
+
+    def is_alive(self) -> bool:
+        return self._control.is_alive()
+
+    async def open(self) -> str | None:
+        """The pipe directory of one that listens; None where there is none to be had: who is refused waits then, which is safe
+        too."""
+        if os.geteuid() != 0:
+            return None
+        async with self._starting:
+            if not self._control.is_alive():
+                try:
+                    await self._control.start(self._visible_devices, as_uid=REFUSER_UID)
+                except MpsdError as exc:
+                    log.warning("refuser.absent", why=str(exc), effect="clients that are refused wait")
+                    return None
+        return str(self._control.pipe_directory)
+
+    async def close(self, patience_seconds: float) -> None:
+        if self._control.is_alive() and not await self._control.quit(patience_seconds):
+            await self._control.kill()
+        self._control.sweep()  # one that an earlier mpsd left
+        shutil.rmtree(self._home, ignore_errors=True)

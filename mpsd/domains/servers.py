@@ -1,0 +1,35 @@
+"""The vendor server of one user in a domain: there already, or started."""
+
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.errors import VendorFailed
+from mpsd.legacy.board import ServerView
+
+_POLL_SECONDS = 0.02
+
+
+async def ensure_server(domain: Domain, uid: int, *, is_multiuser: bool, seconds: float) -> ServerView:
+    """The server that this user's next client gets, ready.  An idle one of another user makes way.  Raises VendorFailed."""
+    if found := _ready(await domain.fresh_servers(), uid, is_multiuser):
+        return found
+    await make_way(domain, uid, is_multiuser=is_multiuser)
+    await domain.control.command(f"start_server -uid {uid}", seconds)
+    with trio.move_on_after(seconds):
+        while True:
+            domain.mark_stale()
+            if found := _ready(await domain.fresh_servers(), uid, is_multiuser):
+                return found
+            await trio.sleep(_POLL_SECONDS)
+    raise VendorFailed(f"the server of user {uid} in domain {domain.name} did not start in {seconds:g} s")
+
+
+async def make_way(domain: Domain, uid: int, *, is_multiuser: bool) -> None:
+    """Ask the servers of other users that serve nobody to end."""
+    for server in await domain.fresh_servers():
+        if not is_multiuser and server.uid != uid and not server.client_pids:
+            await domain.control.command(f"shutdown_server {server.pid}")
+
+
+def _ready(servers: list[ServerView], uid: int, is_multiuser: bool) -> ServerView | None:
+    return next((s for s in servers if s.status == "ACTIVE" and (is_multiuser or s.uid == uid)), None)

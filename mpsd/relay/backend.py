@@ -1,0 +1,28 @@
+"""Connecting to a vendor daemon."""
+
+import socket
+from typing import Protocol
+
+import trio
+
+_BUSY_SECONDS = 0.01  # between attempts when a vendor daemon's queue of connections is full
+
+
+class Daemon(Protocol):
+    def is_alive(self) -> bool: ...
+
+
+async def connect(path: str, daemon: Daemon) -> socket.socket | None:
+    """None when it has died.  Waits while its queue is full."""
+    backend = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    backend.setblocking(False)
+    backend.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    while True:
+        try:
+            backend.connect(path)
+            return backend
+        except OSError:
+            if not daemon.is_alive():
+                backend.close()
+                return None
+            await trio.sleep(_BUSY_SECONDS)

@@ -1,0 +1,70 @@
+"""One client's connection to mpsd: who is at the other end, how far it has come, whether it has ended."""
+
+import socket
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from mpsd.model import Credentials, ProcessId
+from mpsd.relay.link import Link
+
+
+class Keeper(Protocol):
+    """Holds connections across the death of mpsd (runtime/keeper.py)."""
+
+    def hold(self, name: str, end: socket.socket, note: int = 0, generation: int = 1) -> None: ...
+    def drop(self, name: str) -> None: ...
+
+
+def client_id(number: int, door: str) -> str:
+    """What the keeper calls a client's connection."""
+    return f"client.{number}.{door}"
+
+
+@dataclass(slots=True)
+class Caller:
+    """Who is at the other end, and how far the connection has come."""
+
+    number: int
+    door: str  # the socket it came through: control, control_privileged
+    connection: socket.socket
+    credentials: Credentials
+    process: ProcessId | None
+    since: float
+    link: Link
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    @property
+    def client_id(self) -> str:
+        return client_id(self.number, self.door)
+
+    def domain_id(self, domain: str) -> str:
+        return f"domain.{self.number}.{domain}"
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Whether all that can still be read is the end; nothing is taken out."""
+    try:
+        data, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(12), socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return not data and not ancillary
+
+
+async def until_ended(connection: socket.socket) -> None:
+    while await _discard(connection):
+        pass
+
+
+async def _discard(connection: socket.socket) -> bool:
+    """Take what the client still says; False once it has hung up."""
+    await trio.lowlevel.wait_readable(connection)
+    try:
+        return bool(connection.recv(65536))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False

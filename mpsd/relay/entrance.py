@@ -1,0 +1,137 @@
+"""What a client may use, and the fault domain that takes it; it waits here for both.
+
+A client without a lease, where that is allowed, is let through at once.  Prose: docs/leases.md, docs/domains.md.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+import trio
+
+from mpsd import processes
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.errors import MpsdError, Refused, Stopping
+from mpsd.lease import DomainPolicy, Grant, Refusal
+from mpsd.model import Credentials, ProcessId
+from mpsd.policy import limits as terms
+from mpsd.policy.limits import Limits
+from mpsd.policy.placement import Ask
+from mpsd.relay.caller import Caller
+
+log = structlog.get_logger()
+
+
+class Admission(Protocol):
+    """Says what a client may use (leases/book.py)."""
+
+    def grant_of(self, process: ProcessId) -> Grant | None: ...
+    async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant: ...
+
+
+class Everybody:
+    """Lets everybody in, without limits."""
+
+    def grant_of(self, process: ProcessId) -> Grant | None:
+        return Grant("no lease")
+
+    async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant:
+        return Grant("no lease")
+
+
+@dataclass(slots=True)
+class Entrance:
+    """Guards that nobody is placed before it is known who is where, and what everybody may use."""
+
+    pool: Pool
+    admission: Admission
+    is_per_gpu: bool
+    may_place: trio.Event = field(default_factory=trio.Event)  # set: every domain that a caller may be in is known
+
+    async def find_place(self, caller: Caller) -> tuple[Domain, Grant] | None:
+        """What it may use, and a domain that takes it; None when its process ends first.  Raises Refused, Stopping."""
+        process = caller.process
+        grant = self.admission.grant_of(process) if process else None
+        if grant and (at_once := self.pool.place_now(self._ask(caller, grant), process)):
+            return at_once, grant
+        found: list[tuple[Domain, Grant]] = []
+        trouble: MpsdError | None = None
+        async with trio.open_nursery() as nursery:
+            if process is not None:
+                nursery.start_soon(_cancel_when_gone, process, nursery.cancel_scope)
+            try:
+                found.append(await self._wait_for_place(caller))
+            except (Stopping, Refused) as exc:
+                trouble = exc  # raised below: out of a nursery it would come as a group
+            nursery.cancel_scope.cancel()
+        if trouble:
+            raise trouble
+        return found[0] if found else None
+
+    async def _wait_for_place(self, caller: Caller) -> tuple[Domain, Grant]:
+        def told(reason: str) -> None:
+            log.info("client.waiting", process=caller.process and caller.process.pid, uid=caller.credentials.uid, reason=reason)
+
+        await self.may_place.wait()
+        grant = await self._admit(caller, told)
+        return await self.pool.place(self._ask(caller, grant), caller.process), grant
+
+    async def _admit(self, caller: Caller, told: Callable[[str], None]) -> Grant:
+        """As `Admission.admit`, but no longer than mpsd takes clients.  Raises Refused, Stopping."""
+        found: list[Grant] = []
+        trouble: Refused | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_when_stopping, nursery.cancel_scope)
+            try:
+                found.append(await self.admission.admit(caller.process, caller.credentials, told))
+            except Refused as exc:
+                trouble = exc  # raised below: out of a nursery it would come as a group
+            nursery.cancel_scope.cancel()
+        if trouble:
+            raise trouble
+        if not found:
+            raise Stopping("mpsd is quitting and takes no new clients")
+        return found[0]
+
+    async def _cancel_when_stopping(self, scope: trio.CancelScope) -> None:
+        while not self.pool.is_stopping:
+            await self.pool.changed()
+        scope.cancel()
+
+    def limits(self, caller: Caller, domain: Domain, grant: Grant) -> Limits:
+        """In the domain's own terms.  Raises Refused for a client that would lift its limit."""
+        if grant.memory_bytes and caller.process:
+            variable = processes.environment_variable(caller.process.pid, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+            visible = {uuid: ordinal for ordinal, uuid in enumerate(domain.gpus)}
+            if trouble := terms.overrides(variable, visible):
+                raise Refused(Refusal.ERROR, trouble)
+        return terms.of_grant(grant, domain.gpus)
+
+    def _ask(self, caller: Caller, grant: Grant) -> Ask:
+        key = "" if grant.domain is DomainPolicy.SHARED else f"{grant.domain}:{grant.domain_key}"
+        return Ask(caller.credentials.uid, self._gpus_of(caller.process, grant), key)
+
+    def _gpus_of(self, process: ProcessId | None, grant: Grant) -> frozenset[str]:
+        """Those of its lease.  Else a client that names one GPU by UUID is served by a domain of that GPU alone; ordinals would
+        mean another GPU there (the daemon's CUDA_VISIBLE_DEVICES renumbers), so they keep to the domains of all GPUs."""
+        everything = frozenset(self.pool.gpus)
+        if grant.gpus and frozenset(grant.gpus) <= everything:
+            return frozenset(grant.gpus)
+        if not self.is_per_gpu or len(everything) < 2 or process is None:
+            return everything
+        word = processes.environment_variable(process.pid, "CUDA_VISIBLE_DEVICES") or ""
+        named = [uuid for uuid in everything if len(word) > len("GPU-") and uuid.startswith(word)]
+        chosen = frozenset(named) if len(named) == 1 else everything
+        return everything if self.pool.rules(chosen).is_exclusive else chosen
+
+
+async def _cancel_when_gone(process: ProcessId, scope: trio.CancelScope) -> None:
+    if (pidfd := processes.open_pidfd(process)) is not None:
+        try:
+            await trio.lowlevel.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+    scope.cancel()
