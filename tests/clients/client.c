@@ -129,6 +129,25 @@ CUresult client_launch(CUfunction function, unsigned grid, unsigned block, void 
 	return cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, NULL, parameters, NULL);
 }
 
+enum { SM_SLOTS = 1024, SM_BLOCKS = 4000, SM_THREADS = 1024 };
+
+int client_seen_sms(struct client *client)
+{
+	uint32_t seen[SM_SLOTS];
+	CUdeviceptr m;
+	void *parameters[] = { &m };
+	int distinct = 0;
+
+	CLIENT_CHECK(client, cuMemAlloc(&m, sizeof(seen)), EXIT_WORK);
+	CLIENT_CHECK(client, cuMemsetD8(m, 0, sizeof(seen)), EXIT_WORK);
+	CLIENT_CHECK(client, client_launch(client_kernel(client, "smids"), SM_BLOCKS, SM_THREADS, parameters), EXIT_WORK);
+	CLIENT_CHECK(client, cuCtxSynchronize(), EXIT_WORK);
+	CLIENT_CHECK(client, cuMemcpyDtoH(seen, m, sizeof(seen)), EXIT_WORK);
+	for (int i = 0; i < SM_SLOTS; i++)
+		distinct += seen[i] != 0;
+	return distinct;
+}
+
 int client_sms(struct client *client)
 {
 	int sms = 0;
