@@ -68,8 +68,9 @@ class LogFile:
     Guards that a line goes to the file that has the name now, and that the file stays below max_bytes.
     """
 
-    def __init__(self, path: str, max_bytes: int) -> None:
+    def __init__(self, path: str, max_bytes: int, mode: int = 0o644) -> None:
         self.path = path
+        self._mode = mode  # of a file that it makes
         self.max_bytes = max_bytes  # 0: no limit.  A reload writes it from the main thread.
         self._descriptor = -1
         self._identity = (0, 0)
@@ -98,7 +99,7 @@ class LogFile:
 
     def _reopen(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(self.path, flags, 0o644)
+        descriptor = os.open(self.path, flags, self._mode)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             os.close(descriptor)

@@ -1,0 +1,78 @@
+"""dispatch(): the only way from a request to a handler, and so the only place that checks privilege and records changes.
+
+    request --METHODS--> method --parse--> ask --(may the peer?)--> handler --> result
+
+A change is recorded whatever came of it.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from mpsd.api.audit import DONE, Audit
+from mpsd.api.authority import Peer
+from mpsd.api.exchange import Call
+from mpsd.api.services import Services
+from mpsd.api.table import METHODS, Method, Privilege
+from mpsd.errors import MpsdError, NoSuchClient, NoSuchLease, NoSuchMethod, NotAllowed
+from mpsd.lease import SelectorKind
+from mpsd.schema import describe
+from mpsd.wire import params
+from mpsd.wire.messages import CreateLease
+from mpsd.wire.plain import plain
+from mpsd.wire.rpc import Request
+
+BUG = "bug"
+HIDDEN = "(hidden)"
+
+
+async def dispatch(call: Call[Request], audit: Audit) -> Mapping[str, Any]:
+    """The result.  Raises MpsdError for a refusal; only a bug raises anything else."""
+    method = METHODS.get(call.ask.method)
+    if method is None:
+        raise NoSuchMethod(f"there is no method {describe(call.ask.method)}")
+    ask: Any = params.parse(method.ask, call.ask.params)  # what is no request at all is no attempt to change something
+    if not method.changes:
+        return await _run(method, call, ask)
+    outcome = BUG
+    try:
+        result = await _run(method, call, ask)
+        outcome = DONE
+    except MpsdError as error:
+        outcome = f"{error.code.name}: {error}"
+        raise
+    finally:
+        audit.record(call.peer, call.ask.method, _record(ask), outcome)
+    return result
+
+
+async def _run(method: Method, call: Call[Request], ask: Any) -> Mapping[str, Any]:
+    _check(method, call.services, call.peer, ask, call.ask.method)
+    return await method.run(Call(call.services, call.state, call.peer, call.listener, ask))
+
+
+def _check(method: Method, services: Services, peer: Peer, ask: Any, name: str) -> None:
+    """Raises the refusal where this peer may not do this."""
+    if peer.is_operator or method.privilege in (Privilege.ANYONE, Privilege.SEEN):
+        return
+    if method.privilege is Privilege.OPERATOR:
+        raise NotAllowed(f"{name} needs an operator; you are user {peer.uid}")
+    if not _is_owner(method, services, peer, ask):
+        assert method.absent is not None, "a row of Privilege.OWNER says how it is refused"
+        raise method.absent(ask)
+
+
+def _is_owner(method: Method, services: Services, peer: Peer, ask: Any) -> bool:
+    assert method.owner is not None, "a row of Privilege.OWNER says whose it is"
+    try:
+        return method.owner(services, ask) == peer.uid
+    except (NoSuchLease, NoSuchClient):
+        return False
+
+
+def _record(ask: Any) -> Mapping[str, Any]:
+    """What was asked, for the audit, less the token that is the right to a lease."""
+    if isinstance(ask, CreateLease) and ask.selector.kind is SelectorKind.TOKEN:
+        ask = dataclasses.replace(ask, selector=dataclasses.replace(ask.selector, value=HIDDEN))
+    shown: Mapping[str, Any] = plain(ask)
+    return shown

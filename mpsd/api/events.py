@@ -1,0 +1,129 @@
+"""The event bus: whoever knows that something happened publishes it, and each subscriber has a bounded queue of it.
+
+A full queue loses what comes, counts it, and says how much at the place where it is missing; nobody who publishes ever waits.
+Whose event it is, and what of it a stranger is told, is in topics.py.  Prose: docs/protocol.md, "Events".
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import structlog
+import trio
+
+from mpsd.api import topics
+from mpsd.api.authority import Peer
+from mpsd.errors import ProtocolError
+from mpsd.wire.plain import plain
+from mpsd.wire.rpc import Notification, encode
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event, encoded once for all who are told the same."""
+
+    topic: str
+    time: float
+    facts: Mapping[str, Any]
+
+    @cached_property
+    def full(self) -> bytes:
+        return self._encode(self.facts)
+
+    @cached_property
+    def public(self) -> bytes:
+        return self._encode(topics.public_facts(self.topic, self.facts))
+
+    def _encode(self, facts: Mapping[str, Any]) -> bytes:
+        shown = {"topic": self.topic, "time": self.time, "facts": facts}
+        try:
+            return encode(Notification("event", shown))
+        except ProtocolError as exc:
+            log.error("api.event_too_large", topic=self.topic, why=str(exc))
+            return encode(Notification("event", shown | {"facts": {}}))
+
+
+@dataclass(slots=True, eq=False)
+class Subscription:
+    """Guards that at most `most` events wait, and that what was lost is told where it is missing."""
+
+    peer: Peer
+    most: int
+    patterns: topics.Patterns
+    lost: int = 0
+    is_over: bool = False
+    _queue: deque[bytes | int] = field(default_factory=deque)  # a number stands for so many lost events
+    _waiting: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
+
+    def offer(self, event: Event) -> None:
+        if not self.patterns.match(event.topic) or not topics.may_see(self.peer, event.topic, event.facts):
+            return
+        if len(self._queue) < self.most:
+            self._queue.append(event.full if self.peer.is_operator else event.public)
+            self._waiting.unpark()
+            return
+        self.lost += 1
+        last = self._queue[-1]
+        if isinstance(last, int):
+            self._queue[-1] = last + 1
+        else:
+            self._queue.append(1)
+
+    def take_now(self) -> bytes | None:
+        """The next datagram to send, None when nothing waits."""
+        if self.is_over or not self._queue:
+            return None
+        first = self._queue.popleft()
+        return first if isinstance(first, bytes) else encode(Notification("events.lost", {"count": first}))
+
+    async def changed(self) -> None:
+        """Returns when something waits, or nothing will any more."""
+        while not (self._queue or self.is_over):
+            await self._waiting.park()  # for ever: nothing may happen
+
+    def end(self) -> None:
+        self.is_over = True
+        self._waiting.unpark_all()
+
+
+class EventBus:
+    """Guards that an event reaches everybody who asked for it and may know it.  Used from the trio thread alone."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._subscriptions: set[Subscription] = set()
+        self._lost_by_gone = 0
+        self.listeners: list[Callable[[Event], None]] = []  # within mpsd; told of everything, at once
+
+    @property
+    def subscribers(self) -> int:
+        return len(self._subscriptions)
+
+    @property
+    def lost(self) -> int:
+        """Events that slow subscribers did not get since the start."""
+        return self._lost_by_gone + sum(each.lost for each in self._subscriptions)
+
+    def publish(self, topic: str, facts: Mapping[str, Any]) -> None:
+        """Never waits and never raises."""
+        event = Event(topic, self._clock(), plain(facts))
+        for listener in self.listeners:
+            listener(event)
+        for subscription in self._subscriptions:
+            subscription.offer(event)
+
+    def subscribe(self, peer: Peer, most: int, patterns: topics.Patterns) -> Subscription:
+        made = Subscription(peer, most, patterns)
+        self._subscriptions.add(made)
+        return made
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+            self._lost_by_gone += subscription.lost
+            subscription.end()

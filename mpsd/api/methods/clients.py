@@ -1,0 +1,118 @@
+"""client.list, why, terminate, move."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from mpsd.api.exchange import Call, Row
+from mpsd.api.services import ClientView, Queued, Services
+from mpsd.errors import NoSuchClient, NoSuchDomain, VendorFailed
+from mpsd.lease import Grant
+from mpsd.model import ProcessId
+from mpsd.wire import results
+from mpsd.wire.messages import ClientId, MoveClient, Page
+from mpsd.wire.results import Map
+
+_TERMINATED = "0"  # the vendor's answer where it worked; any other is a CUDA error
+_NOBODY = -1  # a user that nobody is
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Everybody who is known: to admission, to a domain, or to the queue."""
+
+    services: Services
+    views: Mapping[ProcessId, ClientView]
+    grants: Mapping[ProcessId, Grant]
+    waiting: Mapping[ProcessId, Queued]
+
+    @classmethod
+    def of(cls, services: Services) -> "Clients":
+        views = {view.process: view for view in services.domains.clients()}
+        waiting = {entry.process: entry for entry in services.leases.queue() if entry.process is not None}
+        return cls(services, views, services.leases.grants(), waiting)
+
+    def all(self) -> Iterable[ProcessId]:
+        return {**self.grants, **self.views, **self.waiting}
+
+    def find(self, ask: ClientId | MoveClient) -> ProcessId:
+        """Raises NoSuchClient."""
+        for process in self.all():
+            if process.pid == ask.pid and ask.start_time in (0, process.start_time):
+                return process
+        raise NoSuchClient(f"no client has pid {ask.pid}")
+
+    def uid(self, process: ProcessId) -> int | None:
+        """As admission found it; where there was none, as the process is now."""
+        if identity := self.services.leases.identity_of(process):
+            return identity.uid
+        if view := self.views.get(process):
+            return view.uid
+        entry = self.waiting.get(process)
+        return entry.uid if entry else None
+
+    def show(self, process: ProcessId) -> Map:
+        """No name and no token of a lease: lease.get tells those who may know."""
+        view, grant = self.views.get(process), self.grants.get(process)
+        return {
+            **results.process(process),
+            "uid": self.uid(process),
+            "state": self._state(process, view),
+            "domain": view.domain if view else None,
+            "server_pid": view.server_pid if view else None,
+            "lease_id": grant.lease_id if grant else None,
+            "sm_percent": grant.sm_percent if grant else None,
+            "memory_bytes": dict(grant.memory_bytes) if grant else None,
+        }
+
+    def _state(self, process: ProcessId, view: ClientView | None) -> str:
+        if process in self.waiting:
+            return "waiting"
+        return "running" if view is not None and view.server_pid is not None else "starting"
+
+
+def owner(services: Services, ask: ClientId | MoveClient) -> int | None:
+    clients = Clients.of(services)
+    return clients.uid(clients.find(ask))
+
+
+def list_clients(call: Call[Page]) -> Iterable[Row]:
+    clients = Clients.of(call.services)
+    for process in clients.all():
+        uid = clients.uid(process)
+        yield Row(process.pid, _NOBODY if uid is None else uid, partial(clients.show, process))
+
+
+async def why(call: Call[ClientId]) -> Map:
+    """What it was granted and by which rule; while it waits, for what."""
+    clients = Clients.of(call.services)
+    process = clients.find(call.ask)
+    identity = call.services.leases.identity_of(process)
+    grant, entry = clients.grants.get(process), clients.waiting.get(process)
+    return {
+        **clients.show(process),
+        "container": identity.container if identity else "",
+        "cgroups": list(identity.cgroups) if identity else [],
+        "grant": results.grant(grant) if grant else None,
+        "queue": {"position": entry.position, "reason": entry.reason} if entry else None,
+    }
+
+
+async def terminate(call: Call[ClientId]) -> Map:
+    """End the outstanding GPU work of a client, by the vendor's command of this name; the process sees error 810."""
+    process, board = Clients.of(call.services).find(call.ask), call.services.board
+    for server in await board.servers():
+        if process.pid in server.client_pids:
+            answer = (await board.terminate_client(server.pid, process.pid)).strip()
+            if answer != _TERMINATED:
+                raise VendorFailed(f"client {process.pid} was not terminated; server {server.pid} says: {answer!r}")
+            return {**results.process(process), "server_pid": server.pid, "domain": server.domain}
+    raise NoSuchClient(f"client {process.pid} has no context in any server")
+
+
+async def move(call: Call[MoveClient]) -> Map:
+    process, domains = Clients.of(call.services).find(call.ask), call.services.domains
+    if call.ask.domain not in {view.name for view in domains.views()}:
+        raise NoSuchDomain(f"no fault domain is called {call.ask.domain}")
+    await domains.move(process, call.ask.domain)
+    return {**results.process(process), "domain": call.ask.domain}

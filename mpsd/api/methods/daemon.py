@@ -1,0 +1,68 @@
+"""status and health: of mpsd's own state alone.  No vendor daemon is asked, so neither can be kept waiting by one."""
+
+import os
+import time
+from collections import Counter
+
+from mpsd import __version__
+from mpsd.api.exchange import Call
+from mpsd.api.services import Services
+from mpsd.lease import LeaseState
+from mpsd.model import DomainState
+from mpsd.wire.messages import Nothing
+from mpsd.wire.results import Map
+
+
+async def status(call: Call[Nothing]) -> Map:
+    """Numbers and no names: everybody may ask."""
+    services, state = call.services, call.state
+    views = services.domains.views()
+    leases = Counter(lease.state for lease in services.leases.leases())
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "uid": os.geteuid(),
+        "state": _state(services),
+        "started_at": services.started_at,
+        "uptime_seconds": _uptime(services),
+        "devices": len(services.board.devices),
+        "domains": dict(Counter(view.state.value for view in views)),
+        "clients": sum(view.clients for view in views),
+        "leases_active": leases[LeaseState.ACTIVE],
+        "leases_queued": leases[LeaseState.QUEUED],
+        "queue": len(services.leases.queue()),
+        "connections": state.connections(),
+        "subscribers": state.events.subscribers,
+        "events_lost": state.events.lost,
+        "audit_lines_lost": state.audit_lines_lost(),
+        "facts": dict(services.facts),
+    }
+
+
+async def health(call: Call[Nothing]) -> Map:
+    """`ok`: a client that comes would be served."""
+    problems = _problems(call.services)
+    return {
+        "ok": not problems,
+        "state": _state(call.services),
+        "problems": problems,
+        "uptime_seconds": _uptime(call.services),
+    }
+
+
+def _problems(services: Services) -> list[str]:
+    views = services.domains.views()
+    if services.is_stopping():
+        return ["mpsd is quitting and takes no new clients"]
+    if any(view.state is DomainState.READY for view in views):
+        return []
+    states = ", ".join(f"{view.name} is {view.state.value}" for view in views)
+    return [f"no fault domain takes clients: {states}" if states else "there is no fault domain"]
+
+
+def _state(services: Services) -> str:
+    return "stopping" if services.is_stopping() else "running"
+
+
+def _uptime(services: Services) -> float:
+    return max(0.0, time.time() - services.started_at)

@@ -1,0 +1,56 @@
+"""domain.list, create, drain, recycle; device.list."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from mpsd.api.exchange import Call, Row
+from mpsd.errors import BadRequest, NoSuchDomain
+from mpsd.legacy.devices import find_device
+from mpsd.model import DomainView
+from mpsd.wire import results
+from mpsd.wire.messages import CreateDomain, DomainName, Page
+from mpsd.wire.results import Map
+
+
+def list_domains(call: Call[Page]) -> Iterable[Row]:
+    """Everybody's to see, as the command language shows them; the pids of clients are not in it."""
+    for view in call.services.domains.views():
+        yield Row(view.number, None, partial(_show, call, view))
+
+
+def list_devices(call: Call[Page]) -> Iterable[Row]:
+    for device in call.services.board.devices:
+        yield Row(device.ordinal, None, partial(results.device, device, call.services.sm_counts.get(device.uuid)))
+
+
+async def create(call: Call[CreateDomain]) -> Map:
+    devices = call.services.board.devices
+    wanted = {find_device(devices, name).uuid for name in call.ask.gpus} or {device.uuid for device in devices}
+    name = await call.services.domains.create(tuple(device.uuid for device in devices if device.uuid in wanted))
+    return _show(call, _find(call, name))
+
+
+async def drain(call: Call[DomainName]) -> Map:
+    view = _find(call, call.ask.name)
+    await call.services.domains.drain(view.name)
+    return {"name": view.name, "clients": view.clients}
+
+
+async def recycle(call: Call[DomainName]) -> Map:
+    view = _find(call, call.ask.name)
+    if view.clients:
+        raise BadRequest(f"domain {view.name} has {view.clients} clients, and recycling would end them: drain it first")
+    await call.services.domains.recycle(view.name)
+    return {"name": view.name}
+
+
+def _find(call: Call[Any], name: str) -> DomainView:
+    for view in call.services.domains.views():
+        if view.name == name:
+            return view
+    raise NoSuchDomain(f"no fault domain is called {name}")
+
+
+def _show(call: Call[Any], view: DomainView) -> Map:
+    return results.domain(view, list(call.services.domains.servers(view.name)))

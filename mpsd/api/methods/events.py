@@ -1,0 +1,47 @@
+"""events.subscribe and unsubscribe; faults.list."""
+
+from collections.abc import Iterable
+from functools import partial
+
+from mpsd.api import topics
+from mpsd.api.authority import Peer
+from mpsd.api.events import Event, EventBus
+from mpsd.api.exchange import Call, Listener, Row
+from mpsd.wire.messages import Nothing, Page, Subscribe
+from mpsd.wire.results import Map
+
+_NOBODY = -1  # a user that nobody is
+
+
+async def subscribe(call: Call[Subscribe]) -> Map:
+    """Replaces what the connection had subscribed to before; what still waited of that is dropped."""
+    patterns = topics.parse_patterns(call.ask.topics)
+    _drop(call.state.events, call.listener)
+    most = call.state.max_queued_events()
+    call.listener.subscription = call.state.events.subscribe(call.peer, most, patterns)
+    return {"topics": sorted(set(call.ask.topics)), "queue": most}
+
+
+async def unsubscribe(call: Call[Nothing]) -> Map:
+    return {"lost": _drop(call.state.events, call.listener)}
+
+
+def list_faults(call: Call[Page]) -> Iterable[Row]:
+    """Faults of a domain are everybody's to know; what the topic table keeps back, is kept back here too."""
+    for number, event in call.state.faults.all():
+        owner_uid = None if topics.may_see(call.peer, event.topic, event.facts) else _NOBODY
+        yield Row(number, owner_uid, partial(_show, call.peer, number, event))
+
+
+def _show(peer: Peer, number: int, event: Event) -> Map:
+    facts = event.facts if peer.is_operator else topics.public_facts(event.topic, event.facts)
+    return {"id": number, "topic": event.topic, "time": event.time, "facts": dict(facts)}
+
+
+def _drop(events: EventBus, listener: Listener) -> int:
+    """How many events the subscription that ends here has lost; 0 without one."""
+    subscription, listener.subscription = listener.subscription, None
+    if subscription is None:
+        return 0
+    events.unsubscribe(subscription)
+    return subscription.lost

@@ -1,0 +1,136 @@
+"""lease.create, renew, release, get, list; queue.list."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from mpsd.api.authority import Peer
+from mpsd.api.exchange import Call, Row
+from mpsd.api.services import Queued, Services
+from mpsd.errors import BadRequest, NotAllowed
+from mpsd.lease import FULL_PERCENT, NO_LIMITS, Lease, LeaseSpec, Selector, SelectorKind
+from mpsd.legacy.devices import find_device
+from mpsd.schema import describe
+from mpsd.wire import results
+from mpsd.wire.messages import CreateLease, LeaseId, ListLeases, Page, RenewLease
+from mpsd.wire.results import Map
+
+SELF = "self"  # the value of a pid selector that means whoever asks
+_PARTS = 10**4  # of a percent: enough to tell the SMs of any GPU apart
+
+
+def owner(services: Services, ask: LeaseId | RenewLease) -> int | None:
+    return services.leases.find(ask.id).owner_uid
+
+
+async def create(call: Call[CreateLease]) -> Map:
+    """An operator's serves processes of any user, unless it is made for one.  What it says, the book checks."""
+    ask, services, peer = call.ask, call.services, call.peer
+    if ask.owner_uid not in (None, peer.uid) and not peer.is_operator:
+        raise NotAllowed(f"a lease for user {ask.owner_uid} needs an operator")
+    spec = LeaseSpec(
+        name=ask.name,
+        selector=_selector(call),
+        gpus=ask.gpus,
+        sm_percent=_sm_percent(services, ask),
+        memory_bytes=ask.memory_bytes or NO_LIMITS,
+        priority=ask.priority,
+        domain=ask.domain,
+        group=ask.group,
+        processes=ask.processes,
+        ttl_seconds=ask.ttl_seconds,
+        wait_seconds=ask.wait_seconds,
+        level=ask.level.value,
+    )
+    owner_uid = peer.uid if ask.owner_uid is None else ask.owner_uid
+    for_all_users = peer.is_operator and ask.owner_uid is None
+    return _show(call, services.leases.create(owner_uid, spec, for_all_users))
+
+
+async def renew(call: Call[RenewLease]) -> Map:
+    """As long again as it was made for, unless told otherwise."""
+    leases = call.services.leases
+    ttl_seconds = call.ask.ttl_seconds or leases.find(call.ask.id).spec.ttl_seconds
+    return _show(call, leases.renew(call.ask.id, ttl_seconds))
+
+
+async def release(call: Call[LeaseId]) -> Map:
+    return _show(call, call.services.leases.release(call.ask.id))
+
+
+async def get(call: Call[LeaseId]) -> Map:
+    return _show(call, call.services.leases.find(call.ask.id))
+
+
+def list_leases(call: Call[ListLeases]) -> Iterable[Row]:
+    clients = _clients(call.services)
+    for lease in call.services.leases.leases():
+        if call.ask.state in (None, lease.state):
+            yield Row(lease.id, lease.owner_uid, partial(_shown, call.peer, lease, clients))
+
+
+def list_queue(call: Call[Page]) -> Iterable[Row]:
+    for entry in call.services.leases.queue():
+        yield Row(entry.position, entry.uid, partial(_show_queued, entry))
+
+
+def _show_queued(entry: Queued) -> Map:
+    return {
+        "position": entry.position,
+        "uid": entry.uid,
+        "lease_id": entry.lease_id,
+        **results.process(entry.process),
+        "reason": entry.reason,
+        "waited_seconds": entry.waited_seconds,
+        "deadline": entry.deadline,
+    }
+
+
+def _show(call: Call[Any], lease: Lease) -> Map:
+    return _shown(call.peer, lease, _clients(call.services))
+
+
+def _shown(peer: Peer, lease: Lease, clients: Mapping[int | None, int]) -> Map:
+    return results.lease(lease, clients.get(lease.id, 0), lease.owner_uid == peer.uid)
+
+
+def _clients(services: Services) -> Mapping[int | None, int]:
+    """How many processes run under each lease."""
+    return Counter(grant.lease_id for grant in services.leases.grants().values())
+
+
+def _selector(call: Call[CreateLease]) -> Selector:
+    """With a process told apart from later ones that get its pid."""
+    asked, peer = call.ask.selector, call.peer
+    if asked.kind is SelectorKind.UID and asked.value != str(peer.uid) and not peer.is_operator:
+        raise NotAllowed(f"a lease for the processes of user {asked.value[:20]} needs an operator")
+    if asked.kind is not SelectorKind.PID:
+        return Selector(asked.kind, asked.value)
+    pid = peer.pid if asked.value == SELF else _decimal(asked.value)
+    found = call.services.find_process(pid) if pid else None
+    if found is None or asked.start_time not in (0, found.start_time):
+        raise BadRequest(f"parameter selector: mpsd's pid namespace has no process {describe(asked.value)} of that start time")
+    return Selector(SelectorKind.PID, str(found.pid), found.start_time)
+
+
+def _decimal(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else 0
+
+
+def _sm_percent(services: Services, ask: CreateLease) -> float:
+    """An SM count becomes the percentage that gives at least so many; the vendor rounds down."""
+    if ask.sm_count is None:
+        return FULL_PERCENT if ask.sm_percent is None else ask.sm_percent
+    if ask.sm_percent is not None:
+        raise BadRequest("sm_percent and sm_count are two ways to say one thing: give one of them")
+    devices = services.board.devices
+    wanted = [find_device(devices, name) for name in ask.gpus] or devices
+    totals = {services.sm_counts.get(device.uuid) for device in wanted}
+    total = totals.pop() if len(totals) == 1 else None
+    if total is None:
+        raise BadRequest("sm_count needs GPUs of one and a known number of SMs (device.list tells): give sm_percent")
+    if ask.sm_count > total:
+        raise BadRequest(f"parameter sm_count: found {ask.sm_count}; these GPUs have {total}")
+    return min(FULL_PERCENT, math.ceil(ask.sm_count * FULL_PERCENT * _PARTS / total) / _PARTS)

@@ -1,0 +1,43 @@
+"""limits.get and set: the defaults that set_default_... of the command language sets too."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mpsd.api.exchange import Call
+from mpsd.api.services import Board
+from mpsd.errors import BadRequest
+from mpsd.legacy.devices import find_device
+from mpsd.wire import results
+from mpsd.wire.messages import MIB, Nothing, SetLimits
+from mpsd.wire.results import Map
+
+
+async def get(call: Call[Nothing]) -> Map:
+    return results.limits(call.services.board.defaults())
+
+
+async def set_limits(call: Call[SetLimits]) -> Map:
+    """What is nil stays.  The answer is what holds afterwards."""
+    ask, board = call.ask, call.services.board
+    present = board.defaults()
+    percent, priority = ask.default_active_thread_percentage, ask.default_client_priority
+    wanted = replace(
+        present,
+        thread_percent=present.thread_percent if percent is None else percent,
+        client_priority=present.client_priority if priority is None else priority,
+        pinned_limits=_pinned_limits(board, ask.default_device_pinned_mem_limit or {}),
+    )
+    if wanted != present:
+        await board.set_defaults(wanted)
+    return results.limits(board.defaults())
+
+
+def _pinned_limits(board: Board, asked: Mapping[str, int]) -> Mapping[str, int]:
+    """The vendor counts in whole MiB, and what is smaller would be none at all."""
+    limits = dict(board.defaults().pinned_limits)
+    for name, size in asked.items():
+        device = find_device(board.devices, name)
+        if 0 < size < MIB:
+            raise BadRequest(f"parameter default_device_pinned_mem_limit: found {size}; accepted: 0, or {MIB} and more")
+        limits[device.uuid] = size // MIB * MIB
+    return {uuid: size for uuid, size in limits.items() if size}

@@ -1,0 +1,106 @@
+"""What the methods act on: the views of the running daemon that this socket needs, and nothing more.
+
+Only types live here.  The daemon implements them (LeaseBook, the pool, the board); tests implement them in memory.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mpsd.lease import Grant, Identity, Lease, LeaseSpec
+from mpsd.legacy.board import Defaults, ServerView
+from mpsd.model import Device, DomainView, ProcessId
+
+
+class Queued(Protocol):
+    """One that waits, for admission or for room: a lease, or a client (then `process`)."""
+
+    @property
+    def position(self) -> int: ...
+    @property
+    def uid(self) -> int: ...
+    @property
+    def lease_id(self) -> int | None: ...
+    @property
+    def process(self) -> ProcessId | None: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def waited_seconds(self) -> float: ...
+    @property
+    def deadline(self) -> float | None: ...
+
+
+class Leases(Protocol):
+    """The LeaseBook.  What changes is durable when the call returns; every method may raise MpsdError."""
+
+    def create(self, owner_uid: int, spec: LeaseSpec, for_all_users: bool) -> Lease: ...
+    def renew(self, lease_id: int, ttl_seconds: float | None) -> Lease: ...
+    def release(self, lease_id: int) -> Lease: ...
+    def leases(self) -> Sequence[Lease]: ...
+    def find(self, lease_id: int) -> Lease: ...
+    def grants(self) -> Mapping[ProcessId, Grant]: ...
+    def grant_of(self, process: ProcessId) -> Grant | None: ...
+    def queue(self) -> Sequence[Queued]: ...
+    def identity_of(self, process: ProcessId) -> Identity | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClientView:
+    """A client as the domains know it.  server_pid: None while it is on its way.  uid: of the process, None if it has ended."""
+
+    process: ProcessId
+    uid: int | None
+    domain: str
+    server_pid: int | None
+
+
+class Domains(Protocol):
+    """The fault domains.  What is only looked at is answered from own state, without asking a vendor daemon."""
+
+    def views(self) -> Sequence[DomainView]: ...
+    def servers(self, domain: str) -> Sequence[ServerView]:
+        """As far as they are known."""
+
+    def clients(self) -> Sequence[ClientView]: ...
+
+    async def create(self, gpus: tuple[str, ...]) -> str:
+        """Begin a domain of these GPUs; its name.  Raises TooMany."""
+
+    async def drain(self, name: str) -> None:
+        """From now on it takes nobody; it goes for good when its last client has."""
+
+    async def recycle(self, name: str) -> None:
+        """Replace its servers by fresh ones; only called while it has no clients."""
+
+    async def move(self, process: ProcessId, domain: str) -> None:
+        """Where this client is placed at its next start.  Nothing happens to the running process."""
+
+
+class Board(Protocol):
+    """What the command language acts on too (legacy/board.py)."""
+
+    @property
+    def devices(self) -> Sequence[Device]: ...
+    def defaults(self) -> Defaults: ...
+    async def set_defaults(self, defaults: Defaults) -> None: ...
+    async def servers(self) -> Sequence[ServerView]: ...
+    async def terminate_client(self, server_pid: int, client_pid: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything that a method may reach.
+
+    find_process: None where no process has the pid.  sm_counts: by GPU UUID, as far as they are known.  facts: what `status`
+    says besides, as the backend and the mode.  started_at: seconds since the epoch.
+    """
+
+    leases: Leases
+    domains: Domains
+    board: Board
+    find_process: Callable[[int], ProcessId | None]
+    is_stopping: Callable[[], bool]
+    started_at: float
+    sm_counts: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,74 @@
+"""The topics of events: whom each family is for, and what of it only operators are told.
+
+A topic is FAMILY.WORD, as lease.created.  A family that is not in the table is for operators alone: whoever adds an event
+cannot forget to say whose it is.  Prose: docs/protocol.md, "Events".
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpsd.api.authority import Peer
+from mpsd.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """owner: the fact that says whose event it is; empty: everybody's.  private: facts that only operators are told."""
+
+    owner: str = ""
+    private: frozenset[str] = frozenset()
+
+
+FAMILIES: Mapping[str, Family] = {
+    "lease": Family(owner="owner_uid"),
+    "client": Family(owner="uid"),
+    "domain": Family(),
+    "fault": Family(private=frozenset({"pid", "pids", "uid", "culprit", "evidence"})),
+}
+
+
+def family_of(topic: str) -> Family | None:
+    return FAMILIES.get(topic.partition(".")[0])
+
+
+def may_see(peer: Peer, topic: str, facts: Mapping[str, Any]) -> bool:
+    """An event without the fact that says whose it is, is for operators."""
+    family = family_of(topic)
+    if peer.is_operator or family is None:
+        return peer.is_operator
+    return not family.owner or facts.get(family.owner) == peer.uid
+
+
+def public_facts(topic: str, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What somebody who is no operator is told of an event that is for everybody."""
+    family = family_of(topic)
+    private = family.private if family else frozenset()
+    return {name: value for name, value in facts.items() if name not in private}
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns:
+    """What was subscribed to: topics, whole families (`lease.*`), or everything (`*`)."""
+
+    exact: frozenset[str]
+    families: frozenset[str]
+    is_all: bool
+
+    def match(self, topic: str) -> bool:
+        return self.is_all or topic in self.exact or topic.partition(".")[0] in self.families
+
+
+def parse_patterns(words: Iterable[str]) -> Patterns:
+    """Raises BadRequest for a family that there is not: a misspelt one would be silent for ever."""
+    exact, families = set(), set()
+    for word in set(words) - {"*"}:
+        family, dot, rest = word.partition(".")
+        if family not in FAMILIES or not dot or not rest:
+            known = ", ".join(f"{each}.*" for each in FAMILIES)
+            raise BadRequest(f'"{word}" is no topic; accepted: *, {known}, or one topic of these families')
+        if rest == "*":
+            families.add(family)
+        else:
+            exact.add(word)
+    return Patterns(frozenset(exact), frozenset(families), "*" in set(words))

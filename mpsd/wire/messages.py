@@ -1,0 +1,140 @@
+"""The parameters of every method, each a frozen value once it has been checked.
+
+Which method takes which is in api/table.py; what they mean, in docs/protocol.md, "Methods".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mpsd.lease import DomainPolicy, LeaseState, SelectorKind
+from mpsd.wire.params import array, choice, maybe, number, param, record, table, text, whole
+
+VERSION = 1  # of the protocol; another number is another protocol
+MINOR = 0  # counts what was added to it since
+
+MOST_SECONDS = 1e9  # some thirty years
+MIB = 1 << 20
+MOST_GPUS = 64
+PAGE = 100
+MOST_PAGE = 1000
+
+_ID = whole(0, 2**63 - 1)
+_PID = whole(1, 2**31 - 1)
+_START_TIME = whole(0, 2**63 - 1)
+_GPU = text(1, 80)
+_GPUS = array(_GPU, MOST_GPUS)
+_NAME = text(1, 128)
+_SECONDS = number(0, MOST_SECONDS, may_be_least=False)
+_MEMORY = whole(MIB, 2**62)
+_PERCENT = number(0, 100, may_be_least=False)
+
+
+class Level(StrEnum):
+    """Of the elastic policy."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    version: int = param(whole(0, 2**32 - 1))
+    program: str = param(text(0, 64), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """Of a method without parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Which part of a list: what comes behind `after`."""
+
+    after: int | None = param(maybe(_ID), None)
+    limit: int = param(whole(1, MOST_PAGE), PAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorParams:
+    kind: SelectorKind = param(choice(SelectorKind))
+    value: str = param(text(1, 4096))
+    start_time: int = param(_START_TIME, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateLease:
+    """`sm_percent` and `sm_count` are two ways to say one thing."""
+
+    name: str = param(_NAME)
+    selector: SelectorParams = param(record("selector", SelectorParams))
+    gpus: tuple[str, ...] = param(_GPUS, ())
+    sm_percent: float | None = param(maybe(_PERCENT), None)
+    sm_count: int | None = param(maybe(whole(1, 65535)), None)
+    memory_bytes: Mapping[str, int] | None = param(maybe(table(_GPU, _MEMORY, MOST_GPUS)), None)
+    priority: int = param(whole(0, 1), 0)
+    domain: DomainPolicy = param(choice(DomainPolicy), DomainPolicy.SHARED)
+    group: str = param(text(0, 64), "")
+    processes: int = param(whole(1, 1024), 1)
+    ttl_seconds: float | None = param(maybe(_SECONDS), None)
+    wait_seconds: float = param(number(0, MOST_SECONDS), 0.0)
+    level: Level = param(choice(Level), Level.INTERACTIVE)
+    owner_uid: int | None = param(maybe(whole(0, 2**32 - 2)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseId:
+    id: int = param(_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLease:
+    id: int = param(_ID)
+    ttl_seconds: float | None = param(maybe(_SECONDS), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListLeases(Page):
+    state: LeaseState | None = param(maybe(choice(LeaseState)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientId:
+    """`start_time` tells a process apart from later ones with its pid; 0: whichever has it."""
+
+    pid: int = param(_PID)
+    start_time: int = param(_START_TIME, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveClient:
+    pid: int = param(_PID)
+    domain: str = param(_NAME)
+    start_time: int = param(_START_TIME, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateDomain:
+    gpus: tuple[str, ...] = param(_GPUS, ())
+
+
+@dataclass(frozen=True, slots=True)
+class DomainName:
+    name: str = param(_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class SetLimits:
+    """What is nil stays as it is; a memory limit of 0 is none."""
+
+    default_active_thread_percentage: float | None = param(maybe(_PERCENT), None)
+    default_device_pinned_mem_limit: Mapping[str, int] | None = param(
+        maybe(table(_GPU, whole(0, 2**62), MOST_GPUS)), None
+    )
+    default_client_priority: int | None = param(maybe(whole(0, 1)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    topics: tuple[str, ...] = param(array(text(1, 64), 32))

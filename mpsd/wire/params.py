@@ -1,0 +1,163 @@
+"""How a parameter is declared, and how a stranger's map becomes a frozen, checked value.
+
+A message is a frozen dataclass whose fields were made by `param`; everything said about a parameter (type, default, what is
+accepted) is said there, once, and docs/protocol.md is checked against it.  Which messages exist is in messages.py.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from mpsd.errors import BadRequest
+from mpsd.schema import describe
+
+M = TypeVar("M")
+_REQUIRED: Any = dataclasses.MISSING
+
+
+class Unfit(ValueError):
+    """A value is not of its kind; never leaves `parse`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of parameter: in the words of docs/protocol.md, and as what makes a value of it or raises Unfit."""
+
+    words: str
+    parse: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """What is known of one parameter."""
+
+    name: str
+    kind: Kind
+    default: Any
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is _REQUIRED
+
+
+def param(kind: Kind, default: Any = _REQUIRED) -> Any:
+    """A dataclass field that is a parameter; without a default it is required."""
+    return field(default=default, metadata={"kind": kind})
+
+
+def walk(message: type) -> Iterator[Param]:
+    """Every parameter of a message, in the order of their declaration."""
+    for each in dataclasses.fields(message):
+        yield Param(each.name, each.metadata["kind"], each.default)
+
+
+def parse(message: type[M], given: Mapping[str, Any], where: str = "") -> M:
+    """A message from what was sent; raises BadRequest, which names the first thing that is wrong."""
+    known = {each.name: each for each in walk(message)}
+    for name in given:
+        if name not in known:
+            accepted = ", ".join(known) or "none"
+            raise BadRequest(f"there is no parameter {describe(where + name)}; accepted: {accepted}")
+    values: dict[str, Any] = {}
+    for name, each in known.items():
+        if name in given:
+            values[name] = _parse_one(where + name, each.kind, given[name])
+        elif each.is_required:
+            raise BadRequest(f"parameter {where}{name} is missing: {each.kind.words}")
+    return message(**values)
+
+
+def _parse_one(name: str, kind: Kind, value: Any) -> Any:
+    try:
+        return kind.parse(value)
+    except Unfit:
+        raise BadRequest(f"parameter {name}: found {_shown(value)}; accepted: {kind.words}") from None
+
+
+def _shown(value: Any) -> str:
+    return "nil" if value is None else describe(value)
+
+
+# -- kinds ---------------------------------------------------------------------------------------------------------------
+
+
+def text(least: int, most: int) -> Kind:
+    """Printable text: what is shown to people must not move their cursor.  Bounds are in characters."""
+
+    def take(value: Any) -> str:
+        if not isinstance(value, str) or not least <= len(value) <= most or not value.isprintable():
+            raise Unfit
+        return value
+
+    return Kind(f"printable text, {least} to {most} characters", take)
+
+
+def whole(least: int, most: int) -> Kind:
+    def take(value: Any) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise Unfit
+        return value
+
+    return Kind(f"whole number, {least} to {_power(most)}", take)
+
+
+def number(least: float, most: float, *, may_be_least: bool = True) -> Kind:
+    def take(value: Any) -> float:
+        if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
+            raise Unfit
+        if value == least and not may_be_least:
+            raise Unfit
+        return float(value)
+
+    return Kind(f"number, {least:g} to {most:g}" if may_be_least else f"number, more than {least:g}, at most {most:g}", take)
+
+
+def choice(kind: type[StrEnum]) -> Kind:
+    def take(value: Any) -> StrEnum:
+        if not isinstance(value, str) or value not in set(kind):
+            raise Unfit
+        return kind(value)
+
+    return Kind("one of " + ", ".join(f'"{each}"' for each in kind), take)
+
+
+def maybe(inner: Kind) -> Kind:
+    return Kind(f"{inner.words}; or nil", lambda value: None if value is None else inner.parse(value))
+
+
+def array(inner: Kind, most: int) -> Kind:
+    def take(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) > most:
+            raise Unfit
+        return tuple(inner.parse(each) for each in value)
+
+    return Kind(f"array of at most {most}: {inner.words}", take)
+
+
+def table(key: Kind, inner: Kind, most: int) -> Kind:
+    def take(value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, dict) or len(value) > most:
+            raise Unfit
+        return {key.parse(name): inner.parse(each) for name, each in value.items()}
+
+    return Kind(f"map of at most {most}, from {key.words} to {inner.words}", take)
+
+
+def record(name: str, message: type) -> Kind:
+    """A map with parameters of its own; what is wrong inside it is said by its own name."""
+
+    def take(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise Unfit
+        return parse(message, value, f"{name}.")
+
+    return Kind("map: " + ", ".join(each.name for each in walk(message)), take)
+
+
+def _power(most: int) -> str:
+    """Bounds of whole words, as people write them."""
+    bits = (most + 1).bit_length() - 1
+    return f"2^{bits} - 1" if most + 1 == 1 << bits and bits >= 31 else str(most)

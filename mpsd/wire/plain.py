@@ -1,0 +1,33 @@
+"""Values of ours as MessagePack has them: nil, booleans, numbers, strings, arrays, maps."""
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import Any
+
+_LEAST, _MOST = -(2**63), 2**64 - 1
+
+
+def plain(value: Any) -> Any:
+    """Never fails: what has no form there becomes the words for it."""
+    match value:
+        case Enum():
+            return plain(value.value)
+        case None | bool():
+            return value
+        case str():
+            return value.encode(errors="replace").decode()  # a lone surrogate, from a file name
+        case int():
+            return int(value) if _LEAST <= value <= _MOST else str(value)
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(plain(key)): plain(each) for key, each in value.items()}
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        case bytes() | bytearray() | memoryview():
+            return repr(bytes(value))
+        case Collection():
+            return [plain(each) for each in value]
+    return repr(value)

@@ -1,0 +1,88 @@
+"""Leases, grants, domains and the like as the maps that results hold; docs/protocol.md, "Methods", has every field."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpsd.lease import Grant, Lease, Selector, SelectorKind
+from mpsd.legacy.board import Defaults, ServerView
+from mpsd.model import Device, DomainView, ProcessId
+from mpsd.wire.plain import plain
+
+Map = Mapping[str, Any]
+
+
+def lease(of: Lease, clients: int, is_owner: bool) -> Map:
+    """`is_owner`: the asker may be told the token, which is the right to the lease."""
+    spec = of.spec
+    return {
+        "id": of.id,
+        "owner_uid": of.owner_uid,
+        "for_all_users": of.for_all_users,
+        "state": of.state.value,
+        "created_at": of.created_at,
+        "expires_at": of.expires_at,
+        "clients": clients,
+        "name": spec.name,
+        "selector": selector(spec.selector, is_owner),
+        "gpus": list(spec.gpus),
+        "sm_percent": spec.sm_percent,
+        "memory_bytes": dict(spec.memory_bytes),
+        "priority": spec.priority,
+        "domain": spec.domain.value,
+        "group": spec.group,
+        "processes": spec.processes,
+        "ttl_seconds": spec.ttl_seconds,
+        "wait_seconds": spec.wait_seconds,
+        "level": spec.level,
+    }
+
+
+def selector(of: Selector, is_owner: bool) -> Map:
+    is_secret = of.kind is SelectorKind.TOKEN and not is_owner
+    return {"kind": of.kind.value, "value": None if is_secret else of.value, "start_time": of.start_time}
+
+
+def grant(of: Grant) -> Map:
+    return {
+        "rule": of.rule,
+        "lease_id": of.lease_id,
+        "gpus": list(of.gpus),
+        "sm_percent": of.sm_percent,
+        "memory_bytes": dict(of.memory_bytes),
+        "priority": of.priority,
+        "domain_policy": of.domain.value,
+    }
+
+
+def process(of: ProcessId | None) -> Map:
+    return {"pid": of.pid if of else None, "start_time": of.start_time if of else None}
+
+
+def device(of: Device, sm_count: int | None) -> Map:
+    return {**plain(of), "sm_count": sm_count}
+
+
+def domain(of: DomainView, servers: list[ServerView]) -> Map:
+    return {
+        "name": of.name,
+        "number": of.number,
+        "state": of.state.value,
+        "gpus": sorted(of.gpus),
+        "uid": of.uid,
+        "clients": of.clients,
+        "capacity": of.capacity,
+        "is_spare": not of.is_public,
+        "servers": [server(each) for each in servers],
+    }
+
+
+def server(of: ServerView) -> Map:
+    return {"pid": of.pid, "uid": of.uid, "status": of.status, "clients": len(of.client_pids)}
+
+
+def limits(of: Defaults) -> Map:
+    return {
+        "default_active_thread_percentage": of.thread_percent,
+        "default_device_pinned_mem_limit": dict(of.pinned_limits),
+        "default_client_priority": of.client_priority,
+    }

@@ -1,0 +1,174 @@
+"""MessagePack-RPC: one datagram is one frame.
+
+    [0, id, method, params]    request         params: [] or [map]
+    [1, id, error, result]     response        error: nil or a map {code, name, message}
+    [2, method, params]        notification    params: [map]
+
+Knows frames, and nothing of what methods there are.  Whatever a stranger sends gives a frame or ProtocolError.
+Prose: docs/protocol.md, "Frames".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from mpsd.errors import MpsdError, ProtocolError
+
+MAX_BYTES = 64 * 1024  # of a datagram; long lists come in pages
+MAX_DEPTH = 8  # arrays and maps in each other; the deepest legitimate request has 4
+MAX_ENTRIES = 1024  # of one array or map
+MAX_VALUES = 8192  # of a frame, all in all: what a check of it may cost
+MAX_ID = 2**32 - 1
+
+_REQUEST, _RESPONSE, _NOTIFICATION = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    id: int
+    method: str
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """`error` is None where there is a result."""
+
+    id: int
+    error: Mapping[str, Any] | None
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    method: str
+    params: Mapping[str, Any]
+
+
+Frame = Request | Response | Notification
+
+
+def decode(data: bytes) -> Frame:
+    """The frame that a datagram is.  Raises ProtocolError."""
+    if len(data) > MAX_BYTES:
+        raise ProtocolError(f"a datagram has more than {MAX_BYTES} bytes")
+    try:
+        value = msgpack.unpackb(
+            data,
+            object_pairs_hook=_map,
+            ext_hook=_refuse_ext,
+            max_array_len=MAX_ENTRIES,
+            max_map_len=MAX_ENTRIES,
+            max_str_len=MAX_BYTES,
+            max_bin_len=0,
+            max_ext_len=0,
+        )
+    except ProtocolError:
+        raise
+    except (ValueError, RecursionError, msgpack.UnpackException) as exc:
+        raise ProtocolError(f"a datagram is not the MessagePack of this protocol: {_words(exc)}") from None
+    _check(value)
+    return _frame(value)
+
+
+def encode(frame: Frame) -> bytes:
+    """Raises ProtocolError for a frame that no datagram holds."""
+    match frame:
+        case Request(number, method, params):
+            value = [_REQUEST, number, method, [params] if params else []]
+        case Response(number, error, result):
+            value = [_RESPONSE, number, error, result]
+        case Notification(method, params):
+            value = [_NOTIFICATION, method, [params]]
+    data: bytes = msgpack.packb(value)
+    if len(data) > MAX_BYTES:
+        raise ProtocolError(f"a frame has {len(data)} bytes, and a datagram at most {MAX_BYTES}")
+    return data
+
+
+def error_map(error: MpsdError) -> dict[str, Any]:
+    """A refusal as responses and `goodbye` carry it."""
+    return {"code": error.code.value, "name": error.code.name, "message": str(error)}
+
+
+def size(value: Any) -> int:
+    """How many bytes a value takes in a frame."""
+    return len(msgpack.packb(value))
+
+
+def _map(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    """A key given twice would mean one thing to us and another to the next reader."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ProtocolError("a map has the same key twice")
+    if not all(isinstance(key, str) for key in made):
+        raise ProtocolError("a map has a key that is not a string")
+    return made
+
+
+def _refuse_ext(code: int, data: bytes) -> Any:
+    raise ProtocolError(f"extension type {code} has no meaning here")
+
+
+def _check(value: Any) -> None:
+    """Within the bounds, and of nothing but nil, booleans, numbers, strings, arrays and maps."""
+    values = 0
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner.extend(each.values())
+            elif isinstance(each, list):
+                inner.extend(each)
+            elif isinstance(each, bytes | msgpack.ExtType | msgpack.Timestamp):
+                raise ProtocolError("binary and extension types have no meaning here")
+        values += len(level)
+        if values + len(inner) > MAX_VALUES:
+            raise ProtocolError(f"a frame has more than {MAX_VALUES} values")
+        if not inner:
+            return
+        level = inner
+    raise ProtocolError(f"a frame has more than {MAX_DEPTH} levels")
+
+
+def _frame(value: Any) -> Frame:
+    match value:
+        case [kind, number, str(method), list(params)] if _is(kind, _REQUEST):
+            return Request(_id(number), method, _params(params))
+        case [kind, number, error, result] if _is(kind, _RESPONSE):
+            return Response(_id(number), _error(error), result)
+        case [kind, str(method), list(params)] if _is(kind, _NOTIFICATION):
+            return Notification(method, _params(params))
+    raise ProtocolError("a frame is [0, id, method, params], [1, id, error, result] or [2, method, params]")
+
+
+def _is(kind: Any, wanted: int) -> bool:
+    return type(kind) is int and kind == wanted  # True and 1.0 are equal to 1, and neither is a kind
+
+
+def _id(number: Any) -> int:
+    if type(number) is not int or not 0 <= number <= MAX_ID:
+        raise ProtocolError(f"an id is a whole number from 0 to {MAX_ID}")
+    return number
+
+
+def _params(params: list[Any]) -> Mapping[str, Any]:
+    match params:
+        case []:
+            return {}
+        case [dict(named)]:
+            return named
+    raise ProtocolError("params are an array that holds one map, or nothing")
+
+
+def _error(error: Any) -> Mapping[str, Any] | None:
+    if error is None or isinstance(error, dict):
+        return error
+    raise ProtocolError("an error is nil or a map")
+
+
+def _words(exc: BaseException) -> str:
+    return str(exc)[:100] or type(exc).__name__

@@ -1,0 +1,181 @@
+"""The daemon behind the socket, in memory: a lease book that adds up, domains, and the board of the commands' tests."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mpsd.api.services import ClientView, Services
+from mpsd.errors import NoSuchLease, TooMany
+from mpsd.lease import Grant, Identity, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
+from mpsd.legacy.board import ServerView
+from mpsd.legacy.devices import find_device
+from mpsd.model import DomainState, DomainView, ProcessId
+from tests.unit.legacy.fake_board import DEVICES, FakeBoard
+
+NOW = 1_700_000_000.0
+UUIDS = tuple(device.uuid for device in DEVICES)
+
+
+@dataclass(frozen=True)
+class FakeQueued:
+    position: int
+    uid: int
+    reason: str
+    lease_id: int | None = None
+    process: ProcessId | None = None
+    waited_seconds: float = 1.5
+    deadline: float | None = None
+
+
+@dataclass
+class FakeLeases:
+    """One GPU's worth of shares: what does not fit waits, or is refused."""
+
+    publish: Callable[[str, Mapping[str, Any]], None]
+    made: dict[int, Lease] = field(default_factory=dict)
+    granted: dict[ProcessId, Grant] = field(default_factory=dict)
+    identities: dict[ProcessId, Identity] = field(default_factory=dict)
+    waiting: list[FakeQueued] = field(default_factory=list)
+    next_id: int = 1
+
+    def create(self, owner_uid: int, spec: LeaseSpec, for_all_users: bool = False) -> Lease:
+        spec = replace(spec, gpus=tuple(find_device(DEVICES, name).uuid for name in spec.gpus))
+        taken = sum(lease.spec.sm_percent for lease in self.made.values() if lease.state is LeaseState.ACTIVE)
+        fits = taken + spec.sm_percent <= 100
+        if not fits and not spec.wait_seconds:
+            raise TooMany(f"{spec.sm_percent:g} % do not fit beside {taken:g} %")
+        state = LeaseState.ACTIVE if fits else LeaseState.QUEUED
+        expires_at = NOW + spec.ttl_seconds if spec.ttl_seconds else None
+        lease = Lease(self.next_id, owner_uid, spec, state, NOW, expires_at, for_all_users)
+        self.made[lease.id], self.next_id = lease, self.next_id + 1
+        self._tell("lease.created", lease)
+        return lease
+
+    def renew(self, lease_id: int, ttl_seconds: float | None) -> Lease:
+        lease = replace(self.find(lease_id), expires_at=NOW + ttl_seconds if ttl_seconds else None)
+        self.made[lease_id] = lease
+        self._tell("lease.renewed", lease)
+        return lease
+
+    def release(self, lease_id: int) -> Lease:
+        lease = self.find(lease_id)
+        del self.made[lease_id]
+        self._tell("lease.released", lease)
+        return lease
+
+    def _tell(self, topic: str, lease: Lease) -> None:
+        self.publish(topic, {"lease_id": lease.id, "owner_uid": lease.owner_uid, "name": lease.spec.name})
+
+    def find(self, lease_id: int) -> Lease:
+        if lease_id not in self.made:
+            raise NoSuchLease(f"lease {lease_id} is not in the book")
+        return self.made[lease_id]
+
+    def leases(self) -> list[Lease]:
+        return list(self.made.values())
+
+    def grants(self) -> Mapping[ProcessId, Grant]:
+        return self.granted
+
+    def grant_of(self, process: ProcessId) -> Grant | None:
+        return self.granted.get(process)
+
+    def queue(self) -> list[FakeQueued]:
+        return self.waiting
+
+    def identity_of(self, process: ProcessId) -> Identity | None:
+        return self.identities.get(process)
+
+    def admit(self, pid: int, uid: int, grant: Grant) -> ProcessId:
+        process = ProcessId(pid, 10 * pid)
+        self.granted[process] = grant
+        self.identities[process] = Identity(process, uid, cgroups=("/system.slice/train.service",), container="train.service")
+        return process
+
+
+@dataclass
+class FakeDomains:
+    board: FakeBoard
+    known: dict[str, DomainView] = field(default_factory=dict)
+    members: list[ClientView] = field(default_factory=list)
+    done: list[tuple[object, ...]] = field(default_factory=list)
+
+    def add(self, name: str, state: DomainState = DomainState.READY, clients: int = 0, uid: int | None = None) -> None:
+        number = len(self.known) + 1
+        self.known[name] = DomainView(name, state, frozenset(UUIDS), uid, clients, 48, bool(clients), number)
+
+    def views(self) -> list[DomainView]:
+        return list(self.known.values())
+
+    def servers(self, domain: str) -> list[ServerView]:
+        return [server for server in self.board.running if server.domain == domain]
+
+    def clients(self) -> list[ClientView]:
+        return self.members
+
+    async def create(self, gpus: tuple[str, ...]) -> str:
+        self.done.append(("create", gpus))
+        name = f"d{len(self.known) + 1}"
+        self.add(name, DomainState.STARTING)
+        return name
+
+    async def drain(self, name: str) -> None:
+        self.done.append(("drain", name))
+
+    async def recycle(self, name: str) -> None:
+        self.done.append(("recycle", name))
+
+    async def move(self, process: ProcessId, domain: str) -> None:
+        self.done.append(("move", process.pid, domain))
+
+
+@dataclass
+class Fakes:
+    """Everything behind the socket, and the processes of the machine by pid."""
+
+    leases: FakeLeases
+    board: FakeBoard = field(default_factory=FakeBoard)
+    domains: FakeDomains = field(init=False)
+    processes: dict[int, int] = field(default_factory=dict)  # start times
+    is_stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self.domains = FakeDomains(self.board)
+
+    def services(self) -> Services:
+        return Services(
+            leases=self.leases,
+            domains=self.domains,
+            board=self.board,
+            find_process=lambda pid: ProcessId(pid, self.processes[pid]) if pid in self.processes else None,
+            is_stopping=lambda: self.is_stopping,
+            started_at=NOW,
+            sm_counts={UUIDS[0]: 132, UUIDS[1]: 132},
+            facts={"backend": "sim", "mode": "privileged"},
+        )
+
+    def changes(self) -> tuple[object, ...]:
+        """What a change would change."""
+        return (dict(self.leases.made), self.board.present, list(self.board.ended), list(self.domains.done))
+
+
+def furnished(publish: Callable[[str, Mapping[str, Any]], None]) -> Fakes:
+    """Two users: 1000 with lease 1, client 586 in domain d1; 2000 with lease 2, client 700 in domain d2; each waits too."""
+    fakes = Fakes(FakeLeases(publish))
+    fakes.domains.add("d1", clients=1, uid=1000)
+    fakes.domains.add("d2", DomainState.FAULT, clients=1, uid=2000)
+    fakes.domains.add("d3")
+    for number, (uid, pid) in enumerate(((1000, 586), (2000, 700)), 1):
+        lease = fakes.leases.create(uid, LeaseSpec(f"training-{uid}", selector_of(uid), sm_percent=30.0, ttl_seconds=60.0))
+        process = fakes.leases.admit(pid, uid, Grant(f"lease {lease.id}, by uid {uid}", lease.id, sm_percent=30.0))
+        server = fakes.board.add_server(uid=uid, clients=(pid,), domain=f"d{number}")
+        fakes.domains.members.append(ClientView(process, uid, f"d{number}", server))
+        fakes.processes[pid] = process.start_time
+        queued = ProcessId(pid + 1, 10 * pid + 10)
+        fakes.leases.waiting.append(FakeQueued(number, uid, "no share is free", process=queued))
+        fakes.processes[queued.pid] = queued.start_time
+    return fakes
+
+
+def selector_of(uid: int) -> Selector:
+    return Selector(SelectorKind.TOKEN, f"a-secret-of-user-{uid}")

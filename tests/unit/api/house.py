@@ -1,0 +1,143 @@
+"""The socket's own side for the tests of it: an Api over fakes, and callers of any user at real SEQPACKET sockets."""
+
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from mpsd.api.audit import Audit
+from mpsd.api.authority import Peer
+from mpsd.api.events import EventBus
+from mpsd.api.server import Api, ApiSettings
+from mpsd.sink import LogFile
+from mpsd.wire.messages import VERSION
+from mpsd.wire.rpc import Frame, Notification, Request, Response, decode, encode
+from tests.unit.api.fake_services import NOW, Fakes, furnished
+
+OPERATOR = Peer(10, 0, True)
+OWNER = Peer(586, 1000, False)
+STRANGER = Peer(999, 3000, False)
+PATIENCE_SECONDS = 20.0
+
+
+@dataclass
+class Caller:
+    """The other end of one connection."""
+
+    sock: socket.socket
+    events: list[Notification] = field(default_factory=list)  # those that came before an answer
+    _ids: Iterator[int] = field(default_factory=lambda: count(1))
+
+    async def send(self, data: bytes) -> None:
+        while True:
+            try:
+                self.sock.send(data, socket.MSG_NOSIGNAL)
+                return
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self.sock)
+
+    async def receive(self) -> Frame | None:
+        """The next frame, None at the end."""
+        with trio.fail_after(PATIENCE_SECONDS):
+            while True:
+                await trio.lowlevel.wait_readable(self.sock)
+                try:
+                    data = self.sock.recv(1 << 17)
+                except (BlockingIOError, ConnectionResetError):
+                    continue
+                return decode(data) if data else None
+
+    async def call(self, method: str, **params: Any) -> Response:
+        number = next(self._ids)
+        await self.send(encode(Request(number, method, params)))
+        while True:
+            frame = await self.receive()
+            if isinstance(frame, Notification) and frame.method != "goodbye":
+                self.events.append(frame)
+                continue
+            assert isinstance(frame, Response), f"{method}: {frame}"
+            assert frame.id == number
+            return frame
+
+    async def ask(self, method: str, **params: Any) -> Any:
+        """The result of a call that is not refused."""
+        response = await self.call(method, **params)
+        assert response.error is None, f"{method}: {response.error}"
+        return response.result
+
+    async def refusal(self, method: str, **params: Any) -> str:
+        """The name of the error of a call that is refused."""
+        response = await self.call(method, **params)
+        assert response.error is not None, f"{method}: {response.result}"
+        return str(response.error["name"])
+
+    async def goodbye(self) -> dict[str, Any]:
+        """The last words, behind which the end comes; answers and events before them are skipped."""
+        while not (isinstance(frame := await self.receive(), Notification) and frame.method == "goodbye"):
+            assert frame is not None, "the connection ended without a goodbye"
+        assert await self.receive() is None
+        return dict(frame.params)
+
+
+@dataclass
+class House:
+    api: Api
+    bus: EventBus
+    fakes: Fakes
+    audit: Audit
+    nursery: trio.Nursery
+    sockets: list[socket.socket] = field(default_factory=list)
+
+    def connect(self, peer: Peer = OPERATOR) -> Caller:
+        """A connection on which nothing has been said."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        self.sockets.append(ours)
+        self.api.begin_with(peer, theirs, self.nursery)
+        return Caller(ours)
+
+    async def call_as(self, peer: Peer = OPERATOR) -> Caller:
+        """A connection that has said hello."""
+        caller = self.connect(peer)
+        await caller.ask("hello", version=VERSION)
+        return caller
+
+    def connections(self) -> int:
+        return self.api._open.total()
+
+    async def until(self, connections: int) -> None:
+        """Returns when so many are left: the end of one is noticed in a moment."""
+        with trio.fail_after(PATIENCE_SECONDS):
+            while self.connections() != connections:  # noqa: ASYNC110
+                await trio.sleep(0.005)
+
+
+@asynccontextmanager
+async def open_house(directory: Path, **settings: Any) -> AsyncIterator[House]:
+    bus = EventBus(clock=lambda: NOW)
+    fakes = furnished(bus.publish)
+    with open_audit(directory) as audit:
+        api = Api(fakes.services(), ApiSettings(**settings), bus, audit)
+        async with trio.open_nursery() as nursery:
+            house = House(api, bus, fakes, audit, nursery)
+            try:
+                yield house
+            finally:
+                for sock in house.sockets:
+                    sock.close()
+                nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def open_audit(directory: Path) -> Iterator[Audit]:
+    audit = Audit(LogFile(str(directory / "audit.log"), 0, 0o640))
+    try:
+        yield audit
+    finally:
+        audit.close()

@@ -1,0 +1,253 @@
+"""Conversations at real sockets: hello, broken rules, silence, floods, and what is left of them (nothing)."""
+
+import array
+import os
+import socket
+from pathlib import Path
+from typing import IO
+
+import msgpack
+import pytest
+import trio
+
+from mpsd.wire.rpc import MAX_BYTES, Request, Response, encode
+from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
+from tests.unit.wire.test_rpc import MALFORMED
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def null_device() -> IO[str]:
+    return open(os.devnull)
+
+
+async def test_hello_tells_who_is_who(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        told = await house.connect(OWNER).ask("hello", version=1, program="a test")
+        assert (told["version"], told["uid"], told["pid"], told["is_operator"]) == (1, 1000, 586, False)
+        assert told["datagram_bytes"] == MAX_BYTES
+        assert {"hello", "lease.create"} <= set(told["methods"])
+
+
+@pytest.mark.parametrize("version", [0, 2, 2**32 - 1])
+async def test_another_version_is_told_so_and_let_go(version: int, tmp_path: Path) -> None:
+    """Whatever else it says: what a later version adds to hello is not this version's to judge."""
+    async with open_house(tmp_path) as house:
+        caller = house.connect()
+        assert await caller.refusal("hello", version=version, later="word") == "PROTOCOL"
+        assert str(version) in (await caller.goodbye())["message"]
+        await house.until(0)
+
+
+async def test_nothing_is_answered_before_hello(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        before = house.fakes.changes()
+        caller = house.connect()
+        assert await caller.refusal("lease.release", id=1) == "PROTOCOL"
+        await caller.goodbye()
+        assert house.fakes.changes() == before
+
+
+async def test_a_hello_that_is_misspelt_can_be_said_again(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = house.connect()
+        assert await caller.refusal("hello") == "BAD_REQUEST"
+        assert await caller.refusal("hello", version="1") == "BAD_REQUEST"
+        await caller.ask("hello", version=1)
+
+
+async def test_hello_is_said_once(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        assert await caller.refusal("hello", version=1) == "PROTOCOL"
+        await caller.goodbye()
+
+
+SENDABLE = {name: data for name, data in MALFORMED.items() if data}  # no bytes are the end
+
+
+@pytest.mark.parametrize("data", SENDABLE.values(), ids=SENDABLE.keys())
+@pytest.mark.parametrize("has_greeted", [False, True], ids=["before hello", "after hello"])
+async def test_a_malformed_frame_ends_the_conversation_alone(data: bytes, has_greeted: bool, tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        bystander = await house.call_as(OWNER)
+        caller = await house.call_as() if has_greeted else house.connect()
+        await caller.send(data)
+        assert (await caller.goodbye())["name"] == "PROTOCOL"
+        await bystander.ask("health")
+        assert house.connections() == 1
+
+
+@pytest.mark.parametrize("frame", [Response(1, None, None), None], ids=["a response", "a notification"])
+async def test_only_requests_come_from_clients(frame: Response | None, tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        await caller.send(encode(frame) if frame else msgpack.packb([2, "event", [{}]]))
+        assert (await caller.goodbye())["name"] == "PROTOCOL"
+
+
+async def test_a_datagram_over_the_bound_is_refused(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        await caller.send(bytes(MAX_BYTES + 1))
+        assert str(MAX_BYTES) in (await caller.goodbye())["message"]
+
+
+async def test_a_datagram_at_the_bound_is_read(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        room = MAX_BYTES - len(encode(Request(9, "status", {"x": "a" * 60000})))
+        await caller.send(encode(Request(9, "status", {"x": "a" * (60000 + room)})))
+        frame = await caller.receive()
+        assert isinstance(frame, Response)
+        assert frame.error is not None
+        assert frame.error["name"] == "BAD_REQUEST"
+
+
+async def test_descriptors_are_refused_and_none_is_kept(tmp_path: Path) -> None:
+    """As many as the kernel lets anybody send at once, again and again."""
+    async with open_house(tmp_path) as house:
+        await (await house.call_as()).ask("health")
+        with null_device() as null:
+            flood = array.array("i", [null.fileno()] * 253)
+            before = descriptors()
+            for _ in range(20):
+                caller = await house.call_as()
+                caller.sock.sendmsg(
+                    [encode(Request(2, "status", {}))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, flood)], socket.MSG_NOSIGNAL
+                )
+                assert "descriptors" in (await caller.goodbye())["message"]
+                caller.sock.close()
+            assert descriptors() == before
+
+
+async def test_a_flood_behind_a_broken_rule_leaves_nothing(tmp_path: Path) -> None:
+    """What still waits in the socket when the conversation ends goes with it."""
+    async with open_house(tmp_path) as house:
+        await house.call_as()
+        with null_device() as null:
+            before = descriptors()
+            for _ in range(10):
+                caller = house.connect()
+                for _ in range(5):
+                    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null.fileno()] * 100))]
+                    caller.sock.sendmsg([b"x"], ancillary, socket.MSG_NOSIGNAL)
+                await caller.goodbye()
+                caller.sock.close()
+            assert descriptors() == before
+
+
+async def test_requests_that_wait_are_answered_in_their_order(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        for number in range(50, 100):
+            await caller.send(encode(Request(number, "health", {})))
+        for number in range(50, 100):
+            frame = await caller.receive()
+            assert isinstance(frame, Response)
+            assert frame.id == number
+
+
+async def test_who_does_not_say_hello_is_let_go(tmp_path: Path) -> None:
+    async with open_house(tmp_path, hello_seconds=0.05) as house:
+        assert "hello" in (await house.connect().goodbye())["message"]
+        await house.until(0)
+
+
+async def test_who_is_silent_is_let_go(tmp_path: Path) -> None:
+    async with open_house(tmp_path, idle_seconds=0.05) as house:
+        caller = await house.call_as()
+        assert "0.05 s" in (await caller.goodbye())["message"]
+        await house.until(0)
+
+
+async def test_who_waits_for_events_may_be_silent(tmp_path: Path) -> None:
+    async with open_house(tmp_path, idle_seconds=0.02) as house:
+        waiting = await house.call_as()
+        await waiting.ask("events.subscribe", topics=["domain.*"])
+        silent = await house.call_as()
+        await silent.goodbye()  # that takes as long as a silence may last
+        house.bus.publish("domain.ready", {"domain": "d1"})
+        frame = await waiting.receive()
+        assert frame is not None
+        await waiting.ask("events.unsubscribe")
+        await waiting.goodbye()
+
+
+async def test_who_hangs_up_is_forgotten(tmp_path: Path) -> None:
+    """At any point: at once, in the middle of requests, with answers unread, half-open."""
+    async with open_house(tmp_path) as house:
+        house.connect().sock.close()
+        caller = await house.call_as()
+        for number in range(20):
+            await caller.send(encode(Request(number, "status", {})))
+        caller.sock.close()
+        half = await house.call_as()
+        half.sock.shutdown(socket.SHUT_WR)
+        assert await half.receive() is None
+        await house.until(0)
+
+
+async def test_who_does_not_read_answers_is_let_go(tmp_path: Path) -> None:
+    """The kernel holds some of them; beyond that nobody may keep mpsd waiting."""
+    async with open_house(tmp_path, send_seconds=0.05) as house:
+        caller = await house.call_as()
+        with trio.fail_after(20):
+            while house.connections():
+                try:
+                    caller.sock.send(encode(Request(1, "status", {})), socket.MSG_NOSIGNAL)
+                except BlockingIOError:
+                    await trio.sleep(0.01)
+                except OSError:
+                    break
+                await trio.lowlevel.checkpoint()
+        await house.until(0)
+
+
+async def test_a_user_has_a_bounded_number_of_connections(tmp_path: Path) -> None:
+    async with open_house(tmp_path, max_per_user=3) as house:
+        held = [await house.call_as(OWNER) for _ in range(3)]
+        assert (await house.connect(OWNER).goodbye())["name"] == "TOO_MANY"
+        await house.call_as(STRANGER)
+        held.pop().sock.close()
+        await house.until(3)
+        await house.call_as(OWNER)
+
+
+async def test_users_cannot_lock_operators_out(tmp_path: Path) -> None:
+    async with open_house(tmp_path, max_connections=16, max_per_user=14) as house:
+        for _ in range(14):
+            await house.call_as(STRANGER)
+        assert (await house.connect(OWNER).goodbye())["name"] == "TOO_MANY"
+        for _ in range(2):
+            await house.call_as(OPERATOR)
+        assert (await house.connect(OPERATOR).goodbye())["name"] == "TOO_MANY"
+
+
+async def test_who_is_there_when_mpsd_ends_is_told(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        house.nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            assert (await caller.goodbye())["name"] == "STOPPING"
+
+
+async def test_a_bug_ends_one_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_house(tmp_path) as house:
+        bystander, caller = await house.call_as(), await house.call_as()
+        monkeypatch.setattr(house.fakes.leases, "leases", lambda: 1 / 0)
+        await caller.send(encode(Request(2, "status", {})))
+        assert await caller.receive() is None
+        await bystander.ask("health")
+
+
+async def test_a_bug_in_a_change_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        monkeypatch.setattr(house.fakes.leases, "release", lambda lease_id: 1 / 0)
+        await caller.send(encode(Request(2, "lease.release", {"id": 1})))
+        assert await caller.receive() is None
+        house.audit.close()
+    assert '"outcome":"bug"' in (tmp_path / "audit.log").read_text()

@@ -1,0 +1,144 @@
+"""Every method with every kind of caller: who may, what a stranger sees, and what is recorded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpsd.api.authority import Peer
+from mpsd.api.table import METHODS, Privilege
+from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
+
+DAEMONS_USER = Peer(11, 999, True)
+OTHER_OWNER = Peer(700, 2000, False)
+
+# One valid call of each method; lease 1 and client 586 are user 1000's.
+CALLS: dict[str, dict[str, Any]] = {
+    "status": {},
+    "health": {},
+    "device.list": {},
+    "lease.create": {"name": "more", "selector": {"kind": "pid", "value": "self"}, "sm_percent": 10},
+    "lease.renew": {"id": 1, "ttl_seconds": 120},
+    "lease.release": {"id": 1},
+    "lease.get": {"id": 1},
+    "lease.list": {},
+    "queue.list": {},
+    "client.list": {},
+    "client.why": {"pid": 586},
+    "client.terminate": {"pid": 586},
+    "client.move": {"pid": 586, "domain": "d3"},
+    "domain.list": {},
+    "domain.create": {},
+    "domain.drain": {"name": "d1"},
+    "domain.recycle": {"name": "d3"},
+    "limits.get": {},
+    "limits.set": {"default_active_thread_percentage": 50},
+    "faults.list": {},
+    "events.subscribe": {"topics": ["*"]},
+    "events.unsubscribe": {},
+}
+NEEDS_OPERATOR = {name for name, method in METHODS.items() if method.privilege is Privilege.OPERATOR}
+NEEDS_OWNER = {name for name, method in METHODS.items() if method.privilege is Privilege.OWNER}
+HIDDEN = {"lease": "NO_SUCH_LEASE", "client": "NO_SUCH_CLIENT"}
+
+
+def test_every_method_has_its_call() -> None:
+    assert set(CALLS) == set(METHODS)
+
+
+def test_privileges_are_what_they_were_meant_to_be() -> None:
+    """A change of this list is a change of who may do what."""
+    assert {
+        "client.move", "domain.create", "domain.drain", "domain.recycle", "limits.set",
+    } == NEEDS_OPERATOR  # fmt: skip
+    assert {
+        "lease.renew", "lease.release", "lease.get", "client.why", "client.terminate",
+    } == NEEDS_OWNER  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("peer", [OPERATOR, DAEMONS_USER], ids=["root", "the daemon's user"])
+async def test_an_operator_may_do_everything(name: str, peer: Peer, tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        house.fakes.processes[peer.pid] = 1
+        caller = await house.call_as(peer)
+        await caller.ask(name, **CALLS[name])
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("peer", [STRANGER, OTHER_OWNER], ids=["a stranger", "another owner"])
+async def test_a_stranger_can_neither_see_nor_change(name: str, peer: Peer, tmp_path: Path) -> None:
+    """The refusal is an answer, nothing changes, and the conversation goes on."""
+    async with open_house(tmp_path) as house:
+        house.fakes.processes[peer.pid] = 1
+        before = house.fakes.changes()
+        caller = await house.call_as(peer)
+        if name in NEEDS_OPERATOR:
+            assert await caller.refusal(name, **CALLS[name]) == "NOT_ALLOWED"
+        elif name in NEEDS_OWNER:
+            assert await caller.refusal(name, **CALLS[name]) == HIDDEN[name.partition(".")[0]]
+        else:
+            shown = json.dumps(await caller.ask(name, **CALLS[name]))
+            assert not [word for word in ("training-1000", "a-secret-of-user-1000", "586", "587") if word in shown]
+        assert name == "lease.create" or house.fakes.changes() == before
+        await caller.ask("health")
+
+
+@pytest.mark.parametrize("name", METHODS)
+async def test_an_owner_may_what_is_the_owners(name: str, tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(OWNER)
+        if name in NEEDS_OPERATOR:
+            assert await caller.refusal(name, **CALLS[name]) == "NOT_ALLOWED"
+        else:
+            await caller.ask(name, **CALLS[name])
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS_OWNER))
+async def test_what_is_anothers_and_what_is_not_there_look_alike(name: str, tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(STRANGER)
+        key = "id" if name.startswith("lease") else "pid"
+        errors = []
+        for number in (CALLS[name][key], 77777):
+            response = await caller.call(name, **{key: number})
+            assert response.error is not None
+            errors.append({**response.error, "message": response.error["message"].replace(str(number), "N")})
+        assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("peer", [OPERATOR, STRANGER], ids=["allowed", "refused"])
+@pytest.mark.parametrize("name", METHODS)
+async def test_every_attempt_to_change_is_recorded_and_nothing_else(name: str, peer: Peer, tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        house.fakes.processes[peer.pid] = 1
+        caller = await house.call_as(peer)
+        refused = (await caller.call(name, **CALLS[name])).error
+        house.audit.close()
+    file = tmp_path / "audit.log"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    for line in lines:
+        assert (line["uid"], line["pid"], line["method"]) == (peer.uid, peer.pid, name)
+        assert line["outcome"].partition(":")[0] == (refused["name"] if refused else "done")
+        assert set(line["what"]) >= set(CALLS[name])
+    assert len(lines) == METHODS[name].changes
+
+
+async def test_an_unknown_method_is_said_to_be_one(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        for name in ("lease.steal", "", "hello.", "\x1b[2J", "x" * 5000):
+            response = await caller.call(name)
+            assert response.error is not None
+            assert response.error["name"] == "NO_SUCH_METHOD"
+            assert len(response.error["message"]) < 200
+            assert response.error["message"].isprintable()
+
+
+async def test_a_bad_parameter_is_refused_and_the_conversation_goes_on(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        for name in METHODS:
+            assert await caller.refusal(name, **CALLS[name], bogus=1) == "BAD_REQUEST"
+        await caller.ask("health")

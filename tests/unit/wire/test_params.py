@@ -1,0 +1,98 @@
+"""Parameters: what is of its kind is taken, what is not is refused by name, and nothing is too odd."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpsd.api.table import METHODS
+from mpsd.errors import BadRequest
+from mpsd.lease import DomainPolicy, SelectorKind
+from mpsd.wire.messages import CreateLease, Hello, ListLeases, Nothing, Page, SelectorParams, SetLimits, Subscribe
+from mpsd.wire.params import parse, walk
+from tests.unit.wire.test_rpc import VALUES
+
+LEASE = {"name": "training", "selector": {"kind": "uid", "value": "1000"}}
+
+
+def test_what_is_not_said_takes_its_default() -> None:
+    made = parse(CreateLease, LEASE)
+    assert made.selector == SelectorParams(SelectorKind.UID, "1000")
+    assert (made.gpus, made.sm_percent, made.domain, made.processes) == ((), None, DomainPolicy.SHARED, 1)
+    assert parse(Page, {}) == Page(after=None, limit=100)
+
+
+def test_what_is_said_is_taken() -> None:
+    more = {"gpus": ["0", "GPU-1"], "sm_percent": 30, "memory_bytes": {"0": 1 << 30}, "domain": "own", "ttl_seconds": 60}
+    made = parse(CreateLease, {**LEASE, **more})
+    assert made.gpus == ("0", "GPU-1")
+    assert made.sm_percent == 30.0
+    assert made.memory_bytes == {"0": 1 << 30}
+    assert made.domain is DomainPolicy.OWN
+
+
+UNFIT: list[tuple[type, dict[str, Any], str]] = [
+    (CreateLease, {}, "name is missing"),
+    (CreateLease, {"name": "x"}, "selector is missing"),
+    (CreateLease, {**LEASE, "name": ""}, "parameter name"),
+    (CreateLease, {**LEASE, "name": "x" * 129}, "129 characters"),
+    (CreateLease, {**LEASE, "name": "\x1b[2J"}, "printable"),
+    (CreateLease, {**LEASE, "name": 7}, "a whole number"),
+    (CreateLease, {**LEASE, "name": None}, "found nil"),
+    (CreateLease, {**LEASE, "selector": "uid"}, "map: kind, value, start_time"),
+    (CreateLease, {**LEASE, "selector": {"kind": "uid"}}, "selector.value is missing"),
+    (CreateLease, {**LEASE, "selector": {"kind": "gid", "value": "1"}}, '"pid", "token", "cgroup", "uid"'),
+    (CreateLease, {**LEASE, "selector": {"kind": "uid", "value": "1", "gid": 1}}, '"selector.gid"'),
+    (CreateLease, {**LEASE, "memory_byte": {}}, "memory_byte"),
+    (CreateLease, {**LEASE, "sm_percent": 0}, "more than 0, at most 100"),
+    (CreateLease, {**LEASE, "sm_percent": 100.5}, "at most 100"),
+    (CreateLease, {**LEASE, "sm_percent": math.nan}, "nan"),
+    (CreateLease, {**LEASE, "sm_percent": True}, "a boolean"),
+    (CreateLease, {**LEASE, "ttl_seconds": math.inf}, "inf"),
+    (CreateLease, {**LEASE, "ttl_seconds": 2e9}, "1e+09"),
+    (CreateLease, {**LEASE, "wait_seconds": -1}, "0 to 1e+09"),
+    (CreateLease, {**LEASE, "processes": 1.0}, "whole number, 1 to 1024"),
+    (CreateLease, {**LEASE, "processes": True}, "a boolean"),
+    (CreateLease, {**LEASE, "gpus": "0"}, "array of at most 64"),
+    (CreateLease, {**LEASE, "gpus": ["0"] * 65}, "array of at most 64"),
+    (CreateLease, {**LEASE, "gpus": [0]}, "printable text"),
+    (CreateLease, {**LEASE, "memory_bytes": {"0": 1 << 19}}, "1048576"),
+    (CreateLease, {**LEASE, "memory_bytes": ["0"]}, "map of at most 64"),
+    (CreateLease, {**LEASE, "level": "urgent"}, '"interactive", "batch"'),
+    (SetLimits, {"default_client_priority": 2}, "0 to 1"),
+    (Page, {"limit": 0}, "1 to 1000"),
+    (Page, {"after": -1}, "or nil"),
+    (ListLeases, {"state": "gone"}, '"queued", "active"'),
+    (Subscribe, {"topics": [""]}, "1 to 64 characters"),
+    (Nothing, {"verbose": True}, "accepted: none"),
+    (Hello, {"version": "1"}, "2^32 - 1"),
+]
+
+
+@pytest.mark.parametrize(("message", "given_", "words"), UNFIT, ids=lambda each: repr(each)[:60])
+def test_what_is_unfit_is_refused_by_name(message: type, given_: dict[str, Any], words: str) -> None:
+    """The message says what was found and what is accepted, in few words, whatever was sent."""
+    with pytest.raises(BadRequest) as refused:
+        parse(message, given_)
+    found = str(refused.value)
+    assert words in found
+    assert len(found) < 400
+
+
+MESSAGES = sorted({method.ask for method in METHODS.values()} | {Hello}, key=lambda each: each.__name__)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda each: each.__name__)
+@given(data=st.data())
+def test_any_values_give_a_message_or_a_bad_request(message: type, data: st.DataObject) -> None:
+    names = [each.name for each in walk(message)] + ["other"]
+    values = VALUES | st.just({"kind": "pid", "value": "1"})
+    given_ = data.draw(st.dictionaries(st.sampled_from(names), values, max_size=9))
+    try:
+        made = parse(message, given_)
+    except BadRequest as refused:
+        assert len(str(refused)) < 1000
+    else:
+        assert isinstance(made, message)
