@@ -25,6 +25,7 @@ class Device:
     total_bytes: int
     pci_bus_id: str
     compute_mode: ComputeMode = ComputeMode.DEFAULT
+    multiprocessors: int = 0  # SMs; 0 where they are not known
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,7 +52,8 @@ class DomainState(StrEnum):
     """The life of a fault domain.
 
     STARTING -> READY <-> FAULT -> (RECYCLING -> READY | STOPPING -> GONE); any state -> DEAD when its vendor daemon dies,
-    DEAD -> STARTING after a backoff.  SILENT is how a READY one looks while its vendor daemon does not answer.
+    DEAD -> STARTING after a backoff.  SILENT and DRAINING are how a READY one looks while its vendor daemon does not answer, and
+    while it is emptied.
     """
 
     STARTING = "starting"  # the vendor's control daemon is being started
@@ -59,6 +61,7 @@ class DomainState(StrEnum):
     FAULT = "fault"  # a fatal GPU error: takes nobody until its clients have gone
     SILENT = "silent"  # its vendor daemon lives and does not answer: takes nobody until it does
     RECYCLING = "recycling"  # its servers are being replaced; takes nobody for a moment
+    DRAINING = "draining"  # an operator wants it emptied: takes nobody, and goes when its last client has
     STOPPING = "stopping"  # told to quit
     DEAD = "dead"  # its vendor daemon died; restarted after a backoff
     GONE = "gone"

@@ -45,6 +45,7 @@ class Domain:
     gate: Gate = field(default_factory=Gate)  # who may speak with its vendor daemon
     guard: Guard = field(init=False)  # limits of each client's own
     key: str = ""  # whom it serves alone (policy/placement.py)
+    is_draining: bool = False
     contexts: dict[int, Counter[int]] = field(default_factory=dict)  # of each server, by client, from its log
     applied_defaults: Defaults | None = None  # what its vendor daemon was told
     served_defaults: Defaults | None = None  # what its server was started with
@@ -70,6 +71,8 @@ class Domain:
         state = self.state
         if state is DomainState.READY and self.is_ill:
             state = DomainState.SILENT if self.silenced.is_set() else DomainState.FAULT
+        if state is DomainState.READY and self.is_draining:
+            state = DomainState.DRAINING
         if state is DomainState.READY and (self.applied_defaults != defaults or self.has_outdated_spare(defaults)):
             state = DomainState.RECYCLING
         gpus = frozenset(self.gpus)

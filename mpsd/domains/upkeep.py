@@ -52,6 +52,8 @@ class Upkeep:
                 continue
             if domain.silenced.is_set() and domain.state in (DomainState.READY, DomainState.FAULT) and not domain.occupancy:
                 self._begin(nursery, domain, self._replace)
+            elif domain.is_draining and domain.state is DomainState.READY and not domain.occupancy:
+                self._begin(nursery, domain, self._finish_draining)
             elif domain.has_recovered or (domain.state is DomainState.READY and self._is_outdated(domain)):
                 self._begin(nursery, domain, self.recycle)
             elif domain.state is DomainState.READY and domain.applied_defaults != self._pool.defaults:
@@ -146,6 +148,14 @@ class Upkeep:
         else:
             log.error("domain.kill", domain=domain.name, why="its servers did not shut down")
             await domain.control.kill()
+
+    async def _finish_draining(self, domain: Domain) -> None:
+        """The first one stays, with fresh servers: it is where the next client goes."""
+        if domain.number > 1:
+            await self.retire(domain)
+        else:
+            await self.recycle(domain)
+        domain.is_draining = False
 
     async def _empty(self, domain: Domain) -> bool:
         for pid in list(domain.servers):

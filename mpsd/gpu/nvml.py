@@ -5,6 +5,7 @@ there should be avoided in favour of UUIDs (CUDA programming guide, environment 
 """
 
 import ctypes
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,9 @@ _MODES = {
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: ComputeMode.EXCLUSIVE_PROCESS,
     pynvml.NVML_COMPUTEMODE_PROHIBITED: ComputeMode.PROHIBITED,
 }
+# FP32 cores of an SM by compute capability (CUDA C++ programming guide, arithmetic instructions)
+_CORES = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64, (8, 6): 128, (8, 7): 128, (8, 9): 128}
+_CORES_SINCE_HOPPER = 128
 
 
 def read_devices(visible: str | None, library: Path | None = None) -> tuple[Device, ...]:
@@ -67,7 +71,7 @@ def _is_named(device: Device, word: str) -> bool:
 
 
 def _renumber(device: Device, ordinal: int) -> Device:
-    return Device(ordinal, device.uuid, device.name, device.total_bytes, device.pci_bus_id, device.compute_mode)
+    return dataclasses.replace(device, ordinal=ordinal)
 
 
 def _read(index: int) -> Device:
@@ -79,7 +83,19 @@ def _read(index: int) -> Device:
         int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
         _text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
         _MODES.get(pynvml.nvmlDeviceGetComputeMode(handle), ComputeMode.DEFAULT),
+        _multiprocessors(handle),
     )
+
+
+def _multiprocessors(handle: pynvml.c_nvmlDevice_t) -> int:
+    """NVML counts cores; 0 where it does not, or where it is not known how many an SM has."""
+    try:
+        cores = int(pynvml.nvmlDeviceGetNumGpuCores(handle))
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except pynvml.NVMLError:
+        return 0
+    per_multiprocessor = _CORES.get((major, minor), _CORES_SINCE_HOPPER if major >= 9 else 0)
+    return cores // per_multiprocessor if per_multiprocessor else 0
 
 
 def _text(value: str | bytes) -> str:

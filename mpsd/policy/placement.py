@@ -4,8 +4,8 @@ The rules, in order (docs/domains.md, "Placement"):
 
 1. a process that is in a domain stays in it while the domain lives (the caller's business: it knows the process);
 2. only domains that are READY, have a place free, and serve nobody, or the same user and those with the same key;
-3. of these one with the same key first; then the fullest, because two busy domains on one GPU time-slice; then one that has
-   served before; then the oldest;
+3. of these the one wished for; then one with the same key; then the fullest, because two busy domains on one GPU time-slice;
+   then one that has served before; then the oldest;
 4. none: create one while the bound allows it;
 5. else wait, and say for what.
 
@@ -21,12 +21,13 @@ from mpsd.model import DomainState, DomainView
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A process that wants in: its user, the GPUs (UUIDs) its domain must have been started with, and the key of a domain that
-    it does not share with others (empty: it shares)."""
+    """A process that wants in: its user, the GPUs (UUIDs) its domain must have been started with, the key of a domain that it
+    does not share with others (empty: it shares), and the name of a domain that an operator wishes for it (empty: none)."""
 
     uid: int
     gpus: frozenset[str]
     key: str = ""
+    wish: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Creat
     ours = [domain for domain in domains if domain.gpus == ask.gpus and domain.state is not DomainState.GONE]
     open_to_ask = [domain for domain in ours if _may_join(ask, domain, rules)]
     if open_to_ask:
-        return Join(min(open_to_ask, key=lambda domain: (domain.key != ask.key, _preference(domain))).name)
+        return Join(min(open_to_ask, key=lambda domain: _preference(ask, domain)).name)
     if any(domain.state in _COMING and not domain.clients for domain in ours):
         return Wait("its fault domain is starting")
     if len(ours) < (1 if rules.is_exclusive else rules.max_domains):
@@ -76,8 +77,8 @@ def _may_join(ask: Ask, domain: DomainView, rules: Rules) -> bool:
     return rules.is_multiuser or rules.is_exclusive or domain.uid in (None, ask.uid) or not domain.clients
 
 
-def _preference(domain: DomainView) -> tuple[int, bool, int]:
-    return (-domain.clients, not domain.is_public, domain.number)
+def _preference(ask: Ask, domain: DomainView) -> tuple[bool, bool, int, bool, int]:
+    return (domain.name != ask.wish, domain.key != ask.key, -domain.clients, not domain.is_public, domain.number)
 
 
 def _why(domains: Sequence[DomainView], rules: Rules) -> str:

@@ -15,7 +15,7 @@ from mpsd import processes
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError, Refused, Stopping
-from mpsd.lease import DomainPolicy, Grant, Refusal
+from mpsd.lease import DomainPolicy, Grant, Identity, Refusal
 from mpsd.model import Credentials, ProcessId
 from mpsd.policy import limits as terms
 from mpsd.policy.limits import Limits
@@ -23,12 +23,14 @@ from mpsd.policy.placement import Ask
 from mpsd.relay.caller import Caller
 
 log = structlog.get_logger()
+_MOST_WISHES = 1024
 
 
 class Admission(Protocol):
     """Says what a client may use (leases/book.py)."""
 
     def grant_of(self, process: ProcessId) -> Grant | None: ...
+    def identity_of(self, process: ProcessId) -> Identity | None: ...
     async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant: ...
 
 
@@ -37,6 +39,9 @@ class Everybody:
 
     def grant_of(self, process: ProcessId) -> Grant | None:
         return Grant("no lease")
+
+    def identity_of(self, process: ProcessId) -> Identity | None:
+        return None
 
     async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant:
         return Grant("no lease")
@@ -50,6 +55,21 @@ class Entrance:
     admission: Admission
     is_per_gpu: bool
     may_place: trio.Event = field(default_factory=trio.Event)  # set: every domain that a caller may be in is known
+    _wishes: dict[object, str] = field(default_factory=dict)  # a domain, for the next process that is like one that ran
+
+    def wish(self, process: ProcessId, uid: int | None, domain: str) -> None:
+        """The next process with the same lease goes there, if it can; without a lease, the next of that user in the same
+        cgroup.  The oldest wish is forgotten where there are too many."""
+        while len(self._wishes) >= _MOST_WISHES:
+            del self._wishes[next(iter(self._wishes))]
+        self._wishes[self._likeness(process, uid)] = domain
+
+    def _likeness(self, process: ProcessId | None, uid: int | None) -> object:
+        grant = self.admission.grant_of(process) if process else None
+        if grant and grant.lease_id is not None:
+            return grant.lease_id
+        identity = self.admission.identity_of(process) if process else None
+        return (uid, identity.cgroups if identity else ())
 
     async def find_place(self, caller: Caller) -> tuple[Domain, Grant] | None:
         """What it may use, and a domain that takes it; None when its process ends first.  Raises Refused, Stopping."""
@@ -112,7 +132,11 @@ class Entrance:
 
     def _ask(self, caller: Caller, grant: Grant) -> Ask:
         key = "" if grant.domain is DomainPolicy.SHARED else f"{grant.domain}:{grant.domain_key}"
-        return Ask(caller.credentials.uid, self._gpus_of(caller.process, grant), key)
+        uid = caller.credentials.uid
+        wish = ""
+        if self._wishes and self.pool.home_of(caller.process) is None:
+            wish = self._wishes.pop(self._likeness(caller.process, uid), "")
+        return Ask(uid, self._gpus_of(caller.process, grant), key, wish)
 
     def _gpus_of(self, process: ProcessId | None, grant: Grant) -> frozenset[str]:
         """Those of its lease.  Else a client that names one GPU by UUID is served by a domain of that GPU alone; ordinals would

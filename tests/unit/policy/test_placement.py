@@ -15,8 +15,24 @@ READY, FAULT, DEAD, STARTING = DomainState.READY, DomainState.FAULT, DomainState
 SILENT = DomainState.SILENT
 
 
-def view(name, state=READY, clients=0, uid=None, public=True, gpus=GPU, capacity=48, number=None):
-    return DomainView(name, state, gpus, uid, clients, capacity, public, number or int(name[1:]))
+def view(name, state=READY, clients=0, uid=None, public=True, gpus=GPU, capacity=48, number=None, key=""):
+    return DomainView(name, state, gpus, uid, clients, capacity, public, number or int(name[1:]), key)
+
+
+@pytest.mark.parametrize(
+    ("domains", "ask", "expected"),
+    [
+        pytest.param([view("d1", clients=3, uid=0)], Ask(0, GPU, "own:7"), Create(GPU), id="its own: not with others"),
+        pytest.param([view("d1", clients=3, uid=0, key="own:7")], Ask(0, GPU), Create(GPU), id="others: not with it"),
+        pytest.param([view("d1"), view("d2", clients=1, uid=0, key="g")], Ask(0, GPU, "g"), Join("d2"), id="with its group"),
+        pytest.param([view("d1", key="own:7")], Ask(0, GPU), Join("d1"), id="an empty one is anybody's again"),
+        pytest.param([view("d1", clients=9, uid=0), view("d2")], Ask(0, GPU, wish="d2"), Join("d2"), id="as an operator wishes"),
+        pytest.param([view("d1"), view("d2", FAULT)], Ask(0, GPU, wish="d2"), Join("d1"), id="a wish that cannot be met"),
+        pytest.param([view("d1", DomainState.DRAINING, 2, 0)], Ask(0, GPU), Create(GPU), id="not to one that is emptied"),
+    ],
+)
+def test_domains_of_ones_own_and_wishes(domains, ask, expected):
+    assert place(ask, domains, RULES) == expected
 
 
 @pytest.mark.parametrize(

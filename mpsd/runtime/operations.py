@@ -1,0 +1,75 @@
+"""What operators do with fault domains and with the places of clients (api/services.py, Domains), over the pool."""
+
+import os
+from collections.abc import Sequence
+
+from mpsd.api.services import ClientView
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.domains.upkeep import Upkeep
+from mpsd.errors import BadRequest, NoSuchDomain, TooMany
+from mpsd.legacy.board import ServerView
+from mpsd.model import DomainState, DomainView, ProcessId
+from mpsd.relay.entrance import Entrance
+
+
+class DomainOperations:
+    """Guards that nothing here waits for a vendor daemon, but where it changes something there."""
+
+    def __init__(self, pool: Pool, upkeep: Upkeep, entrance: Entrance | None) -> None:
+        self._pool = pool
+        self._upkeep = upkeep
+        self._entrance = entrance  # None: unprivileged, where clients are not placed one by one
+
+    def views(self) -> Sequence[DomainView]:
+        return self._pool.views()
+
+    def servers(self, domain: str) -> Sequence[ServerView]:
+        return list(self._find(domain).servers.values())
+
+    def clients(self) -> Sequence[ClientView]:
+        found = []
+        for domain in self._pool.domains.values():
+            servers = {pid: server.pid for server in domain.servers.values() for pid in server.client_pids}
+            for process in domain.members:
+                found.append(ClientView(process, _owner(process.pid), domain.name, servers.get(process.pid)))
+        return found
+
+    async def create(self, gpus: tuple[str, ...]) -> str:
+        ours = [domain for domain in self._pool.domains.values() if frozenset(domain.gpus) == frozenset(gpus)]
+        rules = self._pool.rules(frozenset(gpus))
+        most = 1 if rules.is_exclusive else rules.max_domains
+        if len(ours) >= most:
+            raise TooMany(f"there are {len(ours)} domains of these GPUs, and {most} are the most (domains.max_domains)")
+        return self._pool.create(tuple(uuid for uuid in self._pool.gpus if uuid in gpus)).name
+
+    async def drain(self, name: str) -> None:
+        self._find(name).is_draining = True
+        self._pool.notify()
+
+    async def recycle(self, name: str) -> None:
+        domain = self._find(name)
+        if domain.state is not DomainState.READY or domain.occupancy:
+            raise BadRequest(f"domain {name} is {domain.state.value} with {domain.occupancy} clients, not ready and empty")
+        await self._upkeep.recycle(domain)
+        self._pool.notify()
+
+    async def move(self, process: ProcessId, domain: str) -> None:
+        if self._entrance is None:
+            raise BadRequest("without root mpsd does not place clients one by one")
+        self._find(domain)
+        self._entrance.wish(process, _owner(process.pid), domain)
+
+    def _find(self, name: str) -> Domain:
+        try:
+            return self._pool.domains[name]
+        except KeyError:
+            known = ", ".join(sorted(self._pool.domains))
+            raise NoSuchDomain(f"no domain is called {name!r}; there are {known}") from None
+
+
+def _owner(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
