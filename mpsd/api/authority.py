@@ -3,13 +3,13 @@
 The kernel tells (SO_PEERCRED, SO_PEERGROUPS) who connected; nothing that a peer says of itself counts.
 """
 
+import ctypes
 import grp
 import os
 import socket
-import struct
 from dataclasses import dataclass
 
-from mpsd.legacy.exchange import ROOT_UID
+from mpsd.legacy.exchange import Caller
 from mpsd.relay.peers import peer_credentials
 
 _SO_PEERGROUPS = 59
@@ -32,8 +32,8 @@ class Peer:
 def peer_of(connection: socket.socket, admin_group: str) -> Peer:
     """Raises OSError when it cannot be asked any more."""
     credentials = peer_credentials(connection)
-    is_operator = credentials.uid in (ROOT_UID, os.geteuid()) or is_member(connection, credentials.gid, admin_group)
-    return Peer(credentials.pid, credentials.uid, is_operator)
+    caller = Caller(credentials.uid, os.geteuid(), is_member(connection, credentials.gid, admin_group))
+    return Peer(credentials.pid, credentials.uid, caller.is_owner)
 
 
 def is_member(connection: socket.socket, gid: int, group: str) -> bool:
@@ -42,7 +42,19 @@ def is_member(connection: socket.socket, gid: int, group: str) -> bool:
         return False
     try:
         wanted = grp.getgrnam(group).gr_gid
-        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUPS * 4)
+        return wanted == gid or wanted in _groups(connection)
     except (KeyError, OSError):
         return False
-    return wanted == gid or wanted in struct.unpack(f"{len(raw) // 4}I", raw)
+
+
+def _groups(connection: socket.socket) -> list[int]:
+    """The supplementary groups of the process that connected.  Raises OSError.
+
+    By the C library: Python's own getsockopt takes at most 1024 bytes, and a user may have more groups than fit.
+    """
+    groups = (ctypes.c_uint32 * _MAX_GROUPS)()
+    size = ctypes.c_uint32(ctypes.sizeof(groups))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.getsockopt(connection.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, groups, ctypes.byref(size)):
+        raise OSError(ctypes.get_errno(), "SO_PEERGROUPS")
+    return groups[: size.value // ctypes.sizeof(ctypes.c_uint32)]

@@ -9,10 +9,8 @@
 SEQPACKET; both programs are built together, so another version is refused and that is all.
 """
 
-import grp
 import os
 import socket
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from dataclasses import dataclass, field
 import structlog
 import trio
 
+from mpsd.api.authority import is_member
 from mpsd.legacy.board import Board
 from mpsd.legacy.commands import dispatch
 from mpsd.legacy.exchange import Answer, Caller
@@ -33,8 +32,6 @@ MAX_COMMAND_BYTES = 4096
 _CHUNK_BYTES = 16 * 1024 - 1
 _SEND_SECONDS = 30.0
 _ROOM_SECONDS = 0.1
-_SO_PEERGROUPS = 59
-_MAX_GROUPS = 65536  # NGROUPS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,20 +184,9 @@ class Sessions:
         self._write_log(f"Cmd:{text}\n{answer.stdout}" if answer.stdout else f"Cmd:{text}")
 
     def _caller(self, connection: socket.socket) -> Caller:
-        """The only place that decides who an operator is: root, the owner, members of the admin group."""
         credentials = peer_credentials(connection)
-        is_admin = bool(self.settings.admin_group) and _is_member(connection, credentials.gid, self.settings.admin_group)
+        is_admin = is_member(connection, credentials.gid, self.settings.admin_group)
         return Caller(credentials.uid, os.geteuid(), is_admin)
-
-
-def _is_member(connection: socket.socket, gid: int, group: str) -> bool:
-    """By the groups of the process that connected, not by what the user database says now."""
-    try:
-        wanted = grp.getgrnam(group).gr_gid
-        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUPS * 4)
-    except (KeyError, OSError):
-        return False
-    return wanted == gid or wanted in struct.unpack(f"{len(raw) // 4}I", raw)
 
 
 def _datagrams(answer: Answer) -> Iterator[bytes]:

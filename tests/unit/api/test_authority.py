@@ -1,0 +1,71 @@
+"""Who is an operator: root, the daemon's own user, members of the group; by what the kernel says of who connected."""
+
+import grp
+import os
+import socket
+
+import pytest
+
+from mpsd.api.authority import peer_of
+
+ANOTHER = 54321
+
+
+def connection_of(uid: int, gid: int, groups: list[int]) -> socket.socket:
+    """One that a process with these ids has made; the process has ended."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups(groups)
+            os.setgid(gid)
+            os.setuid(uid)
+            made = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            socket.send_fds(theirs, [b"x"], [made[0].fileno()])
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    ours.close()
+    theirs.close()
+    return socket.socket(fileno=descriptors[0])
+
+
+@pytest.fixture
+def group() -> grp.struct_group:
+    """One that this machine has, and that is nobody's by default."""
+    return next(each for each in grp.getgrall() if each.gr_gid not in (0, os.getgid(), *os.getgroups()))
+
+
+@pytest.mark.root
+def test_root_and_the_daemons_own_user_are_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connection_of(0, 0, []) as made:
+        assert peer_of(made, "").is_operator
+    with connection_of(ANOTHER, ANOTHER, []) as made:
+        peer = peer_of(made, "")
+        assert (peer.uid, peer.is_operator) == (ANOTHER, False)
+        monkeypatch.setattr(os, "geteuid", lambda: ANOTHER)
+        assert peer_of(made, "").is_operator
+
+
+@pytest.mark.root
+def test_members_of_the_group_are_operators(group: grp.struct_group) -> None:
+    many = [*range(20000, 21000), group.gr_gid]
+    for gid, groups in ((group.gr_gid, []), (ANOTHER, [7, group.gr_gid]), (ANOTHER, many)):
+        with connection_of(ANOTHER, gid, groups) as made:
+            assert peer_of(made, group.gr_name).is_operator
+            assert not peer_of(made, "").is_operator
+            assert not peer_of(made, "no-such-group").is_operator
+
+
+@pytest.mark.root
+def test_others_are_not(group: grp.struct_group) -> None:
+    with connection_of(ANOTHER, ANOTHER, [ANOTHER + 1]) as made:
+        assert not peer_of(made, group.gr_name).is_operator
+
+
+def test_who_made_a_connection_is_told_by_the_kernel() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        peer = peer_of(ours, "")
+        assert (peer.pid, peer.uid, peer.is_operator) == (os.getpid(), os.getuid(), True)

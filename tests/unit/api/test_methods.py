@@ -1,0 +1,240 @@
+"""What the methods do to leases, clients, domains and limits, and how lists come in pages."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpsd.api.authority import Peer
+from mpsd.errors import VendorFailed
+from mpsd.lease import Lease, LeaseSpec, LeaseState
+from mpsd.legacy.board import Defaults
+from mpsd.model import DomainState
+from mpsd.wire.rpc import MAX_BYTES, size
+from tests.unit.api.fake_services import NOW, UUIDS, selector_of
+from tests.unit.api.house import OPERATOR, OWNER, open_house
+from tests.unit.legacy.fake_board import GIB, MIB
+
+SELF = {"kind": "pid", "value": "self"}
+
+
+async def create(tmp_path: Path, peer: Peer = OWNER, **said: Any) -> Any:
+    """The lease that was made, or the name of the refusal."""
+    async with open_house(tmp_path) as house:
+        house.fakes.processes.update({10: 100, 586: 5860})
+        house.fakes.leases.made.clear()
+        caller = await house.call_as(peer)
+        response = await caller.call("lease.create", **{"name": "job", "selector": SELF, **said})
+        return response.error["name"] if response.error else response.result
+
+
+async def test_a_lease_says_what_was_asked(tmp_path: Path) -> None:
+    lease = await create(
+        tmp_path, gpus=["1"], sm_percent=25, memory_bytes={"1": 8 * GIB}, domain="group", group="team", processes=4,
+        ttl_seconds=60, wait_seconds=5, level="batch", priority=1,
+    )  # fmt: skip
+    assert lease == {
+        "id": 3, "owner_uid": 1000, "for_all_users": False, "state": "active", "created_at": NOW, "expires_at": NOW + 60,
+        "clients": 0, "name": "job", "selector": {"kind": "pid", "value": "586", "start_time": 5860}, "gpus": [UUIDS[1]],
+        "sm_percent": 25.0, "memory_bytes": {"1": 8 * GIB}, "priority": 1, "domain": "group", "group": "team", "processes": 4,
+        "ttl_seconds": 60.0, "wait_seconds": 5.0, "level": "batch",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("peer", "said", "owner_uid", "for_all_users"),
+    [
+        (OWNER, {}, 1000, False),
+        (OWNER, {"owner_uid": 1000}, 1000, False),
+        (OPERATOR, {}, 0, True),
+        (OPERATOR, {"owner_uid": 1000}, 1000, False),
+        (OPERATOR, {"owner_uid": 0}, 0, False),
+    ],
+)
+async def test_whose_a_lease_is(
+    peer: Peer, said: dict[str, Any], owner_uid: int, for_all_users: bool, tmp_path: Path
+) -> None:
+    lease = await create(tmp_path, peer, **said)
+    assert (lease["owner_uid"], lease["for_all_users"]) == (owner_uid, for_all_users)
+
+
+@pytest.mark.parametrize(
+    ("said", "refusal"),
+    [
+        ({"owner_uid": 2000}, "NOT_ALLOWED"),
+        ({"selector": {"kind": "uid", "value": "2000"}}, "NOT_ALLOWED"),
+        ({"selector": {"kind": "pid", "value": "4242"}}, "BAD_REQUEST"),
+        ({"selector": {"kind": "pid", "value": "586", "start_time": 1}}, "BAD_REQUEST"),
+        ({"selector": {"kind": "pid", "value": "me"}}, "BAD_REQUEST"),
+        ({"sm_percent": 10, "sm_count": 10}, "BAD_REQUEST"),
+        ({"sm_count": 133}, "BAD_REQUEST"),
+        ({"gpus": ["7"]}, "NO_SUCH_DEVICE"),
+    ],
+)
+async def test_what_is_refused(said: dict[str, Any], refusal: str, tmp_path: Path) -> None:
+    assert await create(tmp_path, **said) == refusal
+
+
+@pytest.mark.parametrize("count", [1, 2, 32, 33, 66, 131, 132])
+async def test_an_sm_count_is_a_percentage_that_gives_so_many(count: int, tmp_path: Path) -> None:
+    """Rounded down by the vendor, it must not become one less, nor more than asked."""
+    percent = (await create(tmp_path, sm_count=count))["sm_percent"]
+    assert int(percent / 100 * 132) == count
+
+
+async def test_a_pid_is_told_apart_from_later_ones(tmp_path: Path) -> None:
+    lease = await create(tmp_path, OPERATOR, selector={"kind": "pid", "value": "586"})
+    assert lease["selector"] == {"kind": "pid", "value": "586", "start_time": 5860}
+
+
+async def test_a_lease_lasts_as_long_again_unless_told_otherwise(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(OWNER)
+        assert (await caller.ask("lease.renew", id=1))["expires_at"] == NOW + 60
+        assert (await caller.ask("lease.renew", id=1, ttl_seconds=5))["expires_at"] == NOW + 5
+
+
+async def test_a_token_is_told_to_its_owner_alone(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        owner, operator = await house.call_as(OWNER), await house.call_as(OPERATOR)
+        assert (await owner.ask("lease.get", id=1))["selector"]["value"] == "a-secret-of-user-1000"
+        assert (await operator.ask("lease.get", id=1))["selector"]["value"] is None
+        await operator.ask("lease.create", name="x", selector={"kind": "token", "value": "another-secret"}, sm_percent=1)
+        house.audit.close()
+    assert "another-secret" not in (tmp_path / "audit.log").read_text()
+
+
+async def test_a_list_comes_in_pages_that_fit_and_miss_nothing(tmp_path: Path) -> None:
+    """10,000 leases, some as large as may be; in the order of their ids, each once."""
+    async with open_house(tmp_path) as house:
+        house.fakes.leases.made.clear()
+        for number in range(1, 10001):
+            spec = LeaseSpec("x" * (64 if number % 50 else 120), selector_of(number % 3))
+            house.fakes.leases.made[number] = Lease(number, number % 3, spec, LeaseState.ACTIVE, NOW, None)
+        for peer, expected in ((OPERATOR, range(1, 10001)), (Peer(5, 1, False), range(1, 10001, 3))):
+            caller = await house.call_as(peer)
+            found, after = [], None
+            while True:
+                page = await caller.ask("lease.list", after=after, limit=1000)
+                assert size(page) < MAX_BYTES
+                found += [row["id"] for row in page["items"]]
+                if (after := page["next"]) is None:
+                    break
+            assert found == list(expected)
+
+
+async def test_a_page_has_no_more_than_its_limit(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        page = await caller.ask("lease.list", limit=1)
+        assert ([row["id"] for row in page["items"]], page["next"]) == ([1], 1)
+        page = await caller.ask("lease.list", limit=1, after=1)
+        assert ([row["id"] for row in page["items"]], page["next"]) == ([2], None)
+        assert (await caller.ask("lease.list", state="queued"))["items"] == []
+
+
+async def test_clients_are_those_admitted_and_those_that_wait(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        operator, owner = await house.call_as(), await house.call_as(OWNER)
+        rows = (await operator.ask("client.list"))["items"]
+        assert [(row["pid"], row["uid"], row["state"], row["domain"], row["lease_id"]) for row in rows] == [
+            (586, 1000, "running", "d1", 1), (587, 1000, "waiting", None, None),
+            (700, 2000, "running", "d2", 2), (701, 2000, "waiting", None, None),
+        ]  # fmt: skip
+        assert [row["pid"] for row in (await owner.ask("client.list"))["items"]] == [586, 587]
+        assert [row["position"] for row in (await owner.ask("queue.list"))["items"]] == [1]
+
+
+async def test_why_names_the_rule(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(OWNER)
+        running = await caller.ask("client.why", pid=586, start_time=5860)
+        assert running["grant"]["rule"] == "lease 1, by uid 1000"
+        assert (running["container"], running["queue"]) == ("train.service", None)
+        waiting = await caller.ask("client.why", pid=587)
+        assert (waiting["grant"], waiting["queue"]) == (None, {"position": 1, "reason": "no share is free"})
+        assert await caller.refusal("client.why", pid=586, start_time=1) == "NO_SUCH_CLIENT"
+
+
+async def test_a_client_is_terminated_where_it_runs(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(OWNER)
+        told = await caller.ask("client.terminate", pid=586)
+        assert (told["server_pid"], told["domain"]) == (512, "d1")
+        assert house.fakes.board.ended == [("client", 512, 586)]
+        assert await caller.refusal("client.terminate", pid=587) == "NO_SUCH_CLIENT"
+
+
+async def test_a_client_that_the_vendor_does_not_end_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(server_pid: int, client_pid: int) -> str:
+        return "999\n"
+
+    async with open_house(tmp_path) as house:
+        monkeypatch.setattr(house.fakes.board, "terminate_client", answer)
+        assert await (await house.call_as()).refusal("client.terminate", pid=586) == "VENDOR_FAILED"
+
+
+async def test_domains_are_created_drained_recycled_and_chosen(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        made = await caller.ask("domain.create", gpus=["1"])
+        assert (made["name"], made["state"]) == ("d4", "starting")
+        await caller.ask("domain.drain", name="d1")
+        assert await caller.refusal("domain.recycle", name="d1") == "BAD_REQUEST"
+        await caller.ask("domain.recycle", name="d3")
+        await caller.ask("client.move", pid=586, domain="d3")
+        for method in ("domain.drain", "domain.recycle"):
+            assert await caller.refusal(method, name="d9") == "NO_SUCH_DOMAIN"
+        assert await caller.refusal("client.move", pid=586, domain="d9") == "NO_SUCH_DOMAIN"
+        assert house.fakes.domains.done == [
+            ("create", (UUIDS[1],)), ("drain", "d1"), ("recycle", "d3"), ("move", 586, "d3"),
+        ]  # fmt: skip
+
+
+async def test_limits_are_those_of_the_command_language(tmp_path: Path) -> None:
+    """What is not said stays, 0 removes, and what is between 0 and the vendor's unit is refused."""
+    async with open_house(tmp_path) as house:
+        caller, board = await house.call_as(), house.fakes.board
+        await caller.ask("limits.set", default_active_thread_percentage=50, default_device_pinned_mem_limit={"0": 3 * MIB + 5})
+        assert board.present == Defaults(50.0, {UUIDS[0]: 3 * MIB}, 0)
+        await caller.ask("limits.set", default_client_priority=1, default_device_pinned_mem_limit={"1": GIB})
+        told = await caller.ask("limits.set", default_device_pinned_mem_limit={UUIDS[0]: 0})
+        assert board.present == Defaults(50.0, {UUIDS[1]: GIB}, 1)
+        assert told == await caller.ask("limits.get")
+        assert await caller.refusal("limits.set", default_device_pinned_mem_limit={"0": 5}) == "BAD_REQUEST"
+        assert await caller.refusal("limits.set", default_device_pinned_mem_limit={"9": 0}) == "NO_SUCH_DEVICE"
+        assert board.present == Defaults(50.0, {UUIDS[1]: GIB}, 1)
+
+
+async def test_a_vendor_daemon_that_fails_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(defaults: Defaults) -> None:
+        raise VendorFailed("d1 does not answer")
+
+    async with open_house(tmp_path) as house:
+        monkeypatch.setattr(house.fakes.board, "set_defaults", fail)
+        caller = await house.call_as()
+        assert await caller.refusal("limits.set", default_client_priority=1) == "VENDOR_FAILED"
+        await caller.ask("health")
+
+
+async def test_health_is_whether_the_next_client_would_be_served(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        assert (await caller.ask("health"))["ok"] is True
+        house.fakes.domains.known.clear()
+        house.fakes.domains.add("d1", DomainState.FAULT)
+        told = await caller.ask("health")
+        assert (told["ok"], told["problems"]) == (False, ["no fault domain takes clients: d1 is fault"])
+        house.fakes.is_stopping = True
+        assert (await caller.ask("health"))["state"] == "stopping"
+
+
+async def test_status_counts(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        await caller.ask("events.subscribe", topics=["*"])
+        told = await caller.ask("status")
+        counts = {name: told[name] for name in ("devices", "clients", "leases_active", "queue", "connections", "subscribers")}
+        assert counts == {"devices": 2, "clients": 2, "leases_active": 2, "queue": 2, "connections": 1, "subscribers": 1}
+        assert told["domains"] == {"ready": 2, "fault": 1}
+        assert told["facts"]["backend"] == "sim"
