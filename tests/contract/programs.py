@@ -48,7 +48,8 @@ class Program:
         if self.is_ours:
             kept |= {"MPSD_PYTHON": sys.executable, "MPSD_CONFIG": f"{place}/mpsd.toml"}
         if self.is_simulated:
-            kept |= {"MPSD_BACKEND": "sim", "MPSD_SIM_DIR": f"{place}/machine", "LD_LIBRARY_PATH": str(SIMULATOR / "lib")}
+            kept |= {"MPSD_BACKEND": "sim", "MPSD_SIM_DIR": f"{place}/machine", "MPSD_SIM_FAST": "1"}
+            kept |= {"LD_LIBRARY_PATH": str(SIMULATOR / "lib")}
         return kept
 
 

@@ -3,11 +3,17 @@
 import os
 import subprocess
 import time
+from typing import Any
 
 import pytest
 
 from tests.contract.programs import Daemon, waiting
 from tests.contract.transcript import Reply
+
+
+def slow(*values: str | int) -> Any:
+    """A variant whose words the everyday tests compare without waiting (tests/unit/legacy)."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def test_the_last_line_needs_no_newline(daemon: Daemon) -> None:
@@ -59,7 +65,9 @@ def test_shutdown_server_waits_for_the_clients(daemon: Daemon) -> None:
 
 
 @pytest.mark.deadline(120)
-@pytest.mark.parametrize(("line", "seconds"), [("quit -t 0", 0), ("quit -t 1", 1), ("quit -t 1.5", 1), ("quit -t 1x", 1)])
+@pytest.mark.parametrize(
+    ("line", "seconds"), [("quit -t 0", 0), ("quit -t 1", 1), slow("quit -t 1.5", 1), slow("quit -t 1x", 1)]
+)
 def test_quit_ends_clients_when_the_time_is_up(daemon: Daemon, line: str, seconds: int) -> None:
     daemon.start_client()
     begun = time.monotonic()
@@ -69,7 +77,10 @@ def test_quit_ends_clients_when_the_time_is_up(daemon: Daemon, line: str, second
 
 
 @pytest.mark.deadline(120)
-@pytest.mark.parametrize("line", ["quit", "quit -t", "quit -t abc", "quit -t -1", "quit 1", "quit -f", "quit x -t 1"])
+@pytest.mark.parametrize(
+    "line",
+    ["quit", slow("quit -t"), slow("quit -t abc"), slow("quit -t -1"), slow("quit 1"), slow("quit -f"), "quit x -t 1"],
+)
 def test_quit_waits_for_the_clients(daemon: Daemon, line: str) -> None:
     daemon.start_client()
     with daemon.open_session(line) as session:

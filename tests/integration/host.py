@@ -1,7 +1,8 @@
 """A host of one test's own: mpsd installed as the system's nvidia-cuda-mps-control, in namespaces that see nobody else's.
 
 What callers say can be replayed to the letter there: the default directories, an empty environment, `ps aux | grep`.  Its
-files lie over the real ones and go with it; its first process collects nobody, like that of many containers.
+files lie over the real ones and go with it; its first process collects nobody, like that of many containers.  `sleep` does
+not sleep: callers do so for luck, and mpsd needs none of it.
 """
 
 import json
@@ -21,6 +22,7 @@ from tests.integration.machine import ANSWER_SECONDS, CLIENTS, PATH, PROGRAM, RO
 from tests.integration.process import EVENT_SECONDS
 
 OVERLAID = ("etc", "usr/bin", "tmp", "run", "var/log")
+PATIENT = "/mnt/patient"  # a folder for PATH, with a `sleep` that sleeps
 DRIVER_ROOT = "/mnt/driver-root"  # where a container finds the host
 SIM_DIRECTORY = "/tmp/mpsd-sim-0"  # the simulator's own choice for root
 NVIDIA_SMI = f"""\
@@ -157,11 +159,13 @@ done
 rm -rf /tmp/nvidia-mps /var/log/nvidia-mps /run/mpsd {machine} /usr/bin/{program}
 cp {front_end} /usr/bin/{program}
 cp {place}/nvidia-smi /usr/bin/nvidia-smi
-mkdir -p /etc/mpsd {driver_root}
+mkdir -p /etc/mpsd {driver_root} {patient}
+cp /usr/bin/sleep {patient}
+ln -sf true /usr/bin/sleep
 cp {place}/mpsd.toml /etc/mpsd/mpsd.toml
 mount --rbind / {driver_root}
 echo ready
-exec sleep 86400
+exec {patient}/sleep 86400
 """
 
 
@@ -174,6 +178,7 @@ def _set_up(place: Path, front_end: Path) -> str:
         front_end=front_end,
         place=place,
         driver_root=DRIVER_ROOT,
+        patient=PATIENT,
     )
 
 

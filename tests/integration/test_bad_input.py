@@ -15,7 +15,7 @@ from tests.integration.machine import Machine
 from tests.integration.process import state_of, wait_for
 
 pytestmark = pytest.mark.root
-DOORS = ("control", "control_privileged")
+DOORS = ("control", pytest.param("control_privileged", marks=pytest.mark.slow))  # the same code behind both
 SOCKETS = (*DOORS, "mpsd-ui")
 ADMITTED_SECONDS = 10.0  # however bad it is, a new client is in by then, on a slow machine too
 PROBE_SECONDS = 3.0  # for an answer; whoever asks for health gives up then
@@ -217,6 +217,7 @@ def test_a_client_stopped_in_its_handshake_stops_nobody_and_goes_on_when_continu
         end.close()
 
 
+@pytest.mark.slow
 def test_clients_that_are_stopped_all_over_their_handshakes(machine: Machine) -> None:
     machine.start(MPSD_SIM_FAST="0")
     clients = []

@@ -35,7 +35,7 @@ class Playground:
         command = [python, str(SCENE), "--fast", "--backend", "sim"]
         return subprocess.run(
             command, env=self.environ(), user=uid, group=uid, extra_groups=None if uid is None else [],
-            capture_output=True, text=True, timeout=80, check=False,
+            capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
 
     def left(self) -> list[str]:
@@ -62,7 +62,7 @@ def assert_for_a_pipe(text: str) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.deadline(90)
+@pytest.mark.slow
 def test_as_root_the_other_tenant_goes_on_and_a_third_comes_in_at_once(playground: Playground) -> None:
     done = playground.play()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -78,7 +78,7 @@ def test_as_root_the_other_tenant_goes_on_and_a_third_comes_in_at_once(playgroun
 
 
 @pytest.mark.root
-@pytest.mark.deadline(90)
+@pytest.mark.slow
 def test_without_rights_the_scene_is_honest_about_what_is_lost(playground: Playground, strangers_python: Path) -> None:
     done = playground.play(str(strangers_python), STRANGER)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -92,7 +92,10 @@ def test_without_rights_the_scene_is_honest_about_what_is_lost(playground: Playg
 
 
 @pytest.mark.deadline(60)
-@pytest.mark.parametrize(("more", "has_colours"), [({}, True), ({"NO_COLOR": "1"}, False)], ids=["colours", "NO_COLOR"])
+@pytest.mark.parametrize(
+    ("more", "has_colours"),
+    [pytest.param({}, True, id="colours"), pytest.param({"NO_COLOR": "1"}, False, id="NO_COLOR", marks=pytest.mark.slow)],
+)
 def test_ctrl_c_on_a_terminal_leaves_nothing_behind(playground: Playground, more: dict[str, str], has_colours: bool) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, str(SCENE), "--fast", "--backend", "sim"]

@@ -80,7 +80,7 @@ def test_a_client_that_waited_for_a_domain_when_quit_came_gets_the_error(machine
     assert quitting.wait(10) == 0
 
 
-@pytest.mark.parametrize("seconds", [0, 1])
+@pytest.mark.parametrize("seconds", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_quit_t_ends_the_clients_work_with_810(machine: Machine, seconds: int) -> None:
     """The process lives on and sees the error; what it was doing on the GPU is over before anything is killed."""
     machine.start()

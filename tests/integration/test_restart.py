@@ -64,7 +64,7 @@ def test_a_new_mpsd_knows_of_a_fault_and_of_the_spare(machine: Machine) -> None:
     wait_for("the old domain's recycling", lambda: machine.journal("domain.recycling"))
 
 
-@pytest.mark.parametrize("milliseconds", [0, 3, 6, 12, 30, 60, 120])
+@pytest.mark.parametrize("milliseconds", [0, 12, 60, *(pytest.param(each, marks=pytest.mark.slow) for each in (3, 6, 30, 120))])
 def test_kill_9_between_the_words_of_handshakes_holds_up_no_client(machine: Machine, milliseconds: int) -> None:
     """At some moment of the start of three clients and of their server, while mpsd waits for the next word."""
     machine.start(MPSD_SIM_FAST="0")

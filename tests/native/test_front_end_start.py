@@ -18,6 +18,9 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.parametrize(
+    "front_end", ["plain", pytest.param("sanitized", marks=pytest.mark.slow)], indirect=True
+)
 FAKE_DAEMON = """
 import json, os, signal, sys
 from pathlib import Path

@@ -101,7 +101,7 @@ def test_new_clients_are_refused_until_the_last_old_context_is_gone(mps: Machine
 
 @pytest.mark.parametrize(("kernel_us", "dies"), [("400000", True), ("100000", True), ("100", False), ("5000", False)])
 def test_dying_in_a_long_kernel_takes_the_others_along(mps: Machine, kernel_us: str, dies: bool) -> None:
-    victim = mps.client("counter", "--seconds", "1.5")
+    victim = mps.client("counter", "--seconds", "1.5" if dies else "0.8")
     victim.wait_for("ready")
     killed = mps.client("counter", "--kernel-us", kernel_us, "--seconds", "30")
     killed.wait_for("ready")
@@ -112,7 +112,7 @@ def test_dying_in_a_long_kernel_takes_the_others_along(mps: Machine, kernel_us: 
 
 @pytest.mark.parametrize("mode", ["hang", None], ids=["endless kernel", "short kernels"])
 def test_a_terminated_client_can_be_killed_without_harm(mps: Machine, mode: str | None) -> None:
-    victim = mps.client("counter", "--seconds", "1.5")
+    victim = mps.client("counter", "--seconds", "0.8")
     victim.wait_for("ready")
     doomed = mps.client("faulter", mode, "--linger", "30") if mode else mps.client("counter", "--seconds", "30")
     doomed.wait_for("fault" if mode else "ready")

@@ -40,7 +40,7 @@ def test_what_one_mpsd_gave_the_next_gets_back(client):
             assert (name, note) == ("client.1.control", 7)
             end.send(b"still open")
             assert theirs.recv(100) == b"still open"
-        successor.close()
+        successor.stop()
 
 
 def test_what_was_dropped_is_closed(client):
