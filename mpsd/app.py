@@ -23,6 +23,7 @@ from mpsd.legacy.devices import find_device
 from mpsd.legacy.quantities import parse_limit
 from mpsd.log import Journal, open_journal
 from mpsd.model import Device
+from mpsd.probes import Grade, probe_pid_namespace, probe_shared_memory
 from mpsd.relay.conversation import Conversations, RelaySettings
 from mpsd.relay.entrance import Entrance, Everybody
 from mpsd.relay.message import may_impersonate
@@ -54,9 +55,10 @@ def main(config: Config, invocation: Invocation) -> int:
         config.log, foreground=invocation.foreground, log_directory=config.log_directory, terminal=sys.stderr
     )
     environ = dict(os.environ)
-    state = places.state_directory(config, os.geteuid(), environ)
-    claim = Claim(Path(config.pipe_directory), Path(config.log_directory), state, (*DOORS, UI_SOCKET))
+    claim = None
     try:
+        state = places.state_directory(config, os.geteuid(), environ)
+        claim = Claim(Path(config.pipe_directory), Path(config.log_directory), state, (*DOORS, UI_SOCKET))
         claim.take()
         return trio.run(_run, config, invocation, environ, claim, journal)
     except BaseException as exc:
@@ -67,7 +69,8 @@ def main(config: Config, invocation: Invocation) -> int:
             raise
         return _refuse(invocation, refusal)
     finally:
-        claim.release()
+        if claim is not None:
+            claim.release()
         journal.close()
 
 
@@ -100,6 +103,7 @@ async def _run(config: Config, invocation: Invocation, environ: Mapping[str, str
     become_reaper()
     raise_descriptor_limit(config.relay.max_connections * _DESCRIPTORS_PER_CONNECTION + _DESCRIPTORS_BESIDES)
     _say_what_works(is_privileged, config)
+    _say_what_is_amiss()
 
     def ready() -> None:
         log.info("daemon.ready", version=__version__, pipe_directory=config.pipe_directory, backend=config.backend)
@@ -244,6 +248,13 @@ def _defaults(config: Config, devices: tuple[Device, ...]) -> Defaults:
     }
     percent = config.limits.default_active_thread_percentage
     return Defaults(percent, limits, config.limits.default_client_priority)
+
+
+def _say_what_is_amiss() -> None:
+    """What a daemon starts without, and clients then fail of."""
+    for finding in (probe_shared_memory(), probe_pid_namespace()):
+        if finding.grade is not Grade.GOOD:
+            log.warning("machine.unfit", what=finding.area, found=finding.found, advice=finding.advice)
 
 
 def _say_what_works(is_privileged: bool, config: Config) -> None:

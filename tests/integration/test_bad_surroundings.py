@@ -59,6 +59,14 @@ def test_a_state_directory_that_makes_names_too_long_for_sockets(machine: Machin
     assert "state_directory" in refused(machine)
 
 
+def test_a_users_runtime_directory_that_makes_names_too_long(strangers: Machine) -> None:
+    """Nobody configured it, so the configuration's own check does not see it."""
+    long = strangers.place / ("r" * 60)
+    long.mkdir()
+    (strangers.place / "mpsd.toml").write_text("")
+    assert refused(strangers, XDG_RUNTIME_DIR=str(long)).startswith(f"state directory {long}/mpsd/")
+
+
 def test_a_state_directory_that_is_a_file(machine: Machine) -> None:
     machine.state.write_text("")
     assert refused(machine) == f"the state directory {machine.state} cannot be used: it is not a directory\n"

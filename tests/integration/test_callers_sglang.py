@@ -90,7 +90,8 @@ def test_static_partitions_pass_the_vendors_words_through(machine: Machine) -> N
     wait_for("its end", lambda: not machine.processes())
     machine.start()
     assert machine.tell("lspart") == 'Unknown command "lspart"\n'
-    assert machine.ask("sm_partition add GPU-00000000 10").stdout == 'Unknown command "sm_partition"\n'
+    for line in ("sm_partition add GPU-00000000 10", "sm_partition rm GPU-00000000 Dx4AAA"):
+        assert machine.tell(line) == 'Unknown command "sm_partition"\n'
 
 
 def test_quit_leaves_no_daemon_behind_the_pid_file(machine: Machine) -> None:

@@ -14,6 +14,7 @@ export CUDA_MPS_LOG_DIRECTORY=/tmp/nvidia-log_${CUDA_VISIBLE_DEVICES}
 ps aux | grep nvidia-cuda-mps-control | grep -v grep > /dev/null
 if [ $? -eq 0 ]; then
 	echo "MPS is running"
+	nvidia-smi -c ${CUDA_VISIBLE_DEVICES}
 	echo quit | ${MPS_CMD_DIR}nvidia-cuda-mps-control
 	ps aux | grep nvidia-cuda-mps | grep -v grep
 	if [ $? -eq 0 ]; then
