@@ -33,10 +33,10 @@ needs:
 venv: $(VENV)/runtime ## a virtual environment with mpsd in it
 dev: $(VENV)/dev ## ... and with what the tests need
 
-$(VENV)/runtime: pyproject.toml setup.py | needs
+$(VENV)/runtime: pyproject.toml setup.py clients/python/pyproject.toml | needs
 	@echo "making $(VENV)"
 	@$(call make_venv,$(VENV))
-	@$(PIP) -e .
+	@$(PIP) -e . -e clients/python
 	@touch $@
 
 $(VENV)/dev: $(VENV)/runtime
@@ -71,7 +71,7 @@ docs: venv ## the generated pages
 clean: ## back to a fresh checkout
 	@$(MAKE) -s -C clients/control clean
 	@$(MAKE) -s -C native clean
-	@rm -rf $(VENV) build dist mpsd.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist mpsd.egg-info clients/python/*.egg-info clients/python/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find mpsd tests clients -name __pycache__ -prune -exec rm -rf {} +
 
 # The vendor's program is moved aside, never overwritten; `uninstall` moves it back.

@@ -92,8 +92,8 @@ class Board(Protocol):
 class Services:
     """Everything that a method may reach.
 
-    find_process: None where no process has the pid.  sm_counts: by GPU UUID, as far as they are known.  facts: what `status`
-    says besides, as the backend and the mode.  started_at: seconds since the epoch.
+    find_process: None where no process has the pid.  facts: what `status` says besides, as the backend and the mode.
+    started_at: seconds since the epoch.
     """
 
     leases: Leases
@@ -102,5 +102,4 @@ class Services:
     find_process: Callable[[int], ProcessId | None]
     is_stopping: Callable[[], bool]
     started_at: float
-    sm_counts: Mapping[str, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)

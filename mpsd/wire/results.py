@@ -6,7 +6,6 @@ from typing import Any
 from mpsd.lease import Grant, Lease, Selector, SelectorKind
 from mpsd.legacy.board import Defaults, ServerView
 from mpsd.model import Device, DomainView, ProcessId
-from mpsd.wire.plain import plain
 
 Map = Mapping[str, Any]
 
@@ -58,8 +57,16 @@ def process(of: ProcessId | None) -> Map:
     return {"pid": of.pid if of else None, "start_time": of.start_time if of else None}
 
 
-def device(of: Device, sm_count: int | None) -> Map:
-    return {**plain(of), "sm_count": sm_count}
+def device(of: Device) -> Map:
+    return {
+        "ordinal": of.ordinal,
+        "uuid": of.uuid,
+        "name": of.name,
+        "total_bytes": of.total_bytes,
+        "pci_bus_id": of.pci_bus_id,
+        "compute_mode": of.compute_mode.value,
+        "sm_count": of.multiprocessors or None,
+    }
 
 
 def domain(of: DomainView, servers: list[ServerView]) -> Map:

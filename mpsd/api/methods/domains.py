@@ -21,7 +21,7 @@ def list_domains(call: Call[Page]) -> Iterable[Row]:
 
 def list_devices(call: Call[Page]) -> Iterable[Row]:
     for device in call.services.board.devices:
-        yield Row(device.ordinal, None, partial(results.device, device, call.services.sm_counts.get(device.uuid)))
+        yield Row(device.ordinal, None, partial(results.device, device))
 
 
 async def create(call: Call[CreateDomain]) -> Map:

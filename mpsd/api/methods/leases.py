@@ -127,9 +127,9 @@ def _sm_percent(services: Services, ask: CreateLease) -> float:
         raise BadRequest("sm_percent and sm_count are two ways to say one thing: give one of them")
     devices = services.board.devices
     wanted = [find_device(devices, name) for name in ask.gpus] or devices
-    totals = {services.sm_counts.get(device.uuid) for device in wanted}
-    total = totals.pop() if len(totals) == 1 else None
-    if total is None:
+    totals = {device.multiprocessors for device in wanted}
+    total = totals.pop() if len(totals) == 1 else 0
+    if not total:
         raise BadRequest("sm_count needs GPUs of one and a known number of SMs (device.list tells): give sm_percent")
     if ask.sm_count > total:
         raise BadRequest(f"parameter sm_count: found {ask.sm_count}; these GPUs have {total}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpsd.api.services import ClientView, Services
-from mpsd.errors import NoSuchLease, TooMany
+from mpsd.errors import NoRoom, NoSuchLease
 from mpsd.lease import Grant, Identity, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
 from mpsd.legacy.board import ServerView
 from mpsd.legacy.devices import find_device
@@ -43,7 +43,7 @@ class FakeLeases:
         taken = sum(lease.spec.sm_percent for lease in self.made.values() if lease.state is LeaseState.ACTIVE)
         fits = taken + spec.sm_percent <= 100
         if not fits and not spec.wait_seconds:
-            raise TooMany(f"{spec.sm_percent:g} % do not fit beside {taken:g} %")
+            raise NoRoom(f"{spec.sm_percent:g} % do not fit beside {taken:g} %")
         state = LeaseState.ACTIVE if fits else LeaseState.QUEUED
         expires_at = NOW + spec.ttl_seconds if spec.ttl_seconds else None
         lease = Lease(self.next_id, owner_uid, spec, state, NOW, expires_at, for_all_users)
@@ -134,23 +134,27 @@ class Fakes:
     """Everything behind the socket, and the processes of the machine by pid."""
 
     leases: FakeLeases
-    board: FakeBoard = field(default_factory=FakeBoard)
+    board: FakeBoard = field(default_factory=lambda: FakeBoard(tuple(replace(each, multiprocessors=132) for each in DEVICES)))
     domains: FakeDomains = field(init=False)
     processes: dict[int, int] = field(default_factory=dict)  # start times
+    has_every_process: bool = False
     is_stopping: bool = False
 
     def __post_init__(self) -> None:
         self.domains = FakeDomains(self.board)
+
+    def find_process(self, pid: int) -> ProcessId | None:
+        start_time = self.processes.get(pid, 1 if self.has_every_process else 0)
+        return ProcessId(pid, start_time) if start_time else None
 
     def services(self) -> Services:
         return Services(
             leases=self.leases,
             domains=self.domains,
             board=self.board,
-            find_process=lambda pid: ProcessId(pid, self.processes[pid]) if pid in self.processes else None,
+            find_process=self.find_process,
             is_stopping=lambda: self.is_stopping,
             started_at=NOW,
-            sm_counts={UUIDS[0]: 132, UUIDS[1]: 132},
             facts={"backend": "sim", "mode": "privileged"},
         )
 

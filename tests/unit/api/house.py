@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,8 @@ import trio
 from mpsd.api.audit import Audit
 from mpsd.api.authority import Peer
 from mpsd.api.events import EventBus
-from mpsd.api.server import Api, ApiSettings
+from mpsd.api.server import MODE, SOCKET, Api, ApiSettings
+from mpsd.runtime.sockets import listen
 from mpsd.sink import LogFile
 from mpsd.wire.messages import VERSION
 from mpsd.wire.rpc import Frame, Notification, Request, Response, decode, encode
@@ -91,14 +92,14 @@ class House:
     fakes: Fakes
     audit: Audit
     nursery: trio.Nursery
-    sockets: list[socket.socket] = field(default_factory=list)
+    stack: ExitStack  # of what is closed at the end
 
     def connect(self, peer: Peer = OPERATOR) -> Caller:
         """A connection on which nothing has been said."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         theirs.setblocking(False)
-        self.sockets.append(ours)
+        self.stack.enter_context(ours)
         self.api.begin_with(peer, theirs, self.nursery)
         return Caller(ours)
 
@@ -107,6 +108,14 @@ class House:
         caller = self.connect(peer)
         await caller.ask("hello", version=VERSION)
         return caller
+
+    def listen(self, directory: Path) -> Path:
+        """Serve whoever connects; the socket's path."""
+        path = directory / SOCKET
+        listener = listen(path, MODE)
+        self.stack.enter_context(listener)
+        self.nursery.start_soon(self.api.serve, listener, self.nursery)
+        return path
 
     def connections(self) -> int:
         return self.api._open.total()
@@ -122,15 +131,14 @@ class House:
 async def open_house(directory: Path, **settings: Any) -> AsyncIterator[House]:
     bus = EventBus(clock=lambda: NOW)
     fakes = furnished(bus.publish)
-    with open_audit(directory) as audit:
+    with ExitStack() as stack:
+        audit = stack.enter_context(open_audit(directory))
         api = Api(fakes.services(), ApiSettings(**settings), bus, audit)
         async with trio.open_nursery() as nursery:
-            house = House(api, bus, fakes, audit, nursery)
+            house = House(api, bus, fakes, audit, nursery, stack)
             try:
                 yield house
             finally:
-                for sock in house.sockets:
-                    sock.close()
                 nursery.cancel_scope.cancel()
 
 

@@ -1,0 +1,117 @@
+"""The client for trio."""
+
+import os
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import trio
+
+from mpsd_client import _conversation
+from mpsd_client._calls import Call, after
+from mpsd_client._conversation import MAX_BYTES, Conversation
+from mpsd_client._place import BACKLOG_SECONDS, has_connected, new_socket, socket_path
+from mpsd_client._values import Event, Hello, Lost, Page
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """One connection to mpsd, for any number of tasks: `async with AsyncClient() as mpsd`.
+
+    path and program as of `Client`.  Deadlines are trio's: `with trio.fail_after(5): await mpsd.ask(...)`.
+
+    Raises OSError where there is no mpsd, Refused where it said no, Disconnected where it closed.
+    """
+
+    hello: Hello
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, program: str = "") -> None:
+        self._path, self._program = socket_path(path), program
+        self._conversation = Conversation()
+        self._sock = new_socket()
+        self._is_reading = False  # one task reads for all; the others are parked until something has come
+        self._parked = trio.lowlevel.ParkingLot()
+        self._sending = trio.Lock()  # one task at a time waits for room
+
+    async def __aenter__(self) -> "AsyncClient":
+        try:
+            while not has_connected(self._sock, self._path):  # noqa: ASYNC110
+                await trio.sleep(BACKLOG_SECONDS)
+            self.hello = await self.ask(_conversation.hello(self._program))
+        except BaseException:
+            self._sock.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        trio.lowlevel.notify_closing(self._sock)
+        self._sock.close()
+
+    async def ask(self, call: Call[T]) -> T:
+        """Send a call, wait for its answer.  Cancelled, it may or may not have happened."""
+        number, datagram = self._conversation.ask(call)
+        try:
+            await self._send(datagram)
+            await self._wait_for(lambda: self._conversation.answer(number))
+            result: T = self._conversation.result(number)
+            return result
+        finally:
+            self._conversation.forget(number)
+
+    async def pages(self, call: Call[Page[T]]) -> AsyncIterator[T]:
+        """Everything in a list, page by page."""
+        following: Call[Page[T]] | None = call
+        while following is not None:
+            page = await self.ask(following)
+            for each in page.items:
+                yield each
+            following = after(call, page)
+
+    async def subscribe(self, *topics: str) -> None:
+        """From now on `events` tells of these: a topic, a family (`lease.*`), or all (`*`).  Replaces earlier ones."""
+        await self.ask(_conversation.subscribe(topics))
+
+    async def unsubscribe(self) -> None:
+        await self.ask(_conversation.unsubscribe())
+
+    async def events(self) -> AsyncIterator[Event | Lost]:
+        """For ever; a Lost stands where events are missing."""
+        while True:
+            event: Event | Lost = await self._wait_for(self._conversation.take_event)
+            yield event
+
+    async def _wait_for(self, ready: Callable[[], Any]) -> Any:
+        while (found := ready()) is None:
+            if self._is_reading:
+                await self._parked.park()
+                continue
+            self._is_reading = True
+            try:
+                datagram = await self._receive()
+            finally:
+                self._is_reading = False
+                self._parked.unpark_all()  # one of them reads now, if what comes is not for it
+            self._conversation.receive(datagram)
+        return found
+
+    async def _receive(self) -> bytes:
+        while True:
+            await trio.lowlevel.wait_readable(self._sock)
+            try:
+                return self._sock.recv(MAX_BYTES)
+            except (BlockingIOError, ConnectionResetError):
+                continue  # a reset is told once, before what is still queued; then comes that, then the end
+
+    async def _send(self, datagram: bytes) -> None:
+        async with self._sending:
+            while True:
+                try:
+                    self._sock.send(datagram)
+                    return
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self._sock)
+                except BrokenPipeError:
+                    return  # the end, and what was said before it, are still to be read

@@ -1,0 +1,184 @@
+"""What can be asked: each function makes a call, `Client.ask` and `AsyncClient.ask` make it happen.
+
+    lease = mpsd.ask(calls.lease_create("training", Selector.of_self(), sm_percent=30))
+
+Who may what, units and errors: mpsd's docs/protocol.md, which has a chapter for each method.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from mpsd_client import _values as values
+from mpsd_client._values import Page, Selector, read
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """A request that was not sent yet, and how its result is read."""
+
+    method: str
+    params: Mapping[str, Any]
+    read: Callable[[Any], T]
+
+
+def _call(method: str, kind: type[T], **params: Any) -> Call[T]:
+    """What is None is not said: mpsd then takes its default."""
+    return Call(method, {name: value for name, value in params.items() if value is not None}, partial(read, kind))
+
+
+def _page(method: str, kind: type[T], **params: Any) -> Call[Page[T]]:
+    call = _call(method, kind, **params)
+    return Call(method, call.params, partial(_read_page, kind))
+
+
+def _read_page(kind: type[T], found: Any) -> Page[T]:
+    rest = read(_Rest, found)
+    return Page(tuple(read(kind, each) for each in rest.items), rest.next)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    items: list[Any]
+    next: int | None
+
+
+def after(call: Call[Page[T]], page: Page[T]) -> Call[Page[T]] | None:
+    """The call for what comes behind a page; None at the end."""
+    return None if page.next is None else replace(call, params={**call.params, "after": page.next})
+
+
+# -- the daemon ----------------------------------------------------------------------------------------------------------
+
+
+def status() -> Call[values.Status]:
+    return _call("status", values.Status)
+
+
+def health() -> Call[values.Health]:
+    return _call("health", values.Health)
+
+
+def device_list(limit: int | None = None) -> Call[Page[values.Device]]:
+    return _page("device.list", values.Device, limit=limit)
+
+
+# -- leases --------------------------------------------------------------------------------------------------------------
+
+
+def lease_create(
+    name: str,
+    selector: Selector,
+    *,
+    gpus: Sequence[str] = (),
+    sm_percent: float | None = None,
+    sm_count: int | None = None,
+    memory_bytes: Mapping[str, int] | None = None,
+    priority: int = 0,
+    domain: str = "shared",
+    group: str = "",
+    processes: int = 1,
+    ttl_seconds: float | None = None,
+    wait_seconds: float = 0.0,
+    level: str = "interactive",
+    owner_uid: int | None = None,
+) -> Call[values.Lease]:
+    """gpus and the keys of memory_bytes: ordinals or UUIDs.  ttl_seconds: None, until it is released.  wait_seconds: how long
+    it may be queued where it does not fit."""
+    who = {"kind": selector.kind, "value": selector.value, "start_time": selector.start_time}
+    return _call(
+        "lease.create", values.Lease, name=name, selector=who, gpus=list(gpus), sm_percent=sm_percent, sm_count=sm_count,
+        memory_bytes=None if memory_bytes is None else dict(memory_bytes), priority=priority, domain=domain, group=group,
+        processes=processes, ttl_seconds=ttl_seconds, wait_seconds=wait_seconds, level=level, owner_uid=owner_uid,
+    )  # fmt: skip
+
+
+def lease_renew(lease_id: int, ttl_seconds: float | None = None) -> Call[values.Lease]:
+    """None: as long again as it was made for."""
+    return _call("lease.renew", values.Lease, id=lease_id, ttl_seconds=ttl_seconds)
+
+
+def lease_release(lease_id: int) -> Call[values.Lease]:
+    return _call("lease.release", values.Lease, id=lease_id)
+
+
+def lease_get(lease_id: int) -> Call[values.Lease]:
+    return _call("lease.get", values.Lease, id=lease_id)
+
+
+def lease_list(state: str | None = None, limit: int | None = None) -> Call[Page[values.Lease]]:
+    return _page("lease.list", values.Lease, state=state, limit=limit)
+
+
+def queue_list(limit: int | None = None) -> Call[Page[values.Waiting]]:
+    return _page("queue.list", values.Waiting, limit=limit)
+
+
+# -- clients -------------------------------------------------------------------------------------------------------------
+
+
+def client_list(limit: int | None = None) -> Call[Page[values.MpsClient]]:
+    return _page("client.list", values.MpsClient, limit=limit)
+
+
+def client_why(pid: int, start_time: int = 0) -> Call[values.Why]:
+    return _call("client.why", values.Why, pid=pid, start_time=start_time)
+
+
+def client_terminate(pid: int, start_time: int = 0) -> Call[values.Terminated]:
+    return _call("client.terminate", values.Terminated, pid=pid, start_time=start_time)
+
+
+def client_move(pid: int, domain: str, start_time: int = 0) -> Call[values.Moved]:
+    return _call("client.move", values.Moved, pid=pid, domain=domain, start_time=start_time)
+
+
+# -- domains -------------------------------------------------------------------------------------------------------------
+
+
+def domain_list(limit: int | None = None) -> Call[Page[values.Domain]]:
+    return _page("domain.list", values.Domain, limit=limit)
+
+
+def domain_create(gpus: Sequence[str] = ()) -> Call[values.Domain]:
+    return _call("domain.create", values.Domain, gpus=list(gpus))
+
+
+def domain_drain(name: str) -> Call[values.Drained]:
+    return _call("domain.drain", values.Drained, name=name)
+
+
+def domain_recycle(name: str) -> Call[values.Recycled]:
+    return _call("domain.recycle", values.Recycled, name=name)
+
+
+# -- limits and faults ---------------------------------------------------------------------------------------------------
+
+
+def limits_get() -> Call[values.Limits]:
+    return _call("limits.get", values.Limits)
+
+
+def limits_set(
+    *,
+    default_active_thread_percentage: float | None = None,
+    default_device_pinned_mem_limit: Mapping[str, int] | None = None,
+    default_client_priority: int | None = None,
+) -> Call[values.Limits]:
+    """What is None stays as it is; a memory limit of 0 is none."""
+    limits = default_device_pinned_mem_limit
+    return _call(
+        "limits.set",
+        values.Limits,
+        default_active_thread_percentage=default_active_thread_percentage,
+        default_device_pinned_mem_limit=None if limits is None else dict(limits),
+        default_client_priority=default_client_priority,
+    )
+
+
+def faults_list(after_id: int | None = None, limit: int | None = None) -> Call[Page[values.Fault]]:
+    """after_id: only those behind it, to ask again for what is new."""
+    return _page("faults.list", values.Fault, after=after_id, limit=limit)

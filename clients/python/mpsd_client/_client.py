@@ -1,0 +1,134 @@
+"""The blocking client."""
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+from mpsd_client import _conversation
+from mpsd_client._calls import Call, after
+from mpsd_client._conversation import MAX_BYTES, Conversation
+from mpsd_client._place import BACKLOG_SECONDS, has_connected, new_socket, socket_path
+from mpsd_client._values import Event, Hello, Lost, Page
+
+T = TypeVar("T")
+
+
+class Client:
+    """One connection to mpsd; of one thread at a time.
+
+    path: the socket; None: mpsd.sock in $CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps.  program: what mpsd's log calls us.
+    timeout_seconds: how long mpsd may take to answer; None: as long as it likes.
+
+    Raises OSError where there is no mpsd, Refused where it said no, Disconnected where it closed, TimeoutError.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, timeout_seconds: float | None = 30.0, program: str = ""
+    ) -> None:
+        self.timeout_seconds = timeout_seconds
+        self._conversation = Conversation()
+        self._sock = new_socket()
+        try:
+            self._connect(socket_path(path))
+            self.hello: Hello = self.ask(_conversation.hello(program))
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def ask(self, call: Call[T]) -> T:
+        """Send a call, wait for its answer."""
+        number, datagram = self._conversation.ask(call)
+        try:
+            deadline = _deadline(self.timeout_seconds)
+            self._send(datagram, deadline)
+            self._wait_for(lambda: self._conversation.answer(number), deadline)
+            result: T = self._conversation.result(number)
+            return result
+        finally:
+            self._conversation.forget(number)
+
+    def pages(self, call: Call[Page[T]]) -> Iterator[T]:
+        """Everything in a list, page by page."""
+        following: Call[Page[T]] | None = call
+        while following is not None:
+            page = self.ask(following)
+            yield from page.items
+            following = after(call, page)
+
+    def subscribe(self, *topics: str) -> None:
+        """From now on `events` tells of these: a topic, a family (`lease.*`), or all (`*`).  Replaces earlier ones."""
+        self.ask(_conversation.subscribe(topics))
+
+    def unsubscribe(self) -> None:
+        self.ask(_conversation.unsubscribe())
+
+    def events(self, timeout_seconds: float | None = None) -> Iterator[Event | Lost]:
+        """For ever, or until nothing has happened for `timeout_seconds`; a Lost stands where events are missing."""
+        while True:
+            try:
+                event: Event | Lost = self._wait_for(self._conversation.take_event, _deadline(timeout_seconds))
+            except TimeoutError:
+                return
+            yield event
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _connect(self, path: str) -> None:
+        deadline = _deadline(self.timeout_seconds)
+        while not has_connected(self._sock, path):
+            _left(deadline)
+            time.sleep(BACKLOG_SECONDS)
+
+    def _wait_for(self, ready: Callable[[], Any], deadline: float | None) -> Any:
+        while (found := ready()) is None:
+            self._wait(select.POLLIN, deadline)
+            try:
+                datagram = self._sock.recv(MAX_BYTES)
+            except BlockingIOError:
+                continue
+            except ConnectionResetError:
+                continue  # told once, before what is still queued; then comes that, then the end
+            self._conversation.receive(datagram)
+        return found
+
+    def _send(self, datagram: bytes, deadline: float | None) -> None:
+        while True:
+            try:
+                self._sock.send(datagram)
+                return
+            except BlockingIOError:
+                self._wait(select.POLLOUT, deadline)
+            except BrokenPipeError:
+                return  # the end, and what was said before it, are still to be read
+
+    def _wait(self, event: int, deadline: float | None) -> None:
+        """Until the socket is ready.  Raises TimeoutError."""
+        poll = select.poll()
+        poll.register(self._sock, event)
+        left = _left(deadline)
+        poll.poll(None if left is None else left * 1000)
+
+
+def _deadline(seconds: float | None) -> float | None:
+    return None if seconds is None else time.monotonic() + seconds
+
+
+def _left(deadline: float | None) -> float | None:
+    if deadline is None:
+        return None
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("mpsd did not answer in time")
+    return left

@@ -1,0 +1,50 @@
+"""What can go wrong between a program and mpsd."""
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """Stable numbers; mpsd's docs/errors.md explains each."""
+
+    BAD_REQUEST = 1
+    NOT_ALLOWED = 2
+    NO_SUCH_SERVER = 3
+    NO_SUCH_CLIENT = 4
+    NO_SUCH_DEVICE = 5
+    VENDOR_FAILED = 6
+    TOO_MANY = 7
+    STOPPING = 8
+    BAD_CONFIGURATION = 9
+    UNUSABLE_PATH = 10
+    ALREADY_RUNNING = 11
+    PROTOCOL = 12
+    KEEPER_FAILED = 13
+    NO_SUCH_LEASE = 14
+    NO_SUCH_DOMAIN = 15
+    NO_ROOM = 16
+    REFUSED = 17
+    NO_SUCH_METHOD = 18
+
+
+class MpsdError(Exception):
+    """Anything that this package raises on purpose, less what the operating system says (OSError, TimeoutError)."""
+
+
+class Refused(MpsdError):
+    """mpsd said no.  `code` is a number of ErrorCode, or one that a newer mpsd has; `name` is its name."""
+
+    def __init__(self, code: int, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.code, self.name, self.message = code, name, message
+
+
+class Disconnected(MpsdError):
+    """The connection has ended; what was not answered may or may not have happened.  `why` is what mpsd said, if it did."""
+
+    def __init__(self, why: Refused | None) -> None:
+        super().__init__(f"mpsd closed the connection: {why}" if why else "mpsd closed the connection")
+        self.why = why
+
+
+class ProtocolError(MpsdError):
+    """What came is not what mpsd sends."""

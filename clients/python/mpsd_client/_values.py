@@ -1,0 +1,307 @@
+"""What mpsd answers, as frozen values.  Fields that a newer mpsd adds are ignored.  Units are in the names.
+
+Times without a unit in their name are seconds since the epoch.
+"""
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from mpsd_client._errors import ProtocolError
+
+T = TypeVar("T")
+
+
+def read(kind: type[T], found: Any) -> T:
+    """A value of `kind` out of the map that a result holds.  Raises ProtocolError."""
+    try:
+        return kind(**{name: reader(found[name]) for name, reader in _readers(typing.cast(Any, kind)).items()})
+    except (KeyError, TypeError) as exc:
+        raise ProtocolError(f"a {kind.__name__} was expected: {exc!r}") from None
+
+
+@functools.cache
+def _readers(kind: Any) -> Mapping[str, Callable[[Any], Any]]:
+    return {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """Arrays become tuples, maps that have a type of their own become values; all else is as it came."""
+    inner = typing.get_args(hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return functools.partial(read, hint)
+    if typing.get_origin(hint) is tuple:
+        one = _reader(inner[0])
+        return lambda found: tuple(one(each) for each in found)
+    if types.NoneType in inner:
+        other = _reader(inner[0])
+        return lambda found: None if found is None else other(found)
+    return lambda found: found
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who mpsd takes us for, and what it speaks."""
+
+    version: int
+    minor: int
+    program: str
+    uid: int
+    pid: int
+    is_operator: bool
+    idle_seconds: float
+    datagram_bytes: int
+    page: int
+    methods: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """How a lease recognises its clients.  `value` is None where we may not know it: another user's token."""
+
+    kind: str
+    value: str | None
+    start_time: int = 0
+
+    @classmethod
+    def of_self(cls) -> "Selector":
+        """This process: mpsd knows which it is, whatever namespace it is in."""
+        return cls("pid", "self")
+
+    @classmethod
+    def of_pid(cls, pid: int, start_time: int = 0) -> "Selector":
+        """As mpsd's pid namespace counts.  start_time: field 22 of /proc/PID/stat; 0: of the process that has the pid now."""
+        return cls("pid", str(pid), start_time)
+
+    @classmethod
+    def of_token(cls, token: str) -> "Selector":
+        """Processes with MPSD_LEASE=token in their environment."""
+        return cls("token", token)
+
+    @classmethod
+    def of_cgroup(cls, path: str) -> "Selector":
+        """Processes in this cgroup or below, or in a container, job or unit of this name."""
+        return cls("cgroup", path)
+
+    @classmethod
+    def of_uid(cls, uid: int) -> "Selector":
+        return cls("uid", str(uid))
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    id: int
+    owner_uid: int
+    for_all_users: bool
+    state: str
+    created_at: float
+    expires_at: float | None
+    clients: int
+    name: str
+    selector: Selector
+    gpus: tuple[str, ...]
+    sm_percent: float
+    memory_bytes: Mapping[str, int]
+    priority: int
+    domain: str
+    group: str
+    processes: int
+    ttl_seconds: float | None
+    wait_seconds: float
+    level: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One in the queue: a lease, or a client (then `pid`)."""
+
+    position: int
+    uid: int
+    lease_id: int | None
+    pid: int | None
+    start_time: int | None
+    reason: str
+    waited_seconds: float
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MpsClient:
+    """A process that uses CUDA through mpsd.  state: waiting, starting or running."""
+
+    pid: int
+    start_time: int
+    uid: int | None
+    state: str
+    domain: str | None
+    server_pid: int | None
+    lease_id: int | None
+    sm_percent: float | None
+    memory_bytes: Mapping[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a client may use; `rule` says in words why."""
+
+    rule: str
+    lease_id: int | None
+    gpus: tuple[str, ...]
+    sm_percent: float
+    memory_bytes: Mapping[str, int]
+    priority: int
+    domain_policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """In the queue."""
+
+    position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """A client, what it was granted by which rule, and what it waits for."""
+
+    pid: int
+    start_time: int
+    uid: int | None
+    state: str
+    domain: str | None
+    server_pid: int | None
+    container: str
+    cgroups: tuple[str, ...]
+    grant: Grant | None
+    queue: Place | None
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    pid: int
+    start_time: int
+    server_pid: int
+    domain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    pid: int
+    start_time: int
+    domain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    pid: int
+    uid: int
+    status: str
+    clients: int
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A fault domain."""
+
+    name: str
+    number: int
+    state: str
+    gpus: tuple[str, ...]
+    uid: int | None
+    clients: int
+    capacity: int
+    is_spare: bool
+    servers: tuple[Server, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    name: str
+    clients: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recycled:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    ordinal: int
+    uuid: str
+    name: str
+    total_bytes: int
+    pci_bus_id: str
+    compute_mode: str
+    sm_count: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    default_active_thread_percentage: float
+    default_device_pinned_mem_limit: Mapping[str, int]
+    default_client_priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    id: int
+    topic: str
+    time: float
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    version: str
+    pid: int
+    uid: int
+    state: str
+    started_at: float
+    uptime_seconds: float
+    devices: int
+    domains: Mapping[str, int]
+    clients: int
+    leases_active: int
+    leases_queued: int
+    queue: int
+    connections: int
+    subscribers: int
+    events_lost: int
+    audit_lines_lost: int
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    ok: bool
+    state: str
+    uptime_seconds: float
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    topic: str
+    time: float
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """So many events are missing here, because we were too slow."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Part of a list; `next` is where the rest begins, None at the end."""
+
+    items: tuple[T, ...]
+    next: int | None

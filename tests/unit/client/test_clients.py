@@ -1,0 +1,264 @@
+"""Both clients against the socket itself: they say the same, know every method, and outlive what can go wrong."""
+
+import errno
+import functools
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import trio
+from mpsd_client import AsyncClient, Call, Client, Disconnected, ErrorCode, Event, Lost, Page, Refused, Selector, calls, values
+from mpsd_client._place import socket_path
+
+from mpsd import errors
+from mpsd.api.table import METHODS
+from mpsd.runtime.sockets import listen
+from tests.unit.api.house import House, open_house
+
+T = TypeVar("T")
+
+# One call for each method; the subscriptions are the clients' own.
+CALLS: dict[str, Call[Any]] = {
+    "status": calls.status(),
+    "health": calls.health(),
+    "device.list": calls.device_list(),
+    "lease.create": calls.lease_create("job", Selector.of_uid(7), sm_percent=10, gpus=["0"], memory_bytes={"0": 1 << 30}),
+    "lease.renew": calls.lease_renew(1, 60),
+    "lease.get": calls.lease_get(1),
+    "lease.list": calls.lease_list(),
+    "lease.release": calls.lease_release(1),
+    "queue.list": calls.queue_list(),
+    "client.list": calls.client_list(),
+    "client.why": calls.client_why(586),
+    "client.terminate": calls.client_terminate(586),
+    "client.move": calls.client_move(586, "d3"),
+    "domain.list": calls.domain_list(),
+    "domain.create": calls.domain_create(["0"]),
+    "domain.drain": calls.domain_drain("d1"),
+    "domain.recycle": calls.domain_recycle("d3"),
+    "limits.get": calls.limits_get(),
+    "limits.set": calls.limits_set(default_client_priority=1, default_device_pinned_mem_limit={"0": 1 << 30}),
+    "faults.list": calls.faults_list(),
+}
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, short_dir: Path, **settings: Any) -> AsyncIterator[tuple[House, Path]]:
+    async with open_house(tmp_path, **settings) as house:
+        house.bus.publish("fault.xid", {"xid": 31, "domain": "d1"})
+        yield house, house.listen(short_dir)
+
+
+async def blocking(work: Callable[..., T], *arguments: Any) -> T:
+    """In a thread, as a program that knows nothing of trio."""
+    with trio.fail_after(20):
+        return await trio.to_thread.run_sync(functools.partial(work, *arguments), abandon_on_cancel=True)
+
+
+def test_every_method_has_its_call() -> None:
+    assert {call.method for call in CALLS.values()} == set(METHODS) - {"events.subscribe", "events.unsubscribe"}
+    assert {name.replace(".", "_") for name in CALLS} <= set(dir(calls))
+
+
+def test_codes_are_mpsds() -> None:
+    assert {code.name: code.value for code in ErrorCode} == {code.name: code.value for code in errors.ErrorCode}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_every_result_is_read_by_both(name: str, tmp_path: Path, short_dir: Path) -> None:
+    call = CALLS[name]
+
+    def ask(path: Path) -> Any:
+        with Client(path, program="a test") as mpsd:
+            return mpsd.ask(call)
+
+    async with serving(tmp_path, short_dir) as (_, path):
+        one = await blocking(ask, path)
+    async with serving(tmp_path, short_dir) as (_, path), AsyncClient(path) as mpsd:
+        other = await mpsd.ask(call)
+    assert type(one) is type(other)
+    if name not in ("status", "health"):  # the time has gone on
+        assert one == other
+
+
+async def test_values_have_their_types(tmp_path: Path, short_dir: Path) -> None:
+    async with serving(tmp_path, short_dir) as (_, path), AsyncClient(path) as mpsd:
+        assert mpsd.hello.is_operator == (mpsd.hello.uid == 0) or mpsd.hello.is_operator
+        lease = await mpsd.ask(calls.lease_get(1))
+        assert (lease.selector.kind, lease.gpus, lease.sm_percent) == ("token", (), 30.0)
+        [first, _] = (await mpsd.ask(calls.device_list())).items
+        assert isinstance(first, values.Device)
+        why = await mpsd.ask(calls.client_why(586))
+        assert why.grant is not None
+        assert why.grant.rule == "lease 1, by uid 1000"
+        domain = (await mpsd.ask(calls.domain_list())).items[0]
+        assert isinstance(domain.servers[0], values.Server)
+
+
+async def test_pages_are_walked(tmp_path: Path, short_dir: Path) -> None:
+    def walk(path: Path) -> list[int]:
+        with Client(path) as mpsd:
+            return [client.pid for client in mpsd.pages(calls.client_list(limit=1))]
+
+    async with serving(tmp_path, short_dir) as (_, path):
+        assert await blocking(walk, path) == [586, 587, 700, 701]
+        async with AsyncClient(path) as mpsd:
+            assert [client.pid async for client in mpsd.pages(calls.client_list(limit=3))] == [586, 587, 700, 701]
+
+
+async def test_a_refusal_has_its_code(tmp_path: Path, short_dir: Path) -> None:
+    def ask(path: Path) -> None:
+        with Client(path) as mpsd:
+            mpsd.ask(calls.lease_get(77))
+
+    async with serving(tmp_path, short_dir) as (_, path):
+        with pytest.raises(Refused) as refused:
+            await blocking(ask, path)
+        assert refused.value.code == ErrorCode.NO_SUCH_LEASE
+        async with AsyncClient(path) as mpsd:
+            with pytest.raises(Refused):
+                await mpsd.ask(calls.lease_get(77))
+            await mpsd.ask(calls.health())
+
+
+async def test_events_come_to_a_program_that_blocks(tmp_path: Path, short_dir: Path) -> None:
+    subscribed, told = trio.Event(), []
+
+    def watch(path: Path) -> None:
+        with Client(path) as mpsd:
+            mpsd.subscribe("domain.*")
+            trio.from_thread.run_sync(subscribed.set)
+            for event in mpsd.events():
+                told.append(event)
+                mpsd.ask(calls.health())  # events that come meanwhile are kept
+                if len(told) == 20:
+                    mpsd.unsubscribe()
+                    return
+
+    async with serving(tmp_path, short_dir) as (house, path):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(blocking, watch, path)
+            await subscribed.wait()
+            for number in range(20):
+                house.bus.publish("domain.ready", {"number": number})
+    assert [event.facts["number"] for event in told if isinstance(event, Event)] == list(range(20))
+
+
+async def test_events_end_when_nothing_happens(tmp_path: Path, short_dir: Path) -> None:
+    def watch(path: Path) -> list[Event | Lost]:
+        with Client(path) as mpsd:
+            mpsd.subscribe("*")
+            return list(mpsd.events(timeout_seconds=0.05))
+
+    async with serving(tmp_path, short_dir) as (_, path):
+        assert await blocking(watch, path) == []
+
+
+async def test_many_tasks_share_one_connection(tmp_path: Path, short_dir: Path) -> None:
+    """Whoever reads, reads for all; one that is cancelled while it does takes nothing with it."""
+    told: list[Event | Lost] = []
+    pids: list[int] = []
+
+    async def listen(mpsd: AsyncClient, scope: trio.CancelScope) -> None:
+        async for event in mpsd.events():
+            told.append(event)
+            if len(told) == 50:
+                scope.cancel()
+
+    async def ask(mpsd: AsyncClient, call: Call[Page[values.MpsClient]]) -> None:
+        for _ in range(20):
+            pids.extend(client.pid for client in (await mpsd.ask(call)).items)
+
+    async def hesitate(mpsd: AsyncClient) -> None:
+        for _ in range(20):
+            with trio.move_on_after(0.0005):
+                await mpsd.ask(calls.status())
+
+    async with serving(tmp_path, short_dir) as (house, path), AsyncClient(path) as mpsd:
+        await mpsd.subscribe("*")
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(listen, mpsd, nursery.cancel_scope)
+                async with trio.open_nursery() as others:
+                    for _ in range(5):
+                        others.start_soon(ask, mpsd, calls.client_list())
+                        others.start_soon(hesitate, mpsd)
+                for number in range(50):
+                    house.bus.publish("domain.ready", {"number": number})
+    assert [event.facts["number"] for event in told if isinstance(event, Event)] == list(range(50))
+    assert pids == [586, 587, 700, 701] * 100
+
+
+async def test_who_is_let_go_is_told_why(tmp_path: Path, short_dir: Path) -> None:
+    let_go = threading.Event()
+
+    def linger(path: Path) -> None:
+        with Client(path) as mpsd:
+            assert let_go.wait(20)
+            mpsd.ask(calls.health())
+
+    async with serving(tmp_path, short_dir, idle_seconds=0.05) as (house, path):
+        async with AsyncClient(path) as mpsd:
+            await house.until(0)
+            with pytest.raises(Disconnected, match="nothing was said"):
+                await mpsd.ask(calls.health())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(expect, Disconnected, linger, path)
+            await house.until(1)
+            await house.until(0)
+            let_go.set()
+
+
+async def expect(kind: type[BaseException], work: Callable[..., T], *arguments: Any) -> None:
+    with pytest.raises(kind):
+        await blocking(work, *arguments)
+
+
+async def test_one_connection_too_many_is_told_so(tmp_path: Path, short_dir: Path) -> None:
+    async with serving(tmp_path, short_dir, max_per_user=1) as (_, path), AsyncClient(path):
+        with pytest.raises(Disconnected, match="TOO_MANY"):
+            async with AsyncClient(path):
+                pass
+        await expect(Disconnected, Client, path)
+
+
+async def test_where_there_is_no_mpsd_the_system_says_so(short_dir: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Client(short_dir / "mpsd.sock")
+    with pytest.raises(FileNotFoundError):
+        async with AsyncClient(short_dir / "mpsd.sock"):
+            pass
+
+
+def test_an_mpsd_that_does_not_answer_is_given_up(short_dir: Path) -> None:
+    with listen(short_dir / "mpsd.sock", 0o666), pytest.raises(TimeoutError):
+        Client(short_dir / "mpsd.sock", timeout_seconds=0.05)
+
+
+def test_a_queue_that_is_full_is_waited_for(short_dir: Path) -> None:
+    """The kernel refuses at once where mpsd has not accepted for a while; that is no reason to give up."""
+    path = short_dir / "mpsd.sock"
+    with listen(path, 0o666) as listener:
+        listener.listen(0)
+        held = []
+        while True:
+            held.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            held[-1].setblocking(False)
+            if held[-1].connect_ex(str(path)) == errno.EAGAIN:
+                break
+        with pytest.raises(TimeoutError):
+            Client(path, timeout_seconds=0.05)
+        for each in held:
+            each.close()
+
+
+def test_the_socket_is_where_cuda_programs_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    assert socket_path(None) == "/tmp/nvidia-mps/mpsd.sock"
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/mps")
+    assert socket_path(None) == "/run/mps/mpsd.sock"
+    assert socket_path(Path("/x/y.sock")) == "/x/y.sock"

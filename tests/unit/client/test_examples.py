@@ -1,0 +1,79 @@
+"""The examples run, as their first lines say, each as a program of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.unit.api.house import House, open_house
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "clients/python/examples"
+
+
+async def run(house: House, short_dir: Path, name: str, *arguments: str) -> str:
+    """What it prints."""
+    house.listen(short_dir)
+    with trio.fail_after(20):
+        done = await trio.run_process(
+            [sys.executable, str(EXAMPLES / name), *arguments],
+            env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(short_dir)},
+            capture_stdout=True,
+            stderr=subprocess.STDOUT,
+        )
+    return done.stdout.decode()
+
+
+def test_every_example_is_tried_and_explained() -> None:
+    tried = {"lease_a_share.py", "who.py", "watch.py", "keep_renewing.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == tried
+    page = (ROOT / "docs/python.md").read_text()
+    assert not [name for name in tried if name not in page]
+
+
+async def test_a_share_is_leased_for_a_command(tmp_path: Path, short_dir: Path) -> None:
+    async with open_house(tmp_path) as house:
+        text = "import os; print('token of', len(os.environ['MPSD_LEASE']))"
+        said = await run(house, short_dir, "lease_a_share.py", "--sm-percent", "30", "--", sys.executable, "-c", text)
+        assert "lease 3 is active" in said
+        assert "token of 32" in said
+        assert 3 not in house.fakes.leases.made
+
+
+async def test_a_share_that_does_not_fit_is_no_start(tmp_path: Path, short_dir: Path) -> None:
+    async with open_house(tmp_path) as house:
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            await run(house, short_dir, "lease_a_share.py", "--sm-percent", "90", "--", "false")
+        assert failed.value.returncode == 75
+        assert b"do not fit" in failed.value.stdout
+
+
+async def test_who_lists_clients_and_the_queue(tmp_path: Path, short_dir: Path) -> None:
+    async with open_house(tmp_path) as house:
+        said = await run(house, short_dir, "who.py")
+        assert said.splitlines()[1].split() == ["586", "1000", "running", "d1", "1", "30.0"]
+        assert "waits, number 1: 587: no share is free" in said
+
+
+async def test_watch_tells_what_happens(tmp_path: Path, short_dir: Path) -> None:
+    async with open_house(tmp_path) as house:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publish_to_the_first, house)
+            said = await run(house, short_dir, "watch.py", "--seconds", "0.2", "domain.*")
+    assert 'domain.ready {"domain": "d1"}' in said
+
+
+async def publish_to_the_first(house: House) -> None:
+    while not house.bus.subscribers:  # noqa: ASYNC110
+        await trio.sleep(0.005)
+    house.bus.publish("domain.ready", {"domain": "d1"})
+
+
+async def test_a_lease_is_kept_while_its_holder_lives(tmp_path: Path, short_dir: Path) -> None:
+    async with open_house(tmp_path) as house:
+        house.fakes.has_every_process = True
+        said = await run(house, short_dir, "keep_renewing.py", "--seconds", "0.1")
+        assert said.splitlines() == ["lease 3 is active", "lease 3 is given back"]
