@@ -53,6 +53,11 @@ class Selector:
     value: str
     start_time: int = 0  # of a pid
 
+    def __repr__(self) -> str:
+        """Without a token: what is printed ends up in logs."""
+        value = "..." if self.kind is SelectorKind.TOKEN else self.value
+        return f"Selector({self.kind.value}, {value!r}, {self.start_time})"
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseSpec:
@@ -79,7 +84,10 @@ class LeaseSpec:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease that was acknowledged.  `id` is never used twice; `owner_uid` made it."""
+    """A lease that was acknowledged.  `id` is never used twice; `owner_uid` made it.
+
+    for_all_users: it was made by an operator, and serves processes of any user; others serve their owner's alone.
+    """
 
     id: int
     owner_uid: int
@@ -87,6 +95,7 @@ class Lease:
     state: LeaseState
     created_at: float
     expires_at: float | None
+    for_all_users: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +109,7 @@ class Identity:
     uid: int
     gid: int = 0
     cgroups: tuple[str, ...] = ()
-    token: str = ""
+    token: str = field(default="", repr=False)
     container: str = ""  # what the cgroup path says, for people: a container id, a Slurm job, a systemd unit
 
 

@@ -1,0 +1,276 @@
+"""In which order leases get room and clients are let in, and how those wait that cannot be.
+
+Every change of what is free ends in `advance`, which lets in whoever can go in and tells the others why they cannot.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from mpsd.errors import NoRoom, Refused, UnusablePath
+from mpsd.lease import Grant, Identity, Lease
+from mpsd.leases.clients import Clients
+from mpsd.leases.line import NO_PLACE, Client, Entry, Line
+from mpsd.leases.news import News
+from mpsd.leases.register import Register
+from mpsd.leases.terms import Terms
+from mpsd.model import Credentials, ProcessId
+from mpsd.policy import queue
+from mpsd.policy.account import Account
+from mpsd.policy.admission import hindrance_of, may_be_told, refusal_of
+from mpsd.policy.budgets import client_amounts, first_blocked, lease_amounts, shortage
+from mpsd.policy.dealing import Dealer
+from mpsd.policy.matching import place_of, places_of
+from mpsd.policy.queue import QueueEntry, Waiting
+
+log = structlog.get_logger()
+_NEWCOMER = "newcomer"
+_DEALT_OUT = "the shares of its group are all held by others"
+
+Identify = Callable[[ProcessId | None, Credentials], Identity]
+
+
+class Admissions:
+    """Guards the queue's order: nobody gets room before one who is ahead and waits for the same."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        account: Account,
+        register: Register,
+        clients: Clients,
+        dealer: Dealer,
+        news: News,
+    ) -> None:
+        self.line = Line()
+        self._terms = terms
+        self._account = account
+        self._register = register
+        self._clients = clients
+        self._dealer = dealer
+        self._news = news
+        self._arrivals = 0
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def why_not_now(self, draft: Lease) -> str:
+        """Why a new lease has to wait, in words; empty if it has room.  Raises NoRoom if it could never have."""
+        waiting = self._lease_waiting(_NEWCOMER, draft)
+        limits, used = self._terms.limits(self._account.places), self._account.ledger.used
+        if never := first_blocked(waiting.amounts, limits, {}, {}):
+            raise NoRoom(f"more than there is: {shortage(never, waiting.amounts, limits, {}, {})}")
+        if self.line.demand.leaves_room_for(waiting.amounts, limits, used):
+            return ""
+        others = (entry.waiting for entry in self._ready())
+        return queue.plan([*others, waiting], limits, used, self._terms.order()).reasons.get(_NEWCOMER, "")
+
+    def line_up(self, lease: Lease, why: str = "") -> None:
+        """A lease that is QUEUED."""
+        entry = Entry(self._lease_waiting(lease.id, lease), lease.owner_uid, lease.id, reason=why)
+        self.line.join(entry, self._terms.settings)
+
+    def lease_came(self, lease: Lease) -> None:
+        """Clients that wait may be its."""
+        place = place_of(lease)
+        for entry in self.line.everybody():
+            if entry.client is not None and place in entry.client.places:
+                self._match_again(entry, entry.client)
+
+    def lease_went(self, lease: Lease) -> None:
+        """It waits no longer, and its clients that wait are another lease's, or nobody's."""
+        for entry in self.line.everybody():
+            if entry.lease_id == lease.id and entry.client is None:
+                self.line.leave(entry, self._terms.settings)
+            elif entry.lease_id == lease.id and entry.client is not None:
+                self._match_again(entry, entry.client)
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def ask(self, process: ProcessId, credentials: Credentials, identify: Identify) -> Grant | Entry:
+        """Let it in, or have it wait.  Raises Refused."""
+        settings = self._terms.settings
+        identity = identify(process, credentials) if len(self._register) else None
+        lease = self._register.match(identity) if identity else None
+        if (why := refusal_of(lease, settings)) and may_be_told(settings):
+            raise self._refused(process, credentials, why)
+        owner = self._terms.owner_of(credentials.uid)
+        amounts = client_amounts(owner, lease)
+        limits, used = self._terms.limits(self._account.places), self._account.ledger.used
+        if not self._hindrance(lease) and self.line.demand.leaves_room_for(amounts, limits, used):
+            answer = self._clients.let_in(process, credentials, identity, lease, self._starting(lease))
+            if isinstance(answer, Grant):
+                return answer
+        identity = identity or identify(process, credentials)
+        client = Client(identity, credentials, places_of(identity))
+        return self._have_wait(process, client, lease)
+
+    async def wait(self, entry: Entry, told: Callable[[str], None]) -> Grant:
+        """Until it is let in.  Raises Refused."""
+        said = ""
+        entry.callers += 1
+        try:
+            while entry.outcome is None:
+                if entry.reason != said:
+                    said = entry.reason
+                    told(said)
+                await entry.changed.wait()  # for ever, where the settings give no end: its place is its own
+        finally:
+            entry.callers -= 1
+            if entry.outcome is None and not entry.callers:
+                self._give_up(entry)
+        if isinstance(entry.outcome, Refused):
+            raise Refused(entry.outcome.way, str(entry.outcome))
+        return entry.outcome
+
+    # -- the queue ---------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Let in whoever can go in.  A lease that gets room may let in clients of its own."""
+        while len(self.line):
+            limits = self._terms.limits(self._account.places)
+            waiting = [entry.waiting for entry in self._ready()]
+            decided = queue.plan(waiting, limits, self._account.ledger.used, self._terms.order())
+            self.line.explain(decided.reasons)
+            leases_got_room = [self._go(key) for key in decided.admitted]
+            if not any(leases_got_room):
+                return
+
+    def refuse_overdue(self, now: float) -> list[Lease]:
+        """Tell clients no that have waited as long as they may; the leases that have."""
+        leases: list[Lease] = []
+        for entry in self.line.everybody():
+            if entry.waiting.deadline is None or entry.waiting.deadline > now:
+                continue
+            if entry.client is None:
+                leases += filter(None, [self._register.get(entry.lease_id)])
+            else:
+                waited = now - entry.waiting.arrived_at
+                self._tell_no(entry, entry.client, f"it has waited for {waited:.0f} s, as long as it may: {entry.reason}")
+        return leases
+
+    def queue(self) -> Sequence[QueueEntry]:
+        order = self._terms.order()
+        entries = {entry.waiting.key: entry for entry in self.line}
+        ranked = queue.in_order((entry.waiting for entry in entries.values()), order)
+        return [_show(number, entries[one.key], order.now) for number, one in enumerate(ranked, 1)]
+
+    def next_change(self) -> tuple[float | None, float | None]:
+        """When the first has to go, and when the first rank rises."""
+        order = self._terms.order()
+        deadlines = [entry.waiting.deadline for entry in self.line.everybody() if entry.waiting.deadline is not None]
+        rises = [order.next_rise(entry.waiting) for entry in self.line]
+        return min(deadlines, default=None), min(rises, default=None)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> list[Entry]:
+        """Those with a place, each with what is in its way at the moment."""
+        entries = list(self.line)
+        for entry in entries:
+            if entry.client is not None:
+                self.line.hinder(entry, self._hindrance(self._register.get(entry.lease_id)))
+        return entries
+
+    def _hindrance(self, lease: Lease | None) -> str:
+        if why := hindrance_of(lease, self._terms.settings):
+            return why
+        return _DEALT_OUT if lease is not None and self._dealer.is_dealt_out(lease) else ""
+
+    def _go(self, key: object) -> bool:
+        """True if a lease got room, so that more may be possible."""
+        entry = self.line.find(key)
+        if entry is None:
+            return False
+        if entry.client is None:
+            return self._activate(entry)
+        identity, lease = entry.client.identity, self._register.get(entry.lease_id)
+        assert identity.process is not None, "one that is not seen does not wait here"
+        answer = self._clients.let_in(identity.process, entry.client.credentials, identity, lease, self._starting(lease))
+        if isinstance(answer, str):
+            entry.tell(answer)
+        else:
+            self.line.leave(entry, self._terms.settings)
+            entry.end(answer)
+        return False
+
+    def _activate(self, entry: Entry) -> bool:
+        lease = self._register.get(entry.lease_id)
+        assert lease is not None, "a lease that has ended waits no longer"
+        try:
+            lease = self._register.activate(lease, self._terms.clock())
+        except UnusablePath as exc:
+            log.error("store.failed", statement="a lease's activation", why=str(exc))
+            entry.tell(str(exc))
+            return False
+        self.line.leave(entry, self._terms.settings)
+        self._news.of_lease("activated", lease)
+        return True
+
+    def _have_wait(self, process: ProcessId, client: Client, lease: Lease | None) -> Entry:
+        settings = self._terms.settings
+        uid = client.credentials.uid
+        if may_be_told(settings) and not self.line.has_place_for(uid, settings):
+            raise self._refused(process, client.credentials, NO_PLACE)
+        entry = Entry(self._client_waiting(process, client, lease), uid, lease.id if lease else None, client)
+        self.line.join(entry, settings)
+        self.advance()
+        if entry.outcome is None:
+            self._news.queued(process, client.credentials, entry.lease_id, entry.reason)
+        return entry
+
+    def _give_up(self, entry: Entry) -> None:
+        self.line.leave(entry, self._terms.settings)
+        if entry.client is not None and entry.client.identity.process is not None:
+            self._news.left(entry.client.identity.process, entry.client.credentials, entry.lease_id)
+        self.advance()
+
+    def _match_again(self, entry: Entry, client: Client) -> None:
+        lease = self._register.match(client.identity)
+        if (why := refusal_of(lease, self._terms.settings)) and may_be_told(self._terms.settings):
+            self._tell_no(entry, client, why)
+        elif (lease.id if lease else None) != entry.lease_id:
+            amounts = client_amounts(self._terms.owner_of(client.credentials.uid), lease)
+            waiting = replace(entry.waiting, amounts=amounts, priority=lease.spec.priority if lease else 0)
+            self.line.alter(entry, waiting, lease.id if lease else None)
+
+    def _tell_no(self, entry: Entry, client: Client, why: str) -> None:
+        assert client.identity.process is not None
+        self.line.leave(entry, self._terms.settings)
+        entry.end(self._refused(client.identity.process, client.credentials, why))
+
+    def _refused(self, process: ProcessId, credentials: Credentials, why: str) -> Refused:
+        refused = Refused(self._terms.settings.refuse_with, why)
+        self._news.refused(process, credentials, refused)
+        return refused
+
+    def _starting(self, lease: Lease | None) -> dict[int, int]:
+        """How many clients of each lease are about to start, one of this among them."""
+        if lease is None or not lease.spec.group:
+            return {}
+        waiting = self.line.clients_by_lease()
+        return waiting | {lease.id: max(1, waiting[lease.id])}
+
+    def _lease_waiting(self, key: object, lease: Lease) -> Waiting:
+        amounts = lease_amounts(lease, self._terms.gpus_of(lease.spec), self._terms.owner_of_lease(lease))
+        wait_seconds = lease.spec.wait_seconds
+        deadline = lease.created_at + wait_seconds if wait_seconds else None  # one that waits for nothing is not urgent by that
+        return Waiting(key, self._next_number(), lease.spec.priority, lease.created_at, deadline, amounts)
+
+    def _client_waiting(self, process: ProcessId, client: Client, lease: Lease | None) -> Waiting:
+        settings, now = self._terms.settings, self._terms.clock()
+        deadline = None
+        if may_be_told(settings) and settings.wait_seconds is not None:
+            deadline = now + settings.wait_seconds
+        amounts = client_amounts(self._terms.owner_of(client.credentials.uid), lease)
+        return Waiting(process, self._next_number(), lease.spec.priority if lease else 0, now, deadline, amounts)
+
+    def _next_number(self) -> int:
+        self._arrivals += 1
+        return self._arrivals
+
+
+def _show(position: int, entry: Entry, now: float) -> QueueEntry:
+    process = entry.client.identity.process if entry.client else None
+    waited = max(0.0, now - entry.waiting.arrived_at)
+    return QueueEntry(position, entry.uid, entry.lease_id, process, entry.reason, waited, entry.waiting.deadline)

@@ -1,0 +1,318 @@
+"""LeaseBook: the one owner of leases and admissions while mpsd runs.
+
+Decisions are policy's (mpsd/policy/), what must outlive mpsd is in the store before anybody is told.  Everything but waiting is
+done at once, without a moment at which another task could see it half done.  Prose: docs/leases.md.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import structlog
+import trio
+
+from mpsd import processes
+from mpsd.errors import BadRequest, NoRoom, NotAllowed, Refused, TooMany, UnusablePath
+from mpsd.lease import Grant, Identity, Lease, LeaseSpec, LeaseState, SelectorKind
+from mpsd.leases.admissions import Admissions, Identify
+from mpsd.leases.clients import Clients
+from mpsd.leases.groups import UnixGroups
+from mpsd.leases.news import News, Publish
+from mpsd.leases.register import Register, end_of
+from mpsd.leases.store import LeaseStore
+from mpsd.leases.terms import Terms
+from mpsd.model import Credentials, Device, ProcessId
+from mpsd.policy.account import GROUP_LEASES, Account
+from mpsd.policy.admission import UNSEEN, may_be_told, refusal_of
+from mpsd.policy.budgets import Kind, first_blocked, quota_scopes, shortage
+from mpsd.policy.dealing import Dealer
+from mpsd.policy.queue import QueueEntry
+from mpsd.policy.settings import AdmissionSettings
+from mpsd.policy.specs import check_spec, check_ttl
+
+log = structlog.get_logger()
+_LONGEST_SECONDS = 60.0  # somebody may set the clock, and then what is due by it comes earlier than the sleep ends
+_SHORTEST_SECONDS = 0.02
+_RANKS_SECONDS = 1.0  # ranks of a long queue rise all the time; who goes in by that alone can wait so long
+_LOOK_SECONDS = 5.0  # between looks at the processes that nobody else watches
+_LOOKS_AT_ONCE = 64  # then others have their turn
+_LOOKS_A_ROUND = 1000  # more processes are looked at less often
+_AGAIN_SECONDS = 5.0  # until what could not be written is tried again
+
+
+NO_FACTS: Mapping[str, object] = MappingProxyType({})
+
+
+class LeaseBook:
+    """Guards that nobody gets what somebody else has been promised."""
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        devices: Callable[[], Sequence[Device]],
+        settings: AdmissionSettings,
+        identify: Identify,
+        publish: Publish,
+        clock: Callable[[], float] = time.time,
+        *,
+        find_process: Callable[[int], ProcessId | None] = processes.process_id,
+        groups: UnixGroups | None = None,
+    ) -> None:
+        """Takes over what an earlier mpsd left in the store.  Raises UnusablePath.
+
+        clock: seconds since the epoch.  find_process: the process that has a pid; None where none has.
+        """
+        self._identify = identify
+        self._find_process = find_process
+        self._news = News(publish)
+        self._terms = Terms(settings, devices, groups or UnixGroups(), clock)
+        self._account = Account(settings.redistribute != "off")
+        self._register = Register(store, self._account, self._terms)
+        self._dealer = Dealer(settings, self._account, self._register.find)
+        self._clients = Clients(store, self._account, self._dealer, self._news, self._terms)
+        self._admissions = Admissions(self._terms, self._account, self._register, self._clients, self._dealer, self._news)
+        self._stirred = trio.Event()  # set: something is due before run() would look
+        self._looks_at = -math.inf
+        self._restore(store.is_new_boot)
+
+    @property
+    def settings(self) -> AdmissionSettings:
+        return self._terms.settings
+
+    def configure(self, settings: AdmissionSettings) -> None:
+        """Other settings from now on; `redistribute` and what belongs to it need a restart."""
+        self._terms.configure(settings)
+        self._admissions.advance()
+        self._expect(-math.inf)
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def create(self, owner_uid: int, spec: LeaseSpec, for_all_users: bool | None = None) -> Lease:
+        """ACTIVE, or QUEUED where it does not fit and may wait.  Raises BadRequest, NoSuchDevice, NotAllowed, NoRoom, TooMany.
+
+        for_all_users: an operator made it, and it serves whatever processes it names; None: where `owner_uid` is an operator's.
+        """
+        is_for_all = owner_uid in self.settings.operators if for_all_users is None else for_all_users
+        spec = self._with_start_time(check_spec(spec, self._terms.devices()))
+        now = self._terms.clock()
+        draft = Lease(0, owner_uid, spec, LeaseState.QUEUED, now, None, is_for_all)
+        self._check_may_be(draft)
+        why = self._admissions.why_not_now(draft)
+        if not why:
+            draft = replace(draft, state=LeaseState.ACTIVE, expires_at=end_of(spec, now))
+        elif not spec.wait_seconds:
+            raise NoRoom(why)
+        elif not self._admissions.line.has_place_for(owner_uid, self.settings):
+            raise TooMany(f"the queue has no place for user {owner_uid}, and the lease has to wait: {why}")
+        lease = self._register.add(draft)
+        self._news.of_lease("created", lease)
+        if why:
+            self._admissions.line_up(lease, why)
+            self._news.of_lease("queued", lease, reason=why)
+            self._expect_soon(now + spec.wait_seconds, now + self.settings.aging_seconds)
+        self._admissions.lease_came(lease)
+        self._admissions.advance()
+        self._expect_soon(lease.expires_at)
+        return self._register.find(lease.id)
+
+    def renew(self, lease_id: int, ttl_seconds: float | None) -> Lease:
+        """From now on it lasts so long; None: until it is released."""
+        check_ttl(ttl_seconds)
+        lease = self._register.renew(self._register.find(lease_id), ttl_seconds, self._terms.clock())
+        self._news.of_lease("renewed", lease)
+        self._expect_soon(lease.expires_at)
+        return lease
+
+    def release(self, lease_id: int) -> Lease:
+        """As it was.  Its clients keep what they have until they end."""
+        lease = self._register.find(lease_id)
+        self._end_leases([lease], "released")
+        return lease
+
+    def leases(self) -> Sequence[Lease]:
+        return self._register.all()
+
+    def find(self, lease_id: int) -> Lease:
+        return self._register.find(lease_id)
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant:
+        """What it may use; waits as long as it must.  Raises Refused.  The same answer for a process that asks again.
+
+        told: is called with each new reason for waiting.  Cancelled, it gives up its place.
+        """
+        if process is None:
+            return await self._admit_unseen(credentials, told)
+        if (grant := self._clients.grants.get(process)) is not None:
+            return grant
+        answer = self._admissions.line.find(process) or self._admissions.ask(process, credentials, self._identify)
+        if isinstance(answer, Grant):
+            return answer
+        self._expect_soon(answer.waiting.deadline, answer.waiting.arrived_at + self.settings.aging_seconds)
+        return await self._admissions.wait(answer, told)
+
+    def grant_of(self, process: ProcessId) -> Grant | None:
+        return self._clients.grants.get(process)
+
+    def grants(self) -> Mapping[ProcessId, Grant]:
+        return MappingProxyType(self._clients.grants)
+
+    def adopt(self, process: ProcessId, credentials: Credentials) -> Grant:
+        """Of a client that an earlier mpsd let in; one that is not in the store had no lease."""
+        return self._clients.grants.get(process) or self._clients.take_in(process, credentials)
+
+    def leave(self, process: ProcessId) -> None:
+        """It has ended: what it held is free, and leases that name its pid end."""
+        named = self._register.naming(process)
+        was_client = self._clients.remove(process, is_stored=not named)
+        if named:
+            self._end_leases_of_dead(named, process)
+        elif was_client:
+            self._admissions.advance()
+
+    def observe(self, process: ProcessId, busy: float, seconds: float) -> None:
+        """For `seconds` a client used this fraction of its share: what the elastic policy goes by."""
+        grant = self._clients.grants.get(process)
+        if grant is not None and (lease := self._register.get(grant.lease_id)) is not None:
+            self._dealer.observe(lease, busy, seconds, self._terms.clock())
+
+    def identity_of(self, process: ProcessId) -> Identity | None:
+        """Of a client, or of one that waits."""
+        entry = self._admissions.line.find(process)
+        if entry is not None and entry.client is not None:
+            return entry.client.identity
+        return self._clients.identity_of(process, self._identify)
+
+    def queue(self) -> Sequence[QueueEntry]:
+        """In order; the first has position 1."""
+        return self._admissions.queue()
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Ends what is over and lets in whose turn has come; lives as long as mpsd."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_after_processes)
+            while True:
+                self._stirred = trio.Event()
+                now = self._terms.clock()
+                self._end_what_is_over(now)
+                self._admissions.advance()
+                self._looks_at = self._next_look(self._terms.clock())
+                with trio.move_on_after(self._looks_at - self._terms.clock()):
+                    await self._stirred.wait()
+
+    def _next_look(self, now: float) -> float:
+        deadline, rise = self._admissions.next_change()
+        times = [self._register.next_end(), deadline, rise and max(rise, now + _RANKS_SECONDS), now + _LONGEST_SECONDS]
+        return max(now + _SHORTEST_SECONDS, min(each for each in times if each is not None))
+
+    def _expect_soon(self, *times: float | None) -> None:
+        for at in times:
+            if at is not None:
+                self._expect(at)
+
+    def _expect(self, at: float) -> None:
+        """run() looks then at the latest."""
+        if at < self._looks_at:
+            self._stirred.set()
+
+    def _end_what_is_over(self, now: float) -> None:
+        for lease in self._register.due(now):
+            self._try_to_end(lease, "expired")
+        for lease in self._admissions.refuse_overdue(now):
+            reason = f"it has waited for {lease.spec.wait_seconds:g} s, as long as it may"
+            self._try_to_end(lease, "refused", {"reason": reason})
+
+    def _try_to_end(self, lease: Lease, what: str, facts: Mapping[str, object] = NO_FACTS) -> None:
+        try:
+            self._end_leases([lease], what, facts)
+        except UnusablePath as exc:
+            log.error("store.failed", statement=f"lease {lease.id} {what}", why=str(exc))
+            self._register.try_again_at(lease, self._terms.clock() + _AGAIN_SECONDS)
+
+    def _end_leases(
+        self, leases: Sequence[Lease], what: str, facts: Mapping[str, object] = NO_FACTS, process: ProcessId | None = None
+    ) -> None:
+        self._register.remove(leases, process)
+        for lease in leases:
+            self._dealer.forget(lease.id)
+            self._news.of_lease(what, lease, **facts)
+            self._admissions.lease_went(lease)
+        self._admissions.advance()
+
+    def _end_leases_of_dead(self, leases: Sequence[Lease], process: ProcessId) -> None:
+        try:
+            self._end_leases(leases, "released", {"reason": "its process has ended"}, process)
+        except UnusablePath as exc:  # the next look at processes finds it again
+            log.error("store.failed", statement="the end of a process with leases", why=str(exc))
+
+    async def _look_after_processes(self) -> None:
+        """Those that leases name need not be clients; and a client may end between being let in and being placed."""
+        while True:
+            everybody = {*self._register.processes(), *self._clients.grants}
+            await trio.sleep(_LOOK_SECONDS * max(1.0, len(everybody) / _LOOKS_A_ROUND))
+            for number, process in enumerate(everybody):
+                if not self._is_alive(process):
+                    self.leave(process)
+                if number % _LOOKS_AT_ONCE == _LOOKS_AT_ONCE - 1:
+                    await trio.lowlevel.checkpoint()
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    async def _admit_unseen(self, credentials: Credentials, told: Callable[[str], None]) -> Grant:
+        """A process in another pid namespace: its end would not be seen, so it gets nothing that is counted."""
+        why = refusal_of(None, self.settings)
+        if not why:
+            self._news.admitted(None, credentials, UNSEEN)
+            return UNSEEN
+        if not may_be_told(self.settings):
+            told(why)
+            await trio.sleep_forever()  # as configured; its connection ends it
+        refused = Refused(self.settings.refuse_with, why)
+        self._news.refused(None, credentials, refused)
+        raise refused
+
+    def _is_alive(self, process: ProcessId) -> bool:
+        return self._find_process(process.pid) == process
+
+    def _restore(self, is_new_boot: bool) -> None:
+        """What has ended while no mpsd was there ends now."""
+        self._register.restore()
+        now = self._terms.clock()
+        for process in self._register.processes():
+            if is_new_boot or not self._is_alive(process):
+                self._end_leases_of_dead(self._register.naming(process), process)
+        self._clients.restore(self._register.get, self._is_alive)
+        for lease in self._register.all():
+            if lease.state is LeaseState.QUEUED:
+                self._admissions.line_up(lease)
+        self._end_what_is_over(now)
+        self._admissions.advance()
+
+    def _with_start_time(self, spec: LeaseSpec) -> LeaseSpec:
+        """A pid names the process that has it now."""
+        selector = spec.selector
+        if selector.kind is not SelectorKind.PID:
+            return spec
+        process = self._find_process(int(selector.value))
+        if process is None or selector.start_time not in (0, process.start_time):
+            raise BadRequest(f"no process {selector.value} is there, as mpsd's pid namespace counts them")
+        return replace(spec, selector=replace(selector, start_time=process.start_time))
+
+    def _check_may_be(self, draft: Lease) -> None:
+        """What is bounded by count, and who may name whom."""
+        selector, owner = draft.spec.selector, self._terms.owner_of_lease(draft)
+        if selector.kind is SelectorKind.UID and not draft.for_all_users and int(selector.value) != draft.owner_uid:
+            raise NotAllowed(f"a lease of user {draft.owner_uid} cannot serve the processes of user {selector.value}")
+        if len(self._register) >= self.settings.max_leases:
+            raise TooMany(f"there are {len(self._register)} leases, as many as there may be (max_leases)")
+        amounts = dict.fromkeys(quota_scopes(owner, Kind.LEASES), 1)
+        limits, used = self._terms.limits(self._account.places), self._account.ledger.used
+        if blocked := first_blocked(amounts, limits, used, {}):
+            raise NoRoom(shortage(blocked, amounts, limits, used, {}))
+        if not self._account.has_room_in_group(draft, self._terms.gpus_of(draft.spec)):
+            raise TooMany(f"group {draft.spec.group} has {GROUP_LEASES} leases, as many as share what they have")

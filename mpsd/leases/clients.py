@@ -1,0 +1,119 @@
+"""Clients that were let in, and what each was granted; those with a lease are on disk before they are told.
+
+A client without a lease is not written down: if an mpsd does not know a running client, it had none.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from mpsd.errors import UnusablePath
+from mpsd.lease import Grant, Identity, Lease
+from mpsd.leases.news import News
+from mpsd.leases.records import Admitted
+from mpsd.leases.store import LeaseStore
+from mpsd.leases.terms import Terms
+from mpsd.model import Credentials, ProcessId
+from mpsd.policy.account import Account, Held
+from mpsd.policy.admission import DEFAULT, grant_of_lease, part_of
+from mpsd.policy.dealing import Dealer
+
+log = structlog.get_logger()
+_DEALT_OUT = "lease {}: the shares of its group are all held; one is free when a member ends"
+
+
+@dataclass(slots=True)
+class _Known:
+    credentials: Credentials
+    identity: Identity | None
+
+
+class Clients:
+    """Guards that a process has one grant, for its whole life, and that it is counted once."""
+
+    def __init__(self, store: LeaseStore, account: Account, dealer: Dealer, news: News, terms: Terms) -> None:
+        self.grants: dict[ProcessId, Grant] = {}
+        self._store = store
+        self._account = account
+        self._dealer = dealer
+        self._news = news
+        self._terms = terms
+        self._known: dict[ProcessId, _Known] = {}
+
+    def restore(self, find_lease: Callable[[int], Lease | None], is_alive: Callable[[ProcessId], bool]) -> None:
+        """Those of an earlier mpsd that still run.  Of one whose lease has ended since, what it holds counts on."""
+        for one in self._store.admitted():
+            if is_alive(one.process):
+                owner = self._terms.owner_of(one.credentials.uid)
+                self._account.start(one.process, owner, find_lease(one.held.lease_id), one.held)
+                self._enter(one.process, one.credentials, None, one.grant)
+            else:
+                self._forget_on_disk(one.process)
+
+    def let_in(
+        self,
+        process: ProcessId,
+        credentials: Credentials,
+        identity: Identity | None,
+        lease: Lease | None,
+        starting: Mapping[int, int],
+    ) -> Grant | str:
+        """What it was granted; or why not yet, in words.  starting: clients of each lease that are about to start."""
+        held = None
+        grant = DEFAULT
+        if lease is not None:
+            share = self._dealer.share(lease, starting, self._terms.clock())
+            if share is None:
+                return _DEALT_OUT.format(lease.id)
+            grant, held = self._of_lease(lease, share)
+            try:
+                self._store.admit(Admitted(process, credentials, grant, held))
+            except UnusablePath as exc:
+                log.error("store.failed", statement="a client's grant", why=str(exc))
+                return str(exc)
+        self._account.start(process, self._terms.owner_of(credentials.uid), lease, held)
+        self._enter(process, credentials, identity, grant)
+        self._news.admitted(process, credentials, grant)
+        return grant
+
+    def take_in(self, process: ProcessId, credentials: Credentials) -> Grant:
+        """One that runs already, without a lease."""
+        self._account.start(process, self._terms.owner_of(credentials.uid), None, None)
+        self._enter(process, credentials, None, DEFAULT)
+        return DEFAULT
+
+    def remove(self, process: ProcessId, is_stored: bool) -> bool:
+        """True if it was a client.  is_stored: its grant is to be removed from the disk here."""
+        known, grant = self._known.pop(process, None), self.grants.pop(process, None)
+        if known is None or grant is None:
+            return False
+        if grant.lease_id is not None and is_stored:
+            self._forget_on_disk(process)
+        self._account.end(process, self._terms.clock())
+        self._news.left(process, known.credentials, grant.lease_id)
+        return True
+
+    def identity_of(self, process: ProcessId, identify: Callable[[ProcessId, Credentials], Identity]) -> Identity | None:
+        """Looked up when somebody asks, where admission had no need to."""
+        known = self._known.get(process)
+        if known is not None and known.identity is None:
+            known.identity = identify(process, known.credentials)
+        return known.identity if known else None
+
+    def _enter(self, process: ProcessId, credentials: Credentials, identity: Identity | None, grant: Grant) -> None:
+        self.grants[process] = grant
+        self._known[process] = _Known(credentials, identity)
+
+    def _of_lease(self, lease: Lease, share: int) -> tuple[Grant, Held]:
+        gpus = self._terms.gpus_of(lease.spec)
+        grant = grant_of_lease(lease, gpus, share)
+        key, pool = self._account.pool_of(lease.id)
+        return grant, Held(lease.id, key, pool.gpus, pool.owner, share, part_of(lease), grant.memory_bytes)
+
+    def _forget_on_disk(self, process: ProcessId) -> None:
+        """Where that fails, the next mpsd finds the process ended."""
+        try:
+            self._store.remove([], process)
+        except UnusablePath as exc:
+            log.error("store.failed", statement="the end of a client", why=str(exc))

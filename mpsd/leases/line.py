@@ -1,0 +1,139 @@
+"""Who waits, with what they wait for: leases for room, clients to be let in.
+
+Guards the bounds of the queue.  It has `max_queue` places, of which one user who is no operator has at most `user_queue`.  A
+lease that finds no place is refused (book.py).  A client is refused too where it can be told; where it can only wait, it waits
+without a place, unseen and not considered, until there is one.  How many do is bounded by the connections that the relay takes.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from mpsd.errors import Refused
+from mpsd.lease import Grant, Identity
+from mpsd.model import Credentials
+from mpsd.policy.matching import Place
+from mpsd.policy.queue import Demand, Waiting
+from mpsd.policy.settings import AdmissionSettings
+
+NO_PLACE = "the queue has no place for its user"
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A process at the door.  places: where a lease of its could be (matching.py)."""
+
+    identity: Identity
+    credentials: Credentials
+    places: frozenset[Place]
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One that waits.  lease_id: the lease that waits, or the client's; client: None for a lease.
+
+    outcome: how it ended.  callers: tasks that wait for it, one for each connection of the process.
+    """
+
+    waiting: Waiting
+    uid: int
+    lease_id: int | None
+    client: Client | None = None
+    reason: str = ""
+    outcome: Grant | Refused | None = None
+    callers: int = 0
+    changed: trio.Event = field(default_factory=trio.Event)
+
+    def tell(self, reason: str) -> None:
+        if reason != self.reason:
+            self.reason = reason
+            self._wake()
+
+    def end(self, outcome: Grant | Refused) -> None:
+        self.outcome = outcome
+        self._wake()
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+class Line:
+    """Guards that nobody waits twice, and that the places are not more than the settings say."""
+
+    def __init__(self) -> None:
+        self.demand = Demand()
+        self._placed: dict[Hashable, Entry] = {}
+        self._outside: dict[Hashable, Entry] = {}  # in order of arrival
+        self._places: Counter[int] = Counter()  # by uid
+
+    def __len__(self) -> int:
+        return len(self._placed)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Those with a place."""
+        return iter(list(self._placed.values()))
+
+    def everybody(self) -> list[Entry]:
+        return [*self._placed.values(), *self._outside.values()]
+
+    def find(self, key: Hashable) -> Entry | None:
+        return self._placed.get(key) or self._outside.get(key)
+
+    def has_place_for(self, uid: int, settings: AdmissionSettings) -> bool:
+        if len(self._placed) >= settings.max_queue:
+            return False
+        return uid in settings.operators or self._places[uid] < settings.user_queue
+
+    def join(self, entry: Entry, settings: AdmissionSettings) -> None:
+        if self.has_place_for(entry.uid, settings):
+            self._place(entry)
+        else:
+            entry.reason = NO_PLACE
+            self._outside[entry.waiting.key] = entry
+
+    def leave(self, entry: Entry, settings: AdmissionSettings) -> None:
+        key = entry.waiting.key
+        self._outside.pop(key, None)
+        if self._placed.pop(key, None) is None:
+            return
+        self.demand.add(entry.waiting.amounts, -1)
+        self._places[entry.uid] -= 1
+        if not self._places[entry.uid]:
+            del self._places[entry.uid]
+        self._let_up(settings)
+
+    def alter(self, entry: Entry, waiting: Waiting, lease_id: int | None) -> None:
+        """It waits for something else."""
+        if entry.waiting.key in self._placed:
+            self.demand.add(entry.waiting.amounts, -1)
+            self.demand.add(waiting.amounts)
+        entry.waiting, entry.lease_id = waiting, lease_id
+
+    def hinder(self, entry: Entry, hindrance: str) -> None:
+        if entry.waiting.hindrance != hindrance:
+            entry.waiting = replace(entry.waiting, hindrance=hindrance)
+
+    def explain(self, reasons: Mapping[Hashable, str]) -> None:
+        for key, reason in reasons.items():
+            if key in self._placed:
+                self._placed[key].tell(reason)
+
+    def clients_by_lease(self) -> Counter[int]:
+        """How many clients of each lease wait."""
+        return Counter(each.lease_id for each in self._placed.values() if each.client and each.lease_id is not None)
+
+    def _place(self, entry: Entry) -> None:
+        self._placed[entry.waiting.key] = entry
+        self._places[entry.uid] += 1
+        self.demand.add(entry.waiting.amounts)
+
+    def _let_up(self, settings: AdmissionSettings) -> None:
+        """A place is free: it goes to the first outside who may have it."""
+        for key, entry in self._outside.items():
+            if self.has_place_for(entry.uid, settings):
+                del self._outside[key]
+                self._place(entry)
+                return

@@ -1,0 +1,149 @@
+"""Which leases there are: on disk first, then in the index, the budgets, and the list of those that expire.
+
+Knows nothing of clients or of who waits; book.py does.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from mpsd.errors import NoSuchLease
+from mpsd.lease import Identity, Lease, LeaseSpec, LeaseState, SelectorKind
+from mpsd.leases.store import LeaseStore
+from mpsd.leases.terms import Terms
+from mpsd.model import ProcessId
+from mpsd.policy.account import Account
+from mpsd.policy.matching import LeaseIndex
+
+_SLACK = 64  # entries of the list of ends that may be out of date, besides one for each lease
+
+
+class Register:
+    """Guards that the same leases are on disk, found by matching, and counted.  What it returns from is durable."""
+
+    def __init__(self, store: LeaseStore, account: Account, terms: Terms) -> None:
+        self._store = store
+        self._account = account
+        self._terms = terms
+        self._leases: dict[int, Lease] = {}
+        self._index = LeaseIndex()
+        self._by_process: dict[ProcessId, set[int]] = {}
+        self._ends: list[tuple[float, int]] = []  # a heap; entries of ended or renewed leases may be among them
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def restore(self) -> None:
+        """Those that an earlier mpsd acknowledged."""
+        for lease in self._store.leases():
+            self._enter(lease)
+
+    def all(self) -> Sequence[Lease]:
+        return list(self._leases.values())
+
+    def find(self, lease_id: int) -> Lease:
+        if (lease := self._leases.get(lease_id)) is None:
+            raise NoSuchLease(f"there is no lease {lease_id}")
+        return lease
+
+    def get(self, lease_id: int | None) -> Lease | None:
+        return None if lease_id is None else self._leases.get(lease_id)
+
+    def match(self, identity: Identity) -> Lease | None:
+        return self._index.match(identity)
+
+    def processes(self) -> Sequence[ProcessId]:
+        """Those that leases name by pid."""
+        return list(self._by_process)
+
+    def naming(self, process: ProcessId) -> list[Lease]:
+        return [self._leases[lease_id] for lease_id in sorted(self._by_process.get(process, ()))]
+
+    def add(self, draft: Lease) -> Lease:
+        lease = self._store.add(draft)
+        self._enter(lease)
+        return lease
+
+    def activate(self, lease: Lease, now: float) -> Lease:
+        """It has room now, and its time begins."""
+        return self._replace(replace(lease, state=LeaseState.ACTIVE, expires_at=end_of(lease.spec, now)))
+
+    def renew(self, lease: Lease, ttl_seconds: float | None, now: float) -> Lease:
+        """One that waits for room has its time later."""
+        spec = replace(lease.spec, ttl_seconds=ttl_seconds)
+        is_active = lease.state is LeaseState.ACTIVE
+        return self._replace(replace(lease, spec=spec, expires_at=end_of(spec, now) if is_active else None))
+
+    def remove(self, leases: Iterable[Lease], process: ProcessId | None = None) -> None:
+        """process: one that has ended, whose grant goes too."""
+        gone = list(leases)
+        self._store.remove([lease.id for lease in gone], process)
+        for lease in gone:
+            del self._leases[lease.id]
+            self._index.take(lease)
+            self._account.forget(lease.id)
+            if (named := process_of(lease)) is not None:
+                self._by_process[named].discard(lease.id)
+                if not self._by_process[named]:
+                    del self._by_process[named]
+
+    def due(self, now: float) -> list[Lease]:
+        """Those whose time is over."""
+        found = {}
+        while self._ends and self._ends[0][0] <= now:
+            lease = self._leases.get(heapq.heappop(self._ends)[1])
+            if lease is not None and lease.expires_at is not None and lease.expires_at <= now:
+                found[lease.id] = lease
+        return list(found.values())
+
+    def try_again_at(self, lease: Lease, at: float) -> None:
+        """Its end could not be written."""
+        heapq.heappush(self._ends, (at, lease.id))
+
+    def next_end(self) -> float | None:
+        while self._ends:
+            end, lease_id = self._ends[0]
+            lease = self._leases.get(lease_id)
+            if lease is not None and lease.expires_at is not None and lease.expires_at <= end:
+                return end
+            heapq.heappop(self._ends)
+        return None
+
+    def _replace(self, lease: Lease) -> Lease:
+        self._store.change(lease)
+        was_active = self._leases[lease.id].state is LeaseState.ACTIVE
+        self._leases[lease.id] = lease
+        self._index.put(lease)
+        self._expect_end(lease)
+        if lease.state is LeaseState.ACTIVE and not was_active:
+            self._account.reserve(lease, self._terms.gpus_of(lease.spec), self._terms.owner_of_lease(lease))
+        return lease
+
+    def _enter(self, lease: Lease) -> None:
+        owner = self._terms.owner_of_lease(lease)
+        self._leases[lease.id] = lease
+        self._index.put(lease)
+        self._account.know(lease, owner)
+        if lease.state is LeaseState.ACTIVE:
+            self._account.reserve(lease, self._terms.gpus_of(lease.spec), owner)
+        if (named := process_of(lease)) is not None:
+            self._by_process.setdefault(named, set()).add(lease.id)
+        self._expect_end(lease)
+
+    def _expect_end(self, lease: Lease) -> None:
+        if lease.expires_at is None:
+            return
+        heapq.heappush(self._ends, (lease.expires_at, lease.id))
+        if len(self._ends) > 2 * len(self._leases) + _SLACK:  # each renewal leaves one that is out of date
+            self._ends = [(each.expires_at, each.id) for each in self._leases.values() if each.expires_at is not None]
+            heapq.heapify(self._ends)
+
+
+def end_of(spec: LeaseSpec, now: float) -> float | None:
+    return None if spec.ttl_seconds is None else now + spec.ttl_seconds
+
+
+def process_of(lease: Lease) -> ProcessId | None:
+    """The process that it names by pid, and with which it ends."""
+    selector = lease.spec.selector
+    return ProcessId(int(selector.value), selector.start_time) if selector.kind is SelectorKind.PID else None

@@ -1,0 +1,125 @@
+"""Leases and the grants of admitted clients, on disk: SQLite with a write-ahead log.
+
+Every method is one transaction, and what it wrote is there after a `kill -9` once it has returned (synchronous=FULL: after a
+power cut too).  A file of its own, private to mpsd, since tokens are in it.  Prose: docs/leases.md, "What outlives mpsd".
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from mpsd.errors import UnusablePath
+from mpsd.lease import Lease
+from mpsd.leases.records import Admitted, Row, admitted_of, admitted_row, lease_of, lease_row
+from mpsd.model import ProcessId
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, owner_uid INTEGER NOT NULL, for_all_users INTEGER NOT NULL,
+                     state TEXT NOT NULL, created_at REAL NOT NULL, expires_at REAL, spec TEXT NOT NULL);
+CREATE TABLE grants (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, uid INTEGER NOT NULL, gid INTEGER NOT NULL,
+                     lease_id INTEGER NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (pid, start_time));
+CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL);
+"""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def read_boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+class LeaseStore:
+    """Guards one database file; used from the trio thread alone.  Raises UnusablePath where it cannot be read or written.
+
+    boot_id: after a reboot, pids mean other processes: then `is_new_boot`, and grants of the boot before are gone.
+    """
+
+    def __init__(self, path: Path, boot_id: str | None = None) -> None:
+        self._path = path
+        try:
+            path.touch(0o600)  # private from its first byte on
+            path.chmod(0o600)
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            found = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if found == 0:
+                self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        except (sqlite3.Error, OSError) as exc:
+            raise UnusablePath(f"{path} cannot be used: {exc}; it holds leases and who runs under them") from None
+        if found not in (0, SCHEMA_VERSION):
+            raise UnusablePath(f"{path} has version {found}, this mpsd reads {SCHEMA_VERSION}: quit the other mpsd first")
+        self.is_new_boot = self._begin_boot(read_boot_id() if boot_id is None else boot_id)
+
+    def leases(self) -> list[Lease]:
+        """In the order of their ids."""
+        return [lease_of(row) for row in self._read("SELECT * FROM leases ORDER BY id")]
+
+    def add(self, lease: Lease) -> Lease:
+        """With the id that it has from now on; no id is given twice."""
+        statement = (
+            "INSERT INTO leases (owner_uid, for_all_users, state, created_at, expires_at, spec) VALUES (?, ?, ?, ?, ?, ?)"
+        )
+        lease_id = self._write([(statement, lease_row(lease))])
+        return replace(lease, id=lease_id)
+
+    def change(self, lease: Lease) -> None:
+        """Its state, its end, or what it says."""
+        state, _, expires_at, spec = lease_row(lease)[2:]
+        self._write(
+            [("UPDATE leases SET state = ?, expires_at = ?, spec = ? WHERE id = ?", (state, expires_at, spec, lease.id))]
+        )
+
+    def remove(self, lease_ids: Iterable[int], process: ProcessId | None = None) -> None:
+        """These leases, and the grant of a process that has ended, together."""
+        writes: list[tuple[str, Row]] = [("DELETE FROM leases WHERE id = ?", (lease_id,)) for lease_id in lease_ids]
+        if process is not None:
+            writes.append(("DELETE FROM grants WHERE pid = ? AND start_time = ?", (process.pid, process.start_time)))
+        self._write(writes)
+
+    def admitted(self) -> list[Admitted]:
+        return [admitted_of(row) for row in self._read("SELECT * FROM grants")]
+
+    def admit(self, one: Admitted) -> None:
+        self._write([("INSERT OR REPLACE INTO grants VALUES (?, ?, ?, ?, ?, ?)", admitted_row(one))])
+
+    def watch_statements(self, seen: Callable[[str], object]) -> None:
+        """For tests that cut at every statement: `seen` is called before each is executed."""
+        self._db.set_trace_callback(seen)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _begin_boot(self, boot_id: str) -> bool:
+        known = self._read("SELECT id FROM boot")
+        if known == [(boot_id,)]:
+            return False
+        self._write([("DELETE FROM grants", ()), ("INSERT OR REPLACE INTO boot VALUES (1, ?)", (boot_id,))])
+        return bool(known)
+
+    def _read(self, statement: str) -> list[Row]:
+        try:
+            return self._db.execute(statement).fetchall()
+        except sqlite3.Error as exc:
+            raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
+
+    def _write(self, writes: list[tuple[str, Row]]) -> int:
+        """All or nothing; the id of the last row that was inserted."""
+        lease_id = 0
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in writes:
+                    lease_id = self._db.execute(statement, values).lastrowid or 0
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+            return lease_id
+        except sqlite3.Error as exc:
+            raise UnusablePath(f"{self._path} cannot be written, and what is not written would be lost: {exc}") from None

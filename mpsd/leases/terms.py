@@ -1,0 +1,54 @@
+"""What holds for everybody at the moment: the settings, the GPUs, and who is in which group.
+
+Turns them into the limits that the policies count against.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mpsd.lease import Lease, LeaseSpec
+from mpsd.leases.groups import UnixGroups
+from mpsd.model import Device
+from mpsd.policy.budgets import Limits, Owner
+from mpsd.policy.queue import Order
+from mpsd.policy.settings import AdmissionSettings, Quota
+
+
+class Terms:
+    """Guards that everybody counts by the same settings; `settings` may be replaced while mpsd runs."""
+
+    def __init__(
+        self,
+        settings: AdmissionSettings,
+        devices: Callable[[], Sequence[Device]],
+        groups: UnixGroups,
+        clock: Callable[[], float],
+    ) -> None:
+        self.settings = settings
+        self.devices = devices
+        self.clock = clock
+        self._groups = groups
+
+    def configure(self, settings: AdmissionSettings) -> None:
+        self.settings = settings
+        self._groups.forget()
+
+    def gpus_of(self, spec: LeaseSpec) -> tuple[str, ...]:
+        return spec.gpus or tuple(device.uuid for device in self.devices())
+
+    def owner_of(self, uid: int) -> Owner | None:
+        """Whose quotas a client of this user is under; None: an operator, under none."""
+        if uid in self.settings.operators:
+            return None
+        return Owner(uid, self._groups.of(uid, self.settings.quota_groups))
+
+    def owner_of_lease(self, lease: Lease) -> Owner | None:
+        return None if lease.for_all_users else self.owner_of(lease.owner_uid)
+
+    def limits(self, places: Mapping[str, int]) -> Limits:
+        return Limits(self.settings, self.devices(), places, self._quota_of)
+
+    def order(self) -> Order:
+        return Order(self.settings.aging_seconds, self.settings.backfill_seconds, self.clock())
+
+    def _quota_of(self, uid: int) -> Quota:
+        return self.settings.quota_of(self._groups.of(uid, self.settings.quota_groups))

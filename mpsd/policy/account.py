@@ -1,0 +1,130 @@
+"""All that is reserved and held, by whom; what comes and what goes is entered here, and nowhere else.
+
+Joins the ledger of budgets (budgets.py) with the pools of shares (pools.py).  Values only: nothing is waited for or stored.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mpsd.lease import Lease
+from mpsd.model import ProcessId
+from mpsd.policy.budgets import (
+    Kind,
+    Ledger,
+    Level,
+    Owner,
+    Scope,
+    client_amounts,
+    lease_amounts,
+    memory_scopes,
+    quota_scopes,
+    to_millionths,
+    to_percent,
+)
+from mpsd.policy.pools import Holding, Pool, pool_key
+from mpsd.policy.shares import Group, Member
+
+GROUP_LEASES = 1024  # that shares can move among: a deal looks at all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a client with a lease takes, and what must be known of it once its lease has ended.
+
+    owner: whose quotas the lease is under; share and part in millionths of a percent (pools.py); memory_bytes by GPU."""
+
+    lease_id: int
+    pool: str
+    gpus: tuple[str, ...]
+    owner: Owner | None
+    share: int
+    part: int
+    memory_bytes: Mapping[str, int]
+
+
+class Account:
+    """Guards that what is counted is what active leases have reserved and living clients hold, each once."""
+
+    def __init__(self, is_dealt: bool) -> None:
+        self.ledger = Ledger()
+        self.places: dict[str, int] = {}  # processes by lease id, as budgets.Limits wants it
+        self.pools: dict[str, Pool] = {}
+        self._is_dealt = is_dealt
+        self._pool_of_lease: dict[int, str] = {}
+        self._clients: dict[ProcessId, Held | None] = {}
+
+    def know(self, lease: Lease, owner: Owner | None) -> None:
+        """A lease exists, whether it is active or waits."""
+        self.ledger.hold(("known", lease.id), dict.fromkeys(quota_scopes(owner, Kind.LEASES), 1))
+
+    def reserve(self, lease: Lease, gpus: tuple[str, ...], owner: Owner | None) -> None:
+        """A lease is active from now on."""
+        key = pool_key(lease, gpus, self._is_dealt)
+        pool = self.pools.setdefault(key, Pool(gpus, owner))
+        pool.leases[lease.id] = to_millionths(lease.spec.sm_percent)
+        self._pool_of_lease[lease.id] = key
+        self.places[str(lease.id)] = lease.spec.processes
+        amounts = lease_amounts(lease, gpus, owner)
+        for scope in pool.amounts():  # of the SMs the pool says what is taken
+            amounts.pop(scope, None)
+        self.ledger.hold(("lease", lease.id), amounts)
+        self._settle(key)
+
+    def forget(self, lease_id: int) -> None:
+        """A lease has ended; its clients keep what they have, and that stays counted until they end too."""
+        self.ledger.drop(("known", lease_id))
+        self.ledger.drop(("lease", lease_id))
+        self.places.pop(str(lease_id), None)
+        if (key := self._pool_of_lease.pop(lease_id, None)) is not None:
+            for process in self.pools[key].end_lease(lease_id):
+                self._keep(process)
+            self._settle(key)
+
+    def start(self, process: ProcessId, owner: Owner | None, lease: Lease | None, held: Held | None) -> None:
+        """A client is let in.  owner: whose quota of clients it is under.  lease: None where it has none, or none any more."""
+        self.ledger.hold(("client", process), client_amounts(owner, lease))
+        self._clients[process] = held
+        if held is None:
+            return
+        pool = self.pools.setdefault(held.pool, Pool(held.gpus, held.owner))
+        pool.clients[process] = Holding(held.lease_id, held.share, held.part, lease is None)
+        if lease is None:
+            self._keep(process)
+        self._settle(held.pool)
+
+    def end(self, process: ProcessId, now: float) -> None:
+        held = self._clients.pop(process, None)
+        self.ledger.drop(("client", process))
+        self.ledger.drop(("kept", process))
+        if held is not None:
+            self.pools[held.pool].end_client(process, now, self.places.get(str(held.lease_id), 1))
+            self._settle(held.pool)
+
+    def has_room_in_group(self, lease: Lease, gpus: tuple[str, ...]) -> bool:
+        pool = self.pools.get(pool_key(lease, gpus, self._is_dealt))
+        return pool is None or len(pool.leases) < GROUP_LEASES
+
+    def pool_of(self, lease_id: int) -> tuple[str, Pool]:
+        key = self._pool_of_lease[lease_id]
+        return key, self.pools[key]
+
+    def group_of(self, key: str, describe: Callable[[int, Sequence[int]], Member]) -> Group:
+        """What a policy sees of a pool; `describe` says it of one lease, given what its clients hold."""
+        pool = self.pools[key]
+        held = pool.held()
+        members = [describe(lease_id, held.get(lease_id, ())) for lease_id in pool.leases]
+        return Group(to_percent(sum(pool.leases.values())), members, to_percent(pool.debt()))
+
+    def _keep(self, process: ProcessId) -> None:
+        """Its memory is its own to account for, since its lease's is not counted any more; its share is the pool's business."""
+        held = self._clients[process]
+        if held is not None:
+            scopes = {Scope(Level.MACHINE, Kind.CLIENTS, gpu=gpu): 1 for gpu in held.gpus}  # for people
+            scopes |= {scope: size for gpu, size in held.memory_bytes.items() for scope in memory_scopes(held.owner, gpu)}
+            self.ledger.hold(("kept", process), scopes)
+
+    def _settle(self, key: str) -> None:
+        pool = self.pools[key]
+        self.ledger.hold(("pool", key), pool.amounts())
+        if pool.is_empty:
+            del self.pools[key]

@@ -1,0 +1,224 @@
+"""What there is, what is taken of it, and whether something still fits.
+
+Everything that is limited is a *scope*: SMs of a GPU, bytes of a GPU, client slots, one user's quota of any of these.  What
+somebody takes is an amount in each scope it touches.  All amounts are whole numbers, so that sums are exact: SM shares count
+in millionths of a percent.  Prose: docs/leases.md, "Budgets".
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+from mpsd.lease import FULL_PERCENT, DomainPolicy, Lease
+from mpsd.model import Device
+from mpsd.policy.settings import AdmissionSettings, Quota
+
+MILLIONTHS = 1_000_000  # of a percent
+
+
+class Level(IntEnum):
+    """Whose bound a scope is.  Who is held up by its own bound sets nothing aside of what others need too (queue.py)."""
+
+    LEASE = 0
+    USER = 1
+    GROUP = 2
+    DOMAIN = 3
+    MACHINE = 4
+
+
+class Kind(StrEnum):
+    SM = "sm"
+    MEMORY = "memory"
+    CLIENTS = "clients"
+    LEASES = "leases"
+    PROCESSES = "processes"
+
+
+class Scope(NamedTuple):
+    """whose: a lease's id, a uid, a group's name, a domain's key; empty for the machine.  gpu: a UUID, or empty."""
+
+    level: Level
+    kind: Kind
+    whose: str = ""
+    gpu: str = ""
+
+
+Amounts = Mapping[Scope, int]
+
+
+class Owner(NamedTuple):
+    """Whose quotas somebody is under: a user, and the configured groups it belongs to.  None: an operator, under none."""
+
+    uid: int
+    groups: tuple[str, ...] = ()
+
+
+def to_millionths(percent: float) -> int:
+    """Rounded down, so that parts never add up to more than the whole; what is a slip of the float is not."""
+    return int(percent * MILLIONTHS + 1e-3)
+
+
+def to_percent(millionths: int) -> float:
+    return millionths / MILLIONTHS
+
+
+def domain_name(lease: Lease) -> str:
+    """What the leases that share fault domains have in common."""
+    spec = lease.spec
+    keys = {DomainPolicy.OWN: str(lease.id), DomainPolicy.GROUP: group_key(lease)}
+    return f"{spec.domain.value}:{keys.get(spec.domain, '')}"
+
+
+def group_key(lease: Lease) -> str:
+    """A group belongs to the user who named it: nobody joins another user's.  Those of operators are one house."""
+    return lease.spec.group if lease.for_all_users else f"{lease.owner_uid}:{lease.spec.group}"
+
+
+def quota_scopes(owner: Owner | None, kind: Kind, gpu: str = "") -> list[Scope]:
+    if owner is None:
+        return []
+    user = Scope(Level.USER, kind, str(owner.uid), gpu)
+    return [user, *(Scope(Level.GROUP, kind, group, gpu) for group in owner.groups)]
+
+
+def sm_scopes(owner: Owner | None, gpu: str) -> list[Scope]:
+    return [*quota_scopes(owner, Kind.SM, gpu), Scope(Level.MACHINE, Kind.SM, gpu=gpu)]
+
+
+def memory_scopes(owner: Owner | None, gpu: str) -> list[Scope]:
+    return [*quota_scopes(owner, Kind.MEMORY, gpu), Scope(Level.MACHINE, Kind.MEMORY, gpu=gpu)]
+
+
+def lease_amounts(lease: Lease, gpus: Iterable[str], owner: Owner | None) -> dict[Scope, int]:
+    """What an active lease reserves.  The leases of a GPU are counted too, for people; nothing limits them there."""
+    spec, domain = lease.spec, domain_name(lease)
+    share = to_millionths(spec.sm_percent)
+    amounts: dict[Scope, int] = {}
+    for gpu in gpus:
+        amounts |= dict.fromkeys(sm_scopes(owner, gpu), share)
+        amounts[Scope(Level.DOMAIN, Kind.SM, domain, gpu)] = share
+        amounts[Scope(Level.MACHINE, Kind.LEASES, gpu=gpu)] = 1
+        if size := spec.memory_bytes.get(gpu):
+            amounts |= dict.fromkeys(memory_scopes(owner, gpu), size)
+            amounts[Scope(Level.DOMAIN, Kind.MEMORY, domain, gpu)] = size
+    return amounts
+
+
+def client_amounts(owner: Owner | None, lease: Lease | None) -> dict[Scope, int]:
+    """What a client takes besides what its lease has reserved: a slot, and one of its lease's places."""
+    scopes = [*quota_scopes(owner, Kind.CLIENTS), Scope(Level.MACHINE, Kind.CLIENTS)]
+    if lease is not None:
+        scopes.append(Scope(Level.LEASE, Kind.PROCESSES, str(lease.id)))
+    return dict.fromkeys(scopes, 1)
+
+
+class Ledger:
+    """Guards that `used` is at any time the sum of what the holders hold."""
+
+    def __init__(self) -> None:
+        self.used: dict[Scope, int] = {}
+        self._holders: dict[Hashable, Amounts] = {}
+
+    def hold(self, holder: Hashable, amounts: Amounts) -> None:
+        """In place of what it held before."""
+        self.drop(holder)
+        if amounts:
+            self._holders[holder] = amounts
+        for scope, amount in amounts.items():
+            self.used[scope] = self.used.get(scope, 0) + amount
+
+    def drop(self, holder: Hashable) -> None:
+        for scope, amount in self._holders.pop(holder, {}).items():
+            left = self.used[scope] - amount
+            if left:
+                self.used[scope] = left
+            else:
+                del self.used[scope]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What there is of each scope.  places: how many processes each lease has room for, by its id."""
+
+    settings: AdmissionSettings
+    devices: Sequence[Device]
+    places: Mapping[str, int]
+    quota_of: Callable[[int], Quota]
+
+    def of(self, scope: Scope) -> int | None:
+        """None: no limit."""
+        if scope.level is Level.LEASE:
+            return self.places.get(scope.whose, 0)
+        if scope.level is Level.USER:
+            return _of_quota(self.quota_of(int(scope.whose)), scope.kind)
+        if scope.level is Level.GROUP:
+            return _of_quota(self.settings.group_totals.get(scope.whose, Quota()), scope.kind)
+        if scope.level is Level.DOMAIN:
+            return _of_quota(self.settings.domain_quota, scope.kind)
+        return self._of_machine(scope)
+
+    def _of_machine(self, scope: Scope) -> int | None:
+        if scope.kind is Kind.CLIENTS:
+            return self.settings.max_clients
+        if scope.kind is Kind.LEASES:
+            return None
+        total = next((device.total_bytes for device in self.devices if device.uuid == scope.gpu), None)
+        if total is None:
+            return 0  # the GPU has gone
+        if scope.kind is Kind.SM:
+            return to_millionths(FULL_PERCENT * self.settings.sm_oversubscription)
+        return int(total * self.settings.memory_oversubscription)
+
+
+def _of_quota(quota: Quota, kind: Kind) -> int | None:
+    if kind is Kind.SM:
+        return None if quota.sm_percent is None else to_millionths(quota.sm_percent)
+    return {Kind.MEMORY: quota.memory_bytes, Kind.CLIENTS: quota.clients, Kind.LEASES: quota.leases}[kind]
+
+
+def first_blocked(amounts: Amounts, limits: Limits, used: Mapping[Scope, int], aside: Mapping[Scope, int]) -> Scope | None:
+    """The scope that has not enough left, of the lowest level; `aside` is what others ahead are to have."""
+    blocked = None
+    for scope, amount in amounts.items():
+        if blocked is not None and scope.level >= blocked.level:
+            continue
+        limit = limits.of(scope)
+        if limit is not None and used.get(scope, 0) + aside.get(scope, 0) + amount > limit:
+            blocked = scope
+    return blocked
+
+
+def shortage(scope: Scope, amounts: Amounts, limits: Limits, used: Mapping[Scope, int], aside: Mapping[Scope, int]) -> str:
+    """In words: what was asked, what is taken, by how many, of how much."""
+    taken, limit = used.get(scope, 0), limits.of(scope) or 0
+    if scope.kind is Kind.PROCESSES:
+        return f"lease {scope.whose} has {taken} of its {limit} processes"
+    figures = f"{_quantity(scope, amounts[scope])} asked, {_quantity(scope, taken)} of {_quantity(scope, limit)} taken"
+    if scope.level is Level.MACHINE and scope.gpu:
+        figures += f" by {_holders(scope.gpu, used)}"
+    if aside.get(scope):
+        figures += f", {_quantity(scope, aside[scope])} set aside for those ahead"
+    of_gpu = f"{scope.gpu}, " if scope.gpu else ""
+    return f"{_WHOSE[scope.level].format(scope.whose)}{of_gpu}{_WORDS.get(scope.kind, scope.kind.value)}: {figures}"
+
+
+def _holders(gpu: str, used: Mapping[Scope, int]) -> str:
+    leases, kept = (used.get(Scope(Level.MACHINE, kind, gpu=gpu), 0) for kind in (Kind.LEASES, Kind.CLIENTS))
+    words = f"{leases} {'lease' if leases == 1 else 'leases'}"
+    return f"{words} and {kept} clients whose leases have ended" if kept else words
+
+
+_WHOSE = {
+    Level.USER: "quota of user {}, ",
+    Level.GROUP: "quota of group {}, ",
+    Level.DOMAIN: "fault domain {}, ",
+    Level.MACHINE: "",
+}
+_WORDS = {Kind.SM: "SMs"}
+
+
+def _quantity(scope: Scope, amount: int) -> str:
+    if scope.kind is Kind.SM:
+        return f"{to_percent(amount):.6g} %"
+    return f"{amount >> 20} MiB" if scope.kind is Kind.MEMORY else str(amount)

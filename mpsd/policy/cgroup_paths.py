@@ -1,0 +1,104 @@
+"""What the parts of a cgroup path say: a container, a pod, a Slurm job, a systemd unit.
+
+Knows how Docker, containerd, CRI-O, podman, Kubernetes, Slurm and systemd name things, and nothing of /proc.  Prose:
+docs/leases.md, "Who a client is".
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+SHORT_ID = 12  # characters of a container id that people use
+MOST_DEPTH = 64  # of what is looked at: users may make cgroups as deep as they like
+
+
+class PartKind(StrEnum):
+    """The order is that of what people want to hear of a process, the best first."""
+
+    CONTAINER = "container"
+    STEP = "step"
+    JOB = "job"
+    POD = "pod"
+    UNIT = "unit"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One directory of a path.  depth: 1 for the first.  identifier: what it is known by; the directory's name for OTHER.
+
+    is_chosen_inside: whoever is in the container, or in the user's own service manager above it, gave the name, so it proves
+    nothing to anybody else.
+    """
+
+    name: str
+    depth: int
+    kind: PartKind
+    identifier: str
+    is_chosen_inside: bool
+
+    def words(self) -> Iterator[str]:
+        """What a lease may call it."""
+        yield self.name
+        if self.identifier != self.name:
+            yield self.identifier
+        if self.kind is PartKind.CONTAINER and len(self.identifier) > SHORT_ID:
+            yield self.identifier[:SHORT_ID]
+
+
+_HEX_ID = "[0-9a-f]{64}"
+_POD_UID = "[0-9a-f]{8}[_-][0-9a-f]{4}[_-][0-9a-f]{4}[_-][0-9a-f]{4}[_-][0-9a-f]{12}|[0-9a-f]{32}"  # the latter: static pods
+
+# A runtime's word before the id and .scope behind it, or the bare id (cgroupfs drivers); SLICE:RUNTIME: before it where a
+# cgroupfs driver was given a path for systemd (k3s).  A conmon watches a container, and is none.
+_SYSTEMD_PATH = re.compile(r"([^:]+\.slice):[a-z-]+:[^:]+")
+_CONTAINER = re.compile(rf"(?:[^:]+:[a-z-]+:|(?!.*conmon)[a-z][a-z-]*-)?({_HEX_ID})(?:\.scope)?")
+_LXC = re.compile(r"lxc\.payload\.(.+)")
+_MACHINE = re.compile(r"machine-(.+)\.scope")  # systemd-nspawn, libvirt
+_POD = re.compile(rf"(?:pod|[a-z-]*kubepods(?:-[a-z]+)?-pod)({_POD_UID})(?:\.slice)?")
+_SLURM = re.compile(r"slurm(?:_.+)?|(?:.+_)?slurmstepd\.scope")
+_JOB = re.compile(r"job_\d+")
+_STEP = re.compile(r"step_\w+")
+_UNIT = re.compile(r".+\.(?:service|scope|slice)")
+_USER_MANAGER = re.compile(r"user@\d+\.service")
+
+
+def parse_path(path: str) -> tuple[Part, ...]:
+    """The directories of a path of /proc/PID/cgroup, from the root on."""
+    parts: list[Part] = []
+    is_inside = False
+    job: str | None = None  # "" between Slurm's own directory and that of the job
+    for depth, name in enumerate(list(filter(None, path.split("/")))[:MOST_DEPTH], 1):
+        if systemd := _SYSTEMD_PATH.fullmatch(name):
+            parts.append(Part(systemd[1], depth, *_recognise(systemd[1], job), is_inside))
+        kind, identifier = _recognise(name, job)
+        parts.append(Part(name, depth, kind, identifier, is_inside))
+        is_inside = is_inside or kind is PartKind.CONTAINER or _USER_MANAGER.fullmatch(name) is not None
+        if kind is PartKind.JOB:
+            job = name
+        elif job is None and _SLURM.fullmatch(name):
+            job = ""
+    return tuple(parts)
+
+
+def describe(paths: Iterable[str]) -> str:
+    """For people: a container's id, else a Slurm job's step, a pod, a systemd unit; empty where the paths say nothing."""
+    order = list(PartKind)
+    parts = [part for path in paths for part in parse_path(path) if part.kind is not PartKind.OTHER]
+    best = min(parts, key=lambda part: (order.index(part.kind), -part.depth), default=None)
+    return best.identifier if best else ""
+
+
+def _recognise(name: str, job: str | None) -> tuple[PartKind, str]:
+    if found := _CONTAINER.fullmatch(name) or _LXC.fullmatch(name) or _MACHINE.fullmatch(name):
+        return PartKind.CONTAINER, found[1]
+    if found := _POD.fullmatch(name):
+        return PartKind.POD, found[1].replace("_", "-")
+    if job is not None and _JOB.fullmatch(name):
+        return PartKind.JOB, name
+    if job and _STEP.fullmatch(name):
+        return PartKind.STEP, f"{job}/{name}"
+    if _UNIT.fullmatch(name):
+        return PartKind.UNIT, name
+    return PartKind.OTHER, name

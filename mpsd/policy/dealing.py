@@ -1,0 +1,78 @@
+"""Which share a client starts with: its lease's part, or what its group's policy deals it.
+
+Joins the policies (shares.py, elastic.py) with what is reserved and held (account.py).  Values only; time is given.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mpsd.lease import Lease
+from mpsd.policy import elastic
+from mpsd.policy.account import Account
+from mpsd.policy.admission import part_of
+from mpsd.policy.budgets import to_millionths, to_percent
+from mpsd.policy.elastic import Elastic, Standing
+from mpsd.policy.pools import Pool
+from mpsd.policy.settings import AdmissionSettings
+from mpsd.policy.shares import LEAST_PERCENT, Deal, Group, Member, at_start, deal_by_presence
+
+
+class Dealer:
+    """Guards the standing of each lease with the elastic policy, and that no group is dealt more than it has."""
+
+    def __init__(self, settings: AdmissionSettings, account: Account, find: Callable[[int], Lease]) -> None:
+        self._redistribute = settings.redistribute
+        self._inherit_seconds = settings.inherit_seconds
+        self._elastic = Elastic(settings.move_cost_seconds, settings.horizon_seconds)
+        self._account = account
+        self._find = find
+        self._standings: dict[int, Standing] = {}
+
+    def share(self, lease: Lease, starting: Mapping[int, int], now: float) -> int | None:
+        """Millionths of a percent for a client of this active lease that starts now; None: too little is free in its group.
+
+        starting: clients of each lease that are about to start, this one among them.
+        """
+        if not self._is_dealt(lease):
+            return part_of(lease)
+        key, pool = self._account.pool_of(lease.id)
+        group = self._account.group_of(key, lambda each, held: self._describe(pool, each, held, starting, now))
+        deal = self._deal(group)
+        pool.dealt = dict(deal)
+        share = at_start(group, lease.id, deal)
+        return None if share is None else min(to_millionths(share), pool.free())
+
+    def is_dealt_out(self, lease: Lease) -> bool:
+        """Whether its group has nothing left for one more client."""
+        if not self._is_dealt(lease):
+            return False
+        _, pool = self._account.pool_of(lease.id)
+        return pool.free() < min(to_millionths(LEAST_PERCENT), part_of(lease))
+
+    def observe(self, lease: Lease, busy: float, seconds: float, now: float) -> None:
+        """For `seconds` the clients of this lease used this fraction of their shares."""
+        standing = self._standings.get(lease.id) or elastic.begin(lease.spec.level, now)
+        self._standings[lease.id] = elastic.feed(standing, busy, seconds, now, self._elastic)
+
+    def forget(self, lease_id: int) -> None:
+        self._standings.pop(lease_id, None)
+
+    def _is_dealt(self, lease: Lease) -> bool:
+        return self._redistribute != "off" and bool(lease.spec.group)
+
+    def _deal(self, group: Group) -> Deal:
+        return elastic.deal(group, self._elastic) if self._redistribute == "elastic" else deal_by_presence(group)
+
+    def _describe(self, pool: Pool, lease_id: int, held: Sequence[int], starting: Mapping[int, int], now: float) -> Member:
+        lease = self._find(lease_id)
+        standing = self._standings.get(lease_id) or elastic.begin(lease.spec.level, now)
+        return Member(
+            lease_id,
+            to_percent(part_of(lease)),
+            lease.spec.processes,
+            pool.dealt.get(lease_id),
+            tuple(map(to_percent, held)),
+            starting.get(lease_id, 0),
+            pool.recent(lease_id, now - self._inherit_seconds),
+            standing.level,
+            standing.busy,
+        )

@@ -1,0 +1,103 @@
+"""What leases have reserved of the SMs, beside what their clients hold: two figures that differ when leases end first, or when
+shares are dealt in a group.
+
+A *pool* is the leases among which shares move: those of one group on the same GPUs, or one lease alone.  What a pool takes
+of each of its GPUs:
+
+    max(reserved, held + debt) + kept
+
+reserved: by its active leases.  held: by their clients.  kept: by clients whose lease has ended, as far as it was that lease's
+own.  debt: what such clients have beyond it, which is the others'.  So nothing is counted twice, and no end of a lease or
+client ever makes the figure larger.  Amounts are millionths of a percent.  Prose: docs/leases.md, "When a lease ends first".
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mpsd.lease import Lease
+from mpsd.model import ProcessId
+from mpsd.policy.budgets import Owner, Scope, group_key, sm_scopes
+
+
+@dataclass(slots=True)
+class Holding:
+    """What one client has: `share` now, `part` by its lease alone."""
+
+    lease_id: int
+    share: int
+    part: int
+    is_kept: bool = False  # its lease has ended
+
+
+@dataclass(slots=True)
+class Pool:
+    """Guards what the leases of one group on the same GPUs, or one lease, have reserved and their clients hold."""
+
+    gpus: tuple[str, ...]
+    owner: Owner | None
+    leases: dict[int, int] = field(default_factory=dict)
+    clients: dict[ProcessId, Holding] = field(default_factory=dict)
+    dealt: dict[int, float] = field(default_factory=dict)  # percent of a part, by the last deal
+    left: dict[int, deque[float]] = field(default_factory=dict)  # when clients of each lease ended, the last ones
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.leases and not self.clients
+
+    def taken(self) -> int:
+        held = kept = debt = 0
+        for holding in self.clients.values():
+            if holding.is_kept:
+                kept += min(holding.share, holding.part)
+                debt += max(0, holding.share - holding.part)
+            else:
+                held += holding.share
+        return max(sum(self.leases.values()), held + debt) + kept
+
+    def free(self) -> int:
+        """What a client of its leases may still start with."""
+        held = sum(each.share for each in self.clients.values() if not each.is_kept)
+        return sum(self.leases.values()) - held - self.debt()
+
+    def debt(self) -> int:
+        return sum(max(0, each.share - each.part) for each in self.clients.values() if each.is_kept)
+
+    def held(self) -> dict[int, list[int]]:
+        """By lease, what each of its clients has."""
+        found: dict[int, list[int]] = {}
+        for each in self.clients.values():
+            if not each.is_kept:
+                found.setdefault(each.lease_id, []).append(each.share)
+        return found
+
+    def amounts(self) -> dict[Scope, int]:
+        taken = self.taken()
+        return {scope: taken for gpu in self.gpus for scope in sm_scopes(self.owner, gpu)} if taken else {}
+
+    def end_lease(self, lease_id: int) -> list[ProcessId]:
+        """Its clients, which keep what they have."""
+        self.leases.pop(lease_id, None)
+        self.dealt.pop(lease_id, None)
+        self.left.pop(lease_id, None)
+        kept = [process for process, each in self.clients.items() if each.lease_id == lease_id and not each.is_kept]
+        for process in kept:
+            self.clients[process].is_kept = True
+        return kept
+
+    def end_client(self, process: ProcessId, now: float, most: int) -> None:
+        """most: of its lease's clients that may come back, its processes."""
+        holding = self.clients.pop(process)
+        if not holding.is_kept:
+            self.left.setdefault(holding.lease_id, deque(maxlen=most)).append(now)
+
+    def recent(self, lease_id: int, since: float) -> int:
+        """How many clients of this lease have ended after `since`."""
+        return sum(1 for at in self.left.get(lease_id, ()) if at > since)
+
+
+def pool_key(lease: Lease, gpus: Iterable[str], is_dealt: bool) -> str:
+    """Among which leases its share moves.  is_dealt: whether shares of groups are."""
+    if is_dealt and lease.spec.group:
+        return f"group:{group_key(lease)}@{','.join(sorted(gpus))}"
+    return f"lease:{lease.id}"
