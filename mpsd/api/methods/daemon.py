@@ -40,13 +40,17 @@ async def status(call: Call[Nothing]) -> Map:
 
 
 async def health(call: Call[Nothing]) -> Map:
-    """`ok`: a client that comes would be served."""
-    problems = _problems(call.services)
+    return report_health(call.services)
+
+
+def report_health(services: Services) -> Map:
+    """`ok`: a client that comes would be served.  Over HTTP it is asked too (mpsd/metrics/)."""
+    problems = _problems(services)
     return {
         "ok": not problems,
-        "state": _state(call.services),
+        "state": _state(services),
         "problems": problems,
-        "uptime_seconds": _uptime(call.services),
+        "uptime_seconds": _uptime(services),
     }
 
 

@@ -1,0 +1,168 @@
+"""What mpsd knows, under the names that Prometheus has for it.  docs/monitoring.md lists them and is checked against this.
+
+Everything is read from own state when somebody asks; nothing is kept up to date for it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from mpsd import __version__
+from mpsd.api.methods.daemon import report_health
+from mpsd.api.services import Services
+from mpsd.lease import FULL_PERCENT, Lease, LeaseState, Refusal
+from mpsd.metrics.source import Source
+from mpsd.metrics.tallies import Histogram
+from mpsd.model import DomainState
+
+WAITING, STARTING, RUNNING = "waiting", "starting", "running"  # of clients, as client.list has them
+
+
+class Families(Collector):
+    """Every family, anew for whoever asks."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        for subject in _SUBJECTS:
+            yield from subject(self._source)
+
+
+def _of_daemon(source: Source) -> Iterator[Metric]:
+    services = source.services
+    facts = {name: str(value).lower() for name, value in services.facts.items()}
+    build = {"version": __version__, "backend": facts.get("backend", ""), "privileged": facts.get("is_privileged", "")}
+    yield _labelled("mpsd_build_info", "Which mpsd this is; always 1.", tuple(build), [(tuple(build.values()), 1)])
+    yield GaugeMetricFamily("mpsd_start_time_seconds", "When mpsd started, since the epoch.", services.started_at)
+    is_healthy = report_health(services)["ok"]
+    yield GaugeMetricFamily("mpsd_healthy", "Whether a client that comes would be served.", float(is_healthy))
+    yield _counter("mpsd_events", "Events, by topic.", "topic", source.tallies.topics)
+    yield CounterMetricFamily("mpsd_events_lost", "Events that slow subscribers did not get.", source.events.lost)
+    lost = {"log": source.readings.log_lines_lost(), "audit": source.readings.audit_lines_lost()}
+    yield _counter("mpsd_log_lines_lost", "Lines that could not be written, by file.", "file", lost)
+
+
+def _of_connections(source: Source) -> Iterator[Metric]:
+    readings = source.readings
+    relayed = readings.relay_connections()
+    yield GaugeMetricFamily("mpsd_relay_connections", "Connections of CUDA processes that are open at mpsd.", relayed)
+    connected = readings.api_connections()
+    yield GaugeMetricFamily("mpsd_api_connections", "Connections at mpsd.sock.", connected)
+    subscribers = source.events.subscribers
+    yield GaugeMetricFamily("mpsd_api_subscribers", "Connections at mpsd.sock that wait for events.", subscribers)
+
+
+def _of_clients(source: Source) -> Iterator[Metric]:
+    states = _states_of_clients(source.services)
+    yield _gauge("mpsd_clients", "Client processes, by state.", "state", states)
+    tallies = source.tallies
+    admitted = dict.fromkeys(("yes", "no"), 0) | tallies.admitted
+    yield _counter("mpsd_clients_admitted", "Clients that were let in, by whether they had a lease.", "lease", admitted)
+    refused = {way.value: 0 for way in Refusal} | tallies.refused
+    yield _counter("mpsd_clients_refused", "Clients that were refused, by the way in which they were told.", "way", refused)
+    yield _histogram("mpsd_admission_seconds", "From a client's arrival to its grant, its time in the queue included.",
+                     tallies.admission)  # fmt: skip
+    yield _histogram("mpsd_handshake_seconds", "A connection's time with its domain, its turn there included.",
+                     tallies.handshake)  # fmt: skip
+
+
+def _states_of_clients(services: Services) -> Mapping[str, int]:
+    """As client.list tells them, but without a look at each process: whoever a server knows runs."""
+    domains = services.domains
+    running = {pid for view in domains.views() for server in domains.servers(view.name) for pid in server.client_pids}
+    waiting = {entry.process for entry in services.leases.queue() if entry.process is not None}
+    starting = {process for process in services.leases.grants() if process.pid not in running} - waiting
+    return {WAITING: len(waiting), STARTING: len(starting), RUNNING: len(running)}
+
+
+def _of_queue(source: Source) -> Iterator[Metric]:
+    queue = source.services.leases.queue()
+    kinds = Counter("lease" if entry.process is None else "client" for entry in queue)
+    yield _gauge("mpsd_queue_length", "How many wait, by what they are.", "kind", {"lease": 0, "client": 0} | kinds)
+    oldest = max((entry.waited_seconds for entry in queue), default=0.0)
+    yield GaugeMetricFamily("mpsd_queue_oldest_wait_seconds", "How long the one has waited that came first.", oldest)
+
+
+def _of_leases(source: Source) -> Iterator[Metric]:
+    leases = source.services.leases.leases()
+    states = {state.value: 0 for state in LeaseState} | Counter(lease.state.value for lease in leases)
+    yield _gauge("mpsd_leases", "Leases, by state.", "state", states)
+    gpus = [device.uuid for device in source.services.board.devices]
+    shares, sizes = _reserved(leases, gpus)
+    yield _gauge("mpsd_sm_reserved_ratio", "SM share that active leases have reserved; 1: the whole GPU.", "gpu", shares)
+    yield _gauge("mpsd_memory_reserved_bytes", "Memory that active leases have reserved.", "gpu", sizes)
+
+
+def _reserved(leases: Iterable[Lease], gpus: list[str]) -> tuple[Mapping[str, float], Mapping[str, int]]:
+    """By GPU: shares and bytes."""
+    percents, sizes = dict.fromkeys(gpus, 0.0), dict.fromkeys(gpus, 0)
+    for lease in leases:
+        if lease.state is LeaseState.ACTIVE:
+            spec = lease.spec
+            for gpu in spec.gpus or gpus:
+                percents[gpu] = percents.get(gpu, 0.0) + spec.sm_percent
+                sizes[gpu] = sizes.get(gpu, 0) + spec.memory_bytes.get(gpu, 0)
+    return {gpu: percent / FULL_PERCENT for gpu, percent in percents.items()}, sizes
+
+
+def _of_gpus(source: Source) -> Iterator[Metric]:
+    devices = source.services.board.devices
+    yield _labelled(
+        "mpsd_gpu_info",
+        "A GPU of the daemon; always 1.",
+        ("gpu", "ordinal", "name"),
+        [((device.uuid, str(device.ordinal), device.name), 1) for device in devices],
+    )
+    sizes = {device.uuid: device.total_bytes for device in devices}
+    yield _gauge("mpsd_gpu_memory_bytes", "The memory of a GPU.", "gpu", sizes)
+
+
+def _of_domains(source: Source) -> Iterator[Metric]:
+    views, tallies = source.services.domains.views(), source.tallies
+    states = {state.value: 0 for state in DomainState if state is not DomainState.GONE}
+    states |= Counter(view.state.value for view in views)
+    yield _gauge("mpsd_domains", "Fault domains, by state.", "state", states)
+    spares = sum(not view.is_public and view.state is DomainState.READY for view in views)
+    yield GaugeMetricFamily("mpsd_domains_spare", "Fault domains that are ready and serve nobody yet.", spares)
+    yield _gauge("mpsd_domain_clients", "Places taken in a fault domain.", "domain", {v.name: v.clients for v in views})
+    yield _gauge("mpsd_domain_places", "Places that a fault domain has.", "domain", {v.name: v.capacity for v in views})
+    yield CounterMetricFamily("mpsd_domain_faults", "How often a fault domain faulted.", tallies.domain_faults)
+    yield CounterMetricFamily("mpsd_vendor_restarts", "How often a vendor daemon died and was started again.",
+                              tallies.vendor_restarts)  # fmt: skip
+    yield _counter("mpsd_xids", "GPU errors in the kernel log, by NVIDIA's number.", "xid", tallies.xids)
+
+
+_SUBJECTS: tuple[Callable[[Source], Iterator[Metric]], ...] = (
+    _of_daemon, _of_connections, _of_clients, _of_queue, _of_leases, _of_gpus, _of_domains,
+)  # fmt: skip
+
+
+# -- families ------------------------------------------------------------------------------------------------------------
+
+
+def _gauge(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:
+    return _labelled(name, help, (label,), [((each,), value) for each, value in values.items()])
+
+
+def _labelled(name: str, help: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = GaugeMetricFamily(name, help, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
+
+
+def _counter(name: str, help: str, label: str, values: Mapping[Any, float]) -> Metric:
+    """`name` is what the exposition adds _total to."""
+    family = CounterMetricFamily(name, help, labels=(label,))
+    for each, value in values.items():
+        family.add_metric((str(each),), value)
+    return family
+
+
+def _histogram(name: str, help: str, histogram: Histogram) -> Metric:
+    return HistogramMetricFamily(name, help, histogram.cumulated(), histogram.sum)

@@ -1,0 +1,97 @@
+"""One HTTP conversation: a request, an answer, the end.  Whoever is slow, large or wrong is told so, or just closed.
+
+What the pages say is server.py's.  Bytes are h11's to read.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import h11
+import trio
+
+HEADER_BYTES = 8192  # of a request: Prometheus sends a few hundred
+REQUEST_SECONDS = 5.0
+SEND_SECONDS = 5.0
+_RECEIVE_BYTES = 4096
+_METHODS = (b"GET", b"HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+    kind: str = "text/plain; charset=utf-8"
+
+
+Page = Callable[[], Answer]
+
+
+async def converse(stream: trio.abc.Stream, pages: Mapping[str, Page]) -> str:
+    """Answers one request and closes the stream.  What went wrong, in words; empty: nothing.
+
+    `pages`: by path.  A request's body is not read: no page takes one.
+    """
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES)
+    method, trouble = b"", ""
+    async with stream:
+        try:
+            with trio.fail_after(REQUEST_SECONDS):
+                request = await _receive(stream, connection)
+            if request is None:
+                return ""  # it looked whether somebody is there
+            method, answer = request.method, _answer(request, pages)
+        except h11.RemoteProtocolError as exc:
+            trouble = str(exc)
+            answer = Answer(exc.error_status_hint, f"{exc}\n".encode())
+        except trio.TooSlowError:
+            trouble = f"no request came within {REQUEST_SECONDS:g} s"
+            answer = Answer(408, f"{trouble}\n".encode())
+        except trio.BrokenResourceError:
+            return "it hung up"
+        return await _send(stream, _encode(connection, answer, has_body=method != b"HEAD")) or trouble
+
+
+async def _receive(stream: trio.abc.Stream, connection: h11.Connection) -> h11.Request | None:
+    """None where it ended without a word.  Raises RemoteProtocolError, BrokenResourceError."""
+    while True:
+        event = connection.next_event()
+        if isinstance(event, h11.Request):
+            return event
+        if isinstance(event, h11.ConnectionClosed):
+            return None
+        connection.receive_data(bytes(await stream.receive_some(_RECEIVE_BYTES)))
+
+
+def _answer(request: h11.Request, pages: Mapping[str, Page]) -> Answer:
+    path = request.target.partition(b"?")[0].decode("ascii", "replace")
+    page = pages.get(path)
+    if page is None:
+        return Answer(404, f"pages: {', '.join(pages)}\n".encode())
+    if request.method not in _METHODS:
+        return Answer(405, b"methods: GET, HEAD\n")
+    return page()
+
+
+def _encode(connection: h11.Connection, answer: Answer, *, has_body: bool) -> bytes:
+    headers = [
+        ("Content-Type", answer.kind),
+        ("Content-Length", str(len(answer.body))),
+        ("Cache-Control", "no-store"),
+        ("Connection", "close"),
+    ]
+    data = connection.send(h11.Response(status_code=answer.status, headers=headers)) or b""
+    if has_body:
+        data += connection.send(h11.Data(data=answer.body)) or b""
+    return data + (connection.send(h11.EndOfMessage()) or b"")
+
+
+async def _send(stream: trio.abc.Stream, data: bytes) -> str:
+    """What went wrong, in words."""
+    try:
+        with trio.fail_after(SEND_SECONDS):
+            await stream.send_all(data)
+    except trio.TooSlowError:
+        return f"it did not take its answer within {SEND_SECONDS:g} s"
+    except trio.BrokenResourceError:
+        return "it hung up before its answer"
+    return ""

@@ -1,0 +1,55 @@
+"""What is answered over HTTP: the numbers, and whether all is well.
+
+Kept apart from who answers, so that Prometheus' library is loaded by those alone who are asked for numbers.
+"""
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import trio
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from mpsd.api.methods.daemon import report_health
+from mpsd.metrics.families import Families
+from mpsd.metrics.http import Answer, Page, converse
+from mpsd.metrics.source import Source
+
+
+def answerer(source: Source, reuse_seconds: float) -> Callable[[trio.abc.Stream], Awaitable[str]]:
+    """What holds one conversation (http.py, converse)."""
+    pages = build(source, reuse_seconds)
+    return lambda stream: converse(stream, pages)
+
+
+def build(source: Source, reuse_seconds: float, clock: Callable[[], float] = time.monotonic) -> Mapping[str, Page]:
+    """By path.  reuse_seconds: so long the same numbers are shown again."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Families(source))
+    ProcessCollector(registry=registry)
+    numbers = Numbers(registry, reuse_seconds, clock)
+    return {"/metrics": lambda: Answer(200, numbers.text(), CONTENT_TYPE_PLAIN_0_0_4), "/healthz": lambda: _health(source)}
+
+
+@dataclass(slots=True)
+class Numbers:
+    """Guards that collecting takes no more of the daemon's time, however many ask, than once in reuse_seconds."""
+
+    registry: CollectorRegistry
+    reuse_seconds: float
+    clock: Callable[[], float]
+    _text: bytes = b""
+    _until: float = field(default=float("-inf"))
+
+    def text(self) -> bytes:
+        if self.clock() >= self._until:
+            self._text = generate_latest(self.registry)
+            self._until = self.clock() + self.reuse_seconds
+        return self._text
+
+
+def _health(source: Source) -> Answer:
+    health = report_health(source.services)
+    return Answer(200 if health["ok"] else 503, json.dumps(health).encode() + b"\n", "application/json")

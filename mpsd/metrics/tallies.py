@@ -1,0 +1,88 @@
+"""What is counted as it happens: events, by what they say, and how long clients had to wait.
+
+Plain numbers, since this is fed where clients pass; what Prometheus calls them is in families.py.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpsd.api.events import Event
+from mpsd.model import DomainState
+
+MOST_VALUES = 64  # of one label that comes from outside: each is a time series for whoever stores them
+OTHER = "other"
+
+ADMISSION_SECONDS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
+HANDSHAKE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Histogram:
+    """How often something took how long.  `bounds`: of the buckets, in seconds, ascending."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.sum = 0.0
+        self._counts = [0] * (len(bounds) + 1)  # the last: longer than any bound
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+    def cumulated(self) -> list[tuple[str, float]]:
+        """Bounds, and how many took so long at most, as Prometheus has it."""
+        found, total = [], 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            found.append((bound, float(total)))
+        return found
+
+
+@dataclass(slots=True)
+class Tallies:
+    """Guards that each number only grows while mpsd lives, and that no label has more than MOST_VALUES values."""
+
+    topics: Counter[str] = field(default_factory=Counter)
+    admitted: Counter[str] = field(default_factory=Counter)  # by whether they had a lease
+    refused: Counter[str] = field(default_factory=Counter)  # by the way
+    xids: Counter[str] = field(default_factory=Counter)
+    domain_faults: int = 0
+    vendor_restarts: int = 0
+    admission: Histogram = field(default_factory=lambda: Histogram(ADMISSION_SECONDS))
+    handshake: Histogram = field(default_factory=lambda: Histogram(HANDSHAKE_SECONDS))
+
+    def hear(self, event: Event) -> None:
+        self.topics[event.topic] += 1
+        if take := _TAKE.get(event.topic):
+            take(self, event.facts)
+
+    def _take_admitted(self, facts: Mapping[str, Any]) -> None:
+        self.admitted["no" if facts.get("lease_id") is None else "yes"] += 1
+
+    def _take_refused(self, facts: Mapping[str, Any]) -> None:
+        _count(self.refused, facts.get("way"))
+
+    def _take_xid(self, facts: Mapping[str, Any]) -> None:
+        _count(self.xids, facts.get("xid"))
+
+    def _take_domain_fault(self, facts: Mapping[str, Any]) -> None:
+        self.domain_faults += 1
+
+    def _take_domain_starting(self, facts: Mapping[str, Any]) -> None:
+        self.vendor_restarts += facts.get("was") == DomainState.DEAD.value
+
+
+def _count(counter: Counter[str], value: object) -> None:
+    word = str(value)
+    counter[word if word in counter or len(counter) < MOST_VALUES else OTHER] += 1
+
+
+_TAKE: Mapping[str, Callable[[Tallies, Mapping[str, Any]], None]] = {
+    "client.admitted": Tallies._take_admitted,
+    "client.refused": Tallies._take_refused,
+    "domain.fault": Tallies._take_domain_fault,
+    "domain.starting": Tallies._take_domain_starting,
+    "fault.xid": Tallies._take_xid,
+}

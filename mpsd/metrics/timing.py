@@ -1,0 +1,38 @@
+"""Admission with a clock: how long clients wait for their grant.  Stands between the relay and the lease book."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from mpsd.lease import Grant, Identity
+from mpsd.metrics.tallies import Histogram
+from mpsd.model import Credentials, ProcessId
+
+
+class Admission(Protocol):
+    """As the relay knows it (relay/entrance.py)."""
+
+    def grant_of(self, process: ProcessId) -> Grant | None: ...
+    def identity_of(self, process: ProcessId) -> Identity | None: ...
+    async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAdmission:
+    """Counts those who were let in; who is refused or gives up is counted elsewhere."""
+
+    admission: Admission
+    histogram: Histogram
+
+    def grant_of(self, process: ProcessId) -> Grant | None:
+        return self.admission.grant_of(process)
+
+    def identity_of(self, process: ProcessId) -> Identity | None:
+        return self.admission.identity_of(process)
+
+    async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant:
+        began = time.monotonic()
+        grant = await self.admission.admit(process, credentials, told)
+        self.histogram.observe(time.monotonic() - began)
+        return grant

@@ -1,0 +1,40 @@
+"""A daemon of the API's fakes, and the numbers of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from mpsd.api.events import EventBus
+from mpsd.metrics import pages
+from mpsd.metrics.server import Metrics, MetricsSettings
+from mpsd.metrics.source import Readings, Source
+from tests.unit.api.fake_services import NOW, Fakes, furnished
+
+
+class House:
+    def __init__(self, fakes: Fakes, bus: EventBus, metrics: Metrics, readings: Readings) -> None:
+        self.fakes, self.bus, self.metrics, self.readings = fakes, bus, metrics, readings
+
+    @classmethod
+    def furnish(cls, listen: str = "", **settings: Any) -> "House":
+        bus = EventBus(clock=lambda: NOW)
+        metrics = Metrics(MetricsSettings(listen, **settings), bus)
+        readings = Readings(lambda: 7, lambda: 3, lambda: 2, lambda: 1)
+        return cls(furnished(bus.publish), bus, metrics, readings)
+
+    def source(self) -> Source:
+        return Source(self.fakes.services(), self.bus, self.metrics.tallies, self.readings)
+
+    def pages(self, clock: Callable[[], float] = lambda: 0.0, reuse_seconds: float = 0.0) -> Any:
+        return pages.build(self.source(), reuse_seconds, clock)
+
+    def families(self) -> dict[str, Metric]:
+        text = self.pages()["/metrics"]().body.decode()
+        return {family.name: family for family in text_string_to_metric_families(text)}
+
+    def values(self, family: str) -> dict[str, float]:
+        """By the value of the only label; of a family without one, by the sample's name."""
+        found = self.families()[family].samples
+        return {"".join(sample.labels.values()) or sample.name: sample.value for sample in found}

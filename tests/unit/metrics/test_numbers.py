@@ -1,0 +1,199 @@
+"""What Prometheus and a health check are told of a daemon."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from mpsd.api.events import EventBus
+from mpsd.errors import Refused
+from mpsd.lease import Grant, Refusal
+from mpsd.metrics.tallies import MOST_VALUES, OTHER, Histogram, Tallies
+from mpsd.model import Credentials, DomainState, ProcessId
+from tests.unit.api.fake_services import UUIDS
+from tests.unit.metrics.house import House
+
+
+@pytest.fixture
+def house() -> House:
+    return House.furnish()
+
+
+# -- numbers -------------------------------------------------------------------------------------------------------------
+
+
+def test_clients_are_counted_as_client_list_tells_them(house: House) -> None:
+    """Two run, two wait; one that was let in and has no domain yet is starting."""
+    house.fakes.leases.admit(900, 1000, Grant("no lease"))
+    assert house.values("mpsd_clients") == {"running": 2, "waiting": 2, "starting": 1}
+
+
+def test_a_client_that_waits_again_is_counted_once(house: House) -> None:
+    entry = house.fakes.leases.waiting[0]
+    house.fakes.leases.granted[entry.process] = Grant("no lease")
+    assert sum(house.values("mpsd_clients").values()) == 4
+
+
+def test_leases_reserve_on_their_gpus(house: House) -> None:
+    """Two of 30 % of every GPU; one that is queued reserves nothing."""
+    assert house.values("mpsd_leases") == {"active": 2, "queued": 0}
+    assert house.values("mpsd_sm_reserved_ratio") == pytest.approx(dict.fromkeys(UUIDS, 0.6))
+    assert house.values("mpsd_memory_reserved_bytes") == dict.fromkeys(UUIDS, 0)
+
+
+def test_the_queue_says_how_long_the_first_has_waited(house: House) -> None:
+    assert house.values("mpsd_queue_length") == {"client": 2, "lease": 0}
+    assert house.values("mpsd_queue_oldest_wait_seconds") == {"mpsd_queue_oldest_wait_seconds": 1.5}
+    house.fakes.leases.waiting.clear()
+    assert house.values("mpsd_queue_oldest_wait_seconds") == {"mpsd_queue_oldest_wait_seconds": 0}
+
+
+def test_every_state_of_a_domain_has_a_number(house: House) -> None:
+    """A series that comes and goes cannot be alarmed on."""
+    states = house.values("mpsd_domains")
+    assert set(states) == {state.value for state in DomainState} - {"gone"}
+    assert (states["ready"], states["fault"], states["dead"]) == (2, 1, 0)
+    assert house.values("mpsd_domains_spare") == {"mpsd_domains_spare": 1}
+    assert house.values("mpsd_domain_clients") == {"d1": 1, "d2": 1, "d3": 0}
+    assert set(house.values("mpsd_domain_places").values()) == {48}
+
+
+def test_what_others_count_is_read_from_them(house: House) -> None:
+    lost = house.values("mpsd_log_lines_lost")
+    assert (lost["log"], lost["audit"]) == (2, 1)
+    assert house.values("mpsd_relay_connections") == {"mpsd_relay_connections": 7}
+    assert house.values("mpsd_api_connections") == {"mpsd_api_connections": 3}
+
+
+def test_events_are_counted(house: House) -> None:
+    for lease_id in (1, 2, None):
+        house.bus.publish("client.admitted", {"uid": 1000, "lease_id": lease_id})
+    house.bus.publish("client.refused", {"uid": 1000, "way": "error"})
+    house.bus.publish("fault.xid", {"xid": 31})
+    house.bus.publish("fault.xid", {"xid": 31})
+    house.bus.publish("domain.fault", {"domain": "d1"})
+    house.bus.publish("domain.starting", {"domain": "d1", "was": None})
+    house.bus.publish("domain.starting", {"domain": "d1", "was": "dead"})
+    assert house.values("mpsd_clients_admitted") == {"yes": 2, "no": 1}
+    assert house.values("mpsd_clients_refused") == {"wait": 0, "error": 1, "end": 0}
+    assert house.values("mpsd_xids") == {"31": 2}
+    assert house.values("mpsd_domain_faults") == {"mpsd_domain_faults_total": 1}
+    assert house.values("mpsd_vendor_restarts") == {"mpsd_vendor_restarts_total": 1}
+    assert house.values("mpsd_events")["fault.xid"] == 2
+
+
+def test_a_label_from_outside_has_a_bounded_number_of_values() -> None:
+    tallies, bus = Tallies(), EventBus()
+    bus.listeners.append(tallies.hear)
+    for number in range(10 * MOST_VALUES):
+        bus.publish("fault.xid", {"xid": number})
+    assert len(tallies.xids) == MOST_VALUES + 1
+    assert tallies.xids[OTHER] == 9 * MOST_VALUES
+
+
+def test_a_histogram_is_cumulated_and_its_bounds_are_inclusive() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for seconds in (0.5, 1.0, 1.5, 9.0):
+        histogram.observe(seconds)
+    assert histogram.cumulated() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
+    assert histogram.sum == 12.0
+
+
+class Book:
+    """An admission that takes a second, and refuses who is no process."""
+
+    def grant_of(self, process: ProcessId) -> Grant | None:
+        return Grant("known") if process.pid == 1 else None
+
+    def identity_of(self, process: ProcessId) -> None:
+        return None
+
+    async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant:
+        await trio.sleep(1)
+        if process is None:
+            raise Refused(Refusal.ERROR, "no")
+        return Grant("new")
+
+
+async def test_admissions_are_timed(house: House, autojump_clock: trio.testing.MockClock) -> None:
+    """Real seconds are counted; that the fake's second is another does no harm.  A refusal is not an admission."""
+    timed, me = house.metrics.timing(Book()), Credentials(2, 0, 0)
+    assert timed.grant_of(ProcessId(1, 1)) == Grant("known")
+    assert timed.identity_of(ProcessId(1, 1)) is None
+    assert await timed.admit(ProcessId(2, 2), me, print) == Grant("new")
+    with pytest.raises(Refused):
+        await timed.admit(None, me, print)
+    house.metrics.took_handshake(0.3)
+    counts = {name: family.samples for name, family in house.families().items() if family.type == "histogram"}
+    assert {name: [s.value for s in found if s.name.endswith("_count")] for name, found in counts.items()} == {
+        "mpsd_admission_seconds": [1],
+        "mpsd_handshake_seconds": [1],
+    }
+
+
+def test_many_who_ask_get_one_collection(house: House) -> None:
+    now = [0.0]
+    shown = house.pages(lambda: now[0], reuse_seconds=1.0)
+    first = shown["/metrics"]().body
+    house.bus.publish("fault.xid", {"xid": 31})
+    assert shown["/metrics"]().body == first
+    now[0] = 1.0
+    assert shown["/metrics"]().body != first
+
+
+def test_an_idle_daemon_has_every_family(house: House) -> None:
+    """Except of what never happened and has no values that are known before."""
+    empty = House.furnish()
+    empty.fakes.leases.made.clear()
+    empty.fakes.domains.known.clear()
+    assert set(empty.families()) == set(house.families())
+
+
+# -- health --------------------------------------------------------------------------------------------------------------
+
+
+def health_of(house: House) -> tuple[int, Any]:
+    answer = house.pages()["/healthz"]()
+    return answer.status, json.loads(answer.body)
+
+
+def test_health_is_told_with_its_reasons(house: House) -> None:
+    assert health_of(house)[0] == 200
+    assert health_of(house)[1]["problems"] == []
+    assert house.values("mpsd_healthy") == {"mpsd_healthy": 1}
+    house.fakes.is_stopping = True
+    status, said = health_of(house)
+    assert status == 503
+    assert said["state"] == "stopping"
+    assert "quitting" in said["problems"][0]
+    assert house.values("mpsd_healthy") == {"mpsd_healthy": 0}
+
+
+def test_a_daemon_without_a_ready_domain_is_not_healthy(house: House) -> None:
+    house.fakes.domains.known.clear()
+    house.fakes.domains.add("d1", DomainState.SILENT)
+    status, said = health_of(house)
+    assert (status, said["ok"]) == (503, False)
+    assert "d1 is silent" in said["problems"][0]
+
+
+def test_nothing_asks_a_vendor_daemon(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`servers` is the question that can wait for one."""
+
+    async def asked(*anything: object) -> None:
+        raise AssertionError("a vendor daemon was asked")
+
+    monkeypatch.setattr(house.fakes.board, "servers", asked)
+    house.pages()["/metrics"]()
+    house.pages()["/healthz"]()
+
+
+def test_the_library_is_not_loaded_where_nobody_asks() -> None:
+    code = "import sys, mpsd.settings; print(sorted({'prometheus_client', 'h11'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "[]\n"
