@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from mpsd import __version__
-from mpsd.config import Config, ConfigError, Invocation
+from mpsd.config import ConfigError, Invocation
+from mpsd.options import Config
 from mpsd.runtime import notify
 
 

@@ -1,31 +1,36 @@
 """The one place that builds the daemon's objects and joins them."""
 
 import os
-import signal
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 import trio
 
-from mpsd import __version__, places
-from mpsd.config import Config, ConfigError, Invocation, changed
-from mpsd.domains.pool import Pool, PoolSettings
+from mpsd import __version__, places, processes, settings
+from mpsd.api.audit import Audit, open_audit
+from mpsd.api.events import EventBus
+from mpsd.api.server import Api
+from mpsd.api.services import Services
+from mpsd.cgroups import identify
+from mpsd.config import Invocation
+from mpsd.domains.pool import Pool
 from mpsd.domains.refuser import Refuser
 from mpsd.domains.upkeep import Upkeep
-from mpsd.domains.vendor import VendorProgram
-from mpsd.errors import AlreadyRunning, ErrorCode, MpsdError, UnusablePath
-from mpsd.faults.kernel_log import KERNEL_LOG
-from mpsd.legacy.board import Defaults
-from mpsd.legacy.devices import find_device
-from mpsd.legacy.quantities import parse_limit
+from mpsd.errors import AlreadyRunning, BadConfiguration, ErrorCode, MpsdError, UnusablePath
+from mpsd.leases.book import LeaseBook
+from mpsd.leases.store import LeaseStore, read_boot_id
+from mpsd.leases.unenforced import UnenforcedBook
 from mpsd.log import Journal, open_journal
-from mpsd.model import Device
+from mpsd.model import Credentials, Device, ProcessId
+from mpsd.options import Config
 from mpsd.probes import Grade, probe_pid_namespace, probe_shared_memory
-from mpsd.relay.conversation import Conversations, RelaySettings
-from mpsd.relay.entrance import Entrance, Everybody
+from mpsd.relay.conversation import Conversations
+from mpsd.relay.entrance import Entrance
 from mpsd.relay.message import may_impersonate
 from mpsd.relay.progress import Progress
 from mpsd.relay.refusals import Refusals
@@ -38,9 +43,11 @@ from mpsd.runtime.ending import Ending
 from mpsd.runtime.keeper import KeeperClient
 from mpsd.runtime.limits import raise_descriptor_limit
 from mpsd.runtime.notify import Notifier, answer_ready
+from mpsd.runtime.operations import DomainOperations
 from mpsd.runtime.public_log import PublicLog
 from mpsd.runtime.reaper import become_reaper
-from mpsd.runtime.sessions import Sessions, SessionSettings
+from mpsd.runtime.sessions import Sessions
+from mpsd.runtime.signals import Signals
 from mpsd.runtime.store import SqliteStore
 
 log = structlog.get_logger()
@@ -92,29 +99,56 @@ def _refuse(invocation: Invocation, error: MpsdError) -> int:
     return status
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the daemon is built from: what it was told, and what it found here."""
+
+    config: Config
+    invocation: Invocation
+    environ: Mapping[str, str]
+    claim: Claim
+    public: PublicLog
+    devices: tuple[Device, ...]
+    is_privileged: bool
+    store: SqliteStore
+    lease_store: LeaseStore
+    audit: Audit
+
+
 async def _run(config: Config, invocation: Invocation, environ: Mapping[str, str], claim: Claim, journal: Journal) -> int:
-    public = PublicLog(claim.log_directory, config.pipe_directory, invocation.foreground, log.warning)
-    _announce(public, config)
-    devices = await _read_devices(config)
-    store = SqliteStore(claim.state_directory / "mpsd.db")
     is_privileged = may_impersonate()
-    daemon = _build(config, invocation, environ, claim, public, store, devices, is_privileged)
-    daemon.on_signal = _Signals(config, invocation, journal, public).take
-    become_reaper()
-    raise_descriptor_limit(config.relay.max_connections * _DESCRIPTORS_PER_CONNECTION + _DESCRIPTORS_BESIDES)
-    _say_what_works(is_privileged, config)
-    _say_what_is_amiss()
+    _check_enforceable(config, is_privileged)
+    with ExitStack() as opened:
+        public = PublicLog(claim.log_directory, config.pipe_directory, invocation.foreground, log.warning)
+        opened.callback(public.close)
+        _announce(public, config)
+        devices = await _read_devices(config)
+        store = SqliteStore(claim.state_directory / "mpsd.db")
+        opened.callback(store.close)
+        lease_store = LeaseStore(claim.state_directory / "leases.db", read_boot_id())
+        opened.callback(lease_store.close)
+        audit = open_audit(str(claim.log_directory), config.log.max_bytes)
+        opened.callback(audit.close)
+        daemon = _build(
+            _Found(config, invocation, environ, claim, public, devices, is_privileged, store, lease_store, audit)
+        )
+        daemon.on_signal = Signals(config, invocation, journal, public).take
+        become_reaper()
+        raise_descriptor_limit(config.relay.max_connections * _DESCRIPTORS_PER_CONNECTION + _DESCRIPTORS_BESIDES)
+        _say_what_works(is_privileged, config)
 
-    def ready() -> None:
-        log.info("daemon.ready", version=__version__, pipe_directory=config.pipe_directory, backend=config.backend)
-        answer_ready(invocation.ready_fd, 0)
-        daemon.notifier.ready()
+        def ready() -> None:
+            log.info("daemon.ready", version=__version__, pipe_directory=config.pipe_directory, backend=config.backend)
+            answer_ready(invocation.ready_fd, 0)
+            daemon.notifier.ready()
 
-    try:
         return await daemon.run(ready)
-    finally:
-        store.close()
-        public.close()
+
+
+def _check_enforceable(config: Config, is_privileged: bool) -> None:
+    """Raises BadConfiguration for what could not be kept: clients that reach the domains directly cannot be refused."""
+    if config.admission.default == "refuse" and not is_privileged:
+        raise BadConfiguration('admission.default = "refuse" needs root: without it clients do not pass through mpsd')
 
 
 def _announce(public: PublicLog, config: Config) -> None:
@@ -126,64 +160,64 @@ def _announce(public: PublicLog, config: Config) -> None:
     public.write(f"mpsd {__version__}")
 
 
-def _build(
-    config: Config,
-    invocation: Invocation,
-    environ: Mapping[str, str],
-    claim: Claim,
-    public: PublicLog,
-    store: SqliteStore,
-    devices: tuple[Device, ...],
-    is_privileged: bool,
-) -> Daemon:
-    vendor = VendorProgram(
-        places.find_vendor_control(config, environ),
-        _vendor_environment(config, environ),
-        config.vendor.command_seconds,
-        config.vendor.start_seconds,
-    )
-    settings = _pool_settings(config, invocation, claim.state_directory)
-    defaults = store.defaults() or _defaults(config, devices)
-    pool = Pool(settings, vendor, devices, defaults, store, public.publish)
-    refuser = Refuser(vendor, claim.state_directory / "refuser", settings.visible_devices)
-    book = Everybody()
+def _build(found: _Found) -> Daemon:
+    config, claim = found.config, found.claim
+    vendor = settings.vendor(config, found.environ)
+    pool_settings = settings.pool(config, found.invocation, claim.state_directory)
+    defaults = found.store.defaults() or settings.defaults(config, found.devices)
+    pool = Pool(pool_settings, vendor, found.devices, defaults, found.store, found.public.publish)
     upkeep = Upkeep(pool, config.vendor.stop_seconds, lambda: _read_devices(config))
-    relayed = None
-    if is_privileged:
-        keeper = KeeperClient(
-            places.native_directory() / "keeper" / "mpsd-keeper",
-            claim.state_directory / "keeper",
-            config.relay.max_connections * 2 + 16,
-        )
-        relay_settings = RelaySettings(
-            config.relay.max_connections,
-            config.relay.turn_seconds,
-            config.relay.silent_seconds,
-            is_privileged,
-        )
-        progress = _open_progress(claim.state_directory / "progress", config.relay.max_connections)
-        entrance = Entrance(pool, book, config.domains.per_gpu == "auto")
-        refusals = Refusals(refuser, config.relay.turn_seconds)
-        relayed = (Relay(Conversations(pool, keeper, progress, relay_settings, entrance, refusals)), keeper)
-
+    events = EventBus()
+    make_book = LeaseBook if found.is_privileged else UnenforcedBook
+    book = make_book(found.lease_store, lambda: pool.devices, settings.admission(config), identify, events.publish)
+    pool.on_gone = book.leave
+    pool.on_adopted = lambda process: _adopt(book, process)
+    refuser = Refuser(vendor, claim.state_directory / "refuser", pool_settings.visible_devices)
+    relayed = _build_relay(found, pool, book, refuser) if found.is_privileged else None
     ending = Ending(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
-    ui = SessionSettings(config.ui.max_sessions, config.ui.idle_seconds, config.ui.admin_group)
-    daemon: Daemon
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
-    sessions = Sessions(board, public.write, ui)
+    operations = DomainOperations(pool, upkeep, relayed[0].conversations.entrance if relayed else None)
+    services = Services(
+        book,
+        operations,
+        board,
+        processes.process_id,
+        lambda: pool.is_stopping,
+        time.time(),
+        {"backend": config.backend, "is_privileged": found.is_privileged},
+    )
     daemon = Daemon(
         claim.pipe_directory,
-        _kernel_log(config, environ),
+        settings.kernel_log(config, found.environ),
         pool,
         upkeep,
-        sessions,
+        Sessions(board, found.public.write, settings.sessions(config)),
         ending,
-        store,
-        Notifier(environ),
+        found.store,
+        Notifier(found.environ),
         relayed,
+        book,
+        Api(services, settings.api(config), events, found.audit),
+        events,
         _ignore_signal,
     )
     return daemon
+
+
+def _build_relay(found: _Found, pool: Pool, book: LeaseBook, refuser: Refuser) -> tuple[Relay, KeeperClient]:
+    config, state = found.config, found.claim.state_directory
+    program = places.native_directory() / "keeper" / "mpsd-keeper"
+    keeper = KeeperClient(program, state / "keeper", config.relay.max_connections * 2 + 16)
+    progress = _open_progress(state / "progress", config.relay.max_connections)
+    entrance = Entrance(pool, book, config.domains.per_gpu == "auto")
+    refusals = Refusals(refuser, config.relay.turn_seconds)
+    relay_settings = settings.relay(config, found.is_privileged)
+    return Relay(Conversations(pool, keeper, progress, relay_settings, entrance, refusals)), keeper
+
+
+def _adopt(book: LeaseBook, process: ProcessId) -> None:
+    if (owner := processes.owner(process.pid)) is not None:
+        book.adopt(process, Credentials(process.pid, *owner))
 
 
 def _open_progress(path: Path, slots: int) -> Progress:
@@ -193,61 +227,11 @@ def _open_progress(path: Path, slots: int) -> Progress:
         raise UnusablePath(f"{path} cannot be used: {exc.strerror}") from None
 
 
-def _kernel_log(config: Config, environ: Mapping[str, str]) -> Path:
-    """The simulator has its own, in the directory that stands for the machine (docs/simulator.md)."""
-    if config.backend != "sim":
-        return KERNEL_LOG
-    return Path(environ.get("MPSD_SIM_DIR") or f"/tmp/mpsd-sim-{os.getuid()}", "kmsg")
-
-
-def _pool_settings(config: Config, invocation: Invocation, state: Path) -> PoolSettings:
-    return PoolSettings(
-        home=state / "domains",
-        spares=config.domains.spares,
-        max_domains=config.domains.max_domains,
-        clients_per_server=config.domains.clients_per_server,
-        idle_seconds=config.domains.idle_seconds,
-        poll_seconds=config.domains.poll_seconds,
-        restart_seconds=config.domains.restart_seconds,
-        restart_max_seconds=config.domains.restart_max_seconds,
-        is_multiuser=invocation.multiuser_server,
-        vendor_options=tuple(
-            option
-            for option, is_asked in (
-                ("-multiuser-server", invocation.multiuser_server),
-                ("-S", invocation.static_partitioning),
-            )
-            if is_asked
-        ),
-        visible_devices=_visible(config),
-    )
-
-
-def _visible(config: Config) -> str | None:
-    return None if config.visible_devices == "all" else config.visible_devices
-
-
-def _vendor_environment(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """What mpsd was started with, which is how operators configure the vendor's daemon; less what is mpsd's own."""
-    ours = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "MPSD_CONFIG"}
-    return {name: value for name, value in environ.items() if name not in ours}
-
-
 async def _read_devices(config: Config) -> tuple[Device, ...]:
     from mpsd.gpu.nvml import read_devices  # pynvml is large: not loaded by those who only ask for --version
 
     library = places.native_directory() / "sim" / "lib" / "libnvidia-ml.so.1" if config.backend == "sim" else None
-    return await trio.to_thread.run_sync(read_devices, _visible(config), library)
-
-
-def _defaults(config: Config, devices: tuple[Device, ...]) -> Defaults:
-    """Of the configuration; raises NoSuchDevice for a limit of a device that is not here, since it would not hold."""
-    limits = {
-        find_device(devices, name).uuid: parse_limit(value)
-        for name, value in config.limits.default_device_pinned_mem_limit.items()
-    }
-    percent = config.limits.default_active_thread_percentage
-    return Defaults(percent, limits, config.limits.default_client_priority)
+    return await trio.to_thread.run_sync(read_devices, settings.visible(config), library)
 
 
 def _say_what_is_amiss() -> None:
@@ -269,58 +253,6 @@ def _say_what_works(is_privileged: bool, config: Config) -> None:
         )
     if config.backend == "sim":
         log.warning("backend.simulator", why="it was asked for; no GPU is used")
-
-
-class _Signals:
-    """SIGTERM and SIGINT end as configured; SIGHUP reads the configuration again and reopens the logs."""
-
-    def __init__(self, config: Config, invocation: Invocation, journal: Journal, public: PublicLog) -> None:
-        self._config = config
-        self._invocation = invocation
-        self._journal = journal
-        self._public = public
-
-    async def take(self, daemon: Daemon, number: int) -> None:
-        if number == signal.SIGHUP:
-            self._reload(daemon)
-        elif self._config.stop.on_sigterm == "leave":
-            daemon.stop.set()
-        else:
-            daemon.notifier.stopping()
-            seconds = self._config.stop.drain_seconds if self._config.stop.on_sigterm == "drain" else 0.0
-            daemon.begin_quit(seconds)
-
-    def _reload(self, daemon: Daemon) -> None:
-        daemon.notifier.reloading()
-        self._public.reopen()
-        try:
-            new = self._invocation.load(os.environ)
-        except ConfigError as exc:
-            log.error("reload.refused", why=str(exc), kept="the configuration in force")
-        else:
-            live, restart = changed(self._config, new)
-            self._apply(daemon, new)
-            log.info("reload.done", changed=live, need_a_restart=restart)
-        daemon.notifier.ready()
-
-    def _apply(self, daemon: Daemon, new: Config) -> None:
-        self._config = new
-        self._journal.configure(new.log)
-        old = daemon.pool.settings
-        daemon.pool.settings = replace(
-            old,
-            spares=new.domains.spares,
-            max_domains=new.domains.max_domains,
-            idle_seconds=new.domains.idle_seconds,
-            poll_seconds=new.domains.poll_seconds,
-            restart_seconds=new.domains.restart_seconds,
-            restart_max_seconds=new.domains.restart_max_seconds,
-            clients_per_server=new.domains.clients_per_server,
-        )
-        for domain in daemon.pool.domains.values():
-            domain.capacity = new.domains.clients_per_server
-        daemon.sessions.settings = SessionSettings(new.ui.max_sessions, new.ui.idle_seconds, new.ui.admin_group)
-        daemon.pool.notify()
 
 
 async def _ignore_signal(daemon: Daemon, number: int) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from mpsd import __version__
-from mpsd.config import Config, ConfigError, Invocation, file_used
+from mpsd.config import ConfigError, Invocation, file_used
+from mpsd.options import Config
 from mpsd.probes import Finding, Grade, probe_machine
 
 _SIGNS = {Grade.GOOD: "ok", Grade.NOTE: "note", Grade.BAD: "BAD"}

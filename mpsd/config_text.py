@@ -10,7 +10,8 @@ from itertools import groupby
 from typing import Any
 
 from mpsd import schema
-from mpsd.config import DEFAULT_FILE, OPTIONS, Config
+from mpsd.config import DEFAULT_FILE
+from mpsd.options import OPTIONS, Config
 from mpsd.schema import Option
 
 _WIDTH = 100

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict
 
-from mpsd.config import Log
+from mpsd.options import Log
 from mpsd.sink import LogFile, Sink, write_all
 
 FILE_NAME = "mpsd.log"

@@ -52,8 +52,8 @@ class DomainState(StrEnum):
     """The life of a fault domain.
 
     STARTING -> READY <-> FAULT -> (RECYCLING -> READY | STOPPING -> GONE); any state -> DEAD when its vendor daemon dies,
-    DEAD -> STARTING after a backoff.  SILENT and DRAINING are how a READY one looks while its vendor daemon does not answer, and
-    while it is emptied.
+    DEAD -> STARTING after a backoff.  SILENT and DRAINING are how a READY one looks while its vendor daemon does not answer,
+    and while it is emptied.
     """
 
     STARTING = "starting"  # the vendor's control daemon is being started

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from mpsd.config import STATE_DIRECTORY_BYTES, Config
 from mpsd.errors import UnusablePath, VendorFailed
+from mpsd.options import STATE_DIRECTORY_BYTES, Config
 
 PROGRAM = "nvidia-cuda-mps-control"
 MARKER = b"mpsd-front-end"  # clients/control/main.c carries it, so that we never drive ourselves

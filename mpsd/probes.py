@@ -13,9 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from mpsd import places
-from mpsd.config import Config
 from mpsd.errors import MpsdError
 from mpsd.model import ComputeMode, Device
+from mpsd.options import Config
 
 NVML_SECONDS = 10.0  # a wedged GPU can hold NVML for ever
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h

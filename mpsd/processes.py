@@ -21,6 +21,15 @@ def is_alive(process: ProcessId) -> bool:
     return process_id(process.pid) == process
 
 
+def owner(pid: int) -> tuple[int, int] | None:
+    """Its uid and gid; None when there is no such process."""
+    try:
+        found = os.stat(f"/proc/{pid}")
+    except OSError:
+        return None
+    return found.st_uid, found.st_gid
+
+
 def open_pidfd(process: ProcessId) -> int | None:
     """A descriptor that is readable once the process has ended; None when nothing of it is left to wait for."""
     try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpsd import places
-from mpsd.config import Config
+from mpsd.options import Config
 from mpsd.relay.message import may_impersonate
 
 ROOT = Path(__file__).resolve().parents[2]

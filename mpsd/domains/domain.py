@@ -162,9 +162,6 @@ class Domain:
                     self.contexts[server_pid] = opened
             case log_lines.ClientArrived(_, client_pid):
                 self.guard.hear(client_pid)
-            case log_lines.Probed():
-                self.guard.hear_probe()
-                return  # nothing has changed
             case log_lines.ServerStarting():
                 self.served_defaults = self.applied_defaults
             case log_lines.ServerReady(pid):

@@ -56,7 +56,6 @@ class Guard:
     gpus: tuple[str, ...]
     is_on: bool = False
     baselines: dict[int, Limits] = field(default_factory=dict)
-    speaking: Arrival | None = None  # whose turn it is, or was last, to speak with the vendor's daemon
     _in_force: dict[int, Limits] = field(default_factory=dict)  # what each server was told last; absent: not known
     _key: object = None  # what those in the window have in common
     _inside: int = 0
@@ -127,11 +126,6 @@ class Guard:
         """The server says that something this client came for is there: its oldest connection on the way has arrived."""
         if queue := self._arrivals.get(pid):
             queue.popleft().set()
-
-    def hear_probe(self) -> None:
-        """Whoever spoke with the daemon last only asked whether it is there: nothing will come of that."""
-        if self.speaking is not None:
-            self.speaking.set()
 
     def forget(self) -> None:
         """The vendor's daemon has gone, and every server with it."""

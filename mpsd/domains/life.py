@@ -66,8 +66,10 @@ async def _bring_up(pool: "Pool", domain: Domain) -> None:
     domain.is_adopted = False
     for pid in domain.client_pids:
         if process := processes.process_id(pid):
-            domain.join(process)
+            domain.is_public = True
+            domain.members.setdefault(process, trio.current_time())
             pool.watch(domain, process)
+            pool.on_adopted(process)
     if domain.state is DomainState.STARTING:
         domain.state = DomainState.READY
     domain.idle_since = trio.current_time()

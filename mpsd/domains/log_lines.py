@@ -69,19 +69,13 @@ class ClientArrived:
     client_pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """Somebody connected who is no client; each CUDA process begins so."""
-
-
 Servers = ServerStarting | ServerReady | ServerExited | ServerFault
-Clients = ContextOpened | ContextClosed | ClientGone | ClientArrived | Probed
+Clients = ContextOpened | ContextClosed | ClientGone | ClientArrived
 News = Servers | Clients
 
 _CONTROL = (
     (re.compile(r"Starting new server (\d+) for user (\d+)$"), lambda _, m: ServerStarting(int(m[1]), int(m[2]))),
     (re.compile(r"NEW SERVER (\d+): Ready$"), lambda _, m: ServerReady(int(m[1]))),
-    (re.compile(r"User did not send valid credentials$"), lambda _, m: Probed()),
     (re.compile(r"Server (\d+) exited with status (\d+)$"), lambda _, m: ServerExited(int(m[1]), int(m[2]))),
 )
 _SERVER = (

@@ -67,7 +67,7 @@ async def _follow(
                 if has_news:
                     notify()
             await changed()
-            await trio.sleep(_BURST_SECONDS)
+            await trio.sleep(0 if domain.guard.is_on else _BURST_SECONDS)  # there, clients wait for what the lines say
 
 
 def _watch(directory: Path, stack: contextlib.ExitStack) -> Callable[[], Awaitable[None]]:

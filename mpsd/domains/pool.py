@@ -70,6 +70,8 @@ class Pool:
     store: Store
     publish: Callable[[Domain, str, LogLine | str], None]  # takes a domain's log line for the public log
     domains: dict[str, Domain] = field(default_factory=dict)
+    on_adopted: Callable[[ProcessId], None] = lambda process: None  # told of a client that an earlier mpsd let in
+    on_gone: Callable[[ProcessId], None] = lambda process: None  # told of the end of a process that was a member
     is_stopping: bool = False
     last_join: float = -math.inf  # trio time
     last_uid: int = 0  # the user for whom a spare's server is started
@@ -180,6 +182,7 @@ class Pool:
             finally:
                 os.close(pidfd)
         domain.leave(process)
+        self.on_gone(process)
         self.notify()
 
     # -- domains -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import trio
 
+from mpsd import processes
 from mpsd.domains.domain import Domain
 from mpsd.errors import VendorFailed
 from mpsd.legacy.board import ServerView
@@ -10,7 +11,14 @@ _POLL_SECONDS = 0.02
 
 
 async def ensure_server(domain: Domain, uid: int, *, is_multiuser: bool, seconds: float) -> ServerView:
-    """The server that this user's next client gets, ready.  An idle one of another user makes way.  Raises VendorFailed."""
+    """The server that this user's next client gets, ready.  An idle one of another user makes way.  Raises VendorFailed.
+
+    One that was ready when last heard of, and has its process still, is taken to be: the start of a client does not wait for
+    questions.
+    """
+    known = _ready(list(domain.servers.values()), uid, is_multiuser)
+    if known and processes.process_id(known.pid):
+        return known
     if found := _ready(await domain.fresh_servers(), uid, is_multiuser):
         return found
     await make_way(domain, uid, is_multiuser=is_multiuser)

@@ -5,8 +5,9 @@ Not required: where it cannot be read (a container without /dev/kmsg, no privile
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import structlog
 import trio
@@ -22,22 +23,24 @@ _RECORD_BYTES = 8192  # the kernel's bound on one record
 _SUSPECT_SECONDS = 2.0  # by then the vendor's server has said FAULT, or it was a false alarm
 
 
-async def watch_kernel_log(path: Path, pool: Pool) -> None:
+async def watch_kernel_log(path: Path, pool: Pool, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
     """Runs until cancelled: the domain that an Xid points to takes nobody until it is known how it is."""
     async with trio.open_nursery() as nursery:
         try:
             async for line in _follow_device(path) if _is_device(path) else _follow_file(path):
-                _take(line, pool, nursery)
+                _take(line, pool, publish, nursery)
         except OSError as exc:  # in here: out of a nursery it would come as a group
             log.warning("faults.no_kernel_log", path=str(path), why=exc.strerror, effect="a fault is noticed later")
 
 
-def _take(line: str, pool: Pool, nursery: trio.Nursery) -> None:
+def _take(line: str, pool: Pool, publish: Callable[[str, Mapping[str, Any]], None], nursery: trio.Nursery) -> None:
     xid = parse_xid(line)
     if xid is None:
         return
     domain = pool.domain_of_process(xid.pid) if xid.pid is not None else None
-    log.warning("fault.xid", xid=xid.code, device=xid.device, pid=xid.pid, domain=domain and domain.name)
+    facts = {"xid": xid.code, "device": xid.device, "pid": xid.pid, "domain": domain and domain.name}
+    log.warning("fault.xid", **facts)
+    publish("fault.xid", facts)
     if domain is not None and xid.code in ENDS_SERVER:
         domain.suspect(_SUSPECT_SECONDS)
         nursery.start_soon(_acquit_later, pool)

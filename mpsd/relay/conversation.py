@@ -33,7 +33,6 @@ _OFFENDER_SHARE = 10  # a process that kept a domain waiting before gets a tenth
 _AGAIN_SECONDS = 0.01  # the domain's own task has to learn of the death that was noticed here
 _RETRY_SECONDS = 1.0
 _ARRIVAL_SECONDS = 5.0  # a context takes 0.1 s (measured), 1.5 s among many
-_PROBE_SECONDS = 0.5  # a process begins with a connection that asks whether there is a daemon, and comes for nothing
 _FROZEN_SECONDS = 2.0  # a vendor daemon that answers nobody for so long waits for the client it speaks with, or is ill
 _LONGEST_PAUSE_SECONDS = 30.0
 
@@ -44,6 +43,7 @@ class RelaySettings:
     turn_seconds: float
     silent_seconds: float
     may_impersonate: bool
+    settle_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -107,17 +107,16 @@ class Conversations:
                 return None
             arrival = domain.guard.expect(pid)
             try:
-                end = await self._speak(caller, domain, arrival)
-                if end in (End.CLIENT, End.DOMAIN) and caller.link.has_spoken and domain.control.is_alive():
+                end = await self._speak(caller, domain)
+                if end in (End.CLIENT, End.DOMAIN) and caller.link.has_passed_descriptors and domain.control.is_alive():
                     await self._see_arrive(caller, domain, arrival)
                 return end
             finally:
                 domain.guard.forget_arrival(pid, arrival)
 
-    async def _speak(self, caller: Caller, domain: Domain, arrival: Arrival) -> End | None:
+    async def _speak(self, caller: Caller, domain: Domain) -> End | None:
         with domain.handshake(caller.process):
             async with domain.gate.turn(self._burden(caller.process)) as right:
-                domain.guard.speaking = arrival
                 if domain.is_ill and caller.process not in domain.connected:
                     domain.leave(caller.process)
                     return None  # it fell ill while this client waited for its turn
@@ -128,13 +127,18 @@ class Conversations:
                 return await self._through(caller, domain, backend, right)
 
     async def _see_arrive(self, caller: Caller, domain: Domain, arrival: Arrival) -> None:
-        """The server may read a newcomer's limits until its log says that the newcomer is there."""
-        patience = _ARRIVAL_SECONDS if caller.link.has_passed_descriptors else _PROBE_SECONDS
-        patience /= _OFFENDER_SHARE if self.offences[caller.process] else 1
+        """The server may read a newcomer's limits until its log says that the newcomer is there, and a moment longer.
+
+        A process begins with a connection that asks only whether there is a daemon: no descriptor is passed on it, so no way
+        to a server can have come of it.
+        """
+        patience = _ARRIVAL_SECONDS / (_OFFENDER_SHARE if self.offences[caller.process] else 1)
         self.open[caller.process] -= 1  # it keeps nobody waiting now but those with other limits
         try:
             is_there = await arrival.settled(patience)
-            if not is_there and domain.guard.is_on and caller.link.has_passed_descriptors:
+            if domain.guard.is_on and is_there:
+                await trio.sleep(self.settings.settle_seconds)
+            elif domain.guard.is_on:
                 self.offences[caller.process] += 1
                 log.info("limits.no_arrival", pid=caller.credentials.pid, domain=domain.name, waited_seconds=patience)
         finally:
@@ -155,6 +159,8 @@ class Conversations:
             right.give_back()
         self.keeper.drop(caller.domain_id(domain.name))
         domain.mark_stale()
+        log.debug("relay.ended", pid=caller.credentials.pid, domain=domain.name, end=end.name,
+                  has_spoken=caller.link.has_spoken, has_passed_descriptors=caller.link.has_passed_descriptors)
         return end
 
     async def _after(self, caller: Caller, domain: Domain, end: End) -> bool:

@@ -34,19 +34,6 @@ class Admission(Protocol):
     async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant: ...
 
 
-class Everybody:
-    """Lets everybody in, without limits."""
-
-    def grant_of(self, process: ProcessId) -> Grant | None:
-        return Grant("no lease")
-
-    def identity_of(self, process: ProcessId) -> Identity | None:
-        return None
-
-    async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant:
-        return Grant("no lease")
-
-
 @dataclass(slots=True)
 class Entrance:
     """Guards that nobody is placed before it is known who is where, and what everybody may use."""

@@ -14,11 +14,16 @@ from pathlib import Path
 import structlog
 import trio
 
+from mpsd.api import server as api_server
+from mpsd.api.events import EventBus
+from mpsd.api.server import Api
 from mpsd.domains.pool import Pool
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import KeeperFailed, VendorFailed
 from mpsd.faults.kernel_log import watch_kernel_log
+from mpsd.leases.book import LeaseBook
 from mpsd.relay.relay import Relay
+from mpsd.runtime.domain_news import tell_of_domains
 from mpsd.runtime.doors import DOORS, LinkedDoors, RelayedDoors
 from mpsd.runtime.ending import Ending
 from mpsd.runtime.keeper import KeeperClient
@@ -49,6 +54,9 @@ class Daemon:
     store: SqliteStore
     notifier: Notifier
     relayed: tuple[Relay, KeeperClient] | None  # None: unprivileged
+    book: LeaseBook
+    api: Api
+    events: EventBus
     on_signal: Callable[["Daemon", int], Awaitable[None]]
     stop: trio.Event = field(default_factory=trio.Event)  # set: leave now, whatever still runs
     _services: trio.Nursery | None = None
@@ -63,15 +71,20 @@ class Daemon:
                 await self._settle(held, is_old, conversations)
                 services.start_soon(self.upkeep.run)
                 services.start_soon(_collect)
-                services.start_soon(watch_kernel_log, self.kernel_log, self.pool)
+                services.start_soon(watch_kernel_log, self.kernel_log, self.pool, self.events.publish)
+                services.start_soon(tell_of_domains, self.pool, self.events.publish)
+                services.start_soon(self.book.run)
                 async with trio.open_nursery() as listeners:
                     ui = await self._open_doors(held, services, conversations, listeners)
                     listeners.start_soon(self.sessions.serve, ui, conversations)
+                    api = listen(self.pipe_directory / api_server.SOCKET, api_server.MODE)
+                    listeners.start_soon(self.api.serve, api, conversations)
                     await services.start(self._take_signals)  # before ready: who is told may send one
                     ready()
                     await self.stop.wait()  # for ever: this is the daemon's life
                     listeners.cancel_scope.cancel()
                 ui.close()
+                api.close()
                 with trio.move_on_after(_REPLY_SECONDS):
                     await self.sessions.settled()
                 conversations.cancel_scope.cancel()
@@ -101,7 +114,7 @@ class Daemon:
 
     def clean_up(self) -> None:
         """After the domains have gone: nothing that a client or the next daemon could take for a running one."""
-        for name in (UI_SOCKET, *DOORS):
+        for name in (UI_SOCKET, api_server.SOCKET, *DOORS):
             (self.pipe_directory / name).unlink(missing_ok=True)
         if self.relayed:
             self.relayed[1].stop()

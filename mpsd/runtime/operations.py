@@ -1,8 +1,8 @@
 """What operators do with fault domains and with the places of clients (api/services.py, Domains), over the pool."""
 
-import os
 from collections.abc import Sequence
 
+from mpsd import processes
 from mpsd.api.services import ClientView
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
@@ -32,7 +32,7 @@ class DomainOperations:
         for domain in self._pool.domains.values():
             servers = {pid: server.pid for server in domain.servers.values() for pid in server.client_pids}
             for process in domain.members:
-                found.append(ClientView(process, _owner(process.pid), domain.name, servers.get(process.pid)))
+                found.append(ClientView(process, _uid(process), domain.name, servers.get(process.pid)))
         return found
 
     async def create(self, gpus: tuple[str, ...]) -> str:
@@ -58,7 +58,7 @@ class DomainOperations:
         if self._entrance is None:
             raise BadRequest("without root mpsd does not place clients one by one")
         self._find(domain)
-        self._entrance.wish(process, _owner(process.pid), domain)
+        self._entrance.wish(process, _uid(process), domain)
 
     def _find(self, name: str) -> Domain:
         try:
@@ -68,8 +68,6 @@ class DomainOperations:
             raise NoSuchDomain(f"no domain is called {name!r}; there are {known}") from None
 
 
-def _owner(pid: int) -> int | None:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return None
+def _uid(process: ProcessId) -> int | None:
+    found = processes.owner(process.pid)
+    return found[0] if found else None

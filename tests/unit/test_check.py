@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from mpsd import check, places, probes
-from mpsd.config import Config, Invocation, Relay, Vendor
+from mpsd.config import Invocation
 from mpsd.model import ComputeMode, Device
+from mpsd.options import Config, Relay, Vendor
 from mpsd.probes import Finding, Grade, probe_directory
 
 NOTHING = {"MPSD_CONFIG": os.devnull}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from mpsd.config import Log
 from mpsd.log import Journal, open_journal, render_human
+from mpsd.options import Log
 
 TIME = "2026-11-20T12:00:00.123+00:00"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mpsd import places
-from mpsd.config import STATE_DIRECTORY_BYTES, Config, Vendor
 from mpsd.errors import UnusablePath, VendorFailed
+from mpsd.options import STATE_DIRECTORY_BYTES, Config, Vendor
 from mpsd.places import MARKER, PROGRAM, find_vendor_control, state_directory
 
 ROOT = Path(__file__).resolve().parents[2]

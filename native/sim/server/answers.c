@@ -16,17 +16,18 @@ static void make_page(struct connection *client, int *fd)
 
 static void accept_client(struct server *server, struct connection *client)
 {
-	struct link_accept accept = { .percent = server->settings.percent, .priority = server->settings.priority,
+	const struct link_settings *terms = &client->terms;
+	struct link_accept accept = { .percent = terms->percent, .priority = terms->priority,
 				      .gpu_count = server->view.count };
 	int page;
 
 	for (unsigned i = 0; i < server->view.count; i++)
 		accept.gpus[i] = server->view.gpu[i];
-	for (unsigned i = 0; i < server->settings.limit_count; i++) { /* the last one for a device wins */
-		int index = machine_find_gpu(&server->view, server->settings.limits[i].device);
+	for (unsigned i = 0; i < terms->limit_count; i++) { /* the last one for a device wins */
+		int index = machine_find_gpu(&server->view, terms->limits[i].device);
 
-		if (index >= 0 && server->settings.limits[i].bytes)
-			accept.limit_bytes[server->view.gpu[index]] = server->settings.limits[i].bytes;
+		if (index >= 0 && terms->limits[i].bytes)
+			accept.limit_bytes[server->view.gpu[index]] = terms->limits[i].bytes;
 	}
 	make_page(client, &page);
 	link_send(client->fd, LINK_ACCEPT, (struct link_head){ .pid = client->pid, .uid = (int32_t)getpid() }, &accept,

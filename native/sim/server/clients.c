@@ -111,7 +111,8 @@ void client_new(struct server *server, const struct link_packet *said)
 		server->destroyed = false;
 	}
 	*client = (struct connection){ .fd = said->fd, .pid = said->head.pid, .uid = (uid_t)said->head.uid,
-				       .context = said->head.context, .gpu = said->head.flags % MACHINE_GPUS };
+				       .context = said->head.context, .gpu = said->head.flags % MACHINE_GPUS,
+				       .terms = process && said->head.context ? process->terms : server->settings };
 	client->refusal = refusal_of(server, client);
 	client->id = process && client->context ? process->id : ++server->next_id;
 	describe(client);

@@ -25,6 +25,7 @@ struct connection {
 	struct link_page *page;
 	int refusal;        /* the CUresult that answers it; 0: it is accepted */
 	uint64_t answer_ns; /* when; 0: done */
+	struct link_settings terms; /* what holds for its process: that of the moment in which the process came */
 	bool terminated;    /* its work has been ended: its death harms nobody */
 	bool bye;
 	bool doomed;        /* it was here when the fault happened */

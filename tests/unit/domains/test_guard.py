@@ -173,10 +173,3 @@ async def test_arrivals_settle_in_their_order():
     assert not await second.settled(0)
     guard.forget()
     assert await other.settled(0)
-
-
-async def test_a_probe_settles_whoever_spoke_last():
-    guard = Guard(GPUS)
-    guard.speaking = guard.expect(7)
-    guard.hear_probe()
-    assert await guard.speaking.settled(0)

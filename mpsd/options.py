@@ -1,0 +1,289 @@
+"""Every option of mpsd, once: name, type, default, what is accepted, help.
+
+How they are put together from file, environment and command line is in config.py; docs/configuration.md is made from here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from mpsd import schema
+from mpsd.accept import (
+    DEVICES,
+    FACTOR,
+    GROUP,
+    LISTEN,
+    MEMORY,
+    MEMORY_BY_DEVICE,
+    NOT_NEGATIVE,
+    PERCENT,
+    POSITIVE,
+    QUOTA_BY_GROUP,
+    ROTATION_BYTES,
+    SOCKET_PATH_BYTES,
+    absolute_path,
+    between,
+    or_empty,
+)
+from mpsd.schema import Option, option, section
+
+PIPE_DIRECTORY_BYTES = SOCKET_PATH_BYTES - len("/control_privileged")
+STATE_DIRECTORY_BYTES = SOCKET_PATH_BYTES - len("/domains/0123456789abcdef/pipe/control_privileged")
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """The vendor's control program, and how long it may take."""
+
+    control: str = option(
+        "",
+        "The vendor's nvidia-cuda-mps-control. Empty: searched in /usr/lib/mpsd/vendor, /usr/bin (as .vendor), PATH, "
+        "/usr/bin and /usr/local/nvidia/bin; our own front end is skipped.",
+        accept=or_empty(absolute_path(4095)),
+        needs_restart=True,
+    )
+    command_seconds: float = option(
+        5.0, "How long one command to a vendor daemon may take.", accept=POSITIVE, needs_restart=True
+    )
+    start_seconds: float = option(
+        30.0, "How long a vendor daemon or server may take to start.", accept=POSITIVE, needs_restart=True
+    )
+    stop_seconds: float = option(
+        10.0, "How long a vendor daemon may take to quit before it is killed.", accept=POSITIVE, needs_restart=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Domains:
+    """Fault domains: how many, how full, how long."""
+
+    spares: int = option(1, "Hot spares kept ready per GPU set, started and without clients.", accept=between(0, 8))
+    max_domains: int = option(8, "Most fault domains per GPU set, spares included.", accept=between(1, 64))
+    clients_per_server: int = option(
+        48,
+        "Clients one vendor server takes before the next domain is used. 48 for driver 580; 60 from 590.",
+        accept=between(1, 1024),
+    )
+    per_gpu: Literal["auto", "never"] = option(
+        "auto",
+        '"auto": domains of their own for each GPU, where clients can be told apart by the GPUs they see. '
+        '"never": every domain has all GPUs.',
+        needs_restart=True,
+    )
+    idle_seconds: float = option(300.0, "A domain without clients for this long is recycled.", accept=POSITIVE)
+    poll_seconds: float = option(60.0, "How often each vendor daemon is asked for its servers and clients.", accept=POSITIVE)
+    restart_seconds: float = option(0.5, "First wait before a dead vendor daemon is restarted; doubles.", accept=POSITIVE)
+    restart_max_seconds: float = option(30.0, "Longest wait before a dead vendor daemon is restarted.", accept=POSITIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Clients on their way to a domain."""
+
+    max_connections: int = option(
+        4096,
+        "Most connections held at once; further clients wait in the kernel's queue.",
+        accept=between(1, 65536),
+        needs_restart=True,
+    )
+    turn_seconds: float = option(
+        0.5,
+        "How long a client may stay silent while a vendor daemon waits for its word; then the daemon is freed for others, "
+        "and the client is linked again when it speaks.",
+        accept=POSITIVE,
+        needs_restart=True,
+    )
+    silent_seconds: float = option(
+        10.0,
+        "Where max_connections is reached, a connection that has said nothing for this long makes room for others.",
+        accept=POSITIVE,
+        needs_restart=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ui:
+    """Command sessions: the front end without arguments, and whoever pipes commands into it."""
+
+    max_sessions: int = option(
+        256, "Most command sessions at once; then the one that is idle longest makes way.", accept=between(1, 65536)
+    )
+    admin_group: str = option("", 'Members may change limits and end clients, as root may. "": no group.', accept=GROUP)
+    idle_seconds: float = option(300.0, "A session that says nothing for this long is closed.", accept=POSITIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Who may run, and how much the leases of all may add up to (docs/leases.md)."""
+
+    default: Literal["share", "refuse"] = option(
+        "share", '"share": a client without a lease runs with the default limits. "refuse": it does not run.'
+    )
+    refuse_with: Literal["wait", "error", "end"] = option(
+        "wait",
+        'How a client that may not run is told. "wait": it waits, for a lease to come. "error": its CUDA gets error 805. '
+        '"end": its process is killed before it has a context.',
+    )
+    wait_seconds: float = option(
+        0.0, "How long a client may wait for room before it is refused. 0: for ever.", accept=NOT_NEGATIVE
+    )
+    sm_oversubscription: float = option(
+        1.0, "The SM shares of a GPU's leases may add up to this many times the GPU.", accept=FACTOR
+    )
+    memory_oversubscription: float = option(
+        1.0, "The memory limits of a GPU's leases may add up to this many times its memory.", accept=FACTOR
+    )
+    settle_seconds: float = option(
+        0.0,
+        "For how long a vendor server may still read a client's limits after its log said that the client is there. Clients "
+        "with other limits wait so long.",
+        accept=NOT_NEGATIVE,
+        needs_restart=True,
+    )
+    max_leases: int = option(10_000, "Most leases at once.", accept=between(1, 1_000_000))
+    max_queue: int = option(1024, "Most that may wait at once, leases and clients together.", accept=between(1, 65536))
+    aging_seconds: float = option(60.0, "After so long, one that waits counts as one step more urgent.", accept=POSITIVE)
+    backfill_seconds: float = option(
+        30.0, "For so long may others that fit pass one that does not; then what becomes free is kept for it.",
+        accept=NOT_NEGATIVE,
+    )  # fmt: skip
+    user_sm_percent: float = option(0.0, "Quota of each user: SM share on each GPU. 0: none.", accept=NOT_NEGATIVE)
+    user_memory: str = option("", 'Quota of each user: memory on each GPU, as "40G". "": none.', accept=or_empty(MEMORY))
+    user_clients: int = option(0, "Quota of each user: clients at once. 0: none.", accept=between(0, 1_000_000))
+    user_leases: int = option(256, "Quota of each user: leases at once. 0: none.", accept=between(0, 1_000_000))
+    group_quotas: Mapping[str, str] = option(
+        {},
+        "Quotas in place of these for each member of a Unix group; the first that fits counts.",
+        accept=QUOTA_BY_GROUP,
+    )
+    group_totals: Mapping[str, str] = option(
+        {}, "Quotas of all members of a Unix group together.", accept=QUOTA_BY_GROUP
+    )
+    redistribute: Literal["off", "group", "elastic"] = option(
+        "off",
+        'What becomes of the share of a group\'s member that has gone, at the next start of the others. "group": it is dealt '
+        'to them. "elastic": interactive members first, batch takes the rest.',
+    )
+    inherit_seconds: float = option(
+        30.0, "A member without a process for this long has gone, until it starts again.", accept=POSITIVE
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The scheduler's socket, mpsd.sock (docs/protocol.md)."""
+
+    max_connections: int = option(512, "Most connections at once.", accept=between(1, 65536))
+    max_per_user: int = option(64, "Most connections of one user.", accept=between(1, 65536))
+    max_queued_events: int = option(
+        1024, "Events kept for a subscriber that does not read; then it is told how many it lost.", accept=between(1, 65536)
+    )
+    idle_seconds: float = option(
+        300.0, "A connection that says nothing and has no subscription is closed after this long.", accept=POSITIVE
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Numbers for Prometheus, and a health check, over HTTP (docs/monitoring.md)."""
+
+    listen: str = option(
+        "",
+        'Where: "127.0.0.1:9402", "[::1]:9402", "unix:/run/mpsd/metrics.sock". "": nowhere.',
+        accept=or_empty(LISTEN),
+        needs_restart=True,
+    )
+    max_connections: int = option(
+        32, "Most connections at once; then the oldest makes way.", accept=between(1, 1024), needs_restart=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What happens to running clients when mpsd is told to stop."""
+
+    on_sigterm: Literal["drain", "quit", "leave"] = option(
+        "drain",
+        '"drain": admit nobody, give clients drain_seconds, then end them and the domains. "quit": end them at once. '
+        '"leave": exit and leave clients and domains running, for the next mpsd to adopt.',
+    )
+    drain_seconds: float = option(20.0, "How long clients may finish when draining.", accept=NOT_NEGATIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client gets when nobody said otherwise, until a set_default_... command changes it."""
+
+    default_active_thread_percentage: float = option(100.0, "Share of the SMs.", accept=PERCENT, needs_restart=True)
+    default_device_pinned_mem_limit: Mapping[str, str] = option(
+        {}, "GPU memory by device.", accept=MEMORY_BY_DEVICE, needs_restart=True
+    )
+    default_client_priority: int = option(0, "0: normal. 1: below normal.", accept=between(0, 1), needs_restart=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """mpsd's own log: standard error in the foreground, mpsd.log in the log directory otherwise."""
+
+    level: Literal["debug", "info", "warning", "error"] = option("info", "The least important events that are written.")
+    format: Literal["auto", "human", "json"] = option(
+        "auto", '"auto": human on a terminal, JSON otherwise.', needs_restart=True
+    )
+    max_bytes: int = option(
+        67108864,
+        "mpsd.log is renamed to mpsd.log.1 when it reaches this. 0: never.",
+        accept=ROTATION_BYTES,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All options, checked."""
+
+    backend: Literal["gpu", "sim"] = option(
+        "gpu",
+        '"gpu": the real driver. "sim": the simulator, for trying and testing; never chosen by itself.',
+        needs_restart=True,
+        environ="MPSD_BACKEND",
+    )
+    pipe_directory: str = option(
+        "/tmp/nvidia-mps",
+        "Where clients find the daemon.",
+        accept=absolute_path(PIPE_DIRECTORY_BYTES),
+        needs_restart=True,
+        environ="CUDA_MPS_PIPE_DIRECTORY",
+    )
+    log_directory: str = option(
+        "/var/log/nvidia-mps",
+        "control.log, server.log and mpsd.log.",
+        accept=absolute_path(4000),
+        needs_restart=True,
+        environ="CUDA_MPS_LOG_DIRECTORY",
+    )
+    state_directory: str = option(
+        "",
+        "mpsd's own state: domains, store, keeper. Empty: /run/mpsd/HASH for root, otherwise $XDG_RUNTIME_DIR/mpsd/HASH or "
+        "/tmp/mpsd-UID/HASH, with a hash of the pipe directory.",
+        accept=or_empty(absolute_path(STATE_DIRECTORY_BYTES)),
+        needs_restart=True,
+    )
+    visible_devices: str = option(
+        "all",
+        "The GPUs that are served, in CUDA's order.",
+        accept=DEVICES,
+        needs_restart=True,
+        environ="CUDA_VISIBLE_DEVICES",
+    )
+    vendor: Vendor = section(Vendor)
+    domains: Domains = section(Domains)
+    relay: Relay = section(Relay)
+    ui: Ui = section(Ui)
+    admission: Admission = section(Admission)
+    api: Api = section(Api)
+    metrics: Metrics = section(Metrics)
+    stop: Stop = section(Stop)
+    limits: Limits = section(Limits)
+    log: Log = section(Log)
+
+
+OPTIONS: Mapping[str, Option] = {each.key: each for each in schema.walk(Config)}

@@ -1,0 +1,70 @@
+"""SIGTERM and SIGINT end as configured; SIGHUP reads the configuration again and reopens the logs."""
+
+import os
+import signal
+from dataclasses import replace
+
+import structlog
+
+from mpsd import settings
+from mpsd.config import ConfigError, Invocation, changed
+from mpsd.log import Journal
+from mpsd.options import Config
+from mpsd.runtime.daemon import Daemon
+from mpsd.runtime.public_log import PublicLog
+
+log = structlog.get_logger()
+
+
+class Signals:
+    """Guards that a configuration with mistakes changes nothing."""
+
+    def __init__(self, config: Config, invocation: Invocation, journal: Journal, public: PublicLog) -> None:
+        self._config = config
+        self._invocation = invocation
+        self._journal = journal
+        self._public = public
+
+    async def take(self, daemon: Daemon, number: int) -> None:
+        if number == signal.SIGHUP:
+            self._reload(daemon)
+        elif self._config.stop.on_sigterm == "leave":
+            daemon.stop.set()
+        else:
+            daemon.notifier.stopping()
+            seconds = self._config.stop.drain_seconds if self._config.stop.on_sigterm == "drain" else 0.0
+            daemon.begin_quit(seconds)
+
+    def _reload(self, daemon: Daemon) -> None:
+        daemon.notifier.reloading()
+        self._public.reopen()
+        try:
+            new = self._invocation.load(os.environ)
+        except ConfigError as exc:
+            log.error("reload.refused", why=str(exc), kept="the configuration in force")
+        else:
+            live, restart = changed(self._config, new)
+            self._apply(daemon, new)
+            log.info("reload.done", changed=live, need_a_restart=restart)
+        daemon.notifier.ready()
+
+    def _apply(self, daemon: Daemon, new: Config) -> None:
+        self._config = new
+        self._journal.configure(new.log)
+        old = daemon.pool.settings
+        daemon.pool.settings = replace(
+            old,
+            spares=new.domains.spares,
+            max_domains=new.domains.max_domains,
+            idle_seconds=new.domains.idle_seconds,
+            poll_seconds=new.domains.poll_seconds,
+            restart_seconds=new.domains.restart_seconds,
+            restart_max_seconds=new.domains.restart_max_seconds,
+            clients_per_server=new.domains.clients_per_server,
+        )
+        for domain in daemon.pool.domains.values():
+            domain.capacity = new.domains.clients_per_server
+        daemon.sessions.settings = settings.sessions(new)
+        daemon.api.settings = settings.api(new)
+        daemon.book.configure(settings.admission(new))
+        daemon.pool.notify()

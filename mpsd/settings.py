@@ -1,0 +1,151 @@
+"""What each part of the daemon needs to know, out of the configuration."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from mpsd import places
+from mpsd.api.server import ApiSettings
+from mpsd.config import Invocation
+from mpsd.domains.pool import PoolSettings
+from mpsd.domains.vendor import VendorProgram
+from mpsd.faults.kernel_log import KERNEL_LOG
+from mpsd.lease import Refusal
+from mpsd.legacy.board import Defaults
+from mpsd.legacy.devices import find_device
+from mpsd.legacy.quantities import parse_limit
+from mpsd.metrics.server import MetricsSettings
+from mpsd.model import Device
+from mpsd.options import Config
+from mpsd.policy.settings import AdmissionSettings, Quota
+from mpsd.relay.conversation import RelaySettings
+from mpsd.runtime.sessions import SessionSettings
+
+_USERS_SHARE_OF_QUEUE = 8  # one user can fill an eighth of the queue
+
+
+def vendor(config: Config, environ: Mapping[str, str]) -> VendorProgram:
+    return VendorProgram(
+        places.find_vendor_control(config, environ),
+        _vendor_environment(environ),
+        config.vendor.command_seconds,
+        config.vendor.start_seconds,
+    )
+
+
+def kernel_log(config: Config, environ: Mapping[str, str]) -> Path:
+    """The simulator has its own, in the directory that stands for the machine (docs/simulator.md)."""
+    if config.backend != "sim":
+        return KERNEL_LOG
+    return Path(environ.get("MPSD_SIM_DIR") or f"/tmp/mpsd-sim-{os.getuid()}", "kmsg")
+
+
+def pool(config: Config, invocation: Invocation, state: Path) -> PoolSettings:
+    return PoolSettings(
+        home=state / "domains",
+        spares=config.domains.spares,
+        max_domains=config.domains.max_domains,
+        clients_per_server=config.domains.clients_per_server,
+        idle_seconds=config.domains.idle_seconds,
+        poll_seconds=config.domains.poll_seconds,
+        restart_seconds=config.domains.restart_seconds,
+        restart_max_seconds=config.domains.restart_max_seconds,
+        is_multiuser=invocation.multiuser_server,
+        vendor_options=tuple(
+            option
+            for option, is_asked in (
+                ("-multiuser-server", invocation.multiuser_server),
+                ("-S", invocation.static_partitioning),
+            )
+            if is_asked
+        ),
+        visible_devices=visible(config),
+    )
+
+
+def visible(config: Config) -> str | None:
+    return None if config.visible_devices == "all" else config.visible_devices
+
+
+def _vendor_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What mpsd was started with, which is how operators configure the vendor's daemon; less what is mpsd's own."""
+    ours = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "MPSD_CONFIG"}
+    return {name: value for name, value in environ.items() if name not in ours}
+
+
+def defaults(config: Config, devices: tuple[Device, ...]) -> Defaults:
+    """Of the configuration; raises NoSuchDevice for a limit of a device that is not here, since it would not hold."""
+    limits = {
+        find_device(devices, name).uuid: parse_limit(value)
+        for name, value in config.limits.default_device_pinned_mem_limit.items()
+    }
+    percent = config.limits.default_active_thread_percentage
+    return Defaults(percent, limits, config.limits.default_client_priority)
+
+
+def relay(config: Config, may_impersonate: bool) -> RelaySettings:
+    return RelaySettings(
+        config.relay.max_connections,
+        config.relay.turn_seconds,
+        config.relay.silent_seconds,
+        may_impersonate,
+        config.admission.settle_seconds,
+    )
+
+
+def sessions(config: Config) -> SessionSettings:
+    return SessionSettings(config.ui.max_sessions, config.ui.idle_seconds, config.ui.admin_group)
+
+
+def api(config: Config) -> ApiSettings:
+    return ApiSettings(
+        max_connections=config.api.max_connections,
+        max_per_user=config.api.max_per_user,
+        max_queued_events=config.api.max_queued_events,
+        idle_seconds=config.api.idle_seconds,
+        admin_group=config.ui.admin_group,
+    )
+
+
+def metrics(config: Config) -> MetricsSettings | None:
+    """None: nobody asked for them."""
+    if not config.metrics.listen:
+        return None
+    return MetricsSettings(config.metrics.listen, config.metrics.max_connections)
+
+
+def admission(config: Config) -> AdmissionSettings:
+    """0 and "" are how a configuration says that there is no limit."""
+    return AdmissionSettings(
+        default=config.admission.default,
+        refuse_with=Refusal(config.admission.refuse_with),
+        wait_seconds=config.admission.wait_seconds or None,
+        sm_oversubscription=config.admission.sm_oversubscription,
+        memory_oversubscription=config.admission.memory_oversubscription,
+        max_leases=config.admission.max_leases,
+        max_clients=config.relay.max_connections,
+        max_queue=config.admission.max_queue,
+        user_queue=max(1, config.admission.max_queue // _USERS_SHARE_OF_QUEUE),
+        aging_seconds=config.admission.aging_seconds,
+        backfill_seconds=config.admission.backfill_seconds,
+        user_sm_percent=config.admission.user_sm_percent or None,
+        user_memory_bytes=parse_limit(config.admission.user_memory) if config.admission.user_memory else None,
+        user_clients=config.admission.user_clients or None,
+        user_leases=config.admission.user_leases or None,
+        group_quotas={group: _quota(text) for group, text in config.admission.group_quotas.items()},
+        group_totals={group: _quota(text) for group, text in config.admission.group_totals.items()},
+        operators=frozenset({0, os.geteuid()}),
+        redistribute=config.admission.redistribute,
+        inherit_seconds=config.admission.inherit_seconds,
+    )
+
+
+def _quota(text: str) -> Quota:
+    """Of words that were accepted (accept.py)."""
+    words = dict(word.split("=") for word in text.split(","))
+    return Quota(
+        float(words["sm"]) if "sm" in words else None,
+        parse_limit(words["memory"]) if "memory" in words else None,
+        int(words["clients"]) if "clients" in words else None,
+        int(words["leases"]) if "leases" in words else None,
+    )

@@ -1,0 +1,232 @@
+"""Limits of each client's own: three that start together, many that come at once, the price, and the ways to refuse.
+
+Beside it the vendor's daemon as an operator would use it by hand: set the server's limits, start the client, set the next.
+"""
+
+import itertools
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mpsd_client import Client as Mpsd
+from mpsd_client import Selector, calls
+
+from tests.gpu.comparison import figures
+from tests.gpu.comparison.clients import Client, end_all
+from tests.gpu.comparison.sections.ending import WATCHER
+from tests.gpu.comparison.stage import Stage, output_directory
+from tests.gpu.comparison.system import System, SystemFailed
+
+MIB = 1 << 20
+ROUNDS = 20
+ARRIVALS = 40
+PRICE_PAIRS = 12
+CLIENT_SECONDS = 20.0
+REFUSAL_SECONDS = 2.0
+GROUP_OF_SMS = 4  # no share is further from its number of SMs than this (FACTS: 25 % of 132 are 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one client is to get."""
+
+    percent: float
+    mib: int
+
+    def is_kept(self, sms: int, mib: int, all_sms: int) -> bool:
+        """No more than it may, and not much less: its context counts against the memory."""
+        most = all_sms * self.percent / 100
+        return most - GROUP_OF_SMS <= sms <= most and self.mib - 1024 <= mib <= self.mib
+
+
+TOGETHER = (Share(10, 2048), Share(30, 4096), Share(60, 6144))
+OF_MANY = (Share(10, 1536), Share(25, 2048), Share(50, 3072), Share(8, 1792))
+
+
+ROOMY = "[admission]\nsm_oversubscription = 100.0\nmemory_oversubscription = 100.0\n"
+
+
+def run(stage: Stage) -> None:
+    stage.mpsd.quit()
+    for settle in (0.0, 0.1):
+        config = f"{ROOMY}settle_seconds = {settle}\n[log]\nlevel = \"debug\"\n"
+        mpsd = stage.another(f"limits-{settle:g}", stage.mpsd.control, stage.mpsd, config=config)
+        stage.add(f"settle_seconds = {settle:g}")
+        for part in (_together, _many, _price):
+            for system in (stage.vendor, mpsd):
+                system.renew()
+                system.warm(CLIENT_SECONDS)
+            part(stage, mpsd)
+        if target := output_directory():
+            log = (mpsd.log / "mpsd.log").read_bytes()
+            (target / f"limits-{settle:g}.log").write_bytes(log[:200_000])
+        mpsd.quit()
+    for way in ("wait", "error", "end"):
+        _refusal(stage, way)
+
+
+# -- limits --------------------------------------------------------------------------------------------------------------
+
+
+def _together(stage: Stage, mpsd: System) -> None:
+    rounds = stage.trials(ROUNDS)
+    all_sms = _all_sms(mpsd)
+    kept = {"vendor": 0, "mpsd": 0}
+    raw: dict[str, list[object]] = {"vendor": [], "mpsd": []}
+    for name, system, start in (("vendor", stage.vendor, _by_hand), ("mpsd", mpsd, _leased)):
+        for _ in range(rounds):
+            found = [_quota(client) for client in start(system, TOGETHER)]
+            raw[name].append(found)
+            kept[name] += all(
+                got is not None and share.is_kept(*got, all_sms) for share, got in zip(TOGETHER, found, strict=True)
+            )
+            system.clients.clear()
+    stage.keep("together", raw)
+    what = "3 clients at the same moment, 10, 30, 60 % and 2, 4, 6 GiB: rounds in which each has its own"
+    cells = {name: figures.of(count, rounds) for name, count in kept.items()}
+    remark = f"last: {raw['mpsd'][-1]}, by hand {raw['vendor'][-1]}"
+    stage.add(what, **cells, goal="all", met=kept["mpsd"] == rounds, remark=remark)
+
+
+def _by_hand(system: System, shares: Sequence[Share]) -> list[Client]:
+    """The limits of the server are set, a client is started, and so on: what a script can do."""
+    server = _server(system)
+    clients = []
+    for share in shares:
+        system.ask(f"set_active_thread_percentage {server} {share.percent:g}")
+        system.ask(f"set_device_pinned_mem_limit {server} 0 {share.mib}M")
+        clients.append(system.client("quota"))
+    return clients
+
+
+def _leased(system: System, shares: Sequence[Share]) -> list[Client]:
+    """Each with a lease of its own, which it names in its environment."""
+    tokens = [secrets.token_hex(16) for _ in shares]
+    with _mpsd(system) as mpsd:
+        for token, share in zip(tokens, shares, strict=True):
+            mpsd.ask(
+                calls.lease_create(
+                    "compare", Selector.of_token(token), sm_percent=share.percent,
+                    memory_bytes={"0": share.mib * MIB}, ttl_seconds=60.0,
+                )
+            )  # fmt: skip
+    return [_with_token(system, token) for token in tokens]
+
+
+def _with_token(system: System, token: str) -> Client:
+    argv = [str(system.programs / "quota"), "--json", "--start-ns", "{start_ns}"]
+    return system.spawn(argv, system.environment() | {"MPSD_LEASE": token})
+
+
+def _quota(client: Client) -> tuple[int, int] | None:
+    client.wait(CLIENT_SECONDS)
+    said = client.events("quota")
+    return (said[0]["sms"], said[0]["mib"]) if said else None
+
+
+def _many(stage: Stage, mpsd: System) -> None:
+    all_sms = _all_sms(mpsd)
+    shares = list(itertools.islice(itertools.cycle(OF_MANY), ARRIVALS))
+    took, right = {}, {}
+    for name, system in (("vendor", stage.vendor), ("mpsd", mpsd)):
+        before = time.monotonic()
+        plain = [system.client("quota", "--most", "256") for _ in shares] if system is stage.vendor else []
+        clients = plain or _leased(system, shares)
+        found = [_quota(client) for client in clients]
+        took[name] = time.monotonic() - before
+        right[name] = sum(
+            got is not None and (bool(plain) or share.is_kept(*got, all_sms)) for share, got in zip(shares, found, strict=True)
+        )
+        stage.keep(f"many, {name}", [found, [client.fate for client in clients]])
+        system.clients.clear()
+    stage.add(
+        f"{ARRIVALS} clients in a second, 4 kinds of limits (vendor: none): as they should be",
+        **{name: figures.of(count, ARRIVALS) for name, count in right.items()},
+        goal="all", met=right["mpsd"] == ARRIVALS,
+    )  # fmt: skip
+    cells = {name: figures.ms(seconds * 1e3) for name, seconds in took.items()}
+    stage.add("... until the last has run", **cells, ratio=figures.times(took["mpsd"] / took["vendor"]))
+
+
+# -- its price -----------------------------------------------------------------------------------------------------------
+
+
+def _price(stage: Stage, mpsd: System) -> None:
+    """One client at a time, beside mpsd without limits: what setting them, and closing them again, costs a client's start."""
+    count = stage.trials(PRICE_PAIRS)
+    plain = [_start_ms(mpsd.client("quota", "--most", "64")) for _ in range(count)]  # first: with a lease come its windows
+    limited = [_start_ms(_leased(mpsd, [Share(50, 2048)])[0]) for _ in range(count)]
+    mpsd.clients.clear()
+    stage.keep("price", {"plain": plain, "limited": limited})
+    difference = (figures.median(limited) or 0) - (figures.median(plain) or 0)
+    stage.add(
+        f"start to SMs counted, mpsd with a lease beside mpsd without (median of {len(plain)})",
+        vendor=f"without: {figures.ms(figures.median(plain))}", mpsd=f"with: {figures.ms(figures.median(limited))}",
+        ratio=figures.times(figures.ratio(limited, plain)),
+        remark=f"{difference:+.1f} ms; {figures.pair_range(limited, plain)}",
+    )  # fmt: skip
+
+
+def _start_ms(client: Client) -> float:
+    client.wait(CLIENT_SECONDS)
+    said = client.events("quota")
+    if not said:
+        raise SystemFailed(f"a client did not run: {client.fate}")
+    return float(said[0]["monotonic_ns"] - client.started_ns) / 1e6
+
+
+# -- refusing ------------------------------------------------------------------------------------------------------------
+
+
+def _refusal(stage: Stage, way: str) -> None:
+    """Nobody runs without a lease: what the client sees, and whether it ever was on a GPU without MPS."""
+    config = f'[admission]\ndefault = "refuse"\nrefuse_with = "{way}"\n'
+    system = stage.another(f"refuse-{way}", stage.mpsd.control, stage.mpsd, config=config)
+    system.start()
+    running = _leased(system, [Share(50, 4096)])[0]
+    running.wait(CLIENT_SECONDS)
+    watcher = system.spawn([str(stage.options.python), str(WATCHER)])
+    watcher.wait_for("processes", 5.0)
+    clients = [system.client("quota"), system.client("counter", "--seconds", "0.2")]
+    for client in clients:
+        client.wait(REFUSAL_SECONDS)
+    fates = [client.fate for client in clients]
+    ran = [client.pid for client in clients if client.events("ready") or client.events("quota")]
+    seen = {pid for event in watcher.events("processes") for pid in (*event["plain"], *event["mps"])}
+    on_gpu = sorted(seen & {client.pid for client in clients})
+    wanted = {"wait": "running", "error": "error 805", "end": "signal 9"}[way]
+    stage.keep(f"refusal {way}", {"fates": fates, "watched": watcher.events("processes"), "pids": [c.pid for c in clients]})
+    stage.add(
+        f"no lease, refused by {way}: client",
+        mpsd=f"{', '.join(dict.fromkeys(fates))}; kernels ran in {len(ran)}; seen by NVML: {len(on_gpu)}",
+        goal=wanted, met=set(fates) == {wanted} and not ran and not on_gpu and running.fate == "done",
+        remark=f"one with a lease: {running.fate}",
+    )  # fmt: skip
+    end_all(system.clients)
+    system.clients.clear()
+    system.kill()
+
+
+# -- what all need -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _mpsd(system: System) -> Iterator[Mpsd]:
+    with Mpsd(system.pipe / "mpsd.sock") as mpsd:
+        yield mpsd
+
+
+def _all_sms(system: System) -> int:
+    got = _quota(system.client("quota", "--most", "64"))
+    system.clients.clear()
+    if got is None:
+        raise SystemFailed("a client without limits did not run")
+    return got[0]
+
+
+def _server(system: System) -> int:
+    if servers := system.servers():
+        return servers[0].pid
+    raise SystemFailed(f"{system.name} has no server")
