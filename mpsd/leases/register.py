@@ -116,19 +116,22 @@ class Register:
         self._index.put(lease)
         self._expect_end(lease)
         if lease.state is LeaseState.ACTIVE and not was_active:
-            self._account.reserve(lease, self._terms.gpus_of(lease.spec), self._terms.owner_of_lease(lease))
+            self._reserve(lease)
         return lease
 
     def _enter(self, lease: Lease) -> None:
-        owner = self._terms.owner_of_lease(lease)
         self._leases[lease.id] = lease
         self._index.put(lease)
-        self._account.know(lease, owner)
+        self._account.know(lease, self._terms.owner_of_lease(lease))
         if lease.state is LeaseState.ACTIVE:
-            self._account.reserve(lease, self._terms.gpus_of(lease.spec), owner)
+            self._reserve(lease)
         if (named := process_of(lease)) is not None:
             self._by_process.setdefault(named, set()).add(lease.id)
         self._expect_end(lease)
+
+    def _reserve(self, lease: Lease) -> None:
+        gpus, owner = self._terms.gpus_of(lease.spec), self._terms.owner_of_lease(lease)
+        self._account.reserve(lease, gpus, owner, self._terms.clock())
 
     def _expect_end(self, lease: Lease) -> None:
         if lease.expires_at is None:

@@ -21,7 +21,7 @@ from mpsd.policy.budgets import (
     to_millionths,
     to_percent,
 )
-from mpsd.policy.pools import Holding, Pool, pool_key
+from mpsd.policy.pools import Absent, Holding, Pool, pool_key
 from mpsd.policy.shares import Group, Member
 
 GROUP_LEASES = 1024  # that shares can move among: a deal looks at all of them
@@ -51,17 +51,19 @@ class Account:
         self.pools: dict[str, Pool] = {}
         self._is_dealt = is_dealt
         self._pool_of_lease: dict[int, str] = {}
-        self._clients: dict[ProcessId, Held | None] = {}
+        self._clients: dict[ProcessId, tuple[Owner | None, Held | None]] = {}
 
     def know(self, lease: Lease, owner: Owner | None) -> None:
         """A lease exists, whether it is active or waits."""
         self.ledger.hold(("known", lease.id), dict.fromkeys(quota_scopes(owner, Kind.LEASES), 1))
 
-    def reserve(self, lease: Lease, gpus: tuple[str, ...], owner: Owner | None) -> None:
+    def reserve(self, lease: Lease, gpus: tuple[str, ...], owner: Owner | None, now: float) -> None:
         """A lease is active from now on."""
         key = pool_key(lease, gpus, self._is_dealt)
         pool = self.pools.setdefault(key, Pool(gpus, owner))
         pool.leases[lease.id] = to_millionths(lease.spec.sm_percent)
+        if self._is_dealt and lease.spec.group:
+            pool.absent[lease.id] = Absent(lease.spec.processes, now)
         self._pool_of_lease[lease.id] = key
         self.places[str(lease.id)] = lease.spec.processes
         amounts = lease_amounts(lease, gpus, owner)
@@ -83,21 +85,21 @@ class Account:
     def start(self, process: ProcessId, owner: Owner | None, lease: Lease | None, held: Held | None) -> None:
         """A client is let in.  owner: whose quota of clients it is under.  lease: None where it has none, or none any more."""
         self.ledger.hold(("client", process), client_amounts(owner, lease))
-        self._clients[process] = held
+        self._clients[process] = owner, held
         if held is None:
             return
         pool = self.pools.setdefault(held.pool, Pool(held.gpus, held.owner))
-        pool.clients[process] = Holding(held.lease_id, held.share, held.part, lease is None)
+        pool.add_client(process, Holding(held.lease_id, held.share, held.part, is_kept=lease is None))
         if lease is None:
             self._keep(process)
         self._settle(held.pool)
 
     def end(self, process: ProcessId, now: float) -> None:
-        held = self._clients.pop(process, None)
+        _, held = self._clients.pop(process, (None, None))
         self.ledger.drop(("client", process))
         self.ledger.drop(("kept", process))
         if held is not None:
-            self.pools[held.pool].end_client(process, now, self.places.get(str(held.lease_id), 1))
+            self.pools[held.pool].end_client(process, now)
             self._settle(held.pool)
 
     def has_room_in_group(self, lease: Lease, gpus: tuple[str, ...]) -> bool:
@@ -117,7 +119,8 @@ class Account:
 
     def _keep(self, process: ProcessId) -> None:
         """Its memory is its own to account for, since its lease's is not counted any more; its share is the pool's business."""
-        held = self._clients[process]
+        owner, held = self._clients[process]
+        self.ledger.hold(("client", process), client_amounts(owner, None))
         if held is not None:
             scopes = {Scope(Level.MACHINE, Kind.CLIENTS, gpu=gpu): 1 for gpu in held.gpus}  # for people
             scopes |= {scope: size for gpu, size in held.memory_bytes.items() for scope in memory_scopes(held.owner, gpu)}

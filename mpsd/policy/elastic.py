@@ -113,10 +113,10 @@ def _in_force(group: Group) -> Deal:
 
 
 def _want(member: Member, settings: Elastic) -> float:
-    """Of one part: what it uses, with air; its own part where nobody measured, or where it has not run."""
-    if member.busy is None or not member.held:
+    """Of one part: what it uses, with air; its own part where nobody measured."""
+    if member.busy is None:
         return member.part
-    used = member.busy * sum(member.held) / len(member.held)
+    used = member.busy * (sum(member.held) / len(member.held) if member.held else member.in_force)
     return min(max(used * settings.air, member.part * settings.floor), FULL_PERCENT)
 
 

@@ -39,7 +39,7 @@ class Pool:
     leases: dict[int, int] = field(default_factory=dict)
     clients: dict[ProcessId, Holding] = field(default_factory=dict)
     dealt: dict[int, float] = field(default_factory=dict)  # percent of a part, by the last deal
-    left: dict[int, deque[float]] = field(default_factory=dict)  # when clients of each lease ended, the last ones
+    absent: dict[int, "Absent"] = field(default_factory=dict)  # of a group's leases, by id
 
     @property
     def is_empty(self) -> bool:
@@ -79,21 +79,45 @@ class Pool:
         """Its clients, which keep what they have."""
         self.leases.pop(lease_id, None)
         self.dealt.pop(lease_id, None)
-        self.left.pop(lease_id, None)
+        self.absent.pop(lease_id, None)
         kept = [process for process, each in self.clients.items() if each.lease_id == lease_id and not each.is_kept]
         for process in kept:
             self.clients[process].is_kept = True
         return kept
 
-    def end_client(self, process: ProcessId, now: float, most: int) -> None:
-        """most: of its lease's clients that may come back, its processes."""
+    def add_client(self, process: ProcessId, holding: Holding) -> None:
+        self.clients[process] = holding
+        if not holding.is_kept and holding.lease_id in self.absent:
+            self.absent[holding.lease_id].take()
+
+    def end_client(self, process: ProcessId, now: float) -> None:
         holding = self.clients.pop(process)
-        if not holding.is_kept:
-            self.left.setdefault(holding.lease_id, deque(maxlen=most)).append(now)
+        if not holding.is_kept and holding.lease_id in self.absent:
+            self.absent[holding.lease_id].add(now)
 
     def recent(self, lease_id: int, since: float) -> int:
-        """How many clients of this lease have ended after `since`."""
-        return sum(1 for at in self.left.get(lease_id, ()) if at > since)
+        """How many parts of this lease have been without a process only after `since`."""
+        return self.absent[lease_id].after(since) if lease_id in self.absent else 0
+
+
+class Absent:
+    """Guards since when each part of a lease has been without a process: counts by time, the longest absent first."""
+
+    def __init__(self, parts: int, now: float) -> None:
+        self._since: deque[tuple[float, int]] = deque([(now, parts)])
+
+    def add(self, now: float) -> None:
+        self._since.append((now, 1))
+
+    def take(self) -> None:
+        """A process came for the one that has been absent longest."""
+        if self._since:
+            at, count = self._since.popleft()
+            if count > 1:
+                self._since.appendleft((at, count - 1))
+
+    def after(self, since: float) -> int:
+        return sum(count for at, count in self._since if at > since)
 
 
 def pool_key(lease: Lease, gpus: Iterable[str], is_dealt: bool) -> str:

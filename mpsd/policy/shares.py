@@ -21,8 +21,8 @@ class Member:
     """One lease of a group.
 
     part: percent, as reserved; dealt: percent of a part by the last deal.  held: of its running clients.  starting: how many
-    are about to.  recent: how many left so lately that their parts are kept for them.  level, busy: for the elastic policy;
-    busy is the fraction of their share that its clients used of late, None where nobody measured it.
+    are about to.  recent: how many parts are without a process so shortly that they are kept for one.  level and busy are for
+    the elastic policy; busy is the fraction of their share that its clients used of late, None where nobody measured it.
     """
 
     lease_id: int
@@ -38,7 +38,7 @@ class Member:
     @property
     def present(self) -> int:
         """How many of its parts somebody uses or comes back to."""
-        return min(self.parts, len(self.held) + self.starting + self.recent)
+        return min(self.parts, len(self.held) + max(self.starting, self.recent))
 
     @property
     def in_force(self) -> float:

@@ -1,0 +1,151 @@
+"""The file that leases and grants are in."""
+
+import sqlite3
+import stat
+from dataclasses import replace
+
+import pytest
+
+from mpsd.errors import UnusablePath
+from mpsd.lease import DomainPolicy, Grant, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
+from mpsd.leases.records import Admitted
+from mpsd.leases.store import LeaseStore, read_boot_id
+from mpsd.model import Credentials, ProcessId
+from mpsd.policy.account import Held
+from mpsd.policy.budgets import Owner
+
+SPEC = LeaseSpec(
+    name="trainer «1»",
+    selector=Selector(SelectorKind.PID, "42", 7),
+    gpus=("GPU-a", "GPU-b"),
+    sm_percent=33.3,
+    memory_bytes={"GPU-a": 1 << 33},
+    priority=1,
+    domain=DomainPolicy.GROUP,
+    group="g",
+    processes=3,
+    ttl_seconds=1.5,
+    wait_seconds=2.5,
+    level="batch",
+)
+DRAFT = Lease(0, 1000, SPEC, LeaseState.QUEUED, 1e9, 1e9 + 1.5, True)
+PLAIN = Lease(0, 0, LeaseSpec("plain", Selector(SelectorKind.UID, "0")), LeaseState.ACTIVE, 0.0, None)
+CLIENT = Admitted(
+    ProcessId(42, 7),
+    Credentials(42, 1000, 100),
+    Grant("lease 1", 1, ("GPU-a",), 11.1, {"GPU-a": 1 << 31}, 1, DomainPolicy.OWN, "1"),
+    Held(1, "lease:1", ("GPU-a",), Owner(1000, ("staff",)), 11_100_000, 11_000_000, {"GPU-a": 1 << 31}),
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "leases.db"
+
+
+def test_what_was_written_is_there_for_the_next(path):
+    """The first was never closed: kill -9."""
+    store = LeaseStore(path, "boot")
+    first, second = store.add(DRAFT), store.add(PLAIN)
+    store.admit(CLIENT)
+    again = LeaseStore(path, "boot")
+    assert again.leases() == [first, second]
+    assert [first.id, second.id] == [1, 2]
+    assert again.admitted() == [CLIENT]
+    assert not again.is_new_boot
+
+
+def test_an_id_is_never_used_twice(path):
+    store = LeaseStore(path, "boot")
+    ids = []
+    for _ in range(3):
+        ids.append(store.add(PLAIN).id)
+        store.remove(ids)
+    assert [*ids, LeaseStore(path, "boot").add(PLAIN).id] == [1, 2, 3, 4]
+
+
+def test_a_change_is_there(path):
+    store = LeaseStore(path, "boot")
+    lease = replace(store.add(DRAFT), state=LeaseState.ACTIVE, expires_at=None, spec=replace(SPEC, ttl_seconds=None))
+    store.change(lease)
+    assert LeaseStore(path, "boot").leases() == [lease]
+
+
+def test_leases_and_the_grant_of_a_process_go_together(path):
+    store = LeaseStore(path, "boot")
+    ids = [store.add(DRAFT).id for _ in range(3)]
+    store.admit(CLIENT)
+    store.remove(ids[:2], CLIENT.process)
+    assert [lease.id for lease in store.leases()] == ids[2:]
+    assert not store.admitted()
+    store.remove([])
+
+
+def test_a_grant_is_stored_once_for_each_process(path):
+    store = LeaseStore(path, "boot")
+    store.admit(CLIENT)
+    store.admit(CLIENT)
+    assert len(store.admitted()) == 1
+
+
+def test_after_a_reboot_leases_stay_and_grants_are_gone(path):
+    """The pids belong to other processes then."""
+    store = LeaseStore(path, "boot")
+    lease = store.add(PLAIN)
+    store.admit(CLIENT)
+    after = LeaseStore(path, "another boot")
+    assert after.is_new_boot
+    assert after.leases() == [lease]
+    assert not after.admitted()
+    assert not LeaseStore(path, "another boot").is_new_boot
+
+
+def test_the_kernel_tells_which_boot_this_is():
+    assert len(read_boot_id()) in (0, 36)
+
+
+def test_the_file_is_private_and_so_are_those_beside_it(path):
+    """Tokens are in it."""
+    store = LeaseStore(path, "boot")
+    store.add(PLAIN)
+    found = sorted(path.parent.iterdir())
+    assert len(found) > 1
+    assert {stat.S_IMODE(each.stat().st_mode) for each in found} == {0o600}
+
+
+def test_it_is_written_ahead_and_to_the_disk(path):
+    store = LeaseStore(path, "boot")
+    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+
+
+def test_a_file_of_another_version_is_refused(path):
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version=99")
+    with pytest.raises(UnusablePath, match="version 99"):
+        LeaseStore(path)
+
+
+@pytest.mark.parametrize("content", [b"rubbish" * 1000, b"SQLite format 3\0" + b"\xff" * 4096])
+def test_a_file_that_is_no_database_is_refused(path, content):
+    path.write_bytes(content)
+    with pytest.raises(UnusablePath, match="cannot be used"):
+        LeaseStore(path)
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UnusablePath, match="cannot be used"):
+        LeaseStore(tmp_path / "nowhere" / "leases.db")
+
+
+def test_what_cannot_be_written_is_an_error_and_half_of_it_is_not_there(path):
+    store = LeaseStore(path, "boot")
+    lease = store.add(PLAIN)
+    store.admit(CLIENT)
+    store._db.execute("CREATE TRIGGER t BEFORE DELETE ON grants BEGIN SELECT RAISE(ABORT, 'disk'); END")
+    with pytest.raises(UnusablePath, match="disk"):
+        store.remove([lease.id], CLIENT.process)
+    assert store.leases() == [lease]
+    store._db.execute("PRAGMA query_only=1")  # as a full disk would
+    with pytest.raises(UnusablePath, match="cannot be written"):
+        store.add(PLAIN)
