@@ -133,13 +133,6 @@ class Admission:
     memory_oversubscription: float = option(
         1.0, "The memory limits of a GPU's leases may add up to this many times its memory.", accept=FACTOR
     )
-    settle_seconds: float = option(
-        0.0,
-        "For how long a vendor server may still read a client's limits after its log said that the client is there. Clients "
-        "with other limits wait so long.",
-        accept=NOT_NEGATIVE,
-        needs_restart=True,
-    )
     max_leases: int = option(10_000, "Most leases at once.", accept=between(1, 1_000_000))
     max_queue: int = option(1024, "Most that may wait at once, leases and clients together.", accept=between(1, 65536))
     aging_seconds: float = option(60.0, "After so long, one that waits counts as one step more urgent.", accept=POSITIVE)

@@ -85,11 +85,7 @@ def defaults(config: Config, devices: tuple[Device, ...]) -> Defaults:
 
 def relay(config: Config, may_impersonate: bool) -> RelaySettings:
     return RelaySettings(
-        config.relay.max_connections,
-        config.relay.turn_seconds,
-        config.relay.silent_seconds,
-        may_impersonate,
-        config.admission.settle_seconds,
+        config.relay.max_connections, config.relay.turn_seconds, config.relay.silent_seconds, may_impersonate
     )
 
 

@@ -43,7 +43,6 @@ class RelaySettings:
     turn_seconds: float
     silent_seconds: float
     may_impersonate: bool
-    settle_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -127,7 +126,7 @@ class Conversations:
                 return await self._through(caller, domain, backend, right)
 
     async def _see_arrive(self, caller: Caller, domain: Domain, arrival: Arrival) -> None:
-        """The server may read a newcomer's limits until its log says that the newcomer is there, and a moment longer.
+        """The server may read a newcomer's limits until its log says that the newcomer is there (measured: it has by then).
 
         A process begins with a connection that asks only whether there is a daemon: no descriptor is passed on it, so no way
         to a server can have come of it.
@@ -135,10 +134,7 @@ class Conversations:
         patience = _ARRIVAL_SECONDS / (_OFFENDER_SHARE if self.offences[caller.process] else 1)
         self.open[caller.process] -= 1  # it keeps nobody waiting now but those with other limits
         try:
-            is_there = await arrival.settled(patience)
-            if domain.guard.is_on and is_there:
-                await trio.sleep(self.settings.settle_seconds)
-            elif domain.guard.is_on:
+            if not await arrival.settled(patience) and domain.guard.is_on:
                 self.offences[caller.process] += 1
                 log.info("limits.no_arrival", pid=caller.credentials.pid, domain=domain.name, waited_seconds=patience)
         finally:

@@ -1,4 +1,5 @@
-/* quota: what this process may use: on how many SMs its kernel runs, and how much memory it can have.
+/* quota: what this process may use: how many SMs it has, on how many its kernel was seen (beside others it may be fewer), and how
+ * much memory it can have.
  *
  * It allocates in steps until it is refused, and says the sum.  --most MiB: it stops there, so that one without a limit does not
  * take what others need.
@@ -24,7 +25,7 @@ int main(int argc, char **argv)
 {
 	struct client client;
 	double linger;
-	int most_mib, sms, mib;
+	int most_mib, seen, mib;
 
 	client_options(&client, "quota", &argc, argv);
 	linger = atof(client_option(&argc, argv, "--linger", "0"));
@@ -32,9 +33,10 @@ int main(int argc, char **argv)
 	if (argc != 1)
 		client_usage("quota [--most MiB] [--linger S] [--json]");
 	client_start(&client);
-	sms = client_seen_sms(&client);
+	seen = client_seen_sms(&client);
 	mib = fill(most_mib);
-	client_say(&client, "quota", "%d SMs, %d MiB", "\"sms\": %d, \"mib\": %d", sms, mib);
+	client_say(&client, "quota", "%d SMs, %d of them seen, %d MiB", "\"sms\": %d, \"seen\": %d, \"mib\": %d", client_sms(&client),
+		   seen, mib);
 	usleep((useconds_t)(linger * 1e6));
 	return 0;
 }

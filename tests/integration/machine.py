@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mpsd_client import Client as Mpsd
+
 from tests.integration.client import Client
 from tests.integration.process import EVENT_SECONDS, is_running, program_of, state_of, variable, wait_for
 
@@ -151,6 +153,19 @@ class Machine:
 
     def domain_of_server(self, pid: int) -> str:
         return Path(variable(pid, "CUDA_MPS_PIPE_DIRECTORY")).parent.name
+
+    @contextmanager
+    def mpsd(self, uid: int | None = None) -> Iterator[Mpsd]:
+        """A connection to mpsd.sock, as that user: the kernel notes who connects, not who speaks later."""
+        was = os.geteuid()
+        if uid is not None:
+            os.seteuid(uid)
+        try:
+            mpsd = Mpsd(self.pipe / "mpsd.sock")
+        finally:
+            os.seteuid(was)
+        with mpsd:
+            yield mpsd
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
