@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -26,11 +27,13 @@ from mpsd.leases.book import LeaseBook
 from mpsd.leases.store import LeaseStore, read_boot_id
 from mpsd.leases.unenforced import UnenforcedBook
 from mpsd.log import Journal, open_journal
+from mpsd.metrics.server import Metrics
+from mpsd.metrics.source import Readings
 from mpsd.model import Credentials, Device, ProcessId
 from mpsd.options import Config
 from mpsd.probes import Grade, probe_pid_namespace, probe_shared_memory
 from mpsd.relay.conversation import Conversations
-from mpsd.relay.entrance import Entrance
+from mpsd.relay.entrance import Admission, Entrance
 from mpsd.relay.message import may_impersonate
 from mpsd.relay.progress import Progress
 from mpsd.relay.refusals import Refusals
@@ -136,6 +139,7 @@ async def _run(config: Config, invocation: Invocation, environ: Mapping[str, str
         become_reaper()
         raise_descriptor_limit(config.relay.max_connections * _DESCRIPTORS_PER_CONNECTION + _DESCRIPTORS_BESIDES)
         _say_what_works(is_privileged, config)
+        _say_what_is_amiss()
 
         def ready() -> None:
             log.info("daemon.ready", version=__version__, pipe_directory=config.pipe_directory, backend=config.backend)
@@ -173,7 +177,11 @@ def _build(found: _Found) -> Daemon:
     pool.on_gone = book.leave
     pool.on_adopted = lambda process: _adopt(book, process)
     refuser = Refuser(vendor, claim.state_directory / "refuser", pool_settings.visible_devices)
-    relayed = _build_relay(found, pool, book, refuser) if found.is_privileged else None
+    asked = settings.metrics(config)
+    metrics = Metrics(asked, events) if asked else None
+    relayed = _build_relay(found, pool, metrics.timing(book) if metrics else book, refuser) if found.is_privileged else None
+    if relayed and metrics:
+        relayed[0].conversations.took_handshake = metrics.took_handshake
     ending = Ending(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
     operations = DomainOperations(pool, upkeep, relayed[0].conversations.entrance if relayed else None)
@@ -186,6 +194,12 @@ def _build(found: _Found) -> Daemon:
         time.time(),
         {"backend": config.backend, "is_privileged": found.is_privileged},
     )
+    api = Api(services, settings.api(config), events, found.audit)
+    readings = Readings(
+        relay_connections=lambda: len(relayed[0].callers) if relayed else 0,
+        api_connections=lambda: api.connections,
+        audit_lines_lost=lambda: found.audit.lost,
+    )
     daemon = Daemon(
         claim.pipe_directory,
         settings.kernel_log(config, found.environ),
@@ -197,19 +211,20 @@ def _build(found: _Found) -> Daemon:
         Notifier(found.environ),
         relayed,
         book,
-        Api(services, settings.api(config), events, found.audit),
+        api,
         events,
+        partial(metrics.serve, services, readings) if metrics else None,
         _ignore_signal,
     )
     return daemon
 
 
-def _build_relay(found: _Found, pool: Pool, book: LeaseBook, refuser: Refuser) -> tuple[Relay, KeeperClient]:
+def _build_relay(found: _Found, pool: Pool, admission: Admission, refuser: Refuser) -> tuple[Relay, KeeperClient]:
     config, state = found.config, found.claim.state_directory
     program = places.native_directory() / "keeper" / "mpsd-keeper"
     keeper = KeeperClient(program, state / "keeper", config.relay.max_connections * 2 + 16)
     progress = _open_progress(state / "progress", config.relay.max_connections)
-    entrance = Entrance(pool, book, config.domains.per_gpu == "auto")
+    entrance = Entrance(pool, admission, config.domains.per_gpu == "auto")
     refusals = Refusals(refuser, config.relay.turn_seconds)
     relay_settings = settings.relay(config, found.is_privileged)
     return Relay(Conversations(pool, keeper, progress, relay_settings, entrance, refusals)), keeper

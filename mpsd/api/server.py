@@ -48,9 +48,14 @@ class Api:
         events.listeners.append(self.faults.take)
         self._services, self._audit = services, audit
         self._open: Counter[int] = Counter()  # by uid
+        self._turns: dict[int, trio.Lock] = {}  # by uid, of those in _open
         self._state = State(
             events, self.faults, lambda: self.settings.max_queued_events, self._open.total, lambda: audit.lost
         )
+
+    @property
+    def connections(self) -> int:
+        return self._open.total()
 
     async def serve(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         """Accept until cancelled; conversations run in `nursery`.  `listener` is a non-blocking SEQPACKET socket."""
@@ -78,13 +83,15 @@ class Api:
     def begin_with(self, peer: Peer, sock: socket.socket, nursery: trio.Nursery) -> None:
         settings = self.settings
         patience = Patience(settings.hello_seconds, settings.idle_seconds, settings.send_seconds)
-        connection = Connection(sock, peer, self._services, self._state, self._audit, patience)
+        turn = self._turns.get(peer.uid) or trio.Lock()
+        connection = Connection(sock, peer, self._services, self._state, self._audit, patience, turn)
         if refusal := self._refusal(peer):
             log.warning("api.refused", uid=peer.uid, pid=peer.pid, why=str(refusal))
             connection.part(refusal)
             sock.close()
             return
         self._open[peer.uid] += 1
+        self._turns[peer.uid] = turn
         nursery.start_soon(self._run, connection)
 
     def _refusal(self, peer: Peer) -> TooMany | None:
@@ -104,4 +111,4 @@ class Api:
     def _leave(self, uid: int) -> None:
         self._open[uid] -= 1
         if not self._open[uid]:
-            del self._open[uid]
+            del self._open[uid], self._turns[uid]

@@ -7,6 +7,7 @@ import math
 import os
 import socket
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -57,6 +58,7 @@ class Conversations:
     refusals: Refusals
     offences: Counter[ProcessId | None] = field(default_factory=Counter)
     open: Counter[ProcessId | None] = field(default_factory=Counter)  # connections by process
+    took_handshake: Callable[[float], None] = lambda seconds: None  # told how long a connection was with its domain
 
     async def run(self, caller: Caller) -> None:
         """Until the client or a living domain ends it."""
@@ -90,7 +92,9 @@ class Conversations:
         except Refused as exc:
             await self.refusals.turn_away(caller, exc)
             return True
+        began = trio.current_time()
         end = await self._visit(caller, domain, limits)
+        self.took_handshake(trio.current_time() - began)
         return await self._after(caller, domain, end) if end else False
 
     async def _visit(self, caller: Caller, domain: Domain, limits: Limits) -> End | None:

@@ -57,6 +57,7 @@ class Daemon:
     book: LeaseBook
     api: Api
     events: EventBus
+    serve_metrics: Callable[..., Awaitable[None]] | None  # None: nobody asked for them
     on_signal: Callable[["Daemon", int], Awaitable[None]]
     stop: trio.Event = field(default_factory=trio.Event)  # set: leave now, whatever still runs
     _services: trio.Nursery | None = None
@@ -74,6 +75,8 @@ class Daemon:
                 services.start_soon(watch_kernel_log, self.kernel_log, self.pool, self.events.publish)
                 services.start_soon(tell_of_domains, self.pool, self.events.publish)
                 services.start_soon(self.book.run)
+                if self.serve_metrics:
+                    await services.start(self.serve_metrics)
                 async with trio.open_nursery() as listeners:
                     ui = await self._open_doors(held, services, conversations, listeners)
                     listeners.start_soon(self.sessions.serve, ui, conversations)
