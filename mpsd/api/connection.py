@@ -51,6 +51,7 @@ class Connection:
     state: State
     audit: Audit
     patience: Patience
+    turn: trio.Lock  # of this user: requests of one user are begun one after the other, so that many connections do not help
     subscription: Subscription | None = None
     _told: Subscription | None = None  # the one whose events are sent: its response has been
     _told_changed: trio.Event = field(default_factory=trio.Event)
@@ -132,6 +133,9 @@ class Connection:
     async def _call(self, request: Request) -> Mapping[str, Any]:
         if not self._has_greeted:
             raise ProtocolError(f"the first request is hello, and not {request.method[:64]!r}")
+        if not self.peer.is_operator:
+            async with self.turn:  # taking it waits until all others who can go on have done so once
+                pass
         return await dispatch(Call(self.services, self.state, self.peer, self, request), self.audit)
 
     async def _receive(self) -> bytes | None:

@@ -12,6 +12,7 @@ from mpsd.wire.messages import Page
 from mpsd.wire.rpc import MAX_BYTES, size
 
 R = TypeVar("R")
+T = TypeVar("T")
 P = TypeVar("P", bound=Page)
 
 PAGE_BYTES = MAX_BYTES - 1024  # the frame around a page takes a few dozen
@@ -49,30 +50,30 @@ Handler = Callable[[Call[Any]], Awaitable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One entry of a list.  `key` orders them; `owner_uid` may see it, None: everybody.  `show` is only called for whom it is
-    shown to."""
+class Rows(Generic[T]):
+    """A list: (key, the user who may see it or None for everybody, the entry), in the order of their keys.  `show` is only
+    called for what is shown."""
 
-    key: int
-    owner_uid: int | None
-    show: Callable[[], Mapping[str, Any]]
+    entries: Iterable[tuple[int, int | None, T]]
+    show: Callable[[T], Mapping[str, Any]]
 
 
-def paged(rows: Callable[[Call[P]], Iterable[Row]]) -> Handler:
+def paged(rows: Callable[[Call[P]], Rows[Any]]) -> Handler:
     """The handler of a list.  The only way from rows to an answer, and so the place that leaves out what is others'."""
 
     async def list_rows(call: Call[P]) -> Mapping[str, Any]:
-        after, limit = call.ask.after, call.ask.limit
-        seen = (row for row in rows(call) if call.peer.may_see(row.owner_uid))
-        wanted = sorted((row for row in seen if after is None or row.key > after), key=lambda row: row.key)
+        listed, after, may_see = rows(call), call.ask.after, call.peer.may_see
         items: list[Mapping[str, Any]] = []
-        room = PAGE_BYTES
-        for at, row in enumerate(wanted):
-            shown = row.show()
+        room, last = PAGE_BYTES, None
+        for key, owner_uid, entry in listed.entries:
+            if (after is not None and key <= after) or not may_see(owner_uid):
+                continue
+            shown = listed.show(entry)
             room -= size(shown)
-            if at == limit or (room < 0 and items):
-                return {"items": items, "next": wanted[at - 1].key}
+            if len(items) == call.ask.limit or (room < 0 and items):
+                return {"items": items, "next": last}
             items.append(shown)
+            last = key
         return {"items": items, "next": None}
 
     return list_rows

@@ -26,7 +26,7 @@ _GPU = text(1, 80)
 _GPUS = array(_GPU, MOST_GPUS)
 _NAME = text(1, 128)
 _SECONDS = number(0, MOST_SECONDS, may_be_least=False)
-_MEMORY = whole(MIB, 2**62)
+_MEMORY = whole(MIB, 2**62 - 1)
 _PERCENT = number(0, 100, may_be_least=False)
 
 
@@ -130,7 +130,7 @@ class SetLimits:
 
     default_active_thread_percentage: float | None = param(maybe(_PERCENT), None)
     default_device_pinned_mem_limit: Mapping[str, int] | None = param(
-        maybe(table(_GPU, whole(0, 2**62), MOST_GPUS)), None
+        maybe(table(_GPU, whole(0, 2**62 - 1), MOST_GPUS)), None
     )
     default_client_priority: int | None = param(maybe(whole(0, 1)), None)
 

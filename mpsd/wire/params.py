@@ -112,7 +112,8 @@ def number(least: float, most: float, *, may_be_least: bool = True) -> Kind:
             raise Unfit
         return float(value)
 
-    return Kind(f"number, {least:g} to {most:g}" if may_be_least else f"number, more than {least:g}, at most {most:g}", take)
+    low, high = f"{least:g}", f"{most:g}".replace("e+0", "e")
+    return Kind(f"number, {low} to {high}" if may_be_least else f"number, more than {low}, at most {high}", take)
 
 
 def choice(kind: type[StrEnum]) -> Kind:

@@ -12,6 +12,7 @@ from tests.gpu.comparison.stage import CLIENTS, FRONT_END, SIMULATOR
 HERE = Path(__file__).parent
 NEEDED = (SIMULATOR / "bin/nvidia-cuda-mps-control", SIMULATOR / "lib/libcuda.so.1", CLIENTS / "counter", FRONT_END)
 ROWS = {
+    "api": "100 subscribers: events per second",
     "commands": "64 pollers: failed or wrong answers",
     "admission": "40 at once: first kernel",
     "relay": "64 connections: messages per second",

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from mpsd_client import _values as values
-from mpsd_client._values import Page, Selector, read
+from mpsd_client._reading import read
+from mpsd_client._values import Page, Selector
 
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ import msgpack
 
 from mpsd_client._calls import Call
 from mpsd_client._errors import Disconnected, ProtocolError, Refused
-from mpsd_client._values import Event, Hello, Lost, read
+from mpsd_client._reading import read
+from mpsd_client._values import Event, Hello, Lost
 
 VERSION = 1
 MAX_BYTES = 64 * 1024

@@ -1,46 +1,20 @@
-"""What mpsd answers, as frozen values.  Fields that a newer mpsd adds are ignored.  Units are in the names.
+"""What mpsd answers, as frozen values.  Units are in the names; times without one are seconds since the epoch."""
 
-Times without a unit in their name are seconds since the epoch.
-"""
-
-import dataclasses
-import functools
-import types
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from mpsd_client._errors import ProtocolError
+from mpsd_client._domain_values import Device as Device
+from mpsd_client._domain_values import Domain as Domain
+from mpsd_client._domain_values import Drained as Drained
+from mpsd_client._domain_values import Fault as Fault
+from mpsd_client._domain_values import Health as Health
+from mpsd_client._domain_values import Limits as Limits
+from mpsd_client._domain_values import Recycled as Recycled
+from mpsd_client._domain_values import Server as Server
+from mpsd_client._domain_values import Status as Status
 
 T = TypeVar("T")
-
-
-def read(kind: type[T], found: Any) -> T:
-    """A value of `kind` out of the map that a result holds.  Raises ProtocolError."""
-    try:
-        return kind(**{name: reader(found[name]) for name, reader in _readers(typing.cast(Any, kind)).items()})
-    except (KeyError, TypeError) as exc:
-        raise ProtocolError(f"a {kind.__name__} was expected: {exc!r}") from None
-
-
-@functools.cache
-def _readers(kind: Any) -> Mapping[str, Callable[[Any], Any]]:
-    return {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}
-
-
-def _reader(hint: Any) -> Callable[[Any], Any]:
-    """Arrays become tuples, maps that have a type of their own become values; all else is as it came."""
-    inner = typing.get_args(hint)
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return functools.partial(read, hint)
-    if typing.get_origin(hint) is tuple:
-        one = _reader(inner[0])
-        return lambda found: tuple(one(each) for each in found)
-    if types.NoneType in inner:
-        other = _reader(inner[0])
-        return lambda found: None if found is None else other(found)
-    return lambda found: found
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,95 +168,6 @@ class Moved:
     pid: int
     start_time: int
     domain: str
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    pid: int
-    uid: int
-    status: str
-    clients: int
-
-
-@dataclass(frozen=True, slots=True)
-class Domain:
-    """A fault domain."""
-
-    name: str
-    number: int
-    state: str
-    gpus: tuple[str, ...]
-    uid: int | None
-    clients: int
-    capacity: int
-    is_spare: bool
-    servers: tuple[Server, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Drained:
-    name: str
-    clients: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recycled:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    ordinal: int
-    uuid: str
-    name: str
-    total_bytes: int
-    pci_bus_id: str
-    compute_mode: str
-    sm_count: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    default_active_thread_percentage: float
-    default_device_pinned_mem_limit: Mapping[str, int]
-    default_client_priority: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    id: int
-    topic: str
-    time: float
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    version: str
-    pid: int
-    uid: int
-    state: str
-    started_at: float
-    uptime_seconds: float
-    devices: int
-    domains: Mapping[str, int]
-    clients: int
-    leases_active: int
-    leases_queued: int
-    queue: int
-    connections: int
-    subscribers: int
-    events_lost: int
-    audit_lines_lost: int
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    ok: bool
-    state: str
-    uptime_seconds: float
-    problems: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
-from mpsd.api.exchange import Call, Row
+from mpsd.api.exchange import Call, Rows
 from mpsd.api.services import ClientView, Queued, Services
 from mpsd.errors import NoSuchClient, NoSuchDomain, VendorFailed
 from mpsd.lease import Grant
@@ -51,6 +50,11 @@ class Clients:
         entry = self.waiting.get(process)
         return entry.uid if entry else None
 
+    def owner(self, process: ProcessId) -> int:
+        """Of one that has ended it is nobody, so that only operators see it."""
+        uid = self.uid(process)
+        return _NOBODY if uid is None else uid
+
     def show(self, process: ProcessId) -> Map:
         """No name and no token of a lease: lease.get tells those who may know."""
         view, grant = self.views.get(process), self.grants.get(process)
@@ -76,11 +80,9 @@ def owner(services: Services, ask: ClientId | MoveClient) -> int | None:
     return clients.uid(clients.find(ask))
 
 
-def list_clients(call: Call[Page]) -> Iterable[Row]:
+def list_clients(call: Call[Page]) -> Rows[ProcessId]:
     clients = Clients.of(call.services)
-    for process in clients.all():
-        uid = clients.uid(process)
-        yield Row(process.pid, _NOBODY if uid is None else uid, partial(clients.show, process))
+    return Rows(((process.pid, clients.owner(process), process) for process in sorted(clients.all())), clients.show)
 
 
 async def why(call: Call[ClientId]) -> Map:

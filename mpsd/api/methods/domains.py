@@ -1,27 +1,25 @@
 """domain.list, create, drain, recycle; device.list."""
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from mpsd.api.exchange import Call, Row
+from mpsd.api.exchange import Call, Rows
 from mpsd.errors import BadRequest, NoSuchDomain
 from mpsd.legacy.devices import find_device
-from mpsd.model import DomainView
+from mpsd.model import Device, DomainView
 from mpsd.wire import results
 from mpsd.wire.messages import CreateDomain, DomainName, Page
 from mpsd.wire.results import Map
 
 
-def list_domains(call: Call[Page]) -> Iterable[Row]:
+def list_domains(call: Call[Page]) -> Rows[DomainView]:
     """Everybody's to see, as the command language shows them; the pids of clients are not in it."""
-    for view in call.services.domains.views():
-        yield Row(view.number, None, partial(_show, call, view))
+    views = sorted(call.services.domains.views(), key=lambda view: view.number)
+    return Rows(((view.number, None, view) for view in views), partial(_show, call))
 
 
-def list_devices(call: Call[Page]) -> Iterable[Row]:
-    for device in call.services.board.devices:
-        yield Row(device.ordinal, None, partial(results.device, device))
+def list_devices(call: Call[Page]) -> Rows[Device]:
+    return Rows(((device.ordinal, None, device) for device in call.services.board.devices), results.device)
 
 
 async def create(call: Call[CreateDomain]) -> Map:

@@ -1,12 +1,11 @@
 """events.subscribe and unsubscribe; faults.list."""
 
-from collections.abc import Iterable
 from functools import partial
 
 from mpsd.api import topics
 from mpsd.api.authority import Peer
 from mpsd.api.events import Event, EventBus
-from mpsd.api.exchange import Call, Listener, Row
+from mpsd.api.exchange import Call, Listener, Rows
 from mpsd.wire.messages import Nothing, Page, Subscribe
 from mpsd.wire.results import Map
 
@@ -26,14 +25,18 @@ async def unsubscribe(call: Call[Nothing]) -> Map:
     return {"lost": _drop(call.state.events, call.listener)}
 
 
-def list_faults(call: Call[Page]) -> Iterable[Row]:
-    """Faults of a domain are everybody's to know; what the topic table keeps back, is kept back here too."""
-    for number, event in call.state.faults.all():
-        owner_uid = None if topics.may_see(call.peer, event.topic, event.facts) else _NOBODY
-        yield Row(number, owner_uid, partial(_show, call.peer, number, event))
+def list_faults(call: Call[Page]) -> Rows[tuple[int, Event]]:
+    """Faults are everybody's to know; what the topic table keeps back is kept back here too."""
+    entries = ((number, _owner(call.peer, event), (number, event)) for number, event in call.state.faults.all())
+    return Rows(entries, partial(_show, call.peer))
 
 
-def _show(peer: Peer, number: int, event: Event) -> Map:
+def _owner(peer: Peer, event: Event) -> int | None:
+    return None if topics.may_see(peer, event.topic, event.facts) else _NOBODY
+
+
+def _show(peer: Peer, numbered: tuple[int, Event]) -> Map:
+    number, event = numbered
     facts = event.facts if peer.is_operator else topics.public_facts(event.topic, event.facts)
     return {"id": number, "topic": event.topic, "time": event.time, "facts": dict(facts)}
 

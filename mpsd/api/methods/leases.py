@@ -1,13 +1,15 @@
 """lease.create, renew, release, get, list; queue.list."""
 
 import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from mpsd.api.authority import Peer
-from mpsd.api.exchange import Call, Row
+from mpsd.api.exchange import Call, Rows
 from mpsd.api.services import Queued, Services
 from mpsd.errors import BadRequest, NotAllowed
 from mpsd.lease import FULL_PERCENT, NO_LIMITS, Lease, LeaseSpec, Selector, SelectorKind
@@ -18,6 +20,7 @@ from mpsd.wire.messages import CreateLease, LeaseId, ListLeases, Page, RenewLeas
 from mpsd.wire.results import Map
 
 SELF = "self"  # the value of a pid selector that means whoever asks
+_ID = attrgetter("id")
 _PARTS = 10**4  # of a percent: enough to tell the SMs of any GPU apart
 
 
@@ -64,16 +67,17 @@ async def get(call: Call[LeaseId]) -> Map:
     return _show(call, call.services.leases.find(call.ask.id))
 
 
-def list_leases(call: Call[ListLeases]) -> Iterable[Row]:
-    clients = _clients(call.services)
-    for lease in call.services.leases.leases():
-        if call.ask.state in (None, lease.state):
-            yield Row(lease.id, lease.owner_uid, partial(_shown, call.peer, lease, clients))
+def list_leases(call: Call[ListLeases]) -> Rows[Lease]:
+    """There may be ten thousand: those of pages before are not even looked at."""
+    leases = sorted(call.services.leases.leases(), key=_ID)
+    start = bisect_right(leases, -1 if call.ask.after is None else call.ask.after, key=_ID)
+    asked = call.ask.state
+    entries = ((each.id, each.owner_uid, each) for each in leases[start:] if asked is None or each.state is asked)
+    return Rows(entries, partial(_shown, call.peer, _clients(call.services)))
 
 
-def list_queue(call: Call[Page]) -> Iterable[Row]:
-    for entry in call.services.leases.queue():
-        yield Row(entry.position, entry.uid, partial(_show_queued, entry))
+def list_queue(call: Call[Page]) -> Rows[Queued]:
+    return Rows(((entry.position, entry.uid, entry) for entry in call.services.leases.queue()), _show_queued)
 
 
 def _show_queued(entry: Queued) -> Map:
@@ -89,10 +93,10 @@ def _show_queued(entry: Queued) -> Map:
 
 
 def _show(call: Call[Any], lease: Lease) -> Map:
-    return _shown(call.peer, lease, _clients(call.services))
+    return _shown(call.peer, _clients(call.services), lease)
 
 
-def _shown(peer: Peer, lease: Lease, clients: Mapping[int | None, int]) -> Map:
+def _shown(peer: Peer, clients: Mapping[int | None, int], lease: Lease) -> Map:
     return results.lease(lease, clients.get(lease.id, 0), lease.owner_uid == peer.uid)
 
 

@@ -39,7 +39,8 @@ class FakeLeases:
     next_id: int = 1
 
     def create(self, owner_uid: int, spec: LeaseSpec, for_all_users: bool = False) -> Lease:
-        spec = replace(spec, gpus=tuple(find_device(DEVICES, name).uuid for name in spec.gpus))
+        memory = {find_device(DEVICES, name).uuid: size for name, size in spec.memory_bytes.items()}
+        spec = replace(spec, gpus=tuple(find_device(DEVICES, name).uuid for name in spec.gpus), memory_bytes=memory)
         taken = sum(lease.spec.sm_percent for lease in self.made.values() if lease.state is LeaseState.ACTIVE)
         fits = taken + spec.sm_percent <= 100
         if not fits and not spec.wait_seconds:
@@ -64,7 +65,8 @@ class FakeLeases:
         return lease
 
     def _tell(self, topic: str, lease: Lease) -> None:
-        self.publish(topic, {"lease_id": lease.id, "owner_uid": lease.owner_uid, "name": lease.spec.name})
+        facts = {"lease_id": lease.id, "owner_uid": lease.owner_uid, "name": lease.spec.name, "state": lease.state.value}
+        self.publish(topic, facts | {"expires_at": lease.expires_at})
 
     def find(self, lease_id: int) -> Lease:
         if lease_id not in self.made:

@@ -36,8 +36,8 @@ async def test_a_lease_says_what_was_asked(tmp_path: Path) -> None:
     assert lease == {
         "id": 3, "owner_uid": 1000, "for_all_users": False, "state": "active", "created_at": NOW, "expires_at": NOW + 60,
         "clients": 0, "name": "job", "selector": {"kind": "pid", "value": "586", "start_time": 5860}, "gpus": [UUIDS[1]],
-        "sm_percent": 25.0, "memory_bytes": {"1": 8 * GIB}, "priority": 1, "domain": "group", "group": "team", "processes": 4,
-        "ttl_seconds": 60.0, "wait_seconds": 5.0, "level": "batch",
+        "sm_percent": 25.0, "memory_bytes": {UUIDS[1]: 8 * GIB}, "priority": 1, "domain": "group", "group": "team",
+        "processes": 4, "ttl_seconds": 60.0, "wait_seconds": 5.0, "level": "batch",
     }  # fmt: skip
 
 

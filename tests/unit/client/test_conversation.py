@@ -10,7 +10,7 @@ from mpsd_client import Disconnected, Event, Lost, MpsdError, ProtocolError, Ref
 from mpsd_client import _conversation as conversation
 from mpsd_client._calls import after
 from mpsd_client._conversation import Conversation, hello
-from mpsd_client._values import read
+from mpsd_client._reading import read
 
 from mpsd.wire.rpc import Request, decode
 from tests.unit.wire.test_rpc import FRAMES, MALFORMED, VALUES, encode

@@ -1,6 +1,7 @@
 """The examples run, as their first lines say, each as a program of its own."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from tests.unit.api.house import House, open_house
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "clients/python/examples"
+PAGE = (ROOT / "docs/python.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 async def run(house: House, short_dir: Path, name: str, *arguments: str) -> str:
@@ -30,8 +33,22 @@ async def run(house: House, short_dir: Path, name: str, *arguments: str) -> str:
 def test_every_example_is_tried_and_explained() -> None:
     tried = {"lease_a_share.py", "who.py", "watch.py", "keep_renewing.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tried
-    page = (ROOT / "docs/python.md").read_text()
-    assert not [name for name in tried if name not in page]
+    assert not [name for name in tried if name not in PAGE]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_what_the_page_shows_is_python(block: str) -> None:
+    compile(block, "docs/python.md", "exec")
+
+
+async def test_the_first_program_of_the_page_runs(tmp_path: Path, short_dir: Path) -> None:
+    async with open_house(tmp_path) as house:
+        program = short_dir / "first.py"
+        program.write_text(BLOCKS[0])
+        said = await run(house, short_dir, str(program))
+        assert said.splitlines()[0].startswith("3 active ")
+        assert "586 d1 30.0" in said
+        assert 3 not in house.fakes.leases.made
 
 
 async def test_a_share_is_leased_for_a_command(tmp_path: Path, short_dir: Path) -> None:

@@ -1,0 +1,39 @@
+"""How the map that a result holds becomes a frozen value.  Fields that a newer mpsd adds are ignored."""
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from mpsd_client._errors import ProtocolError
+
+T = TypeVar("T")
+
+
+def read(kind: type[T], found: Any) -> T:
+    """A value of `kind` out of the map that a result holds.  Raises ProtocolError."""
+    try:
+        return kind(**{name: reader(found[name]) for name, reader in _readers(typing.cast(Any, kind)).items()})
+    except (KeyError, TypeError) as exc:
+        raise ProtocolError(f"a {kind.__name__} was expected: {exc!r}") from None
+
+
+@functools.cache
+def _readers(kind: Any) -> Mapping[str, Callable[[Any], Any]]:
+    return {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """Arrays become tuples, maps that have a type of their own become values; all else is as it came."""
+    inner = typing.get_args(hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return functools.partial(read, hint)
+    if typing.get_origin(hint) is tuple:
+        one = _reader(inner[0])
+        return lambda found: tuple(one(each) for each in found)
+    if types.NoneType in inner:
+        other = _reader(inner[0])
+        return lambda found: None if found is None else other(found)
+    return lambda found: found

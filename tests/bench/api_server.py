@@ -1,0 +1,58 @@
+"""The socket's own side for bench_api.py: mpsd's, over a book in memory with many leases, and a bare echo beside it."""
+
+import os
+import socket
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd.lease import Lease, LeaseSpec, LeaseState
+from mpsd.runtime.sockets import listen
+from tests.unit.api.fake_services import selector_of
+from tests.unit.api.house import House, open_house
+
+AT_ONCE = 50  # events published before others have their turn
+LEASES = 10_000
+
+
+async def serve(place: Path, orders: int, ready: int) -> None:
+    """Until killed; publishes as many events as it is told to."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    async with open_house(place, max_per_user=400, max_connections=1000) as house:
+        spec = LeaseSpec("training", selector_of(1000), sm_percent=10)
+        leases = {number: Lease(number, 1000, spec, LeaseState.ACTIVE, 0.0, None) for number in range(1, LEASES + 1)}
+        house.fakes.leases.made = leases
+        house.listen(place)
+        with listen(place / "echo", 0o666) as listener:
+            house.nursery.start_soon(_serve_echo, listener, house.nursery)
+            os.write(ready, b"!")
+            while True:
+                await trio.lowlevel.wait_readable(orders)
+                await _publish(house, int.from_bytes(os.read(orders, 4)))
+
+
+async def _publish(house: House, count: int) -> None:
+    for number in range(count):
+        house.bus.publish("domain.ready", {"domain": "d1", "was": "starting", "gpus": ["GPU-1"], "clients": number})
+        if number % AT_ONCE == AT_ONCE - 1:
+            await trio.lowlevel.checkpoint()
+
+
+async def _serve_echo(listener: socket.socket, nursery: trio.Nursery) -> None:
+    """The least that a server of trio's can do."""
+    while True:
+        await trio.lowlevel.wait_readable(listener)
+        connection, _ = listener.accept()
+        connection.setblocking(False)
+        nursery.start_soon(_echo, connection)
+
+
+async def _echo(connection: socket.socket) -> None:
+    with connection:
+        while True:
+            await trio.lowlevel.wait_readable(connection)
+            data = connection.recv(65536)
+            if not data:
+                return
+            connection.send(data)

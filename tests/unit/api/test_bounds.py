@@ -1,0 +1,115 @@
+"""Who is let go, and when: silence, hanging up, not reading, too many connections; and nobody has more than his turns."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from mpsd.api import connection
+from mpsd.api.dispatch import dispatch
+from mpsd.wire.rpc import Request, encode
+from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
+
+
+async def test_who_does_not_say_hello_is_let_go(tmp_path: Path) -> None:
+    async with open_house(tmp_path, hello_seconds=0.05) as house:
+        assert "hello" in (await house.connect().goodbye())["message"]
+        await house.until(0)
+
+
+async def test_who_is_silent_is_let_go(tmp_path: Path) -> None:
+    async with open_house(tmp_path, idle_seconds=0.05) as house:
+        caller = await house.call_as()
+        assert "0.05 s" in (await caller.goodbye())["message"]
+        await house.until(0)
+
+
+async def test_who_waits_for_events_may_be_silent(tmp_path: Path) -> None:
+    async with open_house(tmp_path, idle_seconds=0.02) as house:
+        waiting = await house.call_as()
+        await waiting.ask("events.subscribe", topics=["domain.*"])
+        silent = await house.call_as()
+        await silent.goodbye()  # that takes as long as a silence may last
+        house.bus.publish("domain.ready", {"domain": "d1"})
+        frame = await waiting.receive()
+        assert frame is not None
+        await waiting.ask("events.unsubscribe")
+        await waiting.goodbye()
+
+
+async def test_who_hangs_up_is_forgotten(tmp_path: Path) -> None:
+    """At any point: at once, in the middle of requests, with answers unread, half-open."""
+    async with open_house(tmp_path) as house:
+        house.connect().sock.close()
+        caller = await house.call_as()
+        for number in range(20):
+            await caller.send(encode(Request(number, "status", {})))
+        caller.sock.close()
+        half = await house.call_as()
+        half.sock.shutdown(socket.SHUT_WR)
+        assert await half.receive() is None
+        await house.until(0)
+
+
+async def test_who_does_not_read_answers_is_let_go(tmp_path: Path) -> None:
+    """The kernel holds some of them; beyond that nobody may keep mpsd waiting."""
+    async with open_house(tmp_path, send_seconds=0.05) as house:
+        caller = await house.call_as()
+        with trio.fail_after(20):
+            while house.connections():
+                try:
+                    caller.sock.send(encode(Request(1, "status", {})), socket.MSG_NOSIGNAL)
+                except BlockingIOError:
+                    await trio.sleep(0.01)
+                except OSError:
+                    break
+                await trio.lowlevel.checkpoint()
+        await house.until(0)
+
+
+async def test_a_user_has_a_bounded_number_of_connections(tmp_path: Path) -> None:
+    async with open_house(tmp_path, max_per_user=3) as house:
+        held = [await house.call_as(OWNER) for _ in range(3)]
+        assert (await house.connect(OWNER).goodbye())["name"] == "TOO_MANY"
+        await house.call_as(STRANGER)
+        held.pop().sock.close()
+        await house.until(3)
+        await house.call_as(OWNER)
+
+
+async def test_users_cannot_lock_operators_out(tmp_path: Path) -> None:
+    async with open_house(tmp_path, max_connections=16, max_per_user=14) as house:
+        for _ in range(14):
+            await house.call_as(STRANGER)
+        assert (await house.connect(OWNER).goodbye())["name"] == "TOO_MANY"
+        for _ in range(2):
+            await house.call_as(OPERATOR)
+        assert (await house.connect(OPERATOR).goodbye())["name"] == "TOO_MANY"
+
+
+async def test_many_connections_of_a_user_are_no_more_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes while 40 connections of a user have requests waiting, comes after a few of these, not after 40 of them."""
+    begun: list[int] = []
+
+    async def note(call: Any, audit: Any) -> Any:
+        begun.append(call.peer.uid)
+        return await dispatch(call, audit)
+
+    monkeypatch.setattr(connection, "dispatch", note)
+    async with open_house(tmp_path) as house:
+        operator = await house.call_as(OPERATOR)
+        for caller in [await house.call_as(STRANGER) for _ in range(40)]:
+            for number in range(5):
+                await caller.send(encode(Request(number, "health", {})))
+        await operator.ask("health")
+        assert begun.index(OPERATOR.uid) < 20
+
+
+async def test_who_is_there_when_mpsd_ends_is_told(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        house.nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            assert (await caller.goodbye())["name"] == "STOPPING"
