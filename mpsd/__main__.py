@@ -77,6 +77,7 @@ def parse_invocation(arguments: argparse.Namespace) -> Invocation:
 def serve(arguments: argparse.Namespace) -> int:
     """Run the daemon; why it cannot even begin reaches the user by way of the front end."""
     invocation = parse_invocation(arguments)
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # structlog imports it where it is there: 4 MiB for nothing
     try:
         config = invocation.load(os.environ)
         from mpsd import app  # trio and the rest: not worth their time for --version
