@@ -105,14 +105,15 @@ class KeeperClient:
                 self._process.wait()
 
     async def wait_lost(self) -> None:
-        """Returns when the keeper has died or hung up; for ever otherwise.  Logs the refusals that come meanwhile."""
+        """Returns when the keeper has died or hung up, or was closed; for ever otherwise.  Logs the refusals that come
+        meanwhile."""
         while self._socket is not None:
-            await trio.lowlevel.wait_readable(self._socket)
             try:
+                await trio.lowlevel.wait_readable(self._socket)
                 data = self._socket.recv(_REPLY_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 continue
-            except OSError:
+            except (OSError, trio.ClosedResourceError):
                 break
             if len(data) < _MESSAGE.size:
                 break
@@ -123,6 +124,8 @@ class KeeperClient:
 
     def close(self) -> None:
         if self._socket is not None:
+            if trio.lowlevel.in_trio_run():
+                trio.lowlevel.notify_closing(self._socket)  # or wait_lost would wait for whatever has this number next
             self._socket.close()
             self._socket = None
 

@@ -360,4 +360,4 @@ def open_machine(uid: int | None = None) -> Iterator[Machine]:
         bugs = machine.bugs()
     finally:
         machine.clear()
-    assert not bugs
+    assert not bugs, f"mpsd's log has bugs: {bugs}"

@@ -100,6 +100,7 @@ def test_the_service_is_restarted_under_running_containers(host: Host) -> None:
     pid = start_service(host)
     task = host.counter(uid=1000).ready()
     host.run("kill", "-9", str(pid))
+    wait_for("its end", lambda: host.run("kill", "-0", str(pid)).returncode != 0)
     assert start_service(host) != pid
     task.goes_on()
     host.client("smcount", uid=1001).wait("sms")

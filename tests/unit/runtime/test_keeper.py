@@ -6,6 +6,7 @@ import socket
 
 import pytest
 import trio
+import trio.testing
 
 from mpsd.errors import KeeperFailed
 from mpsd.places import native_directory
@@ -84,6 +85,14 @@ async def test_its_death_is_noticed_and_another_one_started(client):
     client._process.wait()
     assert client.open() is False
     assert client._process.pid != pid
+
+
+async def test_stopping_it_ends_the_wait_for_its_death(client):
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.wait_lost)
+            await trio.testing.wait_all_tasks_blocked()
+            client.stop()
 
 
 def test_a_keeper_that_cannot_be_started_is_a_clear_error(short_dir):

@@ -1,0 +1,124 @@
+"""mpsd as an ordinary user's: what docs/unprivileged.md promises, and what it says does not work."""
+
+import os
+import subprocess
+
+import pytest
+
+from tests.integration.machine import FRONT_END, UIDS, Machine
+from tests.integration.process import variable, wait_for
+
+pytestmark = pytest.mark.root  # to be somebody else
+
+
+def leads_to(machine: Machine) -> str:
+    """The domain that newcomers reach."""
+    return os.readlink(machine.pipe / "control").split("/")[-3]
+
+
+def test_it_says_once_what_works_and_what_does_not(strangers: Machine) -> None:
+    strangers.start()
+    strangers.counter().ready()
+    [said] = strangers.journal("mode.unprivileged")
+    assert said["level"] == "warning"
+    assert {"why", "works", "does_not_work"} <= set(said)
+    assert os.stat(f"/proc/{strangers.daemon_pid()}").st_uid == UIDS[0]
+
+
+def test_the_doors_are_links_to_the_domains_own(strangers: Machine) -> None:
+    strangers.start()
+    for door in ("control", "control_privileged"):
+        wait_for(door, lambda door=door: (strangers.pipe / door).is_symlink())
+        assert os.readlink(strangers.pipe / door) == f"{strangers.state}/domains/default/pipe/{door}"
+
+
+def test_the_command_language_is_whole(strangers: Machine) -> None:
+    strangers.start()
+    assert strangers.tell("set_default_active_thread_percentage 25") == "25.0\n"
+    client = strangers.counter().ready()
+    server = strangers.server_of(client)
+    assert strangers.tell(f"get_server_status {server}") == "ACTIVE\n"
+    assert strangers.tell(f"terminate_client {server} {client.pid}") == "0\n"
+    assert client.error() == 810
+    assert strangers.client("smcount").wait("sms")["seen"] == 32
+
+
+def test_others_may_ask_and_not_command(strangers: Machine) -> None:
+    """Root may: it could end mpsd in any case."""
+    strangers.start()
+    assert strangers.tell("get_default_active_thread_percentage", uid=UIDS[1]) == "100.0\n"
+    assert "Insufficient privileges" in strangers.tell("set_default_active_thread_percentage 25", uid=UIDS[1])
+    assert strangers.tell("set_default_active_thread_percentage 25", uid=0) == "25.0\n"
+
+
+def test_a_newcomer_goes_to_the_spare_once_the_links_have_moved(strangers: Machine) -> None:
+    strangers.start()
+    victim = strangers.counter().ready()
+    spare = strangers.with_spare()
+    strangers.client("faulter", "trap", "--linger", "60").wait("result")
+    assert victim.error() == 719
+    wait_for("the links to move", lambda: leads_to(strangers) == spare)
+    newcomer = strangers.counter().ready()
+    assert strangers.domain_of(newcomer) == spare
+
+
+def test_when_a_domain_is_full_the_next_client_goes_elsewhere(strangers: Machine) -> None:
+    strangers.configure("[domains]\nclients_per_server = 2\n")
+    strangers.start()
+    first, second = strangers.counter().ready(), strangers.counter().ready()
+    wait_for("the links to move", lambda: leads_to(strangers) != "default")
+    third = strangers.counter().ready()
+    assert strangers.domain_of(first) == strangers.domain_of(second) == "default"
+    assert strangers.domain_of(third) != "default"
+
+
+def test_another_users_client_gets_an_error(strangers: Machine) -> None:
+    """As from a vendor daemon that is not root's; it does not run without MPS."""
+    strangers.start()
+    assert strangers.client("smcount", uid=UIDS[1]).error() == 805
+
+
+def test_kill_9_leaves_clients_and_doors(strangers: Machine) -> None:
+    """Newcomers go where the links lead while there is no mpsd; the next one knows them all."""
+    strangers.start()
+    client = strangers.counter().ready()
+    servers = strangers.servers()
+    strangers.kill_daemon()
+    newcomer = strangers.counter().ready()
+    strangers.start()
+    assert strangers.servers() == servers
+    wait_for("the list of both", lambda: strangers.clients() == {client.pid, newcomer.pid})
+    client.goes_on()
+    newcomer.goes_on()
+
+
+def test_quit_leaves_nothing(strangers: Machine) -> None:
+    strangers.start()
+    client = strangers.counter().ready()
+    strangers.with_spare()
+    client.end()
+    assert strangers.quit("quit") == 0
+    assert strangers.processes() == []
+    assert list(strangers.pipe.iterdir()) == []
+
+
+def test_its_state_is_in_the_users_runtime_directory(strangers: Machine) -> None:
+    runtime = strangers.place / "runtime"
+    runtime.mkdir()
+    os.chown(runtime, UIDS[0], UIDS[0])
+    (strangers.place / "mpsd.toml").write_text("")
+    strangers.start(XDG_RUNTIME_DIR=str(runtime))
+    [home] = (runtime / "mpsd").iterdir()
+    strangers.state = home
+    assert strangers.domains() == ["default"]
+    client = strangers.counter().ready()
+    assert variable(strangers.server_of(client), "CUDA_MPS_PIPE_DIRECTORY") == f"{home}/domains/default/pipe"
+
+
+def test_root_without_the_right_to_impersonate_is_no_better_off(machine: Machine) -> None:
+    """A container without CAP_SYS_ADMIN."""
+    words = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", str(FRONT_END), "-d"]
+    done = subprocess.run(words, env=machine.variables, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert machine.wait_for_journal("mode.unprivileged")
+    assert machine.client("smcount").status() == 0
