@@ -3,6 +3,7 @@
 Every change of what is free ends in `advance`, which lets in whoever can go in and tells the others why they cannot.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -19,10 +20,10 @@ from mpsd.model import Credentials, ProcessId
 from mpsd.policy import queue
 from mpsd.policy.account import Account
 from mpsd.policy.admission import hindrance_of, may_be_told, refusal_of
-from mpsd.policy.budgets import client_amounts, first_blocked, lease_amounts, shortage
+from mpsd.policy.budgets import Limits, client_amounts, first_blocked, lease_amounts, shortage
 from mpsd.policy.dealing import Dealer
 from mpsd.policy.matching import place_of, places_of
-from mpsd.policy.queue import QueueEntry, Waiting
+from mpsd.policy.queue import Plan, QueueEntry, Waiting
 
 log = structlog.get_logger()
 _NEWCOMER = "newcomer"
@@ -51,6 +52,7 @@ class Admissions:
         self._dealer = dealer
         self._news = news
         self._arrivals = 0
+        self._is_stale = False  # something changed for those who wait besides what is free
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
@@ -58,12 +60,13 @@ class Admissions:
         """Why a new lease has to wait, in words; empty if it has room.  Raises NoRoom if it could never have."""
         waiting = self._lease_waiting(_NEWCOMER, draft)
         limits, used = self._terms.limits(self._account.places), self._account.ledger.used
-        if never := first_blocked(waiting.amounts, limits, {}, {}):
-            raise NoRoom(f"more than there is: {shortage(never, waiting.amounts, limits, {}, {})}")
+        if never := first_blocked(waiting.amounts, limits.of, {}, {}):
+            raise NoRoom(f"more than there is: {shortage(never, waiting.amounts, limits, {})}")
         if self.line.demand.leaves_room_for(waiting.amounts, limits, used):
             return ""
         others = (entry.waiting for entry in self._ready())
-        return queue.plan([*others, waiting], limits, used, self._terms.order()).reasons.get(_NEWCOMER, "")
+        reason = queue.plan([*others, waiting], limits, used, self._terms.order()).reasons.get(_NEWCOMER, "")
+        return queue.in_words(reason, waiting, limits, used)
 
     def line_up(self, lease: Lease, why: str = "") -> None:
         """A lease that is QUEUED."""
@@ -76,14 +79,17 @@ class Admissions:
         for entry in self.line.everybody():
             if entry.client is not None and place in entry.client.places:
                 self._match_again(entry, entry.client)
+                self._is_stale = True
 
     def lease_went(self, lease: Lease) -> None:
         """It waits no longer, and its clients that wait are another lease's, or nobody's."""
         for entry in self.line.everybody():
             if entry.lease_id == lease.id and entry.client is None:
                 self.line.leave(entry, self._terms.settings)
+                self._is_stale = True  # what was set aside for it is others' now
             elif entry.lease_id == lease.id and entry.client is not None:
                 self._match_again(entry, entry.client)
+                self._is_stale = True
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -125,13 +131,21 @@ class Admissions:
 
     # -- the queue ---------------------------------------------------------------------------------------------------
 
+    def catch_up(self) -> None:
+        """Let in whoever can go in by what changed since the last time, if that is of use to anybody."""
+        freed, has_group_grown = self._account.take_freed()
+        if self._is_stale or has_group_grown or not freed.isdisjoint(self.line.demand.total):
+            self.advance()
+
     def advance(self) -> None:
         """Let in whoever can go in.  A lease that gets room may let in clients of its own."""
+        self._is_stale = False
+        self._account.take_freed()
         while len(self.line):
             limits = self._terms.limits(self._account.places)
             waiting = [entry.waiting for entry in self._ready()]
             decided = queue.plan(waiting, limits, self._account.ledger.used, self._terms.order())
-            self.line.explain(decided.reasons)
+            self._tell(decided, limits)
             leases_got_room = [self._go(key) for key in decided.admitted]
             if not any(leases_got_room):
                 return
@@ -150,9 +164,13 @@ class Admissions:
         return leases
 
     def queue(self) -> Sequence[QueueEntry]:
-        order = self._terms.order()
-        entries = {entry.waiting.key: entry for entry in self.line}
+        order, entries = self._terms.order(), {entry.waiting.key: entry for entry in self._ready()}
+        limits, used = self._terms.limits(self._account.places), self._account.ledger.used
         ranked = queue.in_order((entry.waiting for entry in entries.values()), order)
+        reasons = queue.plan(ranked, limits, used, order).reasons
+        for one in ranked:
+            if one.key in reasons:  # and else what kept it, though there is room: the disk
+                entries[one.key].reason = queue.in_words(reasons[one.key], one, limits, used)
         return [_show(number, entries[one.key], order.now) for number, one in enumerate(ranked, 1)]
 
     def next_change(self) -> tuple[float | None, float | None]:
@@ -163,6 +181,13 @@ class Admissions:
         return min(deadlines, default=None), min(rises, default=None)
 
     # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _tell(self, decided: Plan, limits: Limits) -> None:
+        used = self._account.ledger.used
+        for key, reason in decided.reasons.items():
+            if (entry := self.line.find(key)) is not None:
+                lacking = reason if isinstance(reason, str) else reason.scope
+                entry.tell(lacking, functools.partial(queue.in_words, reason, entry.waiting, limits, used))
 
     def _ready(self) -> list[Entry]:
         """Those with a place, each with what is in its way at the moment."""
@@ -188,7 +213,7 @@ class Admissions:
         assert identity.process is not None, "one that is not seen does not wait here"
         answer = self._clients.let_in(identity.process, entry.client.credentials, identity, lease, self._starting(lease))
         if isinstance(answer, str):
-            entry.tell(answer)
+            entry.tell(answer, lambda: answer)
         else:
             self.line.leave(entry, self._terms.settings)
             entry.end(answer)
@@ -201,7 +226,8 @@ class Admissions:
             lease = self._register.activate(lease, self._terms.clock())
         except UnusablePath as exc:
             log.error("store.failed", statement="a lease's activation", why=str(exc))
-            entry.tell(str(exc))
+            why = str(exc)
+            entry.tell(why, lambda: why)
             return False
         self.line.leave(entry, self._terms.settings)
         self._news.of_lease("activated", lease)

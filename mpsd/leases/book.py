@@ -113,7 +113,7 @@ class LeaseBook:
             self._news.of_lease("queued", lease, reason=why)
             self._expect_soon(now + spec.wait_seconds, now + self.settings.aging_seconds)
         self._admissions.lease_came(lease)
-        self._admissions.advance()
+        self._admissions.catch_up()
         self._expect_soon(lease.expires_at)
         return self._register.find(lease.id)
 
@@ -171,7 +171,7 @@ class LeaseBook:
         if named:
             self._end_leases_of_dead(named, process)
         elif was_client:
-            self._admissions.advance()
+            self._admissions.catch_up()
 
     def observe(self, process: ProcessId, busy: float, seconds: float) -> None:
         """For `seconds` a client used this fraction of its share: what the elastic policy goes by."""
@@ -242,7 +242,7 @@ class LeaseBook:
             self._dealer.forget(lease.id)
             self._news.of_lease(what, lease, **facts)
             self._admissions.lease_went(lease)
-        self._admissions.advance()
+        self._admissions.catch_up()
 
     def _end_leases_of_dead(self, leases: Sequence[Lease], process: ProcessId) -> None:
         try:
@@ -312,7 +312,7 @@ class LeaseBook:
             raise TooMany(f"there are {len(self._register)} leases, as many as there may be (max_leases)")
         amounts = dict.fromkeys(quota_scopes(owner, Kind.LEASES), 1)
         limits, used = self._terms.limits(self._account.places), self._account.ledger.used
-        if blocked := first_blocked(amounts, limits, used, {}):
-            raise NoRoom(shortage(blocked, amounts, limits, used, {}))
+        if blocked := first_blocked(amounts, limits.of, used, {}):
+            raise NoRoom(shortage(blocked, amounts, limits, used))
         if not self._account.has_room_in_group(draft, self._terms.gpus_of(draft.spec)):
             raise TooMany(f"group {draft.spec.group} has {GROUP_LEASES} leases, as many as share what they have")

@@ -6,7 +6,7 @@ without a place, unseen and not considered, until there is one.  How many do is 
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -14,6 +14,7 @@ import trio
 from mpsd.errors import Refused
 from mpsd.lease import Grant, Identity
 from mpsd.model import Credentials
+from mpsd.policy.budgets import Scope
 from mpsd.policy.matching import Place
 from mpsd.policy.queue import Demand, Waiting
 from mpsd.policy.settings import AdmissionSettings
@@ -41,14 +42,16 @@ class Entry:
     uid: int
     lease_id: int | None
     client: Client | None = None
+    blocked: Scope | str = ""  # what it lacks, as it was told; the figures in `reason` are those of that moment
     reason: str = ""
     outcome: Grant | Refused | None = None
     callers: int = 0
     changed: trio.Event = field(default_factory=trio.Event)
 
-    def tell(self, reason: str) -> None:
-        if reason != self.reason:
-            self.reason = reason
+    def tell(self, blocked: Scope | str, words: Callable[[], str]) -> None:
+        """Once for each thing that is lacking, not each time that a figure changes."""
+        if blocked != self.blocked:
+            self.blocked, self.reason = blocked, words()
             self._wake()
 
     def end(self, outcome: Grant | Refused) -> None:
@@ -91,7 +94,7 @@ class Line:
         if self.has_place_for(entry.uid, settings):
             self._place(entry)
         else:
-            entry.reason = NO_PLACE
+            entry.blocked = entry.reason = NO_PLACE
             self._outside[entry.waiting.key] = entry
 
     def leave(self, entry: Entry, settings: AdmissionSettings) -> None:
@@ -115,11 +118,6 @@ class Line:
     def hinder(self, entry: Entry, hindrance: str) -> None:
         if entry.waiting.hindrance != hindrance:
             entry.waiting = replace(entry.waiting, hindrance=hindrance)
-
-    def explain(self, reasons: Mapping[Hashable, str]) -> None:
-        for key, reason in reasons.items():
-            if key in self._placed:
-                self._placed[key].tell(reason)
 
     def clients_by_lease(self) -> Counter[int]:
         """How many clients of each lease wait."""

@@ -21,7 +21,7 @@ from mpsd.policy.budgets import (
     to_millionths,
     to_percent,
 )
-from mpsd.policy.pools import Absent, Holding, Pool, pool_key
+from mpsd.policy.pools import Absent, Holding, Pool, is_group, pool_key
 from mpsd.policy.shares import Group, Member
 
 GROUP_LEASES = 1024  # that shares can move among: a deal looks at all of them
@@ -49,6 +49,7 @@ class Account:
         self.ledger = Ledger()
         self.places: dict[str, int] = {}  # processes by lease id, as budgets.Limits wants it
         self.pools: dict[str, Pool] = {}
+        self._has_group_grown = False
         self._is_dealt = is_dealt
         self._pool_of_lease: dict[int, str] = {}
         self._clients: dict[ProcessId, tuple[Owner | None, Held | None]] = {}
@@ -62,7 +63,8 @@ class Account:
         key = pool_key(lease, gpus, self._is_dealt)
         pool = self.pools.setdefault(key, Pool(gpus, owner))
         pool.leases[lease.id] = to_millionths(lease.spec.sm_percent)
-        if self._is_dealt and lease.spec.group:
+        if is_group(key):
+            self._has_group_grown = True
             pool.absent[lease.id] = Absent(lease.spec.processes, now)
         self._pool_of_lease[lease.id] = key
         self.places[str(lease.id)] = lease.spec.processes
@@ -101,6 +103,12 @@ class Account:
         if held is not None:
             self.pools[held.pool].end_client(process, now)
             self._settle(held.pool)
+
+    def take_freed(self) -> tuple[set[Scope], bool]:
+        """Where less is used than when this was asked last, and whether a group has more to deal."""
+        freed, self.ledger.freed = self.ledger.freed, set()
+        has_group_grown, self._has_group_grown = self._has_group_grown, False
+        return freed, has_group_grown
 
     def has_room_in_group(self, lease: Lease, gpus: tuple[str, ...]) -> bool:
         pool = self.pools.get(pool_key(lease, gpus, self._is_dealt))

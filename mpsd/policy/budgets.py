@@ -114,14 +114,20 @@ def client_amounts(owner: Owner | None, lease: Lease | None) -> dict[Scope, int]
 
 
 class Ledger:
-    """Guards that `used` is at any time the sum of what the holders hold."""
+    """Guards that `used` is at any time the sum of what the holders hold.
+
+    freed: where less is used since somebody cleared it.
+    """
 
     def __init__(self) -> None:
         self.used: dict[Scope, int] = {}
+        self.freed: set[Scope] = set()
         self._holders: dict[Hashable, Amounts] = {}
 
     def hold(self, holder: Hashable, amounts: Amounts) -> None:
         """In place of what it held before."""
+        if self._holders.get(holder, {}) == amounts:
+            return
         self.drop(holder)
         if amounts:
             self._holders[holder] = amounts
@@ -129,7 +135,9 @@ class Ledger:
             self.used[scope] = self.used.get(scope, 0) + amount
 
     def drop(self, holder: Hashable) -> None:
-        for scope, amount in self._holders.pop(holder, {}).items():
+        held = self._holders.pop(holder, {})
+        self.freed |= held.keys()
+        for scope, amount in held.items():
             left = self.used[scope] - amount
             if left:
                 self.used[scope] = left
@@ -177,28 +185,30 @@ def _of_quota(quota: Quota, kind: Kind) -> int | None:
     return {Kind.MEMORY: quota.memory_bytes, Kind.CLIENTS: quota.clients, Kind.LEASES: quota.leases}[kind]
 
 
-def first_blocked(amounts: Amounts, limits: Limits, used: Mapping[Scope, int], aside: Mapping[Scope, int]) -> Scope | None:
+def first_blocked(
+    amounts: Amounts, limit_of: Callable[[Scope], int | None], used: Mapping[Scope, int], aside: Mapping[Scope, int]
+) -> Scope | None:
     """The scope that has not enough left, of the lowest level; `aside` is what others ahead are to have."""
     blocked = None
     for scope, amount in amounts.items():
         if blocked is not None and scope.level >= blocked.level:
             continue
-        limit = limits.of(scope)
+        limit = limit_of(scope)
         if limit is not None and used.get(scope, 0) + aside.get(scope, 0) + amount > limit:
             blocked = scope
     return blocked
 
 
-def shortage(scope: Scope, amounts: Amounts, limits: Limits, used: Mapping[Scope, int], aside: Mapping[Scope, int]) -> str:
-    """In words: what was asked, what is taken, by how many, of how much."""
+def shortage(scope: Scope, amounts: Amounts, limits: Limits, used: Mapping[Scope, int], aside: int = 0) -> str:
+    """In words: what was asked, what is taken, by how many, of how much, and what of it others ahead are to have."""
     taken, limit = used.get(scope, 0), limits.of(scope) or 0
     if scope.kind is Kind.PROCESSES:
         return f"lease {scope.whose} has {taken} of its {limit} processes"
     figures = f"{_quantity(scope, amounts[scope])} asked, {_quantity(scope, taken)} of {_quantity(scope, limit)} taken"
     if scope.level is Level.MACHINE and scope.gpu:
         figures += f" by {_holders(scope.gpu, used)}"
-    if aside.get(scope):
-        figures += f", {_quantity(scope, aside[scope])} set aside for those ahead"
+    if aside:
+        figures += f", {_quantity(scope, aside)} set aside for those ahead"
     of_gpu = f"{scope.gpu}, " if scope.gpu else ""
     return f"{_WHOSE[scope.level].format(scope.whose)}{of_gpu}{_WORDS.get(scope.kind, scope.kind.value)}: {figures}"
 

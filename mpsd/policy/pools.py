@@ -19,6 +19,8 @@ from mpsd.lease import Lease
 from mpsd.model import ProcessId
 from mpsd.policy.budgets import Owner, Scope, group_key, sm_scopes
 
+_GROUP = "group:"
+
 
 @dataclass(slots=True)
 class Holding:
@@ -123,5 +125,9 @@ class Absent:
 def pool_key(lease: Lease, gpus: Iterable[str], is_dealt: bool) -> str:
     """Among which leases its share moves.  is_dealt: whether shares of groups are."""
     if is_dealt and lease.spec.group:
-        return f"group:{group_key(lease)}@{','.join(sorted(gpus))}"
+        return f"{_GROUP}{group_key(lease)}@{','.join(sorted(gpus))}"
     return f"lease:{lease.id}"
+
+
+def is_group(key: str) -> bool:
+    return key.startswith(_GROUP)

@@ -9,9 +9,11 @@ Who is held up by a bound of its own (its user's quota, its lease's places) sets
 Prose: docs/leases.md, "The queue".
 """
 
+import functools
 import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mpsd.model import ProcessId
 from mpsd.policy.budgets import Amounts, Limits, Scope, first_blocked, shortage
@@ -46,12 +48,22 @@ class QueueEntry:
     deadline: float | None
 
 
+class Blocked(NamedTuple):
+    """The scope that has not enough for it, and what of it is set aside for those ahead."""
+
+    scope: Scope
+    aside: int
+
+
+Reason = Blocked | str  # the latter: a hindrance
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """admitted: keys, in order.  reasons: of all others, why they wait."""
 
     admitted: tuple[Hashable, ...]
-    reasons: Mapping[Hashable, str]
+    reasons: Mapping[Hashable, Reason]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +93,27 @@ def in_order(waiting: Iterable[Waiting], order: Order) -> list[Waiting]:
 
 def plan(waiting: Iterable[Waiting], limits: Limits, used: Mapping[Scope, int], order: Order) -> Plan:
     """Who goes in now, and why the others do not."""
+    limit_of = functools.cache(limits.of)  # many ask for the same
     aside: dict[Scope, int] = {}
     admitted: list[Hashable] = []
-    reasons: dict[Hashable, str] = {}
+    reasons: dict[Hashable, Reason] = {}
     for one in in_order(waiting, order):
         if one.hindrance:
             reasons[one.key] = one.hindrance
             continue
-        blocked = first_blocked(one.amounts, limits, used, aside)
+        blocked = first_blocked(one.amounts, limit_of, used, aside)
         if blocked is None:
             admitted.append(one.key)
             _set_aside(aside, one.amounts, None)
             continue
-        reasons[one.key] = shortage(blocked, one.amounts, limits, used, aside)
-        if not order.may_be_passed(one) and could_ever_fit(one.amounts, limits):
+        reasons[one.key] = Blocked(blocked, aside.get(blocked, 0))
+        if not order.may_be_passed(one) and first_blocked(one.amounts, limit_of, {}, {}) is None:
             _set_aside(aside, one.amounts, blocked)
     return Plan(tuple(admitted), reasons)
 
 
-def could_ever_fit(amounts: Amounts, limits: Limits) -> bool:
-    """Whether it would if nobody else had anything."""
-    return first_blocked(amounts, limits, {}, {}) is None
+def in_words(reason: Reason, one: Waiting, limits: Limits, used: Mapping[Scope, int]) -> str:
+    return reason if isinstance(reason, str) else shortage(reason.scope, one.amounts, limits, used, reason.aside)
 
 
 def _set_aside(aside: dict[Scope, int], amounts: Amounts, blocked: Scope | None) -> None:
@@ -126,4 +138,4 @@ class Demand:
                 self.total.pop(scope, None)
 
     def leaves_room_for(self, amounts: Amounts, limits: Limits, used: Mapping[Scope, int]) -> bool:
-        return first_blocked(amounts, limits, used, self.total) is None
+        return first_blocked(amounts, limits.of, used, self.total) is None

@@ -15,6 +15,7 @@ ROWS = {
     "api": "100 subscribers: events per second",
     "commands": "64 pollers: failed or wrong answers",
     "admission": "40 at once: first kernel",
+    "leases": "10000 leases: a client is let in, with a lease",
     "relay": "64 connections: messages per second",
     "growth": "50 idle clients: resident, processor",
 }

@@ -78,6 +78,18 @@ async def test_one_that_comes_back_late_waits_for_the_next_start_of_another(worl
         assert (await world.admit(3, ALICE)).sm_percent == 45.0
 
 
+async def test_a_new_member_brings_a_share_for_one_that_waits(world, autojump_clock: MockClock):
+    async with world.running() as nursery:
+        await trio.sleep(31)
+        assert (await world.admit(1, ALICE)).sm_percent == 90.0
+        late = Arrival(world, nursery, 2, BOB)
+        await wait_all_tasks_blocked()
+        world.book.create(ROOT, spec(10, by_token(), group="replicas"))
+        await wait_all_tasks_blocked()
+        assert late.grant is not None
+        assert held(world) <= 100.0
+
+
 async def test_a_lease_that_ends_takes_its_share_along_and_no_more(world):
     """Its client has inherited: what it holds beyond its own stays the group's loss until it ends."""
     world.now += 31

@@ -45,11 +45,11 @@ def group(*members: Member) -> Group:
 
 
 def interactive(lease_id: int, part: float, busy: float | None = None, **more: object) -> Member:
-    return Member(lease_id, part, level=INTERACTIVE, busy=busy, **{"held": (part,), **more})  # type: ignore[arg-type]
+    return Member(lease_id, part, level=INTERACTIVE, busy=busy, **{"held": (part,), **more})
 
 
 def batch(lease_id: int, part: float, **more: object) -> Member:
-    return Member(lease_id, part, level=BATCH, busy=1.0, **{"held": (part,), **more})  # type: ignore[arg-type]
+    return Member(lease_id, part, level=BATCH, busy=1.0, **{"held": (part,), **more})
 
 
 AIMS = [
