@@ -38,6 +38,10 @@ _FROZEN_SECONDS = 2.0  # a vendor daemon that answers nobody for so long waits f
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
+class _NotSet(Exception):
+    """A client's limits; it waits, and nothing else comes of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
     max_connections: int
@@ -93,36 +97,48 @@ class Conversations:
             await self.refusals.turn_away(caller, exc)
             return True
         began = trio.current_time()
-        end = await self._visit(caller, domain, limits)
+        try:
+            end = await self._visit(caller, domain, limits)
+        except _NotSet as exc:
+            log.warning("limits.not_set", pid=caller.credentials.pid, domain=domain.name, why=str(exc), effect="it waits")
+            await trio.sleep(_RETRY_SECONDS)
+            return False
         self.took_handshake(trio.current_time() - began)
         return await self._after(caller, domain, end) if end else False
 
     async def _visit(self, caller: Caller, domain: Domain, limits: Limits) -> End | None:
         """One connection to a domain, with these limits in force from before it begins until the server has what it came for.
-        None: it did not come about."""
+        None: it did not come about.  Raises _NotSet when it is not certain that they are."""
         pid = caller.credentials.pid or os.getpid()  # as the domain is told
         async with domain.guard.window(limits, domain.control):
+            if self._must_leave(caller, domain):
+                return None
             try:
                 await enforce(self.pool, domain, caller.credentials.uid, limits)
             except MpsdError as exc:
-                log.warning("limits.not_set", pid=pid, domain=domain.name, why=str(exc), effect="it waits")
-                await trio.sleep(_RETRY_SECONDS)
-                return None
+                raise _NotSet(str(exc)) from exc
             arrival = domain.guard.expect(pid)
             try:
                 end = await self._speak(caller, domain)
-                if end in (End.CLIENT, End.DOMAIN) and caller.link.has_passed_descriptors and domain.control.is_alive():
+                if end and caller.link.has_passed_descriptors and self._is_over(domain, end):
+                    caller.link.pass_on(end)
                     await self._see_arrive(caller, domain, arrival)
                 return end
             finally:
                 domain.guard.forget_arrival(pid, arrival)
 
+    def _must_leave(self, caller: Caller, domain: Domain) -> bool:
+        """The domain fell ill while this client waited for it, and has no context of it yet."""
+        if not domain.is_ill or caller.process in domain.connected:
+            return False
+        domain.leave(caller.process)
+        return True
+
     async def _speak(self, caller: Caller, domain: Domain) -> End | None:
         with domain.handshake(caller.process):
             async with domain.gate.turn(self._burden(caller.process)) as right:
-                if domain.is_ill and caller.process not in domain.connected:
-                    domain.leave(caller.process)
-                    return None  # it fell ill while this client waited for its turn
+                if self._must_leave(caller, domain):
+                    return None
                 backend = await connect(domain.control.socket_path(caller.door), domain.control)
                 if backend is None:
                     return None
@@ -163,6 +179,11 @@ class Conversations:
                   has_spoken=caller.link.has_spoken, has_passed_descriptors=caller.link.has_passed_descriptors)
         return end
 
+    def _is_over(self, domain: Domain, end: End) -> bool:
+        """The client ended it, or a living domain did."""
+        is_well = domain.control.is_alive() and not domain.silenced.is_set()
+        return end is End.CLIENT or (end is End.DOMAIN and is_well)
+
     async def _after(self, caller: Caller, domain: Domain, end: End) -> bool:
         """True when it is over, False when the client should be linked again."""
         if end is End.SLOW_CLIENT:
@@ -170,7 +191,7 @@ class Conversations:
         if caller.link.is_out_of_step:
             await trio.sleep(_RETRY_SECONDS)  # closed, the client would run without MPS
             return False
-        if end is End.CLIENT or (domain.control.is_alive() and not domain.silenced.is_set()):
+        if self._is_over(domain, end):
             return True
         if caller.link.transcript is not None:
             return False

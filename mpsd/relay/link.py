@@ -87,6 +87,11 @@ class Link:
                 entry.close()
         self.transcript = None
 
+    def pass_on(self, end: End) -> None:
+        """The client is told at once that its domain has ended the connection; it is closed later."""
+        if end is End.DOMAIN:
+            _stop(self.client, socket.SHUT_RDWR)
+
     def close(self) -> None:
         self.no_way_back()
         self.client.close()
@@ -110,7 +115,7 @@ class Link:
             self._end = End.CLIENT
             scope.cancel()
         else:
-            _stop_sending(domain)
+            _stop(domain, socket.SHUT_WR)
 
     async def _pass_on(self, message: Message, domain: socket.socket) -> None:
         """What could not be sent stays in the client's queue, for another domain or another mpsd."""
@@ -230,8 +235,8 @@ def _has_hung_up(end: socket.socket) -> bool:
     return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
 
 
-def _stop_sending(end: socket.socket) -> None:
+def _stop(end: socket.socket, how: int) -> None:
     try:
-        end.shutdown(socket.SHUT_WR)
+        end.shutdown(how)
     except OSError:
         pass  # it has gone
