@@ -135,7 +135,7 @@ async def _run(config: Config, invocation: Invocation, environ: Mapping[str, str
         daemon = _build(
             _Found(config, invocation, environ, claim, public, devices, is_privileged, store, lease_store, audit)
         )
-        daemon.on_signal = Signals(config, invocation, journal, public).take
+        daemon.on_signal = Signals(config, invocation, journal, public, audit).take
         become_reaper()
         raise_descriptor_limit(config.relay.max_connections * _DESCRIPTORS_PER_CONNECTION + _DESCRIPTORS_BESIDES)
         _say_what_works(is_privileged, config)

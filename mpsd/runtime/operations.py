@@ -28,10 +28,13 @@ class DomainOperations:
         return list(self._find(domain).servers.values())
 
     def clients(self) -> Sequence[ClientView]:
+        """Those that were placed, and those that only the vendor's servers know, as without root."""
         found = []
         for domain in self._pool.domains.values():
             servers = {pid: server.pid for server in domain.servers.values() for pid in server.client_pids}
-            for process in domain.members:
+            strangers = servers.keys() - {process.pid for process in domain.members}
+            others = [process for pid in strangers if (process := processes.process_id(pid))]
+            for process in (*domain.members, *others):
                 found.append(ClientView(process, _uid(process), domain.name, servers.get(process.pid)))
         return found
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import structlog
 
 from mpsd import settings
+from mpsd.api.audit import Audit
 from mpsd.config import ConfigError, Invocation, changed
 from mpsd.log import Journal
 from mpsd.options import Config
@@ -19,11 +20,14 @@ log = structlog.get_logger()
 class Signals:
     """Guards that a configuration with mistakes changes nothing."""
 
-    def __init__(self, config: Config, invocation: Invocation, journal: Journal, public: PublicLog) -> None:
+    def __init__(
+        self, config: Config, invocation: Invocation, journal: Journal, public: PublicLog, audit: Audit
+    ) -> None:
         self._config = config
         self._invocation = invocation
         self._journal = journal
         self._public = public
+        self._audit = audit
 
     async def take(self, daemon: Daemon, number: int) -> None:
         if number == signal.SIGHUP:
@@ -51,6 +55,7 @@ class Signals:
     def _apply(self, daemon: Daemon, new: Config) -> None:
         self._config = new
         self._journal.configure(new.log)
+        self._audit.file.max_bytes = new.log.max_bytes
         old = daemon.pool.settings
         daemon.pool.settings = replace(
             old,
