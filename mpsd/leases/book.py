@@ -68,9 +68,9 @@ class LeaseBook:
         self._find_process = find_process
         self._news = News(publish)
         self._terms = Terms(settings, devices, groups or UnixGroups(), clock)
-        self._account = Account(settings.redistribute != "off")
+        self._account = Account()
         self._register = Register(store, self._account, self._terms)
-        self._dealer = Dealer(settings, self._account, self._register.find)
+        self._dealer = Dealer(lambda: self.settings, self._account, self._register.find)
         self._clients = Clients(store, self._account, self._dealer, self._news, self._terms)
         self._admissions = Admissions(self._terms, self._account, self._register, self._clients, self._dealer, self._news)
         self._stirred = trio.Event()  # set: something is due before run() would look
@@ -82,7 +82,7 @@ class LeaseBook:
         return self._terms.settings
 
     def configure(self, settings: AdmissionSettings) -> None:
-        """Other settings from now on; `redistribute` and what belongs to it need a restart."""
+        """Other settings from now on.  Leases and grants that are there stay as they are."""
         self._terms.configure(settings)
         self._admissions.advance()
         self._expect(-math.inf)

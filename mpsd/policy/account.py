@@ -24,7 +24,7 @@ from mpsd.policy.budgets import (
 from mpsd.policy.pools import Absent, Holding, Pool, is_group, pool_key
 from mpsd.policy.shares import Group, Member
 
-GROUP_LEASES = 1024  # that shares can move among: a deal looks at all of them
+GROUP_LEASES = 4096  # that shares can move among: a deal looks at all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,11 @@ class Held:
 class Account:
     """Guards that what is counted is what active leases have reserved and living clients hold, each once."""
 
-    def __init__(self, is_dealt: bool) -> None:
+    def __init__(self) -> None:
         self.ledger = Ledger()
         self.places: dict[str, int] = {}  # processes by lease id, as budgets.Limits wants it
         self.pools: dict[str, Pool] = {}
         self._has_group_grown = False
-        self._is_dealt = is_dealt
         self._pool_of_lease: dict[int, str] = {}
         self._clients: dict[ProcessId, tuple[Owner | None, Held | None]] = {}
 
@@ -60,7 +59,7 @@ class Account:
 
     def reserve(self, lease: Lease, gpus: tuple[str, ...], owner: Owner | None, now: float) -> None:
         """A lease is active from now on."""
-        key = pool_key(lease, gpus, self._is_dealt)
+        key = pool_key(lease, gpus)
         pool = self.pools.setdefault(key, Pool(gpus, owner))
         pool.leases[lease.id] = to_millionths(lease.spec.sm_percent)
         if is_group(key):
@@ -111,7 +110,7 @@ class Account:
         return freed, has_group_grown
 
     def has_room_in_group(self, lease: Lease, gpus: tuple[str, ...]) -> bool:
-        pool = self.pools.get(pool_key(lease, gpus, self._is_dealt))
+        pool = self.pools.get(pool_key(lease, gpus))
         return pool is None or len(pool.leases) < GROUP_LEASES
 
     def pool_of(self, lease_id: int) -> tuple[str, Pool]:

@@ -13,16 +13,23 @@ from mpsd.policy.budgets import to_millionths, to_percent
 from mpsd.policy.elastic import Elastic, Standing
 from mpsd.policy.pools import Pool
 from mpsd.policy.settings import AdmissionSettings
-from mpsd.policy.shares import LEAST_PERCENT, Deal, Group, Member, at_start, deal_by_presence
+from mpsd.policy.shares import (
+    LEAST_PERCENT,
+    Deal,
+    Group,
+    Member,
+    Policy,
+    at_start,
+    deal_as_reserved,
+    deal_by_presence,
+)
 
 
 class Dealer:
     """Guards the standing of each lease with the elastic policy, and that no group is dealt more than it has."""
 
-    def __init__(self, settings: AdmissionSettings, account: Account, find: Callable[[int], Lease]) -> None:
-        self._redistribute = settings.redistribute
-        self._inherit_seconds = settings.inherit_seconds
-        self._elastic = Elastic(settings.move_cost_seconds, settings.horizon_seconds)
+    def __init__(self, settings: Callable[[], AdmissionSettings], account: Account, find: Callable[[int], Lease]) -> None:
+        self._settings = settings
         self._account = account
         self._find = find
         self._standings: dict[int, Standing] = {}
@@ -32,9 +39,10 @@ class Dealer:
 
         starting: clients of each lease that are about to start, this one among them.
         """
-        if not self._is_dealt(lease):
-            return part_of(lease)
         key, pool = self._account.pool_of(lease.id)
+        part = part_of(lease)
+        if not lease.spec.group or (self._settings().redistribute == "off" and pool.free() >= part):
+            return part
         group = self._account.group_of(key, lambda each, held: self._describe(pool, each, held, starting, now))
         deal = self._deal(group)
         pool.dealt = dict(deal)
@@ -43,7 +51,7 @@ class Dealer:
 
     def is_dealt_out(self, lease: Lease) -> bool:
         """Whether its group has nothing left for one more client."""
-        if not self._is_dealt(lease):
+        if not lease.spec.group:
             return False
         _, pool = self._account.pool_of(lease.id)
         return pool.free() < min(to_millionths(LEAST_PERCENT), part_of(lease))
@@ -51,16 +59,22 @@ class Dealer:
     def observe(self, lease: Lease, busy: float, seconds: float, now: float) -> None:
         """For `seconds` the clients of this lease used this fraction of their shares."""
         standing = self._standings.get(lease.id) or elastic.begin(lease.spec.level, now)
-        self._standings[lease.id] = elastic.feed(standing, busy, seconds, now, self._elastic)
+        self._standings[lease.id] = elastic.feed(standing, busy, seconds, now, self._elastic())
 
     def forget(self, lease_id: int) -> None:
         self._standings.pop(lease_id, None)
 
-    def _is_dealt(self, lease: Lease) -> bool:
-        return self._redistribute != "off" and bool(lease.spec.group)
-
     def _deal(self, group: Group) -> Deal:
-        return elastic.deal(group, self._elastic) if self._redistribute == "elastic" else deal_by_presence(group)
+        policies: dict[str, Policy] = {
+            "off": deal_as_reserved,
+            "group": deal_by_presence,
+            "elastic": lambda group: elastic.deal(group, self._elastic()),
+        }
+        return policies[self._settings().redistribute](group)
+
+    def _elastic(self) -> Elastic:
+        settings = self._settings()
+        return Elastic(settings.move_cost_seconds, settings.horizon_seconds)
 
     def _describe(self, pool: Pool, lease_id: int, held: Sequence[int], starting: Mapping[int, int], now: float) -> Member:
         lease = self._find(lease_id)
@@ -72,7 +86,7 @@ class Dealer:
             pool.dealt.get(lease_id),
             tuple(map(to_percent, held)),
             starting.get(lease_id, 0),
-            pool.recent(lease_id, now - self._inherit_seconds),
+            pool.recent(lease_id, now - self._settings().inherit_seconds),
             standing.level,
             standing.busy,
         )

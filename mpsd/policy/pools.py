@@ -122,9 +122,9 @@ class Absent:
         return sum(count for at, count in self._since if at > since)
 
 
-def pool_key(lease: Lease, gpus: Iterable[str], is_dealt: bool) -> str:
-    """Among which leases its share moves.  is_dealt: whether shares of groups are."""
-    if is_dealt and lease.spec.group:
+def pool_key(lease: Lease, gpus: Iterable[str]) -> str:
+    """Among which leases its share may move."""
+    if lease.spec.group:
         return f"{_GROUP}{group_key(lease)}@{','.join(sorted(gpus))}"
     return f"lease:{lease.id}"
 

@@ -5,7 +5,7 @@ says: what the clients of a group hold together is never more than what its leas
 
 A *part* is what one process of a lease would get if nothing were dealt: the lease's share divided by its processes.  A policy
 says how large the parts of each lease should be; `at_start` gives a starting client as much of that as is free.  Policies:
-`deal_by_presence` here, and the elastic one (elastic.py).  Prose: docs/leases.md, "Groups".
+`deal_as_reserved` and `deal_by_presence` here, and the elastic one (elastic.py).  Prose: docs/leases.md, "Groups".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +61,11 @@ class Group:
 
 Deal = Mapping[int, float]  # percent of a part, by lease
 Policy = Callable[[Group], Deal]
+
+
+def deal_as_reserved(group: Group) -> Deal:
+    """Nothing moves; but what was dealt to others before is theirs as long as they run."""
+    return {member.lease_id: member.part for member in group.members}
 
 
 def deal_by_presence(group: Group) -> Deal:

@@ -124,9 +124,37 @@ async def test_a_users_group_has_a_domain_of_that_user(tmp_path):
 
 
 async def test_without_redistribution_a_share_is_the_leases(world):
-    world.settings = AdmissionSettings()
-    world.restarted()
+    world.change(redistribute="off")
+    world.now += 31
     assert (await world.admit(1, ALICE)).sm_percent == 30.0
+
+
+async def test_what_was_dealt_is_not_dealt_again_when_dealing_is_turned_off(world):
+    world.now += 31
+    assert (await world.admit(1, ALICE)).sm_percent == 90.0
+    world.change(redistribute="off")
+    world.book.create(ROOT, spec(10, by_token(), group="replicas"))
+    assert (await world.admit(2, BOB)).sm_percent == 10.0
+    assert held(world) == 100.0
+
+
+async def test_the_table_of_the_page(world, autojump_clock: MockClock):
+    """docs/leases.md, "Groups"."""
+    async with world.running() as nursery:
+        await all_three(world)
+        world.book.leave(process(1))
+        await trio.sleep(31)
+        for pid, uid in ((2, BOB), (3, CAROL)):
+            world.book.leave(process(pid))
+            assert (await world.admit(pid + 10, uid)).sm_percent == 45.0
+        a = Arrival(world, nursery, 1, ALICE)
+        await wait_all_tasks_blocked()
+        assert a.grant is None
+        world.book.leave(process(13))
+        await wait_all_tasks_blocked()
+        assert a.grant is not None
+        assert a.grant.sm_percent == 30.0
+        assert (await world.admit(23, CAROL)).sm_percent == 15.0
 
 
 def test_a_group_is_no_larger_than_a_deal_can_look_at(tmp_path, monkeypatch):
