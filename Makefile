@@ -8,11 +8,13 @@ PREFIX ?= /opt/mpsd
 BINDIR ?= /usr/bin
 SYSCONFDIR ?= /etc
 UNITDIR ?= /usr/lib/systemd/system
+MANDIR ?= /usr/share/man
 DIVERT ?= $(shell command -v dpkg-divert)
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -q install $(PIP_FLAGS)
 INSTALLED_PIP := $(PREFIX)/venv/bin/python -m pip --disable-pip-version-check -q install $(PIP_FLAGS)
+CLIENTS := clients/python clients/mpsctl
 PROGRAM := nvidia-cuda-mps-control
 FRONT_END := clients/control/$(PROGRAM)
 VENDOR := $(BINDIR)/$(PROGRAM).vendor
@@ -33,10 +35,10 @@ needs:
 venv: $(VENV)/runtime ## a virtual environment with mpsd in it
 dev: $(VENV)/dev ## ... and with what the tests need
 
-$(VENV)/runtime: pyproject.toml setup.py clients/python/pyproject.toml | needs
+$(VENV)/runtime: pyproject.toml setup.py $(CLIENTS:%=%/pyproject.toml) | needs
 	@echo "making $(VENV)"
 	@$(call make_venv,$(VENV))
-	@$(PIP) -e . -e clients/python
+	@$(PIP) -e . $(CLIENTS:%=-e %)
 	@touch $@
 
 $(VENV)/dev: $(VENV)/runtime
@@ -67,21 +69,22 @@ bench: build dev ## the benchmarks; they print ratios
 
 docs: venv ## the generated pages
 	@$(VENV)/bin/python -m mpsd config --markdown > docs/configuration.md
+	@$(VENV)/bin/python -m mpsctl.manual > docs/man/mpsctl.1
 
 clean: ## back to a fresh checkout
 	@$(MAKE) -s -C clients/control clean
 	@$(MAKE) -s -C native clean
-	@rm -rf $(VENV) build dist mpsd.egg-info clients/python/*.egg-info clients/python/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist mpsd.egg-info $(CLIENTS:%=%/build) $(CLIENTS:%=%/*.egg-info) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find mpsd tests clients -name __pycache__ -prune -exec rm -rf {} +
 
 # The vendor's program is moved aside, never overwritten; `uninstall` moves it back.
-install: programs ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR; as root
+install: programs ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR, MANDIR; as root
 	@rm -rf clients/control/build/install # it holds PREFIX, which make cannot see
 	@$(MAKE) -s --no-print-directory -C clients/control OUT=build/install/$(PROGRAM) MPSD_PYTHON_DEFAULT=$(PREFIX)/venv/bin/python3
 	@$(call make_venv,$(PREFIX)/venv)
-	@rm -rf build/lib build/bdist.*
-	@$(INSTALLED_PIP) --force-reinstall --no-deps .
-	@$(INSTALLED_PIP) .
+	@rm -rf build/lib build/bdist.* $(CLIENTS:%=%/build)
+	@$(INSTALLED_PIP) --force-reinstall --no-deps . $(CLIENTS:%=./%)
+	@$(INSTALLED_PIP) . $(CLIENTS:%=./%)
 	@install -d $(LIBDIR)/keeper $(LIBDIR)/sim
 	@install -m 755 native/keeper/mpsd-keeper $(LIBDIR)/keeper/mpsd-keeper
 	@cp -a native/sim/bin native/sim/lib $(LIBDIR)/sim/
@@ -92,6 +95,8 @@ install: programs ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR; as root
 		mv -n $(BINDIR)/$(PROGRAM) $(VENDOR); \
 	fi
 	@install -m 755 clients/control/build/install/$(PROGRAM) $(BINDIR)/$(PROGRAM)
+	@ln -sfn $(PREFIX)/venv/bin/mpsctl $(BINDIR)/mpsctl
+	@install -m 644 -D docs/man/mpsctl.1 $(MANDIR)/man1/mpsctl.1
 	@install -m 644 clients/systemd/mpsd.service $(UNITDIR)/mpsd.service
 	@install -m 644 clients/systemd/mpsd.logrotate $(SYSCONFDIR)/logrotate.d/mpsd
 	@[ -e $(SYSCONFDIR)/default/mpsd ] || install -m 644 clients/systemd/mpsd.default $(SYSCONFDIR)/default/mpsd
@@ -106,6 +111,7 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays
 	elif [ -e $(VENDOR) ]; then \
 		mv -n $(VENDOR) $(BINDIR)/$(PROGRAM); \
 	fi
+	@if [ "$$(readlink $(BINDIR)/mpsctl)" = $(PREFIX)/venv/bin/mpsctl ]; then rm -f $(BINDIR)/mpsctl $(MANDIR)/man1/mpsctl.1; fi
 	@rm -rf $(PREFIX)/venv $(UNITDIR)/mpsd.service $(SYSCONFDIR)/logrotate.d/mpsd
 	@rmdir $(PREFIX) 2>/dev/null || true
 

@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def make(place: Path, target: str, divert: str) -> None:
-    places = {"PREFIX": "opt", "BINDIR": "bin", "SYSCONFDIR": "etc", "UNITDIR": "units"}
+    places = {"PREFIX": "opt", "BINDIR": "bin", "SYSCONFDIR": "etc", "UNITDIR": "units", "MANDIR": "man"}
     settings = [f"{name}={place / folder}" for name, folder in places.items()]
     done = run("make", target, *settings, f"DIVERT={divert}", cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -55,6 +55,9 @@ def test_the_vendors_program_makes_way_and_comes_back(place: Path, with_dpkg: bo
     done = run(str(place / "opt/venv/bin/mpsd"), "config", "--config", str(place / "etc/mpsd/mpsd.toml"), env={})
     assert done.returncode == 0, done.stderr
     assert (place / "opt/venv/lib/mpsd/keeper/mpsd-keeper").exists()
+    done = run(str(place / "bin/mpsctl"), "--socket", str(place / "no.sock"), "status", env={}, cwd="/")
+    assert (done.returncode, done.stderr) == (3, f"mpsctl status: no mpsd at {place}/no.sock: No such file or directory\n")
+    assert (place / "man/man1/mpsctl.1").exists()
 
     (place / "etc/mpsd/mpsd.toml").write_text("# mine\n")
     make(place, "install", divert)
@@ -64,6 +67,7 @@ def test_the_vendors_program_makes_way_and_comes_back(place: Path, with_dpkg: bo
     assert ours.read_bytes() == VENDOR
     assert not vendors.exists()
     assert not (place / "opt").exists()
+    assert not [*(place / "man").rglob("mpsctl*"), *(place / "bin").glob("mpsctl")]
     assert sorted(path.name for path in (place / "etc").rglob("*") if path.is_file()) == ["mpsd", "mpsd.toml"]
 
 

@@ -1,0 +1,134 @@
+"""How a command and what it takes are declared, and how argparse is made of it.  The manual page is made of the same table.
+
+What is wrong with a command line is said in one line, and ends with exit status 2.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mpsctl import __version__
+from mpsctl.quantities import Unfit
+
+if TYPE_CHECKING:
+    from mpsctl.session import Session
+
+USAGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """name: with dashes, an option; without, by its place.
+
+    count: "" exactly one, "?" perhaps one, "*" any number (an option: said again and again).
+    instead: options with the same word here exclude each other, and one of them must be there.
+    """
+
+    name: str
+    help: str
+    metavar: str = ""
+    parse: Callable[[str], Any] = str
+    choices: tuple[str, ...] = ()
+    count: str = ""
+    default: Any = None
+    is_flag: bool = False
+    instead: str = ""
+
+    @property
+    def is_option(self) -> bool:
+        return self.name.startswith("-")
+
+    @property
+    def shown(self) -> str:
+        """As usage and manual write it, without the name of an option."""
+        if self.is_flag:
+            return ""
+        return self.metavar or ("{" + ",".join(self.choices) + "}" if self.choices else self.name.lstrip("-").upper())
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """words: as they are typed, "lease create".  more: what the manual says besides; `run` returns the exit status."""
+
+    words: str
+    help: str
+    run: Callable[["Session"], int]
+    arguments: tuple[Argument, ...] = ()
+    more: str = ""
+
+
+EVERYWHERE = (
+    Argument("--json", "print JSON: one document, or an object a line where it goes on", is_flag=True),
+    Argument("--socket", "mpsd's; otherwise mpsd.sock in $CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps", metavar="PATH"),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def build_parser(commands: Sequence[Command], groups: dict[str, str]) -> argparse.ArgumentParser:
+    """groups: first words that have commands below them, and what these are about."""
+    shared = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    _add(shared, EVERYWHERE)
+    parser = Parser(prog="mpsctl", description="The person's tool for mpsd.", parents=[shared], allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"mpsctl {__version__}")
+    parser.set_defaults(command=None)
+    levels = {"": parser.add_subparsers(metavar="COMMAND", title="commands")}
+    for command in commands:
+        group, _, word = command.words.rpartition(" ")
+        if group not in levels:
+            levels[group] = _add_group(levels[""].add_parser(group, help=groups[group], parents=[shared], allow_abbrev=False))
+        made = levels[group].add_parser(
+            word, help=_escaped(command.help), description=_escaped(command.help) + ".", parents=[shared], allow_abbrev=False
+        )
+        made.set_defaults(command=command)
+        _add(made, command.arguments)
+        if command.words in groups:  # it does something by itself too
+            levels[command.words] = _add_group(made, required=False)
+    return parser
+
+
+def _add_group(parser: argparse.ArgumentParser, *, required: bool = True) -> Any:
+    return parser.add_subparsers(metavar="COMMAND", title="commands", required=required)
+
+
+def _add(parser: argparse.ArgumentParser, arguments: Iterable[Argument]) -> None:
+    exclusive: dict[str, Any] = {}
+    for each in arguments:
+        if each.instead and each.instead not in exclusive:
+            exclusive[each.instead] = parser.add_mutually_exclusive_group(required=True)
+        _add_one(exclusive.get(each.instead, parser), each)
+
+
+def _add_one(parser: Any, each: Argument) -> None:
+    if each.is_flag:
+        parser.add_argument(each.name, action="store_true", help=_escaped(each.help))
+        return
+    how: dict[str, Any] = {"help": _escaped(each.help), "metavar": each.shown, "type": _type(each)}
+    if each.choices:
+        how["choices"] = each.choices
+    if each.is_option:
+        how |= {"action": "append" if each.count == "*" else "store"}
+    elif each.count:
+        how |= {"nargs": each.count}
+    if each.default is not None:
+        how |= {"default": each.default}
+    parser.add_argument(each.name, **how)
+
+
+def _escaped(text: str) -> str:
+    """As argparse takes it."""
+    return text.replace("%", "%%")
+
+
+def _type(each: Argument) -> Callable[[str], Any]:
+    def take(text: str) -> Any:
+        try:
+            return each.parse(text)
+        except Unfit as exc:
+            raise argparse.ArgumentTypeError(f'found "{text}"; accepted: {exc}') from None
+
+    return take

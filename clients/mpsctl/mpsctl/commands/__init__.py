@@ -1,0 +1,1 @@
+"""What mpsctl can do, a file for each subject; table.py lists it all."""

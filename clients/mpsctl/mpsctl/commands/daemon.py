@@ -1,0 +1,86 @@
+"""status, health; limits and limits set; completion."""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mpsd_client import calls, values
+
+from mpsctl import words
+from mpsctl.output import facts
+from mpsctl.quantities import show_duration, show_percent
+from mpsctl.session import Session
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def status(session: Session) -> int:
+    found = session.ask(calls.status())
+    session.out.document(found, lambda: facts(_facts(session, found)))
+    return 0
+
+
+def _facts(session: Session, found: values.Status) -> Mapping[str, object]:
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.started_at))
+    lost = {"events": found.events_lost, "audit lines": found.audit_lines_lost}
+    return {
+        "mpsd": f"{found.version}, pid {found.pid}, user {session.user_name(found.uid)}",
+        "state": found.state,
+        "up": f"{show_duration(found.uptime_seconds)}, since {started}",
+        "GPUs": found.devices,
+        "domains": ", ".join(f"{count} {state}" for state, count in found.domains.items()) or "none",
+        "clients": found.clients,
+        "leases": f"{found.leases_active} active, {found.leases_queued} queued",
+        "queue": found.queue,
+        "connections": f"{found.connections}, of these {found.subscribers} for events",
+        "lost": ", ".join(f"{count} {what}" for what, count in lost.items() if count),
+        **{name.replace("_", " "): value for name, value in found.facts.items()},
+    }
+
+
+def health(session: Session) -> int:
+    """1 where a client that comes would not be served."""
+    found = session.ask(calls.health())
+    session.out.document(found, lambda: "ok" if found.ok else "\n".join(found.problems))
+    return 0 if found.ok else 1
+
+
+def show_limits(session: Session) -> int:
+    found = session.ask(calls.limits_get())
+    session.out.document(found, lambda: _limits(session, found))
+    return 0
+
+
+def set_limits(session: Session) -> int:
+    asked = session.asked
+    found = session.ask(
+        calls.limits_set(
+            default_active_thread_percentage=asked.sm,
+            default_device_pinned_mem_limit=asked.memory and words.spread(asked.memory, session.all(calls.device_list()), ()),
+            default_client_priority=asked.priority,
+        )
+    )
+    session.out.document(found, lambda: _limits(session, found))
+    return 0
+
+
+def _limits(session: Session, found: values.Limits) -> "RenderableType":
+    names = words.ordinals(session.all(calls.device_list()))
+    return facts(
+        {
+            "SMs": show_percent(found.default_active_thread_percentage),
+            "memory": words.memory_by_gpu(found.default_device_pinned_mem_limit, names) or "no limit",
+            "priority": "below normal" if found.default_client_priority else "normal",
+        }
+    )
+
+
+def completion(session: Session) -> int:
+    """Needs no mpsd."""
+    import shtab
+
+    from mpsctl.table import parser
+
+    session.out.write(shtab.complete(parser(), session.asked.shell) + "\n")
+    return 0

@@ -1,0 +1,70 @@
+"""events, as they happen; faults."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpsd_client import Event, Lost, calls, values
+
+from mpsctl.output import Column, visible
+from mpsctl.session import Session
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+LOST = "events.lost"
+_HAPPENED = {"fault": "red", "dead": "red", "refused": "red", "silent": "red", "queued": "yellow", "expired": "yellow"}
+
+
+def follow(session: Session) -> int:
+    """Until interrupted, mpsd ends, or --count of them have come."""
+    session.mpsd.subscribe(*(session.asked.topics or ["*"]))
+    left = session.asked.count
+    for event in session.mpsd.events():
+        told = Event(LOST, session.out.surroundings.now(), {"count": event.count}) if isinstance(event, Lost) else event
+        session.out.line(told, lambda told=told: _line(told))  # type: ignore[misc]
+        if left is not None and (left := left - 1) == 0:
+            break
+    return 0
+
+
+def _line(event: Event) -> "Text":
+    from rich.text import Text
+
+    family, _, what = event.topic.partition(".")
+    line = Text(no_wrap=True, overflow="ignore")
+    line.append(_clock(event.time), style="dim")
+    line.append(f" {visible(event.topic)}", style=_HAPPENED.get(what) or _HAPPENED.get(family) or "bold")
+    for name, value in event.facts.items():
+        line.append(f" {visible(name)}=", style="dim")
+        line.append(word(value))
+    return line
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(moment)) + f".{int(moment * 1000) % 1000:03}"
+
+
+def word(value: Any) -> str:
+    """A fact, so that the next one cannot be mistaken for a part of it."""
+    if isinstance(value, str) and value.isprintable() and value and not set(value) & set(' ="'):
+        return value
+    return visible(json.dumps(value, ensure_ascii=False))
+
+
+def list_faults(session: Session) -> int:
+    found = session.all(calls.faults_list(session.asked.after, limit=1000))
+    columns: Sequence[Column[values.Fault]] = (
+        Column("ID", lambda fault: fault.id, is_number=True),
+        Column("WHEN", lambda fault: time.strftime("%m-%d %H:%M:%S", time.localtime(fault.time))),
+        Column("WHAT", lambda fault: fault.topic),
+        Column("DOMAIN", lambda fault: fault.facts.get("domain")),
+        Column("FACTS", _facts, may_be_cut=True, least=20),
+    )
+    session.out.document(found, lambda: session.out.table(columns, found, "no faults since mpsd was started"))
+    return 0
+
+
+def _facts(fault: values.Fault) -> str:
+    return " ".join(f"{name}={word(value)}" for name, value in fault.facts.items() if name != "domain" and value is not None)

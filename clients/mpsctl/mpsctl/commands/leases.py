@@ -1,0 +1,153 @@
+"""leases; lease create, renew, release, show; queue."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpsd_client import Lease, Selector, calls, values
+
+from mpsctl import words
+from mpsctl.output import Column, facts
+from mpsctl.quantities import show_duration, show_percent
+from mpsctl.session import Session
+
+_TOKEN_BYTES = 16
+
+
+def list_leases(session: Session) -> int:
+    found = session.all(calls.lease_list(state=session.asked.state, limit=1000))
+    session.out.document(found, lambda: session.out.table(_columns(session), found, "no leases"))
+    return 0
+
+
+def _columns(session: Session) -> Sequence[Column[Lease]]:
+    names = words.ordinals(session.all(calls.device_list()))
+    return (
+        Column("ID", lambda lease: lease.id, is_number=True),
+        Column("NAME", lambda lease: lease.name, may_be_cut=True, least=12),
+        Column("OWNER", lambda lease: session.user_name(lease.owner_uid), may_be_cut=True, least=6),
+        Column("STATE", lambda lease: lease.state),
+        Column("SM", lambda lease: show_percent(lease.sm_percent), is_number=True),
+        Column("MEM", lambda lease: words.memory(lease.memory_bytes), is_number=True),
+        Column("GPU", lambda lease: words.gpus(lease.gpus, names), may_be_cut=True, least=3),
+        Column("DOMAIN", words.domain, may_be_cut=True, least=6),
+        Column("RUN", lambda lease: f"{lease.clients}/{lease.processes}", is_number=True),
+        Column("LEFT", lambda lease: _left(session, lease.expires_at), is_number=True),
+        Column("FOR", lambda lease: words.selector(lease.selector), may_be_cut=True, least=8),
+    )
+
+
+def _left(session: Session, moment: float | None) -> str | None:
+    seconds = session.until(moment)
+    return None if seconds is None else show_duration(seconds)
+
+
+def create(session: Session) -> int:
+    asked = session.asked
+    selector = _selector(asked)
+    gpus = [gpu for words in asked.gpu or () for gpu in words.split(",")]
+    lease = session.ask(
+        calls.lease_create(
+            asked.name,
+            selector,
+            gpus=gpus,
+            sm_percent=asked.sm and asked.sm.percent,
+            sm_count=asked.sm and asked.sm.count,
+            memory_bytes=asked.memory and words.spread(asked.memory, session.all(calls.device_list()), gpus),
+            priority=asked.priority,
+            domain=asked.domain or ("group" if asked.group else "shared"),
+            group=asked.group or "",
+            processes=asked.processes,
+            ttl_seconds=asked.ttl,
+            wait_seconds=asked.wait or 0.0,
+            level=asked.level,
+            owner_uid=asked.owner,
+        )
+    )
+    session.out.document(lease, lambda: _sentence(session, lease) + _how_to_use(lease))
+    return 0
+
+
+def _selector(asked: Any) -> Selector:
+    if asked.new_token:
+        return Selector.of_token(secrets.token_hex(_TOKEN_BYTES))
+    if asked.token is not None:
+        return Selector.of_token(asked.token)
+    if asked.cgroup is not None:
+        return Selector.of_cgroup(asked.cgroup)
+    return Selector.of_uid(asked.user) if asked.pid is None else Selector.of_pid(asked.pid)
+
+
+def _sentence(session: Session, lease: Lease) -> str:
+    size, left = words.memory(lease.memory_bytes), _left(session, lease.expires_at)
+    parts = [f"{show_percent(lease.sm_percent)} of the SMs", size and f"{size} of memory", left and f"for {left}"]
+    return f"lease {lease.id} is {lease.state}: {', '.join(filter(None, parts))}"
+
+
+def _how_to_use(lease: Lease) -> str:
+    if lease.selector.kind != "token":
+        return ""
+    return f"\nstart its processes with {words.selector_in_full(lease.selector)} in their environment"
+
+
+def renew(session: Session) -> int:
+    lease = session.ask(calls.lease_renew(session.asked.id, session.asked.ttl))
+    session.out.document(lease, lambda: _sentence(session, lease))
+    return 0
+
+
+def release(session: Session) -> int:
+    lease = session.ask(calls.lease_release(session.asked.id))
+    session.out.document(lease, lambda: f"lease {lease.id} is released; {_those_who_run(lease)}")
+    return 0
+
+
+def _those_who_run(lease: Lease) -> str:
+    return f"its {lease.clients} clients keep what they have until they end" if lease.clients else "no client had it"
+
+
+def show(session: Session) -> int:
+    lease = session.ask(calls.lease_get(session.asked.id))
+    session.out.document(lease, lambda: facts(_facts(session, lease, session.all(calls.device_list()))))
+    return 0
+
+
+def _facts(session: Session, lease: Lease, devices: Sequence[values.Device]) -> Mapping[str, object]:
+    names = words.ordinals(devices)
+    return {
+        "lease": lease.id,
+        "name": lease.name,
+        "state": lease.state,
+        "owner": session.user_name(lease.owner_uid),
+        "for": words.selector_in_full(lease.selector) + (", of any user" if lease.for_all_users else ""),
+        "GPUs": words.gpus(lease.gpus, names),
+        "SMs": show_percent(lease.sm_percent),
+        "memory": words.memory_by_gpu(lease.memory_bytes, names),
+        "priority": "below normal" if lease.priority else "normal",
+        "domain": words.domain(lease),
+        "group": lease.group,
+        "level": lease.level,
+        "processes": f"{lease.clients} of {lease.processes}",
+        "lasts": _left(session, lease.expires_at) or "until it is released",
+        "may wait": show_duration(lease.wait_seconds) if lease.state == "queued" else None,
+    }
+
+
+def list_queue(session: Session) -> int:
+    found = session.all(calls.queue_list(limit=1000))
+    columns: Sequence[Column[values.Waiting]] = (
+        Column("POS", lambda entry: entry.position, is_number=True),
+        Column("USER", lambda entry: session.user_name(entry.uid), may_be_cut=True, least=6),
+        Column("WHO", _who),
+        Column("WAITED", lambda entry: show_duration(entry.waited_seconds), is_number=True),
+        Column("LEFT", lambda entry: _left(session, entry.deadline), is_number=True),
+        Column("FOR", lambda entry: entry.reason, may_be_cut=True, least=20),
+    )
+    session.out.document(found, lambda: session.out.table(columns, found, "nobody waits"))
+    return 0
+
+
+def _who(entry: values.Waiting) -> str:
+    if entry.pid is None:
+        return f"lease {entry.lease_id}"
+    return f"pid {entry.pid}" + (f" of lease {entry.lease_id}" if entry.lease_id is not None else "")

@@ -1,0 +1,103 @@
+"""Sizes, durations, shares and the like: as people write them, and as they read them.  Pure.
+
+What is no such thing raises Unfit, whose words say what would be.
+"""
+
+import re
+from dataclasses import dataclass
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT])(?:i?B)?", re.IGNORECASE)
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+_SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
+_COUNT = re.compile(r"[0-9]{1,5}")
+_SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_MOST_BYTES = 1 << 62
+
+
+class Unfit(ValueError):
+    """What was written is not of its kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of the SMs: a percentage, or so many."""
+
+    percent: float | None = None
+    count: int | None = None
+
+
+def parse_size(text: str) -> int:
+    """Bytes; the units are powers of 1024, as the vendor's are.  A size needs its unit: 4 would be four bytes."""
+    found = _SIZE.fullmatch(text)
+    size = round(float(found[1]) * (1 << _SHIFTS[found[2].upper()])) if found else 0
+    if not 0 < size <= _MOST_BYTES:
+        raise Unfit("a number and K, M, G or T, as 4G or 512M")
+    return size
+
+
+def parse_duration(text: str) -> float:
+    """Seconds.  Parts add up: 1h30m."""
+    parts = _DURATION_PART.findall(text)
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != text or seconds <= 0:
+        raise Unfit("a number and s, m, h or d, as 30s, 5m, 2h or 1h30m")
+    return seconds
+
+
+def parse_share(text: str) -> Share:
+    if (found := _SHARE.fullmatch(text)) and 0 < float(found[1]) <= 100:
+        return Share(percent=float(found[1]))
+    if _COUNT.fullmatch(text) and 0 < int(text) <= 65535:
+        return Share(count=int(text))
+    raise Unfit("a percentage, as 30%, or a number of SMs, as 40")
+
+
+def parse_percent(text: str) -> float:
+    share = parse_share(text) if text.endswith("%") else Share()
+    if share.percent is None:
+        raise Unfit("a percentage, as 30%")
+    return share.percent
+
+
+def parse_whole(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) <= 18):
+        raise Unfit("a whole number")
+    return int(text)
+
+
+def parse_number_of(least: int, most: int, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and least <= int(text) <= most):
+        raise Unfit(f"a whole number, {least} to {most}")
+    return int(text)
+
+
+def show_size(size: float) -> str:
+    """At most three digits and a unit, as 4G, 1.5G, 512M: for columns, so not to the byte."""
+    for unit, shift in reversed(_SHIFTS.items()):
+        number = size / (1 << shift)
+        if number >= 1:
+            return f"{_short(number)}{unit}"
+    return f"{size:g}"
+
+
+def show_duration(seconds: float) -> str:
+    """The two largest parts, as 2h05m or 45s."""
+    whole = int(seconds + 0.5) if seconds >= 1 else 0
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    if minutes:
+        return f"{minutes}m{whole % 60:02}s"
+    return f"{whole}s"
+
+
+def show_percent(percent: float) -> str:
+    return f"{_short(percent)}%"
+
+
+def _short(number: float) -> str:
+    """Three digits are enough to tell things apart."""
+    return f"{number:.0f}" if number >= 99.95 else f"{number:.3g}"

@@ -1,0 +1,84 @@
+"""Who is there, put together from what mpsd tells: the model of `top`.  Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from mpsd_client import values
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One client.  asked: of its lease as a whole; held: what this process was granted; faults: of its domain."""
+
+    pid: int
+    start_time: int
+    uid: int | None
+    user: str | None
+    container: str
+    domain: str | None
+    lease_id: int | None
+    sm_asked_percent: float | None
+    sm_held_percent: float | None
+    memory_asked_bytes: int | None
+    memory_held_bytes: int | None
+    state: str
+    faults: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What is asked for one client or lease at a time, and remembered."""
+
+    container: str = ""
+    sm_percent: float | None = None
+    memory_bytes: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """states: how many clients are in each; clients: those for whom there is room, the first ones in order."""
+
+    time: float
+    status: values.Status
+    states: Mapping[str, int]
+    clients: tuple[Row, ...]
+
+    @property
+    def hidden(self) -> int:
+        return sum(self.states.values()) - len(self.clients)
+
+
+_ORDER = {"running": 0, "starting": 1, "waiting": 2}
+
+
+def in_order(clients: Iterable[values.MpsClient]) -> list[values.MpsClient]:
+    """Those who run first, by domain; then by pid, so that a row keeps its place."""
+    return sorted(clients, key=lambda client: (_ORDER.get(client.state, 9), client.domain or "", client.pid))
+
+
+def row(client: values.MpsClient, user: str | None, own: Lookup, lease: Lookup, faults: Mapping[str | None, int]) -> Row:
+    return Row(
+        pid=client.pid,
+        start_time=client.start_time,
+        uid=client.uid,
+        user=user,
+        container=own.container,
+        domain=client.domain,
+        lease_id=client.lease_id,
+        sm_asked_percent=lease.sm_percent,
+        sm_held_percent=client.sm_percent,
+        memory_asked_bytes=_most(lease.memory_bytes),
+        memory_held_bytes=_most(client.memory_bytes),
+        state=client.state,
+        faults=faults.get(client.domain, 0) if client.domain else 0,
+    )
+
+
+def _most(sizes: Mapping[str, int] | None) -> int | None:
+    """One number for a row: of the GPU of which it has most."""
+    return max(sizes.values()) if sizes else None
+
+
+def by_domain(faults: Iterable[values.Fault]) -> Counter[str | None]:
+    return Counter(fault.facts.get("domain") for fault in faults)

@@ -1,0 +1,59 @@
+"""What the program takes from its process and its machine; tests bring their own."""
+
+import os
+import pwd
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+WIDE = 4000  # of what no terminal shows: nothing is cut for the program that reads it
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """user_name: of a uid; its digits where it has none."""
+
+    stdout: TextIO
+    stderr: TextIO
+    environ: Mapping[str, str]
+    now: Callable[[], float]
+    user_name: Callable[[int], str]
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.stdout.isatty()
+
+    @property
+    def has_screen(self) -> bool:
+        """A terminal on which lines can be written anew."""
+        return self.is_terminal and self.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+
+    @property
+    def has_colours(self) -> bool:
+        """Not where somebody said no (no-color.org)."""
+        return self.has_screen and not self.environ.get("NO_COLOR")
+
+    @property
+    def width(self) -> int:
+        columns = self.environ.get("COLUMNS", "")
+        if columns.isdecimal() and 20 <= int(columns) <= WIDE:
+            return int(columns)
+        return shutil.get_terminal_size((80, 24)).columns if self.is_terminal else WIDE
+
+    @property
+    def height(self) -> int:
+        return shutil.get_terminal_size((80, 24)).lines if self.is_terminal else WIDE
+
+
+def of_process() -> Surroundings:
+    return Surroundings(sys.stdout, sys.stderr, os.environ, time.time, user_name)
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)

@@ -1,0 +1,124 @@
+"""top: who is there, live; a table drawn anew each second, and a moment after something happened."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from mpsd_client import Disconnected
+
+from mpsctl import words
+from mpsctl.output import NOTHING, Column, table
+from mpsctl.quantities import show_duration, show_percent, show_size
+from mpsctl.session import NoMpsd, Session
+from mpsctl.standing import Row, Standing
+from mpsctl.watch import MOST_CLIENTS, Watch
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+
+REFRESH_SECONDS = 1.0
+_OTHER_LINES = 6  # of the screen: above the rows and below them
+
+Show = Callable[[Standing | str], None]
+
+COLUMNS: Sequence[Column[Row]] = (
+    Column("PID", lambda row: row.pid, is_number=True),
+    Column("USER", lambda row: row.user, may_be_cut=True, least=6),
+    Column("CONTAINER", lambda row: row.container, may_be_cut=True, least=9),
+    Column("DOMAIN", lambda row: row.domain, may_be_cut=True, least=7),
+    Column("SM", lambda row: _percent(row.sm_asked_percent), is_number=True),
+    Column("HELD", lambda row: words.share(row.sm_held_percent), is_number=True),
+    Column("MEM", lambda row: _size(row.memory_asked_bytes), is_number=True),
+    Column("HELD", lambda row: _size(row.memory_held_bytes), is_number=True),
+    Column("STATE", lambda row: row.state),
+    Column("FAULTS", lambda row: row.faults or NOTHING, is_number=True),
+)
+
+
+def follow(session: Session) -> int:
+    """Until interrupted; once where that was asked, or where nobody watches."""
+    out = session.out
+    if session.asked.once or not (out.is_json or out.surroundings.has_screen):
+        standing = Watch(session.mpsd, session).look(MOST_CLIENTS)
+        out.document(standing, lambda: view(standing, out.surroundings.width))
+        return 0
+    watch: Watch | None = _begin(session)  # where there is no mpsd at the start, that is said and the end
+    with _json_lines(session) if out.is_json else _screen(session) as show:
+        while True:
+            try:
+                _run(watch or _begin(session), show, session)
+            except (NoMpsd, Disconnected, TimeoutError) as exc:
+                show(f"{exc}; trying again")
+                watch = None
+                session.close()
+                time.sleep(REFRESH_SECONDS)
+
+
+def _begin(session: Session) -> Watch:
+    watch = Watch(session.mpsd, session)
+    watch.mpsd.subscribe("*")
+    return watch
+
+
+def _run(watch: Watch, show: Show, session: Session) -> None:
+    while True:
+        rows = MOST_CLIENTS if session.out.is_json else max(1, session.out.surroundings.height - _OTHER_LINES)
+        show(watch.look(rows))
+        watch.wait(REFRESH_SECONDS)
+
+
+@contextmanager
+def _json_lines(session: Session) -> Iterator[Show]:
+    def show(what: Standing | str) -> None:
+        if isinstance(what, Standing):
+            session.out.line(what, str)
+
+    yield show
+
+
+@contextmanager
+def _screen(session: Session) -> Iterator[Show]:
+    from rich.live import Live
+    from rich.text import Text
+
+    console = session.out.console(session.out.surroundings.stdout)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+
+        def show(what: Standing | str) -> None:
+            live.update(view(what, console.width) if isinstance(what, Standing) else Text(what), refresh=True)
+
+        yield show
+
+
+def view(standing: Standing, width: int) -> "Group":
+    from rich.console import Group
+    from rich.text import Text
+
+    lines: list[RenderableType] = [Text(line, no_wrap=True, overflow="ellipsis") for line in _title(standing)]
+    lines += ["", table(COLUMNS, standing.clients, "no clients", width)]
+    if standing.hidden:
+        lines.append(f"and {standing.hidden} more")
+    return Group(*lines)
+
+
+def _title(standing: Standing) -> Sequence[str]:
+    status = standing.status
+    clock = time.strftime("%H:%M:%S", time.localtime(standing.time))
+    return (
+        f"{clock}  mpsd {status.version} is {status.state}, up {show_duration(status.uptime_seconds)}; "
+        f"domains: {_counts(status.domains)}",
+        f"clients: {_counts(standing.states)}; leases: {status.leases_active} active, {status.leases_queued} queued",
+    )
+
+
+def _counts(states: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
+
+
+def _percent(percent: float | None) -> str | None:
+    return None if percent is None else show_percent(percent)
+
+
+def _size(size: int | None) -> str | None:
+    return None if size is None else show_size(size)

@@ -1,0 +1,91 @@
+"""Looking again and again, for `top`: what mpsd is asked each time, what is remembered, and until when nothing has happened.
+
+What belongs to one client or one lease alone is asked for those rows that are shown, and remembered until an event says that it
+changed.
+"""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
+
+from mpsd_client import Client, Event, Lost, Refused, calls
+
+from mpsctl.session import Session
+from mpsctl.standing import Lookup, Standing, by_domain, in_order, row
+
+PAUSE_SECONDS = 0.2  # between two looks, however much happens
+MOST_CLIENTS = 1000  # each page makes mpsd look at all of them
+
+
+@dataclass(slots=True)
+class Watch:
+    """Guards that what it remembers of a lease is no older than the last event about it."""
+
+    mpsd: Client
+    session: Session
+    faults: Counter[str | None] = field(default_factory=Counter)
+    took_seconds: float = 0.0  # the last look: a busy mpsd is asked less often
+    _last_fault: int | None = None
+    _clients: dict[tuple[int, int], Lookup] = field(default_factory=dict)
+    _leases: dict[int | None, Lookup] = field(default_factory=lambda: {None: Lookup()})
+
+    def look(self, rows: int) -> Standing:
+        began = time.monotonic()
+        self._hear_faults()
+        clients = list(islice(self.mpsd.pages(calls.client_list(limit=MOST_CLIENTS)), MOST_CLIENTS))
+        shown = in_order(clients)[:rows]
+        status = self.mpsd.ask(calls.status())
+        names = self.session.user_name
+        found = tuple(
+            row(each, names(each.uid), self._client(each.pid, each.start_time), self._lease(each.lease_id), self.faults)
+            for each in shown
+        )
+        self._forget_but({(each.pid, each.start_time) for each in shown}, {None, *(each.lease_id for each in shown)})
+        self.took_seconds = time.monotonic() - began
+        states = Counter(each.state for each in clients)
+        return Standing(self.session.out.surroundings.now(), status, states, found)
+
+    def wait(self, seconds: float) -> None:
+        """So long; or until a moment after something has happened, since it does not come alone."""
+        end = time.monotonic() + max(seconds, self.took_seconds)
+        while (left := end - time.monotonic()) > 0:
+            event = next(self.mpsd.events(timeout_seconds=left), None)
+            if event is None:
+                return
+            self._take(event)
+            end = min(end, time.monotonic() + max(PAUSE_SECONDS, self.took_seconds))
+
+    def _take(self, event: Event | Lost) -> None:
+        if isinstance(event, Lost):
+            self._leases = {None: Lookup()}
+        elif (lease_id := event.facts.get("lease_id")) is not None:
+            self._leases.pop(lease_id, None)
+
+    def _hear_faults(self) -> None:
+        found = list(self.mpsd.pages(calls.faults_list(self._last_fault, limit=1000)))
+        if found:
+            self._last_fault = found[-1].id
+            self.faults.update(by_domain(found))
+
+    def _client(self, pid: int, start_time: int) -> Lookup:
+        if (pid, start_time) not in self._clients:
+            try:
+                container = self.mpsd.ask(calls.client_why(pid, start_time)).container
+            except Refused:
+                return Lookup()  # it has ended meanwhile
+            self._clients[pid, start_time] = Lookup(container=container)
+        return self._clients[pid, start_time]
+
+    def _lease(self, lease_id: int | None) -> Lookup:
+        if lease_id is not None and lease_id not in self._leases:
+            try:
+                found = self.mpsd.ask(calls.lease_get(lease_id))
+            except Refused:
+                return Lookup()  # it has ended, or is another user's
+            self._leases[lease_id] = Lookup(sm_percent=found.sm_percent, memory_bytes=found.memory_bytes)
+        return self._leases[lease_id]
+
+    def _forget_but(self, clients: set[tuple[int, int]], leases: set[int | None]) -> None:
+        self._clients = {key: found for key, found in self._clients.items() if key in clients}
+        self._leases = {key: found for key, found in self._leases.items() if key in leases}

@@ -1,0 +1,67 @@
+"""Values of mpsd in words for people: whom a lease is for, how much of what, until when."""
+
+from collections.abc import Mapping, Sequence
+
+from mpsd_client import Lease, Selector, values
+
+from mpsctl.quantities import show_percent, show_size
+
+FULL_PERCENT = 100.0
+
+
+def ordinals(devices: Sequence[values.Device]) -> Mapping[str, str]:
+    """By UUID: people count."""
+    return {device.uuid: str(device.ordinal) for device in devices}
+
+
+def gpus(uuids: Sequence[str], names: Mapping[str, str]) -> str:
+    """By ordinal; a GPU that has gone keeps its UUID.  None is all."""
+    return ",".join(names.get(uuid, uuid) for uuid in uuids) if uuids else "all"
+
+
+def memory(sizes: Mapping[str, int] | None) -> str | None:
+    """The same on each GPU, usually; else from the least to the most."""
+    if not sizes:
+        return None
+    shown = [show_size(min(sizes.values())), show_size(max(sizes.values()))]
+    return shown[0] if shown[0] == shown[1] else "..".join(shown)
+
+
+def memory_by_gpu(sizes: Mapping[str, int], names: Mapping[str, str]) -> str | None:
+    """To the byte where it is not a whole unit."""
+    return ", ".join(f"{exact_size(size)} on GPU {names.get(uuid, uuid)}" for uuid, size in sizes.items()) or None
+
+
+def spread(asked: Sequence[tuple[str, int]], devices: Sequence[values.Device], among: Sequence[str]) -> Mapping[str, int]:
+    """Sizes by UUID: one that names no GPU is for each among these (none: all) that has none of its own."""
+    uuids = {str(device.ordinal): device.uuid for device in devices}
+    own = {uuids.get(gpu, gpu): size for gpu, size in asked if gpu}
+    for_each = [size for gpu, size in asked if not gpu][-1:]
+    return {uuids.get(gpu, gpu): size for size in for_each for gpu in among or uuids} | own
+
+
+def exact_size(size: int) -> str:
+    for unit, shift in (("G", 30), ("M", 20), ("K", 10)):
+        if size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    return f"{size} bytes"
+
+
+def share(percent: float | None) -> str | None:
+    """Nothing where there is no limit."""
+    return None if percent is None or percent >= FULL_PERCENT else show_percent(percent)
+
+
+def selector(of: Selector) -> str:
+    """A token is the right to its lease: it is shown by `lease show`, not in a list that others may look at."""
+    return "token" if of.kind == "token" else f"{of.kind} {of.value}"
+
+
+def selector_in_full(of: Selector) -> str:
+    if of.kind == "token":
+        return f"MPSD_LEASE={of.value}" if of.value else "a token, which its owner may see"
+    return f"{of.kind} {of.value}" + (f", started at {of.start_time}" if of.start_time else "")
+
+
+def domain(lease: Lease) -> str:
+    return f"group {lease.group}" if lease.domain == "group" else lease.domain

@@ -1,0 +1,124 @@
+"""mpsctl at the API's own fakes: the real server at a real socket, the program in a thread, everything it says kept."""
+
+import functools
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from mpsctl.program import main
+from mpsctl.surroundings import Surroundings
+
+from mpsd.api.authority import Peer
+from mpsd.api.methods import daemon
+from mpsd.api.server import MODE
+from mpsd.lease import Grant, LeaseSpec, Selector, SelectorKind
+from mpsd.runtime.sockets import listen
+from tests.unit.api.fake_services import NOW, UUIDS
+from tests.unit.api.house import OPERATOR, House, open_house
+
+USERS = {0: "root", 1000: "alice", 2000: "bob", 3000: "carol"}
+PATIENCE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Done:
+    status: int
+    out: str
+    err: str
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@dataclass
+class Desk:
+    """`sockets`: one for each sort of peer, since the kernel would tell the same of all of them."""
+
+    house: House
+    directory: Path
+    _sockets: dict[Peer, Path]
+
+    def socket(self, peer: Peer) -> Path:
+        if peer not in self._sockets:
+            path = self.directory / f"{len(self._sockets)}.sock"
+            listener = listen(path, MODE)
+            self.house.stack.enter_context(listener)
+            self.house.nursery.start_soon(self._serve, listener, peer)
+            self._sockets[peer] = path
+        return self._sockets[peer]
+
+    async def _serve(self, listener: Any, peer: Peer) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            self.house.api.begin_with(peer, connection, self.house.nursery)
+
+    async def run(self, *words: str, peer: Peer = OPERATOR, out: StringIO | None = None, **environ: str) -> Done:
+        """One run of the program, as this peer."""
+        argv = ["--socket", str(self.socket(peer)), *words]
+        around = surroundings(out or StringIO(), **environ)
+        with trio.fail_after(PATIENCE_SECONDS):
+            status = await trio.to_thread.run_sync(functools.partial(main, argv, around), abandon_on_cancel=True)
+        return Done(status, around.stdout.getvalue(), around.stderr.getvalue())  # type: ignore[attr-defined]
+
+    async def answer(self, *words: str, **options: Any) -> str:
+        """Of a run that is not refused."""
+        done = await self.run(*words, **options)
+        assert (done.status, done.err) == (0, ""), done
+        return done.out
+
+
+def surroundings(out: StringIO, **environ: str) -> Surroundings:
+    """80 columns wide, ten seconds after the fakes' moment."""
+    given = {"COLUMNS": "80", "TERM": "xterm-256color"} | environ
+    return Surroundings(out, StringIO(), given, lambda: NOW + 10, lambda uid: USERS.get(uid, str(uid)))
+
+
+@asynccontextmanager
+async def open_desk(directory: Path, short_dir: Path) -> AsyncIterator[Desk]:
+    async with open_house(directory) as house:
+        yield Desk(house, short_dir, {})
+
+
+def furnish(desk: Desk) -> None:
+    """Besides what is there: a container with memory of its own, a long name, a GPU of its own, faults."""
+    fakes = desk.house.fakes
+    spec = LeaseSpec(
+        "nightly-evaluation-of-the-large-model",
+        Selector(SelectorKind.CGROUP, "3f2a9c0d1e2f"),
+        gpus=(UUIDS[0],),
+        sm_percent=12.5,
+        memory_bytes={UUIDS[0]: 20 << 30},
+        processes=2,
+        group="evaluation",
+        ttl_seconds=7200.0,
+    )
+    lease = fakes.leases.create(1000, spec, True)
+    grant = Grant(f"lease {lease.id}, by cgroup 3f2a9c0d1e2f", lease.id, lease.spec.gpus, 6.25, {UUIDS[0]: 10 << 30})
+    process = fakes.leases.admit(601, 1000, grant)
+    server = fakes.board.add_server(uid=1000, clients=(601,), domain="d1")
+    fakes.domains.members.append(type(fakes.domains.members[0])(process, 1000, "d1", server))
+    fakes.processes[601] = process.start_time
+    desk.house.bus.publish("fault.xid", {"xid": 31, "device": "0000:18:00.0", "pid": 586, "domain": "d1"})
+    desk.house.bus.publish("domain.fault", {"domain": "d2", "was": "ready", "gpus": list(UUIDS), "clients": 1})
+
+
+@contextmanager
+def at_the_moment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clocks are shown in the zone of whoever looks, and mpsd has been up for ten seconds."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        patch.setattr(daemon, "time", SimpleNamespace(time=lambda: NOW + 10))
+        time.tzset()
+        yield
+    time.tzset()

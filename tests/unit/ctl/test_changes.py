@@ -1,0 +1,124 @@
+"""What each command makes mpsd do: the words of a person, and the lease, limit or domain that comes of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpsd.lease import DomainPolicy, LeaseSpec, Selector, SelectorKind
+from tests.unit.api.fake_services import UUIDS
+from tests.unit.api.house import OPERATOR, OWNER
+from tests.unit.ctl.desk import open_desk
+
+GIB = 1 << 30
+PLAIN = LeaseSpec("job", Selector(SelectorKind.UID, "1000"), sm_percent=10.0)
+FULL = "--gpu 0 --gpu 1 --processes 4 --ttl 2h --wait 5m --domain own --priority 1 --level batch"
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        pytest.param("", {}, id="no more than it must"),
+        pytest.param("--gpu 0,1", {"gpus": UUIDS}, id="GPUs in one word"),
+        pytest.param("--memory 4G", {"memory_bytes": dict.fromkeys(UUIDS, 4 * GIB)}, id="memory of each GPU"),
+        pytest.param("--gpu 1 --memory 4G", {"gpus": UUIDS[1:], "memory_bytes": {UUIDS[1]: 4 * GIB}}, id="of each of its GPUs"),
+        pytest.param("--memory 4G --memory 1=1.5G", {"memory_bytes": {UUIDS[0]: 4 * GIB, UUIDS[1]: 3 * GIB // 2}},
+                     id="and of one"),
+        pytest.param("--group g", {"domain": DomainPolicy.GROUP, "group": "g"}, id="a group has a domain"),
+        pytest.param("--group g --domain shared", {"group": "g"}, id="unless told otherwise"),
+        pytest.param(FULL, {"gpus": UUIDS, "processes": 4, "ttl_seconds": 7200.0, "wait_seconds": 300.0, "priority": 1,
+                            "domain": DomainPolicy.OWN, "level": "batch"}, id="everything"),
+    ],
+)  # fmt: skip
+async def test_a_lease_is_what_was_asked_for(words: str, changed: dict[str, Any], tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        out = await desk.answer("lease", "create", "job", "--user", "1000", "--sm", "10%", *words.split())
+        assert desk.house.fakes.leases.made[3].spec == replace(PLAIN, **changed)
+    assert out.startswith("lease 3 is active: 10% of the SMs")
+
+
+@pytest.mark.parametrize(
+    ("words", "selector"),
+    [
+        ("--pid 586", Selector(SelectorKind.PID, "586", 5860)),
+        ("--user 1000", Selector(SelectorKind.UID, "1000")),
+        ("--user root", Selector(SelectorKind.UID, "0")),
+        ("--cgroup /kubepods/pod1", Selector(SelectorKind.CGROUP, "/kubepods/pod1")),
+        ("--token abcdefgh", Selector(SelectorKind.TOKEN, "abcdefgh")),
+    ],
+)
+async def test_a_lease_is_for_whom_it_was_asked(words: str, selector: Selector, tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        await desk.answer("lease", "create", "job", "--sm", "40", *words.split())
+        made = desk.house.fakes.leases.made[3]
+    assert made.spec.selector == selector
+    assert made.spec.sm_percent == pytest.approx(40 / 132 * 100, abs=0.001)
+
+
+async def test_a_new_token_is_told_to_whom_it_belongs(tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        words = ("lease", "create", "job", "--new-token", "--sm", "1%")
+        first, second = await desk.answer(*words, peer=OWNER), await desk.answer(*words, peer=OWNER)
+        tokens = [desk.house.fakes.leases.made[number].spec.selector.value for number in (3, 4)]
+    assert f"MPSD_LEASE={tokens[0]} " in first
+    assert f"MPSD_LEASE={tokens[1]} " in second
+    assert tokens[0] != tokens[1]
+    assert min(map(len, tokens)) == 32
+
+
+async def test_a_lease_that_waits_says_so(tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        out = await desk.answer("lease", "create", "job", "--user", "1000", "--wait", "1h")
+    assert out == "lease 3 is queued: 100% of the SMs\n"
+
+
+async def test_operators_make_leases_for_others(tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        await desk.answer("lease", "create", "job", "--user", "1000", "--sm", "1%", "--owner", "1000", peer=OPERATOR)
+        assert desk.house.fakes.leases.made[3].owner_uid == 1000
+
+
+async def test_a_lease_is_renewed_and_given_back(tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        assert await desk.answer("lease", "renew", "1", "--ttl", "1h30m") == "lease 1 is active: 30% of the SMs, for 1h29m\n"
+        assert await desk.answer("lease", "renew", "1") == "lease 1 is active: 30% of the SMs, for 50s\n"
+        assert "its 1 clients keep what they have" in await desk.answer("lease", "release", "1")
+        assert 1 not in desk.house.fakes.leases.made
+
+
+async def test_limits_are_set(tmp_path: Path, short_dir: Path) -> None:
+    """What is not named stays; none is no limit; one GPU's own comes before that of each."""
+    async with open_desk(tmp_path, short_dir) as desk:
+        board = desk.house.fakes.board
+        await desk.answer("limits", "set", "--sm", "50%", "--memory", "4G", "--memory", "1=2G")
+        assert (board.present.thread_percent, board.present.client_priority) == (50.0, 0)
+        assert dict(board.present.pinned_limits) == {UUIDS[0]: 4 * GIB, UUIDS[1]: 2 * GIB}
+        out = await desk.answer("limits", "set", "--memory", "0=none", "--priority", "1")
+        assert dict(board.present.pinned_limits) == {UUIDS[1]: 2 * GIB}
+        assert board.present.thread_percent == 50.0
+    assert out.splitlines() == ["SMs       50%", "memory    2G on GPU 1", "priority  below normal"]
+
+
+@pytest.mark.parametrize(
+    ("words", "done", "said"),
+    [
+        ("domain create --gpu 1", ("create", (UUIDS[1],)), "domain d4 is starting"),
+        ("domain create", ("create", UUIDS), "domain d4 is starting"),
+        ("domain drain d1", ("drain", "d1"), "domain d1 takes nobody, and goes when its 1 clients have"),
+        ("domain drain d3", ("drain", "d3"), "domain d3 takes nobody, and goes now"),
+        ("domain recycle d3", ("recycle", "d3"), "domain d3 gets fresh servers"),
+        ("move 586 d3", ("move", 586, "d3"), "client 586 stays where it is; the next process like it goes to domain d3"),
+    ],
+)
+async def test_domains_are_changed(words: str, done: tuple[Any, ...], said: str, tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        assert await desk.answer(*words.split()) == f"{said}\n"
+        assert desk.house.fakes.domains.done == [done]
+
+
+async def test_a_client_is_terminated(tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        out = await desk.answer("terminate", "586", peer=OWNER)
+        assert [586 in ended for ended in desk.house.fakes.board.ended] == [True]
+    assert out == "client 586: its GPU work in domain d1 is ended; the process goes on, and sees CUDA error 810\n"

@@ -1,0 +1,178 @@
+"""The program in a process of its own: interrupted, with nobody to read it, on a terminal."""
+
+import fcntl
+import os
+import pty
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+import trio
+from mpsctl import __version__ as version
+
+import mpsd
+from tests.unit.api.house import OPERATOR
+from tests.unit.ctl.desk import Desk, open_desk
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = [sys.executable, "-m", "mpsctl"]
+PATIENCE_SECONDS = 20.0
+
+
+def command(desk: Desk, *words: str) -> list[str]:
+    return [*PROGRAM, "--socket", str(desk.socket(OPERATOR)), *words]
+
+
+async def until_somebody_follows(desk: Desk) -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        while not desk.house.bus.subscribers:  # noqa: ASYNC110
+            await trio.sleep(0.005)
+
+
+@pytest.mark.parametrize("words", [("events",), ("events", "--json"), ("top", "--json")])
+async def test_ctrl_c_ends_it_without_a_word(words: tuple[str, ...], tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        process = await trio.lowlevel.open_process(command(desk, *words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        await until_somebody_follows(desk)
+        process.send_signal(signal.SIGINT)
+        with trio.fail_after(PATIENCE_SECONDS):
+            assert process.stderr is not None
+            said = await process.stderr.receive_some()
+            assert await process.wait() == 130
+        assert said == b""
+
+
+@pytest.mark.parametrize("words", [("events",), ("events", "--json"), ("top", "--json")])
+async def test_a_closed_pipe_ends_it_without_a_word(words: tuple[str, ...], tmp_path: Path, short_dir: Path) -> None:
+    """As with `mpsctl events | head -1`."""
+    reader, writer = os.pipe()
+    async with open_desk(tmp_path, short_dir) as desk:
+        process = await trio.lowlevel.open_process(command(desk, *words), stdout=writer, stderr=subprocess.PIPE)
+        os.close(writer)
+        await until_somebody_follows(desk)
+        os.close(reader)
+        with trio.fail_after(PATIENCE_SECONDS):
+            while process.poll() is None:
+                desk.house.bus.publish("domain.ready", {"domain": "d1"})
+                await trio.sleep(0.01)
+            assert process.stderr is not None
+            assert await process.stderr.receive_some() == b""
+        assert process.returncode == 141
+
+
+async def test_a_table_into_a_closed_pipe_ends_without_a_word(tmp_path: Path, short_dir: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    async with open_desk(tmp_path, short_dir) as desk:
+        done = await trio.run_process(command(desk, "leases"), stdout=writer, capture_stderr=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+class Screen:
+    """A terminal of 80 columns and 24 lines, and what has been written to it."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = pty.openpty()
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.text = ""
+
+    def read_until(self, wanted: str) -> None:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while wanted not in self.text:
+            left = end - time.monotonic()
+            assert left > 0, f"{wanted!r} did not come: {self.text!r}"
+            if select.select([self.ours], [], [], left)[0]:
+                self.text += os.read(self.ours, 65536).decode()
+
+    def close(self) -> None:
+        os.close(self.ours)
+        os.close(self.theirs)
+
+
+async def test_top_is_live_on_a_terminal(tmp_path: Path, short_dir: Path) -> None:
+    """It is drawn anew, and leaves the terminal as it was."""
+    screen = Screen()
+    environ = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"}
+    async with open_desk(tmp_path, short_dir) as desk:
+        process = await trio.lowlevel.open_process(
+            command(desk, "top"), stdin=screen.theirs, stdout=screen.theirs, stderr=screen.theirs, env=environ
+        )
+        await trio.to_thread.run_sync(screen.read_until, "clients: 2 running, 2 waiting")
+        await until_somebody_follows(desk)
+        fakes = desk.house.fakes
+        fakes.leases.waiting.clear()
+        desk.house.bus.publish("fault.xid", {"xid": 31, "domain": "d1"})
+        await trio.to_thread.run_sync(screen.read_until, "clients: 2 running; leases")
+        process.send_signal(signal.SIGINT)
+        with trio.fail_after(PATIENCE_SECONDS):
+            assert await process.wait() == 130
+        await trio.to_thread.run_sync(screen.read_until, "\x1b[?1049l")
+    screen.close()
+    assert screen.text.startswith("\x1b[?1049h")
+    assert screen.text.rindex("\x1b[?25h") > screen.text.rindex("\x1b[?25l")
+    assert "Traceback" not in screen.text
+
+
+async def test_top_outlives_mpsd(tmp_path: Path, short_dir: Path) -> None:
+    """It says that there is none, and goes on with the next."""
+    screen = Screen()
+    async with open_desk(tmp_path, short_dir) as desk:
+        process = await trio.lowlevel.open_process(
+            command(desk, "top"), stdin=screen.theirs, stdout=screen.theirs, stderr=screen.theirs,
+            env={**os.environ, "TERM": "xterm-256color"},
+        )  # fmt: skip
+        await trio.to_thread.run_sync(screen.read_until, "clients: ")
+    await trio.to_thread.run_sync(screen.read_until, "trying again")
+    screen.text = ""
+    async with open_desk(tmp_path, short_dir) as desk:
+        desk.house.fakes.leases.waiting.clear()
+        command(desk)  # listens at the same place
+        await trio.to_thread.run_sync(screen.read_until, "clients: 2 running; leases")
+        process.send_signal(signal.SIGINT)
+        with trio.fail_after(PATIENCE_SECONDS):
+            assert await process.wait() == 130
+    screen.close()
+
+
+def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PROGRAM, *words], capture_output=True, text=True, timeout=20, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def test_it_is_of_the_daemons_version() -> None:
+    assert run("--version").stdout == f"mpsctl {version}\n"
+    assert version == mpsd.__version__
+    assert f'version = "{version}"' in (ROOT / "clients/mpsctl/pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("words", [(), ("lease",), ("lease", "create"), ("top",), ("limits",), ("limits", "set")])
+def test_help_is_there(words: tuple[str, ...]) -> None:
+    done = run(*words, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: {' '.join(('mpsctl', *words))}")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_needs_no_mpsd(shell: str) -> None:
+    done = run("completion", shell, "--socket", "/nowhere")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "recycle" in done.stdout
+    if shell == "bash" or shutil.which(shell):
+        checked = subprocess.run([shell, "-n"], input=done.stdout, capture_output=True, text=True, timeout=20, check=False)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_bash_completes_commands_and_options() -> None:
+    script = run("completion", "bash").stdout + (
+        '\nask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _shtab_mpsctl; echo "${COMPREPLY[*]}"; }'
+        "\nask mpsctl le; ask mpsctl lease re; ask mpsctl leases --st; ask mpsctl leases --state ''"
+    )
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, timeout=20, check=False)
+    assert done.stdout.splitlines() == ["leases lease", "renew release", "--state", "active queued"]
