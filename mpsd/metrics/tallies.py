@@ -57,6 +57,8 @@ class Tallies:
         self.topics[event.topic] += 1
         if take := _TAKE.get(event.topic):
             take(self, event.facts)
+        if event.facts.get("was") == DomainState.DEAD.value and event.topic != "domain.gone":
+            self.vendor_restarts += 1  # whatever it is now: short states are not told
 
     def _take_admitted(self, facts: Mapping[str, Any]) -> None:
         self.admitted["no" if facts.get("lease_id") is None else "yes"] += 1
@@ -70,9 +72,6 @@ class Tallies:
     def _take_domain_fault(self, facts: Mapping[str, Any]) -> None:
         self.domain_faults += 1
 
-    def _take_domain_starting(self, facts: Mapping[str, Any]) -> None:
-        self.vendor_restarts += facts.get("was") == DomainState.DEAD.value
-
 
 def _count(counter: Counter[str], value: object) -> None:
     word = str(value)
@@ -83,6 +82,5 @@ _TAKE: Mapping[str, Callable[[Tallies, Mapping[str, Any]], None]] = {
     "client.admitted": Tallies._take_admitted,
     "client.refused": Tallies._take_refused,
     "domain.fault": Tallies._take_domain_fault,
-    "domain.starting": Tallies._take_domain_starting,
     "fault.xid": Tallies._take_xid,
 }

@@ -78,7 +78,8 @@ def test_events_are_counted(house: House) -> None:
     house.bus.publish("fault.xid", {"xid": 31})
     house.bus.publish("domain.fault", {"domain": "d1"})
     house.bus.publish("domain.starting", {"domain": "d1", "was": None})
-    house.bus.publish("domain.starting", {"domain": "d1", "was": "dead"})
+    house.bus.publish("domain.ready", {"domain": "d1", "was": "dead"})
+    house.bus.publish("domain.gone", {"domain": "d1", "was": "dead"})
     assert house.values("mpsd_clients_admitted") == {"yes": 2, "no": 1}
     assert house.values("mpsd_clients_refused") == {"wait": 0, "error": 1, "end": 0}
     assert house.values("mpsd_xids") == {"31": 2}
