@@ -4,7 +4,6 @@ Decisions are policy's (mpsd/policy/), what must outlive mpsd is in the store be
 done at once, without a moment at which another task could see it half done.  Prose: docs/leases.md.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,34 +13,31 @@ import structlog
 import trio
 
 from mpsd import processes
-from mpsd.errors import BadRequest, NoRoom, NotAllowed, Refused, TooMany, UnusablePath
-from mpsd.lease import Grant, Identity, Lease, LeaseSpec, LeaseState, SelectorKind
+from mpsd.errors import NoRoom, Refused, TooMany, UnusablePath
+from mpsd.lease import Grant, Identity, Lease, LeaseSpec, LeaseState
 from mpsd.leases.admissions import Admissions, Identify
 from mpsd.leases.clients import Clients
+from mpsd.leases.drafts import check_draft, with_start_time
 from mpsd.leases.groups import UnixGroups
 from mpsd.leases.news import News, Publish
 from mpsd.leases.register import Register, end_of
+from mpsd.leases.schedule import Schedule
 from mpsd.leases.store import LeaseStore
 from mpsd.leases.terms import Terms
 from mpsd.model import Credentials, Device, ProcessId
-from mpsd.policy.account import GROUP_LEASES, Account
+from mpsd.policy.account import Account
 from mpsd.policy.admission import UNSEEN, may_be_told, refusal_of
-from mpsd.policy.budgets import Kind, first_blocked, quota_scopes, shortage
 from mpsd.policy.dealing import Dealer
 from mpsd.policy.queue import QueueEntry
 from mpsd.policy.settings import AdmissionSettings
 from mpsd.policy.specs import check_spec, check_ttl
 
 log = structlog.get_logger()
-_LONGEST_SECONDS = 60.0  # somebody may set the clock, and then what is due by it comes earlier than the sleep ends
-_SHORTEST_SECONDS = 0.02
 _RANKS_SECONDS = 1.0  # ranks of a long queue rise all the time; who goes in by that alone can wait so long
 _LOOK_SECONDS = 5.0  # between looks at the processes that nobody else watches
 _LOOKS_AT_ONCE = 64  # then others have their turn
 _LOOKS_A_ROUND = 1000  # more processes are looked at less often
 _AGAIN_SECONDS = 5.0  # until what could not be written is tried again
-
-
 NO_FACTS: Mapping[str, object] = MappingProxyType({})
 
 
@@ -73,8 +69,7 @@ class LeaseBook:
         self._dealer = Dealer(lambda: self.settings, self._account, self._register.find)
         self._clients = Clients(store, self._account, self._dealer, self._news, self._terms)
         self._admissions = Admissions(self._terms, self._account, self._register, self._clients, self._dealer, self._news)
-        self._stirred = trio.Event()  # set: something is due before run() would look
-        self._looks_at = -math.inf
+        self._schedule = Schedule(clock)
         self._restore(store.is_new_boot)
 
     @property
@@ -85,7 +80,7 @@ class LeaseBook:
         """Other settings from now on.  Leases and grants that are there stay as they are."""
         self._terms.configure(settings)
         self._admissions.advance()
-        self._expect(-math.inf)
+        self._schedule.expect(self._terms.clock())
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
@@ -95,10 +90,10 @@ class LeaseBook:
         for_all_users: an operator made it, and it serves whatever processes it names; None: where `owner_uid` is an operator's.
         """
         is_for_all = owner_uid in self.settings.operators if for_all_users is None else for_all_users
-        spec = self._with_start_time(check_spec(spec, self._terms.devices()))
+        spec = with_start_time(check_spec(spec, self._terms.devices()), self._find_process)
         now = self._terms.clock()
         draft = Lease(0, owner_uid, spec, LeaseState.QUEUED, now, None, is_for_all)
-        self._check_may_be(draft)
+        check_draft(draft, len(self._register), self._account, self._terms)
         why = self._admissions.why_not_now(draft)
         if not why:
             draft = replace(draft, state=LeaseState.ACTIVE, expires_at=end_of(spec, now))
@@ -111,10 +106,10 @@ class LeaseBook:
         if why:
             self._admissions.line_up(lease, why)
             self._news.of_lease("queued", lease, reason=why)
-            self._expect_soon(now + spec.wait_seconds, now + self.settings.aging_seconds)
+            self._schedule.expect(now + spec.wait_seconds, now + self.settings.aging_seconds)
         self._admissions.lease_came(lease)
         self._admissions.catch_up()
-        self._expect_soon(lease.expires_at)
+        self._schedule.expect(lease.expires_at)
         return self._register.find(lease.id)
 
     def renew(self, lease_id: int, ttl_seconds: float | None) -> Lease:
@@ -122,7 +117,7 @@ class LeaseBook:
         check_ttl(ttl_seconds)
         lease = self._register.renew(self._register.find(lease_id), ttl_seconds, self._terms.clock())
         self._news.of_lease("renewed", lease)
-        self._expect_soon(lease.expires_at)
+        self._schedule.expect(lease.expires_at)
         return lease
 
     def release(self, lease_id: int) -> Lease:
@@ -151,7 +146,7 @@ class LeaseBook:
         answer = self._admissions.line.find(process) or self._admissions.ask(process, credentials, self._identify)
         if isinstance(answer, Grant):
             return answer
-        self._expect_soon(answer.waiting.deadline, answer.waiting.arrived_at + self.settings.aging_seconds)
+        self._schedule.expect(answer.waiting.deadline, answer.waiting.arrived_at + self.settings.aging_seconds)
         return await self._admissions.wait(answer, told)
 
     def grant_of(self, process: ProcessId) -> Grant | None:
@@ -186,6 +181,11 @@ class LeaseBook:
             return entry.client.identity
         return self._clients.identity_of(process, self._identify)
 
+    def uid_of(self, process: ProcessId) -> int | None:
+        """The same, for who needs no more: nothing is read from /proc."""
+        entry = self._admissions.line.find(process)
+        return entry.uid if entry is not None else self._clients.uid_of(process)
+
     def queue(self) -> Sequence[QueueEntry]:
         """In order; the first has position 1."""
         return self._admissions.queue()
@@ -197,28 +197,11 @@ class LeaseBook:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look_after_processes)
             while True:
-                self._stirred = trio.Event()
-                now = self._terms.clock()
-                self._end_what_is_over(now)
+                self._end_what_is_over(self._terms.clock())
                 self._admissions.advance()
-                self._looks_at = self._next_look(self._terms.clock())
-                with trio.move_on_after(self._looks_at - self._terms.clock()):
-                    await self._stirred.wait()
-
-    def _next_look(self, now: float) -> float:
-        deadline, rise = self._admissions.next_change()
-        times = [self._register.next_end(), deadline, rise and max(rise, now + _RANKS_SECONDS), now + _LONGEST_SECONDS]
-        return max(now + _SHORTEST_SECONDS, min(each for each in times if each is not None))
-
-    def _expect_soon(self, *times: float | None) -> None:
-        for at in times:
-            if at is not None:
-                self._expect(at)
-
-    def _expect(self, at: float) -> None:
-        """run() looks then at the latest."""
-        if at < self._looks_at:
-            self._stirred.set()
+                deadline, rise = self._admissions.next_change()
+                later = None if rise is None else max(rise, self._terms.clock() + _RANKS_SECONDS)
+                await self._schedule.sleep_until(self._register.next_end(), deadline, later)
 
     def _end_what_is_over(self, now: float) -> None:
         for lease in self._register.due(now):
@@ -292,27 +275,3 @@ class LeaseBook:
                 self._admissions.line_up(lease)
         self._end_what_is_over(now)
         self._admissions.advance()
-
-    def _with_start_time(self, spec: LeaseSpec) -> LeaseSpec:
-        """A pid names the process that has it now."""
-        selector = spec.selector
-        if selector.kind is not SelectorKind.PID:
-            return spec
-        process = self._find_process(int(selector.value))
-        if process is None or selector.start_time not in (0, process.start_time):
-            raise BadRequest(f"no process {selector.value} is there, as mpsd's pid namespace counts them")
-        return replace(spec, selector=replace(selector, start_time=process.start_time))
-
-    def _check_may_be(self, draft: Lease) -> None:
-        """What is bounded by count, and who may name whom."""
-        selector, owner = draft.spec.selector, self._terms.owner_of_lease(draft)
-        if selector.kind is SelectorKind.UID and not draft.for_all_users and int(selector.value) != draft.owner_uid:
-            raise NotAllowed(f"a lease of user {draft.owner_uid} cannot serve the processes of user {selector.value}")
-        if len(self._register) >= self.settings.max_leases:
-            raise TooMany(f"there are {len(self._register)} leases, as many as there may be (max_leases)")
-        amounts = dict.fromkeys(quota_scopes(owner, Kind.LEASES), 1)
-        limits, used = self._terms.limits(self._account.places), self._account.ledger.used
-        if blocked := first_blocked(amounts, limits.of, used, {}):
-            raise NoRoom(shortage(blocked, amounts, limits, used))
-        if not self._account.has_room_in_group(draft, self._terms.gpus_of(draft.spec)):
-            raise TooMany(f"group {draft.spec.group} has {GROUP_LEASES} leases, as many as share what they have")

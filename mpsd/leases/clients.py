@@ -94,6 +94,10 @@ class Clients:
         self._news.left(process, known.credentials, grant.lease_id)
         return True
 
+    def uid_of(self, process: ProcessId) -> int | None:
+        known = self._known.get(process)
+        return known.credentials.uid if known else None
+
     def identity_of(self, process: ProcessId, identify: Callable[[ProcessId, Credentials], Identity]) -> Identity | None:
         """Looked up when somebody asks, where admission had no need to."""
         known = self._known.get(process)

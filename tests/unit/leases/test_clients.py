@@ -150,6 +150,7 @@ async def test_a_process_that_cannot_be_seen_is_refused_where_clients_without_a_
 async def test_who_a_client_is_can_be_asked_later(world):
     world.identities[1] = Identity(None, 0, container="job_7")
     await world.admit(1)
+    assert (world.book.uid_of(process(1)), world.book.uid_of(process(2))) == (ALICE, None)
     assert world.identified == 0
     found = world.book.identity_of(process(1))
     assert found is not None

@@ -1,0 +1,37 @@
+"""What is asked of a lease before it is one, besides room: who may name whom, how many there may be, which process a pid is."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from mpsd.errors import BadRequest, NoRoom, NotAllowed, TooMany
+from mpsd.lease import Lease, LeaseSpec, SelectorKind
+from mpsd.leases.terms import Terms
+from mpsd.model import ProcessId
+from mpsd.policy.account import GROUP_LEASES, Account
+from mpsd.policy.budgets import Kind, first_blocked, quota_scopes, shortage
+
+
+def with_start_time(spec: LeaseSpec, find_process: Callable[[int], ProcessId | None]) -> LeaseSpec:
+    """A pid names the process that has it now.  Raises BadRequest if that is none, or not the one that was meant."""
+    selector = spec.selector
+    if selector.kind is not SelectorKind.PID:
+        return spec
+    process = find_process(int(selector.value))
+    if process is None or selector.start_time not in (0, process.start_time):
+        raise BadRequest(f"no process {selector.value} is there, as mpsd's pid namespace counts them")
+    return replace(spec, selector=replace(selector, start_time=process.start_time))
+
+
+def check_draft(draft: Lease, count: int, account: Account, terms: Terms) -> None:
+    """count: of the leases that there are.  Raises NotAllowed, NoRoom, TooMany."""
+    selector, owner = draft.spec.selector, terms.owner_of_lease(draft)
+    if selector.kind is SelectorKind.UID and not draft.for_all_users and int(selector.value) != draft.owner_uid:
+        raise NotAllowed(f"a lease of user {draft.owner_uid} cannot serve the processes of user {selector.value}")
+    if count >= terms.settings.max_leases:
+        raise TooMany(f"there are {count} leases, as many as there may be (max_leases)")
+    amounts = dict.fromkeys(quota_scopes(owner, Kind.LEASES), 1)
+    limits, used = terms.limits(account.places), account.ledger.used
+    if blocked := first_blocked(amounts, limits.of, used, {}):
+        raise NoRoom(shortage(blocked, amounts, limits, used))
+    if not account.has_room_in_group(draft, terms.gpus_of(draft.spec)):
+        raise TooMany(f"group {draft.spec.group} has {GROUP_LEASES} leases, as many as share what they have")
