@@ -11,7 +11,7 @@ from tests.contract.programs import Daemon, waiting
 from tests.contract.transcript import Reply
 
 
-def slow(*values: str | int) -> Any:
+def slow(*values: str | float) -> Any:
     """A variant whose words the everyday tests compare without waiting (tests/unit/legacy)."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
@@ -66,7 +66,7 @@ def test_shutdown_server_waits_for_the_clients(daemon: Daemon) -> None:
 
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize(
-    ("line", "seconds"), [("quit -t 0", 0), ("quit -t 1", 1), slow("quit -t 1.5", 1), slow("quit -t 1x", 1)]
+    ("line", "seconds"), [("quit -t 0", 0), slow("quit -t 1", 1), slow("quit -t 1.5", 1), slow("quit -t 1x", 1)]
 )
 def test_quit_ends_clients_when_the_time_is_up(daemon: Daemon, line: str, seconds: int) -> None:
     daemon.start_client()
@@ -78,14 +78,14 @@ def test_quit_ends_clients_when_the_time_is_up(daemon: Daemon, line: str, second
 
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize(
-    "line",
-    ["quit", slow("quit -t"), slow("quit -t abc"), slow("quit -t -1"), slow("quit 1"), slow("quit -f"), "quit x -t 1"],
+    ("line", "seconds"),
+    [("quit", 0.5), *(slow(f"quit {rest}", 2) for rest in ("-t", "-t abc", "-t -1", "1", "-f", "x -t 1"))],
 )
-def test_quit_waits_for_the_clients(daemon: Daemon, line: str) -> None:
+def test_quit_waits_for_the_clients(daemon: Daemon, line: str, seconds: float) -> None:
     daemon.start_client()
     with daemon.open_session(line) as session:
         with pytest.raises(subprocess.TimeoutExpired):
-            session.wait(2)
+            session.wait(seconds)
         daemon.end_clients()
         assert session.wait(20) == 0
         assert session.communicate() == (b"", None)

@@ -195,7 +195,13 @@ def test_a_vendor_program_that_says_nothing_and_does_nothing(machine: Machine) -
 
 
 @pytest.mark.parametrize(
-    ("fault", "serves"), [("garbage@*", True), ("slow@*=100", True), ("refuse@accept", False), ("crash@get_client_list", False)]
+    ("fault", "serves"),
+    [
+        ("garbage@*", True),
+        pytest.param("slow@*=300", True, marks=pytest.mark.slow),
+        ("refuse@accept", False),
+        ("crash@get_client_list", False),
+    ],
 )
 def test_a_vendor_daemon_that_misbehaves_after_its_start(machine: Machine, fault: str, serves: bool) -> None:
     """mpsd stays up and answers, and no client runs without MPS; when it is over, clients are served."""

@@ -93,7 +93,7 @@ def test_quit_t_ends_the_clients_work_with_810(machine: Machine, seconds: int) -
 
 def test_quit_waits_for_a_client_that_has_only_just_come(machine: Machine) -> None:
     machine.start()
-    for _ in range(3):
+    for _ in range(2):
         client = machine.counter().ready()
         quitting = machine.begin(typed="quit\n")
         machine.wait_for_journal("quit.begins")
@@ -165,6 +165,7 @@ def test_quit_while_a_vendor_daemon_hangs_kills_it_and_says_so(machine: Machine)
     assert machine.journal("domain.kill")
 
 
+@pytest.mark.slow
 def test_a_server_that_outlives_its_daemon_is_ended_too(machine: Machine) -> None:
     """Slurm takes a node down for one process that is left."""
     machine.configure("[vendor]\ncommand_seconds = 0.5\nstop_seconds = 1.0\n")
@@ -201,7 +202,7 @@ def test_no_process_is_left_not_even_a_dead_one(machine: Machine) -> None:
 
 def test_the_next_daemon_starts_at_once_and_afresh(machine: Machine) -> None:
     machine.start()
-    for _ in range(3):
+    for _ in range(2):
         machine.client("smcount").status()
         assert machine.quit("quit") == 0
         machine.start()

@@ -283,6 +283,7 @@ def test_a_daemon_that_does_not_answer(installed: Installed, short_dir: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_a_daemon_that_keeps_the_pipe_open_after_its_word(installed: Installed) -> None:
     """A child of the daemon's may hold it; its status is what counts."""
     installed.plan("0\n", close=False, stay=True)

@@ -112,6 +112,7 @@ def test_after_quit_it_returns_when_the_daemons_process_is_gone(front_end: Path,
     daemon.stdout.close()
 
 
+@pytest.mark.slow
 def test_after_quit_it_does_not_wait_for_ever(run: Run, short_dir: Path) -> None:
     """The daemon keeps the connection open; and the listener is of a process that is no daemon: this one."""
 
