@@ -133,6 +133,10 @@ def admission(config: Config) -> AdmissionSettings:
         operators=frozenset({0, os.geteuid()}),
         redistribute=config.admission.redistribute,
         inherit_seconds=config.admission.inherit_seconds,
+        domain_sm_percent=config.admission.domain_sm_percent or None,
+        domain_memory_bytes=parse_limit(config.admission.domain_memory) if config.admission.domain_memory else None,
+        move_cost_seconds=config.admission.move_cost_seconds,
+        horizon_seconds=config.admission.horizon_seconds,
     )
 
 

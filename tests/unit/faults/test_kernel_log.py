@@ -33,9 +33,10 @@ class OneDomain:
 
 async def test_an_xid_keeps_newcomers_out_of_the_domain_it_points_to(tmp_path: Path) -> None:
     path, pool = tmp_path / "kmsg", OneDomain(4711)
+    events: list[object] = []
     path.write_text("NVRM: Xid (PCI:0000:00:06): 43, pid=4711, an old one\n")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(kernel_log.watch_kernel_log, path, pool)
+        nursery.start_soon(kernel_log.watch_kernel_log, path, pool, lambda *event: events.append(event))
         await trio.testing.wait_all_tasks_blocked()
         with path.open("a") as log:
             log.write("noise\nNVRM: Xid (PCI:0000:00:06): 43, pid=12, of another\n")
@@ -44,6 +45,9 @@ async def test_an_xid_keeps_newcomers_out_of_the_domain_it_points_to(tmp_path: P
             await pool.told.wait()
         nursery.cancel_scope.cancel()
     assert len(pool.suspected) == 1
+    facts = {"xid": 43, "device": "0000:00:06", "pid": 4711, "domain": "default"}
+    assert events[-1] == ("fault.xid", facts)
+    assert len(events) == 2
 
 
 async def test_a_log_that_cannot_be_read_is_said_once_and_that_is_all(
@@ -52,5 +56,5 @@ async def test_a_log_that_cannot_be_read_is_said_once_and_that_is_all(
     """A container without /dev/kmsg, or an mpsd that may not read it, serves all the same."""
     monkeypatch.setattr(kernel_log, "KERNEL_LOG", tmp_path / "absent")
     with structlog.testing.capture_logs() as logs, trio.fail_after(5):
-        await kernel_log.watch_kernel_log(tmp_path / "absent", OneDomain(1))
+        await kernel_log.watch_kernel_log(tmp_path / "absent", OneDomain(1), lambda *event: None)
     assert [entry["event"] for entry in logs] == ["faults.no_kernel_log"]
