@@ -153,7 +153,9 @@ class Admission:
         {}, "Quotas of all members of a Unix group together.", accept=QUOTA_BY_GROUP
     )
     domain_sm_percent: float = option(
-        0.0, "What the leases that share fault domains may reserve of each GPU's SMs together. 0: no limit.", accept=NOT_NEGATIVE
+        0.0,
+        "What the leases that share fault domains may reserve of each GPU's SMs together. 0: no limit.",
+        accept=NOT_NEGATIVE,
     )
     domain_memory: str = option(
         "", 'What they may reserve of each GPU\'s memory together, as "40G". "": no limit.', accept=or_empty(MEMORY)
@@ -167,7 +169,10 @@ class Admission:
         30.0, "A member without a process for this long has gone, until it starts again.", accept=POSITIVE
     )
     move_cost_seconds: float = option(
-        5.0, 'For "elastic": how long a client\'s work stands still when it starts anew.', accept=NOT_NEGATIVE, needs_restart=True
+        5.0,
+        'For "elastic": how long a client\'s work stands still when it starts anew.',
+        accept=NOT_NEGATIVE,
+        needs_restart=True,
     )
     horizon_seconds: float = option(
         60.0, 'For "elastic": over how long a new deal must gain more than that costs.', accept=POSITIVE, needs_restart=True

@@ -45,7 +45,7 @@ async def test_an_xid_keeps_newcomers_out_of_the_domain_it_points_to(tmp_path: P
             await pool.told.wait()
         nursery.cancel_scope.cancel()
     assert len(pool.suspected) == 1
-    facts = {"xid": 43, "device": "0000:00:06", "pid": 4711, "domain": "default"}
+    facts = {"xid": 43, "device": "PCI:0000:00:06", "pid": 4711, "domain": "default"}
     assert events[-1] == ("fault.xid", facts)
     assert len(events) == 2
 
