@@ -1,5 +1,7 @@
 """The vendor server of one user in a domain: there already, or started."""
 
+from collections.abc import Iterable
+
 import trio
 
 from mpsd import processes
@@ -16,28 +18,31 @@ async def ensure_server(domain: Domain, uid: int, *, is_multiuser: bool, seconds
     One that was ready when last heard of, and has its process still, is taken to be: the start of a client does not wait for
     questions.
     """
-    known = _ready(list(domain.servers.values()), uid, is_multiuser)
+    known = _ready(domain.servers.values(), uid, is_multiuser)
     if known and processes.process_id(known.pid):
         return known
-    if found := _ready(await domain.fresh_servers(), uid, is_multiuser):
-        return found
-    await make_way(domain, uid, is_multiuser=is_multiuser)
-    await domain.control.command(f"start_server -uid {uid}", seconds)
+    told: set[int] = set()  # to make way
     with trio.move_on_after(seconds):
         while True:
-            domain.mark_stale()
-            if found := _ready(await domain.fresh_servers(), uid, is_multiuser):
+            servers = await domain.fresh_servers()
+            if found := _ready(servers, uid, is_multiuser):
                 return found
+            if not servers:
+                await domain.control.command(f"start_server -uid {uid}", seconds)
+            await make_way(domain, uid, is_multiuser=is_multiuser, told=told)
+            domain.mark_stale()
             await trio.sleep(_POLL_SECONDS)
     raise VendorFailed(f"the server of user {uid} in domain {domain.name} did not start in {seconds:g} s")
 
 
-async def make_way(domain: Domain, uid: int, *, is_multiuser: bool) -> None:
-    """Ask the servers of other users that serve nobody to end."""
+async def make_way(domain: Domain, uid: int, *, is_multiuser: bool, told: set[int] | None = None) -> None:
+    """Ask the servers of other users that serve nobody to end; each once, where `told` says who was."""
+    told = set() if told is None else told
     for server in await domain.fresh_servers():
-        if not is_multiuser and server.uid != uid and not server.client_pids:
+        if not is_multiuser and server.uid != uid and not server.client_pids and server.pid not in told:
+            told.add(server.pid)
             await domain.control.command(f"shutdown_server {server.pid}")
 
 
-def _ready(servers: list[ServerView], uid: int, is_multiuser: bool) -> ServerView | None:
+def _ready(servers: Iterable[ServerView], uid: int, is_multiuser: bool) -> ServerView | None:
     return next((s for s in servers if s.status == "ACTIVE" and (is_multiuser or s.uid == uid)), None)
