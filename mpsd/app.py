@@ -51,7 +51,9 @@ from mpsd.runtime.public_log import PublicLog
 from mpsd.runtime.reaper import become_reaper
 from mpsd.runtime.sessions import Sessions
 from mpsd.runtime.signals import Signals
+from mpsd.runtime.stopping import Stopper
 from mpsd.runtime.store import SqliteStore
+from mpsd.runtime.targets import Targets
 
 log = structlog.get_logger()
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, the vendor's exit status when it sees none
@@ -189,6 +191,7 @@ def _build(found: _Found) -> Daemon:
         book,
         operations,
         board,
+        Stopper(pool, Targets(pool, lambda: _admitted(book))),
         processes.process_id,
         lambda: pool.is_stopping,
         time.time(),
@@ -228,6 +231,11 @@ def _build_relay(found: _Found, pool: Pool, admission: Admission, refuser: Refus
     refusals = Refusals(refuser, config.relay.turn_seconds)
     relay_settings = settings.relay(config, found.is_privileged)
     return Relay(Conversations(pool, keeper, progress, relay_settings, entrance, refusals)), keeper
+
+
+def _admitted(book: LeaseBook) -> set[ProcessId]:
+    """Clients that have been let in, and those that wait to be."""
+    return {*book.grants(), *(entry.process for entry in book.queue() if entry.process is not None)}
 
 
 def _adopt(book: LeaseBook, process: ProcessId) -> None:

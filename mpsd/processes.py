@@ -21,6 +21,12 @@ def is_alive(process: ProcessId) -> bool:
     return process_id(process.pid) == process
 
 
+def state(pid: int) -> str:
+    """The letter of proc(5); X for a process that has gone."""
+    fields = _status(pid)
+    return fields[0].decode() if fields else "X"
+
+
 def owner(pid: int) -> tuple[int, int] | None:
     """Its uid and gid; None when there is no such process."""
     try:

@@ -37,7 +37,7 @@ async def dispatch(call: Call[Request], audit: Audit) -> Mapping[str, Any]:
     outcome = BUG
     try:
         result = await _run(method, call, ask)
-        outcome = DONE
+        outcome = f"{DONE}: {method.told(result)}" if method.told else DONE
     except MpsdError as error:
         outcome = f"{error.code.name}: {error}"
         raise

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from mpsd.lease import Grant, Identity, Lease, LeaseSpec
 from mpsd.legacy.board import Defaults, ServerView
 from mpsd.model import Device, DomainView, ProcessId
+from mpsd.stop import Asker, Manner, Report, Target
 
 
 class Queued(Protocol):
@@ -88,6 +89,13 @@ class Board(Protocol):
     async def terminate_client(self, server_pid: int, client_pid: int) -> str: ...
 
 
+class Stopper(Protocol):
+    """Ends processes so that their co-runners go on (runtime/stopping.py)."""
+
+    async def stop(self, target: Target, manner: Manner, asker: Asker) -> Report:
+        """Raises NoSuchClient for a pid that is not there or is another's, BadRequest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """Everything that a method may reach.
@@ -99,6 +107,7 @@ class Services:
     leases: Leases
     domains: Domains
     board: Board
+    stopper: Stopper
     find_process: Callable[[int], ProcessId | None]
     is_stopping: Callable[[], bool]
     started_at: float

@@ -3,13 +3,13 @@
 docs/protocol.md is checked against it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from mpsd.api.exchange import Handler, paged
-from mpsd.api.methods import clients, daemon, domains, events, leases, limits
+from mpsd.api.methods import clients, daemon, domains, events, leases, limits, stop
 from mpsd.api.services import Services
 from mpsd.errors import MpsdError, NoSuchClient, NoSuchLease
 from mpsd.wire import messages
@@ -31,6 +31,7 @@ class Method:
 
     changes: it is audited.  owner and absent are those of Privilege.OWNER: the user whose it is (or the refusal that it is not
     there), and the refusal for it, the same whether it is not there or another's: that it exists is told to nobody else.
+    told: what came of it, in words for the audit, where "done" does not say all.
     """
 
     privilege: Privilege
@@ -40,6 +41,7 @@ class Method:
     changes: bool = False
     owner: Callable[[Services, Any], int | None] | None = None
     absent: Callable[[Any], MpsdError] | None = None
+    told: Callable[[Mapping[str, Any]], str] | None = None
 
 
 def _no_lease(ask: LeaseId | RenewLease) -> MpsdError:
@@ -75,6 +77,14 @@ METHODS: dict[str, Method] = {
     "client.list": Method(Privilege.SEEN, messages.Page, paged(clients.list_clients), "Clients, by pid"),
     "client.why": _of_client(ClientId, clients.why, "Which rule gave a client what, and what it waits for", changes=False),
     "client.terminate": _of_client(ClientId, clients.terminate, "End the outstanding GPU work of a client", changes=True),
+    "client.stop": Method(
+        Privilege.SEEN,
+        messages.StopClient,
+        stop.stop,
+        "End client processes, their GPU work first",
+        changes=True,
+        told=stop.told,
+    ),
     "client.move": Method(
         Privilege.OPERATOR, messages.MoveClient, clients.move, "Choose the domain of a client's next start", changes=True
     ),

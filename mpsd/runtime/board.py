@@ -13,6 +13,7 @@ from mpsd.legacy.board import Defaults, ServerView
 from mpsd.model import Device
 from mpsd.policy.limits import of_defaults
 from mpsd.policy.placement import Ask
+from mpsd.runtime.stop_steps import terminate_client
 
 log = structlog.get_logger()
 _OF_ONE_SERVER = frozenset(
@@ -75,7 +76,11 @@ class DaemonBoard:
 
     async def terminate_client(self, server_pid: int, client_pid: int) -> str:
         domain = self._pool.domain_of_server(server_pid)
-        return await self._tell(domain, f"terminate_client {server_pid} {client_pid}")
+        try:
+            return await terminate_client(domain, server_pid, client_pid)
+        except MpsdError as exc:
+            log.error("command.failed", domain=domain.name, line=f"terminate_client {server_pid} {client_pid}", why=str(exc))
+            raise
 
     async def forward(self, server_pid: int | None, line: str) -> str:
         domain = self._pool.default_domain() if server_pid is None else self._pool.domain_of_server(server_pid)

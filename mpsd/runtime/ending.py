@@ -21,6 +21,7 @@ from mpsd.domains.refuser import Refuser
 from mpsd.errors import VendorFailed
 from mpsd.model import DomainState, ProcessId
 from mpsd.runtime.reaper import reap_all
+from mpsd.runtime.stop_steps import terminate_client
 
 log = structlog.get_logger()
 _WAIT_SECONDS = 0.5  # between looks at who is still there, besides those that news causes
@@ -112,8 +113,7 @@ class Ending:
     async def _terminate(self, domain: Domain, server_pid: int, client_pid: int) -> None:
         """End the client's GPU work; its process sees error 810 and lives on."""
         try:
-            answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}")
-            log.info("client.terminated", pid=client_pid, domain=domain.name, answer=answer.strip())
+            await terminate_client(domain, server_pid, client_pid)
         except VendorFailed as exc:
             log.error("client.not_terminated", pid=client_pid, domain=domain.name, why=str(exc))
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mpsd.lease import DomainPolicy, LeaseState, SelectorKind
-from mpsd.wire.params import array, choice, maybe, number, param, record, table, text, whole
+from mpsd.stop import Way
+from mpsd.wire.params import array, boolean, choice, maybe, number, param, record, table, text, whole
 
 VERSION = 1  # of the protocol; another number is another protocol
-MINOR = 0  # counts what was added to it since
+MINOR = 1  # counts what was added to it since
 
 MOST_SECONDS = 1e9  # some thirty years
 MIB = 1 << 20
@@ -26,6 +27,7 @@ _GPU = text(1, 80)
 _GPUS = array(_GPU, MOST_GPUS)
 _NAME = text(1, 128)
 _SECONDS = number(0, MOST_SECONDS, may_be_least=False)
+_PATIENCE = number(0, 3600)
 _MEMORY = whole(MIB, 2**62 - 1)
 _PERCENT = number(0, 100, may_be_least=False)
 
@@ -105,6 +107,20 @@ class ClientId:
 
     pid: int = param(_PID)
     start_time: int = param(_START_TIME, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StopClient:
+    """One of `pid`, `cgroup` and `container` is given."""
+
+    pid: int | None = param(maybe(_PID), None)
+    cgroup: str | None = param(maybe(text(1, 4096)), None)
+    container: str | None = param(maybe(text(1, 256)), None)
+    start_time: int = param(_START_TIME, 0)
+    way: Way = param(choice(Way), Way.TERMINATE)
+    grace_seconds: float = param(_PATIENCE, 0.0)
+    drain_seconds: float = param(_PATIENCE, 5.0)
+    force: bool = param(boolean(), False)
 
 
 @dataclass(frozen=True, slots=True)

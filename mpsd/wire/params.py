@@ -116,6 +116,15 @@ def number(least: float, most: float, *, may_be_least: bool = True) -> Kind:
     return Kind(f"number, {low} to {high}" if may_be_least else f"number, more than {low}, at most {high}", take)
 
 
+def boolean() -> Kind:
+    def take(value: Any) -> bool:
+        if type(value) is not bool:
+            raise Unfit
+        return value
+
+    return Kind("boolean", take)
+
+
 def choice(kind: type[StrEnum]) -> Kind:
     def take(value: Any) -> StrEnum:
         if not isinstance(value, str) or value not in set(kind):

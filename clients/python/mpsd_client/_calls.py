@@ -133,6 +133,25 @@ def client_terminate(pid: int, start_time: int = 0) -> Call[values.Terminated]:
     return _call("client.terminate", values.Terminated, pid=pid, start_time=start_time)
 
 
+def client_stop(
+    pid: int | None = None,
+    *,
+    cgroup: str | None = None,
+    container: str | None = None,
+    start_time: int = 0,
+    way: str = "terminate",
+    grace_seconds: float = 0.0,
+    drain_seconds: float = 5.0,
+    force: bool = False,
+) -> Call[values.Stopped]:
+    """One of pid, cgroup and container; the latter two may be "self".  It takes as long as grace and drain say, and some
+    seconds more: give the client a `timeout_seconds` that allows for it."""
+    return _call(
+        "client.stop", values.Stopped, pid=pid, cgroup=cgroup, container=container, start_time=start_time, way=way,
+        grace_seconds=grace_seconds, drain_seconds=drain_seconds, force=force,
+    )  # fmt: skip
+
+
 def client_move(pid: int, domain: str, start_time: int = 0) -> Call[values.Moved]:
     return _call("client.move", values.Moved, pid=pid, domain=domain, start_time=start_time)
 

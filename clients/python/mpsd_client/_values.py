@@ -164,6 +164,27 @@ class Terminated:
 
 
 @dataclass(frozen=True, slots=True)
+class StoppedProcess:
+    """What was done with one process, step by step; `why` it was left, where it has not ended."""
+
+    pid: int
+    start_time: int
+    domain: str | None
+    steps: tuple[str, ...]
+    has_ended: bool
+    why: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """count: of the processes dealt with; of very many, not all are shown.  others: clients of other users, not touched."""
+
+    count: int
+    others: int
+    processes: tuple[StoppedProcess, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Moved:
     pid: int
     start_time: int

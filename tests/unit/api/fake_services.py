@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpsd.api.services import ClientView, Services
-from mpsd.errors import NoRoom, NoSuchLease
+from mpsd.errors import NoRoom, NoSuchClient, NoSuchLease
 from mpsd.lease import Grant, Identity, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
 from mpsd.legacy.board import ServerView
 from mpsd.legacy.devices import find_device
 from mpsd.model import DomainState, DomainView, ProcessId
+from mpsd.stop import Asker, Manner, Report, Stopped, Target, TargetKind, plan
 from tests.unit.legacy.fake_board import DEVICES, FakeBoard
 
 NOW = 1_700_000_000.0
@@ -132,18 +133,41 @@ class FakeDomains:
 
 
 @dataclass
+class FakeStopper:
+    """Ends whoever has that pid or is in that cgroup, in the book of leases; each user has a cgroup too."""
+
+    leases: FakeLeases
+    asked: list[tuple[Target, Manner]] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+
+    async def stop(self, target: Target, manner: Manner, asker: Asker) -> Report:
+        self.asked.append((target, manner))
+        who = self.leases.identities.values()
+        named = [(each, {*each.cgroups, f"/users/{each.uid}", str(each.process and each.process.pid)}) for each in who]
+        inside = [each for each, names in named if target.value in names]
+        mine = [each.process for each in inside if each.process and asker.may_end(each.uid)]
+        if target.kind is TargetKind.PID and not mine:
+            raise NoSuchClient(f"no client has pid {target.value}")
+        self.done += [process.pid for process in mine]
+        steps = plan(manner, is_client=True)
+        return Report([Stopped(process, "d1", steps) for process in mine], len(inside) - len(mine))
+
+
+@dataclass
 class Fakes:
     """Everything behind the socket, and the processes of the machine by pid."""
 
     leases: FakeLeases
     board: FakeBoard = field(default_factory=lambda: FakeBoard(tuple(replace(each, multiprocessors=132) for each in DEVICES)))
     domains: FakeDomains = field(init=False)
+    stopper: FakeStopper = field(init=False)
     processes: dict[int, int] = field(default_factory=dict)  # start times
     has_every_process: bool = False
     is_stopping: bool = False
 
     def __post_init__(self) -> None:
         self.domains = FakeDomains(self.board)
+        self.stopper = FakeStopper(self.leases)
 
     def find_process(self, pid: int) -> ProcessId | None:
         start_time = self.processes.get(pid, 1 if self.has_every_process else 0)
@@ -154,6 +178,7 @@ class Fakes:
             leases=self.leases,
             domains=self.domains,
             board=self.board,
+            stopper=self.stopper,
             find_process=self.find_process,
             is_stopping=lambda: self.is_stopping,
             started_at=NOW,
@@ -162,7 +187,8 @@ class Fakes:
 
     def changes(self) -> tuple[object, ...]:
         """What a change would change."""
-        return (dict(self.leases.made), self.board.present, list(self.board.ended), list(self.domains.done))
+        done = (list(self.board.ended), list(self.domains.done), list(self.stopper.done))
+        return (dict(self.leases.made), self.board.present, *done)
 
 
 def furnished(publish: Callable[[str, Mapping[str, Any]], None]) -> Fakes:

@@ -10,6 +10,7 @@ from mpsd.errors import VendorFailed
 from mpsd.lease import Lease, LeaseSpec, LeaseState
 from mpsd.legacy.board import Defaults
 from mpsd.model import DomainState
+from mpsd.stop import Manner, Target, TargetKind, Way
 from mpsd.wire.rpc import MAX_BYTES, size
 from tests.unit.api.fake_services import NOW, UUIDS, selector_of
 from tests.unit.api.house import OPERATOR, OWNER, open_house
@@ -172,6 +173,44 @@ async def test_a_client_that_the_vendor_does_not_end_is_no_success(tmp_path: Pat
     async with open_house(tmp_path) as house:
         monkeypatch.setattr(house.fakes.board, "terminate_client", answer)
         assert await (await house.call_as()).refusal("client.terminate", pid=586) == "VENDOR_FAILED"
+
+
+@pytest.mark.parametrize(
+    ("said", "target", "manner"),
+    [
+        ({"pid": 586}, Target(TargetKind.PID, "586"), Manner(drain_seconds=5.0)),
+        ({"pid": 586, "start_time": 5860}, Target(TargetKind.PID, "586", 5860), Manner(drain_seconds=5.0)),
+        ({"cgroup": "job_7", "grace_seconds": 2}, Target(TargetKind.CGROUP, "job_7"), Manner(Way.TERMINATE, 2.0, 5.0)),
+        ({"container": "self", "way": "drain", "drain_seconds": 1, "force": True}, Target(TargetKind.CONTAINER, "self"),
+         Manner(Way.DRAIN, 0.0, 1.0, force=True)),
+    ],
+)  # fmt: skip
+async def test_a_stop_is_what_was_asked_for(said: dict[str, Any], target: Target, manner: Manner, tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        await (await house.call_as(OWNER)).ask("client.stop", **said)
+        assert house.fakes.stopper.asked == [(target, manner)]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{}, {"pid": 586, "cgroup": "/a"}, {"cgroup": "/a", "container": "b"}, {"pid": 0}, {"pid": 586, "way": "kill"},
+     {"pid": 586, "force": 1}, {"pid": 586, "grace_seconds": 3601}, {"cgroup": "a\nb"}],
+)  # fmt: skip
+async def test_a_stop_that_means_nobody_or_two_is_refused(said: dict[str, Any], tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        assert await (await house.call_as()).refusal("client.stop", **said) == "BAD_REQUEST"
+        assert house.fakes.stopper.asked == []
+
+
+async def test_another_users_process_is_not_there_for_a_stop(tmp_path: Path) -> None:
+    """By its pid; in a cgroup it is counted, and not named."""
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(OWNER)
+        assert await caller.refusal("client.stop", pid=700) == "NO_SUCH_CLIENT"
+        told = await caller.ask("client.stop", cgroup="/system.slice/train.service")
+        assert ([each["pid"] for each in told["processes"]], told["others"]) == ([586], 1)
+        house.audit.close()
+    assert '"outcome":"done: 586 ended; 1 of other users left"' in (tmp_path / "audit.log").read_text()
 
 
 async def test_domains_are_created_drained_recycled_and_chosen(tmp_path: Path) -> None:

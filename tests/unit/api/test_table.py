@@ -28,6 +28,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "client.list": {},
     "client.why": {"pid": 586},
     "client.terminate": {"pid": 586},
+    "client.stop": {"cgroup": "/users/1000"},
     "client.move": {"pid": 586, "domain": "d3"},
     "domain.list": {},
     "domain.create": {},

@@ -30,6 +30,7 @@ CALLS: dict[str, Call[Any]] = {
     "client.list": calls.client_list(),
     "client.why": calls.client_why(586),
     "client.terminate": calls.client_terminate(586),
+    "client.stop": calls.client_stop(586, grace_seconds=1),
     "client.move": calls.client_move(586, "d3"),
     "domain.list": calls.domain_list(),
     "domain.create": calls.domain_create(["0"]),

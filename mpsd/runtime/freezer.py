@@ -1,0 +1,126 @@
+"""Stopping processes for a while: a whole cgroup by the freezer of cgroup v2, or each process by SIGSTOP.
+
+cgroup.freeze is documented in the kernel's admin-guide/cgroup-v2.rst; a frozen process still dies of SIGKILL.  Version 1 is
+not used.  Prose: docs/ending.md.
+"""
+
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd import processes
+from mpsd.model import ProcessId
+
+log = structlog.get_logger()
+_FREEZE_SECONDS = 2.0
+_LOOK_SECONDS = 0.02
+_STOPPED = "tT"
+
+
+class CgroupFreezer:
+    """One directory of the unified hierarchy, frozen by us and by nobody before."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._is_ours = False
+
+    async def freeze(self) -> bool:
+        """False where it may not be frozen, is frozen already, or does not freeze in time; then it is as it was."""
+        try:
+            if (self._directory / "cgroup.freeze").read_text().strip() != "0":
+                return False
+            self._write("1")
+        except OSError as exc:
+            log.info("cgroup.not_frozen", cgroup=str(self._directory), why=exc.strerror)
+            return False
+        self._is_ours = True
+        with trio.move_on_after(_FREEZE_SECONDS):
+            while not self._is_frozen():  # noqa: ASYNC110  cgroup.events tells by inotify, which is more to get wrong
+                await trio.sleep(_LOOK_SECONDS)
+            log.info("cgroup.frozen", cgroup=str(self._directory))
+            return True
+        self.thaw()
+        return False
+
+    def thaw(self) -> None:
+        if not self._is_ours:
+            return
+        self._is_ours = False
+        try:
+            self._write("0")
+        except OSError as exc:  # it has gone with its last process
+            log.info("cgroup.not_thawed", cgroup=str(self._directory), why=exc.strerror)
+
+    def pids(self) -> set[int]:
+        """Of everything that would be frozen.  Raises OSError."""
+        found: set[int] = set()
+        for directory, _, files in os.walk(self._directory):
+            if "cgroup.procs" in files:
+                found.update(map(int, Path(directory, "cgroup.procs").read_text().split()))
+        return found
+
+    def _write(self, text: str) -> None:
+        (self._directory / "cgroup.freeze").write_text(text)
+
+    def _is_frozen(self) -> bool:
+        try:
+            return "frozen 1" in (self._directory / "cgroup.events").read_text().splitlines()
+        except OSError:
+            return True  # it has gone
+
+
+class SignalFreezer:
+    """Processes, each by its pidfd.  Guards that one which somebody else had stopped is not set going."""
+
+    def __init__(self) -> None:
+        self._ours: dict[ProcessId, int] = {}
+
+    def freeze(self, process: ProcessId, pidfd: int) -> str:
+        """Why it could not be done; empty where it was."""
+        if processes.state(process.pid) in _STOPPED:
+            return ""
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        except OSError as exc:
+            return f"SIGSTOP: {exc.strerror}"
+        self._ours[process] = pidfd
+        return ""
+
+    def thaw(self, wanted: Iterable[ProcessId]) -> None:
+        for process in wanted:
+            pidfd = self._ours.pop(process, None)
+            if pidfd is None:
+                continue
+            try:
+                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+            except ProcessLookupError:
+                pass  # it has ended
+
+
+def unified_hierarchy() -> Path | None:
+    """Where cgroup v2 is mounted: all of it, or beside version 1."""
+    try:
+        with open("/proc/self/mounts") as mounts:
+            for line in mounts:
+                _, place, kind, *_ = line.split()
+                if kind == "cgroup2":
+                    return Path(place)
+    except OSError:
+        pass
+    return None
+
+
+def unified_path(pid: int) -> str | None:
+    """Of a process, in the unified hierarchy; None where there is none, or it is the root."""
+    try:
+        with open(f"/proc/{pid}/cgroup", errors="backslashreplace") as file:
+            for line in file:
+                if line.startswith("0::/") and (path := line[3:].rstrip("\n")) != "/":
+                    return path
+    except OSError:
+        pass
+    return None

@@ -1,0 +1,202 @@
+"""The steps by which processes are ended (mpsd/stop.py has their order), and terminate_client, by which mpsd ends GPU work.
+
+Signals go by pidfd: never to a later process with the same pid.  Each wait has an end.  Prose: docs/ending.md.
+"""
+
+import os
+import select
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.errors import VendorFailed
+from mpsd.model import ProcessId
+from mpsd.runtime.freezer import CgroupFreezer, SignalFreezer
+from mpsd.stop import Manner, Step, Stopped, plan, why_not_kill
+
+log = structlog.get_logger()
+Servers = list[tuple[Domain, int | None]]
+_TERMINATED = "0"  # the vendor's answer where it worked; any other is a CUDA error
+_END_SECONDS = 10.0  # from SIGKILL to the end; on a GPU 0.19 s were measured, host memory to be freed adds to that
+
+
+async def terminate_client(domain: Domain, server_pid: int, client_pid: int) -> str:
+    """End the client's GPU work; its process sees error 810 and lives on.  The vendor's answer.  Raises VendorFailed."""
+    try:
+        answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}")
+    finally:
+        domain.mark_stale()  # what is believed of it is out of date, whatever came of it
+    log.info("client.terminated", pid=client_pid, domain=domain.name, answer=answer.strip())
+    return answer
+
+
+@dataclass(slots=True)
+class Case:
+    """One process on its way to its end.  servers: those that have work of it; None where its domain does not tell."""
+
+    process: ProcessId
+    pidfd: int
+    servers: Servers
+    steps: list[Step] = field(default_factory=list)
+    why: str = ""
+
+    @property
+    def domain(self) -> str | None:
+        return self.servers[0][0].name if self.servers else None
+
+    @property
+    def result(self) -> Stopped:
+        return Stopped(self.process, self.domain, tuple(self.steps), self.why)
+
+    def did(self, step: Step) -> None:
+        self.steps.append(step)
+        log.info("client.stop", pid=self.process.pid, domain=self.domain, step=step.value)
+
+    def leave(self, why: str) -> None:
+        self.why = why
+        log.warning("client.left", pid=self.process.pid, domain=self.domain, why=why)
+
+    def has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    async def ends_within(self, seconds: float) -> bool:
+        with trio.move_on_after(seconds):
+            await trio.lowlevel.wait_readable(self.pidfd)
+        return self.has_ended()
+
+    def send(self, step: Step, number: signal.Signals) -> None:
+        try:
+            signal.pidfd_send_signal(self.pidfd, number)
+            self.did(step)
+        except ProcessLookupError:
+            pass  # it was quicker
+        except OSError as exc:
+            self.leave(f"mpsd may not send it {number.name}: {exc.strerror}")
+
+
+class Steps:
+    """Guards that what was frozen is thawed, and that who has been left gets no further step.
+
+    whole: freezes all of them at once; None: one by one.  servers_now: asks anew who has work of these processes.
+    """
+
+    def __init__(
+        self,
+        manner: Manner,
+        whole: CgroupFreezer | None,
+        servers_now: Callable[[Sequence[ProcessId]], Awaitable[list[Servers]]],
+    ) -> None:
+        self._manner = manner
+        self._whole = whole
+        self._one_by_one = SignalFreezer()
+        self._servers_now = servers_now
+
+    async def run(self, cases: Sequence[Case]) -> None:
+        do: dict[Step, Callable[[Sequence[Case]], Awaitable[None]]] = {
+            Step.FREEZE: self._freeze,
+            Step.DRAIN: self._drain,
+            Step.TERMINATE: self._terminate,
+            Step.THAW: self._thaw,
+            Step.SIGTERM: self._ask,
+            Step.SIGKILL: self._kill,
+        }
+        try:
+            for step in Step:
+                concerned = [each for each in cases if step in plan(self._manner, bool(each.servers))]
+                if concerned := [each for each in concerned if not each.why and not each.has_ended()]:
+                    await do[step](concerned)
+            for case in cases:
+                case.why = "" if case.has_ended() else case.why  # one that ends meanwhile cannot be terminated
+        finally:
+            self._thaw_all(cases)
+            for case in cases:
+                os.close(case.pidfd)
+
+    async def _freeze(self, cases: Sequence[Case]) -> None:
+        is_whole = self._whole is not None and await self._whole.freeze()
+        for case in cases:
+            if why := "" if is_whole else self._one_by_one.freeze(case.process, case.pidfd):
+                case.leave(why)
+            else:
+                case.did(Step.FREEZE)
+
+    async def _drain(self, cases: Sequence[Case]) -> None:
+        """Nothing documented tells from outside that a client's queue is empty: the time is all there is."""
+        await _each(cases, lambda case: case.ends_within(self._manner.drain_seconds))
+        for case in cases:
+            case.did(Step.DRAIN)
+
+    async def _terminate(self, cases: Sequence[Case]) -> None:
+        await _each(cases, lambda case: _terminate(case, self._manner))
+
+    async def _thaw(self, cases: Sequence[Case]) -> None:
+        self._thaw_all(cases)
+        for case in cases:
+            case.did(Step.THAW)
+
+    def _thaw_all(self, cases: Sequence[Case]) -> None:
+        if self._whole is not None:
+            self._whole.thaw()
+        self._one_by_one.thaw(case.process for case in cases)
+
+    async def _ask(self, cases: Sequence[Case]) -> None:
+        for case in cases:
+            case.send(Step.SIGTERM, signal.SIGTERM)
+        await _each(cases, lambda case: case.ends_within(self._manner.grace_seconds))
+
+    async def _kill(self, cases: Sequence[Case]) -> None:
+        """Whoever had no GPU work when asked to end may have begun some since."""
+        late = [case for case in cases if self._manner.grace_seconds and not case.servers and not case.has_ended()]
+        if late:
+            for case, servers in zip(late, await self._servers_now([case.process for case in late]), strict=True):
+                case.servers = servers
+            await self._terminate(late)
+        await _each([case for case in cases if not case.why], _kill)
+
+
+async def _terminate(case: Case, manner: Manner) -> None:
+    refusals = []
+    for domain, server_pid in case.servers:
+        if refusal := await _why_not_terminated(domain, server_pid, case.process.pid):
+            refusals.append(refusal)
+    if case.servers and not refusals:
+        case.did(Step.TERMINATE)
+    if refusals:
+        log.error("client.not_terminated", pid=case.process.pid, domain=case.domain, why=refusals)
+    if why := why_not_kill(refusals, manner):
+        case.leave(why)
+
+
+async def _why_not_terminated(domain: Domain, server_pid: int | None, client_pid: int) -> str:
+    """Empty where it was."""
+    if server_pid is None:
+        return f"domain {domain.name} does not answer"
+    try:
+        with trio.fail_after(domain.control.silence_seconds):
+            answer = (await terminate_client(domain, server_pid, client_pid)).strip()
+    except (VendorFailed, trio.TooSlowError) as exc:
+        return f"domain {domain.name}: {exc or 'no answer'}"
+    return "" if answer == _TERMINATED else f"server {server_pid} says {answer!r}"
+
+
+async def _kill(case: Case) -> None:
+    case.send(Step.SIGKILL, signal.SIGKILL)
+    if not case.why and not await case.ends_within(_END_SECONDS):
+        case.leave(f"it was sent SIGKILL and has not ended within {_END_SECONDS:g} s")
+
+
+async def _each(cases: Sequence[Case], work: Callable[[Case], Awaitable[object]]) -> None:
+    """All at once; returns when all are done."""
+
+    async def one(case: Case) -> None:
+        await work(case)
+
+    async with trio.open_nursery() as nursery:
+        for case in cases:
+            nursery.start_soon(one, case)

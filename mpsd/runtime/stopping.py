@@ -1,0 +1,83 @@
+"""stop(): ends processes so that their co-runners go on.
+
+A signal that ends a client during a long kernel kills its co-runners, so its GPU work is ended first.  What is done, and in
+which order, is decided in mpsd/stop.py; stop_steps.py does it; targets.py knows whom it concerns.  Prose: docs/ending.md.
+"""
+
+from collections.abc import Sequence
+
+import structlog
+import trio
+
+from mpsd import processes
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.errors import VendorFailed
+from mpsd.model import ProcessId
+from mpsd.runtime.stop_steps import Case, Servers, Steps
+from mpsd.runtime.targets import Targets
+from mpsd.stop import Asker, Manner, Report, Stopped, Target, TargetKind
+
+log = structlog.get_logger()
+_ROUNDS = 3  # a cgroup whose launcher starts new clients as fast as they end is its owner's to end
+
+
+class Stopper:
+    """Guards that a client whose GPU work was not ended gets no signal, unless forced."""
+
+    def __init__(self, pool: Pool, targets: Targets) -> None:
+        self._pool = pool
+        self._targets = targets
+
+    async def stop(self, target: Target, manner: Manner, asker: Asker) -> Report:
+        """End what the asker may end of it; who comes meanwhile in a cgroup too.  Raises NoSuchClient, BadRequest."""
+        target = self._targets.resolve(target, asker)
+        found, others = self._targets.find(target, asker)  # a refusal comes before vendor daemons are asked
+        done: dict[ProcessId, Stopped] = {}
+        for _ in range(1 if target.kind is TargetKind.PID else _ROUNDS):
+            silent = await self._look()
+            if target.kind is not TargetKind.PID:
+                found, others = self._targets.find(target, asker)
+            cases = [case for each in found if each not in done and (case := self._open(each, silent))]
+            if not cases:
+                break
+            whole = self._targets.freezer(target, asker, [case.process for case in cases])
+            await Steps(manner, whole, self._servers_now).run(cases)
+            done |= {case.process: case.result for case in cases}
+        return Report(list(done.values()), others)
+
+    async def _look(self) -> set[str]:
+        """Ask every domain who its clients are; the names of those that do not answer."""
+        silent: set[str] = set()
+
+        async def look(domain: Domain) -> None:
+            domain.mark_stale()
+            silent.add(domain.name)
+            with trio.move_on_after(domain.control.silence_seconds):
+                try:
+                    await domain.refresh()
+                    silent.discard(domain.name)
+                except VendorFailed as exc:
+                    log.warning("domain.silent", domain=domain.name, why=str(exc))
+
+        async with trio.open_nursery() as nursery:
+            for domain in list(self._pool.domains.values()):
+                nursery.start_soon(look, domain)
+        return silent
+
+    async def _servers_now(self, wanted: Sequence[ProcessId]) -> list[Servers]:
+        silent = await self._look()
+        return [self._servers(process, silent) for process in wanted]
+
+    def _open(self, process: ProcessId, silent: set[str]) -> Case | None:
+        pidfd = processes.open_pidfd(process)
+        return None if pidfd is None else Case(process, pidfd, self._servers(process, silent))
+
+    def _servers(self, process: ProcessId, silent: set[str]) -> Servers:
+        """Of a domain that does not tell, one that is placed there is taken for a client."""
+        found: Servers = []
+        for domain in self._pool.domains.values():
+            listed = [(domain, pid) for pid, server in domain.servers.items() if process.pid in server.client_pids]
+            is_unknown = not listed and domain.name in silent and process in domain.members
+            found += [(domain, None)] if is_unknown else listed
+        return found

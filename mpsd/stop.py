@@ -1,0 +1,146 @@
+"""Ending processes: whom, in which manner, by which steps, and what came of it.
+
+Frozen values and decisions, no I/O; runtime/stopping.py carries them out.  Prose: docs/ending.md, "client.stop".
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mpsd.model import ProcessId
+from mpsd.policy.cgroup_paths import PartKind, parse_path
+
+SELF = "self"  # the cgroup or container of whoever asks
+
+
+class TargetKind(StrEnum):
+    PID = "pid"
+    CGROUP = "cgroup"
+    CONTAINER = "container"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`value`: a decimal pid; a cgroup path, or a word in one; a container's id; SELF.  start_time: of a pid; 0: any."""
+
+    kind: TargetKind
+    value: str
+    start_time: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who wants it.  uid None: an operator, who may end everybody's.  pid 0: not in mpsd's pid namespace."""
+
+    uid: int | None
+    pid: int
+
+    def may_end(self, owner_uid: int | None) -> bool:
+        return self.uid is None or self.uid == owner_uid
+
+
+class Way(StrEnum):
+    """How GPU work ends before the process does; both were measured to spare co-runners (docs/ending.md)."""
+
+    TERMINATE = "terminate"
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """force: kill also a client whose GPU work could not be ended."""
+
+    way: Way = Way.TERMINATE
+    grace_seconds: float = 0.0
+    drain_seconds: float = 0.0
+    force: bool = False
+
+
+class Step(StrEnum):
+    """In the order in which they are done."""
+
+    FREEZE = "freeze"
+    DRAIN = "drain"
+    TERMINATE = "terminate"
+    THAW = "thaw"  # a frozen process does not see SIGTERM
+    SIGTERM = "sigterm"
+    SIGKILL = "sigkill"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What was done with one process.  why: it was left (or lives still), and for what reason; empty: it has ended."""
+
+    process: ProcessId
+    domain: str | None
+    steps: tuple[Step, ...]
+    why: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        return not self.why
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """others: how many clients of the target belong to other users than the asker, and were not touched."""
+
+    stopped: Sequence[Stopped]
+    others: int = 0
+
+
+def plan(manner: Manner, is_client: bool) -> tuple[Step, ...]:
+    """What to do with a process, as far as nothing goes wrong.  One without GPU work has nothing to be ended first.
+
+    | way | a client | steps; those in brackets with a grace |
+    |---|---|---|
+    | either | no | (SIGTERM) SIGKILL |
+    | terminate | yes | TERMINATE (SIGTERM) SIGKILL |
+    | drain | yes | FREEZE DRAIN TERMINATE (THAW SIGTERM) SIGKILL |
+    """
+    wanted = {Step.SIGKILL}
+    if is_client:
+        wanted |= {Step.TERMINATE}
+    if is_client and manner.way is Way.DRAIN:
+        wanted |= {Step.FREEZE, Step.DRAIN}
+    if manner.grace_seconds:
+        wanted |= {Step.SIGTERM}
+    if wanted >= {Step.FREEZE, Step.SIGTERM}:
+        wanted |= {Step.THAW}
+    return tuple(step for step in Step if step in wanted)
+
+
+def why_not_kill(refusals: Sequence[str], manner: Manner) -> str:
+    """Nothing where it may be signalled.  `refusals`: what kept each of its servers from ending its GPU work."""
+    if manner.force or not refusals:
+        return ""
+    return f"its GPU work was not ended ({'; '.join(refusals)}): a signal could end its co-runners; `force` sends it"
+
+
+def branch(paths: Iterable[str], target: Target, asker: Asker) -> str | None:
+    """The target's own directory among these paths of a process; None where the process is not in it.
+
+    A word that somebody inside could have chosen counts for the asker's own processes alone (policy/cgroup_paths.py).
+    """
+    for path in paths:
+        if target.value.startswith("/"):
+            top = target.value.rstrip("/")
+            if top and (path == top or path.startswith(f"{top}/")):
+                return top
+        elif depths := list(_depths(path, target, asker)):
+            return "/" + "/".join(path.strip("/").split("/")[: max(depths)])
+    return None
+
+
+def container_of(paths: Iterable[str]) -> str | None:
+    """The id of the innermost container that these paths of a process name."""
+    found = [part for path in paths for part in parse_path(path) if part.kind is PartKind.CONTAINER]
+    return max(found, key=lambda part: part.depth).identifier if found else None
+
+
+def _depths(path: str, target: Target, asker: Asker) -> Iterator[int]:
+    for part in parse_path(path):
+        is_of_kind = target.kind is TargetKind.CGROUP or part.kind is PartKind.CONTAINER
+        is_trusted = asker.uid is not None or not part.is_chosen_inside
+        if is_of_kind and is_trusted and target.value in part.words():
+            yield part.depth

@@ -1,0 +1,258 @@
+"""Ending clients in the middle of a kernel: with client.stop their co-runners go on, with a plain signal they die."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from mpsd_client import Refused, calls, values
+
+from mpsd.runtime.freezer import CgroupFreezer, unified_hierarchy
+from tests.integration.client import Client
+from tests.integration.machine import UIDS, Machine
+from tests.integration.process import is_running, state_of, wait_for
+
+pytestmark = pytest.mark.root
+QUICK = "[vendor]\ncommand_seconds = 0.5\nstop_seconds = 1.0\n"
+
+
+def in_an_endless_kernel(machine: Machine, uid: int | None = None) -> Client:
+    """Its process stays when its GPU work has been ended."""
+    client = machine.client("faulter", "hang", "--linger", "600", uid=uid)
+    client.wait("fault")
+    machine.server_of(client)
+    return client
+
+
+def only(done: values.Stopped) -> values.StoppedProcess:
+    assert (done.count, done.others, len(done.processes)) == (1, 0, 1)
+    return done.processes[0]
+
+
+@contextmanager
+def held(pid: int) -> Iterator[None]:
+    """A vendor daemon that does not answer."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A cgroup of version 2 of our own, from the hierarchy's root."""
+    mount = unified_hierarchy()
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("no cgroup v2 is mounted here, or not root")
+    directory = mount / f"mpsd-test-{os.getpid()}"
+    try:
+        directory.mkdir()
+    except OSError as exc:
+        pytest.skip(f"cgroup v2 cannot be written here: {exc}")
+    if not (directory / "cgroup.freeze").exists():
+        directory.rmdir()
+        pytest.skip("this kernel's cgroup v2 has no freezer")
+    yield directory
+    (directory / "cgroup.freeze").write_text("0")
+    for pid in (directory / "cgroup.procs").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+    wait_for("an empty cgroup", lambda: not (directory / "cgroup.procs").read_text())
+    directory.rmdir()
+
+
+def put(client: Client, directory: Path) -> None:
+    (directory / "cgroup.procs").write_text(str(client.pid))
+
+
+def test_a_plain_kill_takes_the_co_runner_along(machine: Machine) -> None:
+    """So that the tests below can fail."""
+    machine.start()
+    other = machine.counter().ready()
+    in_an_endless_kernel(machine).end(signal.SIGKILL)
+    assert other.error() == 700
+
+
+@pytest.mark.parametrize(
+    ("how", "steps"),
+    [
+        ({}, ["terminate", "sigkill"]),
+        ({"grace_seconds": 600}, ["terminate", "sigterm"]),
+        ({"way": "drain", "drain_seconds": 0.1}, ["freeze", "drain", "terminate", "sigkill"]),
+        ({"way": "drain", "drain_seconds": 0.1, "grace_seconds": 600},
+         ["freeze", "drain", "terminate", "thaw", "sigterm"]),
+    ],
+    ids=["terminate", "with grace", "drain", "drain with grace"],
+)  # fmt: skip
+def test_a_stopped_client_does_not_take_its_co_runner_along(machine: Machine, how: dict[str, object], steps: list[str]) -> None:
+    machine.start()
+    other = machine.counter().ready()
+    doomed = in_an_endless_kernel(machine)
+    assert machine.domain_of(other) == machine.domain_of(doomed)
+    with machine.mpsd() as mpsd:
+        done = only(mpsd.ask(calls.client_stop(doomed.pid, **how)))  # type: ignore[arg-type]
+    assert (done.pid, done.has_ended, done.why, list(done.steps)) == (doomed.pid, True, None, steps)
+    assert doomed.status() == (-signal.SIGTERM if "sigterm" in steps else -signal.SIGKILL)
+    other.goes_on()
+    other.goes_on()
+    assert not other.events("error")
+
+
+def test_it_is_logged_and_audited(machine: Machine) -> None:
+    machine.start()
+    doomed = in_an_endless_kernel(machine)
+    with machine.mpsd() as mpsd:
+        mpsd.ask(calls.client_stop(doomed.pid))
+    assert [event["step"] for event in machine.journal("client.stop")] == ["terminate", "sigkill"]
+    wait_for("a line of audit.log", lambda: machine.log("audit.log"))
+    [line] = map(json.loads, machine.log("audit.log"))
+    assert (line["method"], line["outcome"]) == ("client.stop", f"done: {doomed.pid} ended")
+
+
+def test_the_clients_of_a_cgroup_end_and_nobody_else(machine: Machine, cgroup: Path) -> None:
+    """A launcher in it is no client, and is left to whoever ends the cgroup."""
+    machine.start()
+    other = machine.counter().ready()
+    doomed = [in_an_endless_kernel(machine) for _ in range(2)]
+    for client in doomed:
+        put(client, cgroup)
+    launcher = subprocess.Popen(["sleep", "600"])
+    (cgroup / "cgroup.procs").write_text(str(launcher.pid))
+    with machine.mpsd() as mpsd:
+        done = mpsd.ask(calls.client_stop(cgroup=f"/{cgroup.name}"))
+        assert {each.pid for each in done.processes if each.has_ended} == {client.pid for client in doomed}
+        assert mpsd.ask(calls.client_stop(cgroup=cgroup.name)).count == 0
+    other.goes_on()
+    assert launcher.poll() is None
+    launcher.kill()
+    launcher.wait()
+
+
+def test_a_cgroup_is_frozen_as_a_whole_while_it_drains(machine: Machine, cgroup: Path) -> None:
+    """And set going when it is over."""
+    machine.start()
+    other = machine.counter().ready()
+    doomed = in_an_endless_kernel(machine)
+    put(doomed, cgroup)
+    bystander = subprocess.Popen(["sleep", "600"])
+    (cgroup / "cgroup.procs").write_text(str(bystander.pid))
+    with machine.mpsd() as mpsd:
+        done = only(mpsd.ask(calls.client_stop(cgroup=cgroup.name, way="drain", drain_seconds=0.2)))
+    assert list(done.steps) == ["freeze", "drain", "terminate", "sigkill"]
+    assert [event["cgroup"] for event in machine.journal("cgroup.frozen")] == [str(cgroup)]
+    assert (cgroup / "cgroup.freeze").read_text().strip() == "0"
+    other.goes_on()
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+def test_ones_own_cgroup_is_known_to_mpsd(machine: Machine, cgroup: Path) -> None:
+    """As a hook inside of a container asks, which cannot know what the container is called."""
+    machine.start()
+    doomed = in_an_endless_kernel(machine)
+    put(doomed, cgroup)
+    script = "import sys; from mpsd_client import Client, calls; c = Client(sys.argv[1]); sys.stdin.readline()\n"
+    script += "print(c.ask(calls.client_stop(cgroup='self')).count)"
+    asking = subprocess.Popen(
+        [machine.variables["MPSD_PYTHON"], "-c", script, str(machine.pipe / "mpsd.sock")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    (cgroup / "cgroup.procs").write_text(str(asking.pid))
+    assert asking.communicate(b"now\n", timeout=20)[0] == b"1\n"
+    assert doomed.status() == -signal.SIGKILL
+
+
+@pytest.fixture
+def busy(cgroup: Path) -> Iterator[int]:
+    """A process in the cgroup that never waits."""
+    process = subprocess.Popen(["python3", "-c", "while True: pass"])
+    (cgroup / "cgroup.procs").write_text(str(process.pid))
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+async def test_the_freezer_freezes_and_thaws(cgroup: Path, busy: int) -> None:
+    freezer = CgroupFreezer(cgroup)
+    assert freezer.pids() == {busy}
+    assert await freezer.freeze()
+    assert not await CgroupFreezer(cgroup).freeze()  # it is somebody's already
+    assert (cgroup / "cgroup.freeze").read_text().strip() == "1"
+    freezer.thaw()
+    assert (cgroup / "cgroup.freeze").read_text().strip() == "0"
+
+
+def test_another_users_client_is_not_there(machine: Machine, cgroup: Path) -> None:
+    machine.start()
+    client = machine.counter(uid=UIDS[0]).ready()
+    machine.server_of(client)
+    put(client, cgroup)
+    with machine.mpsd(UIDS[1]) as stranger:
+        with pytest.raises(Refused) as refused:
+            stranger.ask(calls.client_stop(client.pid))
+        assert refused.value.name == "NO_SUCH_CLIENT"
+        done = stranger.ask(calls.client_stop(cgroup=cgroup.name))
+        assert (done.count, done.others, done.processes) == (0, 1, ())
+    client.goes_on()
+    with machine.mpsd(UIDS[0]) as owner:
+        assert only(owner.ask(calls.client_stop(client.pid))).has_ended
+
+
+@pytest.mark.parametrize("how", [{}, {"way": "drain", "drain_seconds": 0.1}], ids=["terminate", "drain"])
+def test_a_client_of_a_silent_domain_is_not_killed_but_by_force(machine: Machine, how: dict[str, object]) -> None:
+    machine.configure(QUICK)
+    machine.start()
+    doomed = in_an_endless_kernel(machine)
+    with machine.mpsd() as mpsd, held(machine.vendor_pid(machine.domain_of(doomed))):
+        done = only(mpsd.ask(calls.client_stop(doomed.pid, **how)))  # type: ignore[arg-type]
+        assert (done.has_ended, "sigkill" in done.steps) == (False, False)
+        assert "was not ended" in str(done.why)
+        assert is_running(doomed.pid)
+        wait_for("it to run again", lambda: state_of(doomed.pid) not in "tT")
+        done = only(mpsd.ask(calls.client_stop(doomed.pid, force=True)))
+        assert (done.has_ended, list(done.steps)) == (True, ["sigkill"])
+    assert doomed.status() == -signal.SIGKILL
+
+
+def test_a_process_that_is_no_client_is_simply_ended(machine: Machine) -> None:
+    machine.start()
+    process = subprocess.Popen(["sleep", "600"])
+    with machine.mpsd() as mpsd:
+        done = only(mpsd.ask(calls.client_stop(process.pid)))
+    assert (done.domain, list(done.steps), done.has_ended) == (None, ["sigkill"], True)
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_what_clients_need_is_not_ended(machine: Machine) -> None:
+    machine.start()
+    client = machine.counter().ready()
+    server = machine.server_of(client)
+    needed = [machine.daemon_pid(), machine.keeper_pid(), machine.vendor_pid(machine.domain_of(client)), server, 1]
+    with machine.mpsd() as mpsd:
+        for pid in needed:
+            with pytest.raises(Refused) as refused:
+                mpsd.ask(calls.client_stop(pid))
+            assert refused.value.name == "BAD_REQUEST"
+    client.goes_on()
+
+
+def test_a_grace_is_no_longer_than_it_was_to_be(machine: Machine) -> None:
+    """For one that does not heed SIGTERM."""
+    machine.start()
+    script = "import signal, sys; signal.signal(15, signal.SIG_IGN); print(flush=True); signal.pause()"
+    process = subprocess.Popen(["python3", "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    begun = time.monotonic()
+    with machine.mpsd() as mpsd:
+        done = only(mpsd.ask(calls.client_stop(process.pid, grace_seconds=0.5)))
+    assert time.monotonic() - begun >= 0.5
+    assert (list(done.steps), done.has_ended) == (["sigterm", "sigkill"], True)
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL
