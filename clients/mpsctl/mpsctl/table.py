@@ -5,7 +5,7 @@ import functools
 import pwd
 
 from mpsctl.arguments import Argument, Command, build_parser
-from mpsctl.commands import clients, daemon, domains, events, leases
+from mpsctl.commands import clients, daemon, domains, events, leases, stop
 from mpsctl.quantities import (
     Unfit,
     parse_duration,
@@ -100,6 +100,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("terminate", "End a client's work on the GPU; the process goes on and sees CUDA error 810", clients.terminate, (
         _PID,
     )),
+    stop.COMMAND,
     Command("move", "Choose the domain of the next process like this client", clients.move, (
         _PID, Argument("domain", "as `mpsctl domains` shows it"),
     )),

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from mpsd.lease import DomainPolicy, LeaseSpec, Selector, SelectorKind
+from mpsd.model import ProcessId
+from mpsd.stop import Asker, Manner, Report, Stopped, Target, TargetKind, Way
 from tests.unit.api.fake_services import UUIDS
 from tests.unit.api.house import OPERATOR, OWNER
 from tests.unit.ctl.desk import open_desk
@@ -122,3 +124,31 @@ async def test_a_client_is_terminated(tmp_path: Path, short_dir: Path) -> None:
         out = await desk.answer("terminate", "586", peer=OWNER)
         assert [586 in ended for ended in desk.house.fakes.board.ended] == [True]
     assert out == "client 586: its GPU work in domain d1 is ended; the process goes on, and sees CUDA error 810\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "target", "manner"),
+    [
+        ("--pid 586", Target(TargetKind.PID, "586"), Manner()),
+        ("--pid 586 --grace 30s --force", Target(TargetKind.PID, "586"), Manner(grace_seconds=30.0, force=True)),
+        ("--cgroup job_7 --drain 2s", Target(TargetKind.CGROUP, "job_7"), Manner(Way.DRAIN, drain_seconds=2.0)),
+        ("--container self", Target(TargetKind.CONTAINER, "self"), Manner()),
+    ],
+)
+async def test_a_client_is_stopped(words: str, target: Target, manner: Manner, tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        out = await desk.answer("stop", *words.split())
+        assert desk.house.fakes.stopper.asked == [(target, manner)]
+    assert ("586  d1" in out) == ("--pid" in words)
+    assert ("nobody was there" in out) == ("--pid" not in words)
+
+
+async def test_a_client_that_was_left_is_status_1(tmp_path: Path, short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def leave(target: Target, manner: Manner, asker: Asker) -> Report:
+        return Report([Stopped(ProcessId(586, 5860), "d1", (), "d1 does not answer")])
+
+    async with open_desk(tmp_path, short_dir) as desk:
+        monkeypatch.setattr(desk.house.fakes.stopper, "stop", leave)
+        done = await desk.run("stop", "--pid", "586")
+    assert (done.status, done.err) == (1, "")
+    assert "d1 does not answer" in done.out

@@ -26,6 +26,7 @@ DOCUMENTS: dict[str, tuple[tuple[str, ...], type, bool]] = {
     "clients": ((), values.MpsClient, True),
     "why": (("586",), values.Why, False),
     "terminate": (("586",), values.Terminated, False),
+    "stop": (("--pid", "586"), values.Stopped, False),
     "move": (("586", "d3"), values.Moved, False),
     "domains": ((), values.Domain, True),
     "domain create": ((), values.Domain, False),
