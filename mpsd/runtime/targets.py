@@ -34,7 +34,10 @@ class Targets:
         if target.value != stop.SELF or target.kind is TargetKind.PID:
             return target
         paths = _paths(asker.pid)
-        own = stop.container_of(paths) if target.kind is TargetKind.CONTAINER else next(iter(paths), None)
+        if target.kind is TargetKind.CONTAINER:
+            own = stop.container_of(paths)
+        else:
+            own = freezer.unified_path(asker.pid) or next(iter(paths), None)
         if own is None:
             raise BadRequest(f"mpsd sees you as pid {asker.pid}, in no {target.kind.value} that it could name")
         return replace(target, value=own)

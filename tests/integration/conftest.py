@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.cgroup import open_cgroup
 from tests.integration.host import Host, build_front_end, open_host, why_not
 from tests.integration.machine import FRONT_END, ROOT, SIMULATOR, UIDS, Machine, open_machine
 
@@ -51,6 +52,12 @@ def strangers(programs: None, strangers_python: Path) -> Iterator[Machine]:
     uid = UIDS[0] if os.geteuid() == 0 else os.geteuid()
     with open_machine(uid) as made:
         made.variables["MPSD_PYTHON"] = str(strangers_python)
+        yield made
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    with open_cgroup() as made:
         yield made
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from mpsd_client import Refused, calls, values
 
-from mpsd.runtime.freezer import CgroupFreezer, unified_hierarchy
+from mpsd.runtime.freezer import CgroupFreezer
 from tests.integration.client import Client
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import is_running, state_of, wait_for
@@ -44,28 +44,6 @@ def held(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.fixture
-def cgroup() -> Iterator[Path]:
-    """A cgroup of version 2 of our own, from the hierarchy's root."""
-    mount = unified_hierarchy()
-    if mount is None or os.geteuid() != 0:
-        pytest.skip("no cgroup v2 is mounted here, or not root")
-    directory = mount / f"mpsd-test-{os.getpid()}"
-    try:
-        directory.mkdir()
-    except OSError as exc:
-        pytest.skip(f"cgroup v2 cannot be written here: {exc}")
-    if not (directory / "cgroup.freeze").exists():
-        directory.rmdir()
-        pytest.skip("this kernel's cgroup v2 has no freezer")
-    yield directory
-    (directory / "cgroup.freeze").write_text("0")
-    for pid in (directory / "cgroup.procs").read_text().split():
-        os.kill(int(pid), signal.SIGKILL)
-    wait_for("an empty cgroup", lambda: not (directory / "cgroup.procs").read_text())
-    directory.rmdir()
-
-
 def put(client: Client, directory: Path) -> None:
     (directory / "cgroup.procs").write_text(str(client.pid))
 
@@ -74,7 +52,9 @@ def test_a_plain_kill_takes_the_co_runner_along(machine: Machine) -> None:
     """So that the tests below can fail."""
     machine.start()
     other = machine.counter().ready()
-    in_an_endless_kernel(machine).end(signal.SIGKILL)
+    doomed = in_an_endless_kernel(machine)
+    other.goes_on()  # its kernel has been running for a while
+    doomed.end(signal.SIGKILL)
     assert other.error() == 700
 
 
@@ -155,6 +135,7 @@ def test_a_cgroup_is_frozen_as_a_whole_while_it_drains(machine: Machine, cgroup:
 def test_ones_own_cgroup_is_known_to_mpsd(machine: Machine, cgroup: Path) -> None:
     """As a hook inside of a container asks, which cannot know what the container is called."""
     machine.start()
+    other = machine.counter().ready()
     doomed = in_an_endless_kernel(machine)
     put(doomed, cgroup)
     script = "import sys; from mpsd_client import Client, calls; c = Client(sys.argv[1]); sys.stdin.readline()\n"
@@ -166,6 +147,7 @@ def test_ones_own_cgroup_is_known_to_mpsd(machine: Machine, cgroup: Path) -> Non
     (cgroup / "cgroup.procs").write_text(str(asking.pid))
     assert asking.communicate(b"now\n", timeout=20)[0] == b"1\n"
     assert doomed.status() == -signal.SIGKILL
+    other.goes_on()
 
 
 @pytest.fixture

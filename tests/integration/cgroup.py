@@ -1,0 +1,43 @@
+"""A cgroup of version 2 for one test; skipped with the reason where there is none to be had."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mpsd.runtime.freezer import unified_hierarchy
+from tests.integration.process import wait_for
+
+
+@contextmanager
+def open_cgroup() -> Iterator[Path]:
+    """Below the hierarchy's root; whatever is in it at the end is killed."""
+    mount = unified_hierarchy()
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("no cgroup v2 is mounted here, or not root")
+    directory = mount / f"mpsd-test-{os.getpid()}"
+    try:
+        directory.mkdir()
+    except OSError as exc:
+        pytest.skip(f"cgroup v2 cannot be written here: {exc}")
+    try:
+        if not (directory / "cgroup.freeze").exists():
+            pytest.skip("this kernel's cgroup v2 has no freezer")
+        yield directory
+    finally:
+        _remove(directory)
+
+
+def _remove(directory: Path) -> None:
+    """The innermost first."""
+    for inner in sorted((path for path in directory.iterdir() if path.is_dir()), reverse=True):
+        _remove(inner)
+    members = directory / "cgroup.procs"
+    (directory / "cgroup.freeze").write_text("0")
+    for pid in members.read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+    wait_for("an empty cgroup", lambda: not members.read_text())
+    directory.rmdir()
