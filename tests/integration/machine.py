@@ -136,6 +136,11 @@ class Machine:
     def servers(self) -> list[int]:
         return self.numbers("get_server_list")
 
+    def server(self) -> int:
+        """The only one, once it is listed: mpsd hears of it from a log, moments after its first client."""
+        [pid] = wait_for("a server in the list", self.servers)
+        return pid
+
     def clients(self) -> set[int]:
         """Of all servers, as the command language tells."""
         return {pid for server in self.servers() for pid in self.numbers(f"get_client_list {server}")}

@@ -92,7 +92,7 @@ def test_the_service_runs_in_the_foreground_and_all_users_share_a_server(host: H
     for uid in (0, 1000, 1001):
         assert host.client("smcount", uid=uid, **limits).wait("sms")["seen"] == 66
         assert host.client("memlimit", "2048", uid=uid, **limits).error() == 2
-    assert len(host.ask("get_server_list").split()) == 1
+    wait_for("one server in the list", lambda: len(host.ask("get_server_list").split()) == 1)
 
 
 def test_the_service_is_restarted_under_running_containers(host: Host) -> None:

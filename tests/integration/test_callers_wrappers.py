@@ -82,7 +82,7 @@ def test_lsf_names_a_directory_below_the_jobs_own_and_removes_it_at_the_end(host
         jobs.append((place, environment))
     for place, environment in jobs:
         assert host.client("smcount", CUDA_MPS_PIPE_DIRECTORY=place).status() == 0
-        assert len(host.ask("get_server_list", environment=environment).split()) == 1
+        assert len(wait_for("a server", lambda env=environment: host.ask("get_server_list", environment=env).split())) == 1
     for place, environment in jobs:
         assert host.shell("echo quit | nvidia-cuda-mps-control", environment=environment).returncode == 0
         assert host.run("rm", "-r", place).returncode == 0

@@ -76,7 +76,7 @@ def test_a_default_set_later_leaves_the_running_server_alone_and_reaches_the_spa
 def test_a_servers_own_limits_hold_for_clients_to_come(machine: Machine) -> None:
     machine.start()
     machine.counter().ready()
-    [server] = machine.servers()
+    server = machine.server()
     assert machine.tell(f"set_active_thread_percentage {server} 25") == "25.0\n"
     assert machine.tell(f"set_device_pinned_mem_limit {server} 0 1G") == ""
     assert sms(machine) == 32

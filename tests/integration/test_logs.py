@@ -69,7 +69,7 @@ def test_the_lines_that_callers_search_for_are_there(machine: Machine) -> None:
     assert f"Starting control daemon using socket {machine.pipe}/control" in text
     assert f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={machine.pipe}" in text
     wait_for("the client", lambda: any(f"NEW CLIENT {client.pid} from user 0" in line for line in machine.log()))
-    [server] = machine.servers()
+    server = machine.server()
     wait_for("the server", lambda: any(f"NEW SERVER {server}: Ready" in line for line in machine.log()))
     assert any(f"Starting new server {server} for user 0" in line for line in machine.log())
     machine.ask("get_server_list")

@@ -171,7 +171,7 @@ def test_a_server_that_outlives_its_daemon_is_ended_too(machine: Machine) -> Non
     machine.configure("[vendor]\ncommand_seconds = 0.5\nstop_seconds = 1.0\n")
     machine.start()
     machine.counter().ready()
-    [server] = machine.servers()
+    server = machine.server()
     os.kill(server, signal.SIGSTOP)
     machine.quit("quit -t 0", seconds=30)
     assert not is_running(server)

@@ -154,7 +154,7 @@ def test_kill_9_of_both_leaves_running_clients_and_domains(machine: Machine) -> 
     """Nobody can wait then: a client that starts while there is neither finds no daemon, as with the vendor's."""
     machine.start()
     client = machine.counter().ready()
-    servers = machine.servers()
+    server = machine.server()
     os.kill(machine.keeper_pid(), signal.SIGSTOP)  # or it is replaced before mpsd is killed
     keeper = machine.keeper_pid()
     machine.kill_daemon()
@@ -162,7 +162,7 @@ def test_kill_9_of_both_leaves_running_clients_and_domains(machine: Machine) -> 
     wait_for("the keeper's end", lambda: not is_running(keeper))
     client.goes_on()
     machine.start()
-    assert machine.servers() == servers
+    assert machine.servers() == [server]
     machine.counter().ready()
     client.goes_on()
 
@@ -217,7 +217,7 @@ def test_sigterm_with_leave_leaves_everything_to_the_next(machine: Machine) -> N
     machine.configure("[stop]\non_sigterm = 'leave'\n")
     machine.start()
     client = machine.counter().ready()
-    daemon, servers = machine.daemon_pid(), machine.servers()
+    daemon, server = machine.daemon_pid(), machine.server()
     machine.signal_daemon("SIGTERM")
     wait_for("the end of mpsd", lambda: not is_running(daemon))
     waiting = machine.counter()
@@ -225,7 +225,7 @@ def test_sigterm_with_leave_leaves_everything_to_the_next(machine: Machine) -> N
     assert waiting.is_silent()
     machine.start()
     waiting.ready()
-    assert machine.servers() == servers
+    assert machine.servers() == [server]
     client.goes_on()
 
 
