@@ -22,7 +22,7 @@ def identify(process: ProcessId | None, credentials: Credentials) -> Identity:
     """Of a process that has ended meanwhile, or was replaced by another with its pid, no more than its ids."""
     if process is None:
         return Identity(None, credentials.uid, credentials.gid)
-    cgroups = tuple(dict.fromkeys(parse_cgroups(_read(process.pid))))
+    cgroups = paths(process.pid)
     token = processes.environment_variable(process.pid, TOKEN_VARIABLE) or ""
     if not processes.is_alive(process):
         return Identity(process, credentials.uid, credentials.gid)
@@ -34,6 +34,11 @@ def identify(process: ProcessId | None, credentials: Credentials) -> Identity:
         token if len(token) <= _TOKEN_CHARACTERS else "",
         describe(cgroups),
     )
+
+
+def paths(pid: int) -> tuple[str, ...]:
+    """Of each hierarchy that the process is in, as they are now; none of one that has gone."""
+    return tuple(dict.fromkeys(parse_cgroups(_read(pid))))
 
 
 def parse_cgroups(text: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from mpsd import cgroups, processes, stop
 from mpsd.domains.pool import Pool
 from mpsd.errors import BadRequest, NoSuchClient
-from mpsd.model import Credentials, ProcessId
+from mpsd.model import ProcessId
 from mpsd.runtime import freezer
 from mpsd.runtime.freezer import CgroupFreezer
 from mpsd.stop import Asker, Target, TargetKind
@@ -33,7 +33,7 @@ class Targets:
         """With the asker's own cgroup or container for SELF.  Raises BadRequest."""
         if target.value != stop.SELF or target.kind is TargetKind.PID:
             return target
-        paths = _paths(asker.pid)
+        paths = cgroups.paths(asker.pid)
         if target.kind is TargetKind.CONTAINER:
             own = stop.container_of(paths)
         else:
@@ -46,7 +46,7 @@ class Targets:
         """The processes that the asker may end, and how many clients are another's.  Raises NoSuchClient, BadRequest."""
         if target.kind is TargetKind.PID:
             return [self._find_process(int(target.value), target.start_time, asker)], 0
-        inside = [each for each in sorted(self._clients()) if stop.branch(_paths(each.pid), target, asker)]
+        inside = [each for each in sorted(self._clients()) if stop.branch(cgroups.paths(each.pid), target, asker)]
         mine = [each for each in inside if asker.may_end(_owner(each.pid))]
         return mine, len(inside) - len(mine)
 
@@ -55,7 +55,7 @@ class Targets:
         mount = freezer.unified_hierarchy()
         paths = [path for each in members if (path := freezer.unified_path(each.pid))]
         top = stop.branch(paths, target, asker) if target.kind is not TargetKind.PID else None
-        if mount is None or top is None:
+        if mount is None or top is None or ".." in top.split("/"):  # a cgroup outside of mpsd's own cgroup namespace
             return None
         found = CgroupFreezer(mount.joinpath(*Path(top).parts[1:]))
         try:
@@ -78,12 +78,6 @@ class Targets:
         listed = {process for pid in pids if (process := processes.process_id(pid))}
         placed = {process for domain in self._pool.domains.values() for process in domain.members}
         return {each for each in listed | placed | set(self._admitted()) if processes.is_alive(each)}
-
-
-def _paths(pid: int) -> tuple[str, ...]:
-    """As they are at this moment: a process may have been moved since it was admitted."""
-    process = processes.process_id(pid)
-    return cgroups.identify(process, Credentials(pid, 0, 0)).cgroups if process else ()
 
 
 def _owner(pid: int) -> int | None:

@@ -238,3 +238,39 @@ def test_a_grace_is_no_longer_than_it_was_to_be(machine: Machine) -> None:
     assert (list(done.steps), done.has_ended) == (["sigterm", "sigkill"], True)
     process.stdout.close()
     assert process.wait() == -signal.SIGKILL
+
+
+def test_a_client_that_waits_for_its_turn_is_one_of_its_cgroup(machine: Machine, cgroup: Path) -> None:
+    """It has no work to be ended, and would run when the others have gone."""
+    machine.configure("[domains]\nspares = 0\nmax_domains = 1\n")
+    machine.start()
+    other = machine.counter().ready()
+    waiting = machine.counter(uid=UIDS[0])
+    machine.wait_for_journal("client.waiting")
+    put(waiting, cgroup)
+    with machine.mpsd() as mpsd:
+        done = only(mpsd.ask(calls.client_stop(cgroup=cgroup.name)))
+    assert (done.pid, list(done.steps), done.has_ended) == (waiting.pid, ["sigkill"], True)
+    other.goes_on()
+
+
+def test_without_root_mpsd_stops_its_own_users_clients(strangers: Machine) -> None:
+    strangers.start()
+    other = strangers.counter().ready()
+    doomed = in_an_endless_kernel(strangers)
+    with strangers.mpsd(strangers.uid) as mpsd:
+        done = only(mpsd.ask(calls.client_stop(doomed.pid)))
+    assert (done.has_ended, list(done.steps)) == (True, ["terminate", "sigkill"])
+    other.goes_on()
+
+
+def test_without_root_nobody_elses_process_can_be_stopped(strangers: Machine) -> None:
+    """An operator may ask; the kernel does not let mpsd."""
+    strangers.start()
+    process = subprocess.Popen(["sleep", "600"])
+    with strangers.mpsd() as mpsd:
+        done = only(mpsd.ask(calls.client_stop(process.pid)))
+    assert (done.has_ended, done.why) == (False, "mpsd may not send it SIGKILL: Operation not permitted")
+    assert process.poll() is None
+    process.kill()
+    process.wait()
