@@ -34,7 +34,7 @@ from mpsd.policy.specs import check_spec, check_ttl
 
 log = structlog.get_logger()
 _RANKS_SECONDS = 1.0  # ranks of a long queue rise all the time; who goes in by that alone can wait so long
-_LOOK_SECONDS = 5.0  # between looks at the processes that nobody else watches
+_LOOK_SECONDS = 20.0  # between looks at the processes that nobody else watches; clients in a domain are watched there
 _LOOKS_AT_ONCE = 64  # then others have their turn
 _LOOKS_A_ROUND = 1000  # more processes are looked at less often
 _AGAIN_SECONDS = 5.0  # until what could not be written is tried again

@@ -74,9 +74,9 @@ def test_every_section_runs(result: dict[str, Any]) -> None:
 
 @pytest.mark.deadline(250)
 def test_mpsd_reaches_what_is_not_speed(result: dict[str, Any]) -> None:
-    """What arrives in the same milliseconds as a fault is a matter of speed too."""
+    """What arrives in the same milliseconds as a fault is a matter of speed too, and so is processor time."""
     missed = [row for row in result["rows"] if row["met"] is False and row["section"] not in SPEED]
-    missed = [row for row in missed if "as the culprit is told" not in row["what"]]
+    missed = [row for row in missed if not any(what in row["what"] for what in ("as the culprit is told", "processor time"))]
     assert not missed
 
 

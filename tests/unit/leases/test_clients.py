@@ -123,7 +123,7 @@ async def test_the_end_of_a_process_that_nobody_reports_is_noticed(world, autoju
     await world.admit(2, BOB)
     async with world.running():
         world.dead |= {1, 2}
-        await trio.sleep(11)
+        await trio.sleep(41)
     assert ids(world.book.leases()) == [2]
     assert not world.book.grants()
 

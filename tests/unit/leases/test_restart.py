@@ -163,10 +163,10 @@ async def test_an_end_that_cannot_be_stored_is_tried_again(world, autojump_clock
     async with world.running():
         fill_disk(world)
         world.dead.add(7)
-        await trio.sleep(20)
+        await trio.sleep(30)
         assert ids(world.book.leases()) == [1, 2]
         fill_disk(world, False)
-        await trio.sleep(11)
+        await trio.sleep(41)
         assert not world.book.leases()
 
 

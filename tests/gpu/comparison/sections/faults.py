@@ -20,6 +20,7 @@ VENDOR_TRIALS = 5
 READY_SECONDS = 10.0
 DEATH_SECONDS = 5.0
 LATE_SECONDS = 0.2
+LISTED_SECONDS = 2.0
 SPARE_SECONDS = 8.0
 NEVER_ENDING = ("counter", "--seconds", "600", "--ms", "50")
 
@@ -125,9 +126,12 @@ def _started(system: System, program: str, *arguments: str) -> Client:
 
 
 def _are_apart(system: System, one: Client, other: Client) -> bool:
-    """In different servers, by the control daemon's own lists."""
-    homes = {pid: server.pid for server in system.servers() for pid in server.clients}
-    return one.pid in homes and other.pid in homes and homes[one.pid] != homes[other.pid]
+    """In different servers, by the control daemon's own lists, which may lag behind on a busy machine."""
+    homes: dict[int, int] = {}
+    end = time.monotonic() + LISTED_SECONDS
+    while not {one.pid, other.pid} <= homes.keys() and time.monotonic() < end:
+        homes = {pid: server.pid for server in system.servers() for pid in server.clients}
+    return homes.get(one.pid, 0) != homes.get(other.pid, 0)
 
 
 def _usable(system: System, launched_ns: int, first: list[Client]) -> float | None:
