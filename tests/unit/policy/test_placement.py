@@ -26,7 +26,7 @@ def view(name, state=READY, clients=0, uid=None, public=True, gpus=GPU, capacity
         pytest.param([view("d1", clients=3, uid=0, key="own:7")], Ask(0, GPU), Create(GPU), id="others: not with it"),
         pytest.param([view("d1"), view("d2", clients=1, uid=0, key="g")], Ask(0, GPU, "g"), Join("d2"), id="with its group"),
         pytest.param([view("d1", key="own:7")], Ask(0, GPU), Join("d1"), id="an empty one is anybody's again"),
-        pytest.param([view("d1", clients=9, uid=0), view("d2")], Ask(0, GPU, wish="d2"), Join("d2"), id="as an operator wishes"),
+        pytest.param([view("d1", clients=9, uid=0), view("d2")], Ask(0, GPU, wish="d2"), Join("d2"), id="as was wished"),
         pytest.param([view("d1"), view("d2", FAULT)], Ask(0, GPU, wish="d2"), Join("d1"), id="a wish that cannot be met"),
         pytest.param([view("d1", DomainState.DRAINING, 2, 0)], Ask(0, GPU), Create(GPU), id="not to one that is emptied"),
     ],

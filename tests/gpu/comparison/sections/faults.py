@@ -131,7 +131,7 @@ def _are_apart(system: System, one: Client, other: Client) -> bool:
     end = time.monotonic() + LISTED_SECONDS
     while not {one.pid, other.pid} <= homes.keys() and time.monotonic() < end:
         homes = {pid: server.pid for server in system.servers() for pid in server.clients}
-    return homes.get(one.pid, 0) != homes.get(other.pid, 0)
+    return {one.pid, other.pid} <= homes.keys() and homes[one.pid] != homes[other.pid]
 
 
 def _usable(system: System, launched_ns: int, first: list[Client]) -> float | None:
