@@ -108,6 +108,24 @@ def test_what_a_servers_user_set_holds_beside_leases_and_is_shown(machine: Machi
     assert has(quota(machine), 25)
 
 
+@pytest.mark.parametrize("by", ["ordinal", "UUID"])
+def test_a_lease_of_the_second_gpu_and_its_memory_by_ordinal_or_uuid(machine: Machine, by: str) -> None:
+    machine.start(MPSD_SIM_GPUS="2")
+    name = "1" if by == "ordinal" else machine.uuids()[1]
+    with machine.mpsd() as mpsd:
+        selector = Selector.of_token(token("second"))
+        mpsd.ask(calls.lease_create("second", selector, gpus=[name], sm_percent=25, memory_bytes={name: 3 * GIB}))
+        with pytest.raises(Refused, match="names no device"):
+            mpsd.ask(calls.lease_create("third", selector, sm_percent=25, memory_bytes={"2": GIB}))
+    first, second = (gpu["used_mib"] for gpu in machine.status()["gpus"])
+    client = quota(machine, "second", MPSD_SIM_FAST="1")
+    assert has(client, 25, 3)
+    holder = machine.client("hold", "--mem", "1024", MPSD_LEASE=token("second")).ready()
+    after = [gpu["used_mib"] for gpu in machine.status()["gpus"]]
+    assert after[0] - first < 1024 <= after[1] - second
+    holder.end()
+
+
 # -- refusing ------------------------------------------------------------------------------------------------------------
 
 
