@@ -34,9 +34,19 @@ def check_spec(spec: LeaseSpec, devices: Sequence[Device]) -> LeaseSpec:
     _check_text(spec)
     _check_numbers(spec)  # before anything is looked up: a list may be long
     gpus = tuple(dict.fromkeys(find_device(devices, name).uuid for name in spec.gpus))
-    memory = {find_device(devices, name).uuid: size for name, size in spec.memory_bytes.items()}
+    memory = _by_uuid(spec.memory_bytes, devices)
     _check_memory(memory, gpus, spec.processes)
     return replace(spec, selector=_check_selector(spec.selector), gpus=gpus, memory_bytes=memory)
+
+
+def _by_uuid(memory: Mapping[str, int], devices: Sequence[Device]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, size in memory.items():
+        uuid = find_device(devices, name).uuid
+        if uuid in found:
+            raise BadRequest(f"a lease's memory_bytes names GPU {uuid} twice, as {name!r} too")
+        found[uuid] = size
+    return found
 
 
 def _check_text(spec: LeaseSpec) -> None:

@@ -131,6 +131,7 @@ async def test_ten_thousand_renewals_are_not_kept(world, autojump_clock: MockClo
         pytest.param({"sm": 0}, BadRequest, id="no share"),
         pytest.param({"sm": 100.1}, BadRequest, id="more than a GPU"),
         pytest.param({"sm": float("nan")}, BadRequest, id="not a number"),
+        pytest.param({"memory_bytes": {"0": GIB, GPU_A: 2 * GIB}}, BadRequest, id="two limits for one GPU"),
         pytest.param({"processes": 0}, BadRequest, id="no process"),
         pytest.param({"processes": 1025}, BadRequest, id="too many processes"),
         pytest.param({"priority": 2}, BadRequest, id="priority"),
