@@ -22,7 +22,7 @@ from mpsd.relay.caller import Caller, until_ended
 from mpsd.relay.link import End
 
 log = structlog.get_logger()
-_ANSWER_SECONDS = 1.0
+_ANSWER_SECONDS = 3.0  # milliseconds are usual; cut short, the client would be held
 
 
 @dataclass(slots=True)

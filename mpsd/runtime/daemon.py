@@ -37,7 +37,7 @@ log = structlog.get_logger()
 UI_SOCKET = "mpsd-ui"
 _KEEPER_SECONDS = 0.5
 _COLLECT_SECONDS = 5.0
-_REFUSAL_SECONDS = 2.0
+_REFUSAL_SECONDS = 4.0
 _REPLY_SECONDS = 1.0  # the answer to `quit` is on its way when mpsd ends
 
 

@@ -165,6 +165,7 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOCKETS)
 def test_thousands_of_idle_connections_disturb_nobody(machine: Machine, many_descriptors: None, name: str) -> None:
     """A new client and a question get through while they are all there."""

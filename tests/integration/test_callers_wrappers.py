@@ -29,6 +29,7 @@ def left(host: Host) -> list[str]:
     return [line for line in host.processes() if "nvidia-cuda-mps" in line and "/bin/sh -c" not in line]
 
 
+@pytest.mark.slow
 def test_the_wrapper_of_nersc_and_cscs_runs_every_rank_under_mps(host: Host) -> None:
     """Rank 0 starts the daemon and quits it when its own part is done; the others may still be at work."""
     host.file("/tmp/mps-wrapper.sh").write_text(NERSC)

@@ -36,6 +36,7 @@ def test_clients_in_another_domain_do_not_notice_a_fault(machine: Machine, fault
     other.goes_on()
 
 
+@pytest.mark.slow
 def test_a_domain_is_recycled_once_its_clients_have_gone_and_serves_again(machine: Machine) -> None:
     machine.start()
     victim = machine.counter().ready()
@@ -131,6 +132,7 @@ def test_newcomers_are_held_while_the_only_domain_restarts_and_then_served(machi
         assert machine.kinds()[client.pid] == "client"
 
 
+@pytest.mark.slow
 def test_the_pauses_grow_while_a_vendor_daemon_keeps_crashing(machine: Machine) -> None:
     """Told to crash when a client comes: that client waits, and is served when the mishap is over."""
     machine.configure(ALONE)
@@ -154,6 +156,7 @@ def test_a_server_that_crashes_on_its_way_up_leaves_its_client_waiting_not_runni
     assert client.process.poll() is None or client.events("error")
 
 
+@pytest.mark.slow
 def test_while_a_vendor_daemon_hangs_questions_are_answered_and_newcomers_served(machine: Machine) -> None:
     """Stopped, it answers nothing.  Its clients' work goes on: that is between them and the server."""
     machine.configure("[vendor]\ncommand_seconds = 1.0\n")

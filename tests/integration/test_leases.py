@@ -99,7 +99,7 @@ def test_what_a_servers_user_set_holds_beside_leases_and_is_shown(machine: Machi
     lease(machine, "a", 60, 4)
     holder = machine.client("hold")
     holder.ready()
-    [server] = machine.servers()
+    server = machine.server()
     machine.tell(f"set_active_thread_percentage {server} 50")
     assert has(quota(machine, "a"), 50, 4)
     assert machine.tell(f"get_active_thread_percentage {server}") == "50.0\n"

@@ -92,6 +92,7 @@ def test_a_lease_made_by_hand_is_what_its_client_gets(machine: Machine) -> None:
     other.goes_on()
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_the_numbers_follow_what_happens(machine: Machine, address: str) -> None:
     before = numbers(address)

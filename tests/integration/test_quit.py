@@ -154,6 +154,7 @@ def test_quit_after_a_fault_leaves_nothing(machine: Machine) -> None:
     assert not vendor_processes(machine)
 
 
+@pytest.mark.slow
 def test_quit_while_a_vendor_daemon_hangs_kills_it_and_says_so(machine: Machine) -> None:
     """It cannot be asked any more; the exit status tells."""
     machine.configure("[vendor]\ncommand_seconds = 0.5\nstop_seconds = 1.0\n")

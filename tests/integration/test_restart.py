@@ -118,6 +118,7 @@ def test_a_command_in_progress_ends_with_the_vendors_words(machine: Machine) -> 
     )
 
 
+@pytest.mark.slow
 def test_kill_9_again_and_again(machine: Machine) -> None:
     machine.start()
     client = machine.counter().ready()

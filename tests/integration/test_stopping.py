@@ -186,6 +186,7 @@ def test_another_users_client_is_not_there(machine: Machine, cgroup: Path) -> No
         assert only(owner.ask(calls.client_stop(client.pid))).has_ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"way": "drain", "drain_seconds": 0.1}], ids=["terminate", "drain"])
 def test_a_client_of_a_silent_domain_is_not_killed_but_by_force(machine: Machine, how: dict[str, object]) -> None:
     machine.configure(QUICK)

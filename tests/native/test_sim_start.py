@@ -48,6 +48,7 @@ def test_a_second_daemon_is_refused(mps: Machine) -> None:
     eventually(lambda: f"Using log directory: {mps.logs}\n" in mps.log("server.log"))
 
 
+@pytest.mark.slow
 def test_quit_leaves_the_sockets_and_takes_the_pid_file(mps: Machine) -> None:
     pid = mps.daemon_pid()
     assert mps.control(line="quit").returncode == 0
@@ -59,6 +60,7 @@ def test_quit_leaves_the_sockets_and_takes_the_pid_file(mps: Machine) -> None:
     mps.start()  # and over the leftovers it starts again
 
 
+@pytest.mark.slow
 def test_a_signal_leaves_everything_behind(mps: Machine) -> None:
     server = mps.start_server()
     os.kill(mps.daemon_pid(), signal.SIGTERM)
