@@ -60,6 +60,7 @@ def pool(config: Config, invocation: Invocation, state: Path) -> PoolSettings:
             if is_asked
         ),
         visible_devices=visible(config),
+        is_guarded=config.admission.default == "refuse",
     )
 
 

@@ -19,7 +19,7 @@ async def enforce(pool: "Pool", domain: Domain, uid: int, limits: Limits) -> Non
     """Called inside the guard's window for these limits.  Raises MpsdError; then the client may not be let in."""
     guard, defaults = domain.guard, terms.of_defaults(pool.defaults, domain.gpus)
     if not guard.is_on:
-        if limits == terms.unlimited(domain.gpus):
+        if limits == terms.unlimited(domain.gpus) and not pool.settings.is_guarded:
             return
         await _turn_on(pool, domain)
     server = await ensure_server(

@@ -52,6 +52,7 @@ async def _bring_up(pool: "Pool", domain: Domain) -> None:
         await domain.control.start(visible, pool.settings.vendor_options)
         domain.is_public = False
         pool.store.forget_baselines(domain.name)
+        pool.begin_guarding(domain)
     else:
         domain.served_defaults = pool.defaults  # they were stored before its server was told
     domain.is_adopted = not is_new

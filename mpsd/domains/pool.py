@@ -57,6 +57,7 @@ class PoolSettings:
     is_multiuser: bool
     vendor_options: tuple[str, ...]  # what its daemons are started with besides -d
     visible_devices: str | None  # the daemon's own CUDA_VISIBLE_DEVICES, passed on as it is
+    is_guarded: bool = False  # nobody gets in but through mpsd, even before anybody has limits (domains/guard.py)
 
 
 @dataclass(slots=True)
@@ -248,6 +249,12 @@ class Pool:
     def _clear(self, name: str) -> None:
         self.store.forget_domain(name)
         shutil.rmtree(self.settings.home / name, ignore_errors=True)
+
+    def begin_guarding(self, domain: Domain) -> None:
+        """Of a domain without servers: those to come give nothing to whoever finds the domain's own socket."""
+        if self.settings.is_guarded:
+            domain.guard.is_on = True
+            self.store.save_baselines(domain.name, {})
 
     # -- settings ----------------------------------------------------------------------------------------------------
 

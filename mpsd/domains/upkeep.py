@@ -142,6 +142,7 @@ class Upkeep:
             domain.is_public, domain.key = False, ""
             self._pool.store.forget_baselines(domain.name)
             self._pool.store.save_domain(domain.name, domain.number, domain.gpus, False)
+            self._pool.begin_guarding(domain)
             await domain.apply_defaults(self._pool.defaults)
             if domain.state is DomainState.RECYCLING:
                 domain.state = DomainState.READY

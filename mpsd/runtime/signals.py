@@ -66,6 +66,7 @@ class Signals:
             restart_seconds=new.domains.restart_seconds,
             restart_max_seconds=new.domains.restart_max_seconds,
             clients_per_server=new.domains.clients_per_server,
+            is_guarded=new.admission.default == "refuse",
         )
         for domain in daemon.pool.domains.values():
             domain.capacity = new.domains.clients_per_server

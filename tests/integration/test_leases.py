@@ -148,6 +148,16 @@ def test_a_client_without_a_lease_is_refused_and_never_runs(machine: Machine, wa
     assert machine.kinds().get(refused.pid) in (None, "client")
 
 
+def test_who_finds_a_domains_own_socket_gets_no_context(machine: Machine) -> None:
+    machine.configure('[admission]\ndefault = "refuse"\n')
+    machine.start()
+    directory = str(machine.state / "domains/default/pipe")
+    assert machine.client("quota", CUDA_MPS_PIPE_DIRECTORY=directory).error() == 2
+    lease(machine, "a", 50, 3)
+    assert has(quota(machine, "a"), 50, 3)
+    assert machine.client("quota", CUDA_MPS_PIPE_DIRECTORY=directory).error() == 2
+
+
 def test_one_that_waits_gets_in_when_its_lease_comes(machine: Machine) -> None:
     machine.configure('[admission]\ndefault = "refuse"\n')
     machine.start()
