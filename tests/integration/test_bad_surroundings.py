@@ -9,7 +9,7 @@ import pytest
 from tests.integration.machine import FRONT_END, PROGRAM, SIMULATOR, Machine
 from tests.integration.process import wait_for
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 ALONE = (
     "[vendor]\ncommand_seconds = 1.0\n"
     "[domains]\nspares = 0\nmax_domains = 1\nrestart_seconds = 0.1\nrestart_max_seconds = 0.5\n"

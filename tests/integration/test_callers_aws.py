@@ -9,7 +9,7 @@ from tests.integration.host import Host
 from tests.integration.machine import Machine
 from tests.integration.process import wait_for
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 CONTROL = "/usr/bin/nvidia-cuda-mps-control"
 PROBE_SECONDS = 3.0
 

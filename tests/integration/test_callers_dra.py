@@ -6,7 +6,7 @@ from tests.integration.host import DRIVER_ROOT, Host
 from tests.integration.machine import PATH
 from tests.integration.process import wait_for
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 TEMPLATE = """\
 set -e
 RUN="{run}"

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.host import Host
 from tests.integration.process import wait_for
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 CONTROL = "/usr/bin/nvidia-cuda-mps-control"
 PLACE = "/run/nvidia/mps/nvidia.com/gpu"
 ENVIRONMENT = {"CUDA_MPS_PIPE_DIRECTORY": f"{PLACE}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{PLACE}/log"}  # and no other

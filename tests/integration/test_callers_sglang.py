@@ -11,7 +11,7 @@ import pytest
 from tests.integration.machine import FRONT_END, PROGRAM, Machine
 from tests.integration.process import is_running, wait_for
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 POLLERS = 4
 
 

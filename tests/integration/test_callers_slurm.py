@@ -5,7 +5,7 @@ import pytest
 from tests.integration.host import Host
 from tests.integration.process import wait_for
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 JOB_UID = 1000
 PROLOG = """\
 MPS_CMD_DIR=/usr/bin/

@@ -6,7 +6,7 @@ from tests.integration.host import PATIENT, Host
 from tests.integration.machine import CLIENTS, PATH, SIMULATOR
 from tests.integration.process import wait_for
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 DRIVER = {"PATH": PATH, "LD_LIBRARY_PATH": str(SIMULATOR / "lib"), "MPSD_SIM_DIR": "/tmp/mpsd-sim-0"}
 NERSC = """\
 #!/bin/bash

@@ -17,7 +17,7 @@ from tests.integration.host import Host
 from tests.integration.machine import FRONT_END, PROGRAM, ROOT, SIMULATOR, UIDS, Machine
 from tests.integration.process import wait_for
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 PROBE_SECONDS = 3.0  # the least patient caller's
 PAGE = ROOT / "docs/compatibility.md"
 

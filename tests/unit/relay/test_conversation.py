@@ -1,6 +1,7 @@
 """A conversation with a domain whose vendor daemon has died before anybody else knows."""
 
 import socket
+from types import SimpleNamespace
 
 import trio
 import trio.testing
@@ -42,6 +43,7 @@ class HopefulPool:
     gpus = ()
     is_stopping = False
     defaults = Defaults()
+    settings = SimpleNamespace(is_guarded=False)
 
     def __init__(self):
         self.domain = Domain("default", 1, (), DeadControl(), 48, state=DomainState.READY)
