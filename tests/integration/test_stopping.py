@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,7 +154,7 @@ def test_ones_own_cgroup_is_known_to_mpsd(machine: Machine, cgroup: Path) -> Non
 @pytest.fixture
 def busy(cgroup: Path) -> Iterator[int]:
     """A process in the cgroup that never waits."""
-    process = subprocess.Popen(["python3", "-c", "while True: pass"])
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     (cgroup / "cgroup.procs").write_text(str(process.pid))
     yield process.pid
     process.kill()
