@@ -230,7 +230,7 @@ def test_a_grace_is_no_longer_than_it_was_to_be(machine: Machine) -> None:
     """For one that does not heed SIGTERM."""
     machine.start()
     script = "import signal, sys; signal.signal(15, signal.SIG_IGN); print(flush=True); signal.pause()"
-    process = subprocess.Popen(["python3", "-c", script], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
     begun = time.monotonic()
