@@ -6,6 +6,7 @@ import structlog
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.servers import ensure_server
+from mpsd.errors import MpsdError
 from mpsd.policy import limits as terms
 from mpsd.policy.limits import Limits
 
@@ -35,6 +36,10 @@ async def _turn_on(pool: "Pool", domain: Domain) -> None:
     guard = domain.guard
     servers = [server.pid for server in await domain.fresh_servers()]
     await guard.turn_on(servers, terms.of_defaults(pool.defaults, domain.gpus), domain.control)
-    pool.store.save_baselines(domain.name, guard.baselines)
-    await domain.apply_defaults(pool.defaults)
+    try:
+        pool.store.save_baselines(domain.name, guard.baselines)
+        await domain.apply_defaults(pool.defaults)
+    except MpsdError:
+        guard.is_on = False  # the next client begins anew: half on, a restart or a server of its own accord would be open
+        raise
     log.info("limits.per_client", domain=domain.name, since="its first client with limits of its own")

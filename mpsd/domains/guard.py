@@ -56,6 +56,7 @@ class Guard:
     gpus: tuple[str, ...]
     is_on: bool = False
     baselines: dict[int, Limits] = field(default_factory=dict)
+    era: int = 0  # another one: what was set before does not hold any more
     _in_force: dict[int, Limits] = field(default_factory=dict)  # what each server was told last; absent: not known
     _key: object = None  # what those in the window have in common
     _inside: int = 0
@@ -130,6 +131,7 @@ class Guard:
     def forget(self) -> None:
         """The vendor's daemon has gone, and every server with it."""
         self.is_on = False
+        self.era += 1
         self.baselines.clear()
         self._in_force.clear()
         for queue in self._arrivals.values():

@@ -113,13 +113,14 @@ class Conversations:
         async with domain.guard.window(limits, domain.control):
             if self._must_leave(caller, domain):
                 return None
+            era = domain.guard.era
             try:
                 await enforce(self.pool, domain, caller.credentials.uid, limits)
             except MpsdError as exc:
                 raise _NotSet(str(exc)) from exc
             arrival = domain.guard.expect(pid)
             try:
-                end = await self._speak(caller, domain)
+                end = await self._speak(caller, domain, era)
                 if end and caller.link.has_passed_descriptors and self._is_over(domain, end):
                     caller.link.pass_on(end)
                     await self._see_arrive(caller, domain, arrival)
@@ -134,11 +135,11 @@ class Conversations:
         domain.leave(caller.process)
         return True
 
-    async def _speak(self, caller: Caller, domain: Domain) -> End | None:
+    async def _speak(self, caller: Caller, domain: Domain, era: int) -> End | None:
         with domain.handshake(caller.process):
             async with domain.gate.turn(self._burden(caller.process)) as right:
-                if self._must_leave(caller, domain):
-                    return None
+                if self._must_leave(caller, domain) or domain.guard.era != era:
+                    return None  # in another era, what was set for it does not hold
                 backend = await connect(domain.control.socket_path(caller.door), domain.control)
                 if backend is None:
                     return None

@@ -173,3 +173,12 @@ async def test_arrivals_settle_in_their_order():
     assert not await second.settled(0)
     guard.forget()
     assert await other.settled(0)
+
+
+async def test_what_was_set_before_the_daemon_went_does_not_hold_after_it(daemon):
+    """Whoever had his limits set then, and waited for his turn, must have them set again."""
+    guard = await start(daemon)
+    before = guard.era
+    guard.forget()
+    assert guard.era != before
+    assert not guard.is_on
