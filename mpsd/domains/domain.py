@@ -5,7 +5,6 @@ question about a quiet domain costs nothing (docs/domains.md, "Where answers com
 """
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from mpsd import processes
 from mpsd.domains import log_lines
 from mpsd.domains.guard import Guard
 from mpsd.domains.log_lines import News
@@ -237,9 +237,8 @@ class Domain:
             if self._is_started(pid):
                 status = (await self.control.command(f"get_server_status {pid}")).strip()
                 clients = _pids(await self.control.command(f"get_client_list {pid}"))
-            uid = _owner(pid)
-            if uid is not None:
-                servers[pid] = ServerView(pid, uid, status, tuple(clients), self.name, self.gpus)
+            if owner := processes.owner(pid):  # None: it ended between the list and the question
+                servers[pid] = ServerView(pid, owner[0], status, tuple(clients), self.name, self.gpus)
         return servers
 
     def _is_started(self, pid: int) -> bool:
@@ -270,10 +269,3 @@ def _format_limit(limit_bytes: int) -> str:
 
 def _pids(text: str) -> list[int]:
     return [int(word) for word in text.split() if word.isdigit()]
-
-
-def _owner(pid: int) -> int | None:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return None  # it ended between the list and the question

@@ -57,17 +57,8 @@ class Signals:
         self._journal.configure(new.log)
         self._audit.file.max_bytes = new.log.max_bytes
         old = daemon.pool.settings
-        daemon.pool.settings = replace(
-            old,
-            spares=new.domains.spares,
-            max_domains=new.domains.max_domains,
-            idle_seconds=new.domains.idle_seconds,
-            poll_seconds=new.domains.poll_seconds,
-            restart_seconds=new.domains.restart_seconds,
-            restart_max_seconds=new.domains.restart_max_seconds,
-            clients_per_server=new.domains.clients_per_server,
-            is_guarded=new.admission.default == "refuse",
-        )
+        wanted = settings.pool(new, self._invocation, old.home.parent)
+        daemon.pool.settings = replace(wanted, visible_devices=old.visible_devices)  # other GPUs need a restart
         for domain in daemon.pool.domains.values():
             domain.capacity = new.domains.clients_per_server
         daemon.sessions.settings = settings.sessions(new)
