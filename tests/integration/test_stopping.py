@@ -89,8 +89,9 @@ def test_it_is_logged_and_audited(machine: Machine) -> None:
     doomed = in_an_endless_kernel(machine)
     with machine.mpsd() as mpsd:
         mpsd.ask(calls.client_stop(doomed.pid))
+    wait_for("both lines of mpsd.log", lambda: len(machine.journal("client.stop")) >= 2)  # written by a thread of its own
     assert [event["step"] for event in machine.journal("client.stop")] == ["terminate", "sigkill"]
-    wait_for("a line of audit.log", lambda: machine.log("audit.log"))
+    wait_for("a whole line of audit.log", lambda: "".join(machine.log("audit.log")).endswith("}"))
     [line] = map(json.loads, machine.log("audit.log"))
     assert (line["method"], line["outcome"]) == ("client.stop", f"done: {doomed.pid} ended")
 
@@ -125,6 +126,7 @@ def test_a_cgroup_is_frozen_as_a_whole_while_it_drains(machine: Machine, cgroup:
     with machine.mpsd() as mpsd:
         done = only(mpsd.ask(calls.client_stop(cgroup=cgroup.name, way="drain", drain_seconds=0.2)))
     assert list(done.steps) == ["freeze", "drain", "terminate", "sigkill"]
+    wait_for("a line of mpsd.log", lambda: machine.journal("cgroup.frozen"))
     assert [event["cgroup"] for event in machine.journal("cgroup.frozen")] == [str(cgroup)]
     assert (cgroup / "cgroup.freeze").read_text().strip() == "0"
     other.goes_on()
