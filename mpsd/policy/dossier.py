@@ -1,0 +1,164 @@
+"""Everything that is known of one incident, and the Incident that comes of it.
+
+No decision about whose evidence something is: fusion.py.  None about what it means: verdict.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from mpsd.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
+from mpsd.model import ProcessId
+from mpsd.policy import verdict
+from mpsd.policy.verdict import SECOND_NS, WINDOW_NS, is_proof, tells_of_fault
+from mpsd.policy.xids import ENDS_SERVER
+
+MOST_SHOWN = 64  # pieces of evidence in an Incident
+_MOST_KEPT = 192  # that a verdict is made of
+_MOST_PROOFS = 256  # with those that convict or clear, which come last and are kept rather
+_MOST_XIDS = 16
+_MOST_DEEDS = 32
+_RECOVERED_NS = 3 * SECOND_NS  # after its last evidence, in a domain that has fresh servers
+_QUIET_NS = 30 * SECOND_NS  # in any other
+_WORTH = (Source.KMOD, Source.UVM_EVENTS, Source.CORE_DUMP, *(each for each in Source if each not in verdict.PROOFS))
+
+PartyOf = Callable[[ProcessId], Party | None]
+AtOf = Callable[[int], float]
+
+
+@dataclass(slots=True)
+class Dossier:
+    """Guards that whoever a proof has named stays named, that a verdict rests on those who were there at the time, and bounds.
+
+    first_ns, last_ns: of what tells of the fault.  heard_ns: when evidence last came in.  recovered_ns: when its domain had
+    fresh servers.  named: whom the first proof convicted.  is_certain: it was known who was there.  others: the culprits of
+    faults in the same domain at the same time.
+    """
+
+    number: int
+    domain: str
+    gpu: str
+    first_ns: int
+    heard_ns: int
+    is_device: bool = False
+    is_certain: bool = True
+    last_ns: int = 0
+    recovered_ns: int | None = None
+    named: ProcessId | None = None
+    is_settled: bool = False
+    has_ended_server: bool = False
+    left_out: int = 0
+    present: set[ProcessId] = field(default_factory=set)
+    others: set[ProcessId] = field(default_factory=set)
+    incident: Incident | None = None
+    _evidence: list[Observation] = field(default_factory=list)
+    _xids: list[int] = field(default_factory=list)
+    _deeds: tuple[Deed, ...] = ()
+    _parties: dict[ProcessId, Party] = field(default_factory=dict)
+
+    def add(self, seen: Observation, now_ns: int, party_of: PartyOf) -> None:
+        """The same observation twice counts once."""
+        alike = replace(seen, present=())
+        if any(each == alike for each in self._evidence):
+            return
+        if seen.source is not Source.PROCESS:  # clients that lost their contexts go when they like
+            self.heard_ns = max(self.heard_ns, now_ns)
+        if tells_of_fault(seen):
+            self.first_ns = min(self.first_ns, seen.seen_ns)
+            self.last_ns = max(self.last_ns, seen.seen_ns)
+        if is_proof(seen) and self.named is None:
+            self.named = seen.process
+        if seen.domain and seen.domain == self.domain:
+            self.gpu = self.gpu or seen.gpu
+        if seen.xid is not None and seen.xid not in self._xids and len(self._xids) < _MOST_XIDS:
+            self._xids.append(seen.xid)
+        ends = seen.source is Source.VENDOR_LOG or seen.xid in ENDS_SERVER
+        self.has_ended_server = self.has_ended_server or (ends and seen.domain == self.domain)
+        self._meet(seen, party_of)
+        if len(self._evidence) < (_MOST_PROOFS if seen.is_proof or seen.clears else _MOST_KEPT):
+            self._evidence.append(alike)
+        else:
+            self.left_out += 1
+
+    def evidence(self) -> tuple[Observation, ...]:
+        return tuple(self._evidence)
+
+    def note(self, deed: Deed) -> None:
+        """The last ones are kept."""
+        self._deeds = (*self._deeds, deed)[-_MOST_DEEDS:]
+
+    def has_room_in_time(self, seen_ns: int) -> bool:
+        return self.first_ns - WINDOW_NS <= seen_ns <= self.last_ns + WINDOW_NS
+
+    def distance_ns(self, seen_ns: int) -> int:
+        """From what tells of the fault."""
+        return max(0, self.first_ns - seen_ns, seen_ns - self.last_ns)
+
+    @property
+    def settles_ns(self) -> int:
+        if self.recovered_ns is not None and not self.is_device:
+            return max(self.heard_ns + _RECOVERED_NS, self.recovered_ns)
+        return self.heard_ns + _QUIET_NS
+
+    def publish(self, at_of: AtOf) -> Incident | None:
+        """The Incident with its next revision; None if nothing in it has changed."""
+        made = self._incident(at_of)
+        before = self.incident
+        if before is not None and replace(made, revision=before.revision) == before:
+            return None
+        self.incident = replace(made, revision=before.revision + 1 if before is not None else 1)
+        return self.incident
+
+    def _meet(self, seen: Observation, party_of: PartyOf) -> None:
+        """Whoever was there, noted while it can still be known.  Who is there once servers are fresh came afterwards."""
+        if self.is_device or seen.domain != self.domain:
+            return
+        if self.recovered_ns is None and self.is_certain:
+            self.present |= set(seen.present)
+        if seen.process is not None and _was_client(seen):
+            self.present.add(seen.process)
+        for process in self.present - self._parties.keys():
+            if (party := party_of(process)) is not None:
+                self._parties[process] = party
+
+    def _incident(self, at_of: AtOf) -> Incident:
+        said = verdict.judge(self._evidence, frozenset(self.present - self.others), self.named, self.is_certain)
+        if self.is_device:
+            said = replace(said, fault_class=FaultClass.DEVICE, culprit=None, confidence=Confidence.UNKNOWN, suspects=())
+        began_ns = min([self.first_ns, *self._ends_that_explain(said.fault_class)])
+        shown = sorted(self._evidence, key=lambda each: (not is_proof(each), not each.clears, _WORTH.index(each.source)))
+        people = dict.fromkeys([*([said.culprit] if said.culprit else []), *said.suspects, *said.victims])
+        return Incident(
+            number=self.number,
+            revision=0,
+            began_ns=began_ns,
+            began_at=self.incident.began_at if self._began_as(began_ns) and self.incident else at_of(began_ns),
+            is_settled=self.is_settled,
+            fault_class=said.fault_class,
+            gpu=self.gpu,
+            domain=self.domain,
+            culprit=said.culprit,
+            confidence=said.confidence,
+            suspects=said.suspects,
+            victims=said.victims,
+            address=said.address,
+            access=said.access,
+            kernel=said.kernel,
+            pc=said.pc,
+            xids=tuple(self._xids),
+            evidence=tuple(sorted(shown[:MOST_SHOWN], key=lambda each: each.seen_ns)),
+            deeds=self._deeds,
+            parties=tuple(self._parties[each] for each in people if each in self._parties),
+        )
+
+    def _began_as(self, began_ns: int) -> bool:
+        """So that a clock that is set in between does not change what was said."""
+        return self.incident is not None and self.incident.began_ns == began_ns
+
+    def _ends_that_explain(self, fault_class: FaultClass) -> list[int]:
+        ends = [each.seen_ns for each in self._evidence if each.source is Source.PROCESS]
+        return [min(ends)] if ends and fault_class is FaultClass.HOST else []
+
+
+def _was_client(seen: Observation) -> bool:
+    """It names a client of the domain, whether or not mpsd knew of it.  An Xid 31 does, others name the server."""
+    return is_proof(seen) or seen.source is Source.PROCESS or seen.xid == 31

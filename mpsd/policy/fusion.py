@@ -1,0 +1,312 @@
+"""Fusion: which observations are of one fault.  What they mean together: verdict.py.
+
+Whose an observation is; the first row that fits.  "Near" is within 2 s of what is known of the incident.
+
+| observation | belongs to |
+|---|---|
+| names a process, not by an Xid | the near incident where it was present; of a core dump one that began up to 10 s before |
+| an Xid of the GPU itself | the GPU's device incident, open for 30 s after its last; also near ones of the GPU's domains (1) |
+| tells its domain | the domain's incident that is near, or whose servers have ended and are not renewed yet (2) |
+| tells its GPU alone | of the near incidents of the GPU: one whose class fits, then the nearest |
+
+(1) Nobody in them is suspected then.  (2) If it was seen before they were, or just after.
+
+A proof that names another process than a proof before it is of another fault: it is evidence there, and an incident of its own.
+The first that came keeps the incident, so that what was said is not unsaid.  A core dump that tells its domain alone, of a process
+that was not present there, is of a fault that is not known; and who was present was not known either.
+What belongs nowhere opens an incident, or waits for one:
+
+| observation | opens | else |
+|---|---|---|
+| proof: UVM fatal event, record of the module, core dump with an exception | its domain's | |
+| Xid that ends servers (xids.py), vendor's log of a fault: with a domain | its domain's | |
+| Xid of the GPU itself | the GPU's | |
+| a client's first error, the end of a process, a dump without an exception | nothing | waits for 2 s; dropped |
+| any other Xid; one that tells no domain | nothing | waits for 2 s; dropped and counted |
+
+Sources are late and lossy.  What the collector has to provide of everything that tells its domain is `present`: the clients that
+are connected to the domain's servers or on their way, and those that went up to PRESENT_SECONDS before, and not before its servers
+were last renewed.  `process` of an Xid is set only where it is a client.  An incident that is first heard of later than that, or
+when its domain already has other servers or none, accuses nobody without proof: who was there is not known.
+
+Prose: docs/faults.md.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from mpsd.fault import Deed, FaultClass, Incident, Observation, Source
+from mpsd.policy.dossier import AtOf, Dossier, PartyOf
+from mpsd.policy.verdict import BESIDE, SECOND_NS, WINDOW_NS, is_excuse, is_proof
+from mpsd.policy.xids import ENDS_SERVER, meaning_of
+
+PRESENT_SECONDS = 4.0
+_LATE_NS = int(PRESENT_SECONDS * SECOND_NS)
+_RECENT_NS = 10 * SECOND_NS  # for so long after it began, an incident takes core dumps
+_DEVICE_NS = 30 * SECOND_NS
+_FRESH_NS = SECOND_NS // 5  # nobody faults on fresh servers so soon: a server and a context take 0.19 s to start (measured)
+MOST_OPEN = 64
+_MOST_WAITING = 64  # of each source, so that none can crowd out another
+_MOST_DOMAINS = 256
+_BROKEN_NS = 600 * SECOND_NS  # if servers are not renewed for so long, they had not ended
+
+
+class Fusion:
+    """Guards that one fault is one incident, that no incident accuses whom its evidence does not, and bounds.
+
+    first_number: of the next incident.  at_of: seconds since the epoch, of a monotonic time.  party_of: a client as people know
+    it; asked once, when it is first heard of.  Every method returns the incidents that it changed, each with a new revision.
+    dropped: observations and incidents for which there was no place.
+    """
+
+    def __init__(self, first_number: int, at_of: AtOf, party_of: PartyOf = lambda process: None) -> None:
+        self._next = first_number
+        self._at_of = at_of
+        self._party_of = party_of
+        self._dossiers: dict[int, Dossier] = {}
+        self._waiting: dict[Source, deque[Observation]] = {}
+        self._renewed: dict[str, int] = {}
+        self._broken: dict[str, int] = {}  # domains whose servers have ended and are not renewed, and when that was heard
+        self._changed: list[Dossier] = []
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        """Everything that is kept."""
+        return len(self._dossiers) + sum(map(len, self._waiting.values())) + len(self._renewed) + len(self._broken)
+
+    def take(self, seen: Observation, now_ns: int) -> Sequence[Incident]:
+        """In the order in which mpsd hears of them."""
+        homes = self._homes(seen, now_ns)
+        if not homes and _opens(seen):
+            homes = [self._open(seen, now_ns)]
+        if not homes:
+            self._wait(seen)
+        for dossier in homes:
+            dossier.add(seen, now_ns, self._party_of)
+            if dossier.has_ended_server and dossier.recovered_ns is None:
+                _remember(self._broken, dossier.domain, now_ns)
+        changed, self._changed = [*homes, *self._changed], []
+        return self._publish(changed)
+
+    def domain_recovered(self, domain: str, now_ns: int) -> Sequence[Incident]:
+        """It has fresh servers: nobody whom its incidents concern is a client of them."""
+        _remember(self._renewed, domain, now_ns)
+        self._broken.pop(domain, None)
+        for dossier in self._of_domain(domain):
+            if dossier.recovered_ns is None:
+                dossier.recovered_ns = now_ns
+        return ()
+
+    def settle(self, now_ns: int) -> Sequence[Incident]:
+        """Time has passed: what is settled by it.  What is long over is forgotten."""
+        due = [each for each in self._dossiers.values() if not each.is_settled and each.settles_ns <= now_ns]
+        for dossier in due:
+            dossier.is_settled = True
+        changed = self._publish(due)
+        for dossier in [each for each in self._dossiers.values() if each.is_settled]:
+            if now_ns - dossier.first_ns > _RECENT_NS:
+                del self._dossiers[dossier.number]
+        for waiting in self._waiting.values():
+            while waiting and now_ns - waiting[0].seen_ns > WINDOW_NS + _LATE_NS:
+                self._count(waiting.popleft())
+        return changed
+
+    def next_settle_ns(self) -> int | None:
+        """When `settle` has something to say; None while nothing is open."""
+        return min((each.settles_ns for each in self._dossiers.values() if not each.is_settled), default=None)
+
+    def note(self, number: int, deed: Deed) -> Sequence[Incident]:
+        """What was done about an incident; nothing where it is no longer kept."""
+        dossier = self._dossiers.get(number)
+        if dossier is None:
+            return ()
+        dossier.note(deed)
+        return self._publish([dossier])
+
+    # -- whose an observation is -------------------------------------------------------------------------------------
+
+    def _homes(self, seen: Observation, now_ns: int) -> list[Dossier]:
+        if _is_of_device(seen):
+            return [self._of_device(seen, now_ns), *self._excused(seen)]
+        home = self._by_process(seen) or self._by_domain(seen)
+        if home is None and not seen.domain and seen.gpu:
+            home = self._by_gpu(seen)
+        if home is not None and is_proof(seen) and home.named not in (None, seen.process):
+            return [home, self._sibling(home, seen, now_ns)]
+        return [] if home is None else [home]
+
+    def _by_process(self, seen: Observation) -> Dossier | None:
+        if seen.process is None or seen.xid is not None:
+            return None
+        found = [each for each in self._dossiers.values() if seen.process in each.present and _may_concern(each, seen)]
+        return min(found, key=lambda each: (each.named != seen.process, each.distance_ns(seen.seen_ns)), default=None)
+
+    def _by_domain(self, seen: Observation) -> Dossier | None:
+        found = [each for each in self._of_domain(seen.domain) if _may_be_of(each, seen)]
+        if seen.source is Source.CORE_DUMP:  # late, and of somebody who was not there
+            found = [each for each in found if self._doubts(each, seen)]
+        return min(found, key=lambda each: (each.distance_ns(seen.seen_ns), -each.number), default=None)
+
+    def _doubts(self, dossier: Dossier, dump: Observation) -> bool:
+        """Whether it was known to be unknown who was there; now it is."""
+        was_certain, dossier.is_certain = dossier.is_certain, dossier.is_certain and not dump.is_proof
+        self._changed.append(dossier)
+        return not was_certain and dump.is_proof
+
+    def _by_gpu(self, seen: Observation) -> Dossier | None:
+        near = [each for each in self._dossiers.values() if not each.is_device and each.has_room_in_time(seen.seen_ns)]
+        found = [each for each in near if each.gpu in ("", seen.gpu)]
+        return min(
+            found, key=lambda each: (not _fits(each, seen), each.gpu == "", each.distance_ns(seen.seen_ns)), default=None
+        )
+
+    def _of_device(self, seen: Observation, now_ns: int) -> Dossier:
+        ours = (each for each in self._dossiers.values() if each.is_device and each.gpu == seen.gpu and not each.is_settled)
+        found = next((each for each in ours if each.distance_ns(seen.seen_ns) <= _DEVICE_NS), None)
+        return found or self._open(seen, now_ns)
+
+    def _excused(self, seen: Observation) -> list[Dossier]:
+        """Incidents of domains that an error of their GPU can explain.  One whose GPU is not known may be of this one."""
+        if not is_excuse(seen):
+            return []
+        near = (each for each in self._dossiers.values() if not each.is_device and each.has_room_in_time(seen.seen_ns))
+        return [each for each in near if not each.gpu or not seen.gpu or each.gpu == seen.gpu]
+
+    def _of_domain(self, domain: str) -> list[Dossier]:
+        if not domain:
+            return []
+        return [each for each in self._dossiers.values() if each.domain == domain and not each.is_device]
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def _open(self, seen: Observation, now_ns: int) -> Dossier:
+        if len(self._dossiers) >= MOST_OPEN:
+            self._give_up_one()
+        renewed_ns = self._renewed.get(seen.domain)
+        is_device = _is_of_device(seen)
+        dossier = Dossier(
+            self._next,
+            "" if is_device else seen.domain,
+            seen.gpu,
+            first_ns=seen.seen_ns,
+            last_ns=seen.seen_ns,
+            heard_ns=now_ns,
+            is_device=is_device,
+            is_certain=self._knows_who_was_there(seen, now_ns),
+            recovered_ns=renewed_ns if renewed_ns is not None and seen.seen_ns <= renewed_ns else None,
+        )
+        self._next += 1
+        self._dossiers[dossier.number] = dossier
+        if not is_device:
+            self._gather(dossier, seen, now_ns)
+        return dossier
+
+    def _knows_who_was_there(self, seen: Observation, now_ns: int) -> bool:
+        renewed_ns, broken_ns = self._renewed.get(seen.domain), self._broken.get(seen.domain)
+        if now_ns - seen.seen_ns > _LATE_NS or (renewed_ns is not None and seen.seen_ns <= renewed_ns + _FRESH_NS):
+            return False
+        if broken_ns is not None and now_ns - broken_ns < _BROKEN_NS:
+            return False
+        return seen.source is not Source.CORE_DUMP or seen.process in seen.present
+
+    def _sibling(self, first: Dossier, seen: Observation, now_ns: int) -> Dossier:
+        """The incident of another culprit in the same domain at the same time."""
+        near = [each for each in self._of_domain(first.domain) if _may_concern(each, seen)]
+        found = next((each for each in near if each.named == seen.process), None)
+        if found is not None:
+            return found
+        sibling = self._open(seen, now_ns)
+        if seen.domain in ("", first.domain):
+            sibling.domain, sibling.is_certain = first.domain, first.is_certain
+            sibling.recovered_ns, sibling.present = first.recovered_ns, set(first.present)
+        for one, other in ((first, sibling.named or seen.process), (sibling, first.named)):
+            one.others |= {other} if other is not None else set()
+        return sibling
+
+    def _gather(self, dossier: Dossier, opener: Observation, now_ns: int) -> None:
+        """What waited for an incident like this, and what the GPU itself had said already."""
+        for waiting in self._waiting.values():
+            for seen in [each for each in waiting if _waited_for(dossier, opener, each)]:
+                waiting.remove(seen)
+                dossier.add(seen, now_ns, self._party_of)
+        for device in [each for each in self._dossiers.values() if each.is_device]:
+            if not device.gpu or not dossier.gpu or device.gpu == dossier.gpu:
+                excuses = (each for each in device.evidence() if is_excuse(each))
+                for excuse in (each for each in excuses if dossier.has_room_in_time(each.seen_ns)):
+                    dossier.add(excuse, now_ns, self._party_of)
+
+    def _give_up_one(self) -> None:
+        """A settled one if there is; else what is known of it now is all that will be."""
+        oldest = min(self._dossiers.values(), key=lambda each: (not each.is_settled, each.number))
+        self.dropped += not oldest.is_settled
+        oldest.is_settled = True
+        self._changed.append(oldest)
+        del self._dossiers[oldest.number]
+
+    def _wait(self, seen: Observation) -> None:
+        waiting = self._waiting.setdefault(seen.source, deque())
+        waiting.append(seen)
+        if len(waiting) > _MOST_WAITING:
+            self._count(waiting.popleft())
+
+    def _count(self, dropped: Observation) -> None:
+        """Clients end all the time, and most of what they say of themselves comes to nothing."""
+        self.dropped += dropped.source not in (Source.PROCESS, Source.REPORT)
+
+    def _publish(self, dossiers: Iterable[Dossier]) -> Sequence[Incident]:
+        by_number = {each.number: each for each in dossiers}
+        made = (by_number[number].publish(self._at_of) for number in sorted(by_number))
+        return tuple(each for each in made if each is not None)
+
+
+def _remember(times: dict[str, int], domain: str, now_ns: int) -> None:
+    """The last ones are kept."""
+    times.pop(domain, None)
+    times[domain] = now_ns
+    if len(times) > _MOST_DOMAINS:
+        del times[next(iter(times))]
+
+
+def _opens(seen: Observation) -> bool:
+    if is_proof(seen) or _is_of_device(seen):
+        return True
+    if not seen.domain or seen.clears:
+        return False
+    return seen.source is Source.VENDOR_LOG or seen.xid in ENDS_SERVER
+
+
+def _is_of_device(seen: Observation) -> bool:
+    return seen.xid is not None and meaning_of(seen.xid).fault_class is FaultClass.DEVICE
+
+
+def _may_concern(dossier: Dossier, seen: Observation) -> bool:
+    """An observation of a process that was present."""
+    if seen.source is Source.CORE_DUMP:
+        return dossier.first_ns - WINDOW_NS <= seen.seen_ns <= dossier.first_ns + _RECENT_NS
+    return dossier.has_room_in_time(seen.seen_ns)
+
+
+def _may_be_of(dossier: Dossier, seen: Observation) -> bool:
+    """An observation of its domain."""
+    if dossier.recovered_ns is not None and seen.seen_ns > dossier.recovered_ns + _FRESH_NS:
+        return False
+    is_broken = dossier.has_ended_server and dossier.recovered_ns is None and not dossier.is_settled
+    if is_broken and not is_proof(seen) and seen.source not in BESIDE:
+        return seen.seen_ns >= dossier.first_ns - WINDOW_NS
+    return dossier.has_room_in_time(seen.seen_ns)
+
+
+def _fits(dossier: Dossier, seen: Observation) -> bool:
+    told = meaning_of(seen.xid).fault_class if seen.xid is not None else seen.fault_class
+    known = dossier.incident.fault_class if dossier.incident is not None else FaultClass.UNKNOWN
+    return FaultClass.UNKNOWN in (told, known) or told == known
+
+
+def _waited_for(dossier: Dossier, opener: Observation, seen: Observation) -> bool:
+    if not dossier.has_room_in_time(seen.seen_ns) or not _may_be_of(dossier, seen):
+        return False
+    if seen.domain:
+        return seen.domain == dossier.domain
+    if seen.xid is None:
+        return seen.process is not None and seen.process in (*opener.present, opener.process)
+    return bool(seen.gpu) and dossier.gpu in ("", seen.gpu)

@@ -1,0 +1,189 @@
+"""What the evidence of one incident says: what went wrong, who did it and how that is known, and who suffered.
+
+Pure, and the same whatever order the evidence came in.  Who did it; the first row that fits:
+
+| evidence | culprit | confidence |
+|---|---|---|
+| an Xid of lost memory or of a GPU that is gone: then the GPU made the exception | nobody | UNKNOWN |
+| a proof names a process of the domain | that process | PROVEN |
+| any other Xid of the GPU itself that needs a reset | nobody | UNKNOWN |
+| who was there is not known for certain, or nobody was | nobody | UNKNOWN |
+| one client was there, or on its way | it | ALONE |
+| an SM exception (Xid 13 or 69, and no 31), and dumps clear all clients but one | that one | LEFT |
+| anything else | nobody; suspects are all who were there, less those cleared | SUSPECTED |
+
+Only UVM events, records of the patched module and core dumps can prove.  The pid of an Xid proves nothing: it is a server's, or
+that of an innocent (measured).  Nor does a client's first error: those of innocents are the same.  A dump without an exception
+clears its process of an SM exception and of nothing else: whether the dump of an MMU fault holds one was not measured.
+
+What went wrong; the first row that fits:
+
+| evidence | class |
+|---|---|
+| the same Xids of the GPU, before and after a proof | DEVICE; the class of the proof |
+| Xid 13 or 69, and no 31 before it | SM |
+| up to 2 s before the first sign of the fault a client was ended, and none ended itself or complained before that | HOST |
+| Xid 31 | MMU |
+| Xid 43, or the class that a source gives | that class |
+
+HOST is an explanation, never a proof: a process that is killed in mid-kernel ends its co-runners, but a fault of somebody else
+can come at the same moment.  Prose: docs/faults.md.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mpsd.fault import Confidence, FaultClass, Observation, Source
+from mpsd.model import ProcessId
+from mpsd.policy.xids import ENDS_SERVER, meaning_of
+
+SECOND_NS = 1_000_000_000
+WINDOW_NS = 2 * SECOND_NS  # what is further apart is not of one fault
+
+PROOFS = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.CORE_DUMP})  # the sources that can prove, the best first
+BESIDE = frozenset({Source.PROCESS, Source.REPORT})  # tell what happened beside a fault, not that there was one
+
+_SM_XIDS, _MMU_XID = frozenset({13, 69}), 31
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Fields of an Incident."""
+
+    fault_class: FaultClass
+    culprit: ProcessId | None
+    confidence: Confidence
+    suspects: tuple[ProcessId, ...]
+    victims: tuple[ProcessId, ...]
+    address: int | None = None
+    access: str = ""
+    kernel: str = ""
+    pc: int | None = None
+
+
+def is_proof(seen: Observation) -> bool:
+    return seen.is_proof and seen.source in PROOFS and seen.process is not None
+
+
+def is_excuse(seen: Observation) -> bool:
+    """The GPU itself failed, in a way that can have ended servers."""
+    return seen.xid is not None and meaning_of(seen.xid).excuses
+
+
+def _is_loss(seen: Observation) -> bool:
+    """The GPU failed in a way that makes exceptions in whoever runs there."""
+    return is_excuse(seen) and seen.xid in ENDS_SERVER
+
+
+def tells_of_fault(seen: Observation) -> bool:
+    """It is a sign of the fault, rather than of what happened beside it."""
+    return seen.source not in BESIDE and not seen.clears
+
+
+def judge(
+    evidence: Sequence[Observation], present: frozenset[ProcessId], named: ProcessId | None, is_certain: bool = True
+) -> Verdict:
+    """named: whom a proof convicts.  present: everybody who was in the domain.  is_certain: that was known at the time."""
+    dead = _ended_before(evidence, present)
+    fault_class = _class_of(evidence, named, dead)
+    cleared = _cleared(evidence) if fault_class is FaultClass.SM else frozenset()
+    culprit, confidence = _who(evidence, present, cleared, named, is_certain)
+    suspects: Sequence[ProcessId] = ()
+    if confidence is Confidence.SUSPECTED:
+        suspects = sorted(present - cleared, key=lambda each: (each not in dead, each))
+    victims = present - {culprit} - set(suspects) if is_certain and not _is_contained(evidence) else ()
+    return _with_place(
+        Verdict(fault_class, culprit, confidence, tuple(suspects), tuple(sorted(victims))), _by_worth(evidence, culprit)
+    )
+
+
+def _who(
+    evidence: Sequence[Observation],
+    present: frozenset[ProcessId],
+    cleared: frozenset[ProcessId],
+    named: ProcessId | None,
+    is_certain: bool,
+) -> tuple[ProcessId | None, Confidence]:
+    left = present - cleared
+    if named is not None and not any(map(_is_loss, evidence)):
+        return named, Confidence.PROVEN
+    if any(map(is_excuse, evidence)) or not is_certain or not left:
+        return None, Confidence.UNKNOWN
+    if len(present) == 1:
+        return next(iter(present)), Confidence.ALONE
+    if len(left) == 1 and _is_sm_for_certain(evidence):
+        return next(iter(left)), Confidence.LEFT
+    return None, Confidence.SUSPECTED
+
+
+def _class_of(evidence: Sequence[Observation], named: ProcessId | None, dead: Iterable[ProcessId]) -> FaultClass:
+    proofs = [each for each in evidence if is_proof(each) and each.process == named]
+    if proofs and not any(map(_is_loss, evidence)):
+        return min(proofs, key=lambda each: each.seen_ns).fault_class
+    if any(map(is_excuse, evidence)):
+        return FaultClass.DEVICE
+    signs = sorted((each for each in evidence if tells_of_fault(each)), key=lambda each: each.seen_ns)
+    strong = next((each.xid for each in signs if each.xid in _SM_XIDS or each.xid == _MMU_XID), None)
+    if strong in _SM_XIDS:
+        return FaultClass.SM
+    if dead:
+        return FaultClass.HOST
+    if strong == _MMU_XID:
+        return FaultClass.MMU
+    classes = (meaning_of(each.xid).fault_class if each.xid is not None else each.fault_class for each in signs)
+    return next((each for each in classes if each not in (FaultClass.UNKNOWN, FaultClass.HOST)), FaultClass.UNKNOWN)
+
+
+def _ended_before(evidence: Sequence[Observation], present: frozenset[ProcessId]) -> frozenset[ProcessId]:
+    """Whose end explains the fault.  Innocents end too, after it: what came first counts, and in doubt it explains nothing."""
+    signs = [each.seen_ns for each in evidence if tells_of_fault(each)]
+    beside = [each for each in evidence if each.source in BESIDE]
+    if not signs or not beside:
+        return frozenset()
+    first = min(beside, key=lambda each: each.seen_ns)
+    is_end = first.source is Source.PROCESS and first.fault_class is FaultClass.HOST
+    if not is_end or first.process is None or not min(signs) - WINDOW_NS <= first.seen_ns < min(signs):
+        return frozenset()
+    return frozenset({first.process}) & present
+
+
+def _cleared(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
+    if not _is_sm_for_certain(evidence):
+        return frozenset()
+    return frozenset(each.process for each in evidence if each.clears and each.process is not None)
+
+
+def _is_sm_for_certain(evidence: Iterable[Observation]) -> bool:
+    """So that a dump without an exception clears."""
+    xids = {each.xid for each in evidence}
+    return bool(xids & _SM_XIDS) and _MMU_XID not in xids
+
+
+def _is_contained(evidence: Iterable[Observation]) -> bool:
+    """The patched module absorbed it: nobody but the culprit lost anything."""
+    told = {each.source for each in evidence if tells_of_fault(each)}
+    return told == {Source.KMOD}
+
+
+def _by_worth(evidence: Iterable[Observation], culprit: ProcessId | None) -> list[Observation]:
+    """What tells of the place of the fault, the best first; what is about somebody else than the culprit tells of nothing."""
+    about = [each for each in evidence if not each.clears and each.source is not Source.PROCESS]
+    if culprit is not None:
+        about = [each for each in about if each.process in (culprit, None) or each.xid is not None]
+    else:
+        about = [each for each in about if each.source is not Source.REPORT]
+    return sorted(about, key=lambda each: (not is_proof(each), each.seen_ns))
+
+
+def _with_place(verdict: Verdict, evidence: Sequence[Observation]) -> Verdict:
+    return Verdict(
+        verdict.fault_class,
+        verdict.culprit,
+        verdict.confidence,
+        verdict.suspects,
+        verdict.victims,
+        next((each.address for each in evidence if each.address is not None), None),
+        next((each.access for each in evidence if each.access), ""),
+        next((each.kernel for each in evidence if each.kernel), ""),
+        next((each.pc for each in evidence if each.pc is not None), None),
+    )

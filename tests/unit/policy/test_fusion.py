@@ -1,0 +1,406 @@
+"""Fusion: one fault is one incident, and whom it accuses.  Every row of the tables in fusion.py and verdict.py.
+
+Times are milliseconds after the launch of the bad kernel; the usual ones are those measured on an H200.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from mpsd.fault import Confidence, Deed, FaultClass, Observation, Party, Source
+from mpsd.model import ProcessId
+from mpsd.policy.dossier import MOST_SHOWN
+from mpsd.policy.fusion import MOST_OPEN, Fusion
+from mpsd.policy.verdict import Verdict, judge
+
+MS = 1_000_000
+EPOCH = 1.8e9
+A, B, C, D = (ProcessId(pid, 7) for pid in (101, 102, 103, 104))
+STRANGER = ProcessId(999, 7)
+EVERYBODY = (A, B, C)
+PROVEN, ALONE, LEFT = Confidence.PROVEN, Confidence.ALONE, Confidence.LEFT
+SUSPECTED, UNKNOWN = Confidence.SUSPECTED, Confidence.UNKNOWN
+DOMAIN, GPU = "default", "GPU-a"
+
+
+def at(ms: float) -> int:
+    return 10**12 + int(ms * MS)
+
+
+def seen(source, ms=0.0, **facts) -> Observation:
+    facts = {"domain": DOMAIN, "present": EVERYBODY} | facts
+    return Observation(source, at(ms), **facts)
+
+
+def xid(number, ms=125.0, **facts):
+    return seen(Source.KERNEL_LOG, ms, **{"xid": number, "gpu": GPU} | facts)
+
+
+def nvml(number, ms=126.0, **facts):
+    return seen(Source.NVML, ms, **{"xid": number, "gpu": GPU, "domain": "", "present": ()} | facts)
+
+
+def uvm(who, ms=1.3, **facts):
+    more = {"process": who, "is_proof": True, "fault_class": FaultClass.MMU, "address": 0x7F00, "access": "write"}
+    return seen(Source.UVM_EVENTS, ms, **more | facts)
+
+
+def kmod(who, ms=1.0, **facts):
+    return replace(uvm(who, ms, **facts), source=Source.KMOD)
+
+
+def server_log(ms=330.0, **facts):
+    return seen(Source.VENDOR_LOG, ms, **facts)
+
+
+def dump(who, ms=400.0, **facts):
+    more = {"process": who, "is_proof": True, "fault_class": FaultClass.SM, "kernel": "bad_kernel", "pc": 0x1F0}
+    return seen(Source.CORE_DUMP, ms, **more | facts)
+
+
+def clean(who, ms=400.0, **facts):
+    return seen(Source.CORE_DUMP, ms, **{"process": who, "clears": True} | facts)
+
+
+def report(who, ms=12.0, **facts):
+    return seen(Source.REPORT, ms, **{"process": who, "fault_class": FaultClass.SM, "kernel": "innocent"} | facts)
+
+
+def ended(who, ms, **facts):
+    """By something else than itself."""
+    return seen(Source.PROCESS, ms, **{"process": who, "fault_class": FaultClass.HOST} | facts)
+
+
+def exited(who, ms):
+    return ended(who, ms, fault_class=FaultClass.UNKNOWN)
+
+
+class Room:
+    """A fusion, and the last revision of each incident."""
+
+    def __init__(self) -> None:
+        self.fusion = Fusion(1, lambda ns: EPOCH + (ns - at(0)) / 1e9, lambda process: Party(process, 1000, f"p{process.pid}"))
+        self.incidents = {}
+
+    def hear(self, *observations, late_ms=0.0):
+        for each in observations:
+            self._keep(self.fusion.take(each, each.seen_ns + int(late_ms * MS)))
+        return self
+
+    def recover(self, ms, domain=DOMAIN):
+        self._keep(self.fusion.domain_recovered(domain, at(ms)))
+        return self
+
+    def settle(self, ms):
+        self._keep(self.fusion.settle(at(ms)))
+        return self
+
+    def _keep(self, changed):
+        for each in changed:
+            before = self.incidents.get(each.number)
+            assert each.revision == (before.revision + 1 if before else 1)
+            self.incidents[each.number] = each
+
+    @property
+    def one(self):
+        (only,) = self.incidents.values()
+        return only
+
+
+VERDICTS = [
+    pytest.param([uvm(A), xid(31, process=B), server_log()], FaultClass.MMU, A, PROVEN, id="an out-of-bounds access"),
+    pytest.param([xid(31, process=B), uvm(A, 900)], FaultClass.MMU, A, PROVEN, id="the proof comes last"),
+    pytest.param([xid(31, process=B), server_log()], FaultClass.MMU, None, SUSPECTED, id="the pid of Xid 31 is no proof"),
+    pytest.param([xid(31, process=B, is_proof=True)], FaultClass.MMU, None, SUSPECTED, id="not even if it is said to be one"),
+    pytest.param([report(A, is_proof=True), server_log()], FaultClass.UNKNOWN, None, SUSPECTED, id="nor is a client's word"),
+    pytest.param([xid(13, 15), xid(43, 15), server_log()], FaultClass.SM, None, SUSPECTED, id="an SM exception"),
+    pytest.param([xid(13, 15), dump(A), clean(B), clean(C)], FaultClass.SM, A, PROVEN, id="with core dumps of all"),
+    pytest.param([server_log(), dump(A)], FaultClass.SM, A, PROVEN, id="with the culprit's alone"),
+    pytest.param([dump(A)], FaultClass.SM, A, PROVEN, id="and with nothing else"),
+    pytest.param([kmod(A)], FaultClass.MMU, A, PROVEN, id="a record of the patched module"),
+    pytest.param([xid(13, 15), clean(B), clean(C)], FaultClass.SM, A, LEFT, id="everybody else is cleared"),
+    pytest.param([xid(13, 15), clean(B)], FaultClass.SM, None, SUSPECTED, id="two are left"),
+    pytest.param([xid(13, 15), clean(A), clean(B), clean(C)], FaultClass.SM, None, UNKNOWN, id="nobody is left"),
+    pytest.param([xid(31), clean(B), clean(C)], FaultClass.MMU, None, SUSPECTED, id="a clean dump clears of no MMU fault"),
+    pytest.param([xid(13, 15), xid(31), clean(B), clean(C)], FaultClass.SM, None, SUSPECTED, id="nor if there were both"),
+    pytest.param([server_log(), clean(B), clean(C)], FaultClass.UNKNOWN, None, SUSPECTED, id="nor of who knows what"),
+    pytest.param([xid(13, 15), xid(48, 14), dump(A)], FaultClass.DEVICE, None, UNKNOWN, id="lost memory makes exceptions"),
+    pytest.param([xid(109, 14), uvm(A)], FaultClass.MMU, A, PROVEN, id="a hung GPU does not undo a proof"),
+    pytest.param([xid(13, 15, present=(A,))], FaultClass.SM, A, ALONE, id="nobody else was there"),
+    pytest.param([server_log(present=(A,))], FaultClass.UNKNOWN, A, ALONE, id="whatever it was"),
+    pytest.param([xid(31, present=(A,), process=B)], FaultClass.MMU, None, SUSPECTED, id="an Xid names another client"),
+    pytest.param([xid(13, 15, present=(A,)), exited(B, 14)], FaultClass.SM, None, SUSPECTED, id="another has just gone"),
+    pytest.param([xid(13, 15, present=(A,)), server_log(present=(A, B))], FaultClass.SM, None, SUSPECTED, id="or was coming"),
+    pytest.param([xid(13, 15, present=())], FaultClass.SM, None, UNKNOWN, id="nobody is known"),
+    pytest.param([ended(A, -50), server_log()], FaultClass.HOST, None, SUSPECTED, id="a client was killed: no proof"),
+    pytest.param([ended(A, -50), xid(31)], FaultClass.HOST, None, SUSPECTED, id="whatever the GPU says of it"),
+    pytest.param([ended(A, -50), xid(13, 15)], FaultClass.SM, None, SUSPECTED, id="but this comes of no signal"),
+    pytest.param([ended(A, -50, present=(A,)), server_log(present=(A,))], FaultClass.HOST, A, ALONE, id="killed alone"),
+    pytest.param([ended(A, -50), uvm(B)], FaultClass.MMU, B, PROVEN, id="killed while another faulted"),
+    pytest.param([server_log(), ended(A, 331)], FaultClass.UNKNOWN, None, SUSPECTED, id="who dies of a fault did not make it"),
+    pytest.param([exited(B, -60), ended(A, -50), server_log()], FaultClass.UNKNOWN, None, SUSPECTED, id="others died before"),
+    pytest.param([report(B, -60), ended(A, -50), server_log()], FaultClass.UNKNOWN, None, SUSPECTED, id="others had errors"),
+    pytest.param([ended(A, -1700), server_log()], FaultClass.UNKNOWN, None, SUSPECTED, id="killed too long before"),
+    pytest.param([xid(43, 15)], FaultClass.SM, None, SUSPECTED, id="a stopped channel"),
+]
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["in order", "the last first"])
+@pytest.mark.parametrize(("evidence", "fault_class", "culprit", "confidence"), VERDICTS)
+def test_what_the_evidence_of_a_domain_says(evidence, fault_class, culprit, confidence, backwards):
+    """Whatever order it came in: sources are late."""
+    room = Room()
+    order = sorted(evidence, key=lambda each: each.seen_ns, reverse=backwards)
+    for each in order:
+        room._keep(room.fusion.take(each, at(1000)))
+    of_domain = [each for each in room.incidents.values() if each.domain]
+    assert [(each.fault_class, each.culprit, each.confidence) for each in of_domain] == [(fault_class, culprit, confidence)]
+    (found,) = of_domain
+    assert (found.culprit is not None) == (confidence in (PROVEN, ALONE, LEFT))
+    assert (found.suspects != ()) == (confidence is SUSPECTED)
+    assert not {found.culprit, *found.suspects} & set(found.victims)
+
+
+def test_everything_of_one_fault_is_one_incident_with_its_place():
+    """The out-of-bounds access of FACTS, from all sources, and what people read of it."""
+    room = Room().hear(uvm(A), report(A, 3), nvml(31), xid(31, process=B), report(B, 200), server_log(210), clean(B), clean(C))
+    found = room.one
+    assert (found.culprit, found.victims, found.suspects) == (A, (B, C), ())
+    assert (found.address, found.access, found.xids, found.gpu) == (0x7F00, "write", (31,), GPU)
+    assert (found.began_ns, found.began_at) == (at(1.3), pytest.approx(EPOCH + 0.0013))
+    assert [each.seen_ns for each in found.evidence] == sorted(each.seen_ns for each in found.evidence)
+    assert len(found.evidence) == 8
+    assert {each.process: each.program for each in found.parties} == {A: "p101", B: "p102", C: "p103"}
+
+
+def test_what_an_innocent_says_of_itself_does_not_describe_the_fault():
+    found = Room().hear(xid(13, 15), report(B, 16), dump(A), clean(B)).one
+    assert (found.kernel, found.pc) == ("bad_kernel", 0x1F0)
+    assert Room().hear(report(B, 10), xid(13, 15)).one.kernel == ""
+
+
+def test_a_fault_that_the_module_absorbed_hurts_nobody_else():
+    assert Room().hear(kmod(A), report(A)).one.victims == ()
+    assert Room().hear(kmod(A), server_log()).one.victims == (B, C)
+
+
+OPENERS = [
+    pytest.param(uvm(A), 1, id="a proof"),
+    pytest.param(dump(A), 1, id="a dump with an exception"),
+    pytest.param(xid(13), 1, id="an Xid that ends servers"),
+    pytest.param(server_log(), 1, id="the vendor's log"),
+    pytest.param(xid(79), 1, id="an Xid of the GPU"),
+    pytest.param(xid(13, domain="", present=()), 0, id="an Xid of no domain"),
+    pytest.param(nvml(31), 0, id="an Xid of no domain, from NVML"),
+    pytest.param(xid(45), 0, id="a consequence"),
+    pytest.param(xid(32), 0, id="an Xid that is nobody's end"),
+    pytest.param(xid(999), 0, id="an Xid that nobody knows"),
+    pytest.param(report(A), 0, id="a client's word"),
+    pytest.param(ended(A, 0), 0, id="the end of a client"),
+    pytest.param(clean(A), 0, id="a clean dump"),
+    pytest.param(report(A, is_proof=True), 0, id="a client's word that claims to be proof"),
+]
+
+
+@pytest.mark.parametrize(("first", "count"), OPENERS)
+def test_what_opens_an_incident(first, count):
+    assert len(Room().hear(first).incidents) == count
+
+
+@pytest.mark.parametrize(
+    "early",
+    [nvml(31, 100), xid(45, 100), report(A, 100), ended(A, 100), clean(B, 100), xid(31, 100, domain="", present=())],
+    ids=["nvml", "45", "report", "end", "clean dump", "kernel log"],
+)
+def test_what_opens_nothing_waits_for_an_incident(early):
+    """And joins it, if it is of the same time."""
+    alike = replace(early, present=())
+    assert alike in Room().hear(early, server_log(330)).one.evidence
+    assert alike not in Room().hear(early, server_log(2200)).one.evidence
+
+
+def test_what_waited_in_vain_is_dropped_and_counted():
+    room = Room().hear(nvml(31), xid(45), report(A), ended(A, 0)).settle(9000)
+    assert len(room.fusion) == 0
+    assert room.fusion.dropped == 2  # clients end, and complain, all the time
+
+
+def test_an_xid_without_a_domain_joins_the_incident_that_fits():
+    """Two domains of one GPU fault at the same time: the class tells, then the time."""
+    room = Room().hear(uvm(A, 0), seen(Source.VENDOR_LOG, 100, domain="d2", present=(D,), gpu=GPU), xid(13, 90, domain="d2"))
+    room.hear(nvml(13, 91), nvml(31, 92), nvml(31, 92, gpu="GPU-b"))
+    assert [each.xids for each in room.incidents.values()] == [(31,), (13,)]
+
+
+def test_two_proofs_are_two_incidents():
+    """Both are guilty, neither is the other's victim, and each proof is evidence in the first."""
+    room = Room().hear(uvm(A, 1), uvm(B, 5), xid(31), dump(B, 300), uvm(A, 8, address=1), server_log())
+    first, second = room.incidents.values()
+    assert (first.culprit, first.victims, first.confidence) == (A, (C,), PROVEN)
+    assert (second.culprit, second.victims, second.confidence) == (B, (C,), PROVEN)
+    assert first.domain == second.domain == DOMAIN
+
+
+def test_what_was_proven_stays_said():
+    """A proof of another that is older and comes later opens another incident."""
+    room = Room().hear(uvm(B, 5), uvm(A, 1))
+    assert [each.culprit for each in room.incidents.values()] == [B, A]
+
+
+def test_domains_fault_apart():
+    other = {"domain": "d2", "present": (D,)}
+    room = Room().hear(server_log(), server_log(331, **other), uvm(D, 300, **other))
+    assert [(each.domain, each.culprit) for each in room.incidents.values()] == [(DOMAIN, None), ("d2", D)]
+
+
+def test_a_late_dump_convicts_in_the_incident_where_its_process_was():
+    """The domain has fresh servers by then, and other clients."""
+    room = Room().hear(xid(13, 15), server_log()).recover(700).hear(dump(A, 2000, present=(D,)))
+    assert (room.one.culprit, room.one.victims) == (A, (B, C))
+
+
+def test_a_late_dump_does_not_convict_in_the_incident_after_its_own():
+    room = Room().hear(xid(13, 15)).recover(700).hear(xid(13, 1500, present=(C, D)), dump(A, 2000, present=(C, D)))
+    assert [(each.culprit, each.confidence) for each in room.incidents.values()] == [(A, PROVEN), (None, SUSPECTED)]
+
+
+def test_a_dump_of_somebody_who_was_not_there_says_that_it_was_not_known_who_was():
+    """Somebody seemed to be alone, and another of the domain has the exception."""
+    room = Room().hear(xid(13, 15, present=(A,)))
+    assert room.one.confidence is ALONE
+    room.hear(dump(B, 400, present=(A,)))
+    assert [(each.culprit, each.confidence) for each in room.incidents.values()] == [(None, UNKNOWN), (B, PROVEN)]
+
+
+def test_a_stranger_is_never_convicted_by_what_others_say_of_it():
+    room = Room().hear(server_log(present=(A, B)), xid(31, process=STRANGER, present=(A, B)), report(STRANGER))
+    assert room.one.culprit is None
+
+
+def test_fresh_servers_begin_a_new_incident():
+    room = Room().hear(server_log(0, present=(A,))).recover(500).hear(server_log(900, present=(B,)))
+    assert [(each.culprit, each.confidence) for each in room.incidents.values()] == [(A, ALONE), (B, ALONE)]
+
+
+def test_what_was_seen_before_servers_were_renewed_is_of_the_old_ones():
+    """It comes late, and with the clients that are there by then."""
+    room = Room().hear(server_log(0, present=(A, B))).recover(500)
+    room.hear(xid(13, 400, present=(C,)), xid(43, 600, present=(C,)), late_ms=900)
+    assert (room.one.suspects, room.one.xids) == ((A, B), (13, 43))
+
+
+def test_a_late_first_word_of_a_fault_accuses_nobody():
+    """Who is there when it comes need not have been there."""
+    room = Room().recover(500).hear(xid(13, 400, present=(C,)), late_ms=300)
+    assert (room.one.confidence, room.one.culprit, room.one.victims) == (UNKNOWN, None, ())
+    assert Room().hear(xid(13, 0, present=(C,)), late_ms=4100).one.confidence is UNKNOWN
+    assert Room().hear(xid(13, 0, present=(C,)), late_ms=3900).one.confidence is ALONE
+
+
+def test_servers_that_have_ended_do_not_fault_again():
+    """A client lingers, and its channels are stopped long after."""
+    room = Room().hear(server_log(0)).settle(31_000).settle(41_000)
+    assert room.one.is_settled
+    room.hear(xid(43, 60_000, present=(C,)))
+    assert room.incidents[2].confidence is UNKNOWN
+
+
+def test_what_goes_on_while_servers_are_not_renewed_is_of_the_same_fault():
+    room = Room().hear(server_log(0), server_log(9000), xid(43, 25_000), exited(B, 29_000))
+    assert room.one.xids == (43,)
+
+
+def test_a_contained_fault_does_not_swallow_the_next_one():
+    """Its domain goes on, and somebody else faults there ten seconds later."""
+    room = Room().hear(kmod(A), xid(13, 10_000, present=(B, C)))
+    assert [(each.culprit, each.suspects) for each in room.incidents.values()] == [(A, ()), (None, (B, C))]
+
+
+def test_errors_of_the_gpu_are_one_incident_and_accuse_nobody():
+    room = Room().hear(xid(79, 0), xid(79, 9000), nvml(79, 9001), xid(48, 20_000), xid(31, 20_001, present=(A,)))
+    device, domain = room.incidents.values()
+    assert (device.domain, device.gpu, device.xids, device.confidence) == ("", GPU, (79, 48), UNKNOWN)
+    assert (domain.fault_class, domain.confidence, domain.culprit) == (FaultClass.DEVICE, UNKNOWN, None)
+    assert domain.victims == (A,)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_error_of_the_gpu_excuses_those_whose_server_ended(order):
+    both = [xid(95, 10, domain="", present=()), server_log(20, present=(A,))]
+    room = Room().hear(*(both[index] for index in order))
+    assert {each.confidence for each in room.incidents.values()} == {UNKNOWN}
+
+
+def test_an_error_of_another_gpu_does_not():
+    room = Room().hear(xid(95, 10, domain="", gpu="GPU-b"), server_log(20, present=(A,), gpu=GPU))
+    assert room.incidents[2].confidence is ALONE
+
+
+def test_a_row_that_was_replaced_does_not():
+    assert Room().hear(xid(63, 10), server_log(20, present=(A,))).incidents[2].confidence is ALONE
+
+
+SETTLING = [
+    pytest.param([server_log(0)], 500, 2999, False, id="recovered, and late evidence may come"),
+    pytest.param([server_log(0)], 500, 3000, True, id="recovered"),
+    pytest.param([server_log(0), dump(A, 1500)], 500, 4499, False, id="late evidence came"),
+    pytest.param([server_log(0)], None, 29_999, False, id="not recovered"),
+    pytest.param([server_log(0)], None, 30_000, True, id="never recovered"),
+    pytest.param([xid(79, 0), xid(79, 20_000)], None, 49_999, False, id="the GPU is not silent"),
+    pytest.param([xid(79, 0), xid(79, 20_000)], None, 50_000, True, id="the GPU is silent"),
+]
+
+
+@pytest.mark.parametrize(("evidence", "recovered_ms", "ms", "is_settled"), SETTLING)
+def test_when_an_incident_is_settled(evidence, recovered_ms, ms, is_settled):
+    room = Room().hear(evidence[0])
+    if recovered_ms is not None:
+        room.recover(recovered_ms)
+    room.hear(*evidence[1:]).settle(ms)
+    assert room.one.is_settled is is_settled
+    due = room.fusion.next_settle_ns()
+    assert (due is None) == is_settled
+    assert due is None or due > at(ms)
+
+
+def test_a_settled_incident_is_changed_by_a_late_dump_and_then_forgotten():
+    room = Room().hear(xid(13, 0)).recover(500).settle(3100).hear(dump(A, 5000))
+    assert (room.one.is_settled, room.one.culprit) == (True, A)
+    room.settle(10_500)
+    assert len(room.fusion._dossiers) == 0
+
+
+def test_the_same_word_twice_changes_nothing():
+    room = Room().hear(server_log())
+    before = room.one
+    assert room.hear(replace(server_log(), present=(A, B, C))).one is before
+
+
+def test_deeds_are_part_of_an_incident():
+    room = Room().hear(uvm(A))
+    room._keep(room.fusion.note(1, Deed(at(2), "terminate_client")))
+    assert room.one.deeds == (Deed(at(2), "terminate_client"),)
+    assert room.fusion.note(77, Deed(at(2), "too late")) == ()
+
+
+def test_everything_is_bounded():
+    """A thousand domains, and evidence without end."""
+    room = Room()
+    for number in range(1000):
+        room.hear(server_log(number, domain=f"d{number}"), nvml(31, number + 0.5, gpu="GPU-z"), report(D, number, domain="x"))
+    assert len(room.fusion._dossiers) == MOST_OPEN
+    assert room.fusion.dropped > 0
+    assert sum(each.is_settled for each in room.incidents.values()) == 1000 - MOST_OPEN  # nobody waits for them for ever
+    room = Room()
+    for number in range(1000):
+        room.hear(server_log(number / 10), clean(ProcessId(number, 1), number / 10))
+    room.hear(dump(A, 100))
+    assert len(room.one.evidence) == MOST_SHOWN
+    assert room.one.culprit == A
+    assert replace(dump(A, 100), present=()) in room.one.evidence
+
+
+def test_a_verdict_is_the_same_whatever_order_its_evidence_has():
+    evidence = [uvm(A), uvm(A, 9, address=5, access="read"), xid(31), report(B), dump(A)]
+    both = {judge(tuple(each), frozenset(EVERYBODY), A) for each in (evidence, evidence[::-1])}
+    assert both == {Verdict(FaultClass.MMU, A, PROVEN, (), (B, C), 0x7F00, "write", "bad_kernel", 0x1F0)}
