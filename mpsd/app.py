@@ -15,6 +15,7 @@ import trio
 from mpsd import __version__, places, processes, settings
 from mpsd.api.audit import Audit, open_audit
 from mpsd.api.events import EventBus
+from mpsd.api.faults import FaultsInMemory
 from mpsd.api.server import Api
 from mpsd.api.services import Services
 from mpsd.cgroups import identify
@@ -192,6 +193,7 @@ def _build(found: _Found) -> Daemon:
         operations,
         board,
         Stopper(pool, Targets(pool, lambda: _admitted(book))),
+        FaultsInMemory(),
         processes.process_id,
         lambda: pool.is_stopping,
         time.time(),

@@ -28,6 +28,7 @@ class ErrorCode(IntEnum):
     NO_ROOM = 16  # a budget or quota does not allow it
     REFUSED = 17  # a client was refused by admission
     NO_SUCH_METHOD = 18
+    NO_SUCH_FAULT = 19  # no fault of this number, or nothing is held against this key
 
 
 class MpsdError(Exception):
@@ -112,3 +113,7 @@ class Refused(MpsdError):
 
 class NoSuchMethod(MpsdError):
     code = ErrorCode.NO_SUCH_METHOD
+
+
+class NoSuchFault(MpsdError):
+    code = ErrorCode.NO_SUCH_FAULT

@@ -53,7 +53,7 @@ async def _run(method: Method, call: Call[Request], ask: Any) -> Mapping[str, An
 
 def _check(method: Method, services: Services, peer: Peer, ask: Any, name: str) -> None:
     """Raises the refusal where this peer may not do this."""
-    if peer.is_operator or method.privilege in (Privilege.ANYONE, Privilege.SEEN):
+    if peer.is_operator or method.privilege in (Privilege.ANYONE, Privilege.SEEN, Privilege.CLIENT):
         return
     if method.privilege is Privilege.OPERATOR:
         raise NotAllowed(f"{name} needs an operator; you are user {peer.uid}")

@@ -6,7 +6,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from mpsd.api.authority import Peer
 from mpsd.api.events import EventBus, Subscription
-from mpsd.api.faults import FaultLog
+from mpsd.api.faults import FaultLog, Reports
 from mpsd.api.services import Services
 from mpsd.wire.messages import Page
 from mpsd.wire.rpc import MAX_BYTES, size
@@ -30,6 +30,7 @@ class State:
 
     events: EventBus
     faults: FaultLog
+    reports: Reports
     max_queued_events: Callable[[], int]
     connections: Callable[[], int]
     audit_lines_lost: Callable[[], int]
@@ -51,11 +52,15 @@ Handler = Callable[[Call[Any]], Awaitable[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Rows(Generic[T]):
-    """A list: (key, the user who may see it or None for everybody, the entry), in the order of their keys.  `show` is only
-    called for what is shown."""
+    """A list: (key, the user who may see it or None for everybody, the entry), in the order of their keys, or against it.
+    `show` is only called for what is shown."""
 
     entries: Iterable[tuple[int, int | None, T]]
     show: Callable[[T], Mapping[str, Any]]
+    is_descending: bool = False
+
+    def is_behind(self, key: int, after: int | None) -> bool:
+        return after is None or (key < after if self.is_descending else key > after)
 
 
 def paged(rows: Callable[[Call[P]], Rows[Any]]) -> Handler:
@@ -66,7 +71,7 @@ def paged(rows: Callable[[Call[P]], Rows[Any]]) -> Handler:
         items: list[Mapping[str, Any]] = []
         room, last = PAGE_BYTES, None
         for key, owner_uid, entry in listed.entries:
-            if (after is not None and key <= after) or not may_see(owner_uid):
+            if not listed.is_behind(key, after) or not may_see(owner_uid):
                 continue
             shown = listed.show(entry)
             room -= size(shown)

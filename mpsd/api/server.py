@@ -15,7 +15,7 @@ from mpsd.api.authority import Peer, peer_of
 from mpsd.api.connection import Connection, Patience
 from mpsd.api.events import EventBus
 from mpsd.api.exchange import State
-from mpsd.api.faults import FaultLog
+from mpsd.api.faults import FaultLog, Reports
 from mpsd.api.services import Services
 from mpsd.errors import TooMany
 
@@ -50,7 +50,12 @@ class Api:
         self._open: Counter[int] = Counter()  # by uid
         self._turns: dict[int, trio.Lock] = {}  # by uid, of those in _open
         self._state = State(
-            events, self.faults, lambda: self.settings.max_queued_events, self._open.total, lambda: audit.lost
+            events,
+            self.faults,
+            Reports(),
+            lambda: self.settings.max_queued_events,
+            self._open.total,
+            lambda: audit.lost,
         )
 
     @property

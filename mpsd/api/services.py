@@ -3,10 +3,12 @@
 Only types live here.  The daemon implements them (LeaseBook, the pool, the board); tests implement them in memory.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
+from mpsd.fault import Incident
 from mpsd.lease import Grant, Identity, Lease, LeaseSpec
 from mpsd.legacy.board import Defaults, ServerView
 from mpsd.model import Device, DomainView, ProcessId
@@ -48,12 +50,19 @@ class Leases(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClientView:
-    """A client as the domains know it.  server_pid: None while it is on its way.  uid: of the process, None if it has ended."""
+    """A client as the domains know it.  server_pid: None while it is on its way.  uid: of the process, None if it has ended.
+
+    watched: its memory faults are seen exactly, by whom and where.  shield: low addresses are shielded in it.  held: its end
+    waits until its work on the GPU has been ended.  docs/faults.md says what each is worth.
+    """
 
     process: ProcessId
     uid: int | None
     domain: str
     server_pid: int | None
+    watched: bool = False
+    shield: bool = False
+    held: bool = False
 
 
 class Domains(Protocol):
@@ -97,6 +106,64 @@ class Stopper(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class FirstError:
+    """What a client says of its own first CUDA error.  Bounded, and otherwise believed by nobody without more.
+
+    code, name: of CUresult.  kernel, pc, address, text: where it knows them.
+    """
+
+    code: int
+    name: str = ""
+    kernel: str = ""
+    pc: int | None = None
+    address: int | None = None
+    text: str = ""
+
+
+class StandingKind(StrEnum):
+    """What is held against somebody."""
+
+    CONVICTED = "convicted"  # found to have done it: in quarantine while it lasts
+    SUSPECTED = "suspected"  # one of several who could have: placed apart by group testing
+    PAUSED = "paused"  # faulted too often in a row: not admitted for a while
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is held against one key (mpsd/fault.py, Party.key), and for how long.
+
+    since_at, until_at: seconds since the epoch; until_at is None where no end is known.  faults: how many of its faults count.
+    case: of group testing, the number of the fault it began with; group: the suspects with the same number are placed together.
+    """
+
+    key: str
+    kind: StandingKind
+    since_at: float
+    until_at: float | None = None
+    faults: int = 0
+    case: int | None = None
+    group: int | None = None
+
+
+class Faults(Protocol):
+    """What is known of faults and of those who make them (runtime/fault_desk.py)."""
+
+    def incidents(self, after: int) -> Iterable[Incident]:
+        """Those with a larger number, in the order of their numbers."""
+
+    def incident(self, number: int) -> Incident:
+        """Raises NoSuchFault."""
+
+    def report(self, process: ProcessId, error: FirstError) -> None:
+        """A client says so of itself.  Who it is, and how often, has been checked."""
+
+    def standings(self) -> Iterable[Standing]: ...
+
+    def pardon(self, key: str) -> Standing:
+        """Nothing is held against it any more; what was.  Durable when the call returns.  Raises NoSuchFault."""
+
+
+@dataclass(frozen=True, slots=True)
 class Services:
     """Everything that a method may reach.
 
@@ -108,6 +175,7 @@ class Services:
     domains: Domains
     board: Board
     stopper: Stopper
+    faults: Faults
     find_process: Callable[[int], ProcessId | None]
     is_stopping: Callable[[], bool]
     started_at: float

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from mpsd.api.exchange import Handler, paged
-from mpsd.api.methods import clients, daemon, domains, events, leases, limits, stop
+from mpsd.api.methods import clients, daemon, domains, events, faults, leases, limits, stop
 from mpsd.api.services import Services
 from mpsd.errors import MpsdError, NoSuchClient, NoSuchLease
 from mpsd.wire import messages
@@ -22,6 +22,7 @@ class Privilege(Enum):
     ANYONE = "anyone"
     SEEN = "anyone, of what is theirs; an operator, of all"  # lists: rows of others are left out (exchange.py, paged)
     OWNER = "an operator, and the user whose it is"
+    CLIENT = "a client, of itself"  # the handler knows who asks, and takes nobody else's word (methods/faults.py)
     OPERATOR = "an operator"
 
 
@@ -100,7 +101,18 @@ METHODS: dict[str, Method] = {
     "limits.set": Method(
         Privilege.OPERATOR, messages.SetLimits, limits.set_limits, "Set the limits of clients without a lease", changes=True
     ),
-    "faults.list": Method(Privilege.ANYONE, messages.Page, paged(events.list_faults), "Faults since the start, by number"),
+    "faults.list": Method(
+        Privilege.ANYONE, messages.Page, paged(events.list_faults), "Events about faults since the start, by number"
+    ),
+    "fault.list": Method(
+        Privilege.ANYONE, messages.ListIncidents, paged(faults.list_incidents), "Faults, each put together from its events"
+    ),
+    "fault.get": Method(Privilege.ANYONE, messages.IncidentNumber, faults.get, "Everything that is known of one fault"),
+    "fault.report": Method(Privilege.CLIENT, messages.ReportError, faults.report, "Say one's own first CUDA error"),
+    "blame.list": Method(Privilege.OPERATOR, messages.Page, paged(faults.list_blame), "What is held against whom"),
+    "blame.pardon": Method(
+        Privilege.OPERATOR, messages.BlameKey, faults.pardon, "Hold nothing against somebody any more", changes=True
+    ),
     "events.subscribe": Method(Privilege.SEEN, messages.Subscribe, events.subscribe, "Be told of events from now on"),
     "events.unsubscribe": Method(Privilege.ANYONE, messages.Nothing, events.unsubscribe, "Be told no more events"),
 }

@@ -10,21 +10,26 @@ from typing import Any
 
 from mpsd.api.authority import Peer
 from mpsd.errors import BadRequest
+from mpsd.wire.incidents import NAMING
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """owner: the fact that says whose event it is; empty: everybody's.  private: facts that only operators are told."""
+    """owner: the fact that says whose event it is; empty: everybody's.  private: facts that only operators are told.
+    for_operators: they alone are told that it happened."""
 
     owner: str = ""
     private: frozenset[str] = frozenset()
+    for_operators: bool = False
 
 
 FAMILIES: Mapping[str, Family] = {
     "lease": Family(owner="owner_uid"),
     "client": Family(owner="uid"),
     "domain": Family(),
-    "fault": Family(private=frozenset({"pid", "pids", "uid", "culprit", "evidence"})),
+    "fault": Family(private=frozenset({"pid", "pids", "uid", "evidence"}) | NAMING),
+    "gpu": Family(),
+    "blame": Family(for_operators=True),
 }
 
 
@@ -35,7 +40,7 @@ def family_of(topic: str) -> Family | None:
 def may_see(peer: Peer, topic: str, facts: Mapping[str, Any]) -> bool:
     """An event without the fact that says whose it is, is for operators."""
     family = family_of(topic)
-    if peer.is_operator or family is None:
+    if peer.is_operator or family is None or family.for_operators:
         return peer.is_operator
     return not family.owner or facts.get(family.owner) == peer.uid
 

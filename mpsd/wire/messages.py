@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mpsd.fault import TEXT_CHARACTERS, FaultClass
 from mpsd.lease import DomainPolicy, LeaseState, SelectorKind
 from mpsd.stop import Way
 from mpsd.wire.params import array, boolean, choice, maybe, number, param, record, table, text, whole
 
 VERSION = 1  # of the protocol; another number is another protocol
-MINOR = 1  # counts what was added to it since
+MINOR = 2  # counts what was added to it since
 
 MOST_SECONDS = 1e9  # some thirty years
+MOST_MOMENT = 9e9  # since the epoch: some time after 2250
 MIB = 1 << 20
 MOST_GPUS = 64
 PAGE = 100
@@ -29,6 +31,9 @@ _NAME = text(1, 128)
 _SECONDS = number(0, MOST_SECONDS, may_be_least=False)
 _PATIENCE = number(0, 3600)
 _MEMORY = whole(MIB, 2**62 - 1)
+_ADDRESS = whole(0, 2**64 - 1)
+_KEY = text(1, 512)
+_UID = whole(0, 2**32 - 2)
 _PERCENT = number(0, 100, may_be_least=False)
 
 
@@ -82,7 +87,7 @@ class CreateLease:
     ttl_seconds: float | None = param(maybe(_SECONDS), None)
     wait_seconds: float = param(number(0, MOST_SECONDS), 0.0)
     level: Level = param(choice(Level), Level.INTERACTIVE)
-    owner_uid: int | None = param(maybe(whole(0, 2**32 - 2)), None)
+    owner_uid: int | None = param(maybe(_UID), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +159,37 @@ class SetLimits:
 @dataclass(frozen=True, slots=True)
 class Subscribe:
     topics: tuple[str, ...] = param(array(text(1, 64), 32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListIncidents(Page):
+    """`mine`: those that name a process of whoever asks."""
+
+    domain: str | None = param(maybe(_NAME), None)
+    fault_class: FaultClass | None = param(maybe(choice(FaultClass)), None)
+    since: float | None = param(maybe(number(0, MOST_MOMENT)), None)
+    culprit_uid: int | None = param(maybe(_UID), None)
+    mine: bool = param(boolean(), False)
+    newest_first: bool = param(boolean(), False)
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentNumber:
+    number: int = param(_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportError:
+    """A client's own first CUDA error."""
+
+    code: int = param(whole(1, 2**31 - 1))
+    name: str = param(text(0, 64), "")
+    kernel: str = param(text(0, TEXT_CHARACTERS), "")
+    pc: int | None = param(maybe(_ADDRESS), None)
+    address: int | None = param(maybe(_ADDRESS), None)
+    text: str = param(text(0, TEXT_CHARACTERS), "")
+
+
+@dataclass(frozen=True, slots=True)
+class BlameKey:
+    key: str = param(_KEY)

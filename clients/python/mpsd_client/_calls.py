@@ -175,7 +175,7 @@ def domain_recycle(name: str) -> Call[values.Recycled]:
     return _call("domain.recycle", values.Recycled, name=name)
 
 
-# -- limits and faults ---------------------------------------------------------------------------------------------------
+# -- limits, faults, blame ---------------------------------------------------------------------------------------------------
 
 
 def limits_get() -> Call[values.Limits]:
@@ -200,5 +200,42 @@ def limits_set(
 
 
 def faults_list(after_id: int | None = None, limit: int | None = None) -> Call[Page[values.Fault]]:
-    """after_id: only those behind it, to ask again for what is new."""
+    """Events; `fault_list` has the faults.  after_id: only those behind it, to ask again for what is new."""
     return _page("faults.list", values.Fault, after=after_id, limit=limit)
+
+
+def fault_list(
+    after_number: int | None = None,
+    *,
+    domain: str | None = None,
+    fault_class: str | None = None,
+    since: float | None = None,
+    culprit_uid: int | None = None,
+    mine: bool = False,
+    newest_first: bool = False,
+    limit: int | None = None,
+) -> Call[Page[values.Incident]]:
+    """since: seconds since the epoch.  mine: those in which one of our processes is a party."""
+    return _page(
+        "fault.list", values.Incident, after=after_number, domain=domain, fault_class=fault_class, since=since,
+        culprit_uid=culprit_uid, mine=mine or None, newest_first=newest_first or None, limit=limit,
+    )  # fmt: skip
+
+
+def fault_get(number: int) -> Call[values.IncidentReport]:
+    return _call("fault.get", values.IncidentReport, number=number)
+
+
+def fault_report(
+    code: int, name: str = "", *, kernel: str = "", pc: int | None = None, address: int | None = None, text: str = ""
+) -> Call[values.Reported]:
+    """Our own first CUDA error.  Texts that are too long are refused."""
+    return _call("fault.report", values.Reported, code=code, name=name, kernel=kernel, pc=pc, address=address, text=text)
+
+
+def blame_list(limit: int | None = None) -> Call[Page[values.Standing]]:
+    return _page("blame.list", values.Standing, limit=limit)
+
+
+def blame_pardon(key: str) -> Call[values.Standing]:
+    return _call("blame.pardon", values.Standing, key=key)

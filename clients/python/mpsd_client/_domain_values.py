@@ -59,6 +59,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
+    """An event about a fault; `Incident` is the fault itself."""
+
     id: int
     topic: str
     time: float

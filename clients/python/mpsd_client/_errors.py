@@ -24,6 +24,7 @@ class ErrorCode(IntEnum):
     NO_ROOM = 16
     REFUSED = 17
     NO_SUCH_METHOD = 18
+    NO_SUCH_FAULT = 19
 
 
 class MpsdError(Exception):

@@ -1,4 +1,7 @@
-"""How the map that a result holds becomes a frozen value.  Fields that a newer mpsd adds are ignored."""
+"""How the map that a result holds becomes a frozen value.
+
+Fields that a newer mpsd adds are ignored; those that an older one does not know have their defaults.
+"""
 
 import dataclasses
 import functools
@@ -15,14 +18,17 @@ T = TypeVar("T")
 def read(kind: type[T], found: Any) -> T:
     """A value of `kind` out of the map that a result holds.  Raises ProtocolError."""
     try:
-        return kind(**{name: reader(found[name]) for name, reader in _readers(typing.cast(Any, kind)).items()})
+        readers, defaults = _readers(typing.cast(Any, kind))
+        return kind(**{name: reader(found[name]) for name, reader in readers.items() if name in found or name not in defaults})
     except (KeyError, TypeError) as exc:
         raise ProtocolError(f"a {kind.__name__} was expected: {exc!r}") from None
 
 
 @functools.cache
-def _readers(kind: Any) -> Mapping[str, Callable[[Any], Any]]:
-    return {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}
+def _readers(kind: Any) -> tuple[Mapping[str, Callable[[Any], Any]], frozenset[str]]:
+    """How each field is read, and those that need not be there."""
+    defaults = frozenset(each.name for each in dataclasses.fields(kind) if each.default is not dataclasses.MISSING)
+    return {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}, defaults
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:

@@ -13,6 +13,14 @@ from mpsd_client._domain_values import Limits as Limits
 from mpsd_client._domain_values import Recycled as Recycled
 from mpsd_client._domain_values import Server as Server
 from mpsd_client._domain_values import Status as Status
+from mpsd_client._fault_values import Deed as Deed
+from mpsd_client._fault_values import Evidence as Evidence
+from mpsd_client._fault_values import Incident as Incident
+from mpsd_client._fault_values import IncidentReport as IncidentReport
+from mpsd_client._fault_values import Party as Party
+from mpsd_client._fault_values import Reported as Reported
+from mpsd_client._fault_values import Standing as Standing
+from mpsd_client._fault_values import Xid as Xid
 
 T = TypeVar("T")
 
@@ -105,7 +113,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class MpsClient:
-    """A process that uses CUDA through mpsd.  state: waiting, starting or running."""
+    """A process that uses CUDA through mpsd.  state: waiting, starting or running.
+
+    watched: its memory faults are seen exactly.  shield: low addresses are shielded in it.  held: its end waits for its work.
+    """
 
     pid: int
     start_time: int
@@ -116,6 +127,9 @@ class MpsClient:
     lease_id: int | None
     sm_percent: float | None
     memory_bytes: Mapping[str, int] | None
+    watched: bool = False
+    shield: bool = False
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +167,9 @@ class Why:
     cgroups: tuple[str, ...]
     grant: Grant | None
     queue: Place | None
+    watched: bool = False
+    shield: bool = False
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """client.list, why, terminate, move."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from mpsd.api.exchange import Call, Rows
@@ -31,7 +31,7 @@ class Clients:
         waiting = {entry.process: entry for entry in services.leases.queue() if entry.process is not None}
         return cls(services, views, services.leases.grants(), waiting)
 
-    def all(self) -> Iterable[ProcessId]:
+    def all(self) -> Collection[ProcessId]:
         return {**self.grants, **self.views, **self.waiting}
 
     def find(self, ask: ClientId | MoveClient) -> ProcessId:
@@ -67,6 +67,9 @@ class Clients:
             "lease_id": grant.lease_id if grant else None,
             "sm_percent": grant.sm_percent if grant else None,
             "memory_bytes": dict(grant.memory_bytes) if grant else None,
+            "watched": view is not None and view.watched,
+            "shield": view is not None and view.shield,
+            "held": view is not None and view.held,
         }
 
     def _state(self, process: ProcessId, view: ClientView | None) -> str:

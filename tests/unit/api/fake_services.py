@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mpsd.api.faults import FaultsInMemory
 from mpsd.api.services import ClientView, Services
 from mpsd.errors import NoRoom, NoSuchClient, NoSuchLease
 from mpsd.lease import Grant, Identity, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
@@ -11,9 +12,10 @@ from mpsd.legacy.board import ServerView
 from mpsd.legacy.devices import find_device
 from mpsd.model import DomainState, DomainView, ProcessId
 from mpsd.stop import Asker, Manner, Report, Stopped, Target, TargetKind, plan
+from tests.unit.api.fake_incidents import NOW as NOW
+from tests.unit.api.fake_incidents import known_faults
 from tests.unit.legacy.fake_board import DEVICES, FakeBoard
 
-NOW = 1_700_000_000.0
 UUIDS = tuple(device.uuid for device in DEVICES)
 
 
@@ -161,6 +163,7 @@ class Fakes:
     board: FakeBoard = field(default_factory=lambda: FakeBoard(tuple(replace(each, multiprocessors=132) for each in DEVICES)))
     domains: FakeDomains = field(init=False)
     stopper: FakeStopper = field(init=False)
+    faults: FaultsInMemory = field(default_factory=known_faults)
     processes: dict[int, int] = field(default_factory=dict)  # start times
     has_every_process: bool = False
     is_stopping: bool = False
@@ -179,6 +182,7 @@ class Fakes:
             domains=self.domains,
             board=self.board,
             stopper=self.stopper,
+            faults=self.faults,
             find_process=self.find_process,
             is_stopping=lambda: self.is_stopping,
             started_at=NOW,
@@ -187,7 +191,7 @@ class Fakes:
 
     def changes(self) -> tuple[object, ...]:
         """What a change would change."""
-        done = (list(self.board.ended), list(self.domains.done), list(self.stopper.done))
+        done = (list(self.board.ended), list(self.domains.done), list(self.stopper.done), dict(self.faults.held))
         return (dict(self.leases.made), self.board.present, *done)
 
 

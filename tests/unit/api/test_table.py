@@ -9,6 +9,7 @@ import pytest
 
 from mpsd.api.authority import Peer
 from mpsd.api.table import METHODS, Privilege
+from tests.unit.api.fake_incidents import ADDRESS
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
 
 DAEMONS_USER = Peer(11, 999, True)
@@ -37,10 +38,16 @@ CALLS: dict[str, dict[str, Any]] = {
     "limits.get": {},
     "limits.set": {"default_active_thread_percentage": 50},
     "faults.list": {},
+    "fault.list": {},
+    "fault.get": {"number": 1},
+    "fault.report": {"code": 700},
+    "blame.list": {},
+    "blame.pardon": {"key": "lease:1"},
     "events.subscribe": {"topics": ["*"]},
     "events.unsubscribe": {},
 }
 NEEDS_OPERATOR = {name for name, method in METHODS.items() if method.privilege is Privilege.OPERATOR}
+NEEDS_CLIENT = {name for name, method in METHODS.items() if method.privilege is Privilege.CLIENT}
 NEEDS_OWNER = {name for name, method in METHODS.items() if method.privilege is Privilege.OWNER}
 HIDDEN = {"lease": "NO_SUCH_LEASE", "client": "NO_SUCH_CLIENT"}
 
@@ -52,8 +59,10 @@ def test_every_method_has_its_call() -> None:
 def test_privileges_are_what_they_were_meant_to_be() -> None:
     """A change of this list is a change of who may do what."""
     assert {
-        "client.move", "domain.create", "domain.drain", "domain.recycle", "limits.set",
+        "client.move", "domain.create", "domain.drain", "domain.recycle", "limits.set", "blame.list",
+        "blame.pardon",
     } == NEEDS_OPERATOR  # fmt: skip
+    assert {"fault.report"} == NEEDS_CLIENT
     assert {
         "lease.renew", "lease.release", "lease.get", "client.why", "client.terminate",
     } == NEEDS_OWNER  # fmt: skip
@@ -62,13 +71,17 @@ def test_privileges_are_what_they_were_meant_to_be() -> None:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("peer", [OPERATOR, DAEMONS_USER], ids=["root", "the daemon's user"])
 async def test_an_operator_may_do_everything(name: str, peer: Peer, tmp_path: Path) -> None:
+    """But be a client without being one."""
     async with open_house(tmp_path) as house:
         house.fakes.processes[peer.pid] = 1
         caller = await house.call_as(peer)
-        await caller.ask(name, **CALLS[name])
+        if name in NEEDS_CLIENT:
+            assert await caller.refusal(name, **CALLS[name]) == "NO_SUCH_CLIENT"
+        else:
+            await caller.ask(name, **CALLS[name])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sorted(set(METHODS) - NEEDS_CLIENT))
 @pytest.mark.parametrize("peer", [STRANGER, OTHER_OWNER], ids=["a stranger", "another owner"])
 async def test_a_stranger_can_neither_see_nor_change(name: str, peer: Peer, tmp_path: Path) -> None:
     """The refusal is an answer, nothing changes, and the conversation goes on."""
@@ -82,7 +95,8 @@ async def test_a_stranger_can_neither_see_nor_change(name: str, peer: Peer, tmp_
             assert await caller.refusal(name, **CALLS[name]) == HIDDEN[name.partition(".")[0]]
         else:
             shown = set(leaves(await caller.ask(name, **CALLS[name])))
-            assert not shown & {"training-1000", "a-secret-of-user-1000", 586, 587}
+            of_others = {"training-1000", "a-secret-of-user-1000", 586, 587, "python3", "oob_write", ADDRESS, "train.service"}
+            assert not shown & of_others
         assert name == "lease.create" or house.fakes.changes() == before
         await caller.ask("health")
 

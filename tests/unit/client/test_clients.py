@@ -1,6 +1,8 @@
 """Both clients against the socket itself: they say the same, know every method, and outlive what can go wrong."""
 
+import dataclasses
 import functools
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from mpsd_client import AsyncClient, Call, Client, ErrorCode, Event, Lost, Page,
 
 from mpsd import errors
 from mpsd.api.table import METHODS
+from mpsd.lease import Grant
 from tests.unit.api.house import House, open_house
 
 T = TypeVar("T")
@@ -39,6 +42,11 @@ CALLS: dict[str, Call[Any]] = {
     "limits.get": calls.limits_get(),
     "limits.set": calls.limits_set(default_client_priority=1, default_device_pinned_mem_limit={"0": 1 << 30}),
     "faults.list": calls.faults_list(),
+    "fault.list": calls.fault_list(0, domain="d1", fault_class="mmu", since=1.5, culprit_uid=1000, newest_first=False),
+    "fault.get": calls.fault_get(1),
+    "fault.report": calls.fault_report(700, "CUDA_ERROR_ILLEGAL_ADDRESS", kernel="k", pc=1, address=2**64 - 1, text="so"),
+    "blame.list": calls.blame_list(),
+    "blame.pardon": calls.blame_pardon("lease:1"),
 }
 
 
@@ -46,7 +54,12 @@ CALLS: dict[str, Call[Any]] = {
 async def serving(tmp_path: Path, short_dir: Path, **settings: Any) -> AsyncIterator[tuple[House, Path]]:
     async with open_house(tmp_path, **settings) as house:
         house.bus.publish("fault.xid", {"xid": 31, "domain": "d1"})
+        house.fakes.processes[os.getpid()] = 10 * os.getpid()
         yield house, house.listen(short_dir)
+
+
+def admit_this_process(house: House) -> None:
+    house.fakes.leases.admit(os.getpid(), os.getuid(), Grant("none"))
 
 
 async def blocking(work: Callable[..., T], *arguments: Any) -> T:
@@ -72,9 +85,11 @@ async def test_every_result_is_read_by_both(name: str, tmp_path: Path, short_dir
         with Client(path, program="a test") as mpsd:
             return mpsd.ask(call)
 
-    async with serving(tmp_path, short_dir) as (_, path):
+    async with serving(tmp_path, short_dir) as (house, path):
+        admit_this_process(house)
         one = await blocking(ask, path)
-    async with serving(tmp_path, short_dir) as (_, path), AsyncClient(path) as mpsd:
+    async with serving(tmp_path, short_dir) as (house, path), AsyncClient(path) as mpsd:
+        admit_this_process(house)
         other = await mpsd.ask(call)
     assert type(one) is type(other)
     if name not in ("status", "health"):  # the time has gone on
@@ -93,6 +108,28 @@ async def test_values_have_their_types(tmp_path: Path, short_dir: Path) -> None:
         assert why.grant.rule == "lease 1, by uid 1000"
         domain = (await mpsd.ask(calls.domain_list())).items[0]
         assert isinstance(domain.servers[0], values.Server)
+
+
+async def test_a_fault_is_read_to_its_last_part(tmp_path: Path, short_dir: Path) -> None:
+    async with serving(tmp_path, short_dir) as (_, path), AsyncClient(path) as mpsd:
+        report = await mpsd.ask(calls.fault_get(1))
+        [row] = (await mpsd.ask(calls.fault_list(limit=1))).items
+    assert isinstance(report, values.Incident)
+    assert [getattr(report, each.name) for each in dataclasses.fields(row)] == [
+        getattr(row, each.name) for each in dataclasses.fields(row)
+    ]
+    assert report.culprit is not None
+    assert (report.culprit.pid, report.culprit.key, report.xids[0].number) == (586, "lease:1", 31)
+    assert report.evidence[0].process == report.culprit
+    assert (report.evidence[0].is_proof, report.evidence[2].process) == (True, None)
+    assert report.deeds[0].after_seconds == 0.002
+
+
+async def test_newest_first_is_walked_to_the_oldest(tmp_path: Path, short_dir: Path) -> None:
+    async with serving(tmp_path, short_dir) as (_, path), AsyncClient(path) as mpsd:
+        found = [each.number async for each in mpsd.pages(calls.fault_list(newest_first=True, limit=1))]
+        assert found == [3, 2, 1]
+        assert [each.number async for each in mpsd.pages(calls.fault_list(1, limit=1))] == [2, 3]
 
 
 async def test_pages_are_walked(tmp_path: Path, short_dir: Path) -> None:

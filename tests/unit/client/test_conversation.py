@@ -119,3 +119,14 @@ def receive(data: bytes) -> None:
             talk.result(number)
     except MpsdError:
         pass
+
+
+def test_what_an_older_mpsd_does_not_tell_has_its_default() -> None:
+    client = {
+        "pid": 586, "start_time": 5860, "uid": 1000, "state": "running", "domain": "d1", "server_pid": 512, "lease_id": None,
+        "sm_percent": None, "memory_bytes": None,
+    }  # fmt: skip
+    assert read(values.MpsClient, client).watched is False
+    assert read(values.MpsClient, client | {"watched": True}).watched is True
+    with pytest.raises(ProtocolError):
+        read(values.MpsClient, {name: value for name, value in client.items() if name != "domain"})

@@ -1,0 +1,97 @@
+"""fault.list, get, report; blame.list, pardon."""
+
+from collections.abc import Iterable
+from functools import partial
+
+from mpsd.api.authority import Peer
+from mpsd.api.exchange import Call, Rows
+from mpsd.api.methods.clients import Clients
+from mpsd.api.services import FirstError, Services, Standing
+from mpsd.errors import NoSuchClient, NotAllowed
+from mpsd.fault import Incident
+from mpsd.model import ProcessId
+from mpsd.wire import results
+from mpsd.wire.incidents import incident_facts, incident_report, is_party
+from mpsd.wire.messages import BlameKey, IncidentNumber, ListIncidents, Page, ReportError
+from mpsd.wire.results import Map
+
+
+def list_incidents(call: Call[ListIncidents]) -> Rows[Incident]:
+    """That there was one is everybody's to know; who it was, and where, is kept back (wire/incidents.py)."""
+    ask, peer = call.ask, call.peer
+    if ask.culprit_uid not in (None, peer.uid) and not peer.is_operator:
+        raise NotAllowed(f"the faults of user {ask.culprit_uid} are for operators; you are user {peer.uid}")
+    wanted = (each for each in _incidents(call) if _is_wanted(each, ask, peer.uid))
+    show = partial(incident_facts, reader=_reader(peer))
+    return Rows(((each.number, None, each) for each in wanted), show, ask.newest_first)
+
+
+def _incidents(call: Call[ListIncidents]) -> Iterable[Incident]:
+    faults, ask = call.services.faults, call.ask
+    if ask.newest_first:
+        return reversed(list(faults.incidents(0)))
+    return faults.incidents(ask.after or 0)
+
+
+def _is_wanted(of: Incident, ask: ListIncidents, uid: int) -> bool:
+    culprit = of.party(of.culprit)
+    return (
+        ask.domain in (None, of.domain)
+        and ask.fault_class in (None, of.fault_class)
+        and (ask.since is None or of.began_at >= ask.since)
+        and (ask.culprit_uid is None or (culprit is not None and culprit.uid == ask.culprit_uid))
+        and (not ask.mine or is_party(of, uid))
+    )
+
+
+async def get(call: Call[IncidentNumber]) -> Map:
+    return incident_report(call.services.faults.incident(call.ask.number), _reader(call.peer))
+
+
+async def report(call: Call[ReportError]) -> Map:
+    """The kernel says who asks, so nobody can say it of another."""
+    ask, reports = call.ask, call.state.reports
+    process = _asker(call.services, call.peer)
+    counts = reports.left(process) > 0
+    if counts:
+        reports.count(process)
+        error = FirstError(ask.code, ask.name, ask.kernel, ask.pc, ask.address, ask.text)
+        call.services.faults.report(process, error)
+    return {**results.process(process), "counts": counts, "left": reports.left(process)}
+
+
+def _asker(services: Services, peer: Peer) -> ProcessId:
+    """Raises NoSuchClient.  A connection may outlive the process that made it: the client with that pid is then another one,
+    and has to be of the same user at least."""
+    process = services.find_process(peer.pid) if peer.pid else None
+    clients = Clients.of(services)
+    if process is None or process not in clients.all() or clients.uid(process) != peer.uid:
+        raise NoSuchClient(f"only a client says so, and pid {peer.pid} of user {peer.uid} is none")
+    return process
+
+
+def list_blame(call: Call[Page]) -> Rows[Standing]:
+    """By their place: a standing has no number."""
+    held = sorted(call.services.faults.standings(), key=lambda each: (each.kind, each.since_at, each.key))
+    return Rows(((place, None, each) for place, each in enumerate(held, 1)), standing_facts)
+
+
+async def pardon(call: Call[BlameKey]) -> Map:
+    return standing_facts(call.services.faults.pardon(call.ask.key))
+
+
+def standing_facts(of: Standing) -> Map:
+    """As events of the family `blame` tell it too."""
+    return {
+        "key": of.key,
+        "standing": of.kind.value,
+        "since": of.since_at,
+        "until": of.until_at,
+        "faults": of.faults,
+        "case": of.case,
+        "group": of.group,
+    }
+
+
+def _reader(peer: Peer) -> int | None:
+    return None if peer.is_operator else peer.uid

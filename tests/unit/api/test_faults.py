@@ -1,0 +1,233 @@
+"""Faults and blame on the socket: which are listed to whom, who may report, and what a pardon does."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpsd.api.authority import Peer
+from mpsd.api.faults import REPORTERS, REPORTS, Reports
+from mpsd.api.services import ClientView, FirstError
+from mpsd.fault import FaultClass
+from mpsd.model import ProcessId
+from tests.unit.api.fake_incidents import ADDRESS, ALICES, NOW, PARTIES, of_the_gpu, proven
+from tests.unit.api.house import OPERATOR, OWNER, STRANGER, House, open_house
+
+BOB = Peer(700, 2000, False)
+
+
+async def numbers(house: House, peer: Peer = OPERATOR, **said: Any) -> list[int]:
+    page = await (await house.call_as(peer)).ask("fault.list", **said)
+    return [row["number"] for row in page["items"]]
+
+
+@pytest.mark.parametrize(
+    ("peer", "said", "expected"),
+    [
+        (OPERATOR, {}, [1, 2, 3]),
+        (STRANGER, {}, [1, 2, 3]),
+        (OPERATOR, {"newest_first": True}, [3, 2, 1]),
+        (OPERATOR, {"domain": "d1"}, [1, 2]),
+        (OPERATOR, {"domain": "d9"}, []),
+        (OPERATOR, {"fault_class": "device"}, [3]),
+        (OPERATOR, {"since": NOW - 30}, [2, 3]),
+        (OPERATOR, {"since": NOW - 29.9}, [3]),
+        (OPERATOR, {"culprit_uid": 1000}, [1]),
+        (OPERATOR, {"culprit_uid": 2000}, []),
+        (OWNER, {"culprit_uid": 1000}, [1]),
+        (OWNER, {"mine": True}, [1, 2]),
+        (BOB, {"mine": True}, [1]),
+        (STRANGER, {"mine": True}, []),
+        (OPERATOR, {"mine": True}, []),
+        (OPERATOR, {"after": 1}, [2, 3]),
+        (OPERATOR, {"after": 2, "newest_first": True}, [1]),
+        (BOB, {"mine": True, "domain": "d1", "fault_class": "mmu", "since": 0, "newest_first": True, "after": 9}, [1]),
+    ],
+)
+async def test_which_faults_are_listed(peer: Peer, said: dict[str, Any], expected: list[int], tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        assert await numbers(house, peer, **said) == expected
+
+
+async def test_a_filter_does_not_tell_what_a_row_keeps_back(tmp_path: Path) -> None:
+    """Who asks for the faults of another user would learn whose they are."""
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(BOB)
+        assert await caller.refusal("fault.list", culprit_uid=1000) == "NOT_ALLOWED"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"fault_class": "bad"}, {"since": -1}, {"since": float("nan")}, {"culprit_uid": -1}, {"culprit_uid": True}, {"mine": 1},
+     {"newest_first": "yes"}, {"domain": ""}, {"limit": 0}, {"after": -1}, {"class": "mmu"}],
+)  # fmt: skip
+async def test_a_filter_that_is_none_is_refused(said: dict[str, Any], tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        assert await (await house.call_as()).refusal("fault.list", **said) == "BAD_REQUEST"
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_pages_miss_nothing_in_either_order(newest_first: bool, tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        for number in range(4, 1504):
+            house.fakes.faults.keep(replace(proven(), number=number))
+        caller = await house.call_as()
+        found, after = [], None
+        while True:
+            page = await caller.ask("fault.list", limit=400, after=after, newest_first=newest_first)
+            found += [row["number"] for row in page["items"]]
+            if (after := page["next"]) is None:
+                break
+        assert found == sorted(range(1, 1504), reverse=newest_first)
+
+
+async def test_what_a_user_is_told_of_a_fault(tmp_path: Path) -> None:
+    """The culprit's user: what their program did. A victim's: that they are one. Others: that it was."""
+    async with open_house(tmp_path) as house:
+        callers = {peer.uid: await house.call_as(peer) for peer in (OPERATOR, OWNER, BOB, STRANGER)}
+        told = {uid: await caller.ask("fault.get", number=1) for uid, caller in callers.items()}
+    assert {uid: (each["culprit"]["pid"], each["address"]) for uid, each in told.items()} == {
+        0: (586, ADDRESS), 1000: (586, ADDRESS), 2000: (None, None), 3000: (None, None),
+    }  # fmt: skip
+    assert {uid: each["victims"][0]["pid"] for uid, each in told.items()} == {0: 700, 1000: None, 2000: 700, 3000: None}
+    assert [uid for uid, each in told.items() if each["deeds"][0]["text"]] == [0]
+
+
+async def test_a_fault_that_there_is_not(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(STRANGER)
+        assert await caller.refusal("fault.get", number=4) == "NO_SUCH_FAULT"
+        assert await caller.refusal("fault.get", number=-1) == "BAD_REQUEST"
+        assert await caller.refusal("fault.get") == "BAD_REQUEST"
+
+
+# -- reports -------------------------------------------------------------------------------------------------------------
+
+ERROR = {
+    "code": 700, "name": "CUDA_ERROR_ILLEGAL_ADDRESS", "kernel": "oob_write", "pc": 2**64 - 1, "address": 0, "text": "x" * 400,
+}  # fmt: skip
+
+
+async def test_a_client_reports_its_own_error(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        told = await (await house.call_as(OWNER)).ask("fault.report", **ERROR)
+        assert told == {"pid": 586, "start_time": 5860, "counts": True, "left": REPORTS - 1}
+        assert list(house.fakes.faults.reported) == [(ALICES, FirstError(*ERROR.values()))]
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        pytest.param(Peer(0, 1000, False), id="of another pid namespace"),
+        pytest.param(Peer(999, 1000, False), id="no client"),
+        pytest.param(Peer(586, 2000, False), id="another user's connection, whose pid is now a client's"),
+        pytest.param(Peer(586, 0, True), id="even root's"),
+        pytest.param(Peer(588, 1000, False), id="a process that is not there"),
+    ],
+)
+async def test_nobody_reports_for_another(peer: Peer, tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        house.fakes.processes[999] = 1
+        assert await (await house.call_as(peer)).refusal("fault.report", **ERROR) == "NO_SUCH_CLIENT"
+        assert not house.fakes.faults.reported
+
+
+async def test_a_later_process_with_the_pid_of_a_client_is_not_that_client(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        house.fakes.processes[586] = 99999
+        assert await (await house.call_as(OWNER)).refusal("fault.report", **ERROR) == "NO_SUCH_CLIENT"
+
+
+async def test_the_first_reports_of_a_process_count_and_no_more(tmp_path: Path) -> None:
+    """On however many connections; another process has its own."""
+    async with open_house(tmp_path) as house:
+        for number in range(REPORTS + 3):
+            told = await (await house.call_as(OWNER)).ask("fault.report", code=700 + number)
+            assert (told["counts"], told["left"]) == (number < REPORTS, max(0, REPORTS - number - 1))
+        assert [error.code for _, error in house.fakes.faults.reported] == [700, 701, 702, 703]
+        assert (await (await house.call_as(BOB)).ask("fault.report", code=700))["counts"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{}, {"code": 0}, {"code": "700"}, {"code": 2**31}, {"code": 700.0}, {"code": 700, "pid": 700},
+     {"code": 700, "text": "x" * 401}, {"code": 700, "text": "a\nb"}, {"code": 700, "name": "\x1b[2J"},
+     {"code": 700, "kernel": "\u202e"}, {"code": 700, "pc": -1},
+     {"code": 700, "address": 2**64 - 1, "name": "x" * 65}],
+)  # fmt: skip
+async def test_a_report_that_is_none_is_refused(said: dict[str, Any], tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(OWNER)
+        assert await caller.refusal("fault.report", **said) == "BAD_REQUEST"
+        assert not house.fakes.faults.reported
+        assert (await caller.ask("fault.report", code=700))["left"] == REPORTS - 1
+
+
+def test_only_so_many_reporters_are_remembered() -> None:
+    reports = Reports()
+    for pid in range(REPORTERS + 10):
+        reports.count(ProcessId(pid, 1))
+        reports.count(ProcessId(0, 1))
+    assert len(reports._counts) == REPORTERS
+    assert reports.left(ProcessId(0, 1)) < 0
+    assert reports.left(ProcessId(1, 1)) == REPORTS
+
+
+# -- blame ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_held_is_listed_and_forgiven(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        held = (await caller.ask("blame.list"))["items"]
+        assert [(each["standing"], each["key"]) for each in held] == [
+            ("convicted", "lease:1"), ("paused", "user:1000:crasher"), ("suspected", "container:train.service:1000"),
+        ]  # fmt: skip
+        assert held[0]["key"] == PARTIES[0].key
+        assert (held[2]["case"], held[2]["group"], held[2]["until"]) == (2, 0, NOW + 570)
+        assert await caller.ask("blame.pardon", key="lease:1") == held[0]
+        assert await caller.refusal("blame.pardon", key="lease:1") == "NO_SUCH_FAULT"
+        assert (await caller.ask("blame.list"))["items"] == held[1:]
+
+
+async def test_blame_comes_in_pages(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as()
+        page = await caller.ask("blame.list", limit=2)
+        assert (len(page["items"]), page["next"]) == (2, 2)
+        assert [each["key"] for each in (await caller.ask("blame.list", after=2))["items"]] == ["container:train.service:1000"]
+
+
+# -- what clients and events tell ----------------------------------------------------------------------------------------
+
+
+async def test_a_client_is_marked_for_what_is_done_about_it(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller, members = await house.call_as(OWNER), house.fakes.domains.members
+        assert isinstance(members[0], ClientView)
+        members[0] = replace(members[0], watched=True, shield=True)
+        rows = (await caller.ask("client.list"))["items"]
+        assert [(row["pid"], row["watched"], row["shield"], row["held"]) for row in rows] == [
+            (586, True, True, False), (587, False, False, False),
+        ]  # fmt: skip
+
+
+async def test_blame_is_told_to_operators_and_a_drained_gpu_to_all(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        told = {}
+        for peer in (OPERATOR, STRANGER):
+            caller = await house.call_as(peer)
+            await caller.ask("events.subscribe", topics=["blame.*", "gpu.*", "fault.*"])
+            house.bus.publish("blame.convicted", {"key": "lease:1"})
+            house.bus.publish("gpu.drained", {"gpu": of_the_gpu().gpu, "fault": 3, "why": "Xid 79"})
+            await caller.ask("health")
+            await caller.ask("events.unsubscribe")
+            while not any(event.params["topic"] == "gpu.drained" for event in caller.events):
+                caller.events.append(await caller.receive())  # type: ignore[arg-type]
+            told[peer] = [event.params["topic"] for event in caller.events]
+    assert told == {OPERATOR: ["blame.convicted", "gpu.drained"], STRANGER: ["gpu.drained"]}
+
+
+def test_every_class_can_be_asked_for() -> None:
+    assert {each.value for each in FaultClass} == {"mmu", "sm", "host", "device", "unknown"}
