@@ -1,27 +1,32 @@
 /* faulter MODE: does one wrong thing on the device, on purpose, and says what came of it.
  *
- *   faulter MODE [--after S] [--linger S] [--json]      faulter --list
+ *   faulter MODE [--after S] [--linger S] [--kernel-ms MS] [--json]      faulter --list
+ *
+ * Exit status: 0 where nothing failed, because what was wrong was contained; else EXIT_WORK.  Each line of --list is a mode and
+ * its class: mmu, sm, host (what the death of the process does), none (harms nobody).
  */
 #include "client.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { GOOD, FREED, READ_ONLY, COPY, BROKEN };
-
-static const struct mode {
-	const char *name; /* of the mode and of its kernel */
-	int needs;
-} modes[] = {
-	{ "oob_write", GOOD }, { "oob_read", GOOD }, { "oob_atomic", GOOD }, { "null_write", GOOD },
-	{ "near_null_write", GOOD }, { "use_after_free", FREED }, { "ro_write", READ_ONLY }, { "misaligned", GOOD },
-	{ "trap", GOOD }, { "assert_fail", GOOD }, { "illegal_instruction", BROKEN }, { "stack_overflow", GOOD },
-	{ "hang", GOOD }, { "copy", COPY },
+struct attempt {
+	const struct mode *mode;
+	uint64_t kernel_ms;
+	uint64_t began_ns; /* set by say_now() */
 };
 
-enum { REGION = 64 << 20, GRANULE = 2 << 20 };
+struct mode {
+	const char *name; /* of its kernel too, where it has one */
+	const char *class;
+	CUresult (*run)(struct client *client, struct attempt *attempt);
+	CUdeviceptr (*memory)(struct client *client); /* NULL: some that is good */
+};
+
+enum { REGION = 64 << 20, GRANULE = 2 << 20, DIE_AFTER_US = 20000 };
 
 static CUdeviceptr freed_memory(struct client *client)
 {
@@ -51,80 +56,197 @@ static CUdeviceptr mapped(struct client *client, CUmemAccess_flags access)
 	return p;
 }
 
-static CUdeviceptr address_for(struct client *client, const struct mode *mode)
+static CUdeviceptr read_only_memory(struct client *client)
+{
+	return mapped(client, CU_MEM_ACCESS_FLAGS_PROT_READ);
+}
+
+static CUdeviceptr managed_memory(struct client *client)
 {
 	CUdeviceptr p;
 
-	if (mode->needs == FREED)
-		return freed_memory(client);
-	if (mode->needs == READ_ONLY)
-		return mapped(client, CU_MEM_ACCESS_FLAGS_PROT_READ);
-	if (mode->needs == COPY)
-		return mapped(client, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+	CLIENT_CHECK(client, cuMemAllocManaged(&p, 1 << 20, CU_MEM_ATTACH_GLOBAL), EXIT_WORK);
+	CLIENT_CHECK(client, cuMemsetD8(p, 0xff, 1 << 20), EXIT_WORK); /* it is on the device now */
+	return p;
+}
+
+static CUdeviceptr freed_managed_memory(struct client *client)
+{
+	CUdeviceptr p = managed_memory(client);
+
+	CLIENT_CHECK(client, cuMemFree(p), EXIT_WORK);
+	return p;
+}
+
+static CUdeviceptr good_memory(struct client *client)
+{
+	CUdeviceptr p;
+
 	CLIENT_CHECK(client, cuMemAlloc(&p, 1 << 20), EXIT_WORK);
 	CLIENT_CHECK(client, cuMemsetD8(p, 0xff, 1 << 20), EXIT_WORK);
 	return p;
 }
 
-/* The copy waits behind a kernel; when its turn comes, its target is gone: the copy engine faults. */
-static CUresult copy_to_nowhere(struct client *client, CUdeviceptr to)
+static void say_now(struct client *client, struct attempt *attempt)
 {
-	uint64_t cycles = 200 * 1755000ull;
-	CUdeviceptr from;
-	void *parameters[] = { &from, &cycles };
-
-	CLIENT_CHECK(client, cuMemAlloc(&from, GRANULE), EXIT_WORK);
-	CLIENT_CHECK(client, client_launch(client_kernel(client, "spin"), 1, 1, parameters), EXIT_WORK);
-	CLIENT_CHECK(client, cuMemcpyDtoDAsync(to, from, GRANULE, NULL), EXIT_WORK);
-	CLIENT_CHECK(client, cuMemUnmap(to, GRANULE), EXIT_WORK);
-	return CUDA_SUCCESS;
+	client_say(client, "fault", "%s now", "\"mode\": \"%s\"", attempt->mode->name);
+	attempt->began_ns = client_now_ns();
 }
 
-static void do_it(struct client *client, const struct mode *mode)
+static CUresult launch(struct client *client, struct attempt *attempt, CUfunction kernel)
 {
-	CUfunction kernel = mode->needs == COPY ? NULL : mode->needs == BROKEN ? broken_code_kernel(client) :
-			    client_kernel(client, mode->name);
-	CUdeviceptr p = address_for(client, mode);
+	CUdeviceptr p = attempt->mode->memory ? attempt->mode->memory(client) : good_memory(client);
 	void *parameters[] = { &p };
-	uint64_t before;
 	CUresult rc;
 
-	client_say(client, "fault", "%s now", "\"mode\": \"%s\"", mode->name);
-	before = client_now_ns();
-	rc = mode->needs == COPY ? copy_to_nowhere(client, p) : client_launch(kernel, 1, 1, parameters);
-	if (rc == CUDA_SUCCESS)
-		rc = cuCtxSynchronize();
-	client_say(client, "result", "%s: %d after %.2f ms", "\"mode\": \"%s\", \"code\": %d, \"ms\": %.3f", mode->name, (int)rc,
-		   client_ms_since(before));
-	if (rc == CUDA_SUCCESS) {
-		rc = cuMemAlloc(&p, 4096);
-		client_say(client, "next", "next call: %d", "\"code\": %d", (int)rc);
-	}
+	say_now(client, attempt);
+	rc = client_launch(kernel, 1, 1, parameters);
+	return rc == CUDA_SUCCESS ? cuCtxSynchronize() : rc;
+}
+
+static CUresult run_kernel(struct client *client, struct attempt *attempt)
+{
+	return launch(client, attempt, client_kernel(client, attempt->mode->name));
+}
+
+static CUresult run_broken(struct client *client, struct attempt *attempt)
+{
+	return launch(client, attempt, broken_code_kernel(client));
+}
+
+static void spin_for(struct client *client, CUdeviceptr p, uint64_t ms)
+{
+	uint64_t cycles = ms * 1755000ull;
+	void *parameters[] = { &p, &cycles };
+
+	CLIENT_CHECK(client, client_launch(client_kernel(client, "spin"), 1, 1, parameters), EXIT_WORK);
+}
+
+/* The copy waits behind a kernel; when its turn comes, its target is gone: the copy engine faults. */
+static CUresult run_copy(struct client *client, struct attempt *attempt)
+{
+	CUdeviceptr to = mapped(client, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), from;
+
+	CLIENT_CHECK(client, cuMemAlloc(&from, GRANULE), EXIT_WORK);
+	say_now(client, attempt);
+	spin_for(client, from, 200);
+	CLIENT_CHECK(client, cuMemcpyDtoDAsync(to, from, GRANULE, NULL), EXIT_WORK);
+	CLIENT_CHECK(client, cuMemUnmap(to, GRANULE), EXIT_WORK);
+	return cuCtxSynchronize();
+}
+
+/* Device memory, never managed: that would be taken from the host. */
+static CUresult run_out_of_memory(struct client *client, struct attempt *attempt)
+{
+	size_t total;
+	CUdeviceptr p;
+
+	CLIENT_CHECK(client, cuDeviceTotalMem(&total, client->device), EXIT_WORK);
+	say_now(client, attempt);
+	return cuMemAlloc(&p, total + (1ull << 30));
+}
+
+/* Does not come back: the process ends while its kernel runs. */
+static CUresult die_in_flight(void)
+{
+	usleep(DIE_AFTER_US);
+	raise(SIGKILL);
+	return CUDA_ERROR_UNKNOWN;
+}
+
+static CUresult run_killed(struct client *client, struct attempt *attempt)
+{
+	CUdeviceptr p = good_memory(client);
+
+	say_now(client, attempt);
+	spin_for(client, p, attempt->kernel_ms);
+	return die_in_flight();
+}
+
+static CUresult run_killed_hang(struct client *client, struct attempt *attempt)
+{
+	CUdeviceptr p = good_memory(client);
+	void *parameters[] = { &p };
+
+	say_now(client, attempt);
+	CLIENT_CHECK(client, client_launch(client_kernel(client, "hang"), 1, 1, parameters), EXIT_WORK);
+	return die_in_flight();
+}
+
+static const struct mode modes[] = {
+	{ "oob_write", "mmu", run_kernel, NULL },
+	{ "oob_read", "mmu", run_kernel, NULL },
+	{ "oob_atomic", "mmu", run_kernel, NULL },
+	{ "null_write", "mmu", run_kernel, NULL },
+	{ "near_null_write", "mmu", run_kernel, NULL },
+	{ "array_null_write", "mmu", run_kernel, NULL },
+	{ "array_null_read", "mmu", run_kernel, NULL },
+	{ "use_after_free", "mmu", run_kernel, freed_memory },
+	{ "ro_write", "mmu", run_kernel, read_only_memory },
+	{ "managed_freed", "mmu", run_kernel, freed_managed_memory },
+	{ "managed_oob", "mmu", run_kernel, managed_memory },
+	{ "copy", "mmu", run_copy, NULL },
+	{ "misaligned", "sm", run_kernel, NULL },
+	{ "trap", "sm", run_kernel, NULL },
+	{ "assert_fail", "sm", run_kernel, NULL },
+	{ "illegal_instruction", "sm", run_broken, NULL },
+	{ "stack_overflow", "sm", run_kernel, NULL },
+	{ "killed", "host", run_killed, NULL },
+	{ "killed_hang", "host", run_killed_hang, NULL },
+	{ "hang", "none", run_kernel, NULL },
+	{ "out_of_memory", "none", run_out_of_memory, NULL },
+};
+
+/* The exit status.  The next call tells whether the context lives: out of memory is no reason for it to die. */
+static int do_it(struct client *client, struct attempt *attempt)
+{
+	CUresult rc = attempt->mode->run(client, attempt), next;
+	CUdeviceptr p;
+
+	client_say(client, "result", "%s: %d after %.2f ms", "\"mode\": \"%s\", \"code\": %d, \"ms\": %.3f", attempt->mode->name,
+		   (int)rc, client_ms_since(attempt->began_ns));
+	if (rc != CUDA_SUCCESS && rc != CUDA_ERROR_OUT_OF_MEMORY)
+		return EXIT_WORK;
+	next = cuMemAlloc(&p, 4096);
+	client_say(client, "next", "next call: %d", "\"code\": %d", (int)next);
+	return rc == CUDA_SUCCESS && next == CUDA_SUCCESS ? 0 : EXIT_WORK;
+}
+
+static const struct mode *find(const char *name)
+{
+	for (size_t i = 0; i < sizeof(modes) / sizeof(*modes); i++)
+		if (strcmp(name, modes[i].name) == 0)
+			return &modes[i];
+	return NULL;
+}
+
+static int list(void)
+{
+	for (size_t i = 0; i < sizeof(modes) / sizeof(*modes); i++)
+		printf("%s %s\n", modes[i].name, modes[i].class);
+	return 0;
 }
 
 int main(int argc, char **argv)
 {
 	struct client client;
-	const struct mode *mode = NULL;
+	struct attempt attempt = { 0 };
 	double after, linger;
+	int status;
 
 	client_options(&client, "faulter", &argc, argv);
 	after = atof(client_option(&argc, argv, "--after", "0"));
 	linger = atof(client_option(&argc, argv, "--linger", "0"));
-	for (size_t i = 0; i < sizeof(modes) / sizeof(*modes); i++) {
-		if (argc > 1 && strcmp(argv[1], "--list") == 0)
-			printf("%s\n", modes[i].name);
-		else if (argc == 2 && strcmp(argv[1], modes[i].name) == 0)
-			mode = &modes[i];
-	}
-	if (argc > 1 && strcmp(argv[1], "--list") == 0)
-		return 0;
-	if (!mode)
-		client_usage("faulter MODE [--after S] [--linger S] [--json]; faulter --list");
+	attempt.kernel_ms = strtoull(client_option(&argc, argv, "--kernel-ms", "1000"), NULL, 10);
+	if (argc == 2 && strcmp(argv[1], "--list") == 0)
+		return list();
+	attempt.mode = argc == 2 ? find(argv[1]) : NULL;
+	if (!attempt.mode)
+		client_usage("faulter MODE [--after S] [--linger S] [--kernel-ms MS] [--json]; faulter --list");
 	client_start(&client);
 	client_say(&client, "ready", "ready", "\"sms\": %d", client_sms(&client));
 	usleep((useconds_t)(after * 1e6));
-	do_it(&client, mode);
+	status = do_it(&client, &attempt);
 	usleep((useconds_t)(linger * 1e6));
-	return EXIT_WORK;
+	return status;
 }

@@ -18,9 +18,11 @@ def test_every_knob_is_on_the_page_and_in_the_source() -> None:
 
 def test_every_fault_mode_is_on_the_page(machine: Machine) -> None:
     command = [CLIENTS / "faulter", "--list"]
-    modes = subprocess.run(
+    lines = subprocess.run(
         command, env=machine.library_environment(), capture_output=True, text=True, check=True
-    ).stdout.split()
+    ).stdout.splitlines()
+    modes = [line.split()[0] for line in lines]
+    assert {line.split()[1] for line in lines} == {"mmu", "sm", "host", "none"}
     assert [mode for mode in modes if mode != "hang" and f"`{mode}`" not in PAGE] == []
 
 

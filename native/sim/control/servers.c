@@ -147,7 +147,8 @@ void server_said(struct control *control, struct mps_server *server)
 	}
 }
 
-/* Blocks until the server answers: the commands of a daemon with one thread wait for each other. */
+/* Blocks until the server answers: the commands of a daemon with one thread wait for each other.  That may take as long as a
+ * culprit lives: terminate.c of the server. */
 int server_ask(struct control *control, struct mps_server *server, enum link_kind kind, struct link_head head,
 	       struct link_packet *answer)
 {
@@ -157,7 +158,7 @@ int server_ask(struct control *control, struct mps_server *server, enum link_kin
 		return -ENOTCONN;
 	rc = link_send(server->fd, kind, head, NULL, 0, LINK_NO_FD);
 	while (rc == 0) {
-		rc = link_receive(server->fd, answer, ASK_MS);
+		rc = link_receive(server->fd, answer, kind == LINK_TERMINATE ? -1 : ASK_MS); /* the vendor's waits without limit */
 		if (rc == 0 && answer->head.kind == LINK_ANSWER)
 			return 0;
 		if (rc == 0 && answer->head.kind == LINK_READY)

@@ -84,25 +84,31 @@ size_t address_remove(CUdeviceptr base, unsigned *gpu)
 	return bytes;
 }
 
-/* All of it, over as many adjacent ranges as it takes. */
-bool address_may(CUdeviceptr base, size_t bytes, unsigned access)
+/* Over as many adjacent ranges as it takes. */
+size_t address_may_bytes(CUdeviceptr base, size_t bytes, unsigned access)
 {
-	bool may = true;
+	size_t left = bytes;
 
+	if (access & ADDRESS_ATOMIC)
+		access = ADDRESS_READ | ADDRESS_WRITE;
 	pthread_rwlock_rdlock(&lock);
-	for (size_t at = find(base); bytes && may; at++) {
-		size_t left;
+	for (size_t at = find(base); left && at < count; at++) {
+		size_t here;
 
-		may = at < count && ranges[at].base <= base && (ranges[at].access & access) == access;
-		if (!may)
+		if (ranges[at].base > base || (ranges[at].access & access) != access)
 			break;
-		left = (size_t)(ranges[at].base + ranges[at].bytes - base);
-		left = left < bytes ? left : bytes;
-		base += left;
-		bytes -= left;
+		here = (size_t)(ranges[at].base + ranges[at].bytes - base);
+		here = here < left ? here : left;
+		base += here;
+		left -= here;
 	}
 	pthread_rwlock_unlock(&lock);
-	return may;
+	return bytes - left;
+}
+
+bool address_may(CUdeviceptr base, size_t bytes, unsigned access)
+{
+	return address_may_bytes(base, bytes, access) == bytes;
 }
 
 bool address_range(CUdeviceptr inside, CUdeviceptr *base, size_t *bytes)

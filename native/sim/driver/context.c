@@ -161,6 +161,7 @@ CUresult context_new(CUdevice device, bool primary, CUcontext *out)
 		goto no_slot;
 	if (context->link.fd >= 0)
 		listener_watch(context->link.fd);
+	space_register();
 	*out = context;
 	return CUDA_SUCCESS;
 no_slot:

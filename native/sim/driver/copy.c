@@ -3,39 +3,47 @@
 
 #include <string.h>
 
-static void run_copy(CUcontext context, struct work *work)
+static struct extent extent_of(CUdeviceptr at, size_t bytes, unsigned access, bool is_device)
 {
-	CUdeviceptr to = work->copy.to, from = work->copy.from;
-
-	memmove((void *)to, (const void *)from, work->copy.bytes);
-	(void)context;
+	return is_device ? access_extent(at, bytes, access) : (struct extent){ EXTENT_MEMORY, bytes };
 }
 
 /* What the device reads and writes is looked at again when the copy runs. */
+static void move(CUcontext context, CUdeviceptr to, CUdeviceptr from, size_t bytes, bool to_device, bool from_device)
+{
+	while (bytes) {
+		struct extent source = extent_of(from, bytes, ADDRESS_READ, from_device);
+		struct extent target = extent_of(to, bytes, ADDRESS_WRITE, to_device);
+		size_t step = source.bytes < target.bytes ? source.bytes : target.bytes;
+
+		if (source.kind == EXTENT_BAD || target.kind == EXTENT_BAD) {
+			fault_access(context, source.kind == EXTENT_BAD ? from : to,
+				     source.kind == EXTENT_BAD ? ADDRESS_READ : ADDRESS_WRITE, true);
+			return;
+		}
+		if (target.kind == EXTENT_MEMORY && source.kind == EXTENT_MEMORY)
+			memmove((void *)to, (const void *)from, step);
+		else if (target.kind == EXTENT_MEMORY)
+			memset((void *)to, 0, step);
+		to += step;
+		from += step;
+		bytes -= step;
+	}
+}
+
 static void run_device_copy(CUcontext context, struct work *work)
 {
-	if (!address_may(work->copy.from, work->copy.bytes, ADDRESS_READ))
-		fault_access(context, work->copy.from, "FAULT_PDE", "READ");
-	else if (!address_may(work->copy.to, work->copy.bytes, ADDRESS_WRITE))
-		fault_access(context, work->copy.to, "FAULT_PDE", "WRITE");
-	else
-		run_copy(context, work);
+	move(context, work->copy.to, work->copy.from, work->copy.bytes, true, true);
 }
 
 static void run_to_device(CUcontext context, struct work *work)
 {
-	if (address_may(work->copy.to, work->copy.bytes, ADDRESS_WRITE))
-		run_copy(context, work);
-	else
-		fault_access(context, work->copy.to, "FAULT_PDE", "WRITE");
+	move(context, work->copy.to, work->copy.from, work->copy.bytes, true, false);
 }
 
 static void run_to_host(CUcontext context, struct work *work)
 {
-	if (address_may(work->copy.from, work->copy.bytes, ADDRESS_READ))
-		run_copy(context, work);
-	else
-		fault_access(context, work->copy.from, "FAULT_PDE", "READ");
+	move(context, work->copy.to, work->copy.from, work->copy.bytes, false, true);
 }
 
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, void (*run)(CUcontext, struct work *), CUstream stream,
@@ -104,15 +112,20 @@ static void run_set(CUcontext context, struct work *work)
 {
 	CUdeviceptr to = work->set.to;
 
-	if (!address_may(to, work->set.count * work->set.width, ADDRESS_WRITE)) {
-		fault_access(context, to, "FAULT_PDE", "WRITE");
-		return;
+	for (size_t left = work->set.count * work->set.width, step; left; left -= step, to += step) {
+		struct extent extent = access_extent(to, left, ADDRESS_WRITE);
+
+		if (extent.kind == EXTENT_BAD) {
+			fault_access(context, to, ADDRESS_WRITE, false);
+			return;
+		}
+		step = extent.bytes; /* a whole number of elements: all ranges begin and end on pages */
+		if (extent.kind == EXTENT_MEMORY && work->set.width == 1)
+			memset((void *)to, (int)work->set.value, step);
+		else if (extent.kind == EXTENT_MEMORY)
+			for (size_t i = 0; i < step / 4; i++)
+				((uint32_t *)to)[i] = work->set.value;
 	}
-	if (work->set.width == 1)
-		memset((void *)to, (int)work->set.value, work->set.count);
-	else
-		for (size_t i = 0; i < work->set.count; i++)
-			((uint32_t *)to)[i] = work->set.value;
 }
 
 static CUresult set(CUdeviceptr to, uint32_t value, unsigned width, size_t count, CUstream stream, bool wait)

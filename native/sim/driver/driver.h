@@ -129,9 +129,10 @@ bool queue_sleep(CUcontext context, uint64_t ns); /* worker only; false: it was 
 void event_reached(CUcontext context, struct work *work);
 
 /* addresses.c */
-enum { ADDRESS_READ = 1, ADDRESS_WRITE = 2 };
+enum { ADDRESS_READ = 1, ADDRESS_WRITE = 2, ADDRESS_ATOMIC = 4 }; /* the last: needs both of the others */
 int address_add(CUdeviceptr base, size_t bytes, unsigned access, unsigned gpu);
 size_t address_remove(CUdeviceptr base, unsigned *gpu); /* its size, or 0 */
+size_t address_may_bytes(CUdeviceptr base, size_t bytes, unsigned access); /* how many from `base` on; at most `bytes` */
 bool address_may(CUdeviceptr base, size_t bytes, unsigned access);
 bool address_range(CUdeviceptr inside, CUdeviceptr *base, size_t *bytes);
 void address_protect(CUdeviceptr base, size_t bytes, unsigned access);
@@ -144,8 +145,31 @@ void memory_release(unsigned gpu, uint64_t bytes);
 void memory_uncount(unsigned gpu, uint64_t bytes); /* of the limit alone */
 CUresult memory_count(CUcontext context, uint64_t bytes);
 
+/* access.c: what the device meets where it reads or writes; worker only */
+enum extent_kind { EXTENT_BAD, EXTENT_MEMORY, EXTENT_SPARSE };
+struct extent { /* as far as it is of one kind */
+	enum extent_kind kind;
+	size_t bytes; /* not 0 */
+};
+struct extent access_extent(CUdeviceptr at, size_t bytes, unsigned access);
+void *access_word(CUcontext context, CUdeviceptr at, unsigned access, uint64_t *nowhere); /* NULL: it faulted */
+
 /* faults.c */
-void fault_access(CUcontext context, CUdeviceptr address, const char *type, const char *access); /* worker only */
+struct bad_access {
+	CUdeviceptr address;
+	unsigned access; /* ADDRESS_ */
+	unsigned gpu;
+	bool is_read_only; /* there is memory, but not for writing */
+	bool is_copy;      /* by the copy engine */
+};
+void fault_access(CUcontext context, CUdeviceptr address, unsigned access, bool is_copy); /* worker only */
+
+/* uvm_space.c */
+void space_open(void);     /* in cuInit; without it all goes on as on a machine that has no UVM */
+void space_register(void); /* a context is there */
+pid_t space_pid(void);     /* in the names of our files; 0: there are none */
+size_t space_sparse_bytes(CUdeviceptr at, size_t bytes); /* how many from `at` on are in a sparse range; at most `bytes` */
+void space_report(const struct bad_access *bad);         /* to whoever listens; never blocks */
 
 /* kernels.c */
 struct kernel {

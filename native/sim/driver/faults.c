@@ -32,64 +32,127 @@ static void raise_alone(CUcontext context, enum fault_class fault, const char *d
 	context_fail_all(alone[fault].error);
 }
 
-static void raise_with(CUcontext context, enum fault_class fault, const char *detail)
+static void begin(CUcontext context, enum fault_class fault, const char *detail)
 {
-	if (context->link.fd < 0) {
-		raise_alone(context, fault, detail);
-		return;
-	}
-	link_send(context->link.fd, LINK_FAULT, (struct link_head){ .status = (int)fault }, detail, strlen(detail) + 1, LINK_NO_FD);
-	queue_sleep(context, UINT64_MAX); /* the kernel hangs until the server says what becomes of it */
+	struct link_head head = { .status = (int)fault };
+
+	if (context->link.fd >= 0)
+		link_send(context->link.fd, LINK_FAULT, head, detail, strlen(detail) + 1, LINK_NO_FD);
 }
 
-void fault_access(CUcontext context, CUdeviceptr address, const char *type, const char *access)
+static void finish(CUcontext context, enum fault_class fault, const char *detail)
 {
+	if (context->link.fd < 0)
+		raise_alone(context, fault, detail);
+	else
+		queue_sleep(context, UINT64_MAX); /* the kernel hangs until the server says what becomes of it */
+}
+
+static void raise_with(CUcontext context, enum fault_class fault, const char *detail)
+{
+	begin(context, fault, detail);
+	finish(context, fault, detail);
+}
+
+static void say_access(const struct bad_access *bad, char *detail, size_t size)
+{
+	const char *access = bad->access & ADDRESS_ATOMIC ? "ATOMIC" : bad->access & ADDRESS_WRITE ? "WRITE" : "READ";
+
+	snprintf(detail, size, "faulted @ 0x%llx_%08llx. Fault is of type %s ACCESS_TYPE_VIRT_%s", bad->address >> 32,
+		 bad->address & 0xffffffff, bad->is_read_only ? "FAULT_RO_VIOLATION" : "FAULT_PDE", access);
+}
+
+/* The queue of events hears of it long before the fault has consequences, unless a delay was asked for. */
+void fault_access(CUcontext context, CUdeviceptr address, unsigned access, bool is_copy)
+{
+	struct bad_access bad = { address, access, context->gpu, false, is_copy };
+	unsigned long delay_ms = machine_knob("MPSD_SIM_UVM_DELAY_MS", 0);
 	char detail[128];
 
-	snprintf(detail, sizeof(detail), "faulted @ 0x%llx_%08llx. Fault is of type %s ACCESS_TYPE_VIRT_%s", address >> 32,
-		 address & 0xffffffff, type, access);
-	raise_with(context, FAULT_MMU, detail);
+	bad.is_read_only = access != ADDRESS_READ && address_may(address, 1, ADDRESS_READ);
+	say_access(&bad, detail, sizeof(detail));
+	if (!delay_ms)
+		space_report(&bad);
+	begin(context, FAULT_MMU, detail);
+	if (delay_ms) {
+		queue_sleep(context, delay_ms * 1000000ull);
+		space_report(&bad);
+	}
+	finish(context, FAULT_MMU, detail);
+}
+
+static const uint64_t far_away = 0x7000dead0000ull; /* as in kernels.ptx */
+
+static void write_to(CUcontext context, CUdeviceptr address)
+{
+	uint64_t nowhere, *p = access_word(context, address, ADDRESS_WRITE, &nowhere);
+
+	if (p)
+		*p = 7;
+}
+
+/* Into p[0], as the kernel does. */
+static void read_from(CUcontext context, CUdeviceptr address, CUdeviceptr p)
+{
+	uint64_t nothing, nowhere, *from = access_word(context, address, ADDRESS_READ, &nothing);
+	uint64_t *to = from ? access_word(context, p, ADDRESS_WRITE, &nowhere) : NULL;
+
+	if (to)
+		*to = *from;
 }
 
 static void unmapped_write(CUcontext context, const struct work *work)
 {
 	(void)work;
-	fault_access(context, 0x7000dead0000ull, "FAULT_PDE", "WRITE");
+	write_to(context, far_away);
 }
 
 static void unmapped_read(CUcontext context, const struct work *work)
 {
-	(void)work;
-	fault_access(context, 0x7000dead0000ull, "FAULT_PDE", "READ");
+	read_from(context, far_away, work->launch.values[0]);
 }
 
 static void unmapped_atomic(CUcontext context, const struct work *work)
 {
+	uint64_t nowhere, *p = access_word(context, far_away, ADDRESS_ATOMIC, &nowhere);
+
 	(void)work;
-	fault_access(context, 0x7000dead0000ull, "FAULT_PDE", "ATOMIC");
+	if (p)
+		__atomic_fetch_add(p, 1, __ATOMIC_RELAXED);
 }
 
 static void null_write(CUcontext context, const struct work *work)
 {
 	(void)work;
-	fault_access(context, 0, "FAULT_PDE", "WRITE");
+	write_to(context, 0);
 }
 
 static void near_null_write(CUcontext context, const struct work *work)
 {
 	(void)work;
-	fault_access(context, 0x1000, "FAULT_PDE", "WRITE");
+	write_to(context, 0x1000);
 }
 
-/* p[0] = 7: faults where memory was freed or may only be read. */
+static void array_null_write(CUcontext context, const struct work *work)
+{
+	(void)work;
+	write_to(context, 0x100000);
+}
+
+static void array_null_read(CUcontext context, const struct work *work)
+{
+	read_from(context, 0x100000, work->launch.values[0]);
+}
+
+/* p[0]: faults where memory was freed or may only be read. */
 static void touch(CUcontext context, const struct work *work)
 {
-	CUdeviceptr p = work->launch.values[0];
+	write_to(context, work->launch.values[0]);
+}
 
-	if (address_may(p, 8, ADDRESS_WRITE))
-		*(uint64_t *)p = 7;
-	else
-		fault_access(context, p, address_may(p, 8, ADDRESS_READ) ? "FAULT_RO_VIOLATION" : "FAULT_PDE", "WRITE");
+static void managed_oob(CUcontext context, const struct work *work)
+{
+	write_to(context, work->launch.values[0] + (1ull << 30));
 }
 
 static void misaligned(CUcontext context, const struct work *work)
@@ -128,7 +191,11 @@ const struct kernel fault_kernels[] = {
 	{ "oob_atomic", 1, unmapped_atomic, NULL },
 	{ "null_write", 1, null_write, NULL },
 	{ "near_null_write", 1, near_null_write, NULL },
+	{ "array_null_write", 1, array_null_write, NULL },
+	{ "array_null_read", 1, array_null_read, NULL },
 	{ "use_after_free", 1, touch, NULL },
+	{ "managed_freed", 1, touch, NULL },
+	{ "managed_oob", 1, managed_oob, NULL },
 	{ "ro_write", 1, touch, NULL },
 	{ "misaligned", 1, misaligned, NULL },
 	{ "trap", 1, trap, NULL },

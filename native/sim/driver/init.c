@@ -51,6 +51,7 @@ static CUresult initialise(void)
 	if (!machine_open())
 		return CUDA_ERROR_NO_DEVICE;
 	driver.pid = getpid();
+	space_open();
 	driver.mps = mps_probe() == 0;
 	if (driver.mps) {
 		attached = mps_attach(0, 0, &driver.link);

@@ -6,20 +6,6 @@
 
 #define CLOCKS_PER_US 1755ull /* of an H200 at work */
 
-static uint64_t *words(uint64_t value)
-{
-	return (uint64_t *)value;
-}
-
-/* False: the access faulted, and the kernel is over. */
-static bool may(CUcontext context, CUdeviceptr address, size_t bytes, unsigned access)
-{
-	if (address_may(address, bytes, access))
-		return true;
-	fault_access(context, address, "FAULT_PDE", access & ADDRESS_WRITE ? "WRITE" : "READ");
-	return false;
-}
-
 static uint64_t cycles_ns(uint64_t cycles)
 {
 	return cycles > UINT64_MAX / 1000 ? UINT64_MAX : cycles * 1000 / CLOCKS_PER_US;
@@ -33,20 +19,21 @@ static uint64_t spin_needs(const struct work *work)
 /* spin(u64 *p, i64 cycles): p[0] += 1 afterwards. */
 static void spin(CUcontext context, const struct work *work)
 {
-	CUdeviceptr p = work->launch.values[0];
+	uint64_t nowhere, *p;
 
-	if (may(context, p, 8, ADDRESS_READ | ADDRESS_WRITE) && queue_sleep(context, spin_needs(work)))
-		*words(p) += 1;
+	if (queue_sleep(context, spin_needs(work)) &&
+	    (p = access_word(context, work->launch.values[0], ADDRESS_READ | ADDRESS_WRITE, &nowhere)))
+		*p += 1;
 }
 
 /* count_up(u64 *p): each thread adds 1. */
 static void count_up(CUcontext context, const struct work *work)
 {
-	CUdeviceptr p = work->launch.values[0];
-	uint64_t threads = (uint64_t)work->launch.grid * work->launch.block;
+	uint64_t threads = (uint64_t)work->launch.grid * work->launch.block, nowhere;
+	_Atomic uint64_t *p = access_word(context, work->launch.values[0], ADDRESS_ATOMIC, &nowhere);
 
-	if (may(context, p, 8, ADDRESS_READ | ADDRESS_WRITE))
-		atomic_fetch_add((_Atomic uint64_t *)words(p), threads);
+	if (p)
+		atomic_fetch_add(p, threads);
 }
 
 static uint64_t endless(const struct work *work)
@@ -58,7 +45,9 @@ static uint64_t endless(const struct work *work)
 /* hang(u64 *p): until p[0] is 12345, which this one does not look for. */
 static void hang(CUcontext context, const struct work *work)
 {
-	if (may(context, work->launch.values[0], 8, ADDRESS_READ))
+	uint64_t nowhere;
+
+	if (access_word(context, work->launch.values[0], ADDRESS_READ, &nowhere))
 		queue_sleep(context, UINT64_MAX);
 }
 
@@ -67,29 +56,51 @@ static uint64_t pattern(uint64_t seed, uint64_t index)
 	return seed ^ index * 0x9e3779b97f4a7c15u;
 }
 
+/* How many of the words from p[from] on can be reached in the same way; 0: the first faulted, and the kernel is over. */
+static uint64_t reach(CUcontext context, CUdeviceptr p, uint64_t from, uint64_t n, unsigned access, bool *is_memory)
+{
+	struct extent extent = access_extent(p + from * 8, (n - from) * 8, access);
+
+	*is_memory = extent.kind == EXTENT_MEMORY;
+	if (extent.kind != EXTENT_BAD && extent.bytes >= 8)
+		return extent.bytes / 8;
+	fault_access(context, p + from * 8, access, false);
+	return 0;
+}
+
 /* fill(u64 *p, u64 n, u64 seed) */
 static void fill(CUcontext context, const struct work *work)
 {
 	CUdeviceptr p = work->launch.values[0];
-	uint64_t n = work->launch.values[1];
+	uint64_t n = work->launch.values[1], more = 1;
 
-	if (n > SIZE_MAX / 8 || !may(context, p, n * 8, ADDRESS_WRITE))
-		return;
-	for (uint64_t i = 0; i < n; i++)
-		words(p)[i] = pattern(work->launch.values[2], i);
+	for (uint64_t i = 0; n <= SIZE_MAX / 8 && i < n && more; i += more) {
+		bool is_memory;
+
+		more = reach(context, p, i, n, ADDRESS_WRITE, &is_memory);
+		for (uint64_t j = i; is_memory && j < i + more; j++)
+			((uint64_t *)p)[j] = pattern(work->launch.values[2], j);
+	}
 }
 
 /* check(u64 *p, u64 n, u64 seed, u64 *bad): adds the number of wrong words to bad[0]. */
 static void check(CUcontext context, const struct work *work)
 {
-	CUdeviceptr p = work->launch.values[0], bad = work->launch.values[3];
-	uint64_t n = work->launch.values[1], wrong = 0;
+	CUdeviceptr p = work->launch.values[0];
+	uint64_t n = work->launch.values[1], wrong = 0, more, nowhere, *bad;
 
-	if (n > SIZE_MAX / 8 || !may(context, p, n * 8, ADDRESS_READ) || !may(context, bad, 8, ADDRESS_READ | ADDRESS_WRITE))
-		return;
-	for (uint64_t i = 0; i < n; i++)
-		wrong += words(p)[i] != pattern(work->launch.values[2], i);
-	*words(bad) += wrong;
+	for (uint64_t i = 0; n <= SIZE_MAX / 8 && i < n; i += more) {
+		bool is_memory;
+
+		more = reach(context, p, i, n, ADDRESS_READ, &is_memory);
+		if (!more)
+			return;
+		for (uint64_t j = i; j < i + more; j++)
+			wrong += (is_memory ? ((uint64_t *)p)[j] : 0) != pattern(work->launch.values[2], j);
+	}
+	bad = access_word(context, work->launch.values[3], ADDRESS_ATOMIC, &nowhere);
+	if (bad)
+		*bad += wrong;
 }
 
 /* smids(u32 *m): m[s] = 1 for each SM on which a block ran. */
@@ -100,10 +111,14 @@ static void smids(CUcontext context, const struct work *work)
 	CUdeviceptr m = work->launch.values[0];
 
 	sms = sms < work->launch.grid ? sms : work->launch.grid;
-	if (!may(context, m, sms * 4ul, ADDRESS_WRITE))
-		return;
-	for (unsigned i = 0; i < sms; i++)
-		((uint32_t *)m)[i] = 1;
+	for (unsigned i = 0; i < sms; i++) {
+		uint64_t nowhere;
+		uint32_t *mark = access_word(context, m + i * 4ul, ADDRESS_WRITE, &nowhere);
+
+		if (!mark)
+			return;
+		*mark = 1;
+	}
 }
 
 static const struct kernel kernels[] = {

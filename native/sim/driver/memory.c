@@ -92,6 +92,14 @@ SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* It lies on the device from the beginning, and does not move. */
+SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
+{
+	if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)
+		return CUDA_ERROR_INVALID_VALUE;
+	return cuMemAlloc_v2(dptr, bytesize);
+}
+
 SIM_EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr)
 {
 	CUcontext context;

@@ -74,6 +74,7 @@ static int take_terms(struct mps_link *link, struct link_packet *packet)
 	if (page == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	link->page = page;
+	link->page->space_pid = space_pid();
 	driver.pid = packet->head.pid;
 	driver.server_pid = packet->head.uid;
 	return CUDA_SUCCESS;

@@ -77,6 +77,7 @@ struct link_client { /* one row of the ANSWER to GET_CLIENTS, whose flags say fr
 struct link_page { /* shared by one context and its server: the client writes, the server reads */
 	_Atomic uint64_t kernel_started_ns; /* 0: idle */
 	_Atomic uint64_t kernel_needs_ns;   /* UINT64_MAX: endless */
+	_Atomic int32_t space_pid;          /* names its files in MPSD_SIM_DIR/uvm; 0: it has none */
 };
 
 struct link_packet {

@@ -128,5 +128,6 @@ bool machine_is_fast(void);    /* MPSD_SIM_FAST=1 */
 unsigned machine_delay_ms(unsigned usual_ms, unsigned fast_ms);
 unsigned long machine_knob(const char *name, unsigned long otherwise);
 void machine_sleep_ms(unsigned ms);
+bool machine_is_lost(const char *knob); /* by chance, in as many of a hundred cases as the knob says */
 
 #endif

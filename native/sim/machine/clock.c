@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 uint64_t machine_now_ns(void)
 {
@@ -41,4 +42,22 @@ void machine_sleep_ms(unsigned ms)
 
 	while (nanosleep(&left, &left) < 0 && errno == EINTR)
 		;
+}
+
+/* A chance of our own: the program's rand() is the program's. */
+bool machine_is_lost(const char *knob)
+{
+	static _Atomic uint64_t state;
+	unsigned long percent = machine_knob(knob, 0);
+	uint64_t x = state;
+
+	if (!percent)
+		return false;
+	if (!x)
+		x = machine_knob("MPSD_SIM_SEED", (unsigned long)getpid() ^ machine_now_ns()) * 0x9e3779b97f4a7c15u | 1;
+	x ^= x << 13;
+	x ^= x >> 7;
+	x ^= x << 17;
+	state = x;
+	return x % 100 < percent;
 }

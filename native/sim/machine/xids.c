@@ -50,7 +50,8 @@ void machine_xid(unsigned gpu, unsigned code, pid_t pid, const char *text)
 	xid->pid = pid;
 	snprintf(xid->text, sizeof(xid->text), "NVRM: Xid (PCI:0000:00:%02x): %u, %s", gpu + 6, code, text);
 	state->gpus[gpu].xids++;
-	append_kmsg(xid);
+	if (!machine_is_lost("MPSD_SIM_XID_LOSS"))
+		append_kmsg(xid);
 	machine_unlock();
 }
 

@@ -65,7 +65,7 @@ static bool take(nvmlEventSet_t set, nvmlEventData_t *data)
 	while (!found && set->next_xid < state->next_xid) {
 		const struct machine_xid *xid = &state->xids[set->next_xid++ % MACHINE_XIDS];
 
-		if (!(set->gpus & 1u << xid->gpu))
+		if (!(set->gpus & 1u << xid->gpu) || machine_is_lost("MPSD_SIM_NVML_LOSS"))
 			continue;
 		*data = (nvmlEventData_t){ &state->gpus[xid->gpu], NVML_XID_EVENT, xid->code, ~0u, ~0u };
 		found = true;

@@ -126,11 +126,31 @@ void client_new(struct server *server, const struct link_packet *said)
 	server->count++;
 }
 
-/* A process that dies in the middle of a long kernel takes the others along; up to 12 ms none did. */
+/* A process that dies in the middle of a long kernel takes the others along; up to 12 ms none did.  That of a frozen process
+ * ends all the same, though nobody takes note of it. */
 static bool died_in_kernel(const struct connection *client)
 {
-	return client->page && !client->bye && !client->terminated && client->page->kernel_started_ns &&
-	       client->page->kernel_needs_ns > LONG_KERNEL_MS * 1000000ull;
+	uint64_t started = client->page ? client->page->kernel_started_ns : 0;
+	uint64_t needs = client->page ? client->page->kernel_needs_ns : 0;
+
+	return started && !client->bye && !client->terminated && needs > LONG_KERNEL_MS * 1000000ull &&
+	       machine_now_ns() - started < needs;
+}
+
+/* Whoever keeps its address space puts the consequences off: perhaps there will be none. */
+static void die(struct server *server, const struct connection *client)
+{
+	if (client->space_pid && space_is_held(client->space_pid))
+		space_hold(server, client);
+	else
+		fault_begin(server, client, FAULT_KILLED, "channel error");
+}
+
+static uint64_t kernel_end(const struct link_page *page)
+{
+	uint64_t started = page->kernel_started_ns, needs = page->kernel_needs_ns;
+
+	return needs > UINT64_MAX - started ? UINT64_MAX : started + needs;
 }
 
 static void client_gone(struct server *server, struct connection *client)
@@ -140,6 +160,8 @@ static void client_gone(struct server *server, struct connection *client)
 
 	close(client->fd);
 	client->fd = -1;
+	client->space_pid = client->page ? client->page->space_pid : 0;
+	client->kernel_end_ns = killed ? kernel_end(client->page) : 0;
 	if (client->page)
 		munmap(client->page, 4096);
 	client->page = NULL;
@@ -157,7 +179,9 @@ static void client_gone(struct server *server, struct connection *client)
 		log_server("Client process %d disconnected", pid);
 	}
 	if (killed)
-		fault_begin(server, client, FAULT_KILLED, "channel error");
+		die(server, client);
+	else if (!context)
+		space_forget(server, client->space_pid);
 	fault_client_gone(server);
 }
 
@@ -199,28 +223,4 @@ void client_list(struct server *server, unsigned from)
 		memcpy(rows[count++].command, client->command, sizeof(rows->command));
 	}
 	link_send(server->control, LINK_ANSWER, (struct link_head){ 0 }, rows, count * sizeof(*rows), LINK_NO_FD);
-}
-
-int client_terminate(struct server *server, pid_t pid)
-{
-	int result = CUDA_INVALID_VALUE;
-
-	for (unsigned i = 0; i < server->count; i++) {
-		struct connection *client = &server->list[i];
-
-		if (client->fd < 0 || client->refusal || client->pid != pid)
-			continue;
-		result = client->terminated ? CUDA_INVALID_CONTEXT : 0;
-		if (client->terminated)
-			continue;
-		client->terminated = true;
-		if (client->context)
-			log_server("MPS server requesting client {PID: %d, Context ID: %d} to exit", (int)pid, client->context);
-		link_send(client->fd, LINK_FAULTED, (struct link_head){ .status = CUDA_TERMINATED }, NULL, 0, LINK_NO_FD);
-	}
-	if (result)
-		return result;
-	machine_sleep_ms(machine_delay_ms(6, 1));
-	log_server("Client termination succeeded.");
-	return 0;
 }

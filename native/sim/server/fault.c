@@ -64,31 +64,6 @@ static void doom(struct connection *client, const struct course *course, uint64_
 	client->doomed = course->others_code != 0;
 }
 
-/* Only the first fault counts: what follows is its consequence. */
-void fault_begin(struct server *server, const struct connection *culprit, enum fault_class class, const char *access)
-{
-	const struct course *course = &courses[class];
-	pid_t pid = culprit ? culprit->pid : 0;
-	uint64_t start = machine_now_ns();
-
-	if (coming.course || server->fault)
-		return;
-	coming.gpu = culprit ? culprit->gpu : server->view.gpu[0];
-	for (unsigned i = 0; i < server->count; i++) {
-		struct connection *client = &server->list[i];
-
-		if (client->fd >= 0 && !client->refusal && !client->terminated &&
-		    (course->others_code || client->pid == pid))
-			doom(client, course, start, client->pid == pid);
-	}
-	if (!course->others_code)
-		return;
-	coming.course = course;
-	coming.xid_ns = course->xid == XID_NONE ? 0 : after(start, course->xid_ms);
-	coming.known_ns = after(start, course->known_ms);
-	snprintf(coming.access, sizeof(coming.access), "%s", access);
-}
-
 static void raise_xids(struct server *server)
 {
 	const struct connection *named = scapegoat(server);
@@ -111,6 +86,40 @@ static void raise_xids(struct server *server)
 		machine_xid_channel(coming.gpu, getpid());
 		return;
 	}
+}
+
+bool fault_is_near(const struct server *server)
+{
+	return coming.known_ns || server->fault;
+}
+
+/* Only the first fault counts: what follows is its consequence. */
+void fault_begin(struct server *server, const struct connection *culprit, enum fault_class class, const char *access)
+{
+	const struct course *course = &courses[class];
+	pid_t pid = culprit ? culprit->pid : 0;
+	uint64_t start = machine_now_ns();
+	unsigned long late_ms = machine_knob("MPSD_SIM_XID_DELAY_MS", 0);
+
+	if (fault_is_near(server))
+		return;
+	if (coming.xid_ns)
+		raise_xids(server); /* those of the fault before, late as they are */
+	coming.gpu = culprit ? culprit->gpu : server->view.gpu[0];
+	for (unsigned i = 0; i < server->count; i++) {
+		struct connection *client = &server->list[i];
+
+		if (client->fd >= 0 && !client->refusal && !client->terminated &&
+		    (course->others_code || client->pid == pid))
+			doom(client, course, start, client->pid == pid);
+	}
+	if (!course->others_code)
+		return;
+	coming.course = course;
+	server->culprit = pid;
+	coming.xid_ns = course->xid == XID_NONE ? 0 : after(start, course->xid_ms) + late_ms * 1000000ull;
+	coming.known_ns = after(start, course->known_ms);
+	snprintf(coming.access, sizeof(coming.access), "%s", access);
 }
 
 static void log_fault(struct server *server)

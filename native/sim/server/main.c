@@ -80,7 +80,7 @@ static void control_said(struct server *server)
 		client_list(server, packet.head.flags);
 		return;
 	case LINK_TERMINATE:
-		answer(server, client_terminate(server, packet.head.pid));
+		terminate_asked(server, packet.head.pid);
 		return;
 	case LINK_SHUTDOWN:
 		asked_to_leave(server);
@@ -100,8 +100,10 @@ static void forget_closed(struct server *server)
 
 static int wait_ms(const struct server *server)
 {
-	uint64_t next = fault_next_ns(server), now = machine_now_ns();
+	uint64_t next = fault_next_ns(server), now = machine_now_ns(), look = space_next_ns(server, now);
 
+	if (look && (!next || look < next))
+		next = look;
 	for (unsigned i = 0; i < server->count; i++)
 		if (server->list[i].answer_ns && (!next || server->list[i].answer_ns < next))
 			next = server->list[i].answer_ns;
@@ -126,7 +128,9 @@ static void loop(struct server *server, struct pollfd *items)
 		if (items[0].revents)
 			control_said(server);
 		client_answers(server, machine_now_ns());
+		space_run(server, machine_now_ns());
 		fault_run(server, machine_now_ns());
+		terminate_run(server);
 		forget_closed(server);
 	}
 }

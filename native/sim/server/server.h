@@ -23,6 +23,8 @@ struct connection {
 	uint64_t namespace_id;
 	char command[64];
 	struct link_page *page;
+	pid_t space_pid;        /* once it has gone: names its address space; 0: it had none */
+	uint64_t kernel_end_ns; /* of that in which it died; UINT64_MAX: endless */
 	int refusal;        /* the CUresult that answers it; 0: it is accepted */
 	uint64_t answer_ns; /* when; 0: done */
 	struct link_settings terms; /* what holds for its process: that of the moment in which the process came */
@@ -34,6 +36,15 @@ struct connection {
 	uint64_t fail_ns;   /* when to tell it fail_code; 0: nothing to tell */
 	int late_code;      /* what to tell it after that; 0: nothing */
 	uint64_t late_ns;
+};
+
+enum { SERVER_HELD = 256 };
+
+struct held { /* it died in the middle of a kernel, and somebody keeps its address space */
+	pid_t pid; /* 0: free */
+	pid_t space_pid;
+	unsigned gpu;
+	uint64_t end_ns; /* of the kernel; UINT64_MAX: never */
 };
 
 struct server {
@@ -49,14 +60,27 @@ struct server {
 	bool fault;
 	bool destroyed; /* the device context has gone after a fault */
 	bool leaving;
+	pid_t culprit;     /* of the fault that is on its way or here; 0: nobody */
+	pid_t to_terminate; /* the control daemon waits for the answer, and does nothing else; 0: it does not */
+	struct held held[SERVER_HELD];
 };
 
 /* clients.c */
 void client_new(struct server *server, const struct link_packet *packet);
 void client_said(struct server *server, struct connection *client);
 void client_list(struct server *server, unsigned from);
-int client_terminate(struct server *server, pid_t pid);
 unsigned client_workers(const struct server *server);
+
+/* spaces.c: the address spaces of the dead */
+bool space_is_held(pid_t space_pid); /* by somebody other than its client, who has gone */
+void space_forget(const struct server *server, pid_t space_pid); /* takes its files away, unless it is held */
+void space_hold(struct server *server, const struct connection *client); /* takes nothing; its death waits */
+void space_run(struct server *server, uint64_t now);
+uint64_t space_next_ns(const struct server *server, uint64_t now); /* 0: nothing to come */
+
+/* terminate.c */
+void terminate_asked(struct server *server, pid_t pid); /* answers, or keeps the control daemon waiting */
+void terminate_run(struct server *server);
 
 /* answers.c */
 void client_answers(struct server *server, uint64_t now);
@@ -66,6 +90,7 @@ void fault_begin(struct server *server, const struct connection *culprit, enum f
 void fault_run(struct server *server, uint64_t now);
 uint64_t fault_next_ns(const struct server *server); /* 0: nothing to come */
 void fault_client_gone(struct server *server);
+bool fault_is_near(const struct server *server); /* on its way, or here */
 
 /* startup.c */
 void startup(struct server *server); /* exits on failure */

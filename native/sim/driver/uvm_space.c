@@ -1,0 +1,134 @@
+/* Our stand-in for /dev/nvidia-uvm: events for whoever listens, and the ranges that he laid into our address space. */
+#include "driver.h"
+#include "uvm_space.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { GPC = 1, CLIENT = 0x27, COPY_PAGES = 20, COPY_STEP = 64 << 10 };
+
+static struct uvm_space *space; /* NULL: the machine has no UVM */
+static int events = -1;
+static pid_t owner;
+static char space_path[300], events_path[300];
+
+/* A child has the descriptors too, but the names are its parent's. */
+static void unlink_at_exit(void)
+{
+	if (owner != getpid())
+		return;
+	unlink(space_path);
+	unlink(events_path);
+}
+
+/* Files of that name are of somebody dead who had our pid. */
+static int create_space(void)
+{
+	int fd;
+
+	unlink(space_path);
+	fd = open(space_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return -errno;
+	if (flock(fd, LOCK_EX | LOCK_NB) == 0 && ftruncate(fd, UVM_SPACE_BYTES) == 0)
+		space = mmap(NULL, UVM_SPACE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (space && space != MAP_FAILED)
+		return 0; /* the descriptor stays open: it is what others find and duplicate */
+	space = NULL;
+	close(fd);
+	return -ENOMEM;
+}
+
+void space_open(void)
+{
+	char directory[280];
+
+	if (space)
+		return;
+	owner = getpid();
+	snprintf(directory, sizeof(directory), "%s/uvm", machine_directory());
+	if (mkdir(directory, 0777) == 0)
+		(void)chmod(directory, 01777); /* other uids are on the machine too */
+	snprintf(space_path, sizeof(space_path), "%s/%d.space", directory, (int)owner);
+	snprintf(events_path, sizeof(events_path), "%s/%d.events", directory, (int)owner);
+	if (create_space() < 0)
+		return;
+	unlink(events_path);
+	if (mkfifo(events_path, 0600) == 0)
+		events = open(events_path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
+	space->version = UVM_SPACE_VERSION;
+	__atomic_store_n(&space->magic, UVM_SPACE_MAGIC, __ATOMIC_RELEASE);
+	atexit(unlink_at_exit);
+}
+
+pid_t space_pid(void)
+{
+	return space ? owner : 0;
+}
+
+void space_register(void)
+{
+	if (space)
+		__atomic_store_n(&space->registered, 1, __ATOMIC_RELEASE);
+}
+
+/* The page is written by others: nothing in it is trusted. */
+size_t space_sparse_bytes(CUdeviceptr at, size_t bytes)
+{
+	uint32_t count = space ? __atomic_load_n(&space->range_count, __ATOMIC_ACQUIRE) : 0;
+
+	for (uint32_t i = 0; i < count && i < UVM_SPACE_RANGES; i++) {
+		const struct uvm_range *range = &space->ranges[i];
+		uint64_t base = __atomic_load_n(&range->base, __ATOMIC_RELAXED);
+		uint64_t length = __atomic_load_n(&range->length, __ATOMIC_RELAXED);
+
+		if (at >= base && at - base < length && __atomic_load_n(&range->is_sparse, __ATOMIC_ACQUIRE))
+			return length - (at - base) < bytes ? length - (at - base) : bytes;
+	}
+	return 0;
+}
+
+static void put(const struct uvm_entry *entry)
+{
+	if (!machine_is_lost("MPSD_SIM_UVM_LOSS") && write(events, entry, sizeof(*entry)) == (ssize_t)sizeof(*entry))
+		return;
+	__atomic_fetch_add(&space->dropped, 1, __ATOMIC_RELAXED);
+}
+
+static struct uvm_entry entry_of(const struct bad_access *bad, enum uvm_event event)
+{
+	return (struct uvm_entry){
+		.event = event,
+		.fault = bad->is_read_only ? UVM_FAULT_WRITE : UVM_FAULT_INVALID_PDE,
+		.access = bad->access & ADDRESS_ATOMIC ? UVM_ATOMIC : bad->access & ADDRESS_WRITE ? UVM_WRITE : UVM_READ,
+		.processor = (uint8_t)(bad->gpu + 1),
+		.reason = GPC,
+		.client = event == UVM_GPU_FAULT ? CLIENT : 0,
+		.address = bad->address,
+		.time_ns = machine_now_ns(),
+	};
+}
+
+/* A copy engine goes on for a while before it is stopped: it faults on page after page, on each twice. */
+void space_report(const struct bad_access *bad)
+{
+	unsigned pages = bad->is_copy ? COPY_PAGES : 1;
+	struct uvm_entry entry;
+
+	if (!space || events < 0 || !__atomic_load_n(&space->attached, __ATOMIC_ACQUIRE))
+		return;
+	for (unsigned i = 0; i < pages * (bad->is_copy ? 2 : 1); i++) {
+		entry = entry_of(bad, UVM_GPU_FAULT);
+		entry.address += bad->is_copy ? (uint64_t)(i / 2) * COPY_STEP : 0;
+		put(&entry);
+	}
+	entry = entry_of(bad, UVM_FATAL_FAULT);
+	put(&entry);
+}

@@ -1,0 +1,62 @@
+/* terminate_client: ends a client's work.  Beside a fault it waits, as the vendor's does, until the culprit has gone. */
+#include "server.h"
+
+static struct connection *connection_of(struct server *server, pid_t pid)
+{
+	for (unsigned i = 0; i < server->count; i++)
+		if (server->list[i].fd >= 0 && !server->list[i].refusal && server->list[i].pid == pid)
+			return &server->list[i];
+	return NULL;
+}
+
+static int terminate(struct server *server, pid_t pid)
+{
+	int result = CUDA_INVALID_VALUE;
+
+	for (unsigned i = 0; i < server->count; i++) {
+		struct connection *client = &server->list[i];
+
+		if (client->fd < 0 || client->refusal || client->pid != pid)
+			continue;
+		result = client->terminated ? CUDA_INVALID_CONTEXT : 0;
+		if (client->terminated)
+			continue;
+		client->terminated = true;
+		if (client->context)
+			log_server("MPS server requesting client {PID: %d, Context ID: %d} to exit", (int)pid, client->context);
+		link_send(client->fd, LINK_FAULTED, (struct link_head){ .status = CUDA_TERMINATED }, NULL, 0, LINK_NO_FD);
+	}
+	if (result)
+		return result;
+	machine_sleep_ms(machine_delay_ms(6, 1));
+	log_server("Client termination succeeded.");
+	return 0;
+}
+
+static void answer(struct server *server, pid_t pid)
+{
+	link_send(server->control, LINK_ANSWER, (struct link_head){ .status = terminate(server, pid) }, NULL, 0, LINK_NO_FD);
+}
+
+static bool must_wait(struct server *server)
+{
+	return fault_is_near(server) && server->culprit && connection_of(server, server->culprit);
+}
+
+void terminate_asked(struct server *server, pid_t pid)
+{
+	if (connection_of(server, pid) && must_wait(server))
+		server->to_terminate = pid;
+	else
+		answer(server, pid);
+}
+
+void terminate_run(struct server *server)
+{
+	pid_t pid = server->to_terminate;
+
+	if (!pid || must_wait(server))
+		return;
+	server->to_terminate = 0;
+	answer(server, pid);
+}
