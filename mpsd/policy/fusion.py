@@ -11,8 +11,8 @@ Whose an observation is; the first row that fits.  "Near" is within 2 s of what 
 
 (1) Nobody in them is suspected then.  (2) If it was seen before they were, or just after.
 
-A proof that names another process than a proof before it is of another fault: it is evidence there, and an incident of its own.
-The first that came keeps the incident, so that what was said is not unsaid.  A core dump that tells its domain alone, of a process
+A proof that names another process than a proof before it is of another fault: evidence there, and an incident of its own.  The
+first that came keeps the incident, so that what was said is not unsaid.  A core dump that tells its domain alone, of a process
 that was not present there, is of a fault that is not known; and who was present was not known either.
 What belongs nowhere opens an incident, or waits for one:
 
@@ -24,10 +24,10 @@ What belongs nowhere opens an incident, or waits for one:
 | a client's first error, the end of a process, a dump without an exception | nothing | waits for 2 s; dropped |
 | any other Xid; one that tells no domain | nothing | waits for 2 s; dropped and counted |
 
-Sources are late and lossy.  What the collector has to provide of everything that tells its domain is `present`: the clients that
-are connected to the domain's servers or on their way, and those that went up to PRESENT_SECONDS before, and not before its servers
-were last renewed.  `process` of an Xid is set only where it is a client.  An incident that is first heard of later than that, or
-when its domain already has other servers or none, accuses nobody without proof: who was there is not known.
+Sources are late and lossy.  What the collector has to provide of everything that tells its domain is `present`: the clients
+that are connected to the domain's servers or on their way, and those that went up to PRESENT_SECONDS before, and not before its
+servers were last renewed.  `process` of an Xid is set only where it is a client.  An incident that is first heard of later than
+that, or when its domain already has other servers or none, accuses nobody without proof: who was there is not known.
 
 Prose: docs/faults.md.
 """

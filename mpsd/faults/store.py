@@ -1,0 +1,144 @@
+"""Incidents and blame, on disk: SQLite with a write-ahead log.
+
+Every method is one transaction, and what it wrote is there after a `kill -9` once it has returned.  A file of its own, private
+to mpsd: it says who did what.  It is about the past: where it cannot be written, that is logged and mpsd goes on.  Numbers are
+never used twice, though incidents are removed.  Prose: docs/faults.md.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from mpsd.errors import UnusablePath
+from mpsd.fault import Incident
+from mpsd.policy.blame_state import BlameState
+from mpsd.policy.incident_text import blame_of, blame_text, incident_of, incident_text
+
+log = structlog.get_logger()
+SCHEMA_VERSION = 1
+KEPT = 10_000
+_SCHEMA = """
+CREATE TABLE incidents (number INTEGER PRIMARY KEY AUTOINCREMENT, revision INTEGER NOT NULL, began_at REAL NOT NULL,
+                        domain TEXT NOT NULL, gpu TEXT NOT NULL, class TEXT NOT NULL, body TEXT NOT NULL);
+CREATE TABLE blame (one INTEGER PRIMARY KEY CHECK (one = 1), body TEXT NOT NULL);
+"""
+_SAVE = """
+INSERT INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (number) DO UPDATE SET revision = excluded.revision, began_at = excluded.began_at, domain = excluded.domain,
+    gpu = excluded.gpu, class = excluded.class, body = excluded.body WHERE excluded.revision > revision
+"""
+_FORGET = "DELETE FROM incidents WHERE number <= (SELECT MAX(number) FROM incidents) - ?"
+
+Write = tuple[str, tuple[Any, ...]]
+Value = TypeVar("Value")
+
+
+class FaultStore:
+    """Guards one database file; used from the trio thread alone.  Raises UnusablePath where it cannot be opened or read.
+
+    kept: how many numbers back incidents are kept.
+    """
+
+    def __init__(self, path: Path, kept: int = KEPT) -> None:
+        self._path, self._kept = path, kept
+        try:
+            path.touch(0o600)  # private from its first byte on
+            path.chmod(0o600)
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            found = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if found == 0:
+                self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        except (sqlite3.Error, OSError) as exc:
+            raise UnusablePath(f"{path} cannot be used: {exc}; it holds past faults and whom they are blamed on") from None
+        if found not in (0, SCHEMA_VERSION):
+            raise UnusablePath(f"{path} has version {found}, this mpsd reads {SCHEMA_VERSION}: quit the other mpsd first")
+
+    def next_number(self) -> int:
+        """Of the next incident: no older one has ever had it."""
+        rows = self._read("SELECT seq FROM sqlite_sequence WHERE name = 'incidents'")
+        return int(rows[0][0]) + 1 if rows else 1
+
+    def save(self, incident: Incident) -> bool:
+        """Its newest revision; an older one than is there changes nothing.  False: it could not be written."""
+        return self._write([*self._saving(incident)])
+
+    def save_with_blame(self, incident: Incident, state: BlameState) -> bool:
+        """Both or neither: a conviction without its incident could be explained to nobody."""
+        return self._write([*self._saving(incident), _blame(state)])
+
+    def save_blame(self, state: BlameState) -> bool:
+        return self._write([_blame(state)])
+
+    def incident(self, number: int) -> Incident | None:
+        """None: there was none, or it is no longer kept."""
+        rows = self._read("SELECT body FROM incidents WHERE number = ?", (number,))
+        return self._incident(rows[0][0]) if rows else None
+
+    def incidents(self, most: int, before: int | None = None) -> Sequence[Incident]:
+        """The newest first; before: with smaller numbers alone."""
+        where, values = ("WHERE number < ?", (before,)) if before is not None else ("", ())
+        rows = self._read(f"SELECT body FROM incidents {where} ORDER BY number DESC LIMIT ?", (*values, most))
+        return [self._incident(body) for (body,) in rows]
+
+    def unsettled(self) -> Sequence[Incident]:
+        """Those that an mpsd that has gone had not finished, the oldest first."""
+        rows = self._read("SELECT body FROM incidents WHERE NOT json_extract(body, '$.is_settled') ORDER BY number")
+        return [self._incident(body) for (body,) in rows]
+
+    def blame(self) -> BlameState:
+        rows = self._read("SELECT body FROM blame")
+        return self._parsed(blame_of, rows[0][0]) if rows else BlameState()
+
+    def watch_statements(self, seen: Callable[[str], object]) -> None:
+        """For tests that cut at every statement: `seen` is called before each is executed."""
+        self._db.set_trace_callback(seen)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _saving(self, incident: Incident) -> Iterator[Write]:
+        of = incident
+        row = (of.number, of.revision, of.began_at, of.domain, of.gpu, of.fault_class.value, incident_text(of))
+        yield _SAVE, row
+        yield _FORGET, (self._kept,)
+
+    def _incident(self, body: str) -> Incident:
+        return self._parsed(incident_of, body)
+
+    def _parsed(self, parse: Callable[[str], Value], body: str) -> Value:
+        try:
+            return parse(body)
+        except (ValueError, KeyError, TypeError) as exc:
+            raise UnusablePath(f"{self._path} holds what this mpsd cannot read: {exc!r}; it may be removed") from None
+
+    def _read(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(statement, values).fetchall()
+        except sqlite3.Error as exc:
+            raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
+
+    def _write(self, writes: Sequence[Write]) -> bool:
+        """All or nothing."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in writes:
+                    self._db.execute(statement, values)
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as exc:
+            log.error("faults.not_stored", path=str(self._path), why=str(exc), effect="it is forgotten at a restart")
+            return False
+        return True
+
+
+def _blame(state: BlameState) -> Write:
+    return "INSERT OR REPLACE INTO blame VALUES (1, ?)", (blame_text(state),)

@@ -1,0 +1,228 @@
+"""Blame: who is placed apart after a fault, because it did it or could have.  Never a wrong conviction.
+
+What an incident does; the first row that fits.  Its suspects' keys are taken together: two processes of one key are one.
+
+| incident | effect |
+|---|---|
+| of the class DEVICE or HOST, or accuses nobody | none; what an earlier revision of it did is undone |
+| culprit PROVEN | its key is convicted; its case, if it is in one, is over |
+| culprit ALONE or LEFT, or all suspects have one key; settled | the same |
+| suspects are a part of one group of a case | they are split anew, everybody else of the case is cleared: one round |
+| a suspect's key is not known, the others are a part of one group | the case goes on as it is: it may have been that one |
+| any other suspects | a new case; they leave the cases that they were in |
+
+So of n suspects in k groups, one that faults again and again is convicted after at most ceil(log_k n) + 1 further faults, if
+groups are placed apart.  Killing is nobody's habit and broken memory nobody's deed: HOST and DEVICE convict and suspect nobody.
+
+Pure: time is given, in seconds since the epoch.  Prose: docs/faults.md, "Blame without proof".
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from mpsd.fault import Confidence, FaultClass, Incident
+from mpsd.model import ProcessId
+from mpsd.policy.blame_state import BlameState, Case, Change, Cleared, Convicted, Conviction, CrashRecord, Released, Suspected
+from mpsd.policy.fault_settings import FaultSettings
+
+MOST_CASES = 64
+MOST_KEYS = 1024  # convicted, and as many with a record
+_MOST_FAULTS = 32  # in a record
+_MOST_SECONDS = 86_400.0  # of quarantine, if it is not configured to be longer
+_BLAMELESS = frozenset({FaultClass.DEVICE, FaultClass.HOST})
+
+
+class Blame:
+    """Guards that only who faulted alone, or was proven to, is convicted; that a key is in one case at most; and bounds.
+
+    state: all there is to remember; a Blame that is given it goes on where this one was.
+    """
+
+    def __init__(self, settings: FaultSettings, state: BlameState | None = None) -> None:
+        self._settings = settings
+        state = state or BlameState()
+        self._cases = {case.number: case for case in state.cases}
+        self._convictions = {each.key: each for each in state.convictions}
+        self._records = {each.key: each for each in state.records}
+
+    @property
+    def state(self) -> BlameState:
+        cases, convictions = tuple(self._cases.values()), tuple(self._convictions.values())
+        return BlameState(cases, convictions, tuple(self._records.values()))
+
+    def take(self, incident: Incident, now_at: float) -> Sequence[Change]:
+        """Any revision of an incident, any number of times."""
+        accused = (incident.culprit,) if incident.culprit is not None else incident.suspects
+        if incident.fault_class in _BLAMELESS or not accused:
+            return self._undo(incident.number, "")
+        keys = _keys(incident, accused)
+        known = keys - {None}
+        if known != keys:
+            return self._prolong(incident.number, frozenset(each for each in keys if each), now_at)
+        if len(keys) == 1 and (incident.is_settled or incident.confidence is Confidence.PROVEN):
+            return self._convict(next(iter(keys)) or "", incident.number, now_at)
+        return self._suspect(incident.number, frozenset(each for each in keys if each), now_at)
+
+    def placement(self, key: str, now_at: float) -> str:
+        """The key of the domain that it has to be placed in; empty: with everybody."""
+        if not self._settings.quarantine:
+            return ""
+        conviction = self._convictions.get(key)
+        if conviction is not None and now_at < conviction.until and not conviction.is_released:
+            return f"quarantine:{key}"
+        case = self._case_of(key)
+        if case is None or now_at >= case.until:
+            return ""
+        index = next(index for index, group in enumerate(case.groups) if key in group)
+        return f"suspects:{case.number}:{case.version}.{index}"
+
+    def pause(self, key: str, now_at: float) -> float:
+        """For how many seconds it may not start."""
+        record = self._records.get(key)
+        if record is None:
+            return 0.0
+        times = [at for _, at in record.faults if now_at - at < self._settings.crash_seconds]
+        beyond = len(times) - self._settings.crash_faults
+        if not times or beyond < 0:
+            return 0.0
+        whole = min(2.0 ** min(beyond, _MOST_FAULTS), self._settings.crash_pause_max)
+        return max(0.0, min(whole, max(times) + whole - now_at))
+
+    def decay(self, now_at: float) -> Sequence[Change]:
+        """Who has been good for long enough; what is long past is forgotten."""
+        changes: list[Change] = []
+        for case in [each for each in self._cases.values() if each.until <= now_at]:
+            changes += self._close(case, "no further fault")
+        for each in list(self._convictions.values()):
+            if each.forget_at <= now_at:
+                del self._convictions[each.key]
+            if each.until <= now_at and not each.is_released:
+                changes.append(Released(each.key, "its time is over"))
+            if each.until <= now_at < each.forget_at:
+                self._convictions[each.key] = replace(each, is_released=True)
+        for record in list(self._records.values()):
+            late = tuple(fault for fault in record.faults if now_at - fault[1] < self._settings.crash_seconds)
+            self._keep_record(replace(record, faults=late))
+        return tuple(changes)
+
+    def next_decay_at(self) -> float | None:
+        """When `decay` has something to say."""
+        held = (each.until for each in self._convictions.values() if not each.is_released)
+        return min((*(case.until for case in self._cases.values()), *held), default=None)
+
+    # -- convictions -------------------------------------------------------------------------------------------------
+
+    def _convict(self, key: str, number: int, now_at: float) -> Sequence[Change]:
+        before = self._convictions.get(key)
+        if before is not None and before.number == number:
+            return ()
+        changes = [*self._undo(number, f"{key} did it")]
+        for case in [each for each in self._cases.values() if key in each.keys]:
+            changes += self._close(case, f"{key} did it", but=key)
+        times = before.times + 1 if before is not None else 1
+        seconds = self._quarantine_seconds(times)
+        self._convictions.pop(key, None)
+        self._convictions[key] = Conviction(key, number, times, now_at + seconds, now_at + 2 * seconds)
+        faults = self._records[key].faults if key in self._records else ()
+        self._keep_record(CrashRecord(key, (*faults, (number, now_at))[-_MOST_FAULTS:]))
+        changes.append(Convicted(key, number, times, now_at + seconds))
+        return (*changes, *self._bound())
+
+    def _undo(self, number: int, why: str) -> Sequence[Change]:
+        """What an earlier revision of this incident did."""
+        changes: list[Change] = []
+        for each in [each for each in self._convictions.values() if each.number == number]:
+            del self._convictions[each.key]
+            if each.times > 1:
+                self._convictions[each.key] = replace(each, number=0, times=each.times - 1)
+            else:
+                changes.append(Released(each.key, why or "it did not do it"))
+            record = self._records.get(each.key, CrashRecord(each.key, ()))
+            self._keep_record(replace(record, faults=tuple(fault for fault in record.faults if fault[0] != number)))
+        for case in [each for each in self._cases.values() if each.number == number or (why and each.last == number)]:
+            changes += self._close(case, why or "nobody is suspected any more")
+        return changes
+
+    def _quarantine_seconds(self, times: int) -> float:
+        first = self._settings.quarantine_seconds
+        return min(first * 2.0 ** min(times - 1, 64), max(first, _MOST_SECONDS))
+
+    def _keep_record(self, record: CrashRecord) -> None:
+        self._records.pop(record.key, None)
+        if record.faults:
+            self._records[record.key] = record
+
+    # -- cases -------------------------------------------------------------------------------------------------------
+
+    def _suspect(self, number: int, keys: frozenset[str], now_at: float) -> Sequence[Change]:
+        until = now_at + self._settings.suspect_seconds
+        said = next((case for case in self._cases.values() if case.last == number), None)
+        if said is not None and said.keys == keys:
+            return ()
+        wide = said or next((case for case in self._cases.values() if any(keys <= {*group} for group in case.groups)), None)
+        changes: list[Change] = []
+        if wide is None:
+            self._leave_cases(keys)
+            case = Case(number, number, 0, 0, self._split(keys), until)
+        else:
+            cleared = wide.keys - keys
+            self._leave_cases(keys - wide.keys)
+            rounds = wide.rounds + (said is None)
+            case = Case(wide.number, number, rounds, wide.version + 1, self._split(keys), until)
+            if cleared:
+                changes.append(Cleared(wide.number, tuple(sorted(cleared)), "others faulted without them"))
+        self._cases.pop(case.number, None)
+        self._cases[case.number] = case
+        return (*changes, Suspected(case.number, case.groups), *self._bound())
+
+    def _prolong(self, number: int, keys: frozenset[str], now_at: float) -> Sequence[Change]:
+        """Somebody was there whose key is not known."""
+        if not keys:
+            return ()
+        inside = next((case for case in self._cases.values() if any(keys <= {*group} for group in case.groups)), None)
+        if inside is not None:
+            self._cases[inside.number] = replace(inside, until=now_at + self._settings.suspect_seconds)
+            return ()
+        return self._suspect(number, keys, now_at)
+
+    def _split(self, keys: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+        """Into groups of about the same size."""
+        ordered = sorted(keys)
+        count = min(max(2, self._settings.groups), len(ordered))
+        ends = [len(ordered) * index // count for index in range(count + 1)]
+        return tuple(tuple(ordered[begin:end]) for begin, end in itertools.pairwise(ends))
+
+    def _leave_cases(self, keys: frozenset[str]) -> None:
+        for case in list(self._cases.values()):
+            if case.keys & keys:
+                groups = (tuple(key for key in group if key not in keys) for group in case.groups)
+                self._cases[case.number] = replace(case, groups=tuple(groups))
+                if not self._cases[case.number].keys:
+                    del self._cases[case.number]
+
+    def _close(self, case: Case, why: str, but: str = "") -> Sequence[Change]:
+        del self._cases[case.number]
+        keys = tuple(sorted(case.keys - {but}))
+        return (Cleared(case.number, keys, why),) if keys else ()
+
+    def _case_of(self, key: str) -> Case | None:
+        return next((case for case in self._cases.values() if key in case.keys), None)
+
+    def _bound(self) -> Sequence[Change]:
+        """The oldest go: records and cases before convictions, those whose time is over before others."""
+        changes: list[Change] = []
+        while len(self._cases) > MOST_CASES:
+            changes += self._close(next(iter(self._cases.values())), "there are too many cases")
+        while len(self._records) > MOST_KEYS:
+            del self._records[next(iter(self._records))]
+        while len(self._convictions) > MOST_KEYS:
+            oldest = min(self._convictions.values(), key=lambda each: (not each.is_released, each.until))
+            del self._convictions[oldest.key]
+            changes.append(Released(oldest.key, "there are too many convictions"))
+        return changes
+
+
+def _keys(incident: Incident, processes: Iterable[ProcessId]) -> frozenset[str | None]:
+    parties = (incident.party(process) for process in processes)
+    return frozenset(party.key if party is not None else None for party in parties)

@@ -1,0 +1,94 @@
+"""What is remembered of whom faults are blamed on, and the changes that a fault, or time, makes to it.
+
+Frozen values.  Keys are those of Party.key, so that they outlive processes, and mpsd.  How they come about: blame.py.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One who faults is among its keys, and who it is is not known.
+
+    number: of the incident that began it.  last: of the last incident.  rounds: how often its suspects were narrowed down.
+    version: how often they were split; a group of an earlier version may still have clients.  until: then they are cleared.
+    """
+
+    number: int
+    last: int
+    rounds: int
+    version: int
+    groups: tuple[tuple[str, ...], ...]
+    until: float
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(key for group in self.groups for key in group)
+
+
+@dataclass(frozen=True, slots=True)
+class Conviction:
+    """number: of the last incident that it was convicted for.  times: how often.  until: then it is released.
+
+    forget_at: until then another conviction counts as one more.
+    """
+
+    key: str
+    number: int
+    times: int
+    until: float
+    forget_at: float
+    is_released: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CrashRecord:
+    """The last incidents that a key was convicted for, and when."""
+
+    key: str
+    faults: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlameState:
+    """Everything, the oldest first."""
+
+    cases: tuple[Case, ...] = ()
+    convictions: tuple[Conviction, ...] = ()
+    records: tuple[CrashRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """These are placed apart from each other, and from everybody else."""
+
+    case: int
+    groups: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """No longer suspected.  why: in words for people."""
+
+    case: int
+    keys: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Convicted:
+    key: str
+    number: int
+    times: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """why: in words for people."""
+
+    key: str
+    why: str
+
+
+Change = Suspected | Cleared | Convicted | Released

@@ -1,0 +1,178 @@
+"""The file that incidents and blame are in."""
+
+import os
+import random
+import sqlite3
+import stat
+from dataclasses import replace
+
+import pytest
+
+from mpsd.errors import UnusablePath
+from mpsd.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
+from mpsd.faults.store import FaultStore
+from mpsd.model import ProcessId
+from mpsd.policy.blame_state import BlameState, Case, Conviction, CrashRecord
+from mpsd.policy.incident_text import blame_of, blame_text, incident_of, incident_text
+
+A, B, C = (ProcessId(pid, 7) for pid in (1, 2, 3))
+SEEN = Observation(
+    Source.CORE_DUMP, 10**18 + 1, FaultClass.SM, "GPU-a", "d2", A, True, False, 2**64 - 1, "write", "k«»<int>", 2**63, None, (A, B),
+    "x",
+)  # fmt: skip
+PARTIES = (Party(A, 1000, "train \udcff", "docker:1", 7), Party(B), Party(C, 0, "serve"))
+FULL = Incident(
+    1, 3, 10**18, 1.8e9 + 0.123456, True, FaultClass.SM, "GPU-a", "d2", A, Confidence.PROVEN, (), (B, C), 2**64 - 1, "write",
+    "k«»<int>", 0, (13, 43), (SEEN, Observation(Source.NVML, 5, xid=13)), (Deed(1, "terminate_client"),), PARTIES,
+)  # fmt: skip
+EMPTY = Incident(
+    2, 1, 0, 0.0, False, FaultClass.UNKNOWN, "", "", None, Confidence.UNKNOWN, (), (), None, "", "", None, (), (),
+)  # fmt: skip
+STATE = BlameState(
+    (Case(1, 2, 3, 4, (("a", "b"), (), ("c",)), 5.5),),
+    (Conviction("lease:7", 1, 2, 3.25, 4.0), Conviction("x", 0, 1, 1.0, 2.0, True)),
+    (CrashRecord("lease:7", ((1, 0.5), (2, 1.5))), CrashRecord("y", ())),
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "faults.db"
+
+
+@pytest.mark.parametrize(
+    "incident", [FULL, EMPTY, replace(FULL, confidence=Confidence.SUSPECTED, culprit=None, suspects=(A, B))]
+)
+def test_an_incident_is_the_same_after_it_was_text(incident):
+    assert incident_of(incident_text(incident)) == incident
+
+
+@pytest.mark.parametrize("state", [STATE, BlameState()])
+def test_blame_is_the_same_after_it_was_text(state):
+    assert blame_of(blame_text(state)) == state
+
+
+def test_what_was_written_is_there_for_the_next(path):
+    """The first was never closed: kill -9."""
+    store = FaultStore(path)
+    assert store.save_with_blame(FULL, STATE)
+    assert store.save(EMPTY)
+    again = FaultStore(path)
+    assert again.incidents(10) == [EMPTY, FULL]
+    assert (again.incident(1), again.incident(2), again.incident(3)) == (FULL, EMPTY, None)
+    assert again.unsettled() == [EMPTY]
+    assert again.blame() == STATE
+
+
+def test_nothing_is_there_at_first(path):
+    store = FaultStore(path)
+    assert (store.incidents(10), store.blame(), store.next_number()) == ([], BlameState(), 1)
+
+
+def test_the_newest_revision_is_kept(path):
+    store = FaultStore(path)
+    newer = replace(FULL, revision=4, deeds=())
+    for each in (FULL, newer, FULL):
+        assert store.save(each)
+    assert store.incidents(10) == [newer]
+
+
+def test_pages_of_incidents(path):
+    store = FaultStore(path)
+    for number in range(1, 8):
+        store.save(replace(EMPTY, number=number))
+    assert [each.number for each in store.incidents(3)] == [7, 6, 5]
+    assert [each.number for each in store.incidents(3, before=5)] == [4, 3, 2]
+
+
+def test_only_the_last_are_kept_and_no_number_comes_again(path):
+    store = FaultStore(path, kept=5)
+    for number in range(1, 21):
+        store.save(replace(EMPTY, number=number))
+    assert [each.number for each in store.incidents(100)] == [20, 19, 18, 17, 16]
+    store._db.execute("DELETE FROM incidents")
+    assert FaultStore(path).next_number() == 21
+
+
+def test_a_kill_at_any_statement_leaves_an_incident_and_its_blame_together(path):
+    """The process ends, without any cleaning up, before each statement of a writing in turn."""
+    store = FaultStore(path)
+    store.save_with_blame(FULL, BlameState())
+    store.close()
+    for cut in range(1, 20):
+        child = os.fork()
+        if child == 0:
+            _write_and_die(path, cut)
+        _, status = os.waitpid(child, 0)
+        store = FaultStore(path)
+        found = (store.incident(1), store.incident(2), store.blame())
+        store.close()
+        assert found in [(FULL, None, BlameState()), (FULL, EMPTY, STATE)]
+        if os.waitstatus_to_exitcode(status) == 0:
+            assert found == (FULL, EMPTY, STATE)
+            assert cut > 4  # begin, two of the incident, one of the blame
+            return
+    raise AssertionError("it never came to its end")
+
+
+def _write_and_die(path, cut):
+    left = [cut]
+
+    def seen(_statement):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), 9)
+
+    store = FaultStore(path)
+    store.watch_statements(seen)
+    store.save_with_blame(EMPTY, STATE)
+    os._exit(0)
+
+
+def test_many_incidents_in_a_random_order(path):
+    store, random_ = FaultStore(path, kept=50), random.Random(4)
+    newest = {}
+    for _ in range(300):
+        each = replace(EMPTY, number=random_.randint(1, 30), revision=random_.randint(1, 9))
+        store.save(each)
+        if each.number not in newest or each.revision > newest[each.number]:
+            newest[each.number] = each.revision
+    assert {each.number: each.revision for each in store.incidents(100)} == newest
+
+
+def test_it_is_private(path):
+    path.touch(0o644)
+    FaultStore(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_cannot_be_written_is_said_and_mpsd_goes_on(path):
+    store = FaultStore(path)
+    store.save(FULL)
+    store._db.execute("PRAGMA query_only=1")  # as a full disk would
+    assert not store.save(EMPTY)
+    assert not store.save_blame(STATE)
+    assert store.incidents(10) == [FULL]
+
+
+def test_another_version_is_refused(path):
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version=77")
+    db.close()
+    with pytest.raises(UnusablePath, match="has version 77"):
+        FaultStore(path)
+
+
+def test_a_file_that_is_no_database_is_refused(path):
+    path.write_bytes(b"no database at all, but long enough to be read as one" * 100)
+    with pytest.raises(UnusablePath, match="cannot be used"):
+        FaultStore(path)
+
+
+@pytest.mark.parametrize("body", ["{", "{}", "[]", '{"number": 1}'])
+def test_a_damaged_row_is_refused(path, body):
+    store = FaultStore(path)
+    store.save(FULL)
+    store._db.execute("UPDATE incidents SET body = ?", (body,))
+    with pytest.raises(UnusablePath, match="cannot read"):
+        store.incidents(1)
