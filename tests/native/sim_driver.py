@@ -5,9 +5,11 @@ Prints what it found as JSON; any CUDA error ends it with status 5 and the error
 
 import ctypes
 import json
+import mmap
 import os
 import signal
 import socket
+import struct
 import sys
 from ctypes import byref, c_char, c_char_p, c_float, c_int, c_size_t, c_uint64, c_void_p
 from typing import Any, NoReturn
@@ -123,6 +125,41 @@ def order() -> None:
     value = c_uint64()
     call("cuMemcpyDtoH_v2", byref(value), counter, c_size_t(8))
     say(pending=pending, ms=ms.value, count=value.value)
+
+
+def lay_range(base: int, length: int) -> None:
+    """A sparse range in our own address space, as native/sim/include/uvm_space.h lays it out."""
+    for number in os.listdir("/proc/self/fd"):
+        link = f"/proc/self/fd/{number}"
+        if os.path.islink(link) and os.readlink(link).endswith(".space"):
+            with mmap.mmap(int(number), mmap.PAGESIZE) as page:
+                struct.pack_into("<QQQ", page, 32, base, length, 1)
+                struct.pack_into("<I", page, 24, 1)
+            return
+    sys.exit(5)
+
+
+def count_wrong(kernel: c_void_p, address: int, words: int) -> int:
+    bad, wrong = c_uint64(), c_uint64()
+    call("cuMemAlloc_v2", byref(bad), c_size_t(8))
+    call("cuMemsetD8_v2", bad, 0, c_size_t(8))
+    launch(kernel, address, words, 12345, bad.value)
+    call("cuMemcpyDtoH_v2", byref(wrong), bad, c_size_t(8))
+    return wrong.value
+
+
+def overrun() -> None:
+    """Writes and reads a page more than it has, where a range lies behind: the wrong words inside, and in the whole."""
+    kernels, memory = start(), c_uint64()
+    call("cuMemAlloc_v2", byref(memory), c_size_t(4096))
+    lay_range(memory.value + 4096, 1 << 16)
+    launch(kernels["fill"], memory.value, 1024, 12345)
+    call("cuCtxSynchronize")
+    say(
+        inside=count_wrong(kernels["check"], memory.value, 512),
+        whole=count_wrong(kernels["check"], memory.value, 1024),
+        copied=cuda.cuCtxSynchronize(),
+    )
 
 
 def misuse() -> None:

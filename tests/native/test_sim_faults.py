@@ -2,12 +2,13 @@
 
 import os
 import signal
+import subprocess
 import time
 
 import pytest
 
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
-from tests.native.sim_machine import Client, Machine, eventually
+from tests.native.sim_machine import CLIENTS, CONTROL, SIMULATOR, Client, Machine, eventually, sanitizer_library
 
 # mode, what the culprit's synchronize says, what a co-runner gets, the Xids of it
 UNDER_MPS = [
@@ -16,7 +17,11 @@ UNDER_MPS = [
     ("oob_atomic", 700, 700, [31]),
     ("null_write", 700, 700, [31]),
     ("near_null_write", 700, 700, [31]),
+    ("array_null_write", 700, 700, [31]),
+    ("array_null_read", 700, 700, [31]),
     ("use_after_free", 700, 700, [31]),
+    ("managed_freed", 700, 700, [31]),
+    ("managed_oob", 700, 700, [31]),
     ("ro_write", 700, 700, [31]),
     ("copy", 700, 700, [31]),
     ("misaligned", 0, 716, [13, 13, 43]),
@@ -66,6 +71,59 @@ def test_an_assertion_is_contained(mps: Machine) -> None:
     assert mps.ask(f"get_server_status {mps.server()}") == "ACTIVE\n"
     victim.wait_for("tick")
     assert mps.xids() == []
+
+
+def test_too_much_memory_is_refused_and_harms_nobody(mps: Machine) -> None:
+    victim, culprit = two_clients(mps, "out_of_memory")
+    assert culprit.wait_for("result")["code"] == 2
+    assert culprit.wait_for("next")["code"] == 0
+    culprit.end()
+    assert culprit.process.returncode == 5
+    victim.wait_for("tick")
+    assert mps.xids() == []
+
+
+def test_every_mode_has_a_test() -> None:
+    command = [CLIENTS / "faulter", "--list"]
+    environment = {"LD_LIBRARY_PATH": str(SIMULATOR / "lib"), "LD_PRELOAD": sanitizer_library()}
+    listed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    classes = dict(line.split() for line in listed)
+    xids = {"mmu": [31], "sm": [43]}
+    assert {row[0] for row in ALONE} == {mode for mode, kind in classes.items() if kind in xids}
+    assert all(row[3][-1:] == xids[classes[row[0]]] for row in UNDER_MPS)
+    assert {mode for mode, kind in classes.items() if kind not in xids} == {"killed", "killed_hang", "hang", "out_of_memory"}
+
+
+def stays_silent(mps: Machine, line: str) -> "subprocess.Popen[str]":
+    """A front end that waits for an answer and does not get it."""
+    process = subprocess.Popen([CONTROL], env=mps.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    mps.started.append(process)
+    assert process.stdin
+    process.stdin.write(line)
+    process.stdin.close()
+    process.stdin = None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
+    return process
+
+
+def test_terminate_client_beside_a_fault_waits_for_the_culprits_end_and_all_others_with_it(mps: Machine) -> None:
+    """On the device it hung for 20 s, and was answered once the culprit's process had gone."""
+    bystander = mps.client("hold")
+    bystander.wait_for("ready")
+    culprit = mps.client("faulter", "trap", "--linger", "60")
+    culprit.wait_for("result")
+    server = mps.server()
+    waiting = [stays_silent(mps, f"terminate_client {server} {bystander.pid}"), stays_silent(mps, "get_server_list")]
+    culprit.kill()
+    answers = [process.communicate(timeout=10)[0] for process in waiting]
+    assert answers == ["0\n", f"{server}\n"]
+
+
+def test_terminate_client_beside_a_fault_knows_strangers_at_once(mps: Machine) -> None:
+    culprit = mps.client("faulter", "trap", "--linger", "60")
+    culprit.wait_for("result")
+    assert mps.ask(f"terminate_client {mps.server()} 1") == "Invalid process 1!\n1\n"
 
 
 def test_the_log_names_who_was_there_first(mps: Machine) -> None:
