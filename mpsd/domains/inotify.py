@@ -1,23 +1,27 @@
-"""Waiting for files to grow without polling (inotify(7), through libc: the standard library has no binding)."""
+"""Waiting for files to grow or to be complete, without polling (inotify(7), by libc: the standard library has no binding)."""
 
 import ctypes
 import os
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import trio
 
-_IN_MODIFY, _IN_CREATE, _IN_MOVED_TO = 0x2, 0x100, 0x80
+_IN_MODIFY, _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_CREATE = 0x2, 0x8, 0x80, 0x100
+GROWN = _IN_MODIFY | _IN_CREATE | _IN_MOVED_TO
+COMPLETE = _IN_CLOSE_WRITE | _IN_MOVED_TO  # whoever wrote it has closed it
+_EVENT = struct.Struct("iIII")  # watch, mask, cookie, bytes of the name that follows
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DirectoryWatch:
-    """Guards one inotify descriptor; readable whenever something in the directory grew or appeared."""
+    """Guards one inotify descriptor; readable whenever something in the directory grew or appeared, or is complete."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, mask: int = GROWN) -> None:
         self._descriptor = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         if self._descriptor < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1: raise fs.inotify.max_user_instances")
-        mask = _IN_MODIFY | _IN_CREATE | _IN_MOVED_TO
         if _libc.inotify_add_watch(self._descriptor, os.fsencode(directory), mask) < 0:
             error = ctypes.get_errno()
             os.close(self._descriptor)
@@ -25,13 +29,28 @@ class DirectoryWatch:
 
     async def changed(self) -> None:
         """Returns after at least one change since the last call; for ever if nothing changes."""
+        await self.names()
+
+    async def names(self) -> frozenset[str]:
+        """As `changed`; what changed.
+
+        Names are missing where the kernel's queue was full: whoever needs them all looks at the directory now and then.
+        """
         while True:
             await trio.lowlevel.wait_readable(self._descriptor)
             try:
-                os.read(self._descriptor, 65536)
+                return frozenset(_names(os.read(self._descriptor, 65536)))
             except BlockingIOError:
                 continue
-            return
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def _names(events: bytes) -> Iterator[str]:
+    at = 0
+    while at < len(events):
+        *_, length = _EVENT.unpack_from(events, at)
+        at += _EVENT.size + length
+        if length:
+            yield os.fsdecode(events[at - length : at].rstrip(b"\0"))

@@ -47,6 +47,7 @@ EXCEPTIONS = {
 }
 # Of the MMU, which tells more by itself (UVM events).  What dumps of such faults hold under MPS was not measured.
 MMU_EXCEPTIONS = frozenset({1, 10, 14, 30})
+DEVICE_EXCEPTIONS = frozenset({32})  # an uncorrectable error of memory
 
 
 def name_of(kind: int) -> str:

@@ -1,0 +1,198 @@
+"""The directory into which clients write their CUDA core dumps: looked through, and kept small.  Blocks; no trio.
+
+    cores/           mode 1733: everybody makes files, nobody lists them, nobody touches another's
+        core.HOST.PID   a dump that is being written, or waits to be read; host and pid as its writer calls them
+        kept/           mode 0711, mpsd's alone: dumps with an exception, for their owners, who are told the name
+            core.HOST.PID.SECONDS
+
+Whatever lies there is untrusted.  A file counts if it is a regular one with one name; it belongs to its owner, and is complete
+once its writer has closed it, or has not touched it for a while.  What was read is deleted or kept; anything else is deleted
+after a minute, and the oldest sooner when there is too much.  What remains possible: whoever may write here can fill it up
+between two looks, go on with a deleted file that is still open, or make directories, as in any temporary directory; it counts
+against that user's quota.  Prose: docs/faults.md.
+"""
+
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from mpsd.errors import ProtocolError, UnusablePath
+from mpsd.faults.core_file import CoreFile, parse_core
+
+MODE, KEPT_MODE = 0o1733, 0o711
+_KEPT = "kept"
+_NAME = re.compile(r"(?:[A-Za-z0-9._-]{1,80}\.)?([1-9][0-9]{0,9})")  # CUDA_COREDUMP_FILE may end in %p alone
+_QUIET_SECONDS = 5.0  # no dump that was measured took longer than one
+_STRAY_SECONDS = 60.0
+_LOOK_SECONDS = 1.0  # of reading dumps; the rest is for the next look
+_MOST_SEEN = 4096
+_MOST_FILES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """core: None where it could not be read; `why` says why.  age_seconds: since it was written.  kept_as: "" if deleted."""
+
+    name: str
+    pid: int
+    uid: int
+    age_seconds: float
+    core: CoreFile | None
+    why: str = ""
+    kept_as: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    size: int
+    changed_at: float  # ctime: unlike mtime, no user can set it
+
+
+class CoreDirectory:
+    """Guards that the directory stays within its bounds, and that no dump is told of twice.
+
+    kept: how many dumps are kept.  total_bytes: of all files, twice: of those kept, and of those that wait.
+    clock: seconds since the epoch.  Raises UnusablePath when the directory cannot be made or is not ours.
+    """
+
+    def __init__(self, path: Path, kept: int, total_bytes: int, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._kept = kept
+        self._total_bytes = total_bytes
+        self._closed: set[str] = set()
+        self._directory = _open_own(path, MODE)
+        try:
+            self._keep = _open_own(path / _KEPT, KEPT_MODE)
+        except UnusablePath:
+            os.close(self._directory)
+            raise
+
+    def close(self) -> None:
+        os.close(self._directory)
+        os.close(self._keep)
+
+    def look(self, closed: Collection[str]) -> list[Dump]:
+        """What is complete, each once.  closed: names of files that their writers have closed since the last look."""
+        self._closed.update(islice(closed, _MOST_FILES))
+        end = time.monotonic() + _LOOK_SECONDS
+        dumps = []
+        files = sorted(_files(self._directory), key=lambda file: file.changed_at)
+        self._closed &= {file.name for file in files}
+        for file in files:
+            if time.monotonic() > end:
+                break
+            if self._is_complete(file) and (dump := self._read(file)):
+                dumps.append(dump)
+        self._tidy()
+        return dumps
+
+    @property
+    def has_more(self) -> bool:
+        """The last look ended before everything was read."""
+        return bool(self._closed)
+
+    def _is_complete(self, file: _File) -> bool:
+        return _NAME.fullmatch(file.name) is not None and (
+            file.name in self._closed or self._clock() - file.changed_at >= _QUIET_SECONDS
+        )
+
+    def _read(self, file: _File) -> Dump | None:
+        """None where it has gone, or is none of anybody's dumps."""
+        self._closed.discard(file.name)
+        try:
+            descriptor = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._directory)
+        except OSError:
+            return None  # a link, or one that mpsd may not read: tidied up later
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                return None
+            return self._take(file.name, descriptor, found)
+        finally:
+            os.close(descriptor)
+
+    def _take(self, name: str, descriptor: int, found: os.stat_result) -> Dump | None:
+        matched = _NAME.fullmatch(name)
+        assert matched is not None, "only such files are complete"
+        age_seconds = max(self._clock() - found.st_ctime, 0.0)
+        core, why = None, ""
+        try:
+            core = parse_core(lambda offset, size: os.pread(descriptor, size, offset), found.st_size)
+        except ProtocolError as exc:
+            if age_seconds < _QUIET_SECONDS:
+                return None  # its writer may open it again
+            why = str(exc)
+        kept_as = self._put_away(name, int(found.st_ctime), core is not None and core.has_exception)
+        return Dump(name, int(matched[1]), found.st_uid, age_seconds, core, why, kept_as)
+
+    def _put_away(self, name: str, seconds: int, is_worth_keeping: bool) -> str:
+        """Where it is kept; "" where it is not."""
+        try:
+            if is_worth_keeping and self._kept:
+                os.rename(name, f"{name}.{seconds}", src_dir_fd=self._directory, dst_dir_fd=self._keep)
+                return f"{_KEPT}/{name}.{seconds}"
+            os.unlink(name, dir_fd=self._directory)
+        except OSError:
+            pass  # its owner was quicker
+        return ""
+
+    def _tidy(self) -> None:
+        now = self._clock()
+        waiting = sorted(_files(self._directory), key=lambda file: -file.changed_at)
+        for file in _beyond(waiting, _MOST_FILES, self._total_bytes):
+            _delete(self._directory, file.name)
+        for file in waiting:
+            if now - file.changed_at >= _STRAY_SECONDS:
+                _delete(self._directory, file.name)
+        kept = sorted(_files(self._keep), key=lambda file: -file.changed_at)
+        for file in _beyond(kept, self._kept, self._total_bytes):
+            _delete(self._keep, file.name)
+
+
+def _open_own(path: Path, mode: int) -> int:
+    """A descriptor of the directory, made if it is not there."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as exc:
+        raise UnusablePath(f"{path}: {exc.strerror}") from None
+    owner = os.fstat(descriptor).st_uid
+    if owner != os.geteuid():
+        os.close(descriptor)
+        raise UnusablePath(f"{path} belongs to user {owner}")
+    os.fchmod(descriptor, mode)
+    return descriptor
+
+
+def _files(directory: int) -> Iterator[_File]:
+    """All but directories; the first few thousand."""
+    with os.scandir(directory) as entries:
+        for entry in islice(entries, _MOST_SEEN):
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            if not stat.S_ISDIR(found.st_mode):
+                yield _File(entry.name, found.st_blocks * 512, found.st_ctime)
+
+
+def _beyond(files: list[_File], most: int, total_bytes: int) -> Iterator[_File]:
+    """Those that do not fit, newest first."""
+    used = 0
+    for number, file in enumerate(files):
+        used += file.size
+        if number >= most or used > total_bytes:
+            yield file
+
+
+def _delete(directory: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except OSError:
+        pass  # gone, or made a directory since

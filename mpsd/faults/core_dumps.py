@@ -1,0 +1,187 @@
+"""CUDA core dumps of clients as a source: who did it, of SM exceptions, and who did not.
+
+A dump is its writer's own word.  A user can make one up, so it counts only against or for a client of the user whose file it
+is.  Which client: the one that the name says, by the pid that it has in its own pid namespace; where that names none or two,
+nobody.
+Prose: docs/faults.md, "Core dumps".
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd.domains.inotify import COMPLETE, DirectoryWatch
+from mpsd.errors import UnusablePath
+from mpsd.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
+from mpsd.faults.core_directory import CoreDirectory, Dump
+from mpsd.faults.core_file import CoreFile, GpuException
+from mpsd.faults.exceptions import DEVICE_EXCEPTIONS, MMU_EXCEPTIONS
+from mpsd.model import ProcessId
+
+log = structlog.get_logger()
+KEPT = 16
+TOTAL_BYTES = 256 << 20
+_LOOK_SECONDS = 5.0  # for what no event told of: files from before the start, a full queue of the kernel
+_MOST_KNOWN = 8192
+# Tables alone: 0.3 MB in 0.1 s, where memory would make it 11 MB and up to a second (measured).  skip_abort: what a program
+# does about its error is its own affair.
+_FLAGS = "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,skip_constbank_memory,skip_abort"
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """What a client has to be started with (CUDA-GDB's documentation, "GPU core dump support").
+
+    %h, the host's name: the first process of every container has the same pid.
+    """
+    return {
+        "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "1",
+        "CUDA_COREDUMP_FILE": str(directory / "core.%h.%p"),
+        "CUDA_COREDUMP_GENERATION_FLAGS": _FLAGS,
+    }
+
+
+class CoreDumps:
+    """Guards the directory of dumps, and what is known of the pids that clients give themselves.
+
+    clients_of: the clients of a user, those that ended within the last minute too.  absent: why nothing is read; "" while it
+    is.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        clients_of: Callable[[int], Iterable[ProcessId]],
+        *,
+        kept: int = KEPT,
+        total_bytes: int = TOTAL_BYTES,
+    ) -> None:
+        self.absent = "not started"
+        self._path = directory
+        self._clients_of = clients_of
+        self._kept = kept
+        self._total_bytes = total_bytes
+        self._inside: OrderedDict[ProcessId, int] = OrderedDict()
+
+    def meet(self, process: ProcessId) -> None:
+        """To be called while it lives: by then it can be asked what it calls itself."""
+        number = pid_inside(process.pid)
+        if number is not None:
+            self._inside[process] = number
+            if len(self._inside) > _MOST_KNOWN:
+                self._inside.popitem(last=False)
+
+    async def run(self, publish: Callable[[Observation], None]) -> None:
+        """Until cancelled; returns at once where dumps cannot be read here."""
+        try:
+            directory = CoreDirectory(self._path, self._kept, self._total_bytes)
+        except UnusablePath as exc:
+            self._give_up(str(exc))
+            return
+        try:
+            watch = DirectoryWatch(self._path, COMPLETE)
+        except OSError as exc:
+            directory.close()
+            self._give_up(str(exc))
+            return
+        self.absent = ""
+        try:
+            await self._follow(directory, watch, publish)
+        finally:
+            self.absent = "stopped"
+            watch.close()
+            directory.close()
+
+    async def _follow(self, directory: CoreDirectory, watch: DirectoryWatch, publish: Callable[[Observation], None]) -> None:
+        closed: frozenset[str] = frozenset()
+        while True:
+            began = trio.current_time()
+            dumps = await trio.to_thread.run_sync(directory.look, closed)  # not abandoned: it uses the descriptors
+            self._tell(dumps, publish)
+            # As long again for everybody else, whoever sends us files: parsing holds the interpreter's lock.
+            await trio.sleep(trio.current_time() - began)
+            closed = frozenset()
+            with trio.move_on_after(0 if directory.has_more else _LOOK_SECONDS):
+                closed = await watch.names()
+
+    def _tell(self, dumps: Iterable[Dump], publish: Callable[[Observation], None]) -> None:
+        refused = []
+        for dump in dumps:
+            if dump.core is None:
+                refused.append(dump)
+                continue
+            seen_ns = time.monotonic_ns() - int(dump.age_seconds * 1e9)
+            publish(observe(dump, dump.core, self._owner(dump), seen_ns))
+        if refused:  # one line, however many somebody sends
+            first = refused[0]
+            log.info("faults.core_dump_refused", count=len(refused), file=first.name, uid=first.uid, why=first.why)
+
+    def _owner(self, dump: Dump) -> ProcessId | None:
+        clients = list(self._clients_of(dump.uid))
+        for process in clients:
+            if process not in self._inside:
+                self.meet(process)
+        return find_owner(dump.pid, clients, self._inside)
+
+    def _give_up(self, why: str) -> None:
+        self.absent = why
+        log.warning("faults.no_core_dumps", path=str(self._path), why=why, effect="culprits of SM exceptions are suspected")
+
+
+def find_owner(pid: int, clients: Iterable[ProcessId], inside: Mapping[ProcessId, int]) -> ProcessId | None:
+    """Who calls itself so; one that was never asked is taken to be in our pid namespace.  None: nobody does, or several do."""
+    able = [process for process in clients if inside.get(process, process.pid) == pid]
+    return able[0] if len(able) == 1 else None
+
+
+def pid_inside(pid: int) -> int | None:
+    """The pid that a process has in its own pid namespace; None where it has gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    return pid  # a kernel before 4.1
+
+
+def observe(dump: Dump, core: CoreFile, owner: ProcessId | None, seen_ns: int) -> Observation:
+    """What a dump says about its writer."""
+    if not core.exceptions:
+        said = "it had no work on the GPU" if core.clears else "it had work on the GPU, none of it with an exception"
+        text = f"core dump of pid {dump.pid}: {said}"
+        return Observation(Source.CORE_DUMP, seen_ns, process=owner, clears=core.clears and owner is not None, text=text)
+    first = core.exceptions[0]
+    fault_class = _class_of(first.kind)
+    text = f"core dump of pid {dump.pid}: {_describe(first, core.kernel)}"
+    kept = f"; kept as cores/{dump.kept_as}" if dump.kept_as else ""
+    return Observation(
+        Source.CORE_DUMP,
+        seen_ns,
+        fault_class,
+        process=owner,
+        is_proof=owner is not None and fault_class is FaultClass.SM,
+        kernel=core.kernel,
+        pc=first.pc if first.pc is not None else first.error_pc,
+        text=text[: TEXT_CHARACTERS - len(kept)] + kept,
+    )
+
+
+def _class_of(kind: int) -> FaultClass:
+    """Only SM exceptions were measured to be in the culprit's dump alone."""
+    if kind in MMU_EXCEPTIONS:
+        return FaultClass.MMU
+    return FaultClass.DEVICE if kind in DEVICE_EXCEPTIONS else FaultClass.SM
+
+
+def _describe(seen: GpuException, kernel: str) -> str:
+    where = f" in {kernel}" if kernel else ""
+    if seen.pc_offset is not None:
+        where += f"+{seen.pc_offset:#x}" if kernel else f" at {seen.pc_offset:#x} of a function"
+    block = ",".join(map(str, seen.block))
+    thread = f" thread ({','.join(map(str, seen.thread))})" if seen.thread else ""
+    return f"{seen.name}{where}, block ({block}){thread}, SM {seen.sm}"

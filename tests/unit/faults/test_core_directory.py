@@ -1,0 +1,158 @@
+"""The directory of core dumps: what counts as one, what is kept, and that nobody fills it."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from mpsd.errors import UnusablePath
+from mpsd.faults.core_directory import CoreDirectory
+from tests.unit.faults.test_core_file import SAMPLES
+
+CULPRIT, INNOCENT = SAMPLES["misaligned-culprit"], SAMPLES["misaligned-innocent"]
+
+
+class Cores:
+    """A directory under test, and its clock."""
+
+    def __init__(self, path: Path, kept: int = 2, total_bytes: int = 1 << 24) -> None:
+        self.path = path
+        self.later = 0.0
+        self.directory = CoreDirectory(path, kept, total_bytes, lambda: time.time() + self.later)
+
+    def write(self, name: str, data: bytes) -> None:
+        (self.path / name).write_bytes(data)
+
+    def look(self, *closed: str) -> list:
+        return self.directory.look(closed)
+
+    def names(self) -> list[str]:
+        return sorted(str(path.relative_to(self.path)) for path in self.path.rglob("*") if not path.is_dir())
+
+
+@pytest.fixture
+def cores(tmp_path):
+    made = Cores(tmp_path / "cores")
+    yield made
+    made.directory.close()
+
+
+def test_everybody_may_write_there_and_nobody_may_look(cores):
+    assert cores.path.stat().st_mode & 0o7777 == 0o1733
+    assert (cores.path / "kept").stat().st_mode & 0o7777 == 0o711
+
+
+def test_a_dump_is_read_once_its_writer_has_closed_it(cores):
+    cores.write("core.node-1.4711", INNOCENT)
+    assert cores.look() == []
+    (dump,) = cores.look("core.node-1.4711")
+    assert (dump.pid, dump.uid, dump.why, dump.kept_as) == (4711, os.getuid(), "", "")
+    assert dump.core.clears
+    assert cores.names() == []
+    assert cores.look("core.node-1.4711") == []
+
+
+@pytest.mark.parametrize("name", ["core.4711", "4711", "core.node.example.org.4711"])
+def test_a_dump_has_its_pid_at_the_end_of_its_name(cores, name):
+    cores.write(name, INNOCENT)
+    assert [dump.pid for dump in cores.look(name)] == [4711]
+
+
+def test_a_dump_that_no_event_told_of_is_found_when_it_is_quiet(cores):
+    """As after a restart of mpsd."""
+    cores.write("core.4711", INNOCENT)
+    cores.later = 6
+    assert [dump.pid for dump in cores.look()] == [4711]
+
+
+def test_a_dump_with_an_exception_is_kept_under_a_name_of_its_own(cores):
+    cores.write("core.4711", CULPRIT)
+    (dump,) = cores.look("core.4711")
+    assert dump.kept_as.startswith("kept/core.4711.")
+    assert cores.names() == [dump.kept_as]
+    assert (cores.path / dump.kept_as).read_bytes() == CULPRIT
+
+
+def test_the_newest_are_kept(cores):
+    names = ["core.1", "core.2", "core.3"]
+    for name in names:
+        cores.write(name, CULPRIT)
+        cores.look(name)
+    assert [name.split(".")[1] for name in cores.names()] == ["2", "3"]
+
+
+def test_what_is_kept_has_a_bound_in_bytes(tmp_path):
+    cores = Cores(tmp_path / "cores", kept=10, total_bytes=len(CULPRIT) * 3 // 2)
+    for name in ("core.1", "core.2"):
+        cores.write(name, CULPRIT)
+        cores.look(name)
+    assert [name.split(".")[1] for name in cores.names()] == ["2"]
+    cores.directory.close()
+
+
+def test_a_half_written_file_waits_for_its_rest_and_is_refused_when_none_comes(cores):
+    cores.write("core.4711", CULPRIT[:1000])
+    assert cores.look("core.4711") == []
+    cores.later = 6
+    (dump,) = cores.look()
+    assert dump.core is None
+    assert "do not fit" in dump.why
+    assert cores.names() == []
+
+
+def test_what_waits_too_long_is_deleted(cores):
+    cores.write("notes.txt", b"hello")
+    cores.look("notes.txt")
+    assert cores.names() == ["notes.txt"]
+    cores.later = 61
+    cores.look()
+    assert cores.names() == []
+
+
+def test_of_too_much_the_oldest_goes_at_once(tmp_path):
+    cores = Cores(tmp_path / "cores", total_bytes=100_000)
+    for number in range(4):
+        cores.write(f"stray{number}", bytes(40_000))
+        os.utime(cores.path / f"stray{number}")
+    cores.look()
+    assert len(cores.names()) == 2
+    cores.directory.close()
+
+
+def test_a_link_is_no_dump(cores, tmp_path):
+    """Neither is what it points to read, nor is it deleted."""
+    (tmp_path / "secret").write_bytes(CULPRIT)
+    os.symlink(tmp_path / "secret", cores.path / "core.1")
+    os.link(tmp_path / "secret", cores.path / "core.2")
+    cores.later = 61
+    assert cores.look("core.1", "core.2") == []
+    assert (tmp_path / "secret").exists()
+    assert cores.names() == []
+
+
+def test_a_fifo_does_not_keep_mpsd_waiting(cores):
+    os.mkfifo(cores.path / "core.1")
+    assert cores.look("core.1") == []
+
+
+def test_a_directory_in_it_is_left_alone(cores):
+    (cores.path / "core.1").mkdir()
+    cores.later = 61
+    assert cores.look("core.1") == []
+    assert (cores.path / "core.1").is_dir()
+
+
+def test_a_directory_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    os.symlink(tmp_path / "elsewhere", tmp_path / "cores")
+    with pytest.raises(UnusablePath):
+        CoreDirectory(tmp_path / "cores", 1, 1 << 20)
+
+
+@pytest.mark.root
+def test_a_directory_of_somebody_else_is_refused(tmp_path):
+    (tmp_path / "cores").mkdir()
+    os.chown(tmp_path / "cores", 12345, 12345)
+    with pytest.raises(UnusablePath, match="belongs to user 12345"):
+        CoreDirectory(tmp_path / "cores", 1, 1 << 20)
