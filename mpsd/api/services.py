@@ -126,14 +126,15 @@ class StandingKind(StrEnum):
     CONVICTED = "convicted"  # found to have done it: in quarantine while it lasts
     SUSPECTED = "suspected"  # one of several who could have: placed apart by group testing
     PAUSED = "paused"  # faulted too often in a row: not admitted for a while
+    DRAINED = "drained"  # a GPU that failed: nobody new is admitted to it
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is held against one key (mpsd/fault.py, Party.key), and for how long.
+    """What is held against one key (mpsd/fault.py, Party.key; of a GPU that is drained, its UUID), and for how long.
 
     since_at, until_at: seconds since the epoch; until_at is None where no end is known.  faults: how many of its faults count.
-    case: of group testing, the number of the fault it began with; group: the suspects with the same number are placed together.
+    case: of a conviction, the number of its last fault; of group testing, that of the fault it began with; group: the suspects with the same number are placed together.
     """
 
     key: str

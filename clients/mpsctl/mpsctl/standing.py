@@ -80,5 +80,5 @@ def _most(sizes: Mapping[str, int] | None) -> int | None:
     return max(sizes.values()) if sizes else None
 
 
-def by_domain(faults: Iterable[values.Fault]) -> Counter[str | None]:
-    return Counter(fault.facts.get("domain") for fault in faults)
+def by_domain(faults: Iterable[values.Incident]) -> Counter[str | None]:
+    return Counter(fault.domain for fault in faults)

@@ -5,7 +5,8 @@ import functools
 import pwd
 
 from mpsctl.arguments import Argument, Command, build_parser
-from mpsctl.commands import clients, daemon, domains, events, leases, stop
+from mpsctl.commands import clients, daemon, domains, environment, events, faults, leases, stop
+from mpsctl.incident import CLASSES
 from mpsctl.quantities import (
     Unfit,
     parse_duration,
@@ -58,7 +59,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("top", "Who is there, live: a table that is drawn anew each second and after events", top, (
         Argument("--once", "print one table, and end", is_flag=True),
     ), "SM and MEM are what the client's lease has asked for as a whole; HELD, beside each, is what this client was granted. "
-       "FAULTS are those of its domain since mpsd was started; who caused them is not known. Where standard output is no "
+       "FAULTS are those of its domain since mpsd was started; `mpsctl faults` says who did them. Where standard output is no "
        "terminal, one table is printed. End it with Ctrl-C."),
     Command("leases", "List leases", leases.list_leases, (
         Argument("--state", "only those in this state", choices=("active", "queued")),
@@ -95,7 +96,9 @@ COMMANDS: tuple[Command, ...] = (
     Command("lease release", "Give a lease back; its clients keep what they have until they end", leases.release, (_LEASE,)),
     Command("lease show", "Everything about one lease, its token too where it is yours", leases.show, (_LEASE,)),
     Command("queue", "Who waits, in which order, and for what", leases.list_queue),
-    Command("clients", "List the processes that use CUDA through mpsd", clients.list_clients),
+    Command("clients", "List the processes that use CUDA through mpsd", clients.list_clients, (),
+            "MARKS: watched, the client's memory faults are seen exactly; shield, low addresses are shielded in it, and a null "
+            "access does nothing; held, its end waits until its work on the GPU has ended."),
     Command("why", "Which rule gave a client what; while it waits, for what", clients.why, (_PID,)),
     Command("terminate", "End a client's work on the GPU; the process goes on and sees CUDA error 810", clients.terminate, (
         _PID,
@@ -116,16 +119,34 @@ COMMANDS: tuple[Command, ...] = (
                  parse=parse_memory_or_none, count="*"),
         _PRIORITY,
     )),
-    Command("faults", "Faults since mpsd was started", events.list_faults, (
+    Command("faults", "Faults of the GPUs: who did it, how that is known, how many were hurt", faults.list_faults, (
+        Argument("--last", "only so many, the last ones", metavar="N", parse=functools.partial(parse_number_of, 1, 10**6)),
         Argument("--after", "only those behind the fault of this number", metavar="ID", parse=parse_whole),
+        Argument("--since", "only those that began so long ago, or later", metavar=_DURATION, parse=parse_duration),
+        Argument("--domain", "only those of this fault domain", metavar="NAME"),
+        Argument("--class", "only those of this class", choices=tuple(CLASSES)),
+        Argument("--culprit", "only those that this user's processes did; another user's: operators", metavar="USER",
+                 parse=parse_user),
+        Argument("--mine", "only those in which a process of yours is named", is_flag=True),
+    ), "A user is told of their own processes by name, and of others' that they are there. KNOWN is how it is known who did "
+       "it: proven, alone (nobody else was there), left (everybody else was cleared), suspected, unknown."),
+    Command("fault", "Everything about one fault: who, where, the evidence in time, who was hurt", faults.show_fault, (
+        Argument("number", "of the fault, as `mpsctl faults` shows it", parse=parse_whole),
+        Argument("--html", "write it as a page of one file instead, with a picture", metavar="FILE"),
     )),
+    Command("blame", "What is held against whom: convictions, suspicions, pauses; GPUs that are drained", faults.list_blame),
+    Command("pardon", "Hold nothing against somebody any more", faults.pardon, (
+        Argument("key", "as `mpsctl blame` shows it"),
+    ), "For a program that was mended: it is placed and admitted as everybody is, from its next start on. For a GPU that is "
+       "drained, by its UUID: it takes clients again."),
     Command("events", "What happens, as it happens", events.follow, (
-        Argument("topics", "a topic, or a family: lease.*, client.*, domain.*, fault.*; otherwise all", metavar="TOPIC",
-                 count="*"),
+        Argument("topics", "a topic, or a family: lease.*, client.*, domain.*, fault.*, gpu.*, blame.*; otherwise all",
+                 metavar="TOPIC", count="*"),
         Argument("--count", "end after so many", metavar="N", parse=functools.partial(parse_number_of, 1, 10**9)),
     ), "A line `events.lost` stands where this reader was too slow. End it with Ctrl-C."),
     Command("status", "What mpsd is, and how much there is of everything", daemon.status),
     Command("health", "Whether a client that comes would be served; exit status 1 where not", daemon.health),
+    environment.COMMAND,
     Command("completion", "Print completion for a shell", daemon.completion, (
         Argument("shell", "which", choices=("bash", "zsh", "tcsh")),
     ), "For bash: mpsctl completion bash > /usr/share/bash-completion/completions/mpsctl"),

@@ -32,10 +32,10 @@ class Watch:
 
     def look(self, rows: int) -> Standing:
         began = time.monotonic()
-        self._hear_faults()
+        status = self.mpsd.ask(calls.status())
+        self._hear_faults(status.started_at)
         clients = list(islice(self.mpsd.pages(calls.client_list(limit=MOST_CLIENTS)), MOST_CLIENTS))
         shown = in_order(clients)[:rows]
-        status = self.mpsd.ask(calls.status())
         names = self.session.user_name
         found = tuple(
             row(each, names(each.uid), self._client(each.pid, each.start_time), self._lease(each.lease_id), self.faults)
@@ -62,10 +62,10 @@ class Watch:
         elif (lease_id := event.facts.get("lease_id")) is not None:
             self._leases.pop(lease_id, None)
 
-    def _hear_faults(self) -> None:
-        found = list(self.mpsd.pages(calls.faults_list(self._last_fault, limit=1000)))
+    def _hear_faults(self, since: float) -> None:
+        found = list(self.mpsd.pages(calls.fault_list(self._last_fault, since=since, limit=1000)))
         if found:
-            self._last_fault = found[-1].id
+            self._last_fault = found[-1].number
             self.faults.update(by_domain(found))
 
     def _client(self, pid: int, start_time: int) -> Lookup:

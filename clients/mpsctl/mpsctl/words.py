@@ -47,6 +47,12 @@ def exact_size(size: int) -> str:
     return f"{size} bytes"
 
 
+def marks(of: values.MpsClient | values.Why) -> str:
+    """What is done about its faults (docs/faults.md)."""
+    known = {"watched": of.watched, "shield": of.shield, "held": of.held}
+    return ",".join(name for name, is_so in known.items() if is_so)
+
+
 def share(percent: float | None) -> str | None:
     """Nothing where there is no limit."""
     return None if percent is None or percent >= FULL_PERCENT else show_percent(percent)

@@ -4,7 +4,7 @@ import functools
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from mpsd.api.methods import daemon
 from mpsd.api.server import MODE
 from mpsd.lease import Grant, LeaseSpec, Selector, SelectorKind
 from mpsd.runtime.sockets import listen
+from tests.unit.api.fake_incidents import suspected
 from tests.unit.api.fake_services import NOW, UUIDS
 from tests.unit.api.house import OPERATOR, House, open_house
 
@@ -109,7 +110,9 @@ def furnish(desk: Desk) -> None:
     server = fakes.board.add_server(uid=1000, clients=(601,), domain="d1")
     fakes.domains.members.append(type(fakes.domains.members[0])(process, 1000, "d1", server))
     fakes.processes[601] = process.start_time
-    desk.house.bus.publish("fault.xid", {"xid": 31, "device": "0000:18:00.0", "pid": 586, "domain": "d1"})
+    fakes.faults.keep(replace(suspected(), number=4, began_at=NOW + 1))  # since mpsd was started
+    fakes.domains.members[0] = replace(fakes.domains.members[0], watched=True, shield=True, held=True)
+    fakes.domains.members[1] = replace(fakes.domains.members[1], watched=True)
     desk.house.bus.publish("domain.fault", {"domain": "d2", "was": "ready", "gpus": list(UUIDS), "clients": 1})
 
 

@@ -35,7 +35,10 @@ DOCUMENTS: dict[str, tuple[tuple[str, ...], type, bool]] = {
     "devices": ((), values.Device, True),
     "limits": ((), values.Limits, False),
     "limits set": (("--priority", "1"), values.Limits, False),
-    "faults": ((), values.Fault, True),
+    "faults": ((), values.Incident, True),
+    "fault": (("1",), values.IncidentReport, False),
+    "blame": ((), values.Standing, True),
+    "pardon": (("lease:1",), values.Standing, False),
     "events": (("--count", "1"), values.Event, False),
     "status": ((), values.Status, False),
     "health": ((), values.Health, False),
@@ -44,7 +47,7 @@ DOCUMENTS: dict[str, tuple[tuple[str, ...], type, bool]] = {
 
 
 def test_every_command_has_its_document() -> None:
-    assert {*DOCUMENTS, "completion"} == {command.words for command in COMMANDS}
+    assert {*DOCUMENTS, "completion", "env"} == {command.words for command in COMMANDS}
 
 
 @pytest.mark.parametrize("words", set(DOCUMENTS) - {"events"})
@@ -94,7 +97,7 @@ async def test_top_joins_client_and_lease(tmp_path: Path, short_dir: Path) -> No
 
 async def test_an_empty_list_is_a_list(tmp_path: Path, short_dir: Path) -> None:
     async with open_desk(tmp_path, short_dir) as desk:
-        assert await desk.answer("faults", "--json") == "[]\n"
+        assert await desk.answer("faults", "--domain", "d9", "--json") == "[]\n"
 
 
 class Lines(StringIO):

@@ -21,6 +21,10 @@ SHOWN = {
     "devices": ("devices",),
     "queue": ("queue",),
     "faults": ("faults",),
+    "fault": ("fault", "1"),
+    "fault-suspected": ("fault", "2"),
+    "fault-device": ("fault", "3"),
+    "blame": ("blame",),
     "limits": ("limits",),
     "top": ("top", "--once"),
 }

@@ -20,6 +20,7 @@ def list_clients(session: Session) -> int:
         Column("LEASE", lambda client: client.lease_id, is_number=True),
         Column("SM", lambda client: words.share(client.sm_percent), is_number=True),
         Column("MEM", lambda client: words.memory(client.memory_bytes), is_number=True),
+        Column("MARKS", words.marks, may_be_cut=True, least=5),
     )
     session.out.document(found, lambda: session.out.table(columns, found, "no clients"))
     return 0
@@ -40,6 +41,7 @@ def _facts(session: Session, found: values.Why) -> Mapping[str, object]:
         "server": found.server_pid,
         "container": found.container,
         "cgroup": ", ".join(found.cgroups),
+        "marks": words.marks(found),
         **(_grant(session, found.grant) if found.grant else {"rule": "none yet"}),
         **({"queue": f"position {found.queue.position}", "waits for": found.queue.reason} if found.queue else {}),
     }

@@ -1,13 +1,12 @@
-"""events, as they happen; faults."""
+"""events, as they happen."""
 
 import json
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mpsd_client import Event, Lost, calls, values
+from mpsd_client import Event, Lost
 
-from mpsctl.output import Column, visible
+from mpsctl.output import visible
 from mpsctl.session import Session
 
 if TYPE_CHECKING:
@@ -51,20 +50,3 @@ def word(value: Any) -> str:
     if isinstance(value, str) and value.isprintable() and value and not set(value) & set(' ="'):
         return value
     return visible(json.dumps(value, ensure_ascii=False))
-
-
-def list_faults(session: Session) -> int:
-    found = session.all(calls.faults_list(session.asked.after, limit=1000))
-    columns: Sequence[Column[values.Fault]] = (
-        Column("ID", lambda fault: fault.id, is_number=True),
-        Column("WHEN", lambda fault: time.strftime("%m-%d %H:%M:%S", time.localtime(fault.time))),
-        Column("WHAT", lambda fault: fault.topic),
-        Column("DOMAIN", lambda fault: fault.facts.get("domain")),
-        Column("FACTS", _facts, may_be_cut=True, least=20),
-    )
-    session.out.document(found, lambda: session.out.table(columns, found, "no faults since mpsd was started"))
-    return 0
-
-
-def _facts(fault: values.Fault) -> str:
-    return " ".join(f"{name}={word(value)}" for name, value in fault.facts.items() if name != "domain" and value is not None)

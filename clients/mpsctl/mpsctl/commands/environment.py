@@ -1,0 +1,43 @@
+"""env: what a program has to be started with.  Needs no mpsd."""
+
+import os
+import shlex
+from collections.abc import Mapping
+
+from mpsctl.arguments import Argument, Command
+from mpsctl.session import Session
+
+_DEFAULT_DIRECTORY = "/tmp/nvidia-mps"
+CORES = "cores"  # in the pipe directory: docs/faults.md, "Core dumps"
+# Without these a dump has the contents of GPU memory in it, takes a second, and ends the program.
+FLAGS = (
+    "skip_nonrelocated_elf_images", "skip_global_memory", "skip_shared_memory", "skip_local_memory", "skip_constbank_memory",
+    "skip_abort",
+)  # fmt: skip
+
+
+def env(session: Session) -> int:
+    found = variables(_directory(session), core_dumps=session.asked.core_dumps)
+    session.out.document(found, lambda: "\n".join(f"export {name}={shlex.quote(value)}" for name, value in found.items()))
+    return 0
+
+
+def variables(directory: str, *, core_dumps: bool) -> Mapping[str, str]:
+    found = {"CUDA_MPS_PIPE_DIRECTORY": directory}
+    if core_dumps:
+        found["CUDA_ENABLE_COREDUMP_ON_EXCEPTION"] = "1"
+        found["CUDA_COREDUMP_FILE"] = os.path.join(directory, CORES, "%p")
+        found["CUDA_COREDUMP_GENERATION_FLAGS"] = ",".join(FLAGS)
+    return found
+
+
+def _directory(session: Session) -> str:
+    """Where the socket is that we would ask."""
+    if (socket := getattr(session.asked, "socket", None)) is not None:
+        return os.path.dirname(os.path.abspath(socket))
+    return session.out.surroundings.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _DEFAULT_DIRECTORY
+
+
+COMMAND = Command("env", "Print the environment that a program has to be started with, for a shell", env, (
+    Argument("--core-dumps", "with CUDA core dumps, by which mpsd knows who made an exception of an SM", is_flag=True),
+), 'For a shell: eval "$(mpsctl env --core-dumps)". No mpsd is asked: the directory is that of mpsctl itself.')  # fmt: skip

@@ -1,0 +1,237 @@
+"""A fault in sentences: who did what, where, how that is known, who was hurt, and what can be done now.  Pure.
+
+Of whom mpsd did not tell us, only that they are there.  What strangers named is made visible here (output.py), so that every
+sentence may be shown as it is.
+"""
+
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mpsd_client import values
+
+from mpsctl.output import visible
+
+SHIELD_BYTES = 64 << 10  # below it no shield can be laid
+NULL_BYTES = 2 << 20  # an access so low is a null pointer and something
+CLASSES = {  # docs/faults.md, "Classes"
+    "mmu": "an access that no mapping allows",
+    "sm": "an exception of an SM",
+    "host": "a process that ended while its work ran",
+    "device": "the GPU itself",
+    "unknown": "not known",
+}
+_VERBS = {"read": "read from", "write": "wrote to", "atomic": "did an atomic access to", "prefetch": "prefetched from"}
+_OF_THEMSELVES = ("report", "process", "core_dump")  # sources whose observation is of the process that it names
+_SOMEBODY_ELSE = "a client of another user"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """user: of a uid.  gpus: ordinals by UUID."""
+
+    user: Callable[[int], str]
+    gpus: Mapping[str, str]
+
+
+def short(party: values.Party | None) -> str | None:
+    """As one word."""
+    if party is None:
+        return None
+    if party.pid is None:
+        return "another user's"
+    return f"{visible(party.program)}[{party.pid}]" if party.program else f"pid {party.pid}"
+
+
+def in_a_cell(of: values.Incident, names: Names) -> str | None:
+    """Who did it, in a table."""
+    party = of.culprit
+    if party is None and of.confidence == "suspected":
+        return f"one of {of.suspected}"
+    if party is None or party.pid is None:
+        return short(party)
+    user = names.user(party.uid) if party.uid is not None else ""
+    lease = f"lease {party.lease_id}" if party.lease_id is not None else ""
+    return " ".join(filter(None, (short(party), user, visible(party.container), lease)))
+
+
+def who(party: values.Party, names: Names) -> str:
+    """In full."""
+    if party.pid is None:
+        return _SOMEBODY_ELSE
+    user = f" of user {visible(names.user(party.uid))}" if party.uid is not None else ""
+    container = f" in container {visible(party.container)}" if party.container else ""
+    lease = f" under lease {party.lease_id}" if party.lease_id is not None else ""
+    return f"{short(party)}{user}{container}{lease}"
+
+
+def gpu(of: values.Incident, names: Names) -> str | None:
+    """By ordinal, and its UUID."""
+    if of.gpu is None:
+        return None
+    return f"{names.gpus[of.gpu]} ({of.gpu})" if of.gpu in names.gpus else of.gpu
+
+
+def headline(of: values.IncidentReport, names: Names) -> str:
+    return f"{_subject(of, names)} {_deed(of)}{_kernel(of)}; {known_by(of)}."
+
+
+def _subject(of: values.IncidentReport, names: Names) -> str:
+    if of.culprit is not None:
+        return who(of.culprit, names) if of.culprit.pid is not None else "A client of another user"
+    if of.confidence == "suspected":
+        return f"One of {of.suspected} suspects"
+    if of.fault_class == "device":
+        return f"GPU {names.gpus.get(of.gpu, of.gpu)}" if of.gpu is not None else "A GPU"
+    return f"Somebody in domain {of.domain}" if of.domain is not None else "Somebody"
+
+
+def _deed(of: values.Incident) -> str:
+    if of.fault_class == "mmu":
+        return access(of) or "made an access that no mapping allows"
+    if of.fault_class == "sm":
+        return "raised an exception of an SM"
+    if of.fault_class == "host":
+        return "ended while its work ran on the GPU"
+    return "failed" if of.fault_class == "device" else "brought a fault about whose sort is not known"
+
+
+def access(of: values.Incident | values.Evidence) -> str | None:
+    """What was done to which address."""
+    if of.address is None:
+        return None
+    return f"{_VERBS.get(of.access, 'accessed')} {of.address:#x} ({place(of.address)})"
+
+
+def place(address: int) -> str:
+    return f"null and {address} bytes" if address < NULL_BYTES else "no mapping"
+
+
+def _kernel(of: values.Incident | values.Evidence) -> str:
+    name = f" in kernel `{visible(of.kernel)}`" if of.kernel else ""
+    return name + (f" at PC {of.pc:#x}" if of.pc is not None else "")
+
+
+def known_by(of: values.IncidentReport) -> str:
+    """How it is known who did it."""
+    if of.confidence == "proven":
+        return _proof(of)
+    return {
+        "alone": "nobody else was in the domain",
+        "left": "everybody else in the domain was cleared",
+        "suspected": "nobody is accused until one of them faults alone",
+    }.get(of.confidence, "nobody is accused")
+
+
+def _proof(of: values.IncidentReport) -> str:
+    proofs = [each for each in of.evidence if each.is_proof]
+    if not proofs:
+        return "proven"
+    first = min(proofs, key=lambda each: each.after_seconds)
+    when = f"{milliseconds(first.after_seconds)} after the first sign" if first.after_seconds > 0 else "at the first sign"
+    return f"proven by {first.source} {when}"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def xid(of: values.Xid) -> str:
+    return f"{of.name}: {of.meaning}"
+
+
+def seen(of: values.Evidence) -> str:
+    """What a source saw, in a line."""
+    what = [
+        _whom(of),
+        visible(of.text),
+        f"Xid {of.xid}" if of.xid is not None and f"Xid {of.xid}" not in of.text else "",
+        access(of) or "",
+        _kernel(of).strip(),
+    ]
+    return "; ".join(filter(None, what)) or CLASSES.get(of.fault_class, of.fault_class)
+
+
+def _whom(of: values.Evidence) -> str:
+    """An Xid or a log may name an innocent, and mostly does."""
+    name = short(of.process)
+    if name is None:
+        return ""
+    if of.is_proof:
+        return f"proof: {name}"
+    if of.clears:
+        return f"clears {name}"
+    return name if of.source in _OF_THEMSELVES else f"names {name}, which proves nothing"
+
+
+def done(of: values.Deed) -> str:
+    return visible(of.text) or "(told to operators)"
+
+
+def pairs(of: values.IncidentReport, names: Names) -> Mapping[str, str | None]:
+    """What is known of it, by name; None or empty: not known."""
+    began = time.localtime(of.began_at)
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", began) + f".{int(of.began_at * 1000) % 1000:03}" + time.strftime(" %z", began)
+    return {
+        "when": f"{clock}; {'settled' if of.is_settled else 'more may come'}",
+        "class": f"{of.fault_class}: {CLASSES.get(of.fault_class, '')}",
+        "GPU": gpu(of, names),
+        "domain": of.domain,
+        "culprit": who(of.culprit, names) if of.culprit is not None else None,
+        "suspects": ", ".join(who(party, names) for party in of.suspects),
+        "known": known_by(of) if of.confidence == "proven" else f"{of.confidence}: {known_by(of)}",
+        "access": access(of),
+        "kernel": visible(of.kernel),
+        "PC": None if of.pc is None else f"{of.pc:#x}",
+        **{f"Xid {each.number}": xid(each) for each in of.xids},
+    }
+
+
+def hurt(of: values.IncidentReport, names: Names) -> Sequence[str]:
+    """A line each; those of other users are counted."""
+    known = [who(party, names) for party in of.victims if party.pid is not None]
+    others = of.hurt - len(known)
+    return [*known, *([f"{others} {'client' if others == 1 else 'clients'} of others"] if others else [])]
+
+
+# -- what can be done now ------------------------------------------------------------------------------------------------
+
+
+def advice(of: values.IncidentReport) -> Sequence[str]:
+    return [*_about_the_bug(of), *_about_the_culprit(of), *_about_the_hurt(of)]
+
+
+def _about_the_bug(of: values.IncidentReport) -> Iterator[str]:
+    program = visible(of.culprit.program) if of.culprit is not None and of.culprit.program else "the program"
+    if of.fault_class == "mmu":
+        if of.address is not None and of.address < NULL_BYTES:
+            yield "So low an address is a null pointer and an offset: a pointer that was never set, or a failed allocation."
+            if of.address >= SHIELD_BYTES:
+                yield "The shield makes such an access harmless: it was not laid in this client (mpsctl clients)."
+        yield f"To find the line: run {program} alone, under compute-sanitizer."
+    elif of.fault_class == "sm":
+        if of.culprit is None:
+            yield "With CUDA core dumps the next exception names its culprit: mpsctl env --core-dumps."
+        yield f"To find the line: run {program} alone, under compute-sanitizer or cuda-gdb."
+    elif of.fault_class == "host":
+        yield "End clients by mpsctl stop: their work on the GPU first. Hooks for containers and jobs are in docs/ending.md."
+    elif of.fault_class == "device":
+        yield "Look at the GPU before it is used again: nvidia-smi -q, and the kernel log."
+        if of.gpu is not None:
+            yield f"mpsctl blame says whether it is drained. When it was reset or replaced: mpsctl pardon {of.gpu}"
+    else:
+        yield "Look at what the domain and the driver said at that time: server.log, and the kernel log."
+
+
+def _about_the_culprit(of: values.IncidentReport) -> Iterator[str]:
+    if of.confidence == "suspected":
+        yield "mpsctl blame says which suspects are together. Let them be started again: the group that faults has the culprit."
+    if of.culprit is not None and of.culprit.key is not None:
+        key = visible(shlex.quote(of.culprit.key))
+        yield f"mpsctl blame says whether it is in quarantine. When it is mended: mpsctl pardon {key}"
+
+
+def _about_the_hurt(of: values.IncidentReport) -> Iterator[str]:
+    if of.hurt and of.fault_class != "device":
+        yield "Whoever was hurt has lost its context, and cannot make another: its process has to be started again."

@@ -1,0 +1,247 @@
+"""mpsctl faults, fault, blame, pardon: which are shown, what the sentences say, and the timeline."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpsctl import incident
+from mpsctl.incident import Names
+from mpsctl.timeline import LEGEND, draw, lanes
+from mpsd_client import values
+from mpsd_client._reading import read
+
+from mpsd.api.authority import Peer
+from mpsd.fault import Confidence, FaultClass, Incident
+from mpsd.wire.incidents import incident_report
+from tests.unit.api.fake_incidents import ALICES, BOBS, PARTIES, of_the_gpu, proven, suspected
+from tests.unit.api.house import OPERATOR, OWNER, STRANGER
+from tests.unit.ctl.desk import USERS, furnish, open_desk
+
+BOB = Peer(700, 2000, False)
+WROTE = "wrote to 0x7f3a00001000 (no mapping) in kernel `oob_write` at PC 0x7f3b000002a0"
+NAMES = Names(lambda uid: USERS.get(uid, str(uid)), {})
+ALICE = "python3[586] of user alice in container train.service under lease 1"
+
+
+def told(of: Incident, reader: int | None = None) -> values.IncidentReport:
+    """As it arrives at whoever asked."""
+    return read(values.IncidentReport, incident_report(of, reader))
+
+
+@pytest.mark.parametrize(
+    ("words", "peer", "expected"),
+    [
+        ("faults", OPERATOR, [1, 2, 3, 4]),
+        ("faults --last 2", OPERATOR, [3, 4]),
+        ("faults --last 9", OPERATOR, [1, 2, 3, 4]),
+        ("faults --last 1 --class sm", OPERATOR, [4]),
+        ("faults --after 2", OPERATOR, [3, 4]),
+        ("faults --since 41s", OPERATOR, [2, 3, 4]),
+        ("faults --domain d1 --class mmu", OPERATOR, [1]),
+        ("faults --culprit 1000", OPERATOR, [1]),
+        ("faults --mine", OWNER, [1, 2, 4]),
+        ("faults --mine", BOB, [1]),
+        ("faults --mine", STRANGER, []),
+    ],
+)
+async def test_which_are_listed(words: str, peer: Peer, expected: list[int], tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        furnish(desk)
+        found = json.loads(await desk.answer(*words.split(), "--json", peer=peer))
+    assert [each["number"] for each in found] == expected
+
+
+async def test_what_others_are_not_told_is_not_shown(tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        furnish(desk)
+        row = (await desk.answer("faults", "--class", "mmu", peer=BOB)).splitlines()[1]
+        report = await desk.answer("fault", "1", peer=BOB, COLUMNS="100")
+    assert "another user's" in row
+    assert report.startswith("Fault 1\nA client of another user made an access that no mapping allows; proven by uvm_events")
+    assert "trainer[700] of user bob in container 3f2a9c0d1e2f" in report
+    for secret in ("python3", "train.service", "0x7f3a", "oob_write", "lease:1"):
+        assert secret not in report
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        (proven(), f"{ALICE} {WROTE}; proven by uvm_events at the first sign."),
+        (replace(proven(), evidence=(replace(proven().evidence[0], seen_ns=proven().began_ns + 1_300_000),)),
+         f"{ALICE} {WROTE}; proven by uvm_events 1.3 ms after the first sign."),
+        (replace(proven(), address=96, access="read", kernel="", pc=None),
+         f"{ALICE} read from 0x60 (null and 96 bytes); proven by uvm_events at the first sign."),
+        (replace(proven(), address=None, kernel="k", pc=None, confidence=Confidence.ALONE),
+         f"{ALICE} made an access that no mapping allows in kernel `k`; nobody else was in the domain."),
+        (replace(proven(), fault_class=FaultClass.SM, confidence=Confidence.LEFT, kernel="", pc=None),
+         f"{ALICE} raised an exception of an SM; everybody else in the domain was cleared."),
+        (replace(proven(), fault_class=FaultClass.HOST, confidence=Confidence.ALONE, kernel="", pc=None),
+         f"{ALICE} ended while its work ran on the GPU; nobody else was in the domain."),
+        (suspected(), "One of 2 suspects raised an exception of an SM; nobody is accused until one of them faults alone."),
+        (of_the_gpu(), f"GPU {of_the_gpu().gpu} failed; nobody is accused."),
+        (replace(suspected(), fault_class=FaultClass.UNKNOWN, confidence=Confidence.UNKNOWN, suspects=()),
+         "Somebody in domain d1 brought a fault about whose sort is not known; nobody is accused."),
+    ],
+)  # fmt: skip
+def test_the_first_sentence(of: Incident, said: str) -> None:
+    assert incident.headline(told(of), NAMES) == said
+
+
+@pytest.mark.parametrize(
+    ("of", "words", "others"),
+    [
+        (proven(), "run python3 alone, under compute-sanitizer", "null pointer"),
+        (replace(proven(), address=96), "null pointer", "shield"),
+        (replace(proven(), address=96 << 10), "The shield makes such an access harmless", "cuda-gdb"),
+        (suspected(), "mpsctl env --core-dumps", "mpsctl pardon"),
+        (suspected(), "mpsctl blame says which suspects are together", "has lost its context"),
+        (replace(proven(), fault_class=FaultClass.SM), "cuda-gdb", "core-dumps"),
+        (replace(proven(), fault_class=FaultClass.HOST), "mpsctl stop", "compute-sanitizer"),
+        (replace(proven(), fault_class=FaultClass.UNKNOWN), "server.log", "compute-sanitizer"),
+        (of_the_gpu(), f"mpsctl pardon {of_the_gpu().gpu}", "has lost its context"),
+        (proven(), "mpsctl pardon lease:1", "core-dumps"),
+        (replace(proven(), parties=(replace(PARTIES[0], lease_id=None, container="a b;c"), PARTIES[1])),
+         "mpsctl pardon 'container:a b;c:1000'", "core-dumps"),
+    ],
+)  # fmt: skip
+def test_advice_is_for_this_fault(of: Incident, words: str, others: str) -> None:
+    advice = "\n".join(incident.advice(told(of)))
+    assert words in advice
+    assert others not in advice
+
+
+def test_the_hurt_are_named_or_counted() -> None:
+    of = replace(proven(), victims=(BOBS, ALICES))
+    assert incident.hurt(told(of), NAMES) == ["trainer[700] of user bob in container 3f2a9c0d1e2f", ALICE]
+    assert incident.hurt(told(of, 2000), NAMES) == ["trainer[700] of user bob in container 3f2a9c0d1e2f", "1 client of others"]
+    assert incident.hurt(told(of, 3000), NAMES) == ["2 clients of others"]
+    assert incident.hurt(told(suspected()), NAMES) == []
+
+
+def test_an_innocent_that_a_source_names_is_not_accused() -> None:
+    """The pid of an Xid is mostly a victim's: whoever reads the report must not take it for the culprit's."""
+    proof, xid, _, report = (incident.seen(each) for each in told(proven()).evidence)
+    assert proof.startswith("proof: python3[586]")
+    assert xid.startswith("names trainer[700], which proves nothing")
+    assert report.startswith("python3[586]; CUDA_ERROR")
+    cleared = replace(proven().evidence[0], is_proof=False, clears=True)
+    assert incident.seen(told(replace(proven(), evidence=(cleared,))).evidence[0]).startswith("clears python3[586]")
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120])
+def test_the_timeline_fits_and_is_in_order(width: int) -> None:
+    head, *rows, blank, legend = draw(lanes(told(proven())), width)
+    assert [row.split()[0] for row in rows] == ["uvm_events", "kernel_log", "vendor_log", "report", "mpsd"]
+    assert max(map(len, (head, *rows))) <= max(width, 32)
+    assert head.endswith("410.0 ms")
+    assert (blank, legend) == ("", LEGEND)
+    signs = [row.rindex(sign) for row, sign in zip(rows[:4], "#ooo", strict=True)]
+    assert signs == sorted(signs)
+    assert rows[4].endswith("!")
+
+
+def test_a_fault_of_one_moment_has_a_timeline() -> None:
+    of = replace(of_the_gpu(), deeds=())
+    assert draw(lanes(told(of)), 40)[1] == "nvml  o"
+    assert lanes(told(replace(of, evidence=()))) == []
+    assert draw([], 40)[0].startswith("  0.0 ms")
+
+
+def test_a_deed_before_the_first_sign_is_drawn_before_it() -> None:
+    """Evidence may be found that is older than what began it all; then times below nothing do not leave the picture."""
+    of = told(proven())
+    early = replace(of, deeds=(values.Deed(-0.41, "earlier"),), evidence=of.evidence[:1])
+    head, seen, done = draw(lanes(early), 60)[:3]
+    assert head.split()[:2] == ["-410.0", "ms"]
+    assert done.index("!") < seen.index("#") < 60
+
+
+def test_a_shared_place_shows_what_says_most() -> None:
+    seen = proven().evidence
+    same = replace(proven(), evidence=(replace(seen[0], is_proof=False), seen[0], replace(seen[0], is_proof=False)), deeds=())
+    assert draw(lanes(told(same)), 60)[1].endswith("#")
+
+
+async def test_a_report_of_nothing_but_a_number_is_shown(tmp_path: Path, short_dir: Path) -> None:
+    empty = replace(
+        of_the_gpu(), fault_class=FaultClass.UNKNOWN, gpu="", evidence=(), deeds=(), xids=(), is_settled=False, number=9
+    )
+    async with open_desk(tmp_path, short_dir) as desk:
+        desk.house.fakes.faults.keep(empty)
+        out = await desk.answer("fault", "9", peer=STRANGER)
+    assert out.startswith("Fault 9\nSomebody brought a fault about whose sort is not known; nobody is accused.\n")
+    assert "When\n" not in out
+    assert "more may come" in out
+
+
+async def test_nobodys_words_move_the_cursor(tmp_path: Path, short_dir: Path) -> None:
+    nasty = "\x1b[2J\n[red]\u202e<b>"
+    party = replace(PARTIES[0], program=nasty, container=nasty, lease_id=None)
+    seen = replace(proven().evidence[0], text=nasty, kernel=nasty)
+    deeds = (replace(proven().deeds[0], text=nasty),)
+    async with open_desk(tmp_path, short_dir) as desk:
+        desk.house.fakes.faults.keep(
+            replace(proven(), kernel=nasty, parties=(party,), evidence=(seen,), deeds=deeds, victims=(ALICES,))
+        )
+        for words in ("fault 1", "faults"):
+            out = await desk.answer(*words.split(), COLUMNS="4000")
+            assert "\x1b" not in out
+            assert "\u202e" not in out
+            assert "\\x1b[2J\\n[red]\\u202e<b>" in out
+
+
+async def test_a_pardon_is_said_and_done(tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        assert await desk.answer("pardon", "lease:1") == "lease:1 was convicted; nothing is held against it any more\n"
+        done = await desk.run("pardon", "lease:1")
+        assert (done.status, done.err) == (1, "mpsctl pardon: nothing is held against lease:1 (NO_SUCH_FAULT)\n")
+        done = await desk.run("pardon", "user:1000:crasher", peer=OWNER)
+        assert done.err == "mpsctl pardon: blame.pardon needs an operator; you are user 1000 (NOT_ALLOWED)\n"
+        assert set(desk.house.fakes.faults.held) == {"container:train.service:1000", "user:1000:crasher"}
+        desk.house.fakes.faults.held.clear()
+        assert await desk.answer("blame") == "nothing is held against anybody\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "directory"),
+    [
+        ("env", {}, "/tmp/nvidia-mps"),
+        ("env", {"CUDA_MPS_PIPE_DIRECTORY": "/run/a b"}, "/run/a b"),
+        ("env --socket /x/mpsd.sock", {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, "/x"),
+    ],
+)
+def test_the_environment_of_a_program_is_for_a_shell(
+    words: str, environ: dict[str, str], directory: str
+) -> None:
+    """Nobody is asked: there is no mpsd here."""
+    assert run_shell(run_alone(f"{words}", environ)) == {"CUDA_MPS_PIPE_DIRECTORY": directory}
+    with_dumps = run_shell(run_alone(f"{words} --core-dumps", environ))
+    assert with_dumps["CUDA_COREDUMP_FILE"] == f"{directory}/cores/%p"
+    assert with_dumps["CUDA_ENABLE_COREDUMP_ON_EXCEPTION"] == "1"
+    assert "skip_abort" in with_dumps["CUDA_COREDUMP_GENERATION_FLAGS"].split(",")
+    assert json.loads(run_alone(f"{words} --core-dumps --json", environ)) == with_dumps
+
+
+def run_alone(words: str, environ: dict[str, str]) -> str:
+    from io import StringIO
+
+    from mpsctl.program import main
+
+    from tests.unit.ctl.desk import surroundings
+
+    around = surroundings(StringIO(), **environ)
+    assert main(words.split(), around) == 0
+    return around.stdout.getvalue()  # type: ignore[attr-defined]
+
+
+def run_shell(script: str) -> dict[str, Any]:
+    """What a shell makes of it."""
+    import subprocess
+
+    done = subprocess.run(
+        ["sh", "-c", f"{script}\nenv -0"], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=20, check=True
+    )
+    pairs = (entry.partition("=") for entry in done.stdout.split("\0") if entry)
+    return {name: value for name, _, value in pairs if name.startswith("CUDA_")}
