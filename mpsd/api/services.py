@@ -134,7 +134,8 @@ class Standing:
     """What is held against one key (mpsd/fault.py, Party.key; of a GPU that is drained, its UUID), and for how long.
 
     since_at, until_at: seconds since the epoch; until_at is None where no end is known.  faults: how many of its faults count.
-    case: of a conviction, the number of its last fault; of group testing, that of the fault it began with; group: the suspects with the same number are placed together.
+    case: of a conviction, the number of its last fault; of group testing, that of the fault it began with.  group: suspects
+    with the same number are placed together.
     """
 
     key: str

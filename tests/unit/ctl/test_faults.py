@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from mpsctl import incident
+from mpsctl.commands.environment import CORES, variables
 from mpsctl.incident import Names
 from mpsctl.timeline import LEGEND, draw, lanes
 from mpsd_client import values
@@ -14,6 +15,7 @@ from mpsd_client._reading import read
 
 from mpsd.api.authority import Peer
 from mpsd.fault import Confidence, FaultClass, Incident
+from mpsd.faults.core_dumps import environment
 from mpsd.wire.incidents import incident_report
 from tests.unit.api.fake_incidents import ALICES, BOBS, PARTIES, of_the_gpu, proven, suspected
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER
@@ -218,10 +220,16 @@ def test_the_environment_of_a_program_is_for_a_shell(
     """Nobody is asked: there is no mpsd here."""
     assert run_shell(run_alone(f"{words}", environ)) == {"CUDA_MPS_PIPE_DIRECTORY": directory}
     with_dumps = run_shell(run_alone(f"{words} --core-dumps", environ))
-    assert with_dumps["CUDA_COREDUMP_FILE"] == f"{directory}/cores/%p"
+    assert with_dumps["CUDA_COREDUMP_FILE"] == f"{directory}/cores/core.%h.%p"
     assert with_dumps["CUDA_ENABLE_COREDUMP_ON_EXCEPTION"] == "1"
     assert "skip_abort" in with_dumps["CUDA_COREDUMP_GENERATION_FLAGS"].split(",")
     assert json.loads(run_alone(f"{words} --core-dumps --json", environ)) == with_dumps
+
+
+def test_core_dumps_are_written_to_where_mpsd_reads_them() -> None:
+    ours = dict(variables("/run/mps", core_dumps=True))
+    assert ours.pop("CUDA_MPS_PIPE_DIRECTORY") == "/run/mps"
+    assert ours == environment(Path("/run/mps") / CORES)
 
 
 def run_alone(words: str, environ: dict[str, str]) -> str:

@@ -26,7 +26,7 @@ def variables(directory: str, *, core_dumps: bool) -> Mapping[str, str]:
     found = {"CUDA_MPS_PIPE_DIRECTORY": directory}
     if core_dumps:
         found["CUDA_ENABLE_COREDUMP_ON_EXCEPTION"] = "1"
-        found["CUDA_COREDUMP_FILE"] = os.path.join(directory, CORES, "%p")
+        found["CUDA_COREDUMP_FILE"] = os.path.join(directory, CORES, "core.%h.%p")
         found["CUDA_COREDUMP_GENERATION_FLAGS"] = ",".join(FLAGS)
     return found
 
