@@ -1,7 +1,8 @@
 /* faulter MODE: does one wrong thing on the device, on purpose, and says what came of it.
  *
- *   faulter MODE [--after S] [--linger S] [--kernel-ms MS] [--json]      faulter --list
+ *   faulter MODE [--gate] [--after S] [--linger S] [--kernel-ms MS] [--json]      faulter --list
  *
+ * --gate: does it when its standard input ends, so that others can get ready without haste.
  * Exit status: 0 where nothing failed, because what was wrong was contained; else EXIT_WORK.  Each line of --list is a mode and
  * its class: mmu, sm, host (what the death of the process does), none (harms nobody).
  */
@@ -227,14 +228,25 @@ static int list(void)
 	return 0;
 }
 
+/* For ever: whoever holds the other end decides. */
+static void wait_for_end_of_stdin(void)
+{
+	char ignored[64];
+
+	while (read(STDIN_FILENO, ignored, sizeof(ignored)) > 0)
+		;
+}
+
 int main(int argc, char **argv)
 {
 	struct client client;
 	struct attempt attempt = { 0 };
 	double after, linger;
+	bool gate;
 	int status;
 
 	client_options(&client, "faulter", &argc, argv);
+	gate = client_flag(&argc, argv, "--gate");
 	after = atof(client_option(&argc, argv, "--after", "0"));
 	linger = atof(client_option(&argc, argv, "--linger", "0"));
 	attempt.kernel_ms = strtoull(client_option(&argc, argv, "--kernel-ms", "1000"), NULL, 10);
@@ -242,9 +254,11 @@ int main(int argc, char **argv)
 		return list();
 	attempt.mode = argc == 2 ? find(argv[1]) : NULL;
 	if (!attempt.mode)
-		client_usage("faulter MODE [--after S] [--linger S] [--kernel-ms MS] [--json]; faulter --list");
+		client_usage("faulter MODE [--gate] [--after S] [--linger S] [--kernel-ms MS] [--json]; faulter --list");
 	client_start(&client);
 	client_say(&client, "ready", "ready", "\"sms\": %d", client_sms(&client));
+	if (gate)
+		wait_for_end_of_stdin();
 	usleep((useconds_t)(after * 1e6));
 	status = do_it(&client, &attempt);
 	usleep((useconds_t)(linger * 1e6));

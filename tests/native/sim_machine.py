@@ -66,6 +66,11 @@ class Client:
                 return event
         raise AssertionError(f"ended without {name!r}: {self.events}")
 
+    def open_gate(self) -> None:
+        """Lets a client that was started with `--gate` go on."""
+        assert self.process.stdin
+        self.process.stdin.close()
+
     def end(self) -> dict[str, Any]:
         """The last thing it said, once it is over."""
         while self.next_event():
@@ -146,7 +151,7 @@ class Machine:
         process = subprocess.Popen(
             [CLIENTS / name, *arguments, "--json"],
             env=self.library_environment(**more),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if "--gate" in arguments else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
             cwd="/",
@@ -191,8 +196,9 @@ class Machine:
             if process.poll() is None:
                 process.kill()
             process.wait()
-            if process.stdout:
-                process.stdout.close()
+            for stream in (process.stdin, process.stdout):
+                if stream:
+                    stream.close()
         with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
             os.kill(self.daemon_pid(), signal.SIGKILL)  # its servers go with it
 

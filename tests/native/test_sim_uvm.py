@@ -14,7 +14,6 @@ from tests.native.test_sim_driver import drive
 HOLE, READ_ONLY = 1, 3
 READ, WRITE, ATOMIC = 1, 2, 3
 FAR, ARRAY = 0x7000DEAD0000, 0x100000
-AFTER = ("--after", "0.4")  # room to listen, or to lay a range, once the client is ready
 
 # mode, faultType, accessType, address (None: wherever the memory was)
 SEEN = [
@@ -66,9 +65,10 @@ def test_the_files_have_gone_however_the_client_went(mps: Machine) -> None:
 def test_the_culprits_queue_and_no_other_has_the_access(
     mps: Machine, mode: str, fault: int, access: int, address: int | None
 ) -> None:
-    victim, culprit = ready(mps, "counter", "--seconds", "8"), ready(mps, "faulter", mode, *AFTER)
+    victim, culprit = ready(mps, "counter", "--seconds", "8"), ready(mps, "faulter", mode, "--gate")
     with Space(victim) as theirs, Space(culprit) as mine:
         theirs.attach(), mine.attach()
+        culprit.open_gate()
         assert culprit.wait_for("result")["code"] == 700
         assert victim.end()["code"] == 700
         entries = mine.entries()
@@ -83,9 +83,10 @@ def test_the_culprits_queue_and_no_other_has_the_access(
 
 
 def test_a_copy_engine_reports_page_after_page(mps: Machine) -> None:
-    culprit = ready(mps, "faulter", "copy", *AFTER)
+    culprit = ready(mps, "faulter", "copy", "--gate")
     with Space(culprit) as space:
         space.attach()
+        culprit.open_gate()
         assert culprit.wait_for("result")["code"] == 700
         entries = space.entries()
     assert [entry.event for entry in entries] == [GPU_FAULT] * 40 + [FATAL_FAULT]
@@ -96,26 +97,29 @@ def test_a_copy_engine_reports_page_after_page(mps: Machine) -> None:
 
 @pytest.mark.parametrize("mode", UNSEEN)
 def test_what_is_no_bad_access_is_in_no_queue(mps: Machine, mode: str) -> None:
-    culprit = ready(mps, "faulter", mode, *AFTER)
+    culprit = ready(mps, "faulter", mode, "--gate")
     with Space(culprit) as space:
         space.attach()
+        culprit.open_gate()
         culprit.end()
         assert space.entries() == []
 
 
 def test_nobody_is_told_who_has_not_attached(mps: Machine) -> None:
-    culprit = ready(mps, "faulter", "oob_write", *AFTER)
+    culprit = ready(mps, "faulter", "oob_write", "--gate")
     with Space(culprit) as space:
+        culprit.open_gate()
         culprit.end()
         assert space.entries() == []
         assert space.page().dropped == 0
 
 
 def test_a_full_queue_drops_and_counts(mps: Machine) -> None:
-    culprit = ready(mps, "faulter", "oob_write", *AFTER)
+    culprit = ready(mps, "faulter", "oob_write", "--gate")
     with Space(culprit) as space:
         space.attach()
         space.fill_queue()
+        culprit.open_gate()
         assert culprit.wait_for("result")["code"] == 700
         assert space.page().dropped == 2
 
@@ -134,10 +138,11 @@ ABSORBED = [
 
 @pytest.mark.parametrize(("mode", "where"), ABSORBED, ids=[row[0] for row in ABSORBED])
 def test_a_sparse_range_takes_the_access_and_nobody_suffers(mps: Machine, mode: str, where: tuple[int, int]) -> None:
-    victim, culprit = ready(mps, "counter", "--seconds", "1"), ready(mps, "faulter", mode, *AFTER)
+    victim, culprit = ready(mps, "counter", "--seconds", "1"), ready(mps, "faulter", mode, "--gate")
     with Space(culprit) as space:
         space.attach()
         space.lay(where)
+        culprit.open_gate()
         assert culprit.wait_for("result")["code"] == 0
         assert culprit.wait_for("next")["code"] == 0
         culprit.end()
@@ -153,9 +158,10 @@ def test_a_sparse_range_takes_the_access_and_nobody_suffers(mps: Machine, mode: 
     ids=["not sparse yet", "below it", "beyond it"],
 )
 def test_other_ranges_take_nothing(mps: Machine, mode: str, where: tuple[int, int], is_sparse: bool) -> None:
-    culprit = ready(mps, "faulter", mode, *AFTER)
+    culprit = ready(mps, "faulter", mode, "--gate")
     with Space(culprit) as space:
         space.lay(where, is_sparse=is_sparse)
+        culprit.open_gate()
         assert culprit.wait_for("result")["code"] == 700
         culprit.end()
     assert culprit.process.returncode == 5
@@ -167,8 +173,9 @@ def test_a_write_that_runs_over_into_a_range_is_done_as_far_as_there_is_memory(m
 
 def killed_under_hold(mps: Machine, *arguments: str) -> tuple[Client, Space]:
     """A client that has died in the middle of a kernel, and whoever holds what it left."""
-    culprit = ready(mps, "faulter", *arguments, *AFTER)
+    culprit = ready(mps, "faulter", *arguments, "--gate")
     space = Space(culprit)
+    culprit.open_gate()
     culprit.process.wait()
     assert culprit.process.returncode == -signal.SIGKILL
     return culprit, space
@@ -216,8 +223,9 @@ def test_work_of_a_frozen_client_ends(mps: Machine) -> None:
 
 
 def test_a_descriptor_that_is_merely_opened_holds_nothing(mps: Machine) -> None:
-    victim, culprit = ready(mps, "counter", "--seconds", "8"), ready(mps, "faulter", "killed_hang", *AFTER)
+    victim, culprit = ready(mps, "counter", "--seconds", "8"), ready(mps, "faulter", "killed_hang", "--gate")
     with (mps.place / f"machine/uvm/{culprit.pid}.space").open("r+b"):
+        culprit.open_gate()
         culprit.end()
         assert victim.end()["code"] == 700
 
@@ -225,9 +233,10 @@ def test_a_descriptor_that_is_merely_opened_holds_nothing(mps: Machine) -> None:
 def test_lost_events_are_counted_and_the_fault_goes_its_way() -> None:
     with open_machine(MPSD_SIM_UVM_LOSS="100", MPSD_SIM_XID_LOSS="100") as mps:
         mps.start()
-        culprit = ready(mps, "faulter", "oob_write", *AFTER)
+        culprit = ready(mps, "faulter", "oob_write", "--gate")
         with Space(culprit) as space:
             space.attach()
+            culprit.open_gate()
             assert culprit.wait_for("result")["code"] == 700
             assert (space.entries(), space.page().dropped) == ([], 2)
         assert mps.xids() == []
@@ -236,9 +245,10 @@ def test_lost_events_are_counted_and_the_fault_goes_its_way() -> None:
 def test_some_are_lost_and_some_are_not() -> None:
     with open_machine(MPSD_SIM_UVM_LOSS="50", MPSD_SIM_SEED="7") as mps:
         mps.start()
-        culprit = ready(mps, "faulter", "copy", *AFTER)
+        culprit = ready(mps, "faulter", "copy", "--gate")
         with Space(culprit) as space:
             space.attach()
+            culprit.open_gate()
             assert culprit.wait_for("result")["code"] == 700
             found, dropped = len(space.entries()), space.page().dropped
     assert found + dropped == 41
@@ -248,9 +258,10 @@ def test_some_are_lost_and_some_are_not() -> None:
 def test_sources_can_be_late() -> None:
     with open_machine(MPSD_SIM_UVM_DELAY_MS="5", MPSD_SIM_XID_DELAY_MS="300") as mps:
         mps.start()
-        culprit = ready(mps, "faulter", "oob_write", *AFTER)
+        culprit = ready(mps, "faulter", "oob_write", "--gate")
         with Space(culprit) as space:
             space.attach()
+            culprit.open_gate()
             said = culprit.wait_for("fault")["monotonic_ns"]
             assert culprit.wait_for("result")["code"] == 700
             culprit.end()
@@ -261,9 +272,10 @@ def test_sources_can_be_late() -> None:
 
 
 def test_a_client_without_mps_has_them_too(machine: Machine) -> None:
-    culprit = ready(machine, "faulter", "oob_write", *AFTER)
+    culprit = ready(machine, "faulter", "oob_write", "--gate")
     with Space(culprit) as space:
         space.attach()
+        culprit.open_gate()
         assert culprit.wait_for("result")["code"] == 700
         assert [entry.event for entry in space.entries()] == [GPU_FAULT, FATAL_FAULT]
 
