@@ -1,0 +1,52 @@
+"""mpsd's NVML source on the simulator's NVML."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.native.sim_fixtures import built_programs  # noqa: F401
+from tests.native.sim_machine import ROOT, open_machine
+
+pytest.importorskip("pynvml", reason="needs the package nvidia-ml-py")
+
+WATCH = """
+import sys, trio, trio.testing
+from pathlib import Path
+from mpsd.faults.nvml_events import NvmlEvents
+from mpsd.gpu.nvml import read_devices
+
+async def main():
+    library = Path(sys.argv[1])
+    devices = read_devices(None, library)
+    send, receive = trio.open_memory_channel(100)
+    source = NvmlEvents([device.uuid for device in devices], library)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(source.run, send.send_nowait)
+        while source.absent:  # until it listens
+            await trio.testing.wait_all_tasks_blocked()
+        print("ready", devices[1].uuid, flush=True)
+        with trio.fail_after(15):
+            seen = await receive.receive()
+        print(seen.xid, seen.gpu, flush=True)
+        nursery.cancel_scope.cancel()
+    print(source.absent, flush=True)
+
+trio.run(main)
+"""
+
+
+def test_an_xid_of_the_simulator_is_heard_and_its_end_disturbs_nothing() -> None:
+    """The wait that is abandoned at the end still uses the library: freed under it, the process would crash."""
+    library = ROOT / "native/sim/lib/libnvidia-ml.so.1"
+    with open_machine(MPSD_SIM_GPUS="2") as machine:
+        environment = {**machine.library_environment(), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", WATCH, str(library)]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as watcher:
+            assert watcher.stdout
+            word, uuid = watcher.stdout.readline().split()
+            assert word == "ready"
+            machine.tool("xid", "1", "79")
+            assert watcher.stdout.readline().split() == ["79", uuid]
+            assert watcher.stdout.readline().split() == ["stopped"]
+            assert watcher.wait(20) == 0
