@@ -26,8 +26,9 @@ What belongs nowhere opens an incident, or waits for one:
 
 Sources are late and lossy.  What the collector has to provide of everything that tells its domain is `present`: the clients
 that are connected to the domain's servers or on their way, and those that went up to PRESENT_SECONDS before, and not before its
-servers were last renewed.  `process` of an Xid is set only where it is a client.  An incident that is first heard of later than
-that, or when its domain already has other servers or none, accuses nobody without proof: who was there is not known.
+servers were last renewed.  `process` of an Xid is set only where it is a client.  An incident that is first heard of over 4 s
+late, or when its domain already has other servers or none, or of the first seconds of mpsd itself, accuses nobody without
+proof: who was there is not known.
 
 Prose: docs/faults.md.
 """
@@ -40,8 +41,9 @@ from mpsd.policy.dossier import AtOf, Dossier, PartyOf
 from mpsd.policy.verdict import BESIDE, SECOND_NS, WINDOW_NS, is_excuse, is_proof
 from mpsd.policy.xids import ENDS_SERVER, meaning_of
 
-PRESENT_SECONDS = 4.0
-_LATE_NS = int(PRESENT_SECONDS * SECOND_NS)
+PRESENT_SECONDS = 6.0
+_PRESENT_NS = int(PRESENT_SECONDS * SECOND_NS)
+_LATE_NS = _PRESENT_NS - WINDOW_NS  # so that who went just before the fault is counted
 _RECENT_NS = 10 * SECOND_NS  # for so long after it began, an incident takes core dumps
 _DEVICE_NS = 30 * SECOND_NS
 _FRESH_NS = SECOND_NS // 5  # nobody faults on fresh servers so soon: a server and a context take 0.19 s to start (measured)
@@ -55,12 +57,16 @@ class Fusion:
     """Guards that one fault is one incident, that no incident accuses whom its evidence does not, and bounds.
 
     first_number: of the next incident.  at_of: seconds since the epoch, of a monotonic time.  party_of: a client as people know
-    it; asked once, when it is first heard of.  Every method returns the incidents that it changed, each with a new revision.
-    dropped: observations and incidents for which there was no place.
+    it; asked when an incident first concerns it, which may be PRESENT_SECONDS after it went.  since_ns: when mpsd began to see
+    who comes and goes.  Every method returns the incidents that it changed, each with a new revision.  dropped: observations
+    and incidents for which there was no place.
     """
 
-    def __init__(self, first_number: int, at_of: AtOf, party_of: PartyOf = lambda process: None) -> None:
+    def __init__(
+        self, first_number: int, at_of: AtOf, party_of: PartyOf = lambda process: None, since_ns: int | None = None
+    ) -> None:
         self._next = first_number
+        self._known_ns = since_ns + _PRESENT_NS if since_ns is not None else None
         self._at_of = at_of
         self._party_of = party_of
         self._dossiers: dict[int, Dossier] = {}
@@ -97,6 +103,11 @@ class Fusion:
                 dossier.recovered_ns = now_ns
         return ()
 
+    def domain_failed(self, domain: str, now_ns: int) -> Sequence[Incident]:
+        """Something else than evidence says that its servers have ended: an mpsd that starts finds it so."""
+        _remember(self._broken, domain, now_ns)
+        return ()
+
     def settle(self, now_ns: int) -> Sequence[Incident]:
         """Time has passed: what is settled by it.  What is long over is forgotten."""
         due = [each for each in self._dossiers.values() if not each.is_settled and each.settles_ns <= now_ns]
@@ -112,8 +123,11 @@ class Fusion:
         return changed
 
     def next_settle_ns(self) -> int | None:
-        """When `settle` has something to say; None while nothing is open."""
-        return min((each.settles_ns for each in self._dossiers.values() if not each.is_settled), default=None)
+        """When `settle` has something to say, or to forget; None while there is nothing."""
+        return min(
+            (each.first_ns + _RECENT_NS + 1 if each.is_settled else each.settles_ns for each in self._dossiers.values()),
+            default=None,
+        )
 
     def note(self, number: int, deed: Deed) -> Sequence[Incident]:
         """What was done about an incident; nothing where it is no longer kept."""
@@ -203,6 +217,8 @@ class Fusion:
 
     def _knows_who_was_there(self, seen: Observation, now_ns: int) -> bool:
         renewed_ns, broken_ns = self._renewed.get(seen.domain), self._broken.get(seen.domain)
+        if self._known_ns is not None and seen.seen_ns < self._known_ns:
+            return False
         if now_ns - seen.seen_ns > _LATE_NS or (renewed_ns is not None and seen.seen_ns <= renewed_ns + _FRESH_NS):
             return False
         if broken_ns is not None and now_ns - broken_ns < _BROKEN_NS:

@@ -22,9 +22,15 @@ What went wrong; the first row that fits:
 |---|---|
 | the same Xids of the GPU, before and after a proof | DEVICE; the class of the proof |
 | Xid 13 or 69, and no 31 before it | SM |
-| up to 2 s before the first sign of the fault a client was ended, and none ended itself or complained before that | HOST |
+| up to 2 s before the first sign of the fault, or 0.5 s after it, a client was killed (1) | HOST |
 | Xid 31 | MMU |
 | Xid 43, or the class that a source gives | that class |
+
+(1) And before any other ended or complained.  A process that is killed in mid-kernel is seen to have gone 0.2 s later
+(measured), which can be after its server's fault; and innocents end after a fault too, which is why ends by themselves do not
+count: an end has the class HOST only if it is known to have come from outside.
+
+An Xid that tells its GPU alone may be of another domain.  It is a guess: it gives a class where nothing else does.
 
 HOST is an explanation, never a proof: a process that is killed in mid-kernel ends its co-runners, but a fault of somebody else
 can come at the same moment.  Prose: docs/faults.md.
@@ -43,6 +49,7 @@ WINDOW_NS = 2 * SECOND_NS  # what is further apart is not of one fault
 PROOFS = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.CORE_DUMP})  # the sources that can prove, the best first
 BESIDE = frozenset({Source.PROCESS, Source.REPORT})  # tell what happened beside a fault, not that there was one
 
+_END_SEEN_NS = SECOND_NS // 2
 _SM_XIDS, _MMU_XID = frozenset({13, 69}), 31
 
 
@@ -76,8 +83,12 @@ def _is_loss(seen: Observation) -> bool:
 
 
 def tells_of_fault(seen: Observation) -> bool:
-    """It is a sign of the fault, rather than of what happened beside it."""
-    return seen.source not in BESIDE and not seen.clears
+    """It is a sign of this fault, rather than of what happened beside it, or perhaps of another."""
+    return seen.source not in BESIDE and not seen.clears and not is_guess(seen)
+
+
+def is_guess(seen: Observation) -> bool:
+    return seen.xid is not None and not seen.domain and meaning_of(seen.xid).fault_class is not FaultClass.DEVICE
 
 
 def judge(
@@ -130,19 +141,21 @@ def _class_of(evidence: Sequence[Observation], named: ProcessId | None, dead: It
         return FaultClass.HOST
     if strong == _MMU_XID:
         return FaultClass.MMU
+    signs += [each for each in evidence if is_guess(each)]
     classes = (meaning_of(each.xid).fault_class if each.xid is not None else each.fault_class for each in signs)
     return next((each for each in classes if each not in (FaultClass.UNKNOWN, FaultClass.HOST)), FaultClass.UNKNOWN)
 
 
 def _ended_before(evidence: Sequence[Observation], present: frozenset[ProcessId]) -> frozenset[ProcessId]:
-    """Whose end explains the fault.  Innocents end too, after it: what came first counts, and in doubt it explains nothing."""
+    """Whose end explains the fault; nobody's, if anybody ended or complained before."""
     signs = [each.seen_ns for each in evidence if tells_of_fault(each)]
     beside = [each for each in evidence if each.source in BESIDE]
     if not signs or not beside:
         return frozenset()
     first = min(beside, key=lambda each: each.seen_ns)
     is_end = first.source is Source.PROCESS and first.fault_class is FaultClass.HOST
-    if not is_end or first.process is None or not min(signs) - WINDOW_NS <= first.seen_ns < min(signs):
+    is_near = min(signs) - WINDOW_NS <= first.seen_ns <= min(signs) + _END_SEEN_NS
+    if not is_end or not is_near or first.process is None:
         return frozenset()
     return frozenset({first.process}) & present
 
@@ -153,10 +166,10 @@ def _cleared(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
     return frozenset(each.process for each in evidence if each.clears and each.process is not None)
 
 
-def _is_sm_for_certain(evidence: Iterable[Observation]) -> bool:
+def _is_sm_for_certain(evidence: Sequence[Observation]) -> bool:
     """So that a dump without an exception clears."""
-    xids = {each.xid for each in evidence}
-    return bool(xids & _SM_XIDS) and _MMU_XID not in xids
+    told = {each.xid for each in evidence if not is_guess(each)}
+    return bool(told & _SM_XIDS) and _MMU_XID not in {each.xid for each in evidence}
 
 
 def _is_contained(evidence: Iterable[Observation]) -> bool:

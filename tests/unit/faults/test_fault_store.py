@@ -17,8 +17,8 @@ from mpsd.policy.incident_text import blame_of, blame_text, incident_of, inciden
 
 A, B, C = (ProcessId(pid, 7) for pid in (1, 2, 3))
 SEEN = Observation(
-    Source.CORE_DUMP, 10**18 + 1, FaultClass.SM, "GPU-a", "d2", A, True, False, 2**64 - 1, "write", "k«»<int>", 2**63, None, (A, B),
-    "x",
+    Source.CORE_DUMP, 10**18 + 1, FaultClass.SM, "GPU-a", "d2", A, True, False, 2**64 - 1, "write", "k«»<int>", 2**63, None,
+    (A, B), "x",
 )  # fmt: skip
 PARTIES = (Party(A, 1000, "train \udcff", "docker:1", 7), Party(B), Party(C, 0, "serve"))
 FULL = Incident(
