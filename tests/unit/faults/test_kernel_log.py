@@ -7,7 +7,9 @@ import structlog
 import trio
 import trio.testing
 
+from mpsd.fault import Observation
 from mpsd.faults import kernel_log
+from mpsd.model import Device
 
 
 class OneDomain:
@@ -50,9 +52,25 @@ async def test_an_xid_keeps_newcomers_out_of_the_domain_it_points_to(tmp_path: P
     assert len(events) == 2
 
 
-async def test_a_log_that_cannot_be_read_is_said_once_and_that_is_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_xid_is_handed_on_as_an_observation(tmp_path: Path) -> None:
+    """Those of processes that nobody knows too: they tell the GPU."""
+    path, pool = tmp_path / "kmsg", OneDomain(4711)
+    path.touch()
+    send, receive = trio.open_memory_channel[Observation](10)
+    devices = [Device(0, "GPU-a", "H200", 1, "00000000:00:06.0")]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(kernel_log.watch_kernel_log, path, pool, lambda *event: None, send.send_nowait, devices)
+        await trio.testing.wait_all_tasks_blocked()
+        with path.open("a") as log:
+            log.write("NVRM: Xid (PCI:0000:00:06): 43, pid=4711, name=x\nNVRM: Xid (PCI:0000:00:06): 79, pid=1\n")
+        with trio.fail_after(5):
+            first, second = await receive.receive(), await receive.receive()
+        nursery.cancel_scope.cancel()
+    assert (first.xid, first.domain, first.gpu) == (43, "default", "GPU-a")
+    assert (second.xid, second.domain, second.gpu) == (79, "", "GPU-a")
+
+
+async def test_a_log_that_cannot_be_read_is_said_once_and_that_is_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container without /dev/kmsg, or an mpsd that may not read it, serves all the same."""
     monkeypatch.setattr(kernel_log, "KERNEL_LOG", tmp_path / "absent")
     with structlog.testing.capture_logs() as logs, trio.fail_after(5):

@@ -1,8 +1,23 @@
 """Xid lines, of driver 580 on an H200 and of NVIDIA's documentation."""
 
-import pytest
+import dataclasses
 
-from mpsd.faults.xid_lines import Xid, parse_xid
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpsd.fault import TEXT_CHARACTERS, FaultClass, Source
+from mpsd.faults.xid_lines import Xid, gpu_at, observe, parse_xid
+from mpsd.model import Device
+
+MMU = (
+    "3,1234,5678901,-;NVRM: Xid (PCI:0000:00:06): 31, pid=20996, name=counter, channel 0x0000000e, intr 00000000. MMU Fault: "
+    "ENGINE GRAPHICS GPC1 GPCCLIENT_T1_6 faulted @ 0x7f9b_03754000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_WRITE"
+)
+DEVICES = [
+    Device(0, "GPU-a", "H200", 1, "00000000:00:06.0"),
+    Device(1, "GPU-b", "H200", 1, "0000000A:C1:00.0"),
+]
 
 
 @pytest.mark.parametrize(
@@ -17,4 +32,66 @@ from mpsd.faults.xid_lines import Xid, parse_xid
     ],
 )
 def test_xids(line, expected):
-    assert parse_xid(line) == expected
+    found = parse_xid(line)
+    assert (found and dataclasses.replace(found, logged_ns=None, text="")) == expected
+
+
+def test_the_xid_of_an_mmu_fault_tells_address_and_access():
+    found = parse_xid(MMU)
+    assert (found.address, found.access, found.logged_ns) == (0x7F9B03754000, "write", 5678901000)
+    assert found.text == MMU.partition(";")[2]
+
+
+@pytest.mark.parametrize(
+    ("access", "word"),
+    [("VIRT_READ", "read"), ("VIRT_ATOMIC_STRONG", "atomic"), ("PHYS_PREFETCH", "prefetch"), ("VIRT_NEW", "")],
+)
+def test_accesses(access, word):
+    assert parse_xid(MMU.replace("VIRT_WRITE", access)).access == word
+
+
+def test_what_a_program_wrote_into_the_kernel_log_is_not_the_drivers_word():
+    """Root in a container may write there; the kernel notes that it was not itself (facility)."""
+    assert parse_xid(MMU.replace("3,", "11,", 1)) is None
+    assert parse_xid(MMU.replace("3,", "4,", 1)) is not None
+
+
+def test_a_record_ends_before_what_the_kernel_adds_to_it():
+    assert parse_xid(MMU + "\n SUBSYSTEM=pci\n DEVICE=+pci:0000:00:06.0\n").text == MMU.partition(";")[2]
+
+
+def test_text_is_short_and_cannot_write_to_a_terminal():
+    """A process chooses its name."""
+    text = parse_xid("NVRM: Xid (PCI:0000:00:06): 43, pid=1, name=\x1b[2J" + "x" * 1000).text
+    assert "name=?[2J" in text
+    assert len(text) == TEXT_CHARACTERS
+
+
+def test_an_observation_tells_everything_but_who():
+    seen = observe(parse_xid(MMU), "default", DEVICES, 5679000000)
+    assert (seen.source, seen.xid, seen.fault_class) == (Source.KERNEL_LOG, 31, FaultClass.MMU)
+    assert (seen.gpu, seen.domain, seen.address, seen.access) == ("GPU-a", "default", 0x7F9B03754000, "write")
+    assert (seen.process, seen.is_proof, seen.seen_ns) == (None, False, 5678901000)
+
+
+@pytest.mark.parametrize(
+    "now_ns",
+    [pytest.param(5678900999, id="the kernel's clock is ahead"), pytest.param(10**13, id="it is another clock")],
+)
+def test_a_stamp_that_cannot_be_is_not_believed(now_ns):
+    assert observe(parse_xid(MMU), "", DEVICES, now_ns).seen_ns == now_ns
+
+
+@pytest.mark.parametrize(
+    ("place", "uuid"),
+    [("PCI:0000:00:06", "GPU-a"), ("PCI:000a:c1:00", "GPU-b"), ("PCI:0000:c1:00", ""), ("", ""), ("0", "")],
+)
+def test_gpus_by_their_place(place, uuid):
+    assert gpu_at(place, DEVICES) == uuid
+
+
+@given(st.text(max_size=200))
+def test_any_line_is_read_or_not(rest):
+    found = parse_xid(f"3,1,2,-;NVRM: Xid (PCI:0000:00:06): 31, pid=1, faulted @ {rest}")
+    assert found.code == 31
+    assert observe(found, "", DEVICES, 1).text.isprintable()
