@@ -4,6 +4,7 @@ Everything on it that somebody has chosen is escaped in one function, `_text`; l
 """
 
 import html
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from mpsd_client import values
@@ -11,11 +12,10 @@ from mpsd_client import values
 from mpsctl import __version__, incident
 from mpsctl.incident import Names, milliseconds
 from mpsctl.output import visible
-from mpsctl.timeline import DOER, Lane, Mark, lanes, span
+from mpsctl.timeline import DOER, Lane, Mark, clock, lanes, position, span, ticks
 
 # Of the picture, in units of its own.
-_WIDTH, _LEFT, _RIGHT, _TOP, _LANE, _SIZE = 900, 130, 40, 30, 34, 6
-_TICKS = 5
+_WIDTH, _LEFT, _RIGHT, _TOP, _LANE, _SIZE, _NAME = 900, 130, 40, 30, 34, 6, 50
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2430; --quiet: #667085; --line: #d5dae3; --ground: #ffffff; --bar: #c3cad6;
@@ -125,16 +125,17 @@ def _picture(of: Sequence[Lane]) -> Iterator[str]:
 
 
 def _axis(first: float, last: float, height: int) -> Iterator[str]:
-    for tick in range(_TICKS + 1 if last > first else 1):
-        moment = first + (last - first) * tick / _TICKS
+    named = -math.inf
+    for moment in ticks(first, last):
         x = _x(moment, first, last)
         yield f'<line class="grid" x1="{x}" y1="{_TOP - 8}" x2="{x}" y2="{height}"/>'
-        yield f'<text class="tick" x="{x}" y="{_TOP - 14}">{milliseconds(moment)}</text>'
+        if x - named >= _NAME:  # names do not stand on each other
+            yield f'<text class="tick" x="{x}" y="{_TOP - 14}">{clock(moment)}</text>'
+            named = x
 
 
 def _x(moment: float, first: float, last: float) -> float:
-    room = _WIDTH - _LEFT - _RIGHT
-    return round(_LEFT + ((moment - first) / (last - first) * room if last > first else 0), 1)
+    return round(_LEFT + position(moment, first, last) * (_WIDTH - _LEFT - _RIGHT), 1)
 
 
 def _sign(mark: Mark, x: float, y: float) -> str:

@@ -1,17 +1,20 @@
 """When who saw what, and when what was done: a line for each source, and one for mpsd.  Pure.
 
-    0 ms                              410 ms        # proof  o seen  x clears  ! done
+                0     1 ms    10 ms   100 ms   1 s       # proof  o seen  x clears  ! done
     uvm_events  #
-    kernel_log  |-----------o                       the bar: so long it knew nothing
-    mpsd        !                          !
+    kernel_log  |----------------------o                 the bar: so long it knew nothing
+    mpsd             !                           !
+
+The scale is logarithmic: a proof comes after fractions of a millisecond, an Xid after a tenth of a second, the end after many.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mpsd_client import values
 
-from mpsctl.incident import milliseconds, seen
+from mpsctl.incident import seen
 from mpsctl.output import visible
 
 SIGNS = {"proof": "#", "seen": "o", "clears": "x", "done": "!"}  # the first of two in one place is drawn
@@ -52,14 +55,47 @@ def span(of: Iterable[Lane]) -> tuple[float, float]:
     return min(0.0, *moments) if moments else 0.0, max(0.0, *moments) if moments else 0.0
 
 
+def position(moment: float, first: float, last: float) -> float:
+    """Of a moment of a span in its picture, from 0 to 1."""
+    begin, end = _scaled(first), _scaled(last)
+    return (_scaled(moment) - begin) / (end - begin) if end > begin else 0.0
+
+
+def ticks(first: float, last: float) -> Sequence[float]:
+    """The moments that the axis names: nought, powers of ten of a millisecond, and both ends where they are no such thing."""
+    decades = [sign * 10.0**power for power in range(-3, 6) for sign in (-1, 1)]
+    return sorted({first, 0.0, last, *(moment for moment in decades if first < moment < last)})
+
+
+def clock(moment: float) -> str:
+    """At the axis."""
+    return f"{moment * 1000:.3g} ms" if abs(moment) < 1 else f"{moment:.3g} s"
+
+
+def _scaled(moment: float) -> float:
+    """Linear around nought, logarithmic from a millisecond on."""
+    return math.copysign(math.log10(1 + abs(moment) * 1000), moment)
+
+
 def draw(of: Sequence[Lane], width: int) -> Sequence[str]:
     """Lines of at most `width`, unless that is very narrow."""
     title = max((len(lane.name) for lane in of), default=0) + 2
     columns = max(_LEAST_COLUMNS, width - title)
     first, last = span(of)
-    begin, end = milliseconds(first), milliseconds(last)
-    head = f"{'':{title}}{begin}{end:>{columns - len(begin)}}"
-    return [head, *(f"{lane.name:<{title}}{_row(lane, first, last, columns)}".rstrip() for lane in of), "", LEGEND]
+    rows = (f"{lane.name:<{title}}{_row(lane, first, last, columns)}".rstrip() for lane in of)
+    return [f"{'':{title}}{_axis(first, last, columns)}", *rows, "", LEGEND]
+
+
+def _axis(first: float, last: float, columns: int) -> str:
+    """Both ends, and of what lies between them what there is room for."""
+    cells = [" "] * columns
+    marks = ticks(first, last)
+    for moment in dict.fromkeys((marks[0], marks[-1], *marks)):
+        words = clock(moment)
+        place = min(_column(moment, first, last, columns), columns - len(words))
+        if set(cells[max(0, place - 1) : place + len(words) + 1]) == {" "}:
+            cells[place : place + len(words)] = words
+    return "".join(cells).rstrip()
 
 
 def _row(lane: Lane, first: float, last: float, columns: int) -> str:
@@ -74,4 +110,4 @@ def _row(lane: Lane, first: float, last: float, columns: int) -> str:
 
 
 def _column(moment: float, first: float, last: float, columns: int) -> int:
-    return round((moment - first) / (last - first) * (columns - 1)) if last > first else 0
+    return round(position(moment, first, last) * (columns - 1))

@@ -33,7 +33,8 @@ def variables(directory: str, *, core_dumps: bool) -> Mapping[str, str]:
 
 def _directory(session: Session) -> str:
     """Where the socket is that we would ask."""
-    if (socket := getattr(session.asked, "socket", None)) is not None:
+    socket: str | None = getattr(session.asked, "socket", None)
+    if socket is not None:
         return os.path.dirname(os.path.abspath(socket))
     return session.out.surroundings.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _DEFAULT_DIRECTORY
 
