@@ -14,7 +14,7 @@ Whose an observation is; the first row that fits.  "Near" is within 2 s of what 
 A proof that names another process than a proof before it is of another fault: evidence there, and an incident of its own.  The
 first that came keeps the incident, so that what was said is not unsaid.  A core dump that tells its domain alone, of a process
 that was not present there, is of a fault that is not known; and who was present was not known either.
-What belongs nowhere opens an incident, or waits for one:
+What belongs nowhere opens an incident, or waits for one (the questions are in belonging.py):
 
 | observation | opens | else |
 |---|---|---|
@@ -36,17 +36,15 @@ Prose: docs/faults.md.
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from mpsd.fault import Deed, FaultClass, Incident, Observation, Source
+from mpsd.fault import Deed, Incident, Observation, Source
+from mpsd.policy.belonging import FRESH_NS, RECENT_NS, fits, is_of_device, may_be_of, may_concern, opens, waited_for
 from mpsd.policy.dossier import AtOf, Dossier, PartyOf
-from mpsd.policy.verdict import BESIDE, SECOND_NS, WINDOW_NS, is_excuse, is_proof
-from mpsd.policy.xids import ENDS_SERVER, meaning_of
+from mpsd.policy.verdict import SECOND_NS, WINDOW_NS, is_excuse, is_proof
 
 PRESENT_SECONDS = 6.0
 _PRESENT_NS = int(PRESENT_SECONDS * SECOND_NS)
 _LATE_NS = _PRESENT_NS - WINDOW_NS  # so that who went just before the fault is counted
-_RECENT_NS = 10 * SECOND_NS  # for so long after it began, an incident takes core dumps
 _DEVICE_NS = 30 * SECOND_NS
-_FRESH_NS = SECOND_NS // 5  # nobody faults on fresh servers so soon: a server and a context take 0.19 s to start (measured)
 MOST_OPEN = 64
 _MOST_WAITING = 64  # of each source, so that none can crowd out another
 _MOST_DOMAINS = 256
@@ -83,7 +81,7 @@ class Fusion:
     def take(self, seen: Observation, now_ns: int) -> Sequence[Incident]:
         """In the order in which mpsd hears of them."""
         homes = self._homes(seen, now_ns)
-        if not homes and _opens(seen):
+        if not homes and opens(seen):
             homes = [self._open(seen, now_ns)]
         if not homes:
             self._wait(seen)
@@ -115,7 +113,7 @@ class Fusion:
             dossier.is_settled = True
         changed = self._publish(due)
         for dossier in [each for each in self._dossiers.values() if each.is_settled]:
-            if now_ns - dossier.first_ns > _RECENT_NS:
+            if now_ns - dossier.first_ns > RECENT_NS:
                 del self._dossiers[dossier.number]
         for waiting in self._waiting.values():
             while waiting and now_ns - waiting[0].seen_ns > WINDOW_NS + _LATE_NS:
@@ -125,7 +123,7 @@ class Fusion:
     def next_settle_ns(self) -> int | None:
         """When `settle` has something to say, or to forget; None while there is nothing."""
         return min(
-            (each.first_ns + _RECENT_NS + 1 if each.is_settled else each.settles_ns for each in self._dossiers.values()),
+            (each.first_ns + RECENT_NS + 1 if each.is_settled else each.settles_ns for each in self._dossiers.values()),
             default=None,
         )
 
@@ -140,7 +138,7 @@ class Fusion:
     # -- whose an observation is -------------------------------------------------------------------------------------
 
     def _homes(self, seen: Observation, now_ns: int) -> list[Dossier]:
-        if _is_of_device(seen):
+        if is_of_device(seen):
             return [self._of_device(seen, now_ns), *self._excused(seen)]
         home = self._by_process(seen) or self._by_domain(seen)
         if home is None and not seen.domain and seen.gpu:
@@ -152,27 +150,28 @@ class Fusion:
     def _by_process(self, seen: Observation) -> Dossier | None:
         if seen.process is None or seen.xid is not None:
             return None
-        found = [each for each in self._dossiers.values() if seen.process in each.present and _may_concern(each, seen)]
+        found = [each for each in self._dossiers.values() if seen.process in each.present and may_concern(each, seen)]
         return min(found, key=lambda each: (each.named != seen.process, each.distance_ns(seen.seen_ns)), default=None)
 
     def _by_domain(self, seen: Observation) -> Dossier | None:
-        found = [each for each in self._of_domain(seen.domain) if _may_be_of(each, seen)]
-        if seen.source is Source.CORE_DUMP:  # late, and of somebody who was not there
-            found = [each for each in found if self._doubts(each, seen)]
+        if seen.source is Source.CORE_DUMP:
+            return self._by_stranger(seen) if is_proof(seen) else None
+        found = [each for each in self._of_domain(seen.domain) if may_be_of(each, seen)]
         return min(found, key=lambda each: (each.distance_ns(seen.seen_ns), -each.number), default=None)
 
-    def _doubts(self, dossier: Dossier, dump: Observation) -> bool:
-        """Whether it was known to be unknown who was there; now it is."""
-        was_certain, dossier.is_certain = dossier.is_certain, dossier.is_certain and not dump.is_proof
-        self._changed.append(dossier)
-        return not was_certain and dump.is_proof
+    def _by_stranger(self, dump: Observation) -> Dossier | None:
+        """The exception of somebody who was not known to be there: if it was known who was, it no longer is."""
+        near = [each for each in self._of_domain(dump.domain) if may_concern(each, dump)]
+        unknown = [each for each in near if not each.is_certain and each.named in (None, dump.process)]
+        for dossier in near:
+            dossier.is_certain = False
+        self._changed += near
+        return min(unknown, key=lambda each: each.distance_ns(dump.seen_ns), default=None)
 
     def _by_gpu(self, seen: Observation) -> Dossier | None:
         near = [each for each in self._dossiers.values() if not each.is_device and each.has_room_in_time(seen.seen_ns)]
         found = [each for each in near if each.gpu in ("", seen.gpu)]
-        return min(
-            found, key=lambda each: (not _fits(each, seen), each.gpu == "", each.distance_ns(seen.seen_ns)), default=None
-        )
+        return min(found, key=lambda each: (not fits(each, seen), each.gpu == "", each.distance_ns(seen.seen_ns)), default=None)
 
     def _of_device(self, seen: Observation, now_ns: int) -> Dossier:
         ours = (each for each in self._dossiers.values() if each.is_device and each.gpu == seen.gpu and not each.is_settled)
@@ -197,7 +196,7 @@ class Fusion:
         if len(self._dossiers) >= MOST_OPEN:
             self._give_up_one()
         renewed_ns = self._renewed.get(seen.domain)
-        is_device = _is_of_device(seen)
+        is_device = is_of_device(seen)
         dossier = Dossier(
             self._next,
             "" if is_device else seen.domain,
@@ -219,7 +218,7 @@ class Fusion:
         renewed_ns, broken_ns = self._renewed.get(seen.domain), self._broken.get(seen.domain)
         if self._known_ns is not None and seen.seen_ns < self._known_ns:
             return False
-        if now_ns - seen.seen_ns > _LATE_NS or (renewed_ns is not None and seen.seen_ns <= renewed_ns + _FRESH_NS):
+        if now_ns - seen.seen_ns > _LATE_NS or (renewed_ns is not None and seen.seen_ns <= renewed_ns + FRESH_NS):
             return False
         if broken_ns is not None and now_ns - broken_ns < _BROKEN_NS:
             return False
@@ -227,7 +226,7 @@ class Fusion:
 
     def _sibling(self, first: Dossier, seen: Observation, now_ns: int) -> Dossier:
         """The incident of another culprit in the same domain at the same time."""
-        near = [each for each in self._of_domain(first.domain) if _may_concern(each, seen)]
+        near = [each for each in self._of_domain(first.domain) if may_concern(each, seen)]
         found = next((each for each in near if each.named == seen.process), None)
         if found is not None:
             return found
@@ -242,7 +241,7 @@ class Fusion:
     def _gather(self, dossier: Dossier, opener: Observation, now_ns: int) -> None:
         """What waited for an incident like this, and what the GPU itself had said already."""
         for waiting in self._waiting.values():
-            for seen in [each for each in waiting if _waited_for(dossier, opener, each)]:
+            for seen in [each for each in waiting if waited_for(dossier, opener, each)]:
                 waiting.remove(seen)
                 dossier.add(seen, now_ns, self._party_of)
         for device in [each for each in self._dossiers.values() if each.is_device]:
@@ -281,48 +280,3 @@ def _remember(times: dict[str, int], domain: str, now_ns: int) -> None:
     times[domain] = now_ns
     if len(times) > _MOST_DOMAINS:
         del times[next(iter(times))]
-
-
-def _opens(seen: Observation) -> bool:
-    if is_proof(seen) or _is_of_device(seen):
-        return True
-    if not seen.domain or seen.clears:
-        return False
-    return seen.source is Source.VENDOR_LOG or seen.xid in ENDS_SERVER
-
-
-def _is_of_device(seen: Observation) -> bool:
-    return seen.xid is not None and meaning_of(seen.xid).fault_class is FaultClass.DEVICE
-
-
-def _may_concern(dossier: Dossier, seen: Observation) -> bool:
-    """An observation of a process that was present."""
-    if seen.source is Source.CORE_DUMP:
-        return dossier.first_ns - WINDOW_NS <= seen.seen_ns <= dossier.first_ns + _RECENT_NS
-    return dossier.has_room_in_time(seen.seen_ns)
-
-
-def _may_be_of(dossier: Dossier, seen: Observation) -> bool:
-    """An observation of its domain."""
-    if dossier.recovered_ns is not None and seen.seen_ns > dossier.recovered_ns + _FRESH_NS:
-        return False
-    is_broken = dossier.has_ended_server and dossier.recovered_ns is None and not dossier.is_settled
-    if is_broken and not is_proof(seen) and seen.source not in BESIDE:
-        return seen.seen_ns >= dossier.first_ns - WINDOW_NS
-    return dossier.has_room_in_time(seen.seen_ns)
-
-
-def _fits(dossier: Dossier, seen: Observation) -> bool:
-    told = meaning_of(seen.xid).fault_class if seen.xid is not None else seen.fault_class
-    known = dossier.incident.fault_class if dossier.incident is not None else FaultClass.UNKNOWN
-    return FaultClass.UNKNOWN in (told, known) or told == known
-
-
-def _waited_for(dossier: Dossier, opener: Observation, seen: Observation) -> bool:
-    if not dossier.has_room_in_time(seen.seen_ns) or not _may_be_of(dossier, seen):
-        return False
-    if seen.domain:
-        return seen.domain == dossier.domain
-    if seen.xid is None:
-        return seen.process is not None and seen.process in (*opener.present, opener.process)
-    return bool(seen.gpu) and dossier.gpu in ("", seen.gpu)

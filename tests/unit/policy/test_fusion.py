@@ -280,6 +280,32 @@ def test_a_dump_of_somebody_who_was_not_there_says_that_it_was_not_known_who_was
     assert [(each.culprit, each.confidence) for each in room.incidents.values()] == [(None, UNKNOWN), (B, PROVEN)]
 
 
+def test_nor_if_its_domain_has_fresh_servers_by_then():
+    room = Room().hear(xid(13, 15, present=(A,))).recover(700).hear(dump(B, 2000, present=(C,)))
+    assert [(each.culprit, each.confidence) for each in room.incidents.values()] == [(None, UNKNOWN), (B, PROVEN)]
+    assert room.incidents[2].victims == ()  # who is there now was not
+
+
+def test_a_dump_is_believed_where_it_was_not_known_who_was_there():
+    room = Room().recover(10).hear(xid(13, 15, present=(C,)), dump(A, 400, present=(C,)))
+    assert (room.one.culprit, room.one.victims) == (A, ())
+
+
+def test_the_first_seconds_of_mpsd_accuse_nobody_without_proof():
+    """Who has gone before it began to look is not known."""
+    for began_ms, confidence in ((-5999, UNKNOWN), (-6001, ALONE)):
+        fusion = Fusion(1, lambda ns: 0.0, since_ns=at(began_ms))
+        (found,) = fusion.take(server_log(0, present=(A,)), at(1))
+        assert found.confidence is confidence
+
+
+def test_a_domain_that_mpsd_finds_failed_does_not_fault_again():
+    room = Room()
+    room.fusion.domain_failed(DOMAIN, at(0))
+    assert room.hear(xid(43, 9000, present=(A,))).one.confidence is UNKNOWN
+    assert room.recover(9500).hear(xid(43, 20_000, present=(A,))).incidents[2].confidence is ALONE
+
+
 def test_a_stranger_is_never_convicted_by_what_others_say_of_it():
     room = Room().hear(server_log(present=(A, B)), xid(31, process=STRANGER, present=(A, B)), report(STRANGER))
     assert room.one.culprit is None

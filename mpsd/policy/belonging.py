@@ -1,0 +1,57 @@
+"""Questions about one observation and one incident: may it be of it?  fusion.py has the tables, and chooses among several."""
+
+from mpsd.fault import FaultClass, Observation, Source
+from mpsd.policy.dossier import Dossier
+from mpsd.policy.verdict import BESIDE, SECOND_NS, WINDOW_NS, is_proof
+from mpsd.policy.xids import ENDS_SERVER, meaning_of
+
+RECENT_NS = 10 * SECOND_NS  # for so long after it began, an incident takes core dumps
+FRESH_NS = SECOND_NS // 5  # nobody faults on fresh servers so soon: a server and a context take 0.19 s to start (measured)
+
+
+def opens(seen: Observation) -> bool:
+    """Whether it is enough to say that there was a fault."""
+    if is_proof(seen) or is_of_device(seen):
+        return True
+    if not seen.domain or seen.clears:
+        return False
+    return seen.source is Source.VENDOR_LOG or seen.xid in ENDS_SERVER
+
+
+def is_of_device(seen: Observation) -> bool:
+    return seen.xid is not None and meaning_of(seen.xid).fault_class is FaultClass.DEVICE
+
+
+def may_concern(dossier: Dossier, seen: Observation) -> bool:
+    """An observation of a process that was present."""
+    if seen.source is Source.CORE_DUMP:
+        return dossier.first_ns - WINDOW_NS <= seen.seen_ns <= dossier.first_ns + RECENT_NS
+    return dossier.has_room_in_time(seen.seen_ns)
+
+
+def may_be_of(dossier: Dossier, seen: Observation) -> bool:
+    """An observation of its domain."""
+    if dossier.recovered_ns is not None and seen.seen_ns > dossier.recovered_ns + FRESH_NS:
+        return False
+    is_broken = dossier.has_ended_server and dossier.recovered_ns is None and not dossier.is_settled
+    if is_broken and not is_proof(seen) and seen.source not in BESIDE:
+        return seen.seen_ns >= dossier.first_ns - WINDOW_NS
+    return dossier.has_room_in_time(seen.seen_ns)
+
+
+def fits(dossier: Dossier, seen: Observation) -> bool:
+    """By its class, as far as both are known."""
+    told = meaning_of(seen.xid).fault_class if seen.xid is not None else seen.fault_class
+    known = dossier.incident.fault_class if dossier.incident is not None else FaultClass.UNKNOWN
+    return FaultClass.UNKNOWN in (told, known) or told == known
+
+
+def waited_for(dossier: Dossier, opener: Observation, seen: Observation) -> bool:
+    """Whether it came before the one that opened the incident, and is of it."""
+    if not dossier.has_room_in_time(seen.seen_ns) or not may_be_of(dossier, seen):
+        return False
+    if seen.domain:
+        return seen.domain == dossier.domain
+    if seen.xid is None:
+        return seen.process is not None and seen.process in (*opener.present, opener.process)
+    return bool(seen.gpu) and dossier.gpu in ("", seen.gpu)
