@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
+from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon, needs_root  # noqa: F401
 from tests.native.sim_machine import Client, Machine, eventually, open_machine
 from tests.native.sim_space import FATAL_FAULT, GPU_FAULT, Space
 from tests.native.test_sim_driver import drive
@@ -278,6 +278,19 @@ def test_a_client_without_mps_has_them_too(machine: Machine) -> None:
         culprit.open_gate()
         assert culprit.wait_for("result")["code"] == 700
         assert [entry.event for entry in space.entries()] == [GPU_FAULT, FATAL_FAULT]
+
+
+@needs_root
+def test_another_user_has_an_address_space_too(mps: Machine) -> None:
+    """The server is that user's as well, and takes the files away."""
+    ready(mps, "hold", "--seconds", "0", CUDA_MPS_PIPE_DIRECTORY="/nowhere").end()
+    client = mps.client("hold", uid=12345)
+    client.wait_for("ready")
+    with Space(client) as space:
+        assert space.page().registered == 1
+    assert {path.stat().st_uid for path in (mps.place / "machine/uvm").iterdir()} == {12345}
+    client.kill()
+    eventually(lambda: files(mps) == [])
 
 
 def test_the_files_are_their_owners_alone(mps: Machine) -> None:
