@@ -1,0 +1,89 @@
+"""/dev/mpsd-fault as a source: what the patched nvidia-uvm says of fatal MMU faults, each with the process that did it.
+
+It has never run against the real module, only against a stand-in that writes the same records.  It knows processes by their
+pids in the first pid namespace: mpsd has to run there too.  Prose: docs/faults.md.
+"""
+
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd.errors import ProtocolError
+from mpsd.fault import Observation
+from mpsd.faults.kmod_records import GET_INFO, INFO, RECORD, parse_info, parse_records
+from mpsd.faults.kmod_records import observe as observe_record
+
+log = structlog.get_logger()
+DEVICE = Path("/dev/mpsd-fault")
+_RECORDS_AT_ONCE = 64
+
+
+class Kmod:
+    """Guards one descriptor of the fault channel.  absent: why nothing is heard; "" while it is.
+
+    lost: how many records were overwritten before they were read.
+    """
+
+    def __init__(self, path: Path = DEVICE) -> None:
+        self.absent = "not started"
+        self.lost = 0
+        self._path = path
+
+    async def run(self, publish: Callable[[Observation], None]) -> None:
+        """Until cancelled; returns where there is no such device, it is of another version, or it ends."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self.absent = f"{self._path} is not there: nvidia-uvm is not patched"  # as on most machines: not worth a warning
+            log.debug("faults.no_kmod", path=str(self._path), why=self.absent)
+            return
+        except OSError as exc:
+            self._give_up(f"{exc.strerror}")
+            return
+        try:
+            await self._follow(descriptor, publish)
+        except (OSError, ProtocolError) as exc:
+            self._give_up(str(exc))
+        finally:
+            self.absent = self.absent or "stopped"
+            os.close(descriptor)
+
+    async def _follow(self, descriptor: int, publish: Callable[[Observation], None]) -> None:
+        size = _greet(descriptor) * _RECORDS_AT_ONCE
+        self.absent = ""
+        while True:
+            await trio.lowlevel.wait_readable(descriptor)
+            try:
+                data = os.read(descriptor, size)
+            except BlockingIOError:
+                continue
+            if not data:
+                raise ProtocolError("the module has gone")
+            self._tell(data, publish)
+
+    def _tell(self, data: bytes, publish: Callable[[Observation], None]) -> None:
+        for record in parse_records(data):
+            if record.lost:
+                self.lost += record.lost
+                log.warning("faults.kmod_lost", records=record.lost, altogether=self.lost)
+            publish(observe_record(record, time.monotonic_ns()))
+
+    def _give_up(self, why: str) -> None:
+        self.absent = why
+        log.warning("faults.no_kmod", path=str(self._path), why=why, effect="MMU faults are known from other sources alone")
+
+
+def _greet(descriptor: int) -> int:
+    """The bytes of a record.  What is no device is a stand-in, whose records have a version too."""
+    if not stat.S_ISCHR(os.fstat(descriptor).st_mode):
+        return RECORD.size
+    answer = fcntl.ioctl(descriptor, GET_INFO, bytes(INFO.size))
+    info = parse_info(answer)
+    log.info("faults.kmod", driver=info.driver, record_bytes=info.record_bytes, ring_records=info.ring_records)
+    return info.record_bytes

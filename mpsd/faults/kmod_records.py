@@ -1,0 +1,143 @@
+"""Records of /dev/mpsd-fault: bytes to values.  The layout is kmod/include/mpsd_fault.h's; a test compares.
+
+No I/O.  Other majors are refused, kinds that are not known are left out.
+"""
+
+import struct
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from mpsd.errors import ProtocolError
+from mpsd.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
+from mpsd.model import ProcessId
+
+MAJOR = 1
+RECORD = struct.Struct("=HBBI7Q16siIIHH9B7x16s")
+INFO = struct.Struct("=IIIIQ24s")
+GET_INFO = 2 << 30 | INFO.size << 16 | ord("m") << 8 | 0xE0  # _IOR('m', 0xe0, struct mpsd_fault_info)
+_HEAD = struct.Struct("=HBB")
+_LARGEST_RECORD = 4096
+_LOST = 1 << 3
+_INJECTED = 1 << 1
+_TICK_NS = 10_000_000  # of field 22 of /proc/PID/stat: USER_HZ is 100 on every architecture with such GPUs
+_ACCESSES = {1: "read", 2: "write", 3: "atomic", 4: "prefetch"}
+_ACTIONS = {0: "cancelled, all clients of its server are ended", 1: "contained", 2: "contained, as one before it"}
+
+
+class Kind(IntEnum):
+    FAULT = 1  # a fatal MMU fault, and what became of it
+    STOPPED = 2  # the client's channels have left the GPU
+    GONE = 3  # its GPU address space is destroyed
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    record_bytes: int
+    ring_records: int
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """process: None where the module did not know it.  lost: records that were overwritten before this one."""
+
+    kind: Kind
+    sequence: int
+    monotonic_ns: int
+    address: int
+    gpu: str
+    process: ProcessId | None
+    access: str
+    fault_type: int
+    action: int
+    why: int
+    is_injected: bool
+    lost: int
+    comm: str
+
+
+def parse_info(data: bytes) -> Info:
+    """Raises ProtocolError for a version that is not ours."""
+    major, record_bytes, ring_records, _, _, driver = INFO.unpack(data)
+    if major != MAJOR:
+        raise ProtocolError(
+            f"the module speaks version {major} of the fault channel, mpsd {MAJOR}: they must be of one release"
+        )
+    if not RECORD.size <= record_bytes <= _LARGEST_RECORD:
+        raise ProtocolError(f"the module's records have {record_bytes} bytes, not {RECORD.size} or some more")
+    return Info(record_bytes, ring_records, _text(driver))
+
+
+def parse_records(data: bytes) -> Iterator[Record]:
+    """Whole records.  Raises ProtocolError where that is not so, after those that came before it."""
+    at = 0
+    while at < len(data):
+        if len(data) - at < _HEAD.size:
+            raise ProtocolError(f"{len(data) - at} bytes after the last record")
+        size, major, kind = _HEAD.unpack_from(data, at)
+        if major != MAJOR:
+            raise ProtocolError(f"a record of version {major} of the fault channel, mpsd knows {MAJOR}")
+        if size < RECORD.size or size % 8 or size > len(data) - at:
+            raise ProtocolError(f"a record of {size} bytes, where {RECORD.size} are the least and {len(data) - at} are there")
+        if kind in set(Kind):
+            yield _record(data, at)
+        at += size
+
+
+def observe(record: Record, now_ns: int) -> Observation:
+    """A fault is proof: the GPU names the address space in which it happened."""
+    is_fault = record.kind is Kind.FAULT
+    seen_ns = record.monotonic_ns if 0 < record.monotonic_ns <= now_ns else now_ns
+    return Observation(
+        Source.KMOD,
+        seen_ns,
+        FaultClass.MMU if is_fault else FaultClass.UNKNOWN,
+        gpu=record.gpu,
+        process=record.process,
+        is_proof=is_fault and record.process is not None,
+        address=record.address if is_fault else None,
+        access=record.access if is_fault else "",
+        text=_describe(record)[:TEXT_CHARACTERS],
+    )
+
+
+def _describe(record: Record) -> str:
+    who = f"pid {record.process.pid} ({record.comm})" if record.process else "a process that is not known"
+    match record.kind:
+        case Kind.FAULT:
+            made_up = "made up for a test: " if record.is_injected else ""
+            became = _ACTIONS.get(record.action, f"action {record.action}")
+            reason = f" (why: {record.why})" if record.why else ""
+            access = record.access or "access"
+            return f"{made_up}{access} at {record.address:#x} by {who}, fault type {record.fault_type}; {became}{reason}"
+        case Kind.STOPPED:
+            return f"the channels of {who} have left the GPU"
+        case Kind.GONE:
+            return f"the GPU address space of {who} is gone"
+
+
+def _record(data: bytes, at: int) -> Record:
+    (_, _, kind, flags, sequence, monotonic_ns, _, address, _, _, start_ns, gpu_uuid, tgid, _, lost, _, _,
+     _, _, _, _, access, fault_type, _, action, why, comm) = RECORD.unpack_from(data, at)  # fmt: skip
+    return Record(
+        Kind(kind),
+        sequence,
+        monotonic_ns,
+        address,
+        f"GPU-{uuid.UUID(bytes=gpu_uuid)}" if any(gpu_uuid) else "",
+        ProcessId(tgid, start_ns // _TICK_NS) if tgid > 0 else None,
+        _ACCESSES.get(access, ""),
+        fault_type,
+        action,
+        why,
+        bool(flags & _INJECTED),
+        lost if flags & _LOST else 0,
+        _text(comm),
+    )
+
+
+def _text(data: bytes) -> str:
+    text = data.partition(b"\0")[0].decode(errors="replace")
+    return "".join(each if each.isprintable() else "?" for each in text)

@@ -1,0 +1,80 @@
+"""The reader of /dev/mpsd-fault, on a FIFO that stands for it and where there is none."""
+
+import os
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+import trio.testing
+
+from mpsd.faults.kmod import Kmod
+from tests.unit.faults.test_kmod_records import record
+
+
+@pytest.fixture
+def channel(tmp_path):
+    """A path, and a descriptor that writes there."""
+    path = tmp_path / "mpsd-fault"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)  # opened for both, it does not wait for a reader
+    yield path, writer
+    os.close(writer)
+
+
+async def test_records_are_observations(channel):
+    path, writer = channel
+    send, receive = trio.open_memory_channel(10)
+    source = Kmod(path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(source.run, send.send_nowait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert source.absent == ""
+        os.write(writer, record(tgid=1) + record(tgid=2, kind=77) + record(tgid=3, lost=5, flags=8))
+        with trio.fail_after(5):
+            pids = [(await receive.receive()).process.pid for _ in range(2)]
+        nursery.cancel_scope.cancel()
+    assert pids == [1, 3]
+    assert source.lost == 5
+    assert source.absent == "stopped"
+
+
+async def test_another_version_ends_it_with_a_clear_word(channel):
+    path, writer = channel
+    source = Kmod(path)
+    with structlog.testing.capture_logs() as logs, trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(source.run, lambda seen: None)
+            await trio.testing.wait_all_tasks_blocked()
+            os.write(writer, record(major=2))
+    assert [entry["event"] for entry in logs] == ["faults.no_kmod"]
+    assert source.absent == "a record of version 2 of the fault channel, mpsd knows 1"
+
+
+async def test_a_module_that_goes_ends_it(tmp_path):
+    path = tmp_path / "mpsd-fault"
+    os.mkfifo(path)
+    source = Kmod(path)
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(source.run, lambda seen: None)
+            await trio.testing.wait_all_tasks_blocked()
+            os.close(os.open(path, os.O_WRONLY))
+    assert source.absent == "the module has gone"
+
+
+async def test_without_the_module_nothing_is_said_aloud(tmp_path):
+    source = Kmod(tmp_path / "mpsd-fault")
+    with structlog.testing.capture_logs() as logs:
+        await source.run(lambda seen: None)
+    assert [entry["log_level"] for entry in logs] == ["debug"]
+    assert "not patched" in source.absent
+
+
+async def test_a_device_that_is_another_is_left():
+    """It does not know the question."""
+    source = Kmod(Path("/dev/null"))
+    with structlog.testing.capture_logs() as logs, trio.fail_after(5):
+        await source.run(lambda seen: None)
+    assert [entry["event"] for entry in logs] == ["faults.no_kmod"]
+    assert "Inappropriate ioctl" in source.absent

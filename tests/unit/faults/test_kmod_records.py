@@ -1,0 +1,152 @@
+"""Records of the fault channel: the header and Python agree; what is damaged or foreign is refused."""
+
+import re
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpsd.errors import ProtocolError
+from mpsd.fault import FaultClass, Source
+from mpsd.faults.kmod_records import GET_INFO, INFO, MAJOR, RECORD, Kind, observe, parse_info, parse_records
+from mpsd.model import ProcessId
+
+HEADER = Path(__file__).resolve().parents[3] / "kmod/include/mpsd_fault.h"
+# In the order of RECORD; the value is what the byte at its offset says below.
+FIELDS = (
+    "size", "major", "kind", "flags", "sequence", "monotonic_ns", "gpu_ns", "address", "window_base", "window_bytes",
+    "start_ns", "gpu_uuid", "tgid", "uid", "lost", "channel", "client_id", "ve_id", "gpc_id", "client_type", "engine_type",
+    "access_type", "fault_type", "reason", "action", "why", "comm",
+)  # fmt: skip
+UUID = bytes(range(16))
+
+
+def record(**values: object) -> bytes:
+    """A FAULT record, with other values where they are given."""
+    known = dict.fromkeys(FIELDS, 0) | {"size": 128, "major": MAJOR, "kind": 1, "gpu_uuid": UUID, "comm": b"train\0junk"}
+    known |= {"tgid": 4711, "start_ns": 123_456_789_012, "monotonic_ns": 50, "address": 0x7F0000, "access_type": 2}
+    return RECORD.pack(*(known | values).values())
+
+
+def test_the_layout_is_the_headers(tmp_path):
+    """Compiled with the machine's compiler: every field is where Python looks for it."""
+    lines = "".join(f'printf("%zu ", offsetof(struct mpsd_fault_record, {field}));' for field in FIELDS)
+    program = f"""
+#include "{HEADER}"
+#include <stddef.h>
+#include <stdio.h>
+int main(void) {{
+    {lines}
+    printf("%zu %zu %lu %d", sizeof(struct mpsd_fault_record), sizeof(struct mpsd_fault_info),
+           (unsigned long)MPSD_FAULT_INFO, MPSD_FAULT_MAJOR);
+    return 0;
+}}
+"""
+    (tmp_path / "layout.c").write_text(program)
+    command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-o", tmp_path / "layout", tmp_path / "layout.c"]
+    subprocess.run(command, check=True)
+    *offsets, record_bytes, info_bytes, get_info, major = map(int, subprocess.check_output([tmp_path / "layout"]).split())
+    assert (record_bytes, info_bytes, get_info, major) == (RECORD.size, INFO.size, GET_INFO, MAJOR)
+    assert offsets == list(python_offsets())
+
+
+def python_offsets():
+    """Of the fields of RECORD, from its format."""
+    at = 0
+    for count, letter in re.findall(r"(\d*)([a-zA-Z])", RECORD.format):
+        if letter in "sx":
+            if letter == "s":
+                yield at
+            at += int(count or 1)
+            continue
+        for _ in range(int(count or 1)):
+            yield at
+            at += struct.calcsize("=" + letter)
+
+
+def test_kinds_are_the_headers():
+    found = re.findall(r"MPSD_FAULT_KIND_(\w+) = (\d+)", HEADER.read_text())
+    assert {name: int(number) for name, number in found} == {kind.name: kind.value for kind in Kind}
+
+
+def test_a_fault_is_proof_and_tells_process_address_and_gpu():
+    (found,) = parse_records(record(action=1))
+    seen = observe(found, 100)
+    assert (seen.source, seen.fault_class, seen.is_proof) == (Source.KMOD, FaultClass.MMU, True)
+    assert seen.process == ProcessId(4711, 12345)
+    assert (seen.address, seen.access, seen.seen_ns) == (0x7F0000, "write", 50)
+    assert seen.gpu == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+    assert seen.text == "write at 0x7f0000 by pid 4711 (train), fault type 0; contained"
+
+
+@pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.GONE])
+def test_what_follows_a_fault_proves_nothing(kind):
+    (found,) = parse_records(record(kind=kind))
+    seen = observe(found, 100)
+    assert (seen.is_proof, seen.address, seen.process) == (False, None, ProcessId(4711, 12345))
+
+
+def test_a_fault_of_nobody_known_is_no_proof():
+    (found,) = parse_records(record(tgid=0))
+    assert (observe(found, 100).process, observe(found, 100).is_proof) == (None, False)
+
+
+@pytest.mark.parametrize("stamp", [0, 101])
+def test_a_time_that_cannot_be_is_not_believed(stamp):
+    (found,) = parse_records(record(monotonic_ns=stamp))
+    assert observe(found, 100).seen_ns == 100
+
+
+def test_kinds_of_later_versions_and_longer_records_are_passed_over():
+    longer = struct.pack("=H", 136) + record(kind=9)[2:] + bytes(8)
+    longer_fault = struct.pack("=H", 136) + record(tgid=5)[2:] + b"\xff" * 8
+    assert [each.process.pid for each in parse_records(longer + longer_fault + record(tgid=6))] == [5, 6]
+
+
+def test_lost_records_count_only_where_the_flag_says_so():
+    assert [each.lost for each in parse_records(record(lost=3) + record(lost=3, flags=8))] == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        pytest.param(record(major=2), "version 2", id="another version"),
+        pytest.param(record(size=120), "120 bytes", id="too short"),
+        pytest.param(record(size=132), "132 bytes", id="not a multiple of 8"),
+        pytest.param(record(size=136), "136 bytes", id="longer than what was read"),
+        pytest.param(record()[:100], "128 bytes", id="half a record"),
+        pytest.param(record() + b"\0\0", "2 bytes after", id="a rest"),
+    ],
+)
+def test_what_are_no_records_is_refused(data, why):
+    with pytest.raises(ProtocolError, match=why):
+        list(parse_records(data))
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_records_or_refused(data):
+    try:
+        found = list(parse_records(struct.pack("=HBB", 128, MAJOR, 1) + data))
+    except ProtocolError:
+        return
+    assert all(observe(each, 10).text.isprintable() for each in found)
+
+
+def info(major=MAJOR, record_bytes=128) -> bytes:
+    return INFO.pack(major, record_bytes, 1024, 0, 7, b"580.159.04")
+
+
+def test_the_module_says_its_version():
+    found = parse_info(info(record_bytes=160))
+    assert (found.record_bytes, found.ring_records, found.driver) == (160, 1024, "580.159.04")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [(info(major=2), "version 2 of the fault channel, mpsd 1"), (info(record_bytes=64), "64 bytes")]
+)
+def test_a_module_of_another_version_is_refused(answer, why):
+    with pytest.raises(ProtocolError, match=why):
+        parse_info(answer)
