@@ -53,11 +53,17 @@ Handler = Callable[[Call[Any]], Awaitable[Mapping[str, Any]]]
 @dataclass(frozen=True, slots=True)
 class Rows(Generic[T]):
     """A list: (key, the user who may see it or None for everybody, the entry), in the order of their keys, or against it.
-    `show` is only called for what is shown."""
+    `show` is only called for what is shown.
+
+    is_wanted: what the asker wants to see.  most_looked_at: of what they may see, for one page; the next one goes on there, so
+    that a filter that fits nothing does not make mpsd look at everything at once.
+    """
 
     entries: Iterable[tuple[int, int | None, T]]
     show: Callable[[T], Mapping[str, Any]]
     is_descending: bool = False
+    is_wanted: Callable[[T], bool] = lambda entry: True
+    most_looked_at: int | None = None
 
     def is_behind(self, key: int, after: int | None) -> bool:
         return after is None or (key < after if self.is_descending else key > after)
@@ -69,15 +75,19 @@ def paged(rows: Callable[[Call[P]], Rows[Any]]) -> Handler:
     async def list_rows(call: Call[P]) -> Mapping[str, Any]:
         listed, after, may_see = rows(call), call.ask.after, call.peer.may_see
         items: list[Mapping[str, Any]] = []
-        room, last = PAGE_BYTES, None
+        room, last, looked_at = PAGE_BYTES, None, 0
         for key, owner_uid, entry in listed.entries:
             if not listed.is_behind(key, after) or not may_see(owner_uid):
                 continue
-            shown = listed.show(entry)
-            room -= size(shown)
-            if len(items) == call.ask.limit or (room < 0 and items):
+            if looked_at == listed.most_looked_at:
                 return {"items": items, "next": last}
-            items.append(shown)
+            looked_at += 1
+            if listed.is_wanted(entry):
+                shown = listed.show(entry)
+                room -= size(shown)
+                if len(items) == call.ask.limit or (room < 0 and items):
+                    return {"items": items, "next": last}
+                items.append(shown)
             last = key
         return {"items": items, "next": None}
 

@@ -68,6 +68,9 @@ class FaultsInMemory:
     def incidents(self, after: int) -> Iterable[Incident]:
         return [incident for number, incident in sorted(self.kept.items()) if number > after]
 
+    def incidents_before(self, before: int | None) -> Iterable[Incident]:
+        return [incident for number, incident in sorted(self.kept.items(), reverse=True) if before is None or number < before]
+
     def incident(self, number: int) -> Incident:
         if number not in self.kept:
             raise NoSuchFault(f"no fault has number {number}")

@@ -151,7 +151,10 @@ class Faults(Protocol):
     """What is known of faults and of those who make them (runtime/fault_desk.py)."""
 
     def incidents(self, after: int) -> Iterable[Incident]:
-        """Those with a larger number, in the order of their numbers."""
+        """Those with a larger number, in the order of their numbers.  No more of them are read than are taken."""
+
+    def incidents_before(self, before: int | None) -> Iterable[Incident]:
+        """Those with a smaller number (None: all), the newest first, likewise."""
 
     def incident(self, number: int) -> Incident:
         """Raises NoSuchFault."""

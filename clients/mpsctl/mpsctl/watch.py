@@ -7,7 +7,7 @@ changed.
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 
 from mpsd_client import Client, Event, Lost, Refused, calls
 
@@ -63,9 +63,14 @@ class Watch:
             self._leases.pop(lease_id, None)
 
     def _hear_faults(self, since: float) -> None:
-        found = list(self.mpsd.pages(calls.fault_list(self._last_fault, since=since, limit=1000)))
+        """Those since then, the first time; afterwards what is new."""
+        if self._last_fault is None:
+            newest = self.mpsd.pages(calls.fault_list(newest_first=True))
+            found = list(takewhile(lambda fault: fault.began_at >= since, newest))
+        else:
+            found = list(self.mpsd.pages(calls.fault_list(self._last_fault)))
         if found:
-            self._last_fault = found[-1].number
+            self._last_fault = max(fault.number for fault in found)
             self.faults.update(by_domain(found))
 
     def _client(self, pid: int, start_time: int) -> Lookup:

@@ -1,6 +1,5 @@
 """fault.list, get, report; blame.list, pardon."""
 
-from collections.abc import Iterable
 from functools import partial
 
 from mpsd.api.authority import Peer
@@ -15,25 +14,26 @@ from mpsd.wire.incidents import incident_facts, incident_report, is_party
 from mpsd.wire.messages import BlameKey, IncidentNumber, ListIncidents, Page, ReportError
 from mpsd.wire.results import Map
 
+MOST_LOOKED_AT = 100  # for one page: each is read from the disk, and may be long
+
 
 def list_incidents(call: Call[ListIncidents]) -> Rows[Incident]:
     """That there was one is everybody's to know; who it was, and where, is kept back (wire/incidents.py)."""
     ask, peer = call.ask, call.peer
     if ask.culprit_uid not in (None, peer.uid) and not peer.is_operator:
         raise NotAllowed(f"the faults of user {ask.culprit_uid} are for operators; you are user {peer.uid}")
-    wanted = (each for each in _incidents(call) if _is_wanted(each, ask, peer.uid))
-    show = partial(incident_facts, reader=_reader(peer))
-    return Rows(((each.number, None, each) for each in wanted), show, ask.newest_first)
+    faults = call.services.faults
+    found = faults.incidents_before(ask.after) if ask.newest_first else faults.incidents(ask.after or 0)
+    return Rows(
+        ((each.number, None, each) for each in found),
+        partial(incident_facts, reader=_reader(peer)),
+        is_descending=ask.newest_first,
+        is_wanted=partial(_is_wanted, ask, peer.uid),
+        most_looked_at=MOST_LOOKED_AT,
+    )
 
 
-def _incidents(call: Call[ListIncidents]) -> Iterable[Incident]:
-    faults, ask = call.services.faults, call.ask
-    if ask.newest_first:
-        return reversed(list(faults.incidents(0)))
-    return faults.incidents(ask.after or 0)
-
-
-def _is_wanted(of: Incident, ask: ListIncidents, uid: int) -> bool:
+def _is_wanted(ask: ListIncidents, uid: int, of: Incident) -> bool:
     culprit = of.party(of.culprit)
     return (
         ask.domain in (None, of.domain)

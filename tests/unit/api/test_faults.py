@@ -1,15 +1,17 @@
 """Faults and blame on the socket: which are listed to whom, who may report, and what a pardon does."""
 
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mpsd.api.authority import Peer
-from mpsd.api.faults import REPORTERS, REPORTS, Reports
+from mpsd.api.faults import REPORTERS, REPORTS, FaultsInMemory, Reports
+from mpsd.api.methods.faults import MOST_LOOKED_AT
 from mpsd.api.services import ClientView, FirstError
-from mpsd.fault import FaultClass
+from mpsd.fault import FaultClass, Incident
 from mpsd.model import ProcessId
 from tests.unit.api.fake_incidents import ADDRESS, ALICES, NOW, PARTIES, of_the_gpu, proven
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, House, open_house
@@ -80,6 +82,45 @@ async def test_pages_miss_nothing_in_either_order(newest_first: bool, tmp_path: 
             if (after := page["next"]) is None:
                 break
         assert found == sorted(range(1, 1504), reverse=newest_first)
+
+
+async def test_a_filter_that_fits_nothing_does_not_make_mpsd_look_at_everything(tmp_path: Path) -> None:
+    """Anybody may ask, and each incident is read from the disk."""
+    async with open_house(tmp_path) as house:
+        faults = CountingFaults(dict.fromkeys(range(1, 1001), proven()))
+        faults.kept = {number: replace(proven(), number=number) for number in faults.kept}
+        house.fakes.faults = faults
+        house.api._services = house.fakes.services()
+        caller = await house.call_as(STRANGER)
+        for newest_first in (False, True):
+            pages, after = 0, None
+            while True:
+                faults.taken = 0
+                page = await caller.ask("fault.list", domain="d9", after=after, newest_first=newest_first)
+                assert page["items"] == []
+                assert faults.taken <= MOST_LOOKED_AT + 1
+                pages += 1
+                if (after := page["next"]) is None:
+                    break
+            assert pages == 1000 // MOST_LOOKED_AT
+
+
+@dataclass
+class CountingFaults(FaultsInMemory):
+    """How many incidents were taken of it."""
+
+    taken: int = 0
+
+    def incidents(self, after: int) -> Iterator[Incident]:
+        return self._counted(FaultsInMemory.incidents(self, after))
+
+    def incidents_before(self, before: int | None) -> Iterator[Incident]:
+        return self._counted(FaultsInMemory.incidents_before(self, before))
+
+    def _counted(self, of: Iterable[Incident]) -> Iterator[Incident]:
+        for each in of:
+            self.taken += 1
+            yield each
 
 
 async def test_what_a_user_is_told_of_a_fault(tmp_path: Path) -> None:
