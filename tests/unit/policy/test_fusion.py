@@ -1,196 +1,39 @@
-"""Fusion: one fault is one incident, and whom it accuses.  Every row of the tables in fusion.py and verdict.py.
-
-Times are milliseconds after the launch of the bad kernel; the usual ones are those measured on an H200.
-"""
+"""Fusion: one fault is one incident, whatever its sources tell, lose or delay.  Every row of the tables in fusion.py."""
 
 from dataclasses import replace
 
 import pytest
 
-from mpsd.fault import Confidence, Deed, FaultClass, Observation, Party, Source
+from mpsd.fault import Deed, FaultClass, Source
 from mpsd.model import ProcessId
 from mpsd.policy.dossier import MOST_SHOWN
 from mpsd.policy.fusion import MOST_OPEN, Fusion
-from mpsd.policy.verdict import Verdict, judge
-
-MS = 1_000_000
-EPOCH = 1.8e9
-A, B, C, D = (ProcessId(pid, 7) for pid in (101, 102, 103, 104))
-STRANGER = ProcessId(999, 7)
-EVERYBODY = (A, B, C)
-PROVEN, ALONE, LEFT = Confidence.PROVEN, Confidence.ALONE, Confidence.LEFT
-SUSPECTED, UNKNOWN = Confidence.SUSPECTED, Confidence.UNKNOWN
-DOMAIN, GPU = "default", "GPU-a"
-
-
-def at(ms: float) -> int:
-    return 10**12 + int(ms * MS)
-
-
-def seen(source, ms=0.0, **facts) -> Observation:
-    facts = {"domain": DOMAIN, "present": EVERYBODY} | facts
-    return Observation(source, at(ms), **facts)
-
-
-def xid(number, ms=125.0, **facts):
-    return seen(Source.KERNEL_LOG, ms, **{"xid": number, "gpu": GPU} | facts)
-
-
-def nvml(number, ms=126.0, **facts):
-    return seen(Source.NVML, ms, **{"xid": number, "gpu": GPU, "domain": "", "present": ()} | facts)
-
-
-def uvm(who, ms=1.3, **facts):
-    more = {"process": who, "is_proof": True, "fault_class": FaultClass.MMU, "address": 0x7F00, "access": "write"}
-    return seen(Source.UVM_EVENTS, ms, **more | facts)
-
-
-def kmod(who, ms=1.0, **facts):
-    return replace(uvm(who, ms, **facts), source=Source.KMOD)
-
-
-def server_log(ms=330.0, **facts):
-    return seen(Source.VENDOR_LOG, ms, **facts)
-
-
-def dump(who, ms=400.0, **facts):
-    more = {"process": who, "is_proof": True, "fault_class": FaultClass.SM, "kernel": "bad_kernel", "pc": 0x1F0}
-    return seen(Source.CORE_DUMP, ms, **more | facts)
-
-
-def clean(who, ms=400.0, **facts):
-    return seen(Source.CORE_DUMP, ms, **{"process": who, "clears": True} | facts)
-
-
-def report(who, ms=12.0, **facts):
-    return seen(Source.REPORT, ms, **{"process": who, "fault_class": FaultClass.SM, "kernel": "innocent"} | facts)
-
-
-def ended(who, ms, **facts):
-    """By something else than itself."""
-    return seen(Source.PROCESS, ms, **{"process": who, "fault_class": FaultClass.HOST} | facts)
-
-
-def exited(who, ms):
-    return ended(who, ms, fault_class=FaultClass.UNKNOWN)
-
-
-class Room:
-    """A fusion, and the last revision of each incident."""
-
-    def __init__(self) -> None:
-        self.fusion = Fusion(1, lambda ns: EPOCH + (ns - at(0)) / 1e9, lambda process: Party(process, 1000, f"p{process.pid}"))
-        self.incidents = {}
-
-    def hear(self, *observations, late_ms=0.0):
-        for each in observations:
-            self._keep(self.fusion.take(each, each.seen_ns + int(late_ms * MS)))
-        return self
-
-    def recover(self, ms, domain=DOMAIN):
-        self._keep(self.fusion.domain_recovered(domain, at(ms)))
-        return self
-
-    def settle(self, ms):
-        self._keep(self.fusion.settle(at(ms)))
-        return self
-
-    def _keep(self, changed):
-        for each in changed:
-            before = self.incidents.get(each.number)
-            assert each.revision == (before.revision + 1 if before else 1)
-            self.incidents[each.number] = each
-
-    @property
-    def one(self):
-        (only,) = self.incidents.values()
-        return only
-
-
-VERDICTS = [
-    pytest.param([uvm(A), xid(31, process=B), server_log()], FaultClass.MMU, A, PROVEN, id="an out-of-bounds access"),
-    pytest.param([xid(31, process=B), uvm(A, 900)], FaultClass.MMU, A, PROVEN, id="the proof comes last"),
-    pytest.param([xid(31, process=B), server_log()], FaultClass.MMU, None, SUSPECTED, id="the pid of Xid 31 is no proof"),
-    pytest.param([xid(31, process=B, is_proof=True)], FaultClass.MMU, None, SUSPECTED, id="not even if it is said to be one"),
-    pytest.param([report(A, is_proof=True), server_log()], FaultClass.UNKNOWN, None, SUSPECTED, id="nor is a client's word"),
-    pytest.param([xid(13, 15), xid(43, 15), server_log()], FaultClass.SM, None, SUSPECTED, id="an SM exception"),
-    pytest.param([xid(13, 15), dump(A), clean(B), clean(C)], FaultClass.SM, A, PROVEN, id="with core dumps of all"),
-    pytest.param([server_log(), dump(A)], FaultClass.SM, A, PROVEN, id="with the culprit's alone"),
-    pytest.param([dump(A)], FaultClass.SM, A, PROVEN, id="and with nothing else"),
-    pytest.param([kmod(A)], FaultClass.MMU, A, PROVEN, id="a record of the patched module"),
-    pytest.param([xid(13, 15), clean(B), clean(C)], FaultClass.SM, A, LEFT, id="everybody else is cleared"),
-    pytest.param([xid(13, 15), clean(B)], FaultClass.SM, None, SUSPECTED, id="two are left"),
-    pytest.param([xid(13, 15), clean(A), clean(B), clean(C)], FaultClass.SM, None, UNKNOWN, id="nobody is left"),
-    pytest.param([xid(31), clean(B), clean(C)], FaultClass.MMU, None, SUSPECTED, id="a clean dump clears of no MMU fault"),
-    pytest.param([xid(13, 15), xid(31), clean(B), clean(C)], FaultClass.SM, None, SUSPECTED, id="nor if there were both"),
-    pytest.param([server_log(), clean(B), clean(C)], FaultClass.UNKNOWN, None, SUSPECTED, id="nor of who knows what"),
-    pytest.param([xid(13, 15), xid(48, 14), dump(A)], FaultClass.DEVICE, None, UNKNOWN, id="lost memory makes exceptions"),
-    pytest.param([xid(109, 14), uvm(A)], FaultClass.MMU, A, PROVEN, id="a hung GPU does not undo a proof"),
-    pytest.param([xid(13, 15, present=(A,))], FaultClass.SM, A, ALONE, id="nobody else was there"),
-    pytest.param([server_log(present=(A,))], FaultClass.UNKNOWN, A, ALONE, id="whatever it was"),
-    pytest.param([xid(31, present=(A,), process=B)], FaultClass.MMU, None, SUSPECTED, id="an Xid names another client"),
-    pytest.param([xid(13, 15, present=(A,)), exited(B, 14)], FaultClass.SM, None, SUSPECTED, id="another has just gone"),
-    pytest.param([xid(13, 15, present=(A,)), server_log(present=(A, B))], FaultClass.SM, None, SUSPECTED, id="or was coming"),
-    pytest.param([xid(13, 15, present=())], FaultClass.SM, None, UNKNOWN, id="nobody is known"),
-    pytest.param([ended(A, -50), server_log()], FaultClass.HOST, None, SUSPECTED, id="a client was killed: no proof"),
-    pytest.param([ended(A, -50), xid(31)], FaultClass.HOST, None, SUSPECTED, id="whatever the GPU says of it"),
-    pytest.param([ended(A, -50), xid(13, 15)], FaultClass.SM, None, SUSPECTED, id="but this comes of no signal"),
-    pytest.param([ended(A, -50, present=(A,)), server_log(present=(A,))], FaultClass.HOST, A, ALONE, id="killed alone"),
-    pytest.param(
-        [server_log(0, present=(A,)), ended(A, 185, present=(A,))], FaultClass.HOST, A, ALONE, id="and seen to be gone"
-    ),
-    pytest.param([xid(13, 0, present=(A,)), ended(A, 185, present=(A,))], FaultClass.SM, A, ALONE, id="but not for this"),
-    pytest.param([server_log(0), ended(A, 185)], FaultClass.HOST, None, SUSPECTED, id="killed, and seen late to be gone"),
-    pytest.param([server_log(0), ended(A, 501)], FaultClass.UNKNOWN, None, SUSPECTED, id="killed after the fault"),
-    pytest.param([nvml(13, 0), server_log(10), clean(B), clean(C)], FaultClass.SM, None, SUSPECTED, id="a guess clears nobody"),
-    pytest.param([nvml(31, 0), xid(13, 10)], FaultClass.SM, None, SUSPECTED, id="a guess is worth less than what is known"),
-    pytest.param([ended(A, -50), uvm(B)], FaultClass.MMU, B, PROVEN, id="killed while another faulted"),
-    pytest.param([server_log(), exited(A, 331)], FaultClass.UNKNOWN, None, SUSPECTED, id="who dies of a fault did not make it"),
-    pytest.param([exited(B, -60), ended(A, -50), server_log()], FaultClass.UNKNOWN, None, SUSPECTED, id="others died before"),
-    pytest.param([report(B, -60), ended(A, -50), server_log()], FaultClass.UNKNOWN, None, SUSPECTED, id="others had errors"),
-    pytest.param([ended(A, -1700), server_log()], FaultClass.UNKNOWN, None, SUSPECTED, id="killed too long before"),
-    pytest.param([xid(43, 15)], FaultClass.SM, None, SUSPECTED, id="a stopped channel"),
-]
-
-
-@pytest.mark.parametrize("backwards", [False, True], ids=["in order", "the last first"])
-@pytest.mark.parametrize(("evidence", "fault_class", "culprit", "confidence"), VERDICTS)
-def test_what_the_evidence_of_a_domain_says(evidence, fault_class, culprit, confidence, backwards):
-    """Whatever order it came in: sources are late."""
-    room = Room()
-    order = sorted(evidence, key=lambda each: each.seen_ns, reverse=backwards)
-    for each in order:
-        room._keep(room.fusion.take(each, at(1000)))
-    of_domain = [each for each in room.incidents.values() if each.domain]
-    assert [(each.fault_class, each.culprit, each.confidence) for each in of_domain] == [(fault_class, culprit, confidence)]
-    (found,) = of_domain
-    assert (found.culprit is not None) == (confidence in (PROVEN, ALONE, LEFT))
-    assert (found.suspects != ()) == (confidence is SUSPECTED)
-    assert not {found.culprit, *found.suspects} & set(found.victims)
-
-
-def test_everything_of_one_fault_is_one_incident_with_its_place():
-    """The out-of-bounds access of FACTS, from all sources, and what people read of it."""
-    room = Room().hear(uvm(A), report(A, 3), nvml(31), xid(31, process=B), report(B, 200), server_log(210), clean(B), clean(C))
-    found = room.one
-    assert (found.culprit, found.victims, found.suspects) == (A, (B, C), ())
-    assert (found.address, found.access, found.xids, found.gpu) == (0x7F00, "write", (31,), GPU)
-    assert (found.began_ns, found.began_at) == (at(1.3), pytest.approx(EPOCH + 0.0013))
-    assert [each.seen_ns for each in found.evidence] == sorted(each.seen_ns for each in found.evidence)
-    assert len(found.evidence) == 8
-    assert {each.process: each.program for each in found.parties} == {A: "p101", B: "p102", C: "p103"}
-
-
-def test_what_an_innocent_says_of_itself_does_not_describe_the_fault():
-    found = Room().hear(xid(13, 15), report(B, 16), dump(A), clean(B)).one
-    assert (found.kernel, found.pc) == ("bad_kernel", 0x1F0)
-    assert Room().hear(report(B, 10), xid(13, 15)).one.kernel == ""
-
-
-def test_a_fault_that_the_module_absorbed_hurts_nobody_else():
-    assert Room().hear(kmod(A), report(A)).one.victims == ()
-    assert Room().hear(kmod(A), server_log()).one.victims == (B, C)
-
+from tests.unit.policy.fault_room import (
+    ALONE,
+    DOMAIN,
+    GPU,
+    PROVEN,
+    STRANGER,
+    SUSPECTED,
+    UNKNOWN,
+    A,
+    B,
+    C,
+    D,
+    Room,
+    at,
+    clean,
+    dump,
+    ended,
+    exited,
+    kmod,
+    nvml,
+    report,
+    seen,
+    server_log,
+    uvm,
+    xid,
+)
 
 OPENERS = [
     pytest.param(uvm(A), 1, id="a proof"),
@@ -411,7 +254,7 @@ def test_the_same_word_twice_changes_nothing():
 
 def test_deeds_are_part_of_an_incident():
     room = Room().hear(uvm(A))
-    room._keep(room.fusion.note(1, Deed(at(2), "terminate_client")))
+    room.keep(room.fusion.note(1, Deed(at(2), "terminate_client")))
     assert room.one.deeds == (Deed(at(2), "terminate_client"),)
     assert room.fusion.note(77, Deed(at(2), "too late")) == ()
 
@@ -431,9 +274,3 @@ def test_everything_is_bounded():
     assert len(room.one.evidence) == MOST_SHOWN
     assert room.one.culprit == A
     assert replace(dump(A, 100), present=()) in room.one.evidence
-
-
-def test_a_verdict_is_the_same_whatever_order_its_evidence_has():
-    evidence = [uvm(A), uvm(A, 9, address=5, access="read"), xid(31), report(B), dump(A)]
-    both = {judge(tuple(each), frozenset(EVERYBODY), A) for each in (evidence, evidence[::-1])}
-    assert both == {Verdict(FaultClass.MMU, A, PROVEN, (), (B, C), 0x7F00, "write", "bad_kernel", 0x1F0)}
