@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from mpsd.wire.incidents import incident_facts
+from tests.unit.api.fake_incidents import proven
 from tests.unit.api.house import House, open_house
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,7 +33,7 @@ async def run(house: House, short_dir: Path, name: str, *arguments: str) -> str:
 
 
 def test_every_example_is_tried_and_explained() -> None:
-    tried = {"lease_a_share.py", "who.py", "watch.py", "keep_renewing.py"}
+    tried = {"lease_a_share.py", "who.py", "watch.py", "culprits.py", "keep_renewing.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tried
     assert not [name for name in tried if name not in PAGE]
 
@@ -87,6 +89,16 @@ async def publish_to_the_first(house: House) -> None:
     while not house.bus.subscribers:  # noqa: ASYNC110
         await trio.sleep(0.005)
     house.bus.publish("domain.ready", {"domain": "d1"})
+    house.bus.publish("fault.culprit", incident_facts(proven()))
+
+
+async def test_culprits_are_told(tmp_path: Path, short_dir: Path) -> None:
+    async with open_house(tmp_path) as house:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publish_to_the_first, house)
+            said = await run(house, short_dir, "culprits.py", "--seconds", "0.2")
+    assert said.splitlines()[0] == "fault 1: mmu in d1, proven, 1 hurt"
+    assert said.splitlines()[-1] == "fault 1: it was python3[586] of user 1000"
 
 
 async def test_a_lease_is_kept_while_its_holder_lives(tmp_path: Path, short_dir: Path) -> None:

@@ -1,0 +1,35 @@
+"""Who faults: what is known, then each culprit as soon as mpsd has it.
+
+    python culprits.py                     for ever
+    python culprits.py --seconds 60        and no longer than a minute without news
+"""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from mpsd_client import Client, Lost, calls
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, help="end after so long without news")
+    asked = parser.parse_args()
+    with Client(program="culprits.py") as mpsd:
+        mpsd.subscribe("fault.culprit")
+        for fault in mpsd.pages(calls.fault_list()):
+            print(f"fault {fault.number}: {fault.fault_class} in {fault.domain}, {fault.confidence}, {fault.hurt} hurt")
+        for event in mpsd.events(timeout_seconds=asked.seconds):
+            if isinstance(event, Lost):
+                print(f"{event.count} are missing here", flush=True)
+            else:
+                print(f"fault {event.facts['number']}: it was {name(event.facts.get("culprit"))}", flush=True)
+
+
+def name(culprit: Mapping[str, Any] | None) -> str:
+    """Events name it to operators alone; `fault_get` tells a user of their own."""
+    return f"{culprit['program']}[{culprit['pid']}] of user {culprit['uid']}" if culprit else "somebody"
+
+
+if __name__ == "__main__":
+    main()
