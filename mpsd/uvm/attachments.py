@@ -1,0 +1,153 @@
+"""What mpsd does with the UVM descriptors of all its clients: one watch for each, begun by the first connection of a client.
+
+Where it cannot be done (not root, no tools device, another layout), that is logged once for each reason, and clients run as
+they would without it.  Prose: docs/uvm.md.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+import trio
+
+from mpsd.fault import Observation
+from mpsd.model import ProcessId
+from mpsd.uvm.holding import Holding, OpenSpaces, find_closed
+from mpsd.uvm.standing import UNKNOWN, Standing, UvmSettings
+from mpsd.uvm.watch import InThread, Surroundings, Watch
+
+log = structlog.get_logger()
+_THREADS = 8  # a GPU that keeps its driver waiting must not use up everybody's threads
+_SWEEP_SECONDS = 2.0
+_MOST_REASONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A client to watch.  gpus: the UUIDs of its domain.  has_company: whether its end could hurt somebody: another client is
+    in its domain, and the domain is not in FAULT."""
+
+    process: ProcessId
+    domain: str
+    gpus: tuple[str, ...]
+    has_company: Callable[[], bool]
+
+
+class Attachments:
+    """Guards that each client is attached at most once, and no more than `settings.most` of them.
+
+    `settings` may be replaced: for the clients that come then.
+    """
+
+    def __init__(
+        self,
+        settings: UvmSettings,
+        open_spaces: OpenSpaces,
+        publish_observation: Callable[[Observation], None],
+        in_thread: InThread | None = None,
+    ) -> None:
+        self.settings = settings
+        self._around = Surroundings(
+            open_spaces, publish_observation, in_thread or _threads(trio.CapacityLimiter(_THREADS)), self._tell_absent
+        )
+        self._watches: dict[ProcessId, Watch] = {}
+        self._early: list[Watch] = []
+        self._nursery: trio.Nursery | None = None
+        self._reasons: set[str] = set()
+        self._is_full = False
+
+    # -- for the relay and the lists -------------------------------------------------------------------------------------
+
+    def watch(self, process: ProcessId, domain: str, gpus: tuple[str, ...], has_company: Callable[[], bool]) -> None:
+        """Called at every connection of a client: the first begins, each later one (a context) makes it look again.  Returns
+        at once, and never fails."""
+        known = self._watches.get(process)
+        if known is not None:
+            known.wake()
+        elif not self.settings.is_idle and self._has_room():
+            self._begin(Watch(process, domain, gpus, has_company, replace(self.settings), self._around))
+
+    def watch_all(self, clients: Iterable[Watched]) -> None:
+        """Those that an earlier mpsd left.  What it laid into them is still there (`ShieldState.KEPT`)."""
+        for client in clients:
+            self.watch(client.process, client.domain, client.gpus, client.has_company)
+
+    def note_leaving(self, process: ProcessId) -> None:
+        """A connection of this client has ended, perhaps because the client is ending."""
+        if (known := self._watches.get(process)) is not None:
+            known.note_leaving()
+
+    def release(self, process: ProcessId) -> None:
+        """Hold nothing of this client after its end: its GPU work was ended, or there is nobody to save."""
+        if (known := self._watches.get(process)) is not None:
+            known.release()
+
+    def standing(self, process: ProcessId) -> Standing:
+        known = self._watches.get(process)
+        return known.standing if known is not None else UNKNOWN
+
+    @property
+    def count(self) -> int:
+        return len(self._watches)
+
+    # -- its life --------------------------------------------------------------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled; then everything is given back."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for watch in self._early:
+                nursery.start_soon(self._run, watch)
+            self._early.clear()
+            task_status.started()
+            try:
+                await self._sweep()
+            finally:
+                self._nursery = None
+
+    def _begin(self, watch: Watch) -> None:
+        self._watches[watch.process] = watch
+        if self._nursery is None:
+            self._early.append(watch)
+        else:
+            self._nursery.start_soon(self._run, watch)
+
+    async def _run(self, watch: Watch) -> None:
+        """Whatever goes wrong in here ends this watch and nothing else."""
+        try:
+            await watch.run()
+        except Exception:
+            log.exception("uvm.bug", pid=watch.process.pid)
+        finally:
+            del self._watches[watch.process]
+
+    async def _sweep(self) -> None:
+        """Whoever closed its descriptors, or started another program, makes no connection to tell of it."""
+        while True:
+            await trio.sleep(_SWEEP_SECONDS)
+            held = [(watch, list(watch.holdings)) for watch in self._watches.values() if watch.holdings]
+            for watch in await self._around.in_thread(_with_closed, held) if held else ():
+                watch.wake()
+
+    def _has_room(self) -> bool:
+        was_full, self._is_full = self._is_full, len(self._watches) >= self.settings.most
+        if self._is_full and not was_full:
+            log.error("uvm.full", most=self.settings.most, effect="further clients have no shield, and are not watched")
+        return not self._is_full
+
+    def _tell_absent(self, why: str) -> None:
+        if why not in self._reasons and len(self._reasons) < _MOST_REASONS:
+            self._reasons.add(why)
+            log.warning("uvm.absent", why=why, effect="faults are told later and without proof, and there is no shield")
+
+
+def _with_closed(held: list[tuple[Watch, list[Holding]]]) -> list[Watch]:
+    return [watch for watch, holdings in held if find_closed(holdings)]
+
+
+def _threads(limiter: trio.CapacityLimiter) -> InThread:
+    async def in_thread(function: Callable[..., Any], *args: object) -> Any:
+        return await trio.to_thread.run_sync(function, *args, limiter=limiter)
+
+    return in_thread

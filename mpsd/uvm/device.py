@@ -1,0 +1,202 @@
+"""The VA spaces of a real client: its descriptors of /dev/nvidia-uvm, and /dev/nvidia-uvm-tools to listen to them."""
+
+import ctypes
+import fcntl
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpsd.model import ProcessId
+from mpsd.uvm import abi, descriptors
+from mpsd.uvm.space import Answer, Outcome, Space, Taken, Unavailable, answer
+from mpsd.uvm.syscalls import device_number, is_same_file
+
+UVM, TOOLS = Path("/dev/nvidia-uvm"), Path("/dev/nvidia-uvm-tools")
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Opens the VA spaces of processes; the paths are as mpsd sees them."""
+
+    uvm: Path = UVM
+    tools: Path = TOOLS
+
+    def open_spaces(self, process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
+        """Those that the process has besides `have`.  Raises ProcessEnded, Unavailable."""
+        device = self._device()
+        spaces: list[Space] = []
+        try:
+            for number in descriptors.find(process.pid, lambda link: os.path.basename(link) == self.uvm.name):
+                if any(space.is_open_as(number) for space in (*have, *spaces)):
+                    continue
+                if (found := self._take(process.pid, pidfd, number, device)) is not None:
+                    spaces.append(DeviceSpace(process.pid, number, found, self.tools))
+        except BaseException:
+            for space in spaces:
+                space.close()
+            raise
+        return spaces
+
+    def _device(self) -> tuple[int, int, int]:
+        try:
+            found = device_number(str(self.uvm))
+        except OSError as exc:
+            raise Unavailable(f"{self.uvm}: {exc.strerror}") from exc
+        if found[0] != stat.S_IFCHR:
+            raise Unavailable(f"{self.uvm} is no device")
+        return found
+
+    def _take(self, pid: int, pidfd: int, number: int, device: tuple[int, int, int]) -> int | None:
+        """A duplicate of what is the driver's; a file that only has the name is not touched."""
+        if not _is(f"/proc/{pid}/fd/{number}", device):
+            return None
+        taken = descriptors.duplicate(pidfd, number)
+        if taken is not None and not _is(f"/proc/self/fd/{taken}", device):  # replaced in between
+            os.close(taken)
+            return None
+        return taken
+
+
+def _is(path: str, device: tuple[int, int, int]) -> bool:
+    try:
+        return device_number(path) == device
+    except OSError:
+        return False
+
+
+@dataclass(slots=True)
+class DeviceSpace:
+    """Owns the duplicate `descriptor`."""
+
+    pid: int
+    number: int
+    descriptor: int
+    tools: Path
+
+    def attach(self) -> "DeviceQueue | None":
+        try:
+            tools = os.open(self.tools, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as exc:
+            raise Unavailable(f"{self.tools}: {exc.strerror}") from exc
+        try:
+            queue = DeviceQueue(tools)
+        except BaseException:
+            os.close(tools)
+            raise
+        try:
+            is_attached = queue.listen(self.descriptor)
+        except BaseException:
+            queue.close()
+            raise
+        if is_attached:
+            return queue
+        queue.close()
+        return None
+
+    def reserve(self, base: int, length: int) -> Answer:
+        return self._ask(abi.CREATE_RANGE, abi.pack_range(base, length), abi.range_status)
+
+    def lay_sparse(self, base: int, length: int, gpu_uuid: str) -> Answer:
+        try:
+            question = abi.pack_sparse(base, length, abi.parse_uuid(gpu_uuid))
+        except ValueError as exc:
+            return Answer(Outcome.REFUSED, str(exc))
+        return self._ask(abi.MAP_SPARSE, question, abi.sparse_status)
+
+    def free(self, base: int, length: int) -> Answer:
+        return self._ask(abi.FREE, abi.pack_range(base, length), abi.free_status)
+
+    def _ask(self, request: int, question: bytearray, status: Callable[[bytearray], int]) -> Answer:
+        try:
+            return answer(status(_ask(self.descriptor, request, question)))
+        except Unavailable as exc:
+            return Answer(Outcome.REFUSED, str(exc))
+
+    def is_open_as(self, number: int) -> bool:
+        is_same = is_same_file(self.descriptor, self.pid, number)
+        return number == self.number if is_same is None else is_same
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+@dataclass(slots=True)
+class DeviceQueue:
+    """Owns a descriptor of the tools device and the two pieces of memory into which the kernel writes its events; the
+    descriptor goes first, because until then the kernel writes."""
+
+    descriptor: int
+    _entries: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, abi.QUEUE_ENTRIES * abi.ENTRY_BYTES))
+    _control: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, abi.CONTROL_BYTES))
+    _words: memoryview = field(init=False)
+    _counters: memoryview = field(init=False)
+    _lost: int = 0
+    _fence: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._words = memoryview(self._control).cast("I")  # one load or store for each: a counter is never torn
+        self._counters = memoryview(self._control).cast("Q")
+
+    def listen(self, space: int) -> bool:
+        """False: `space` is no VA space, or not yet.  Raises Unavailable where the driver does not know how."""
+        question = abi.pack_tracker(_address(self._entries), _address(self._control), space)
+        status = abi.tracker_status(_ask(self.descriptor, abi.INIT_TRACKER, question))
+        if status == abi.ILLEGAL_ACTION:
+            return False
+        _must(status, "attaching the event queue")
+        question = _ask(self.descriptor, abi.SET_THRESHOLD, abi.pack_threshold(1))  # else it wakes when it is half full
+        _must(abi.threshold_status(question), "setting its threshold")
+        question = _ask(self.descriptor, abi.ENABLE_EVENTS, abi.pack_enable(abi.ENABLED))
+        _must(abi.enable_status(question), "enabling its events")
+        return True
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def take(self) -> Taken:
+        get, put = self._words[abi.GET_BEHIND], self._words[abi.PUT_BEHIND]
+        with self._fence:  # what the kernel wrote before `put` is read after it
+            places = abi.pending(get, put)
+        raw = [self._entries[at * abi.ENTRY_BYTES : (at + 1) * abi.ENTRY_BYTES] for at in places]
+        with self._fence:  # and the places are given back after that
+            self._words[abi.GET_AHEAD] = self._words[abi.GET_BEHIND] = put % abi.QUEUE_ENTRIES
+        events = [event for entry in raw if (event := abi.parse_entry(entry)) is not None]
+        return Taken(tuple(events), self._count_lost())
+
+    def _count_lost(self) -> int:
+        before, self._lost = self._lost, sum(self._counters[abi.DROPPED : abi.DROPPED + abi.DROPPED_COUNTERS])
+        return max(0, self._lost - before)
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor < 0:
+            return
+        os.close(descriptor)
+        for view in (self._words, self._counters):
+            view.release()
+        for memory in (self._entries, self._control):
+            memory.close()
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _ask(descriptor: int, request: int, buffer: bytearray) -> bytearray:
+    """Raises Unavailable where the driver has no such request."""
+    try:
+        fcntl.ioctl(descriptor, request, buffer, True)
+    except OSError as exc:
+        raise Unavailable(f"the driver refused request {request}: {exc.strerror}") from exc
+    return buffer
+
+
+def _must(status: int, what: str) -> None:
+    if status != abi.DONE:
+        raise Unavailable(f"{what}: {abi.status_text(status)}")

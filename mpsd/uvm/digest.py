@@ -1,0 +1,41 @@
+"""From the events of one client to observations: the first fault at once, a flood of them as one line with a count.  Pure."""
+
+from collections.abc import Sequence
+
+from mpsd.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
+from mpsd.model import ProcessId
+from mpsd.uvm.abi import POISON, EventKind, UvmEvent
+
+
+def digest(
+    events: Sequence[UvmEvent], lost: int, process: ProcessId, domain: str, gpus: tuple[str, ...], seen_ns: int
+) -> Observation | None:
+    """What these events, taken together, tell of the client; None: no fatal fault is among them.
+
+    GPU faults alone are what managed memory does all day.  One of the client's own doing is preferred: it is the proof.
+    """
+    fatal = [event for event in events if event.kind is EventKind.FATAL]
+    if not fatal:
+        return None
+    event = next((each for each in fatal if each.is_own_doing), fatal[0])
+    return Observation(
+        Source.UVM_EVENTS,
+        seen_ns,
+        FaultClass.DEVICE if event.fault_type == POISON else FaultClass.MMU,
+        gpu=gpus[0] if len(gpus) == 1 else "",
+        domain=domain,
+        process=process,
+        is_proof=event.is_own_doing,
+        address=event.address,
+        access=event.access,
+        text=_text(event, len(fatal), lost),
+    )
+
+
+def _text(event: UvmEvent, count: int, lost: int) -> str:
+    words = f"{event.access or 'access'} at 0x{event.address:x}: {event.fault_text} ({event.reason_text})"
+    if count > 1:
+        words += f"; the first of {count}"
+    if lost:
+        words += f"; {lost} more were lost"
+    return words[:TEXT_CHARACTERS]

@@ -1,0 +1,72 @@
+"""How a process ended: by itself or by a signal.  Whoever is not its parent has to look for it.
+
+While it is on its way out, and as a zombie, /proc/PID/stat has it (proc(5), field 52); once its parent has taken its status,
+the kernel tells by its pidfd, from Linux 6.15 on.  Before that, what was not seen in time is not known.
+"""
+
+import fcntl
+import struct
+from dataclasses import dataclass
+
+from mpsd.model import ProcessId
+
+_START_TIME, _FLAGS, _EXIT_CODE = 22, 9, 52  # fields of /proc/PID/stat
+_PF_EXITING = 0x4  # linux/sched.h
+_INFO = struct.Struct("<QQIIIIIIIIIIIi")  # struct pidfd_info, its first version: mask, cgroup, eleven ids, exit code
+_GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11  # PIDFD_GET_INFO of linux/pidfd.h
+_INFO_EXIT = 1 << 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """signal: 0 where it ended by itself, with `status`.  Both as wait(2) tells them."""
+
+    signal: int
+    status: int
+
+    def __str__(self) -> str:
+        return f"signal {self.signal}" if self.signal else f"status {self.status}"
+
+
+def how_ended(pidfd: int, process: ProcessId) -> Ending | None:
+    """Of a process whose pidfd is readable; None: nobody tells any more."""
+    return _told_by(pidfd) or how_it_is_ending(process)
+
+
+def how_it_is_ending(process: ProcessId) -> Ending | None:
+    """None: it is not ending yet, or gone."""
+    try:
+        with open(f"/proc/{process.pid}/stat", "rb") as stat:
+            text = stat.read()
+    except OSError:
+        return None
+    return parse_stat(text, process.start_time)
+
+
+def parse_stat(text: bytes, start_time: int) -> Ending | None:
+    """Of the contents of /proc/PID/stat; None where this is another process, or one that goes on."""
+    fields = text[text.rfind(b")") + 2 :].split()
+    if len(fields) <= _EXIT_CODE - 3 or not fields[0] or not all(_is_number(each) for each in fields[1:]):
+        return None
+    is_ending = fields[0] == b"Z" or int(fields[_FLAGS - 3]) & _PF_EXITING
+    if int(fields[_START_TIME - 3]) != start_time or not is_ending:
+        return None
+    return decode(int(fields[_EXIT_CODE - 3]))
+
+
+def _is_number(field: bytes) -> bool:
+    return field.removeprefix(b"-").isdigit()
+
+
+def decode(wait_status: int) -> Ending:
+    return Ending(wait_status & 0x7F, wait_status >> 8 & 0xFF)
+
+
+def _told_by(pidfd: int) -> Ending | None:
+    buffer = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, buffer, True)
+    except OSError:
+        return None  # no such ioctl before 6.13
+    mask, *_, exit_code = _INFO.unpack(buffer)
+    return decode(exit_code) if mask & _INFO_EXIT else None

@@ -1,0 +1,29 @@
+"""What a process has mapped where: the lines of /proc/PID/maps, proc(5).  No I/O."""
+
+import re
+from dataclasses import dataclass
+
+_LINE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-][x-][ps] [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ \d+(?: .*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Addresses from `start` up to and without `end`."""
+
+    start: int
+    end: int
+
+
+def parse_maps(text: str) -> list[Mapping]:
+    """Of the file, or its beginning: a last line without its end is left out.  Raises ValueError for anything else that the
+    kernel would not write, also where one mapping does not lie above the one before."""
+    found: list[Mapping] = []
+    for line in text.split("\n")[:-1]:
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise ValueError(f"not a line of maps: {line[:80]!r}")
+        mapping = Mapping(int(match[1], 16), int(match[2], 16))
+        if mapping.start >= mapping.end or (found and mapping.start < found[-1].end):
+            raise ValueError(f"not a mapping above the one before: {line[:80]!r}")
+        found.append(mapping)
+    return found

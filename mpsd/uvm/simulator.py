@@ -1,0 +1,154 @@
+"""The VA spaces of a simulated client: two files in MPSD_SIM_DIR/uvm, which it keeps open (docs/simulator.md).
+
+PID.space is the page (sim_page.py), locked by the client; PID.events a FIFO with the entries of the event queue.
+"""
+
+import mmap
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpsd.model import ProcessId
+from mpsd.uvm import abi, descriptors
+from mpsd.uvm.sim_page import PAGE_BYTES, Page
+from mpsd.uvm.space import Answer, Space, Taken, Unavailable, answer
+from mpsd.uvm.syscalls import is_same_file
+
+_READ_ENTRIES = 1024  # as many as a FIFO holds
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedDevices:
+    """`directory`: MPSD_SIM_DIR."""
+
+    directory: Path
+
+    def open_spaces(self, process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
+        """Those that the process has besides `have`.  Raises ProcessEnded, Unavailable."""
+        folder = self.directory.resolve() / "uvm"
+        space_path, events_path = (str(folder / f"{process.pid}.{kind}") for kind in ("space", "events"))
+        wanted = (space_path, f"{space_path} (deleted)")
+        spaces: list[Space] = []
+        for number in descriptors.find(process.pid, lambda link: link in wanted):
+            if any(space.is_open_as(number) for space in (*have, *spaces)):
+                continue
+            if (found := descriptors.duplicate(pidfd, number)) is not None:
+                events = _take_events(process.pid, pidfd, events_path)
+                try:
+                    spaces.append(SimulatedSpace.open(process.pid, number, found, events))
+                except Unavailable:
+                    for space in spaces:
+                        space.close()
+                    raise
+        return spaces
+
+
+def _take_events(pid: int, pidfd: int, path: str) -> int | None:
+    for number in descriptors.find(pid, lambda link: link in (path, f"{path} (deleted)")):
+        taken = descriptors.duplicate(pidfd, number)
+        if taken is not None and stat.S_ISFIFO(os.fstat(taken).st_mode):
+            os.set_blocking(taken, False)
+            return taken
+        if taken is not None:
+            os.close(taken)
+    return None
+
+
+@dataclass(slots=True)
+class SimulatedSpace:
+    """Owns the duplicates, and the mapping of the page.  `events`: None where the client has none yet."""
+
+    pid: int
+    number: int
+    descriptor: int
+    events: int | None
+    memory: mmap.mmap
+    page: Page
+
+    @classmethod
+    def open(cls, pid: int, number: int, descriptor: int, events: int | None) -> "SimulatedSpace":
+        """Takes both descriptors.  Raises Unavailable where it is not such a page."""
+        memory = None
+        try:
+            memory = mmap.mmap(descriptor, PAGE_BYTES)
+            page = Page(memoryview(memory))
+        except (OSError, ValueError) as exc:
+            trouble: Exception | None = exc
+        else:
+            if page.is_known:
+                return cls(pid, number, descriptor, events, memory, page)
+            page.release()
+            trouble = None
+        if memory is not None:
+            memory.close()
+        for each in (descriptor, events):
+            if each is not None:
+                os.close(each)
+        raise Unavailable(f"the simulator's page of pid {pid} is of another layout") from trouble
+
+    def attach(self) -> "SimulatedQueue | None":
+        if self.events is None:
+            return None
+        events = os.dup(self.events)
+        _read(events)  # what nobody took is old
+        self.page.set_attached(True)
+        return SimulatedQueue(events, self, self.page.dropped)
+
+    def reserve(self, base: int, length: int) -> Answer:
+        return answer(self.page.reserve(base, length))
+
+    def lay_sparse(self, base: int, length: int, gpu_uuid: str) -> Answer:
+        """The page knows one GPU."""
+        return answer(self.page.lay_sparse(base, length))
+
+    def free(self, base: int, length: int) -> Answer:
+        return answer(self.page.free(base, length))
+
+    def is_open_as(self, number: int) -> bool:
+        is_same = is_same_file(self.descriptor, self.pid, number)
+        return number == self.number if is_same is None else is_same
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor < 0:
+            return
+        self.page.release()
+        self.memory.close()
+        os.close(descriptor)
+        if self.events is not None:
+            os.close(self.events)
+
+
+@dataclass(slots=True)
+class SimulatedQueue:
+    """Owns a duplicate of the FIFO; closed before its space."""
+
+    descriptor: int
+    space: SimulatedSpace
+    _dropped: int
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def take(self) -> Taken:
+        raw = _read(self.descriptor)
+        whole = len(raw) // abi.ENTRY_BYTES * abi.ENTRY_BYTES
+        entries = [raw[at : at + abi.ENTRY_BYTES] for at in range(0, whole, abi.ENTRY_BYTES)]
+        events = [event for entry in entries if (event := abi.parse_entry(entry)) is not None]
+        before, self._dropped = self._dropped, self.space.page.dropped
+        return Taken(tuple(events), max(0, self._dropped - before))
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            self.space.page.set_attached(False)
+            os.close(descriptor)
+
+
+def _read(events: int) -> bytes:
+    try:
+        return os.read(events, _READ_ENTRIES * abi.ENTRY_BYTES)
+    except BlockingIOError:
+        return b""

@@ -1,0 +1,229 @@
+"""One client from its first connection to after its end: attached, shielded, listened to, held, let go.
+
+    what the client does                    what is done here
+    connects                                its descriptors are looked for; again soon while there are none
+    makes a context (connects again)        the shield is tried every 5 ms until it holds
+    closes them, starts another program     they are let go, others looked for
+    exits                                   everything is let go at once
+    is killed                               its VA space is held until its work can be over; at once where nobody else is there
+    makes a fatal fault                     told at once; nothing is held afterwards, there is nothing to save
+
+Prose: docs/uvm.md.
+"""
+
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+import trio
+
+from mpsd import processes
+from mpsd.fault import Observation
+from mpsd.model import ProcessId
+from mpsd.uvm.descriptors import ProcessEnded
+from mpsd.uvm.digest import digest
+from mpsd.uvm.ending import Ending, how_ended, how_it_is_ending
+from mpsd.uvm.holding import Holding, OpenSpaces, attach_all, close_all, look
+from mpsd.uvm.space import Queue
+from mpsd.uvm.standing import ShieldState, Standing, UvmSettings
+
+log = structlog.get_logger()
+InThread = Callable[..., Awaitable[Any]]
+
+_EAGER_SECONDS = 0.005  # a context is there some 20 ms after its VA space, and the first kernel may come at once
+_EAGER_FOR_SECONDS = 2.0
+_LATE_SECONDS = 0.1
+_LATE_FOR_SECONDS = 10.0
+_SELDOM_SECONDS = 10.0
+_FLOOD_SECONDS = 0.1  # between two observations of one client; meanwhile its queue fills
+_BREATH_SECONDS = 0.001
+_COMPANY_SECONDS = 0.05
+_CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all watches share."""
+
+    open_spaces: OpenSpaces
+    publish: Callable[[Observation], None]
+    in_thread: InThread  # the kernel may keep whoever asks waiting
+    tell_absent: Callable[[str], None]
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """Guards that what was taken of one client is given back once, after it can be of use to nobody."""
+
+    process: ProcessId
+    domain: str
+    gpus: tuple[str, ...]
+    has_company: Callable[[], bool]
+    settings: UvmSettings
+    around: Surroundings
+    holdings: list[Holding] = field(default_factory=list)
+    _listeners: dict[Holding, trio.CancelScope] = field(default_factory=dict)
+    _woken: trio.Event = field(default_factory=trio.Event)
+    _released: bool = False
+    _has_faulted: bool = False
+    _seen_ending: Ending | None = None
+    _why: str = "its descriptors were not found yet"
+    _lost: int = 0
+
+    # -- for the others --------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something happened to the client: look again, and eagerly for a while."""
+        self._woken.set()
+
+    def note_leaving(self) -> None:
+        """One of its connections ended: if it is ending, how is told now, and perhaps not later."""
+        self._seen_ending = how_it_is_ending(self.process) or self._seen_ending
+
+    def release(self) -> None:
+        """Hold nothing for it once it has ended."""
+        self._released = True
+
+    @property
+    def standing(self) -> Standing:
+        layings = [holding.laying for holding in self.holdings if holding.laying is not None]
+        states = {laying.state for laying in layings} or {ShieldState.OFF}
+        whys = dict.fromkeys([self._why] + [each.why for each in self.holdings] + [each.why for each in layings])
+        return Standing(
+            watched=any(holding.queue is not None for holding in self.holdings),
+            shield=states.pop() if len(states) == 1 else ShieldState.PARTLY,
+            shielded_bytes=min((laying.laid_bytes for laying in layings), default=0),
+            held=self.settings.hold and bool(self.holdings),
+            why="; ".join(why for why in whys if why),
+        )
+
+    # -- its life --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Returns when the client has ended and nothing of it is held any more."""
+        pidfd = processes.open_pidfd(self.process)
+        if pidfd is None:
+            return
+        try:
+            async with trio.open_nursery() as life:
+                life.start_soon(self._attend, pidfd, life)
+                await trio.lowlevel.wait_readable(pidfd)  # for ever: as long as the client lives
+                life.cancel_scope.cancel()
+            await self._see_off(pidfd)
+        finally:
+            os.close(pidfd)
+            await self._let_go(self.holdings)
+
+    async def _attend(self, pidfd: int, life: trio.Nursery) -> None:
+        since, must_look = trio.current_time(), True
+        while True:
+            if must_look:
+                await self._look(pidfd, life)
+            for holding in list(self.holdings):
+                if holding.laying is not None and not holding.laying.is_done:
+                    await self.around.in_thread(holding.laying.attempt)
+            with trio.move_on_after(self._patience(trio.current_time() - since)):
+                await self._woken.wait()
+            must_look = self._woken.is_set() or not self._is_attached
+            if self._woken.is_set():
+                since, self._woken = trio.current_time(), trio.Event()
+
+    @property
+    def _is_attached(self) -> bool:
+        """Whether nothing that was asked for needs another descriptor."""
+        needs_space = self.settings.events or self.settings.shield != "off"
+        return any(holding.is_space or not needs_space for holding in self.holdings)
+
+    def _patience(self, age_seconds: float) -> float:
+        """Until the next attempt, if nothing wakes us before; the age is since something happened."""
+        layings = [holding.laying for holding in self.holdings if holding.laying is not None]
+        if self._is_attached and all(laying.is_done for laying in layings):
+            return math.inf
+        if age_seconds < _EAGER_FOR_SECONDS:
+            return _EAGER_SECONDS
+        if self._is_attached:
+            return _SELDOM_SECONDS  # a context may come by a way that does not pass here
+        return _LATE_SECONDS if age_seconds < _LATE_FOR_SECONDS else math.inf
+
+    async def _look(self, pidfd: int, life: trio.Nursery) -> None:
+        try:
+            found = await self.around.in_thread(look, self.process, pidfd, list(self.holdings), self.around.open_spaces)
+        except ProcessEnded:
+            return  # its pidfd will say so
+        self.holdings += found.found
+        if found.lost:
+            self.holdings = [holding for holding in self.holdings if holding not in found.lost]
+            await self._let_go(found.lost)
+        await self.around.in_thread(attach_all, self.holdings, self.process, self.gpus, self.settings)
+        for holding in self.holdings:
+            if holding.queue is not None and holding not in self._listeners:
+                self._listeners[holding] = trio.CancelScope()
+                life.start_soon(self._listen, holding.queue, self._listeners[holding])
+        self._why = found.why or ("" if self._is_attached else "its descriptors were not found yet")
+        for why in dict.fromkeys([found.why, *(holding.why for holding in self.holdings)]):
+            if why:
+                self.around.tell_absent(why)
+
+    # -- its faults ------------------------------------------------------------------------------------------------------
+
+    async def _listen(self, queue: Queue, scope: trio.CancelScope) -> None:
+        with scope:
+            while True:
+                await trio.lowlevel.wait_readable(queue)  # for ever: most clients never fault
+                await trio.sleep(self._take(queue))
+
+    def _take(self, queue: Queue) -> float:
+        """Tell what it has; how long to leave it alone then."""
+        taken = queue.take()
+        if taken.lost:
+            self._tell_lost(taken.lost)
+        observation = digest(taken.events, taken.lost, self.process, self.domain, self.gpus, time.monotonic_ns())
+        if observation is None:
+            return _BREATH_SECONDS if taken.events else _FLOOD_SECONDS
+        self._has_faulted = True
+        self.around.publish(observation)
+        return _FLOOD_SECONDS
+
+    def _tell_lost(self, lost: int) -> None:
+        if not self._lost:
+            log.warning("uvm.events_lost", pid=self.process.pid, domain=self.domain, count=lost)
+        self._lost += lost
+
+    # -- its end ---------------------------------------------------------------------------------------------------------
+
+    async def _see_off(self, pidfd: int) -> None:
+        """Returns when its work harms nobody any more."""
+        for holding in self.holdings:
+            if holding.queue is not None:
+                self._take(holding.queue)  # what it did last
+        ending = how_ended(pidfd, self.process) or self._seen_ending
+        if not self.holdings or not self.settings.hold or (ending is not None and not ending.signal):
+            return
+        began = trio.current_time()
+        if self._is_worth_holding:
+            log.info("uvm.held", pid=self.process.pid, domain=self.domain, ended=str(ending or "unknown"))
+            with trio.move_on_after(self.settings.hold_seconds):
+                while self._is_worth_holding:  # noqa: ASYNC110 who is in its domain is asked, not told
+                    await trio.sleep(_COMPANY_SECONDS)
+            log.info("uvm.released", pid=self.process.pid, seconds=round(trio.current_time() - began, 3))
+
+    @property
+    def _is_worth_holding(self) -> bool:
+        return not self._released and not self._has_faulted and self.has_company()
+
+    async def _let_go(self, holdings: list[Holding]) -> None:
+        """Closing the last descriptor of a dead client takes its work off the GPU, which can take a while: in a thread."""
+        for holding in holdings:
+            if (scope := self._listeners.pop(holding, None)) is not None:
+                scope.cancel()
+        if not holdings:
+            return
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS) as scope:
+            await trio.lowlevel.checkpoint()  # until the listeners have gone
+            await self.around.in_thread(close_all, holdings)
+        if scope.cancelled_caught:
+            close_all(holdings)  # mpsd has no thread to spare

@@ -1,0 +1,96 @@
+"""A program that stands in for a simulated client: it has the two files that show its VA space, and does as it is told.
+
+One command a line on standard input, one answer a line.  Its own `layout` is written here once more, by hand: a test that used
+mpsd's could not find it wrong.
+"""
+
+import fcntl
+import os
+import struct
+import sys
+from pathlib import Path
+
+MAGIC = 0x534D5655
+
+
+class Client:
+    """Reads and writes the page as a file: Python's mmap keeps a descriptor of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.folder = directory / "uvm"
+        self.descriptors: list[int] = []
+
+    def open(self) -> None:
+        """As cuInit does."""
+        self.folder.mkdir(exist_ok=True)
+        space, events = (self.folder / f"{os.getpid()}.{kind}" for kind in ("space", "events"))
+        for path in (space, events):
+            path.unlink(missing_ok=True)
+        self.descriptors = [os.open(space, os.O_RDWR | os.O_CREAT, 0o600)]
+        os.ftruncate(self.descriptors[0], 4096)
+        fcntl.flock(self.descriptors[0], fcntl.LOCK_EX)
+        self.write("<II", 0, MAGIC, 1)
+        os.mkfifo(events, 0o600)
+        self.descriptors.append(os.open(events, os.O_RDWR | os.O_NONBLOCK))
+
+    def register(self) -> None:
+        """As a context does."""
+        self.write("<I", 12, 1)
+
+    def write(self, layout: str, offset: int, *values: int) -> None:
+        os.pwrite(self.descriptors[0], struct.pack(layout, *values), offset)
+
+    def read(self, layout: str, offset: int) -> tuple[int, ...]:
+        return struct.unpack(layout, os.pread(self.descriptors[0], struct.calcsize(layout), offset))
+
+    def fault(self, kind: int, address: int, access: int, reason: int, count: int) -> None:
+        entry = struct.pack("<BBBBB3xQQ40x", kind, 1, access, 1, reason, address, 12345)
+        for _ in range(count):
+            try:
+                os.write(self.descriptors[1], entry)
+            except BlockingIOError:
+                self.drop()
+
+    def drop(self) -> None:
+        self.write("<Q", 16, *(count + 1 for count in self.read("<Q", 16)))
+
+    def ranges(self) -> str:
+        (count,) = self.read("<I", 24)
+        found = [self.read("<QQQ", 32 + 24 * each) for each in range(count)]
+        return " ".join(f"{base:x}+{length:x}{'s' if is_sparse else ''}" for base, length, is_sparse in found)
+
+    def close(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = []
+
+
+def answer(client: Client, words: list[str]) -> str:
+    match words:
+        case ["open" | "register" | "close" as name]:
+            getattr(client, name)()
+        case ["word", offset, value]:
+            client.write("<I", int(offset), int(value))
+        case ["fault", *numbers]:
+            client.fault(*(int(number, 0) for number in numbers))
+        case ["ranges"]:
+            return client.ranges()
+        case ["attached"]:
+            return str(client.read("<I", 8)[0])
+        case ["exec"]:
+            sys.stdout.write("ok\n")
+            sys.stdout.flush()
+            os.execv(sys.executable, [sys.executable, *sys.argv])
+        case ["exit", status]:
+            os._exit(int(status))
+    return "ok"
+
+
+def main() -> None:
+    client = Client(Path(sys.argv[1]))
+    for line in iter(sys.stdin.readline, ""):
+        print(answer(client, line.split()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What the tests of the UVM part share: a client to tell what to do, a place for observations, a space that answers as told."""
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from mpsd import processes
+from mpsd.fault import Observation
+from mpsd.model import ProcessId
+from mpsd.uvm.attachments import Attachments
+from mpsd.uvm.simulator import SimulatedDevices
+from mpsd.uvm.space import Answer, Outcome
+from mpsd.uvm.standing import UvmSettings
+
+SCRIPT = Path(__file__).with_name("fake_client.py")
+GPU = "GPU-00000000-1111-2222-3333-444444444444"
+LOW = ((0x10000, 0x1F0000), (0x200000, 0x200000))
+DONE, NOT_YET = Answer(Outcome.DONE), Answer(Outcome.NOT_YET, "invalid device (0x26)")
+
+
+class FakeClient:
+    """A process with a VA space of the simulator's kind."""
+
+    def __init__(self, directory: Path) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-S", str(SCRIPT), str(directory)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )  # fmt: skip
+        found = processes.process_id(self._child.pid)
+        assert found is not None
+        self.process: ProcessId = found
+        self.space = directory / "uvm" / f"{found.pid}.space"
+
+    def ask(self, words: str) -> str:
+        assert self._child.stdin
+        assert self._child.stdout
+        self._child.stdin.write(words + "\n")
+        return self._child.stdout.readline().strip()
+
+    def begin(self) -> "FakeClient":
+        """As after cuInit and with a context."""
+        self.ask("open")
+        self.ask("register")
+        return self
+
+    def end(self, words: str = "exit 0") -> None:
+        """By itself; collected by nobody yet."""
+        assert self._child.stdin
+        self._child.stdin.write(words + "\n")
+
+    def kill(self) -> None:
+        self._child.kill()
+
+    def wait_for_end(self) -> None:
+        """Leaves it a zombie."""
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+
+    def collect(self) -> None:
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            assert pipe
+            pipe.close()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its VA space lives: somebody has the lock."""
+        with self.space.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+
+@contextmanager
+def a_client(directory: Path) -> Iterator[FakeClient]:
+    client = FakeClient(directory)
+    try:
+        yield client
+    finally:
+        client.collect()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Real time: the kernel and another process bring it about.  The test's own deadline ends the wait."""
+    while not is_so():
+        await trio.to_thread.run_sync(os.sched_yield)
+
+
+@dataclass
+class Told:
+    """Takes observations."""
+
+    observations: list[Observation] = field(default_factory=list)
+
+    def __call__(self, observation: Observation) -> None:
+        self.observations.append(observation)
+
+    async def wait_for(self, count: int) -> None:
+        await until(lambda: len(self.observations) >= count)
+
+
+async def directly(function: Callable[..., object], *args: object) -> object:
+    """In place of a thread, where the clock is the test's: it would jump while a thread works."""
+    await trio.lowlevel.checkpoint()
+    return function(*args)
+
+
+def attachments(directory: Path, told: Told, in_thread: object = None, **settings: object) -> Attachments:
+    wanted = UvmSettings(**settings)  # type: ignore[arg-type]
+    return Attachments(wanted, SimulatedDevices(directory).open_spaces, told, in_thread)  # type: ignore[arg-type]
+
+
+@dataclass
+class FakeSpace:
+    """Answers from lists, the last answer for ever; remembers what it was asked."""
+
+    reserves: list[Answer] = field(default_factory=lambda: [DONE])
+    lays: list[Answer] = field(default_factory=lambda: [DONE])
+    number: int = 3
+    asked: list[tuple[object, ...]] = field(default_factory=list)
+
+    def attach(self) -> None:
+        return None
+
+    def reserve(self, base: int, length: int) -> Answer:
+        self.asked.append(("reserve", base, length))
+        return self.reserves.pop(0) if len(self.reserves) > 1 else self.reserves[0]
+
+    def lay_sparse(self, base: int, length: int, gpu_uuid: str) -> Answer:
+        self.asked.append(("lay", base, length, gpu_uuid))
+        return self.lays.pop(0) if len(self.lays) > 1 else self.lays[0]
+
+    def free(self, base: int, length: int) -> Answer:
+        self.asked.append(("free", base, length))
+        return DONE
+
+    def is_open_as(self, number: int) -> bool:
+        return number == self.number
+
+    def close(self) -> None:
+        self.asked.append(("close",))

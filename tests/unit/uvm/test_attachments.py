@@ -1,0 +1,399 @@
+"""Clients from their first connection to after their end: attached once, shielded as soon as can be, held as long as it helps,
+and nothing is left of them."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+import trio.testing
+
+from mpsd.fault import Source
+from mpsd.model import ProcessId
+from mpsd.uvm.attachments import Attachments, Watched
+from mpsd.uvm.space import Space, Unavailable
+from mpsd.uvm.standing import UNKNOWN, ShieldState, Standing, UvmSettings
+from tests.unit.uvm.house import GPU, FakeClient, Told, a_client, attachments, descriptors, directly, until
+
+LAID = "10000+1f0000s 200000+200000s"
+WATCHED = Standing(watched=True, shield=ShieldState.ON, shielded_bytes=0x3F0000, held=True)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[FakeClient]:
+    with a_client(tmp_path) as client:
+        yield client
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def company() -> bool:
+    return True
+
+
+def nobody() -> bool:
+    return False
+
+
+async def start(nursery: trio.Nursery, made: Attachments, client: FakeClient, has_company=company) -> None:
+    await nursery.start(made.run)
+    made.watch(client.process, "default", (GPU,), has_company)
+
+
+async def test_a_client_is_attached_and_its_fault_told_with_proof(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    made = attachments(tmp_path, told)
+    client.begin()
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        await until(lambda: made.standing(client.process) == WATCHED)
+        assert (client.ask("ranges"), client.ask("attached")) == (LAID, "1")
+        before = time.monotonic_ns()
+        client.ask("fault 3 0x7000dead0000 2 0 1")
+        client.ask("fault 6 0x7000dead0000 2 1 1")
+        await told.wait_for(1)
+        nursery.cancel_scope.cancel()
+    (seen,) = told.observations
+    assert (seen.source, seen.process, seen.domain, seen.gpu) == (Source.UVM_EVENTS, client.process, "default", GPU)
+    assert (seen.is_proof, seen.address, seen.access, seen.seen_ns > before) == (True, 0x7000DEAD0000, "write", True)
+
+
+async def test_a_flood_is_few_observations_with_a_count(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    """600 entries of one copy: the first at once, the rest together, what did not fit counted."""
+    made = attachments(tmp_path, told)
+    client.begin()
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        await until(lambda: made.standing(client.process).watched)
+        client.ask("fault 6 0x1000 1 1 1")
+        await told.wait_for(1)
+        client.ask("fault 6 0x2000 1 1 1500")
+        await told.wait_for(2)
+        nursery.cancel_scope.cancel()
+    assert [seen.address for seen in told.observations] == [0x1000, 0x2000]
+    assert "the first of 1024; 476 more were lost" in told.observations[1].text
+
+
+async def test_lost_events_are_in_the_log_once(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    made = attachments(tmp_path, told)
+    client.begin()
+    with structlog.testing.capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            await start(nursery, made, client)
+            await until(lambda: made.standing(client.process).watched)
+            for count in (1, 2):
+                client.ask("fault 6 0x2000 1 1 1500")
+                await told.wait_for(count)
+            nursery.cancel_scope.cancel()
+    assert [line["count"] for line in lines if line["event"] == "uvm.events_lost"] == [476]
+
+
+async def test_the_shield_comes_with_the_context(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    made = attachments(tmp_path, told)
+    client.ask("open")
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        await until(lambda: made.standing(client.process).shield is ShieldState.WAITING)
+        assert made.standing(client.process).watched
+        client.ask("register")
+        await until(lambda: made.standing(client.process) == WATCHED)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_context_that_comes_much_later_wakes_it(tmp_path: Path, client: FakeClient, told: Told, mock_clock) -> None:
+    """It comes by a connection: nobody has to look all the time."""
+    made = attachments(tmp_path, told, in_thread=directly)
+    client.ask("open")
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(2.5)
+        await trio.testing.wait_all_tasks_blocked()
+        client.ask("register")
+        mock_clock.jump(1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert made.standing(client.process).shield is ShieldState.WAITING
+        made.watch(client.process, "default", (GPU,), company)
+        await trio.testing.wait_all_tasks_blocked()
+        assert made.standing(client.process) == WATCHED
+        nursery.cancel_scope.cancel()
+
+
+async def test_descriptors_that_come_late_are_found(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    made = attachments(tmp_path, told)
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        await until(lambda: "not found yet" in made.standing(client.process).why)
+        client.begin()
+        await until(lambda: made.standing(client.process) == WATCHED)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_client_is_attached_once(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    made = attachments(tmp_path, told)
+    client.begin()
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        await until(lambda: made.standing(client.process) == WATCHED)
+        before = descriptors()
+        for _ in range(20):
+            made.watch(client.process, "default", (GPU,), company)
+            await trio.testing.wait_all_tasks_blocked(0.001)
+        assert (made.count, descriptors(), made.standing(client.process)) == (1, before, WATCHED)
+        nursery.cancel_scope.cancel()
+
+
+# -- its end -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_one_that_was_killed_is_held_for_its_time(tmp_path: Path, client: FakeClient, told: Told, mock_clock) -> None:
+    made, asked = attachments(tmp_path, told, in_thread=directly, hold_seconds=2.0), trio.Event()
+
+    def has_company() -> bool:
+        asked.set()
+        return True
+
+    client.begin()
+    with structlog.testing.capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            await start(nursery, made, client, has_company)
+            await until(lambda: made.standing(client.process) == WATCHED)
+            client.kill()
+            await asked.wait()
+            mock_clock.jump(1.9)
+            await trio.testing.wait_all_tasks_blocked()
+            assert (client.is_held, made.count) == (True, 1)
+            mock_clock.jump(0.2)
+            await until(lambda: made.count == 0)
+            assert not client.is_held
+            nursery.cancel_scope.cancel()
+    told_by_log = [(line["event"], line.get("ended"), line.get("seconds")) for line in lines]
+    assert told_by_log == [("uvm.held", "signal 9", None), ("uvm.released", None, 2.1)]
+
+
+@pytest.mark.parametrize("words", ["exit 0", "exit 3"])
+async def test_one_that_ends_by_itself_is_let_go_at_once(
+    tmp_path: Path, client: FakeClient, told: Told, mock_clock, words: str
+) -> None:
+    """The clock stands still."""
+    made = attachments(tmp_path, told, in_thread=directly)
+    client.begin()
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        await until(lambda: made.standing(client.process) == WATCHED)
+        client.end(words)
+        await until(lambda: made.count == 0)
+        assert not client.is_held
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("why", ["alone", "released", "faulted", "not asked for"])
+async def test_one_that_was_killed_is_let_go_at_once_where_holding_helps_nobody(
+    tmp_path: Path, client: FakeClient, told: Told, mock_clock, why: str
+) -> None:
+    made = attachments(tmp_path, told, in_thread=directly, hold=why != "not asked for")
+    client.begin()
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client, nobody if why == "alone" else company)
+        await until(lambda: made.standing(client.process).shield is ShieldState.ON)
+        if why == "released":
+            made.release(client.process)
+        if why == "faulted":
+            client.ask("fault 6 0x1000 1 1 1")
+        client.kill()
+        await until(lambda: made.count == 0)
+        assert not client.is_held
+        nursery.cancel_scope.cancel()
+    assert len(told.observations) == (why == "faulted")  # what it did last is told
+
+
+async def test_holding_ends_when_the_last_of_the_others_goes(
+    tmp_path: Path, client: FakeClient, told: Told, mock_clock
+) -> None:
+    made, others = attachments(tmp_path, told, in_thread=directly, hold_seconds=60.0), [1]
+    client.begin()
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client, lambda: bool(others))
+        await until(lambda: made.standing(client.process) == WATCHED)
+        client.kill()
+        client.wait_for_end()
+        await trio.testing.wait_all_tasks_blocked()
+        assert client.is_held
+        others.clear()
+        mock_clock.jump(0.1)
+        await until(lambda: made.count == 0)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_dying_client_s_closed_descriptors_are_not_taken_for_closed_by_it(
+    tmp_path: Path, client: FakeClient, told: Told, mock_clock
+) -> None:
+    """Its own are closed before its pidfd says so: the sweep, or a wake, in between must not let go."""
+    made = attachments(tmp_path, told, in_thread=directly)
+    client.begin()
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        await until(lambda: made.standing(client.process) == WATCHED)
+        client.kill()
+        client.wait_for_end()  # blocks everybody: nobody notices
+        made.watch(client.process, "default", (GPU,), company)
+        mock_clock.jump(1)
+        for _ in range(5):
+            await trio.testing.wait_all_tasks_blocked()
+        assert client.is_held
+        nursery.cancel_scope.cancel()
+
+
+# -- what it does meanwhile --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", ["close", "exec"])
+async def test_what_a_client_closes_is_let_go(tmp_path: Path, client: FakeClient, told: Told, mock_clock, words: str) -> None:
+    """Or the memory of a program that was replaced by another would stay on the GPU as long as that one runs."""
+    made = attachments(tmp_path, told, in_thread=directly)
+    client.begin()
+    before = descriptors()
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        await until(lambda: made.standing(client.process) == WATCHED)
+        client.ask(words)
+        client.ask("x")  # the new program answers: the old one is gone
+        assert client.is_held
+        mock_clock.jump(2.5)
+        await until(lambda: not client.is_held)
+        assert not made.standing(client.process).watched
+        client.begin()
+        made.watch(client.process, "default", (GPU,), company)
+        await until(lambda: made.standing(client.process) == WATCHED)
+        nursery.cancel_scope.cancel()
+    assert descriptors() == before
+
+
+async def test_clients_of_an_earlier_mpsd_are_attached_anew(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    """What that one laid is not touched, and known for what it is."""
+    client.begin()
+    for shield in (ShieldState.ON, ShieldState.KEPT):
+        made = attachments(tmp_path, told)
+        made.watch_all([Watched(client.process, "default", (GPU,), company)])  # before it runs
+        async with trio.open_nursery() as nursery:
+            await nursery.start(made.run)
+            await until(lambda made=made, shield=shield: made.standing(client.process).shield is shield)
+            assert made.standing(client.process).watched
+            nursery.cancel_scope.cancel()
+        assert client.ask("ranges") == LAID
+        assert client.ask("attached") == "0"
+    made.watch(client.process, "default", (GPU,), company)  # after it ran: nothing happens
+
+
+# -- where it cannot be ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_cannot_be_is_said_once(client: FakeClient, tmp_path: Path, told: Told) -> None:
+    def nothing_here(process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
+        raise Unavailable("there is no such device")
+
+    with a_client(tmp_path) as second, structlog.testing.capture_logs() as lines:
+        made = Attachments(UvmSettings(), nothing_here, told)
+        async with trio.open_nursery() as nursery:
+            await start(nursery, made, client)
+            made.watch(second.process, "default", (GPU,), company)
+            for each in (client, second):
+                await until(lambda each=each: "no such device" in made.standing(each.process).why)
+            nursery.cancel_scope.cancel()
+    assert [line["why"] for line in lines] == ["there is no such device"]
+
+
+async def test_a_bug_ends_one_watch_and_leaves_nothing(client: FakeClient, tmp_path: Path, told: Told) -> None:
+    def fails(process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
+        raise RuntimeError("a bug")
+
+    before = descriptors()
+    with structlog.testing.capture_logs() as lines:
+        made = Attachments(UvmSettings(), fails, told)
+        async with trio.open_nursery() as nursery:
+            await start(nursery, made, client)
+            await until(lambda: made.count == 0)
+            nursery.cancel_scope.cancel()
+    assert ([line["event"] for line in lines], descriptors()) == (["uvm.bug"], before)
+
+
+async def test_there_is_a_bound(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    client.begin()
+    with a_client(tmp_path) as second, a_client(tmp_path) as third, structlog.testing.capture_logs() as lines:
+        made = attachments(tmp_path, told, most=1)
+        async with trio.open_nursery() as nursery:
+            await start(nursery, made, client)
+            for each in (second, third):
+                made.watch(each.process, "default", (GPU,), company)
+                assert made.standing(each.process) == UNKNOWN
+            client.end()
+            await until(lambda: made.count == 0)
+            made.watch(second.process, "default", (GPU,), company)
+            assert made.count == 1
+            nursery.cancel_scope.cancel()
+    assert [line["event"] for line in lines] == ["uvm.full"]
+
+
+async def test_one_that_is_gone_before_anything_happened(tmp_path: Path, told: Told) -> None:
+    with a_client(tmp_path) as client:
+        process = client.process
+    made = attachments(tmp_path, told)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(made.run)
+        made.watch(process, "default", (GPU,), company)
+        await until(lambda: made.count == 0)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected", "ranges"),
+    [
+        ({"events": False, "shield": "off", "hold": False}, UNKNOWN, ""),
+        ({"events": False, "shield": "off"}, Standing(held=True), ""),
+        ({"shield": "off", "hold": False}, Standing(watched=True), ""),
+        ({"events": False}, Standing(shield=ShieldState.ON, shielded_bytes=0x3F0000, held=True), LAID),
+    ],
+)
+async def test_each_part_can_be_off(tmp_path: Path, client: FakeClient, told: Told, settings, expected, ranges: str) -> None:
+    client.begin()
+    made = attachments(tmp_path, told, **settings)
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        await until(lambda: made.standing(client.process) == expected)
+        assert (client.ask("ranges"), client.ask("attached")) == (ranges, str(int(expected.watched)))
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.deadline(60)
+async def test_a_thousand_lives_leave_nothing(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    """Cancelled at every possible step, one after the other."""
+    client.begin()
+    before = descriptors()
+    cut = sum([await live(attachments(tmp_path, told), client, number % 6) for number in range(1000)])
+    assert (descriptors(), client.ask("attached")) == (before, "0")
+    assert cut >= 500
+
+
+async def live(made: Attachments, client: FakeClient, steps: int) -> bool:
+    """Until attached, or for so many steps of work in threads; whether it was cut off."""
+
+    async def some(function, *args):
+        nonlocal steps
+        steps -= 1
+        if steps < 0:
+            scope.cancel()
+        return await directly(function, *args)
+
+    made._around = replace(made._around, in_thread=some)
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            await start(nursery, made, client)
+            await until(lambda: made.standing(client.process).shield is ShieldState.KEPT)
+            nursery.cancel_scope.cancel()
+    assert made.count == 0
+    return steps < 0
