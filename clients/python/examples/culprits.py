@@ -23,7 +23,7 @@ def main() -> None:
             if isinstance(event, Lost):
                 print(f"{event.count} are missing here", flush=True)
             else:
-                print(f"fault {event.facts['number']}: it was {name(event.facts.get("culprit"))}", flush=True)
+                print(f"fault {event.facts['number']}: it was {name(event.facts.get('culprit'))}", flush=True)
 
 
 def name(culprit: Mapping[str, Any] | None) -> str:

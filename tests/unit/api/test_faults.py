@@ -261,7 +261,7 @@ async def test_blame_is_told_to_operators_and_a_drained_gpu_to_all(tmp_path: Pat
             caller = await house.call_as(peer)
             await caller.ask("events.subscribe", topics=["blame.*", "gpu.*", "fault.*"])
             house.bus.publish("blame.convicted", {"key": "lease:1"})
-            house.bus.publish("gpu.drained", {"gpu": of_the_gpu().gpu, "fault": 3, "why": "Xid 79"})
+            house.bus.publish("gpu.drained", {"gpu": of_the_gpu().gpu, "number": 3, "xids": [79]})
             await caller.ask("health")
             await caller.ask("events.unsubscribe")
             while not any(event.params["topic"] == "gpu.drained" for event in caller.events):
