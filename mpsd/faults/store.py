@@ -20,6 +20,8 @@ from mpsd.policy.incident_text import blame_of, blame_text, incident_of, inciden
 log = structlog.get_logger()
 SCHEMA_VERSION = 1
 KEPT = 10_000
+_PAGE = 16
+_MOST_NUMBER = 2**63 - 1
 _SCHEMA = """
 CREATE TABLE incidents (number INTEGER PRIMARY KEY AUTOINCREMENT, revision INTEGER NOT NULL, began_at REAL NOT NULL,
                         domain TEXT NOT NULL, gpu TEXT NOT NULL, class TEXT NOT NULL, body TEXT NOT NULL);
@@ -79,11 +81,13 @@ class FaultStore:
         rows = self._read("SELECT body FROM incidents WHERE number = ?", (number,))
         return self._incident(rows[0][0]) if rows else None
 
-    def incidents(self, most: int, before: int | None = None) -> Sequence[Incident]:
-        """The newest first; before: with smaller numbers alone."""
-        where, values = ("WHERE number < ?", (before,)) if before is not None else ("", ())
-        rows = self._read(f"SELECT body FROM incidents {where} ORDER BY number DESC LIMIT ?", (*values, most))
-        return [self._incident(body) for (body,) in rows]
+    def incidents(self, after: int = 0) -> Iterator[Incident]:
+        """Those with larger numbers, in the order of their numbers; no more are read than are taken, by and large."""
+        return self._pages("number > ? ORDER BY number", after)
+
+    def incidents_before(self, before: int | None = None) -> Iterator[Incident]:
+        """Those with smaller numbers (None: all), the newest first, likewise."""
+        return self._pages("number < ? ORDER BY number DESC", _MOST_NUMBER if before is None else before)
 
     def unsettled(self) -> Sequence[Incident]:
         """Those that an mpsd that has gone had not finished, the oldest first."""
@@ -106,6 +110,12 @@ class FaultStore:
         row = (of.number, of.revision, of.began_at, of.domain, of.gpu, of.fault_class.value, incident_text(of))
         yield _SAVE, row
         yield _FORGET, (self._kept,)
+
+    def _pages(self, where: str, number: int) -> Iterator[Incident]:
+        """What is written meanwhile does no harm."""
+        while rows := self._read(f"SELECT number, body FROM incidents WHERE {where} LIMIT {_PAGE}", (number,)):
+            yield from (self._incident(body) for _, body in rows)
+            number = rows[-1][0]
 
     def _incident(self, body: str) -> Incident:
         return self._parsed(incident_of, body)

@@ -18,6 +18,7 @@ Pure: time is given, in seconds since the epoch.  Prose: docs/faults.md, "Blame 
 """
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -29,6 +30,7 @@ from mpsd.policy.fault_settings import FaultSettings
 MOST_CASES = 64
 MOST_KEYS = 1024  # convicted, and as many with a record
 _MOST_FAULTS = 32  # in a record
+_MOST_PARDONED = 64
 _MOST_SECONDS = 86_400.0  # of quarantine, if it is not configured to be longer
 _BLAMELESS = frozenset({FaultClass.DEVICE, FaultClass.HOST})
 
@@ -45,6 +47,7 @@ class Blame:
         self._cases = {case.number: case for case in state.cases}
         self._convictions = {each.key: each for each in state.convictions}
         self._records = {each.key: each for each in state.records}
+        self._pardoned: deque[int] = deque(maxlen=_MOST_PARDONED)  # incidents: later revisions of them convict nobody again
 
     @property
     def state(self) -> BlameState:
@@ -54,15 +57,19 @@ class Blame:
     def take(self, incident: Incident, now_at: float) -> Sequence[Change]:
         """Any revision of an incident, any number of times."""
         accused = (incident.culprit,) if incident.culprit is not None else incident.suspects
+        if incident.number in self._pardoned:
+            return ()
         if incident.fault_class in _BLAMELESS or not accused:
             return self._undo(incident.number, "")
         keys = _keys(incident, accused)
-        known = keys - {None}
+        known = frozenset(each for each in keys if each is not None)
+        if len(keys) == 1 and known and (incident.is_settled or incident.confidence is Confidence.PROVEN):
+            return self._convict(next(iter(known)), incident.number, now_at)
+        if not self._settings.quarantine:
+            return ()
         if known != keys:
-            return self._prolong(incident.number, frozenset(each for each in keys if each), now_at)
-        if len(keys) == 1 and (incident.is_settled or incident.confidence is Confidence.PROVEN):
-            return self._convict(next(iter(keys)) or "", incident.number, now_at)
-        return self._suspect(incident.number, frozenset(each for each in keys if each), now_at)
+            return self._prolong(incident.number, known, now_at)
+        return self._suspect(incident.number, known, now_at)
 
     def placement(self, key: str, now_at: float) -> str:
         """The key of the domain that it has to be placed in; empty: with everybody."""
@@ -88,6 +95,19 @@ class Blame:
             return 0.0
         whole = min(2.0 ** min(beyond, _MOST_FAULTS), self._settings.crash_pause_max)
         return max(0.0, min(whole, max(times) + whole - now_at))
+
+    def pardon(self, key: str) -> Sequence[Change]:
+        """Nothing is held against it any more."""
+        changes: list[Change] = []
+        self._pardoned.extend(number for number, _ in self._faults(key))
+        self._records.pop(key, None)
+        if (conviction := self._convictions.pop(key, None)) is not None:
+            self._pardoned.append(conviction.number)
+            changes.append(Released(key, "pardoned"))
+        if (case := self._case_of(key)) is not None:
+            self._leave_cases(frozenset({key}))
+            changes.append(Cleared(case.number, (key,), "pardoned"))
+        return tuple(changes)
 
     def decay(self, now_at: float) -> Sequence[Change]:
         """Who has been good for long enough; what is long past is forgotten."""
@@ -115,31 +135,32 @@ class Blame:
 
     def _convict(self, key: str, number: int, now_at: float) -> Sequence[Change]:
         before = self._convictions.get(key)
-        if before is not None and before.number == number:
+        if number in dict(self._faults(key)) or (before is not None and before.number == number):
             return ()
         changes = [*self._undo(number, f"{key} did it")]
+        self._keep_record(CrashRecord(key, (*self._faults(key), (number, now_at))[-_MOST_FAULTS:]))
+        if not self._settings.quarantine:
+            return (*changes, *self._bound())
         for case in [each for each in self._cases.values() if key in each.keys]:
             changes += self._close(case, f"{key} did it", but=key)
         times = before.times + 1 if before is not None else 1
         seconds = self._quarantine_seconds(times)
         self._convictions.pop(key, None)
         self._convictions[key] = Conviction(key, number, times, now_at + seconds, now_at + 2 * seconds)
-        faults = self._records[key].faults if key in self._records else ()
-        self._keep_record(CrashRecord(key, (*faults, (number, now_at))[-_MOST_FAULTS:]))
         changes.append(Convicted(key, number, times, now_at + seconds))
         return (*changes, *self._bound())
 
     def _undo(self, number: int, why: str) -> Sequence[Change]:
         """What an earlier revision of this incident did."""
         changes: list[Change] = []
+        for record in [each for each in self._records.values() if number in dict(each.faults)]:
+            self._keep_record(replace(record, faults=tuple(fault for fault in record.faults if fault[0] != number)))
         for each in [each for each in self._convictions.values() if each.number == number]:
             del self._convictions[each.key]
             if each.times > 1:
                 self._convictions[each.key] = replace(each, number=0, times=each.times - 1)
             else:
                 changes.append(Released(each.key, why or "it did not do it"))
-            record = self._records.get(each.key, CrashRecord(each.key, ()))
-            self._keep_record(replace(record, faults=tuple(fault for fault in record.faults if fault[0] != number)))
         for case in [each for each in self._cases.values() if each.number == number or (why and each.last == number)]:
             changes += self._close(case, why or "nobody is suspected any more")
         return changes
@@ -147,6 +168,9 @@ class Blame:
     def _quarantine_seconds(self, times: int) -> float:
         first = self._settings.quarantine_seconds
         return min(first * 2.0 ** min(times - 1, 64), max(first, _MOST_SECONDS))
+
+    def _faults(self, key: str) -> tuple[tuple[int, float], ...]:
+        return self._records[key].faults if key in self._records else ()
 
     def _keep_record(self, record: CrashRecord) -> None:
         self._records.pop(record.key, None)
@@ -164,12 +188,12 @@ class Blame:
         changes: list[Change] = []
         if wide is None:
             self._leave_cases(keys)
-            case = Case(number, number, 0, 0, self._split(keys), until)
+            case = Case(number, number, 0, 0, self._split(keys), until, now_at)
         else:
             cleared = wide.keys - keys
             self._leave_cases(keys - wide.keys)
             rounds = wide.rounds + (said is None)
-            case = Case(wide.number, number, rounds, wide.version + 1, self._split(keys), until)
+            case = Case(wide.number, number, rounds, wide.version + 1, self._split(keys), until, wide.since)
             if cleared:
                 changes.append(Cleared(wide.number, tuple(sorted(cleared)), "others faulted without them"))
         self._cases.pop(case.number, None)

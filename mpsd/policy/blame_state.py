@@ -12,6 +12,7 @@ class Case:
 
     number: of the incident that began it.  last: of the last incident.  rounds: how often its suspects were narrowed down.
     version: how often they were split; a group of an earlier version may still have clients.  until: then they are cleared.
+    since: of the first fault.
     """
 
     number: int
@@ -20,6 +21,7 @@ class Case:
     version: int
     groups: tuple[tuple[str, ...], ...]
     until: float
+    since: float
 
     @property
     def keys(self) -> frozenset[str]:

@@ -29,7 +29,7 @@ EMPTY = Incident(
     2, 1, 0, 0.0, False, FaultClass.UNKNOWN, "", "", None, Confidence.UNKNOWN, (), (), None, "", "", None, (), (),
 )  # fmt: skip
 STATE = BlameState(
-    (Case(1, 2, 3, 4, (("a", "b"), (), ("c",)), 5.5),),
+    (Case(1, 2, 3, 4, (("a", "b"), (), ("c",)), 5.5, 1.25),),
     (Conviction("lease:7", 1, 2, 3.25, 4.0), Conviction("x", 0, 1, 1.0, 2.0, True)),
     (CrashRecord("lease:7", ((1, 0.5), (2, 1.5))), CrashRecord("y", ())),
 )
@@ -58,7 +58,7 @@ def test_what_was_written_is_there_for_the_next(path):
     assert store.save_with_blame(FULL, STATE)
     assert store.save(EMPTY)
     again = FaultStore(path)
-    assert again.incidents(10) == [EMPTY, FULL]
+    assert list(again.incidents()) == [FULL, EMPTY]
     assert (again.incident(1), again.incident(2), again.incident(3)) == (FULL, EMPTY, None)
     assert again.unsettled() == [EMPTY]
     assert again.blame() == STATE
@@ -66,7 +66,7 @@ def test_what_was_written_is_there_for_the_next(path):
 
 def test_nothing_is_there_at_first(path):
     store = FaultStore(path)
-    assert (store.incidents(10), store.blame(), store.next_number()) == ([], BlameState(), 1)
+    assert (list(store.incidents()), store.blame(), store.next_number()) == ([], BlameState(), 1)
 
 
 def test_the_newest_revision_is_kept(path):
@@ -74,22 +74,43 @@ def test_the_newest_revision_is_kept(path):
     newer = replace(FULL, revision=4, deeds=())
     for each in (FULL, newer, FULL):
         assert store.save(each)
-    assert store.incidents(10) == [newer]
+    assert list(store.incidents()) == [newer]
 
 
-def test_pages_of_incidents(path):
-    store = FaultStore(path)
-    for number in range(1, 8):
+def test_incidents_in_both_directions(path):
+    """More than are read at once, while others are written and removed."""
+    store = FaultStore(path, kept=100)
+    for number in range(1, 51):
         store.save(replace(EMPTY, number=number))
-    assert [each.number for each in store.incidents(3)] == [7, 6, 5]
-    assert [each.number for each in store.incidents(3, before=5)] == [4, 3, 2]
+    assert numbers(store.incidents()) == [*range(1, 51)]
+    assert numbers(store.incidents(47)) == [48, 49, 50]
+    assert numbers(store.incidents_before()) == [*range(50, 0, -1)]
+    assert numbers(store.incidents_before(4)) == [3, 2, 1]
+    taken = []
+    for each in store.incidents_before(40):
+        taken.append(each.number)
+        store.save(replace(EMPTY, number=max(50, 100 + each.number)))
+    assert taken == [*range(39, taken[-1] - 1, -1)]
+
+
+def test_no_more_are_read_than_are_taken(path):
+    store, statements = FaultStore(path), []
+    for number in range(1, 101):
+        store.save(replace(EMPTY, number=number))
+    store.watch_statements(statements.append)
+    assert next(store.incidents_before()).number == 100
+    assert len(statements) == 1
+
+
+def numbers(incidents):
+    return [each.number for each in incidents]
 
 
 def test_only_the_last_are_kept_and_no_number_comes_again(path):
     store = FaultStore(path, kept=5)
     for number in range(1, 21):
         store.save(replace(EMPTY, number=number))
-    assert [each.number for each in store.incidents(100)] == [20, 19, 18, 17, 16]
+    assert numbers(store.incidents()) == [16, 17, 18, 19, 20]
     store._db.execute("DELETE FROM incidents")
     assert FaultStore(path).next_number() == 21
 
@@ -137,7 +158,7 @@ def test_many_incidents_in_a_random_order(path):
         store.save(each)
         if each.number not in newest or each.revision > newest[each.number]:
             newest[each.number] = each.revision
-    assert {each.number: each.revision for each in store.incidents(100)} == newest
+    assert {each.number: each.revision for each in store.incidents()} == newest
 
 
 def test_it_is_private(path):
@@ -152,7 +173,7 @@ def test_what_cannot_be_written_is_said_and_mpsd_goes_on(path):
     store._db.execute("PRAGMA query_only=1")  # as a full disk would
     assert not store.save(EMPTY)
     assert not store.save_blame(STATE)
-    assert store.incidents(10) == [FULL]
+    assert list(store.incidents()) == [FULL]
 
 
 def test_another_version_is_refused(path):
@@ -175,4 +196,4 @@ def test_a_damaged_row_is_refused(path, body):
     store.save(FULL)
     store._db.execute("UPDATE incidents SET body = ?", (body,))
     with pytest.raises(UnusablePath, match="cannot read"):
-        store.incidents(1)
+        next(store.incidents())

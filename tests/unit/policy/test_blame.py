@@ -242,12 +242,33 @@ def test_crash_loops_are_slowed_down(faults, later, pause):
     assert blame.pause(key("x"), 1000.0 + later) == 0.0  # suspicion slows nobody down
 
 
-def test_without_quarantine_nobody_is_placed_apart():
-    blame = Blame(replace(SETTINGS, quarantine=False))
-    blame.take(proven(1, "a"), 0.0)
-    blame.take(incident(2, "bc"), 0.0)
-    assert apart(blame, "a", "b", "c") == {""}
-    assert [each.key for each in blame.state.convictions] == [key("a")]
+def test_without_quarantine_nobody_is_convicted_or_placed_apart():
+    """What was decided before is kept, and in force when it is on again.  Crash loops are another setting."""
+    blame = Blame(SETTINGS)
+    blame.take(proven(1, "z"), 0.0)
+    blame = Blame(replace(SETTINGS, quarantine=False), blame.state)
+    for number in (2, 3, 4):
+        assert blame.take(proven(number, "a"), 0.0) == ()
+    assert blame.take(incident(5, "bc"), 0.0) == ()
+    assert apart(blame, "a", "b", "c", "z") == {""}
+    assert blame.pause(key("a"), 0.0) == 1.0
+    assert convicted(Blame(SETTINGS, blame.state)) == {"z"}
+
+
+def test_a_pardon_ends_everything_at_once():
+    blame = Blame(SETTINGS)
+    for number in (1, 2, 3):
+        blame.take(proven(number, "a"), 0.0)
+    blame.take(incident(4, "bc"), 0.0)
+    assert blame.pardon(key("a")) == (Released(key("a"), "pardoned"),)
+    assert blame.pardon(key("b")) == (Cleared(4, (key("b"),), "pardoned"),)
+    assert (blame.pause(key("a"), 0.0), apart(blame, "a", "b")) == (0.0, {""})
+    assert suspected(blame) == {"c"}
+    blame.take(proven(3, "a", settled=True), 1.0)  # no news: the same fault
+    assert apart(blame, "a") == {""}
+    blame.take(proven(5, "a"), 2.0)
+    assert (convicted(blame), blame.state.convictions[0].times) == ({"a"}, 1)
+    assert blame.pardon(key("nobody")) == ()
 
 
 def test_one_that_is_given_the_state_goes_on():
