@@ -164,6 +164,10 @@ struct bad_access {
 };
 void fault_access(CUcontext context, CUdeviceptr address, unsigned access, bool is_copy); /* worker only */
 
+/* coredump.c */
+void coredump_culprit(enum fault_class fault); /* we do it now; before the server is told */
+void coredump_heard(enum fault_class fault);   /* we lose our work by it; listener only: returns when the dump is there */
+
 /* uvm_space.c */
 void space_open(void);     /* in cuInit; without it all goes on as on a machine that has no UVM */
 void space_register(void); /* a context is there */

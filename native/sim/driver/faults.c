@@ -50,6 +50,7 @@ static void finish(CUcontext context, enum fault_class fault, const char *detail
 
 static void raise_with(CUcontext context, enum fault_class fault, const char *detail)
 {
+	coredump_culprit(fault);
 	begin(context, fault, detail);
 	finish(context, fault, detail);
 }

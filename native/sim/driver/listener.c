@@ -75,6 +75,7 @@ static void hear(int fd, struct link_packet *packet)
 	if (rc == 0 && packet->fd >= 0)
 		close(packet->fd);
 	if (rc == 0 && packet->head.kind == LINK_FAULTED) {
+		coredump_heard((enum fault_class)packet->head.flags);
 		failed(fd, packet->head.status);
 	} else if (rc < 0 && rc != -ETIMEDOUT) {
 		forget(fd);

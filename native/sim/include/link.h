@@ -42,7 +42,7 @@ struct link_head {
 	int32_t context; /* 0: the process itself */
 	int32_t status;  /* a CUresult, or what the kind says */
 	uint32_t size;   /* of the payload */
-	uint32_t flags;
+	uint32_t flags;  /* of FAULTED: enum fault_class, 0 if of none */
 };
 
 struct link_limit { /* as given: a device is named by ordinal or UUID and not checked */
@@ -74,9 +74,12 @@ struct link_client { /* one row of the ANSWER to GET_CLIENTS, whose flags say fr
 	char command[64];
 };
 
+#define LINK_ENDLESS_NS (1ull << 45) /* half a day: so that a queue of them has a sum */
+
 struct link_page { /* shared by one context and its server: the client writes, the server reads */
 	_Atomic uint64_t kernel_started_ns; /* 0: idle */
-	_Atomic uint64_t kernel_needs_ns;   /* UINT64_MAX: endless */
+	_Atomic uint64_t kernel_needs_ns;   /* at most LINK_ENDLESS_NS */
+	_Atomic uint64_t queued_needs_ns;   /* of the kernels behind it */
 	_Atomic int32_t space_pid;          /* names its files in MPSD_SIM_DIR/uvm; 0: it has none */
 };
 

@@ -56,6 +56,7 @@ static void doom(struct connection *client, const struct course *course, uint64_
 	bool late = course == &courses[FAULT_TRAP] && rand() % TRAP_LATE_ONE_IN == 0;
 	uint64_t others_ns = after(start, course->others_ms + spread + (late ? TRAP_LATE_MS : 0));
 
+	client->fail_class = (unsigned)(course - courses);
 	client->fail_code = is_culprit ? course->culprit_code : course->others_code;
 	client->fail_ns = is_culprit ? after(start, course->culprit_ms) : others_ns;
 	client->late_code = client->fail_code ? 0 : course->others_code;
@@ -178,7 +179,9 @@ void fault_client_gone(struct server *server)
 
 static void tell(struct connection *client)
 {
-	link_send(client->fd, LINK_FAULTED, (struct link_head){ .status = client->fail_code }, NULL, 0, LINK_NO_FD);
+	struct link_head head = { .status = client->fail_code, .flags = client->fail_class };
+
+	link_send(client->fd, LINK_FAULTED, head, NULL, 0, LINK_NO_FD);
 	client->fail_ns = client->late_code ? client->late_ns : 0;
 	client->fail_code = client->late_code;
 	client->late_code = 0;

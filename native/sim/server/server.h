@@ -24,7 +24,7 @@ struct connection {
 	char command[64];
 	struct link_page *page;
 	pid_t space_pid;        /* once it has gone: names its address space; 0: it had none */
-	uint64_t kernel_end_ns; /* of that in which it died; UINT64_MAX: endless */
+	uint64_t work_end_ns;   /* when what it left behind is done; 0: it left nothing */
 	int refusal;        /* the CUresult that answers it; 0: it is accepted */
 	uint64_t answer_ns; /* when; 0: done */
 	struct link_settings terms; /* what holds for its process: that of the moment in which the process came */
@@ -33,6 +33,7 @@ struct connection {
 	bool doomed;        /* it was here when the fault happened */
 	bool in_reset;      /* it is the one that faulted */
 	int fail_code;      /* 0: tell it that all is well */
+	unsigned fail_class; /* enum fault_class, of whatever it loses its work by */
 	uint64_t fail_ns;   /* when to tell it fail_code; 0: nothing to tell */
 	int late_code;      /* what to tell it after that; 0: nothing */
 	uint64_t late_ns;
@@ -44,7 +45,7 @@ struct held { /* it died in the middle of a kernel, and somebody keeps its addre
 	pid_t pid; /* 0: free */
 	pid_t space_pid;
 	unsigned gpu;
-	uint64_t end_ns; /* of the kernel; UINT64_MAX: never */
+	uint64_t end_ns; /* of its work */
 };
 
 struct server {
