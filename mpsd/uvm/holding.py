@@ -87,7 +87,7 @@ def look(process: ProcessId, pidfd: int, have: Sequence[Holding], open_spaces: O
     lost = closed if closed and processes.is_alive(process) else []
     known = [holding.space for holding in have if holding not in lost]
     try:
-        return Look(lost, [Holding(space) for space in open_spaces(process, pidfd, known)])
+        return Look(lost, tuple(Holding(space) for space in open_spaces(process, pidfd, known)))
     except Unavailable as exc:
         return Look(lost, why=str(exc))
 

@@ -71,6 +71,7 @@ class Watch:
     _released: bool = False
     _has_faulted: bool = False
     _seen_ending: Ending | None = None
+    _is_refused: bool = False  # there is no use in looking again before it wakes us
     _why: str = "its descriptors were not found yet"
     _lost: int = 0
 
@@ -141,7 +142,7 @@ class Watch:
     def _patience(self, age_seconds: float) -> float:
         """Until the next attempt, if nothing wakes us before; the age is since something happened."""
         layings = [holding.laying for holding in self.holdings if holding.laying is not None]
-        if self._is_attached and all(laying.is_done for laying in layings):
+        if self._is_refused or (self._is_attached and all(laying.is_done for laying in layings)):
             return math.inf
         if age_seconds < _EAGER_FOR_SECONDS:
             return _EAGER_SECONDS
@@ -163,6 +164,7 @@ class Watch:
             if holding.queue is not None and holding not in self._listeners:
                 self._listeners[holding] = trio.CancelScope()
                 life.start_soon(self._listen, holding.queue, self._listeners[holding])
+        self._is_refused = bool(found.why) and not self.holdings
         self._why = found.why or ("" if self._is_attached else "its descriptors were not found yet")
         for why in dict.fromkeys([found.why, *(holding.why for holding in self.holdings)]):
             if why:

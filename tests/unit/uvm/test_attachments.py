@@ -230,25 +230,6 @@ async def test_holding_ends_when_the_last_of_the_others_goes(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_dying_client_s_closed_descriptors_are_not_taken_for_closed_by_it(
-    tmp_path: Path, client: FakeClient, told: Told, mock_clock
-) -> None:
-    """Its own are closed before its pidfd says so: the sweep, or a wake, in between must not let go."""
-    made = attachments(tmp_path, told, in_thread=directly)
-    client.begin()
-    async with trio.open_nursery() as nursery:
-        await start(nursery, made, client)
-        await until(lambda: made.standing(client.process) == WATCHED)
-        client.kill()
-        client.wait_for_end()  # blocks everybody: nobody notices
-        made.watch(client.process, "default", (GPU,), company)
-        mock_clock.jump(1)
-        for _ in range(5):
-            await trio.testing.wait_all_tasks_blocked()
-        assert client.is_held
-        nursery.cancel_scope.cancel()
-
-
 # -- what it does meanwhile --------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,90 @@
+"""What a client has opened and closed since mpsd looked last; and that its death is not taken for closing."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from mpsd import processes
+from mpsd.uvm.descriptors import ProcessEnded
+from mpsd.uvm.holding import Holding, Look, close_all, look
+from mpsd.uvm.simulator import SimulatedDevices
+from mpsd.uvm.space import Queue, Unavailable
+from mpsd.uvm.standing import ShieldState, UvmSettings
+from tests.unit.uvm.house import GPU, FakeClient, FakeSpace, a_client
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[FakeClient]:
+    with a_client(tmp_path) as client:
+        yield client.begin()
+
+
+def look_at(client: FakeClient, have: Sequence[Holding] = ()) -> Look:
+    pidfd = processes.open_pidfd(client.process)
+    assert pidfd is not None
+    try:
+        return look(client.process, pidfd, have, SimulatedDevices(client.space.parent.parent).open_spaces)
+    finally:
+        os.close(pidfd)
+
+
+def test_nothing_new(client: FakeClient) -> None:
+    have = look_at(client).found
+    assert len(have) == 1
+    assert look_at(client, have) == Look([])
+    close_all(have)
+
+
+def test_what_was_closed_and_opened_again(client: FakeClient) -> None:
+    before = look_at(client).found
+    client.ask("close")
+    client.ask("open")
+    after = look_at(client, before)
+    assert (after.lost, len(after.found)) == ([*before], 1)
+    close_all([*before, *after.found])
+
+
+def test_what_death_closed_is_not_lost(client: FakeClient) -> None:
+    """Its own descriptors are gone before its pidfd says so: were ours closed then, nothing would be held for its work."""
+    have = look_at(client).found
+    client.kill()
+    client.wait_for_end()
+    assert not have[0].is_still_open
+    assert look_at(client, have) == Look([])
+    assert client.is_held
+    close_all(have)
+
+
+def test_of_one_that_has_gone(client: FakeClient) -> None:
+    pidfd = processes.open_pidfd(client.process)
+    assert pidfd is not None
+    client.collect()
+    with pytest.raises(ProcessEnded):
+        look(client.process, pidfd, (), SimulatedDevices(client.space.parent.parent).open_spaces)
+    os.close(pidfd)
+
+
+class Deaf(FakeSpace):
+    """There is no tools device; the rest works."""
+
+    def attach(self) -> Queue | None:
+        raise Unavailable("no tools device")
+
+
+def test_one_that_cannot_be_listened_to_may_still_have_a_shield(client: FakeClient) -> None:
+    holding = Holding(Deaf())
+    holding.attach(client.process, (GPU,), UvmSettings())
+    assert holding.laying is not None
+    holding.laying.attempt()
+    assert (holding.queue, holding.why, holding.laying.state) == (None, "no tools device", ShieldState.ON)
+
+
+def test_the_second_descriptor_is_held_and_nothing_else(client: FakeClient) -> None:
+    space = FakeSpace()
+    holding = Holding(space)
+    holding.attach(client.process, (GPU,), UvmSettings())
+    assert (holding.is_space, holding.laying, space.asked) == (False, None, [])
+    holding.close()
+    assert space.asked == [("close",)]
