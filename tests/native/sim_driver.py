@@ -11,6 +11,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from ctypes import byref, c_char, c_char_p, c_float, c_int, c_size_t, c_uint64, c_void_p
 from typing import Any, NoReturn
 
@@ -160,6 +161,18 @@ def overrun() -> None:
         whole=count_wrong(kernels["check"], memory.value, 1024),
         copied=cuda.cuCtxSynchronize(),
     )
+
+
+def die_in_queue(*milliseconds: str) -> None:
+    """Launches a kernel of each length when its stdin ends, and dies while the first runs."""
+    kernels, memory = start(), c_uint64()
+    call("cuMemAlloc_v2", byref(memory), c_size_t(8))
+    say(event="ready")
+    sys.stdin.read()
+    for each in milliseconds:
+        launch(kernels["spin"], memory.value, int(each) * 1755000)
+    time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def misuse() -> None:

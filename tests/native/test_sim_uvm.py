@@ -1,6 +1,8 @@
 """The simulator's UVM: who can see a fault, what a range takes, and what a held address space puts off."""
 
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon, needs_root  # noqa: F401
 from tests.native.sim_machine import Client, Machine, eventually, open_machine
 from tests.native.sim_space import FATAL_FAULT, GPU_FAULT, Space
-from tests.native.test_sim_driver import drive
+from tests.native.test_sim_driver import DRIVER, drive
 
 HOLE, READ_ONLY = 1, 3
 READ, WRITE, ATOMIC = 1, 2, 3
@@ -201,6 +203,40 @@ def test_letting_go_of_work_that_runs_is_what_kills_the_others(mps: Machine, arg
     space.close()
     assert victim.end()["code"] == 700
     eventually(lambda: mps.xids() and f"31, pid={server}," in mps.xids()[0])
+
+
+def dies_in_queue(mps: Machine, *milliseconds: str) -> Space:
+    """Holds what it left: a kernel of each length, of which the first runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", DRIVER, "die_in_queue", *milliseconds],
+        env=mps.library_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    mps.started.append(process)
+    culprit = Client(process)
+    culprit.wait_for("ready")
+    space = Space(culprit)
+    culprit.open_gate()
+    process.wait()
+    return space
+
+
+def test_work_that_was_queued_is_waited_for_too(mps: Machine) -> None:
+    victim = ready(mps, "counter", "--seconds", "20")
+    with dies_in_queue(mps, "50", "600000"):
+        time.sleep(0.2)  # the first kernel is over
+        assert mps.ask(f"get_server_status {mps.server()}") == "ACTIVE\n"
+    assert victim.end()["code"] == 700
+
+
+def test_a_queue_that_is_done_harms_nobody(mps: Machine) -> None:
+    victim = ready(mps, "counter", "--seconds", "1.5")
+    with dies_in_queue(mps, "100", "200", "100"):
+        assert files(mps)
+        eventually(lambda: len(files(mps)) == 2)  # those of the victim: nothing is waited for any more
+    assert victim.end()["event"] == "end"
 
 
 @pytest.mark.parametrize("mode", ["killed", "killed_hang"])

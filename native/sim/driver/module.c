@@ -76,6 +76,13 @@ SIM_EXPORT CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const 
 	return CUDA_ERROR_NOT_FOUND;
 }
 
+static uint64_t needs_ns(const struct work *work)
+{
+	uint64_t needs = work->launch.kernel->needs_ns ? work->launch.kernel->needs_ns(work) : 0;
+
+	return needs < LINK_ENDLESS_NS ? needs : LINK_ENDLESS_NS;
+}
+
 /* While a kernel runs its server can see for how long yet: dying in a long one harms the others. */
 static void run_kernel(CUcontext context, struct work *work)
 {
@@ -83,7 +90,8 @@ static void run_kernel(CUcontext context, struct work *work)
 	struct link_page *page = context->link.page;
 
 	if (page) {
-		page->kernel_needs_ns = kernel->needs_ns ? kernel->needs_ns(work) : 0;
+		page->kernel_needs_ns = needs_ns(work);
+		page->queued_needs_ns -= needs_ns(work);
 		page->kernel_started_ns = machine_now_ns();
 	}
 	if (machine_self()->faulted & 1u << context->gpu && !driver.mps)
@@ -92,6 +100,24 @@ static void run_kernel(CUcontext context, struct work *work)
 		kernel->run(context, work);
 	if (page)
 		page->kernel_started_ns = 0;
+}
+
+/* What waits in the queue goes on when its process dies, as long as its address space is there: the server counts it. */
+static CUresult launch(const struct work *work, CUstream stream)
+{
+	CUcontext context;
+	CUresult rc = context_current(&context);
+	struct link_page *page;
+
+	if (rc != CUDA_SUCCESS)
+		return rc;
+	page = context->link.page;
+	if (page)
+		page->queued_needs_ns += needs_ns(work);
+	rc = queue_do(work, stream, false);
+	if (rc != CUDA_SUCCESS && page)
+		page->queued_needs_ns -= needs_ns(work);
+	return rc;
 }
 
 SIM_EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
@@ -111,7 +137,7 @@ SIM_EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned
 	work.launch.block = (unsigned)block;
 	for (unsigned i = 0; i < f->kernel->parameters; i++)
 		memcpy(&work.launch.values[i], kernelParams[i], sizeof(uint64_t));
-	return queue_do(&work, hStream, false);
+	return launch(&work, hStream);
 }
 
 static void run_call(CUcontext context, struct work *work)

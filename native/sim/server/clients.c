@@ -126,15 +126,20 @@ void client_new(struct server *server, const struct link_packet *said)
 	server->count++;
 }
 
-/* A process that dies in the middle of a long kernel takes the others along; up to 12 ms none did.  That of a frozen process
+/* When the work that it was given ends by itself; 0: it has none. */
+static uint64_t work_end_ns(const struct link_page *page)
+{
+	uint64_t started = page ? page->kernel_started_ns : 0;
+
+	return started ? started + page->kernel_needs_ns + page->queued_needs_ns : 0;
+}
+
+/* A process that dies in the middle of a long kernel takes the others along; up to 12 ms none did.  The work of a frozen process
  * ends all the same, though nobody takes note of it. */
 static bool died_in_kernel(const struct connection *client)
 {
-	uint64_t started = client->page ? client->page->kernel_started_ns : 0;
-	uint64_t needs = client->page ? client->page->kernel_needs_ns : 0;
-
-	return started && !client->bye && !client->terminated && needs > LONG_KERNEL_MS * 1000000ull &&
-	       machine_now_ns() - started < needs;
+	return client->page && !client->bye && !client->terminated &&
+	       client->page->kernel_needs_ns > LONG_KERNEL_MS * 1000000ull && machine_now_ns() < work_end_ns(client->page);
 }
 
 /* Whoever keeps its address space puts the consequences off: perhaps there will be none. */
@@ -146,13 +151,6 @@ static void die(struct server *server, const struct connection *client)
 		fault_begin(server, client, FAULT_KILLED, "channel error");
 }
 
-static uint64_t kernel_end(const struct link_page *page)
-{
-	uint64_t started = page->kernel_started_ns, needs = page->kernel_needs_ns;
-
-	return needs > UINT64_MAX - started ? UINT64_MAX : started + needs;
-}
-
 static void client_gone(struct server *server, struct connection *client)
 {
 	bool killed = !server->fault && client->context && died_in_kernel(client);
@@ -161,7 +159,7 @@ static void client_gone(struct server *server, struct connection *client)
 	close(client->fd);
 	client->fd = -1;
 	client->space_pid = client->page ? client->page->space_pid : 0;
-	client->kernel_end_ns = killed ? kernel_end(client->page) : 0;
+	client->work_end_ns = work_end_ns(client->page);
 	if (client->page)
 		munmap(client->page, 4096);
 	client->page = NULL;

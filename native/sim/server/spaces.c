@@ -54,7 +54,7 @@ void space_hold(struct server *server, const struct connection *client)
 {
 	for (unsigned i = 0; i < SERVER_HELD; i++)
 		if (!server->held[i].pid) {
-			server->held[i] = (struct held){ client->pid, client->space_pid, client->gpu, client->kernel_end_ns };
+			server->held[i] = (struct held){ client->pid, client->space_pid, client->gpu, client->work_end_ns };
 			return;
 		}
 	fault_begin(server, client, FAULT_KILLED, "channel error"); /* no room to wait */
