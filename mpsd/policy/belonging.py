@@ -30,8 +30,10 @@ def may_concern(dossier: Dossier, seen: Observation) -> bool:
 
 
 def may_be_of(dossier: Dossier, seen: Observation) -> bool:
-    """An observation of its domain."""
+    """An observation of its domain, while that had the same servers."""
     if dossier.recovered_ns is not None and seen.seen_ns > dossier.recovered_ns + FRESH_NS:
+        return False
+    if dossier.renewed_ns is not None and seen.seen_ns <= dossier.renewed_ns:
         return False
     is_broken = dossier.has_ended_server and dossier.recovered_ns is None and not dossier.is_settled
     if is_broken and not is_proof(seen) and seen.source not in BESIDE:

@@ -29,9 +29,9 @@ AtOf = Callable[[int], float]
 class Dossier:
     """Guards that whoever a proof has named stays named, that a verdict rests on those who were there at the time, and bounds.
 
-    first_ns, last_ns: of what tells of the fault.  heard_ns: when evidence last came in.  recovered_ns: when its domain had
-    fresh servers.  named: whom the first proof convicted.  is_certain: it was known who was there.  others: the culprits of
-    faults in the same domain at the same time.
+    first_ns, last_ns: of what tells of the fault.  heard_ns: when evidence last came in.  renewed_ns, recovered_ns: when its
+    domain had fresh servers, before the fault and after it.  named: whom the first proof convicted.  is_certain: it was known
+    who was there.  others: the culprits of faults in the same domain at the same time.
     """
 
     number: int
@@ -43,6 +43,7 @@ class Dossier:
     is_certain: bool = True
     last_ns: int = 0
     recovered_ns: int | None = None
+    renewed_ns: int | None = None
     named: ProcessId | None = None
     is_settled: bool = False
     has_ended_server: bool = False

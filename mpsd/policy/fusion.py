@@ -196,6 +196,7 @@ class Fusion:
         if len(self._dossiers) >= MOST_OPEN:
             self._give_up_one()
         renewed_ns = self._renewed.get(seen.domain)
+        is_of_old = renewed_ns is not None and seen.seen_ns <= renewed_ns
         is_device = is_of_device(seen)
         dossier = Dossier(
             self._next,
@@ -206,7 +207,8 @@ class Fusion:
             heard_ns=now_ns,
             is_device=is_device,
             is_certain=self._knows_who_was_there(seen, now_ns),
-            recovered_ns=renewed_ns if renewed_ns is not None and seen.seen_ns <= renewed_ns else None,
+            recovered_ns=renewed_ns if is_of_old else None,
+            renewed_ns=None if is_of_old else renewed_ns,
         )
         self._next += 1
         self._dossiers[dossier.number] = dossier

@@ -166,6 +166,14 @@ def test_what_was_seen_before_servers_were_renewed_is_of_the_old_ones():
     assert (room.one.suspects, room.one.xids) == ((A, B), (13, 43))
 
 
+def test_what_was_seen_before_servers_were_renewed_is_not_of_the_new_ones():
+    """All else of the first fault was lost, and its only trace comes during the second, less than two seconds after."""
+    room = Room().recover(500).hear(server_log(1900, present=(A,)))
+    before = room.one
+    room.hear(server_log(200, present=(A,)), late_ms=1800)
+    assert (room.incidents[1], room.incidents[2].confidence) == (before, UNKNOWN)
+
+
 def test_a_late_first_word_of_a_fault_accuses_nobody():
     """Who is there when it comes need not have been there."""
     room = Room().recover(500).hear(xid(13, 400, present=(C,)), late_ms=300)
