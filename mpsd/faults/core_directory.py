@@ -23,6 +23,7 @@ from pathlib import Path
 
 from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.faults.core_file import CoreFile, parse_core
+from mpsd.faults.file_writers import FileId
 
 MODE, KEPT_MODE = 0o1733, 0o711
 _KEPT = "kept"
@@ -45,6 +46,7 @@ class Dump:
     core: CoreFile | None
     why: str = ""
     kept_as: str = ""
+    file: FileId = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class CoreDirectory:
                 return None  # its writer may open it again
             why = str(exc)
         kept_as = self._put_away(name, int(found.st_ctime), core is not None and core.has_exception)
-        return Dump(name, int(matched[1]), found.st_uid, age_seconds, core, why, kept_as)
+        return Dump(name, int(matched[1]), found.st_uid, age_seconds, core, why, kept_as, (found.st_dev, found.st_ino))
 
     def _put_away(self, name: str, seconds: int, is_worth_keeping: bool) -> str:
         """Where it is kept; "" where it is not."""

@@ -1,9 +1,9 @@
 """CUDA core dumps of clients as a source: who did it, of SM exceptions, and who did not.
 
-A dump is its writer's own word.  A user can make one up, so it counts only against or for a client of the user whose file it
-is.  Which client: the one that the name says, by the pid that it has in its own pid namespace; where that names none or two,
-nobody.
-Prose: docs/faults.md, "Core dumps".
+A dump is its writer's own word: anybody can make one up.  So it counts only against or for a client of the user whose file it
+is, and only for the one that wrote it, as the kernel says (file_writers.py).  Where the kernel does not say (without root), it
+is the one that the file's name means, by the pid that it has in its own pid namespace; where that is none or two, nobody.  A
+client can still accuse or clear itself with a false one.  Prose: docs/faults.md, "Core dumps".
 """
 
 import time
@@ -20,6 +20,7 @@ from mpsd.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
 from mpsd.faults.core_directory import CoreDirectory, Dump
 from mpsd.faults.core_file import CoreFile, GpuException
 from mpsd.faults.exceptions import DEVICE_EXCEPTIONS, MMU_EXCEPTIONS
+from mpsd.faults.file_writers import FileWriters
 from mpsd.model import ProcessId
 
 log = structlog.get_logger()
@@ -65,6 +66,7 @@ class CoreDumps:
         self._kept = kept
         self._total_bytes = total_bytes
         self._inside: OrderedDict[ProcessId, int] = OrderedDict()
+        self._writers: FileWriters | None = None
 
     def meet(self, process: ProcessId) -> None:
         """To be called while it lives: by then it can be asked what it calls itself."""
@@ -87,11 +89,14 @@ class CoreDumps:
             directory.close()
             self._give_up(str(exc))
             return
+        self._writers = self._open_writers()
         self.absent = ""
         try:
             await self._follow(directory, watch, publish)
         finally:
             self.absent = "stopped"
+            if self._writers is not None:
+                self._writers.close()
             watch.close()
             directory.close()
 
@@ -100,6 +105,8 @@ class CoreDumps:
         while True:
             began = trio.current_time()
             dumps = await trio.to_thread.run_sync(directory.look, closed)  # not abandoned: it uses the descriptors
+            if self._writers is not None:
+                self._writers.drain()  # whatever was written: the kernel's queue is bounded
             self._tell(dumps, publish)
             # As long again for everybody else, whoever sends us files: parsing holds the interpreter's lock.
             await trio.sleep(trio.current_time() - began)
@@ -121,10 +128,21 @@ class CoreDumps:
 
     def _owner(self, dump: Dump) -> ProcessId | None:
         clients = list(self._clients_of(dump.uid))
+        if self._writers is not None:
+            pids = self._writers.take(dump.file)
+            written = (process for process in clients if {process.pid} == pids)
+            return max(written, key=lambda process: process.start_time, default=None)
         for process in clients:
             if process not in self._inside:
                 self.meet(process)
         return find_owner(dump.pid, clients, self._inside)
+
+    def _open_writers(self) -> FileWriters | None:
+        try:
+            return FileWriters(self._path)
+        except OSError as exc:
+            log.info("faults.core_dumps_by_name", why=exc.strerror, effect="whose a dump is, its name says")
+            return None
 
     def _give_up(self, why: str) -> None:
         self.absent = why

@@ -1,5 +1,6 @@
 """Core dumps as a source: whom they accuse, whom they clear, and where they cannot be read."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -98,7 +99,17 @@ def test_in_another_pid_namespace_it_is_another_number():
         child.communicate()
 
 
-async def test_a_dump_that_is_written_is_told_of_with_its_owner(tmp_path):
+@pytest.fixture
+def by_name(monkeypatch):
+    """A kernel that does not say who wrote a file, as to an mpsd without root."""
+
+    def refuse(directory):
+        raise PermissionError(errno.EPERM, "fanotify_init: Operation not permitted")
+
+    monkeypatch.setattr(core_dumps, "FileWriters", refuse)
+
+
+async def test_a_dump_that_is_written_is_told_of_with_its_owner(tmp_path, by_name):
     """The real directory, a real kernel's events."""
     directory = tmp_path / "cores"
     send, receive = trio.open_memory_channel(10)
@@ -119,7 +130,30 @@ async def test_a_dump_that_is_written_is_told_of_with_its_owner(tmp_path):
     assert source.absent == "stopped"
 
 
-async def test_a_dump_from_before_the_start_is_told_of_without_an_event(tmp_path, autojump_clock, monkeypatch):
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("clients", "is_ours"),
+    [
+        pytest.param([ProcessId(os.getpid(), 5), OTHER], True, id="whatever it calls itself"),
+        pytest.param([OTHER], False, id="none of ours wrote it"),
+    ],
+)
+async def test_a_dump_is_of_whoever_wrote_it(tmp_path, clients, is_ours):
+    """It has the name of somebody else: a forger, or a container in which all have the same pid."""
+    directory = tmp_path / "cores"
+    send, receive = trio.open_memory_channel(10)
+    source = CoreDumps(directory, lambda uid: clients)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(source.run, send.send_nowait)
+        with trio.fail_after(10):
+            await trio.testing.wait_all_tasks_blocked()
+            (directory / f"core.{OTHER.pid}").write_bytes(SAMPLES["trap-culprit"])
+            seen = await receive.receive()
+        nursery.cancel_scope.cancel()
+    assert (seen.process, seen.is_proof) == ((clients[0], True) if is_ours else (None, False))
+
+
+async def test_a_dump_from_before_the_start_is_told_of_without_an_event(tmp_path, autojump_clock, monkeypatch, by_name):
     directory = tmp_path / "cores"
     directory.mkdir()
     (directory / "core.100").write_bytes(SAMPLES["trap-innocent"])
@@ -140,7 +174,8 @@ async def test_many_bad_files_make_one_line_in_the_log(tmp_path, autojump_clock,
     monkeypatch.setattr("mpsd.faults.core_directory._QUIET_SECONDS", 0)
     with structlog.testing.capture_logs() as logs, trio.move_on_after(20):
         await CoreDumps(directory, lambda uid: []).run(lambda seen: None)
-    assert [(entry["event"], entry["count"]) for entry in logs] == [("faults.core_dump_refused", 49)]
+    refused = [entry["count"] for entry in logs if entry["event"] == "faults.core_dump_refused"]
+    assert refused == [49]
 
 
 async def test_where_there_can_be_no_directory_that_is_said_once(tmp_path):

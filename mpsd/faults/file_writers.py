@@ -1,0 +1,72 @@
+"""Who wrote which file of a directory, as the kernel knows it (fanotify(7), by libc: the standard library has no binding).
+
+Unlike a file's name it cannot be made up, and it tells containers apart in which everybody is root and has pid 1.
+"""
+
+import ctypes
+import os
+import struct
+from collections import OrderedDict
+from pathlib import Path
+
+_CLOSE_ON_EXEC, _NON_BLOCKING = 0x1, 0x2  # FAN_CLOEXEC, FAN_NONBLOCK; FAN_CLASS_NOTIF is 0
+_ADD, _CLOSE_WRITE, _OF_CHILDREN = 0x1, 0x8, 0x08000000
+_CURRENT_DIRECTORY = -100
+_EVENT = struct.Struct("=IBBHQii")  # its bytes, version, reserved, bytes of this head, mask, descriptor, pid
+_VERSION = 3
+_EVENTS_AT_ONCE = 64  # each brings a descriptor
+_MOST_READS = 1024
+_MOST_FILES = 1024
+_libc = ctypes.CDLL(None, use_errno=True)
+
+FileId = tuple[int, int]  # device and inode
+
+
+class FileWriters:
+    """Guards one fanotify group, and that what is remembered is bounded.
+
+    Raises OSError where the kernel does not allow it: it takes CAP_SYS_ADMIN.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._pids: OrderedDict[FileId, set[int]] = OrderedDict()
+        self._descriptor = _libc.fanotify_init(_CLOSE_ON_EXEC | _NON_BLOCKING, os.O_RDONLY | os.O_CLOEXEC)
+        if self._descriptor < 0:
+            raise OSError(ctypes.get_errno(), f"fanotify_init: {os.strerror(ctypes.get_errno())}")
+        mask = ctypes.c_uint64(_CLOSE_WRITE | _OF_CHILDREN)
+        if _libc.fanotify_mark(self._descriptor, _ADD, mask, _CURRENT_DIRECTORY, os.fsencode(directory)) < 0:
+            error = ctypes.get_errno()
+            os.close(self._descriptor)
+            raise OSError(error, f"fanotify_mark {directory}: {os.strerror(error)}")
+
+    def take(self, file: FileId) -> frozenset[int]:
+        """The pids of those that have closed it after writing, and forget them.  Never blocks."""
+        self.drain()
+        return frozenset(self._pids.pop(file, ()))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def drain(self) -> None:
+        """To be called now and then: the kernel keeps 16,384 events and drops the rest.  Never blocks."""
+        for _ in range(_MOST_READS):
+            try:
+                events = os.read(self._descriptor, _EVENT.size * _EVENTS_AT_ONCE)
+            except BlockingIOError:
+                return
+            except OSError:
+                continue  # the file of one event could not be opened; that event is gone
+            at = 0
+            while at < len(events):
+                size, version, _, _, _, descriptor, pid = _EVENT.unpack_from(events, at)
+                at += max(size, _EVENT.size)
+                if descriptor >= 0:
+                    self._note(descriptor, pid if version == _VERSION else 0)
+
+    def _note(self, descriptor: int, pid: int) -> None:
+        found = os.fstat(descriptor)
+        os.close(descriptor)
+        if found.st_nlink:  # else its inode is about to be another file's
+            self._pids.setdefault((found.st_dev, found.st_ino), set()).add(pid)
+            if len(self._pids) > _MOST_FILES:
+                self._pids.popitem(last=False)

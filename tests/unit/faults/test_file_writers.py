@@ -1,0 +1,76 @@
+"""Who wrote a file, as the kernel tells it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mpsd.faults import file_writers
+from mpsd.faults.file_writers import FileId, FileWriters
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def writers(tmp_path):
+    try:
+        made = FileWriters(tmp_path)
+    except OSError as exc:
+        pytest.skip(f"no fanotify here: {exc}")
+    yield made
+    made.close()
+
+
+def file_id(path) -> FileId:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def write_as_another(path) -> int:
+    """The pid of the process that wrote it and has ended."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; open(sys.argv[1], 'a').write('x')", path]) as other:
+        assert other.wait() == 0
+    return other.pid
+
+
+def test_the_writer_is_known_even_when_it_has_gone(tmp_path, writers):
+    pid = write_as_another(tmp_path / "a")
+    assert writers.take(file_id(tmp_path / "a")) == {pid}
+    assert writers.take(file_id(tmp_path / "a")) == frozenset()
+
+
+def test_several_writers_are_all_told(tmp_path, writers):
+    """A second one may have changed what the first one wrote."""
+    pid = write_as_another(tmp_path / "a")
+    (tmp_path / "a").write_text("mine")
+    assert writers.take(file_id(tmp_path / "a")) == {pid, os.getpid()}
+
+
+def test_readers_are_no_writers(tmp_path, writers):
+    pid = write_as_another(tmp_path / "a")
+    (tmp_path / "a").read_text()
+    assert writers.take(file_id(tmp_path / "a")) == {pid}
+
+
+def test_a_file_that_was_deleted_is_not_remembered(tmp_path, writers):
+    """Its inode may be another file's next."""
+    (tmp_path / "a").write_text("x")
+    gone = file_id(tmp_path / "a")
+    (tmp_path / "a").unlink()
+    assert writers.take(gone) == frozenset()
+
+
+def test_what_is_remembered_is_bounded_and_no_descriptor_stays(tmp_path, writers, monkeypatch):
+    monkeypatch.setattr(file_writers, "_MOST_FILES", 3)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(200):
+        (tmp_path / str(number)).write_text("x")
+    assert writers.take((0, 0)) == frozenset()
+    assert len(writers._pids) == 3
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_directory_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="fanotify"):
+        FileWriters(tmp_path / "absent")
