@@ -12,26 +12,37 @@ from pathlib import Path
 import structlog
 import trio
 
-from mpsd import __version__, places, processes, settings
+from mpsd import __version__, cgroups, places, processes, settings
 from mpsd.api.audit import Audit, open_audit
 from mpsd.api.events import EventBus
-from mpsd.api.faults import FaultsInMemory
 from mpsd.api.server import Api
 from mpsd.api.services import Services
 from mpsd.cgroups import identify
 from mpsd.config import Invocation
+from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.domains.refuser import Refuser
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import AlreadyRunning, BadConfiguration, ErrorCode, MpsdError, UnusablePath
+from mpsd.fault import Party
+from mpsd.faults.core_dumps import CoreDumps
+from mpsd.faults.desk import FaultDesk
+from mpsd.faults.faults import Faults
+from mpsd.faults.kernel_log import watch_kernel_log
+from mpsd.faults.kmod import Kmod
+from mpsd.faults.nvml_events import NvmlEvents
+from mpsd.faults.reactions import Reactions
+from mpsd.faults.sources import SourceOfFaults, Sources
+from mpsd.faults.store import FaultStore
 from mpsd.leases.book import LeaseBook
 from mpsd.leases.store import LeaseStore, read_boot_id
 from mpsd.leases.unenforced import UnenforcedBook
 from mpsd.log import Journal, open_journal
 from mpsd.metrics.server import Metrics
 from mpsd.metrics.source import Readings
-from mpsd.model import Credentials, Device, ProcessId
+from mpsd.model import Credentials, Device, DomainState, ProcessId
 from mpsd.options import Config
+from mpsd.policy.cgroup_paths import describe
 from mpsd.probes import Grade, probe_pid_namespace, probe_shared_memory
 from mpsd.relay.conversation import Conversations
 from mpsd.relay.entrance import Admission, Entrance
@@ -55,11 +66,17 @@ from mpsd.runtime.signals import Signals
 from mpsd.runtime.stopping import Stopper
 from mpsd.runtime.store import SqliteStore
 from mpsd.runtime.targets import Targets
+from mpsd.uvm.attachments import Attachments
+from mpsd.uvm.device import Devices
+from mpsd.uvm.ending import Ending as ProcessEnding
+from mpsd.uvm.holding import OpenSpaces
+from mpsd.uvm.simulator import SimulatedDevices
 
 log = structlog.get_logger()
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, the vendor's exit status when it sees none
-_DESCRIPTORS_PER_CONNECTION = 3  # the client's, the domain's, a pidfd
+_DESCRIPTORS_PER_CONNECTION = 8  # the client's, the domain's, pidfds; two of UVM and a queue are held for each client
 _DESCRIPTORS_BESIDES = 512
+_CORES = "cores"  # in the pipe directory, which is what containers share with mpsd
 
 
 def main(config: Config, invocation: Invocation) -> int:
@@ -118,6 +135,7 @@ class _Found:
     is_privileged: bool
     store: SqliteStore
     lease_store: LeaseStore
+    fault_store: FaultStore
     audit: Audit
 
 
@@ -133,10 +151,12 @@ async def _run(config: Config, invocation: Invocation, environ: Mapping[str, str
         opened.callback(store.close)
         lease_store = LeaseStore(claim.state_directory / "leases.db", read_boot_id())
         opened.callback(lease_store.close)
+        fault_store = FaultStore(claim.state_directory / "faults.db", config.faults.kept)
+        opened.callback(fault_store.close)
         audit = open_audit(str(claim.log_directory), config.log.max_bytes)
         opened.callback(audit.close)
         daemon = _build(
-            _Found(config, invocation, environ, claim, public, devices, is_privileged, store, lease_store, audit)
+            _Found(config, invocation, environ, claim, public, devices, is_privileged, store, lease_store, fault_store, audit)
         )
         daemon.on_signal = Signals(config, invocation, journal, public, audit).take
         become_reaper()
@@ -177,27 +197,30 @@ def _build(found: _Found) -> Daemon:
     events = EventBus()
     make_book = LeaseBook if found.is_privileged else UnenforcedBook
     book = make_book(found.lease_store, lambda: pool.devices, settings.admission(config), identify, events.publish)
-    pool.on_gone = book.leave
-    pool.on_adopted = lambda process: _adopt(book, process)
+    stopper = Stopper(pool, Targets(pool, lambda: _admitted(book)))
+    faults = _build_faults(found, pool, book, stopper, events)
     refuser = Refuser(vendor, claim.state_directory / "refuser", pool_settings.visible_devices)
     asked = settings.metrics(config)
     metrics = Metrics(asked, events) if asked else None
-    relayed = _build_relay(found, pool, metrics.timing(book) if metrics else book, refuser) if found.is_privileged else None
+    admission = metrics.timing(book) if metrics else book
+    relayed = _build_relay(found, pool, admission, faults.desk, refuser) if found.is_privileged else None
     if relayed and metrics:
         relayed[0].conversations.took_handshake = metrics.took_handshake
     ending = Ending(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
-    operations = DomainOperations(pool, upkeep, relayed[0].conversations.entrance if relayed else None)
+    entrance = relayed[0].conversations.entrance if relayed else None
+    operations = DomainOperations(pool, upkeep, entrance, faults.attachments.standing)
     services = Services(
         book,
         operations,
         board,
-        Stopper(pool, Targets(pool, lambda: _admitted(book))),
-        FaultsInMemory(),
+        stopper,
+        faults.desk,
         processes.process_id,
         lambda: pool.is_stopping,
         time.time(),
         {"backend": config.backend, "is_privileged": found.is_privileged},
+        faults.sources.standing,
     )
     api = Api(services, settings.api(config), events, found.audit)
     readings = Readings(
@@ -207,7 +230,6 @@ def _build(found: _Found) -> Daemon:
     )
     daemon = Daemon(
         claim.pipe_directory,
-        settings.kernel_log(config, found.environ),
         pool,
         upkeep,
         Sessions(board, found.public.write, settings.sessions(config)),
@@ -218,21 +240,93 @@ def _build(found: _Found) -> Daemon:
         book,
         api,
         events,
+        faults,
         partial(metrics.serve, services, readings) if metrics else None,
         _ignore_signal,
     )
     return daemon
 
 
-def _build_relay(found: _Found, pool: Pool, admission: Admission, refuser: Refuser) -> tuple[Relay, KeeperClient]:
+def _build_relay(
+    found: _Found, pool: Pool, admission: Admission, desk: FaultDesk, refuser: Refuser
+) -> tuple[Relay, KeeperClient]:
     config, state = found.config, found.claim.state_directory
     program = places.native_directory() / "keeper" / "mpsd-keeper"
     keeper = KeeperClient(program, state / "keeper", config.relay.max_connections * 2 + 16)
     progress = _open_progress(state / "progress", config.relay.max_connections)
-    entrance = Entrance(pool, admission, config.domains.per_gpu == "auto")
+    entrance = Entrance(pool, admission, desk, config.domains.per_gpu == "auto")
     refusals = Refusals(refuser, config.relay.turn_seconds)
     relay_settings = settings.relay(config, found.is_privileged)
     return Relay(Conversations(pool, keeper, progress, relay_settings, entrance, refusals)), keeper
+
+
+def _build_faults(found: _Found, pool: Pool, book: LeaseBook, stopper: Stopper, events: EventBus) -> Faults:
+    config = found.config
+    desk = FaultDesk(pool, found.fault_store, settings.faults(config), partial(_describe, book), events.publish)
+    attachments = Attachments(settings.uvm(config), _open_spaces(found), desk.see)
+    _introduce(pool, book, desk, attachments)
+    reactions = Reactions(desk, pool, stopper, events.publish, attachments.release)
+    desk.on_incident.append(reactions.consider)
+    return Faults(desk, _build_sources(found, pool, desk, attachments, events), reactions, attachments)
+
+
+def _introduce(pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attachments) -> None:
+    """Who is told when a client comes and goes."""
+
+    def arrived(process: ProcessId, domain: Domain) -> None:
+        attachments.watch(process, domain.name, domain.gpus, partial(_has_company, domain, process))
+
+    def adopted(process: ProcessId, domain: Domain) -> None:
+        _adopt(book, process)
+        desk.arrived(process, domain)
+
+    def gone(process: ProcessId, ending: ProcessEnding | None) -> None:
+        desk.left(process, ending)
+        book.leave(process)
+
+    desk.on_arrival.append(arrived)
+    pool.on_adopted, pool.on_gone, pool.on_news = adopted, gone, desk.hear
+
+
+def _has_company(domain: Domain, process: ProcessId) -> bool:
+    """Whether its end could hurt somebody."""
+    others = {*domain.members, *domain.connected} - {process}
+    return domain.state is not DomainState.FAULT and (bool(others) or len(domain.client_pids - {process.pid}) > 0)
+
+
+def _describe(book: LeaseBook, process: ProcessId) -> Party:
+    """A client as people know it, while it lives."""
+    identity, grant = book.identity_of(process), book.grant_of(process)
+    uid = book.uid_of(process)
+    if uid is None and (owner := processes.owner(process.pid)) is not None:
+        uid = owner[0]
+    container = identity.container if identity else describe(cgroups.paths(process.pid))
+    return Party(process, uid, processes.program_name(process.pid), container, grant.lease_id if grant else None)
+
+
+def _open_spaces(found: _Found) -> OpenSpaces:
+    if found.config.backend == "sim":
+        return SimulatedDevices(settings.simulated_machine(found.environ)).open_spaces
+    return Devices().open_spaces
+
+
+def _build_sources(
+    found: _Found, pool: Pool, desk: FaultDesk, attachments: Attachments, events: EventBus
+) -> Sources:
+    config = found.config
+    library = _nvml_library(config)
+    by_name: dict[str, SourceOfFaults] = {}
+    if config.faults.nvml_events == "on":
+        by_name["nvml"] = NvmlEvents([device.uuid for device in found.devices], library)
+    if config.faults.core_dumps == "on":
+        dumps = CoreDumps(found.claim.pipe_directory / _CORES, desk.parties.of_user)
+        desk.on_arrival.append(lambda process, domain: dumps.meet(process))
+        by_name["core_dump"] = dumps
+    if config.faults.kmod:
+        by_name["kmod"] = Kmod(Path(config.faults.kmod))
+    kernel_log = settings.kernel_log(config, found.environ)
+    follow = partial(watch_kernel_log, kernel_log, pool, events.publish, desk.see, found.devices)
+    return Sources(by_name, (follow, attachments.run))
 
 
 def _admitted(book: LeaseBook) -> set[ProcessId]:
@@ -255,8 +349,12 @@ def _open_progress(path: Path, slots: int) -> Progress:
 async def _read_devices(config: Config) -> tuple[Device, ...]:
     from mpsd.gpu.nvml import read_devices  # pynvml is large: not loaded by those who only ask for --version
 
-    library = places.native_directory() / "sim" / "lib" / "libnvidia-ml.so.1" if config.backend == "sim" else None
-    return await trio.to_thread.run_sync(read_devices, settings.visible(config), library)
+    return await trio.to_thread.run_sync(read_devices, settings.visible(config), _nvml_library(config))
+
+
+def _nvml_library(config: Config) -> Path | None:
+    """None: the machine's own."""
+    return places.native_directory() / "sim" / "lib" / "libnvidia-ml.so.1" if config.backend == "sim" else None
 
 
 def _say_what_is_amiss() -> None:

@@ -209,6 +209,73 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
+class Faults:
+    """How faults are seen, whom they are held against, and what is done about them (docs/faults.md)."""
+
+    uvm_events: Literal["on", "off"] = option(
+        "on", "Attach the UVM driver's event queue to each client: it names the culprit of an MMU fault.", needs_restart=True
+    )
+    shield: Literal["off", "low", "wide"] = option(
+        "low",
+        "Lay sparse memory at low addresses in each client, so that an access near null harms nobody and is not reported. "
+        '"low": 64 KiB to 4 MiB. "wide": to 1 GiB, where nothing of the process is there. "off": nowhere.',
+        needs_restart=True,
+    )
+    hold: Literal["on", "off"] = option(
+        "on", "Hold what a client's running work needs beyond the end of its process, so that a kill harms nobody else.",
+        needs_restart=True,
+    )  # fmt: skip
+    hold_seconds: float = option(
+        2.0,
+        "How long, at most, where it did not end by itself and others share its domain. Its GPU memory is not free until then.",
+        accept=NOT_NEGATIVE,
+        needs_restart=True,
+    )
+    nvml_events: Literal["on", "off"] = option("on", "Take Xid events from NVML.", needs_restart=True)
+    core_dumps: Literal["on", "off"] = option(
+        "on",
+        "Read the CUDA core dumps of clients that were started to write them (`mpsctl env --core-dumps`) to PIPE_DIR/cores.",
+        needs_restart=True,
+    )
+    kmod: str = option(
+        "/dev/mpsd-fault",
+        'The fault channel of the patched nvidia-uvm, where it is loaded. "": not looked for.',
+        accept=or_empty(absolute_path(4095)),
+        needs_restart=True,
+    )
+    culprit: Literal["leave", "end"] = option(
+        "end", 'What becomes of the process that a fault was proven against. "end": it is killed after culprit_seconds.'
+    )
+    culprit_seconds: float = option(
+        5.0, "How long it may put its own things in order after its error.", accept=NOT_NEGATIVE
+    )
+    quarantine: Literal["on", "off"] = option(
+        "on", "Give who was proven to fault a domain of its own for a while, and place suspects apart."
+    )
+    quarantine_seconds: float = option(
+        3600.0, "For how long; doubled with each time it is proven again.", accept=POSITIVE
+    )
+    suspect_seconds: float = option(1800.0, "How long a suspicion lasts without another fault.", accept=POSITIVE)
+    groups: int = option(2, "Into how many groups suspects are divided, each in a domain of its own.", accept=between(2, 8))
+    crash_faults: int = option(
+        3, "So many proven faults within crash_seconds make a crash loop: each new start then waits.", accept=between(1, 1000)
+    )
+    crash_seconds: float = option(600.0, "See crash_faults.", accept=POSITIVE)
+    crash_pause_max: float = option(
+        300.0, "The longest pause before a start; the first is 1 s, each next twice as long. 0: no pauses.", accept=NOT_NEGATIVE
+    )
+    recycle_seconds: float = option(
+        30.0,
+        "A domain that has been in FAULT for so long, with clients that do not end, is restarted without them. 0: never.",
+        accept=NOT_NEGATIVE,
+    )
+    drain_on_device_fault: Literal["on", "off"] = option(
+        "on", "Admit nobody to a GPU after a fault of the GPU itself that only a reset or a repair ends."
+    )
+    kept: int = option(10000, "Incidents that are kept.", accept=between(10, 1000000), needs_restart=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """What happens to running clients when mpsd is told to stop."""
 
@@ -291,6 +358,7 @@ class Config:
     admission: Admission = section(Admission)
     api: Api = section(Api)
     metrics: Metrics = section(Metrics)
+    faults: Faults = section(Faults)
     stop: Stop = section(Stop)
     limits: Limits = section(Limits)
     log: Log = section(Log)

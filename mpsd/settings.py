@@ -17,9 +17,11 @@ from mpsd.legacy.quantities import parse_limit
 from mpsd.metrics.server import MetricsSettings
 from mpsd.model import Device
 from mpsd.options import Config
+from mpsd.policy.fault_settings import FaultSettings
 from mpsd.policy.settings import AdmissionSettings, Quota
 from mpsd.relay.conversation import RelaySettings
 from mpsd.runtime.sessions import SessionSettings
+from mpsd.uvm.standing import UvmSettings
 
 _USERS_SHARE_OF_QUEUE = 8  # one user can fill an eighth of the queue
 
@@ -35,9 +37,12 @@ def vendor(config: Config, environ: Mapping[str, str]) -> VendorProgram:
 
 def kernel_log(config: Config, environ: Mapping[str, str]) -> Path:
     """The simulator has its own, in the directory that stands for the machine (docs/simulator.md)."""
-    if config.backend != "sim":
-        return KERNEL_LOG
-    return Path(environ.get("MPSD_SIM_DIR") or f"/tmp/mpsd-sim-{os.getuid()}", "kmsg")
+    return KERNEL_LOG if config.backend != "sim" else simulated_machine(environ) / "kmsg"
+
+
+def simulated_machine(environ: Mapping[str, str]) -> Path:
+    """The directory that stands for the machine."""
+    return Path(environ.get("MPSD_SIM_DIR") or f"/tmp/mpsd-sim-{os.getuid()}")
 
 
 def pool(config: Config, invocation: Invocation, state: Path) -> PoolSettings:
@@ -60,6 +65,7 @@ def pool(config: Config, invocation: Invocation, state: Path) -> PoolSettings:
             if is_asked
         ),
         visible_devices=visible(config),
+        recycle_seconds=config.faults.recycle_seconds,
         is_guarded=config.admission.default == "refuse",
     )
 
@@ -109,6 +115,33 @@ def metrics(config: Config) -> MetricsSettings | None:
     if not config.metrics.listen:
         return None
     return MetricsSettings(config.metrics.listen, config.metrics.max_connections)
+
+
+def faults(config: Config) -> FaultSettings:
+    asked = config.faults
+    return FaultSettings(
+        ends_culprit=asked.culprit == "end",
+        culprit_seconds=asked.culprit_seconds,
+        quarantine=asked.quarantine == "on",
+        quarantine_seconds=asked.quarantine_seconds,
+        suspect_seconds=asked.suspect_seconds,
+        groups=asked.groups,
+        crash_faults=asked.crash_faults,
+        crash_seconds=asked.crash_seconds,
+        crash_pause_max=asked.crash_pause_max,
+        drain_on_device_fault=asked.drain_on_device_fault == "on",
+    )
+
+
+def uvm(config: Config) -> UvmSettings:
+    asked = config.faults
+    return UvmSettings(
+        events=asked.uvm_events == "on",
+        shield=asked.shield,
+        hold=asked.hold == "on",
+        hold_seconds=asked.hold_seconds,
+        most=config.relay.max_connections,
+    )
 
 
 def admission(config: Config) -> AdmissionSettings:

@@ -148,7 +148,7 @@ class Standing:
 
 
 class Faults(Protocol):
-    """What is known of faults and of those who make them (runtime/fault_desk.py)."""
+    """What is known of faults and of those who make them (faults/desk.py)."""
 
     def incidents(self, after: int) -> Iterable[Incident]:
         """Those with a larger number, in the order of their numbers.  No more of them are read than are taken."""
@@ -173,7 +173,7 @@ class Services:
     """Everything that a method may reach.
 
     find_process: None where no process has the pid.  facts: what `status` says besides, as the backend and the mode.
-    started_at: seconds since the epoch.
+    started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.
     """
 
     leases: Leases
@@ -185,3 +185,4 @@ class Services:
     is_stopping: Callable[[], bool]
     started_at: float
     facts: Mapping[str, Any] = field(default_factory=dict)
+    fault_sources: Callable[[], Mapping[str, str]] = dict

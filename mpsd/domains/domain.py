@@ -54,6 +54,7 @@ class Domain:
     trouble: str = ""  # why its vendor daemon last failed
     is_adopted: bool = False  # its servers are older than what mpsd has read of its log
     _ready_since: dict[int, float] = field(default_factory=dict)  # of each server: first seen, or long ago once it is ready
+    fault_since: float = math.inf  # since when it is in FAULT (trio time)
     suspect_until: float = -math.inf  # something else than its vendor daemon says that it faults (trio time)
     silenced: trio.Event = field(default_factory=trio.Event)  # set: its vendor daemon did not answer when last asked
     _silent_since: float = math.inf  # when it was asked what it has not answered since
@@ -153,7 +154,7 @@ class Domain:
         """Take a line of its log at its word where that is the safe side, and ask soon in any case."""
         match news:
             case log_lines.ServerFault() if self.state is DomainState.READY:
-                self.state = DomainState.FAULT
+                self._fail()
             case log_lines.ContextOpened(server_pid, client_pid):
                 self.contexts.setdefault(server_pid, Counter())[client_pid] += 1
             case log_lines.ContextClosed(server_pid, client_pid, left):
@@ -220,7 +221,11 @@ class Domain:
         self.guard.forget_servers_but(set(servers))
         is_faulty = any(server.status == "FAULT" for server in servers.values())
         if is_faulty and self.state in (DomainState.STARTING, DomainState.READY):  # starting: one that is being adopted
-            self.state = DomainState.FAULT
+            self._fail()
+
+    def _fail(self) -> None:
+        self.state = DomainState.FAULT
+        self.fault_since = trio.current_time()
 
     @property
     def has_recovered(self) -> bool:

@@ -70,7 +70,7 @@ async def _bring_up(pool: "Pool", domain: Domain) -> None:
             domain.is_public = True
             domain.members.setdefault(process, trio.current_time())
             pool.watch(domain, process)
-            pool.on_adopted(process)
+            pool.on_adopted(process, domain)
     if domain.state is DomainState.STARTING:
         domain.state = DomainState.READY
     domain.idle_since = trio.current_time()
@@ -81,7 +81,7 @@ async def _bring_up(pool: "Pool", domain: Domain) -> None:
 async def _serve(pool: "Pool", domain: Domain) -> None:
     """While its vendor daemon lives: follow its logs, keep what is believed up to date."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(follow_logs, domain, pool.store, pool.publish, pool.notify)
+        nursery.start_soon(follow_logs, domain, pool.store, pool.publish, pool.hear)
         nursery.start_soon(_keep_fresh, pool, domain)
         if domain.guard.is_on:
             nursery.start_soon(domain.guard.hold_adopted, domain.control)

@@ -43,6 +43,14 @@ class ServerFault:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientFault:
+    """The vendor's word for whose error it is; it may be an innocent's (measured)."""
+
+    server_pid: int
+    client_pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class ContextOpened:
     server_pid: int
     client_pid: int
@@ -70,7 +78,7 @@ class ClientArrived:
 
 
 Servers = ServerStarting | ServerReady | ServerExited | ServerFault
-Clients = ContextOpened | ContextClosed | ClientGone | ClientArrived
+Clients = ContextOpened | ContextClosed | ClientGone | ClientArrived | ClientFault
 News = Servers | Clients
 
 _CONTROL = (
@@ -80,6 +88,10 @@ _CONTROL = (
 )
 _SERVER = (
     (re.compile(r"Server is handling a fatal GPU error\.$"), lambda pid, _: ServerFault(pid)),
+    (
+        re.compile(r"Client \{PID: (\d+), Context(?: ID)?: \d+\} encountered a fatal GPU error\.$"),
+        lambda pid, m: ClientFault(pid, int(m[1])),
+    ),
     (
         re.compile(r"Client \{PID: (\d+), Context ID: ([1-9]\d*)\} connected$"),  # context 0 is the process itself
         lambda pid, m: ContextOpened(pid, int(m[1])),

@@ -12,7 +12,7 @@ import trio
 from mpsd.domains.domain import Domain
 from mpsd.domains.inotify import DirectoryWatch
 from mpsd.domains.log_files import LogFile
-from mpsd.domains.log_lines import LogLine, OwnCommands, parse_line, read_news
+from mpsd.domains.log_lines import LogLine, News, OwnCommands, parse_line, read_news
 
 log = structlog.get_logger()
 LOG_NAMES = ("control.log", "server.log")
@@ -31,14 +31,14 @@ async def follow_logs(
     domain: Domain,
     positions: Positions,
     publish: Callable[[Domain, str, LogLine | str], None],
-    notify: Callable[[], None],
+    hear: Callable[[Domain, News], None],
 ) -> None:
     """Runs until cancelled, or until they cannot be read: then what is believed of the domain is only asked now and then.
 
-    Every line is published once, in its file's order; own command sessions are left out.
+    Every line is published once, in its file's order; own command sessions are left out.  hear: is told what the lines tell.
     """
     try:
-        await _follow(domain, positions, publish, notify)
+        await _follow(domain, positions, publish, hear)
     except OSError as exc:
         log.error("logs.unreadable", domain=domain.name, why=str(exc), effect="its faults are noticed late")
 
@@ -47,7 +47,7 @@ async def _follow(
     domain: Domain,
     positions: Positions,
     publish: Callable[[Domain, str, LogLine | str], None],
-    notify: Callable[[], None],
+    hear: Callable[[Domain, News], None],
 ) -> None:
     directory = domain.control.log_directory
     own = OwnCommands()
@@ -61,11 +61,9 @@ async def _follow(
         while True:
             for name, file in files:
                 before = file.position
-                has_news = _read(domain, name, file, own, publish)
+                _read(domain, name, file, own, publish, hear)
                 if file.position != before:
                     positions.save_log_position(str(directory / name), file.position)
-                if has_news:
-                    notify()
             await changed()
             await trio.sleep(0 if domain.guard.is_on else _BURST_SECONDS)  # there, clients wait for what the lines say
 
@@ -82,10 +80,13 @@ def _watch(directory: Path, stack: contextlib.ExitStack) -> Callable[[], Awaitab
 
 
 def _read(
-    domain: Domain, name: str, file: LogFile, own: OwnCommands, publish: Callable[[Domain, str, LogLine | str], None]
-) -> bool:
-    """True when the file had news beyond what mpsd's own commands write."""
-    has_news = False
+    domain: Domain,
+    name: str,
+    file: LogFile,
+    own: OwnCommands,
+    publish: Callable[[Domain, str, LogLine | str], None],
+    hear: Callable[[Domain, News], None],
+) -> None:
     for text in file.read_lines():
         line = parse_line(text)
         if line is None:
@@ -95,6 +96,4 @@ def _read(
             continue
         publish(domain, name, line)
         if news := read_news(line):
-            domain.hear(news)
-            has_news = True
-    return has_news
+            hear(domain, news)

@@ -7,6 +7,7 @@ that waits for a change waits on `changed()`.
 import math
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +19,14 @@ import trio
 from mpsd import processes
 from mpsd.domains.domain import Domain
 from mpsd.domains.life import live
-from mpsd.domains.log_lines import LogLine
+from mpsd.domains.log_lines import LogLine, News
 from mpsd.domains.vendor import VendorControl, VendorProgram
 from mpsd.errors import NoSuchServer, Stopping, VendorFailed
 from mpsd.legacy.board import Defaults
 from mpsd.model import ComputeMode, Device, DomainState, DomainView, ProcessId
 from mpsd.policy.limits import Limits
 from mpsd.policy.placement import Ask, Create, Join, Rules, Wait, place
+from mpsd.uvm.ending import Ending, how_ended
 
 log = structlog.get_logger()
 
@@ -57,7 +59,16 @@ class PoolSettings:
     is_multiuser: bool
     vendor_options: tuple[str, ...]  # what its daemons are started with besides -d
     visible_devices: str | None  # the daemon's own CUDA_VISIBLE_DEVICES, passed on as it is
+    recycle_seconds: float = 0.0  # a domain in FAULT for longer is restarted without its clients; 0: never
     is_guarded: bool = False  # nobody gets in but through mpsd, even before anybody has limits (domains/guard.py)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Why a GPU takes nobody, and since when, in seconds since the epoch."""
+
+    why: str
+    since_at: float
 
 
 @dataclass(slots=True)
@@ -71,9 +82,11 @@ class Pool:
     store: Store
     publish: Callable[[Domain, str, LogLine | str], None]  # takes a domain's log line for the public log
     domains: dict[str, Domain] = field(default_factory=dict)
-    on_adopted: Callable[[ProcessId], None] = lambda process: None  # told of a client that an earlier mpsd let in
-    on_gone: Callable[[ProcessId], None] = lambda process: None  # told of the end of a process that was a member
+    on_adopted: Callable[[ProcessId, Domain], None] = lambda process, domain: None  # told of who was let in by an earlier mpsd
+    on_gone: Callable[[ProcessId, Ending | None], None] = lambda process, ending: None  # told of the end of a member
+    on_news: Callable[[Domain, News], None] = lambda domain, news: None  # told of what a domain's log tells
     is_stopping: bool = False
+    drained: dict[str, Drained] = field(default_factory=dict)  # GPUs that take nobody, by their UUIDs
     last_join: float = -math.inf  # trio time
     last_uid: int = 0  # the user for whom a spare's server is started
     _has_adopted: bool = False
@@ -126,13 +139,19 @@ class Pool:
     async def changed(self) -> None:
         await self._change.wait()
 
+    def hear(self, domain: Domain, news: News) -> None:
+        """What a domain's log tells."""
+        domain.hear(news)
+        self.on_news(domain, news)
+        self.notify()
+
     # -- placing -----------------------------------------------------------------------------------------------------
 
     async def place(self, ask: Ask, process: ProcessId | None) -> Domain:
         """The domain this process joins.  Waits as long as there is none; raises Stopping when mpsd quits meanwhile."""
         told = ""
         while (domain := self.place_now(ask, process)) is None:
-            decision = place(ask, self.views(), self.rules(ask.gpus))
+            decision = self._decide(ask)
             if isinstance(decision, Create):
                 self.create(tuple(uuid for uuid in self.gpus if uuid in decision.gpus))
             elif isinstance(decision, Wait) and decision.reason != told:
@@ -148,8 +167,24 @@ class Pool:
         home = self.home_of(process) if process else None
         if home is not None and self._is_bound(home, process):
             return home
-        decision = place(ask, self.views(), self.rules(ask.gpus))
+        decision = self._decide(ask)
         return self._join(self.domains[decision.domain], ask, process) if isinstance(decision, Join) else None
+
+    def _decide(self, ask: Ask) -> Join | Create | Wait:
+        if drained := sorted(ask.gpus & self.drained.keys()):
+            return Wait(f"GPU {drained[0]} takes nobody: {self.drained[drained[0]].why}")
+        return place(ask, self.views(), self.rules(ask.gpus))
+
+    def drain_gpu(self, uuid: str, why: str) -> None:
+        """From now on nobody new is placed where this GPU is; who is there may go on as far as the GPU lets them."""
+        self.drained.setdefault(uuid, Drained(why, time.time()))
+        self.notify()
+
+    def restore_gpu(self, uuid: str) -> bool:
+        """It takes clients again.  False: it was not drained."""
+        was_drained = self.drained.pop(uuid, None) is not None
+        self.notify()
+        return was_drained
 
     def _is_bound(self, home: Domain, process: ProcessId | None) -> bool:
         """Whether it stays in the domain it was placed in.  All contexts of a process are in one domain; a process that has
@@ -176,14 +211,15 @@ class Pool:
             self._nursery.start_soon(self._watch, domain, process)
 
     async def _watch(self, domain: Domain, process: ProcessId) -> None:
-        pidfd = processes.open_pidfd(process)
+        pidfd, ending = processes.open_pidfd(process), None
         if pidfd is not None:
             try:
                 await trio.lowlevel.wait_readable(pidfd)  # for ever: a client may live as long as it likes
+                ending = how_ended(pidfd, process)
             finally:
                 os.close(pidfd)
         domain.leave(process)
-        self.on_gone(process)
+        self.on_gone(process, ending)
         self.notify()
 
     # -- domains -----------------------------------------------------------------------------------------------------

@@ -56,13 +56,21 @@ class Upkeep:
                 self._begin(nursery, domain, self._finish_draining)
             elif domain.has_recovered or (domain.state is DomainState.READY and self._is_outdated(domain)):
                 self._begin(nursery, domain, self.recycle)
+            elif self._is_overdue(domain, now):
+                self._begin(nursery, domain, self._restart)
             elif domain.state is DomainState.READY and domain.applied_defaults != self._pool.defaults:
                 self._begin(nursery, domain, self._reapply)
         for gpus in {domain.gpus for domain in self._pool.domains.values()}:
-            await self._keep_spares(nursery, gpus)
+            if not self._pool.drained.keys() & set(gpus):
+                await self._keep_spares(nursery, gpus)
 
     def _is_outdated(self, domain: Domain) -> bool:
         return domain.has_outdated_spare(self._pool.defaults)
+
+    def _is_overdue(self, domain: Domain, now: float) -> bool:
+        """It faulted long ago, and clients that have lost everything there keep it from being of use to others."""
+        limit = self._pool.settings.recycle_seconds
+        return domain.state is DomainState.FAULT and 0 < limit < now - domain.fault_since
 
     def _begin(self, nursery: trio.Nursery, domain: Domain, action: Callable[[Domain], Awaitable[None]]) -> None:
         self._busy.add(domain.name)
@@ -128,6 +136,11 @@ class Upkeep:
     async def _replace(self, domain: Domain) -> None:
         """A vendor daemon that does not answer and serves nobody; its domain's task starts another."""
         log.error("domain.kill", domain=domain.name, why="its vendor daemon does not answer, and has no clients")
+        await domain.control.kill()
+
+    async def _restart(self, domain: Domain) -> None:
+        """Its clients have no contexts any more: nothing but their hold on the domain is lost.  Its task starts it again."""
+        log.warning("domain.kill", domain=domain.name, why="clients of before its fault do not end", clients=domain.occupancy)
         await domain.control.kill()
 
     async def recycle(self, domain: Domain) -> None:

@@ -34,12 +34,26 @@ class Admission(Protocol):
     async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant: ...
 
 
+class Separation(Protocol):
+    """Says who is kept apart because of faults, and who has to wait before it starts (faults/desk.py)."""
+
+    def key_of(self, process: ProcessId) -> str:
+        """Of the domain it is placed in; empty: anywhere."""
+
+    def pause_of(self, process: ProcessId) -> float:
+        """Seconds; 0: it may start."""
+
+    def arrived(self, process: ProcessId, domain: Domain) -> None:
+        """It is placed there; told for each of its connections."""
+
+
 @dataclass(slots=True)
 class Entrance:
     """Guards that nobody is placed before it is known who is where, and what everybody may use."""
 
     pool: Pool
     admission: Admission
+    separation: Separation
     is_per_gpu: bool
     may_place: trio.Event = field(default_factory=trio.Event)  # set: every domain that a caller may be in is known
     _wishes: dict[object, str] = field(default_factory=dict)  # a domain, for the next process that is like one that ran
@@ -62,8 +76,9 @@ class Entrance:
         """What it may use, and a domain that takes it; None when its process ends first.  Raises Refused, Stopping."""
         process = caller.process
         grant = self.admission.grant_of(process) if process else None
-        if grant and (at_once := self.pool.place_now(self._ask(caller, grant), process)):
-            return at_once, grant
+        is_free = process is None or not self._pause_of(process)
+        if grant and is_free and (at_once := self.pool.place_now(self._ask(caller, grant), process)):
+            return self._placed(caller, at_once, grant)
         found: list[tuple[Domain, Grant]] = []
         trouble: MpsdError | None = None
         async with trio.open_nursery() as nursery:
@@ -76,7 +91,12 @@ class Entrance:
             nursery.cancel_scope.cancel()
         if trouble:
             raise trouble
-        return found[0] if found else None
+        return self._placed(caller, *found[0]) if found else None
+
+    def _placed(self, caller: Caller, domain: Domain, grant: Grant) -> tuple[Domain, Grant]:
+        if caller.process is not None:
+            self.separation.arrived(caller.process, domain)
+        return domain, grant
 
     async def _wait_for_place(self, caller: Caller) -> tuple[Domain, Grant]:
         def told(reason: str) -> None:
@@ -84,7 +104,14 @@ class Entrance:
 
         await self.may_place.wait()
         grant = await self._admit(caller, told)
+        while caller.process and (pause := self._pause_of(caller.process)):
+            told(f"it has faulted too often in a row: its next start is in {pause:.0f} s")
+            await trio.sleep(pause)
         return await self.pool.place(self._ask(caller, grant), caller.process), grant
+
+    def _pause_of(self, process: ProcessId) -> float:
+        """One that has a place keeps it."""
+        return 0.0 if self.pool.home_of(process) is not None else self.separation.pause_of(process)
 
     async def _admit(self, caller: Caller, told: Callable[[str], None]) -> Grant:
         """As `Admission.admit`, but no longer than mpsd takes clients.  Raises Refused, Stopping."""
@@ -119,6 +146,8 @@ class Entrance:
 
     def _ask(self, caller: Caller, grant: Grant) -> Ask:
         key = "" if grant.domain is DomainPolicy.SHARED else f"{grant.domain}:{grant.domain_key}"
+        if grant.domain is not DomainPolicy.OWN and caller.process is not None:
+            key = self.separation.key_of(caller.process) or key
         uid = caller.credentials.uid
         wish = ""
         if self._wishes and self.pool.home_of(caller.process) is None:

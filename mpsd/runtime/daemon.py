@@ -20,7 +20,7 @@ from mpsd.api.server import Api
 from mpsd.domains.pool import Pool
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import KeeperFailed, VendorFailed
-from mpsd.faults.kernel_log import watch_kernel_log
+from mpsd.faults.faults import Faults
 from mpsd.leases.book import LeaseBook
 from mpsd.relay.relay import Relay
 from mpsd.runtime.domain_news import tell_of_domains
@@ -46,7 +46,6 @@ class Daemon:
     """Everything that was built, joined.  `doors` is None until it is known who may relay."""
 
     pipe_directory: Path
-    kernel_log: Path
     pool: Pool
     upkeep: Upkeep
     sessions: Sessions
@@ -57,6 +56,7 @@ class Daemon:
     book: LeaseBook
     api: Api
     events: EventBus
+    faults: Faults
     serve_metrics: Callable[..., Awaitable[None]] | None  # None: nobody asked for them
     on_signal: Callable[["Daemon", int], Awaitable[None]]
     stop: trio.Event = field(default_factory=trio.Event)  # set: leave now, whatever still runs
@@ -67,12 +67,12 @@ class Daemon:
         held, is_old = self._open_keeper()
         async with trio.open_nursery() as services:
             self._services = services
+            services.start_soon(self.faults.run)
             await services.start(self.pool.run, self.store.domains())
             async with trio.open_nursery() as conversations:
                 await self._settle(held, is_old, conversations)
                 services.start_soon(self.upkeep.run)
                 services.start_soon(_collect)
-                services.start_soon(watch_kernel_log, self.kernel_log, self.pool, self.events.publish)
                 services.start_soon(tell_of_domains, self.pool, self.events.publish)
                 services.start_soon(self.book.run)
                 if self.serve_metrics:

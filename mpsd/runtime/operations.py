@@ -1,6 +1,6 @@
 """What operators do with fault domains and with the places of clients (api/services.py, Domains), over the pool."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mpsd import processes
 from mpsd.api.services import ClientView
@@ -11,14 +11,20 @@ from mpsd.errors import BadRequest, NoSuchDomain, TooMany
 from mpsd.legacy.board import ServerView
 from mpsd.model import DomainState, DomainView, ProcessId
 from mpsd.relay.entrance import Entrance
+from mpsd.uvm.standing import ShieldState, Standing
+
+_SHIELDED = (ShieldState.ON, ShieldState.KEPT)
 
 
 class DomainOperations:
     """Guards that nothing here waits for a vendor daemon, but where it changes something there."""
 
-    def __init__(self, pool: Pool, upkeep: Upkeep, entrance: Entrance | None) -> None:
+    def __init__(
+        self, pool: Pool, upkeep: Upkeep, entrance: Entrance | None, standing: Callable[[ProcessId], Standing]
+    ) -> None:
         self._pool = pool
         self._upkeep = upkeep
+        self._standing = standing
         self._entrance = entrance  # None: unprivileged, where clients are not placed one by one
 
     def views(self) -> Sequence[DomainView]:
@@ -35,8 +41,12 @@ class DomainOperations:
             strangers = servers.keys() - {process.pid for process in domain.members}
             others = [process for pid in strangers if (process := processes.process_id(pid))]
             for process in (*domain.members, *others):
-                found.append(ClientView(process, _uid(process), domain.name, servers.get(process.pid)))
+                found.append(self._view(process, domain.name, servers.get(process.pid)))
         return found
+
+    def _view(self, process: ProcessId, domain: str, server_pid: int | None) -> ClientView:
+        now = self._standing(process)
+        return ClientView(process, _uid(process), domain, server_pid, now.watched, now.shield in _SHIELDED, now.held)
 
     async def create(self, gpus: tuple[str, ...]) -> str:
         ours = [domain for domain in self._pool.domains.values() if frozenset(domain.gpus) == frozenset(gpus)]

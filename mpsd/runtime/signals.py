@@ -63,5 +63,6 @@ class Signals:
             domain.capacity = new.domains.clients_per_server
         daemon.sessions.settings = settings.sessions(new)
         daemon.api.settings = settings.api(new)
+        daemon.faults.desk.configure(settings.faults(new))
         daemon.book.configure(settings.admission(new))
         daemon.pool.notify()

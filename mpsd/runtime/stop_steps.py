@@ -14,7 +14,7 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.errors import VendorFailed
-from mpsd.model import ProcessId
+from mpsd.model import DomainState, ProcessId
 from mpsd.runtime.freezer import CgroupFreezer, SignalFreezer
 from mpsd.stop import Manner, Step, Stopped, plan, why_not_kill
 
@@ -25,7 +25,12 @@ _END_SECONDS = 10.0  # from SIGKILL to the end; on a GPU 0.19 s were measured, h
 
 
 async def terminate_client(domain: Domain, server_pid: int, client_pid: int) -> str:
-    """End the client's GPU work; its process sees error 810 and lives on.  The vendor's answer.  Raises VendorFailed."""
+    """End the client's GPU work; its process sees error 810 and lives on.  The vendor's answer.  Raises VendorFailed.
+
+    Not asked in a domain in FAULT: its vendor daemon would answer nobody until the client's process has ended (measured).
+    """
+    if domain.state is DomainState.FAULT:
+        raise VendorFailed(f"domain {domain.name} is in FAULT: its clients have no work left that could be ended")
     try:
         answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}")
     finally:
@@ -174,7 +179,9 @@ async def _terminate(case: Case, manner: Manner) -> None:
 
 
 async def _why_not_terminated(domain: Domain, server_pid: int | None, client_pid: int) -> str:
-    """Empty where it was."""
+    """Empty where it was, or where there is no work of it: a signal then harms nobody."""
+    if domain.state is DomainState.FAULT:
+        return ""
     if server_pid is None:
         return f"domain {domain.name} does not answer"
     try:

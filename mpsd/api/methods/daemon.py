@@ -35,7 +35,7 @@ async def status(call: Call[Nothing]) -> Map:
         "subscribers": state.events.subscribers,
         "events_lost": state.events.lost,
         "audit_lines_lost": state.audit_lines_lost(),
-        "facts": dict(services.facts),
+        "facts": {**services.facts, "fault_sources": dict(services.fault_sources())},
     }
 
 

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.gpu.comparison.sections import (
+    blame,
     contract,
     cost,
     crowd,
     ending,
     faults,
+    incidents,
     latch,
     limits,
     pollers,
@@ -19,6 +21,7 @@ from tests.gpu.comparison.sections import (
     strangers,
     throughput,
     unprivileged,
+    watched,
 )
 from tests.gpu.comparison.stage import Stage
 
@@ -38,6 +41,9 @@ SECTIONS = (
     Section("throughput", 45, throughput.run),
     Section("pollers", 75, pollers.run),
     Section("faults", 100, faults.run),
+    Section("incidents", 560, incidents.run),
+    Section("blame", 120, blame.run),
+    Section("watched", 60, watched.run),
     Section("latch", 30, latch.run),
     Section("limits", 100, limits.run),
     Section("crowd", 40, crowd.run),

@@ -9,20 +9,18 @@ before anything can know of it, one as its culprit is told, and one a fifth of a
 import time
 from dataclasses import asdict, dataclass, field
 
-from tests.gpu.comparison import figures
+from tests.gpu.comparison import figures, trials
 from tests.gpu.comparison.clients import Client, end_all
 from tests.gpu.comparison.stage import AS_OTHER, Stage
 from tests.gpu.comparison.system import System, SystemFailed
+from tests.gpu.comparison.trials import DEATH_SECONDS, NEVER_ENDING, READY_SECONDS
 
 MODES = ("trap", "oob_write")
 TRIALS = 20
 VENDOR_TRIALS = 5
-READY_SECONDS = 10.0
-DEATH_SECONDS = 5.0
 LATE_SECONDS = 0.2
 LISTED_SECONDS = 2.0
 SPARE_SECONDS = 8.0
-NEVER_ENDING = ("counter", "--seconds", "600", "--ms", "50")
 
 
 @dataclass(slots=True)
@@ -83,12 +81,12 @@ def _bystander(system: System) -> Client:
 def _trial(stage: Stage, system: System, mode: str, bystander: Client | None) -> Trial:
     trial = Trial(mode)
     kept = list(system.clients)
-    victim = _started(system, *NEVER_ENDING)
-    beside = bystander or _started(system, *NEVER_ENDING)
+    victim = trials.started(system, *NEVER_ENDING)
+    beside = bystander or trials.started(system, *NEVER_ENDING)
     if bystander is not None and not system.wait_for_spare(SPARE_SECONDS):
         stage.say("there is no spare yet")
     trial.were_apart = bystander is not None and _are_apart(system, victim, beside)
-    culprit = _started(system, "faulter", mode)
+    culprit = trials.started(system, "faulter", mode)
     launched = culprit.wait_for("fault", READY_SECONDS)
     if launched is None:
         raise SystemFailed(f"the culprit did nothing: {culprit.fate}")
@@ -100,29 +98,17 @@ def _trial(stage: Stage, system: System, mode: str, bystander: Client | None) ->
     trial.told_ms = float(result["ms"]) if result else None
     time.sleep(LATE_SECONDS)
     late = system.client("counter", "--seconds", "0.1")
-    trial.usable_ms = _usable(system, launched_ns, [early, newcomer, late])
+    trial.usable_ms = trials.usable(system, launched_ns, [early, newcomer, late])
     for client in (victim, culprit, early, newcomer, late):
         client.wait(DEATH_SECONDS)
     trial.victim, trial.early, trial.newcomer, trial.late = victim.fate, early.fate, newcomer.fate, late.fate
     trial.newcomer_ms, trial.late_ms = _first_kernel_ms(newcomer), _first_kernel_ms(late)
     _look_at_bystander(trial, beside, time.monotonic_ns())
-    trial.stall_ms = _stall(beside, launched_ns)
+    trial.stall_ms = trials.stall(beside, launched_ns)
     ended = [client for client in system.clients if client not in kept]
     end_all(ended)
     system.clients[:] = kept
     return trial
-
-
-def _started(system: System, program: str, *arguments: str) -> Client:
-    """Running; a vendor daemon that is still busy with the last fault is given time."""
-    end = time.monotonic() + READY_SECONDS
-    while True:
-        client = system.client(program, *arguments)
-        if client.wait_for("ready", READY_SECONDS):
-            return client
-        if time.monotonic() > end:
-            raise SystemFailed(f"{system.name}: {program} did not start: {client.fate}")
-        time.sleep(0.1)
 
 
 def _are_apart(system: System, one: Client, other: Client) -> bool:
@@ -134,30 +120,10 @@ def _are_apart(system: System, one: Client, other: Client) -> bool:
     return {one.pid, other.pid} <= homes.keys() and homes[one.pid] != homes[other.pid]
 
 
-def _usable(system: System, launched_ns: int, first: list[Client]) -> float | None:
-    """Milliseconds from the launch until a new client's first kernel had finished."""
-    clients = list(first)
-    end = time.monotonic() + READY_SECONDS
-    while time.monotonic() < end:
-        done = [ready["monotonic_ns"] for client in clients if (ready := client.wait_for("ready", DEATH_SECONDS))]
-        if done:
-            return (min(done) - launched_ns) / 1e6
-        clients = [system.client("counter", "--seconds", "0.1")]
-    return None
-
-
 def _look_at_bystander(trial: Trial, bystander: Client, since_ns: int) -> None:
     """Going on means that it counted after everybody else's end."""
     tick = bystander.wait_for("tick", 3.0, since_ns)
     trial.bystander = "went on" if tick and bystander.is_running else bystander.fate
-
-
-def _stall(bystander: Client, since_ns: int) -> float | None:
-    """The longest wait for a kernel since the launch; each tick tells the worst until then."""
-    before = [tick["worst_ms"] for tick in bystander.events("tick") if tick["monotonic_ns"] < since_ns]
-    after = [tick["worst_ms"] for tick in bystander.events("tick") if tick["monotonic_ns"] >= since_ns]
-    grew = bool(after) and (not before or after[-1] > before[-1])
-    return float(after[-1]) if grew else None
 
 
 def _first_kernel_ms(client: Client) -> float | None:

@@ -1,0 +1,285 @@
+"""FaultDesk: where observations become incidents, and incidents events, verdicts and deeds.
+
+Sources hand in what they see; the fusion says what it is of (policy/fusion.py), blame who is kept apart (policy/blame.py), the
+response what is done (reactions.py).  Everything but waiting is done at once.  Prose: docs/faults.md.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import structlog
+import trio
+
+from mpsd.api.services import FirstError, Standing
+from mpsd.domains.domain import Domain
+from mpsd.domains.log_lines import News
+from mpsd.domains.pool import Pool
+from mpsd.errors import NoSuchFault
+from mpsd.fault import TEXT_CHARACTERS, Deed, FaultClass, Incident, Observation, Party, Source
+from mpsd.faults.parties import Parties
+from mpsd.faults.standings import standings
+from mpsd.faults.store import FaultStore
+from mpsd.faults.vendor_log import observe
+from mpsd.model import DomainState, ProcessId
+from mpsd.policy.blame import Blame
+from mpsd.policy.blame_state import Change, Cleared, Convicted, Released, Suspected
+from mpsd.policy.fault_settings import FaultSettings
+from mpsd.policy.fusion import PRESENT_SECONDS, Fusion
+from mpsd.policy.verdict import is_proof
+from mpsd.policy.xids import ENDS_SERVER
+from mpsd.uvm.ending import Ending
+from mpsd.wire.incidents import incident_facts
+
+log = structlog.get_logger()
+Publish = Callable[[str, Mapping[str, Any]], None]
+SUSPECT_SECONDS = 2.0  # by then the vendor's server has said FAULT, or it was a false alarm
+_LOOK_SECONDS = 1.0
+
+
+class FaultDesk:
+    """Guards that every observation is judged by what mpsd knew at that moment, and that what comes of it is kept and told.
+
+    on_incident: told of each new revision of an incident; what holds or releases memory, and what acts, hang here.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        store: FaultStore,
+        settings: FaultSettings,
+        describe: Callable[[ProcessId], Party],
+        publish: Publish,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._pool, self._store, self._publish, self._clock = pool, store, publish, clock
+        self._describe = describe
+        self.parties = Parties(describe, clock)
+        self._fusion = Fusion(store.next_number(), self._at, self.parties.find)
+        self.settings = settings
+        self._blame = Blame(settings, store.blame())
+        self._recent: dict[int, Incident] = {}  # those that may still change
+        self._states: dict[str, DomainState] = {}
+        for left in store.unsettled():  # nobody looked on while no mpsd was there
+            store.save(replace(left, revision=left.revision + 1, is_settled=True))
+        self._news = trio.Event()
+        self.on_incident: list[Callable[[Incident], None]] = []
+        self.on_arrival: list[Callable[[ProcessId, Domain], None]] = []
+
+    def configure(self, settings: FaultSettings) -> None:
+        """Other settings from now on; convictions stay as they are."""
+        self.settings = settings
+        self._blame = Blame(settings, self._blame.state)
+
+    # -- what is seen ------------------------------------------------------------------------------------------------
+
+    def see(self, seen: Observation) -> None:
+        """From any source, in the trio thread."""
+        domain = self._domain_of(seen)
+        if domain is not None:
+            gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
+            present = self._present(domain) if domain.state is not DomainState.GONE else ()
+            seen = replace(seen, domain=domain.name, gpu=gpu, present=present)
+            if is_proof(seen) or seen.xid in ENDS_SERVER:
+                self._suspect(domain)
+        log.info("fault.seen", source=seen.source.value, domain=seen.domain, gpu=seen.gpu, xid=seen.xid, text=seen.text,
+                 pid=seen.process and seen.process.pid, is_proof=seen.is_proof)  # fmt: skip
+        self._took(self._fusion.take(seen, self._clock()))
+
+    def hear(self, domain: Domain, news: News) -> None:
+        """A line of a domain's log."""
+        if (seen := observe(domain.name, news, self.parties)) is not None:
+            self.see(seen)
+
+    def report(self, process: ProcessId, error: FirstError) -> None:
+        """A client says so of itself: evidence, and no more."""
+        words = " ".join(filter(None, (error.name or f"CUDA error {error.code}", error.text)))
+        self.see(
+            Observation(
+                Source.REPORT,
+                self._clock(),
+                process=process,
+                address=error.address,
+                kernel=error.kernel,
+                pc=error.pc,
+                text=words[:TEXT_CHARACTERS],
+            )
+        )
+
+    def _domain_of(self, seen: Observation) -> Domain | None:
+        if seen.domain:
+            return self._pool.domains.get(seen.domain)
+        return self._pool.domain_of_process(seen.process.pid) if seen.process else None
+
+    def _present(self, domain: Domain) -> tuple[ProcessId, ...]:
+        """Members, and those that only the vendor's server knows, as without root."""
+        there = set(domain.members)
+        for pid in domain.client_pids - {process.pid for process in there}:
+            if (process := self.parties.by_pid(pid)) is not None:
+                there.add(process)
+        for process in there:
+            self.parties.meet(process, domain.name)
+        return self.parties.present(domain.name, there, PRESENT_SECONDS)
+
+    def _suspect(self, domain: Domain) -> None:
+        """It takes nobody until it is known how it is: the vendor's server says it late, and lets newcomers in meanwhile."""
+        if domain.state is DomainState.READY:
+            domain.suspect(SUSPECT_SECONDS)
+            self._pool.notify()
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def arrived(self, process: ProcessId, domain: Domain) -> None:
+        """It is placed there; told for each of its connections."""
+        if self.parties.meet(process, domain.name):
+            for tell in self.on_arrival:
+                tell(process, domain)
+
+    def left(self, process: ProcessId, ending: Ending | None) -> None:
+        """It has ended; None: how is not known, so a signal may have ended it in the middle of a kernel."""
+        domain = self.parties.leave(process)
+        if domain is None:
+            return
+        fault_class = FaultClass.UNKNOWN if ending is not None and not ending.signal else FaultClass.HOST
+        text = f"pid {process.pid} ended, {ending or 'how is not known'}"
+        self.see(Observation(Source.PROCESS, self._clock(), fault_class, domain=domain, process=process, text=text))
+
+    def key_of(self, process: ProcessId) -> str:
+        """Of the domain it is placed in because of faults; empty: anywhere."""
+        return self._blame.placement(self._party(process).key, time.time())
+
+    def pause_of(self, process: ProcessId) -> float:
+        """Seconds until it may start."""
+        return self._blame.pause(self._party(process).key, time.time())
+
+    def _party(self, process: ProcessId) -> Party:
+        return self.parties.find(process) or self._describe(process)
+
+    # -- what comes of it --------------------------------------------------------------------------------------------
+
+    def note(self, incident: Incident, text: str) -> None:
+        """What was done about it."""
+        log.info("fault.deed", number=incident.number, text=text)
+        self._took(self._fusion.note(incident.number, Deed(self._clock(), text)))
+
+    def _took(self, changed: Sequence[Incident]) -> None:
+        for incident in changed:
+            before = self._recent.get(incident.number)
+            self._recent[incident.number] = incident
+            self._tell(before, incident)
+            changes = self._blame.take(incident, time.time())
+            if changes:
+                self._store.save_with_blame(incident, self._blame.state)
+                self._tell_of_blame(changes)
+            else:
+                self._store.save(incident)
+            for told in self.on_incident:
+                told(incident)
+            if incident.is_settled:
+                del self._recent[incident.number]
+        if changed:
+            self._news.set()
+
+    def _tell(self, before: Incident | None, incident: Incident) -> None:
+        """First the event, which somebody may be waiting for; then what takes longer."""
+        facts = incident_facts(incident)
+        culprit = facts["culprit"]
+        if before is None:
+            self._publish("fault.opened", facts)
+            log.warning("fault.opened", number=incident.number, domain=incident.domain, gpu=incident.gpu,
+                        fault_class=incident.fault_class.value)  # fmt: skip
+        if incident.culprit is not None and (before is None or before.culprit != incident.culprit):
+            self._publish("fault.culprit", facts)
+            log.warning("fault.culprit", number=incident.number, domain=incident.domain, culprit=culprit,
+                        confidence=incident.confidence.value)  # fmt: skip
+        if incident.is_settled:
+            self._publish("fault.settled", facts)
+            log.info("fault.settled", number=incident.number, domain=incident.domain, culprit=culprit,
+                     confidence=incident.confidence.value, hurt=len(incident.victims))  # fmt: skip
+
+    def _tell_of_blame(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            match change:
+                case Convicted(key, number, times, until):
+                    topic, facts = "blame.convicted", {"key": key, "number": number, "times": times, "until": until}
+                case Suspected(case, groups):
+                    topic, facts = "blame.suspected", {"case": case, "groups": [list(group) for group in groups]}
+                case Cleared(case, keys, why):
+                    topic, facts = "blame.cleared", {"case": case, "keys": list(keys), "why": why}
+                case Released(key, why):
+                    topic, facts = "blame.released", {"key": key, "why": why}
+            log.warning(topic, **facts)
+            self._publish(topic, facts)
+
+    # -- what is asked -----------------------------------------------------------------------------------------------
+
+    def incidents(self, after: int) -> Iterable[Incident]:
+        return self._store.incidents(after)
+
+    def incidents_before(self, before: int | None) -> Iterable[Incident]:
+        return self._store.incidents_before(before)
+
+    def incident(self, number: int) -> Incident:
+        found = self._recent.get(number) or self._store.incident(number)
+        if found is None:
+            raise NoSuchFault(f"no fault has number {number}")
+        return found
+
+    def standings(self) -> Iterable[Standing]:
+        return standings(self._blame, self.settings.suspect_seconds, self._pool.drained, time.time())
+
+    def pardon(self, key: str) -> Standing:
+        """Nothing is held against it any more.  A GPU that was drained, GPU-..., takes clients again."""
+        found = next((each for each in self.standings() if each.key == key), None)
+        if found is None:
+            raise NoSuchFault(f"nothing is held against {key!r}")
+        changes = self._blame.pardon(key)
+        if self._pool.restore_gpu(key):
+            self._publish("gpu.restored", {"gpu": key})
+            log.warning("gpu.restored", gpu=key)
+        else:
+            self._store.save_blame(self._blame.state)
+        self._tell_of_blame(changes)
+        self._pool.notify()
+        return found
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Settles incidents and lets suspicions decay; lives as long as mpsd."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_domains)
+            while True:
+                self._took(self._fusion.settle(self._clock()))
+                if changes := self._blame.decay(time.time()):
+                    self._store.save_blame(self._blame.state)
+                    self._tell_of_blame(changes)
+                self._news = trio.Event()
+                with trio.move_on_after(self._pause()):
+                    await self._news.wait()
+
+    def _pause(self) -> float:
+        due_ns, decay_at = self._fusion.next_settle_ns(), self._blame.next_decay_at()
+        waits = [] if due_ns is None else [(due_ns - self._clock()) / 1e9]
+        waits += [] if decay_at is None else [decay_at - time.time()]
+        return max(0.01, min([*waits, 3600.0]))
+
+    async def _watch_domains(self) -> None:
+        """A domain whose servers are fresh has recovered."""
+        was_ill = (DomainState.FAULT, DomainState.DEAD, DomainState.RECYCLING, DomainState.STARTING)
+        while True:
+            for name, domain in self._pool.domains.items():
+                before, self._states[name] = self._states.get(name), domain.state
+                if domain.state is DomainState.READY and before in was_ill:
+                    self.parties.renew(name)
+                    self._took(self._fusion.domain_recovered(name, self._clock()))
+                    self._news.set()
+            for gone in self._states.keys() - self._pool.domains.keys():
+                del self._states[gone]
+                self._took(self._fusion.domain_recovered(gone, self._clock()))
+            await self._pool.changed()
+
+    def _at(self, moment_ns: int) -> float:
+        """Seconds since the epoch."""
+        return time.time() - (self._clock() - moment_ns) / 1e9

@@ -1,0 +1,77 @@
+"""What mpsd says of faults while a trial runs: its events, heard by a thread of its own."""
+
+import threading
+import time
+from dataclasses import dataclass
+
+from mpsd_client import Client, Event, Lost, MpsdError
+
+from tests.gpu.comparison.system import System
+
+_END_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """mpsd's word on who did it, and when it was heard."""
+
+    number: int
+    pid: int
+    confidence: str
+    heard_ns: int
+
+
+class Listener:
+    """Guards the list of events, which its thread fills until it is closed or mpsd goes."""
+
+    def __init__(self, system: System, *topics: str) -> None:
+        self._system = system
+        self._client = Client(system.pipe / "mpsd.sock", program="compare")
+        self._client.subscribe(*(topics or ("fault.*", "blame.*")))
+        self._heard: list[tuple[int, Event]] = []
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        try:
+            while not self._is_closed:
+                for event in self._client.events(timeout_seconds=_LOOK_SECONDS):
+                    self._take(time.monotonic_ns(), event)
+        except (MpsdError, OSError):
+            return  # mpsd has gone, or we have closed
+
+    def _take(self, heard_ns: int, event: Event | Lost) -> None:
+        if isinstance(event, Event):
+            with self._changed:
+                self._heard.append((heard_ns, event))
+                self._changed.notify_all()
+
+    def events(self, topic: str, since_ns: int = 0) -> list[Event]:
+        with self._changed:
+            return [event for heard_ns, event in self._heard if event.topic == topic and heard_ns >= since_ns]
+
+    def culprit_since(self, since_ns: int, seconds: float) -> Verdict | None:
+        """The first incident with a culprit that was told after `since_ns`; None if none is within the time."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                for heard_ns, event in self._heard:
+                    if event.topic == "fault.culprit" and heard_ns >= since_ns:
+                        facts = event.facts
+                        return Verdict(int(facts["number"]), int(facts["culprit"]["pid"]), str(facts["confidence"]), heard_ns)
+                if not self._changed.wait(max(0.0, end - time.monotonic())):
+                    return None
+
+    def dump_variables(self) -> dict[str, str]:
+        """What a client is started with to write core dumps where mpsd reads them."""
+        from mpsd.faults.core_dumps import environment
+
+        return environment(self._system.pipe / "cores")
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._thread.join(_END_SECONDS)
+        self._client.close()

@@ -1,0 +1,70 @@
+"""A client that faults now and then, and that no source names: how many of its faults until mpsd has found it.
+
+Nobody writes core dumps, so an SM exception names nobody.  Innocents and the culprit are started again after each fault, as a
+service would; mpsd places the suspects apart until one faults alone.
+"""
+
+import shutil
+import time
+
+from tests.gpu.comparison import figures, trials
+from tests.gpu.comparison.clients import Client, end_all
+from tests.gpu.comparison.listener import Listener
+from tests.gpu.comparison.stage import Stage
+from tests.gpu.comparison.system import System, SystemFailed
+
+TRIALS = 10
+INNOCENTS = ("innocent1", "innocent2", "innocent3")  # who a client is, is its user and program where it has no lease
+MOST_ROUNDS = 6
+VERDICT_SECONDS = 4.0
+CONFIG = "[faults]\ncrash_pause_max = 0.0\nculprit_seconds = 0.0\n[domains]\nmax_domains = 8\n"
+
+
+def run(stage: Stage) -> None:
+    found: list[tuple[int, bool, int]] = []
+    for name in INNOCENTS:
+        shutil.copy(stage.mpsd.programs / trials.NEVER_ENDING[0], stage.mpsd.programs / name)
+    for number in range(stage.trials(TRIALS)):
+        system = stage.another(f"blame{number}", stage.options.front_end, stage.mpsd, config=CONFIG)
+        system.start()
+        listener = Listener(system)
+        try:
+            found.append(_find(system, listener))
+        finally:
+            listener.close()
+            end_all(system.clients)
+            system.clients.clear()
+            system.kill()
+    stage.keep("rounds", found)
+    rounds = [each for each, is_right, _ in found if is_right]
+    took = f"median {figures.number(figures.median(rounds))}, most {max(rounds, default=0)}"
+    stage.add(
+        "SM exception, nobody writes dumps, 4 clients: faults until the culprit is convicted",
+        mpsd=f"{figures.of(len(rounds), len(found))}, {took}",
+        goal=f"{len(found)} of {len(found)}",
+        met=len(rounds) == len(found),
+    )
+    wrong = sum(each for _, _, each in found)
+    stage.add("... innocents convicted", mpsd=str(wrong), goal="0", met=wrong == 0)
+
+
+def _find(system: System, listener: Listener) -> tuple[int, bool, int]:
+    """After how many faults, whether it was found, and how many innocents were convicted."""
+    for number in range(1, MOST_ROUNDS + 1):
+        innocents = [trials.started(system, program, *trials.NEVER_ENDING[1:]) for program in INNOCENTS]
+        culprit = trials.started(system, "faulter", "trap")
+        launched = culprit.wait_for("fault", trials.READY_SECONDS)
+        if launched is None:
+            raise SystemFailed(f"the culprit did nothing: {culprit.fate}")
+        verdict = listener.culprit_since(int(launched["monotonic_ns"]), VERDICT_SECONDS if number > 1 else 1.0)
+        wrong = int(verdict is not None and verdict.pid != culprit.pid)
+        _end(system, [*innocents, culprit])
+        if verdict is not None:
+            return number, not wrong, wrong
+        time.sleep(0.5)
+    return MOST_ROUNDS, False, 0
+
+
+def _end(system: System, clients: list[Client]) -> None:
+    end_all(clients)
+    system.clients[:] = [client for client in system.clients if client not in clients]

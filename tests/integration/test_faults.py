@@ -1,0 +1,245 @@
+"""Faults of clients, end to end on the simulator: who is named, who suffers, what is done, what outlives a restart."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from mpsd_client import Client as Mpsd
+from mpsd_client import Event, Refused, calls, values
+
+from mpsd.faults.core_dumps import environment
+from tests.integration.client import Client
+from tests.integration.machine import SIMULATOR, UIDS, Machine
+from tests.integration.process import EVENT_SECONDS, is_running, wait_for
+
+pytestmark = pytest.mark.root
+FORGIVING = '[faults]\nquarantine = "off"\ncrash_pause_max = 0.0\nculprit = "leave"\n'
+
+
+@contextmanager
+def told(machine: Machine, *topics: str) -> Iterator[Mpsd]:
+    """Subscribed; `until` reads."""
+    with machine.mpsd() as mpsd:
+        mpsd.subscribe(*(topics or ("fault.*", "blame.*", "gpu.*")))
+        yield mpsd
+
+
+def until(mpsd: Mpsd, topic: str) -> Event:
+    for event in mpsd.events(timeout_seconds=EVENT_SECONDS):
+        if isinstance(event, Event) and event.topic == topic:
+            return event
+    raise AssertionError(f"no {topic} came")
+
+
+def settled(machine: Machine, number: int) -> values.IncidentReport:
+    with machine.mpsd() as mpsd:
+        return wait_for("the end of the incident", lambda: _if_settled(mpsd, number))
+
+
+def _if_settled(mpsd: Mpsd, number: int) -> values.IncidentReport | None:
+    found = mpsd.ask(calls.fault_get(number))
+    return found if found.is_settled else None
+
+
+def standing(machine: Machine, client: Client) -> values.MpsClient:
+    with machine.mpsd() as mpsd:
+        return next(row for row in mpsd.ask(calls.client_list()).items if row.pid == client.pid)
+
+
+def pair(machine: Machine, mode: str, **variables: str) -> tuple[Client, Client]:
+    """An innocent, and one that faults, in one domain."""
+    innocent = machine.counter(**variables).ready()
+    culprit = machine.client("faulter", mode, "--after", "0.3", **variables).ready()
+    assert machine.domain_of(innocent) == machine.domain_of(culprit)
+    return innocent, culprit
+
+
+@pytest.mark.parametrize("mode", ["oob_write", "null_write", "use_after_free", "ro_write", "copy"])
+def test_the_culprit_of_a_memory_fault_is_named_before_anybody_hears_of_it(machine: Machine, mode: str) -> None:
+    machine.configure(FORGIVING)
+    machine.start()
+    with told(machine) as mpsd:
+        innocent, culprit = pair(machine, mode)
+        facts = until(mpsd, "fault.culprit").facts
+        assert (facts["culprit"]["pid"], facts["confidence"], facts["fault_class"]) == (culprit.pid, "proven", "mmu")
+    assert innocent.error() == 700
+    report = settled(machine, facts["number"])
+    assert [party.pid for party in report.victims] == [innocent.pid]
+    assert report.culprit is not None
+    assert report.culprit.program == "faulter"
+    assert {evidence.source for evidence in report.evidence} >= {"uvm_events", "kernel_log", "vendor_log"}
+
+
+def test_a_near_null_access_harms_nobody(machine: Machine) -> None:
+    machine.configure(FORGIVING)
+    machine.start()
+    innocent, culprit = pair(machine, "array_null_write")
+    wait_for("the shield", lambda: standing(machine, culprit).shield)
+    assert culprit.wait("result")["code"] == 0
+    innocent.goes_on()
+    with machine.mpsd() as mpsd:
+        assert not mpsd.ask(calls.fault_list()).items
+
+
+def test_without_the_shield_it_ends_its_co_runners(machine: Machine) -> None:
+    """So that the test above can fail."""
+    machine.configure(FORGIVING + 'shield = "off"\n')
+    machine.start()
+    innocent, culprit = pair(machine, "array_null_write")
+    assert not standing(machine, culprit).shield
+    assert innocent.error() == 700
+
+
+@pytest.mark.parametrize("hold", ["on", "off"])
+def test_who_is_killed_in_a_kernel_takes_others_along_unless_held(machine: Machine, hold: str) -> None:
+    machine.configure(FORGIVING + f'hold = "{hold}"\n')
+    machine.start()
+    innocent = machine.counter().ready()
+    doomed = machine.client("faulter", "killed", "--kernel-ms", "300", "--after", "0.3").ready()
+    assert machine.domain_of(innocent) == machine.domain_of(doomed)
+    assert doomed.status() == -signal.SIGKILL
+    if hold == "on":
+        innocent.goes_on()
+        innocent.goes_on()
+        with machine.mpsd() as mpsd:
+            assert not mpsd.ask(calls.fault_list()).items
+    else:
+        assert innocent.error() == 700
+
+
+def dumping(machine: Machine) -> dict[str, str]:
+    return environment(machine.pipe / "cores")
+
+
+@pytest.mark.parametrize("mode", ["trap", "misaligned", "illegal_instruction"])
+def test_a_core_dump_names_the_culprit_of_an_sm_exception(machine: Machine, mode: str) -> None:
+    machine.configure(FORGIVING)
+    machine.start()
+    with told(machine) as mpsd:
+        innocent, culprit = pair(machine, mode, **dumping(machine))
+        facts = until(mpsd, "fault.culprit").facts
+        assert (facts["culprit"]["pid"], facts["confidence"], facts["fault_class"]) == (culprit.pid, "proven", "sm")
+        assert facts["kernel"]
+    assert innocent.error()
+
+
+def test_who_faults_without_proof_is_found_by_placing_suspects_apart(machine: Machine) -> None:
+    """Nobody writes dumps: of two who were there, the one that faults alone is convicted, and gets a domain of its own."""
+    machine.configure('[faults]\ncrash_pause_max = 0.0\nculprit_seconds = 0.1\n')
+    machine.start()
+    with told(machine) as mpsd:
+        innocent, culprit = pair(machine, "trap")
+        groups = until(mpsd, "blame.suspected").facts["groups"]
+        assert sorted(key for group in groups for key in group) == ["user:0:counter", "user:0:faulter"]
+        assert innocent.error()
+        assert culprit.status()
+        again = machine.counter().ready()
+        culprit = machine.client("faulter", "trap", "--after", "0.3").ready()
+        assert machine.domain_of(again) != machine.domain_of(culprit)
+        convicted = until(mpsd, "blame.convicted").facts
+        assert convicted["key"] == "user:0:faulter"
+        again.goes_on()
+        row = next(row for row in mpsd.ask(calls.blame_list()).items if row.standing == "convicted")
+        assert row.key == "user:0:faulter"
+        mpsd.ask(calls.blame_pardon(row.key))
+        assert not [row for row in mpsd.ask(calls.blame_list()).items if row.standing == "convicted"]
+
+
+def test_a_proven_culprit_is_ended_and_starts_in_a_domain_of_its_own(machine: Machine) -> None:
+    machine.configure("[faults]\nculprit_seconds = 0.2\n")
+    machine.start()
+    innocent = machine.counter().ready()
+    culprit = machine.client("faulter", "oob_write", "--linger", "600").ready()
+    assert innocent.error() == 700
+    assert culprit.status() == -signal.SIGKILL
+    innocent = machine.counter().ready()
+    culprit = machine.client("faulter", "hang").ready()
+    assert machine.domain_of(innocent) != machine.domain_of(culprit)
+
+
+def test_a_crash_loop_is_slowed_down(machine: Machine) -> None:
+    machine.configure("[faults]\nculprit_seconds = 0.0\ncrash_faults = 2\n")
+    machine.start()
+    with told(machine) as mpsd:
+        for _ in range(2):
+            machine.client("faulter", "oob_write").ready()
+            until(mpsd, "blame.convicted")
+    began = time.monotonic()
+    third = machine.client("faulter", "oob_write")
+    assert machine.wait_for_journal("client.waiting")["reason"].startswith("it has faulted too often")
+    third.ready()
+    assert time.monotonic() - began > 0.5
+
+
+def test_incidents_and_convictions_outlive_mpsd(machine: Machine) -> None:
+    machine.start()
+    with told(machine) as mpsd:
+        machine.client("faulter", "oob_write").ready()
+        facts = until(mpsd, "blame.convicted").facts
+    running = machine.counter(uid=UIDS[0]).ready()
+    machine.kill_daemon()
+    machine.start()
+    with machine.mpsd() as mpsd:
+        assert mpsd.ask(calls.fault_get(facts["number"])).culprit
+        assert facts["key"] in [row.key for row in mpsd.ask(calls.blame_list()).items]
+    wait_for("the running client to be watched again", lambda: standing(machine, running).watched)
+
+
+def test_a_gpu_that_needs_a_reset_takes_nobody(machine: Machine) -> None:
+    machine.start()
+    [uuid] = machine.uuids()
+    with told(machine) as mpsd:
+        assert machine.run("xid", "0", "79", program=SIMULATOR / "bin/mpsd-sim").returncode == 0
+        assert until(mpsd, "gpu.drained").facts["gpu"] == uuid
+        waiting = machine.counter()
+        assert "79" in machine.wait_for_journal("client.waiting")["reason"]
+        assert waiting.is_silent()
+        mpsd.ask(calls.blame_pardon(uuid))
+    waiting.ready()
+
+
+def test_a_client_says_so_itself(machine: Machine) -> None:
+    """Evidence, not a proof: and nobody who is no client may say it."""
+    machine.start()
+    with machine.mpsd() as mpsd, pytest.raises(Refused):
+        mpsd.ask(calls.fault_report(700))
+
+
+def test_domains_that_faulted_are_of_use_again_though_clients_linger(machine: Machine) -> None:
+    machine.configure('[faults]\nculprit = "leave"\nquarantine = "off"\nrecycle_seconds = 0.5\n')
+    machine.start()
+    lingering = machine.client("faulter", "oob_write", "--linger", "600").ready()
+    domain = machine.domain_of(lingering)
+    lingering.wait("result")
+    wait_for(
+        "the domain to be restarted",
+        lambda: [entry for entry in machine.journal("domain.kill") if entry["domain"] == domain],
+        seconds=20.0,
+    )
+    assert is_running(lingering.pid)
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_thirty_faults(machine: Machine) -> None:
+    machine.configure(FORGIVING)
+    machine.start()
+    other = machine.counter(uid=UIDS[0]).ready()
+    before = None
+    for number in range(30):
+        mode = ("oob_write", "trap", "killed")[number % 3]
+        culprit = machine.client("faulter", mode).ready()
+        culprit.status()
+        if number == 5:
+            before = descriptors(machine)
+    other.goes_on()
+    assert before is not None
+    wait_for("no more descriptors than before", lambda: descriptors(machine) <= before + 4, seconds=20.0)
+    assert len(machine.domains()) <= 4
+    assert not machine.bugs()
+
+
+def descriptors(machine: Machine) -> int:
+    return len(os.listdir(f"/proc/{machine.daemon_pid()}/fd"))
