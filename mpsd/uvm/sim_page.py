@@ -38,6 +38,10 @@ class Page:
         self._words, self._longs = self.memory.cast("I"), self.memory.cast("Q")
 
     @property
+    def is_made(self) -> bool:
+        return bool(self._words[_MAGIC_AT])
+
+    @property
     def is_known(self) -> bool:
         return self._words[_MAGIC_AT] == MAGIC and self._words[_VERSION_AT] == VERSION
 

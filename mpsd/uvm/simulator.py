@@ -7,6 +7,7 @@ import mmap
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,18 +32,40 @@ class SimulatedDevices:
         space_path, events_path = (str(folder / f"{process.pid}.{kind}") for kind in ("space", "events"))
         wanted = (space_path, f"{space_path} (deleted)")
         spaces: list[Space] = []
-        for number in descriptors.find(process.pid, lambda link: link in wanted):
-            if any(space.is_open_as(number) for space in (*have, *spaces)):
-                continue
-            if (found := descriptors.duplicate(pidfd, number)) is not None:
-                events = _take_events(process.pid, pidfd, events_path)
-                try:
-                    spaces.append(SimulatedSpace.open(process.pid, number, found, events))
-                except Unavailable:
-                    for space in spaces:
-                        space.close()
-                    raise
+        try:
+            for number in descriptors.find(process.pid, lambda link: link in wanted):
+                if any(space.is_open_as(number) for space in (*have, *spaces)):
+                    continue
+                with ExitStack() as taken:
+                    space = _open(process.pid, pidfd, number, events_path, taken)
+                    if space is not None:
+                        spaces.append(space)
+                        taken.pop_all()
+        except BaseException:
+            for each in spaces:
+                each.close()
+            raise
         return spaces
+
+
+def _open(pid: int, pidfd: int, number: int, events_path: str, taken: ExitStack) -> "SimulatedSpace | None":
+    """None: it is not there, or not made yet.  What was taken is in `taken`, however it ends.  Raises as open_spaces."""
+    descriptor = descriptors.duplicate(pidfd, number)
+    if descriptor is None:
+        return None
+    taken.callback(os.close, descriptor)
+    try:
+        memory = taken.enter_context(mmap.mmap(descriptor, PAGE_BYTES))
+    except (OSError, ValueError):
+        return None  # it is too short
+    page = Page(memoryview(memory))
+    taken.callback(page.release)
+    if not page.is_made:
+        return None
+    if not page.is_known:
+        raise Unavailable("the simulator's page is of another layout")
+    events = _take_events(pid, pidfd, events_path)
+    return SimulatedSpace(pid, number, descriptor, events, memory, page)
 
 
 def _take_events(pid: int, pidfd: int, path: str) -> int | None:
@@ -66,27 +89,6 @@ class SimulatedSpace:
     events: int | None
     memory: mmap.mmap
     page: Page
-
-    @classmethod
-    def open(cls, pid: int, number: int, descriptor: int, events: int | None) -> "SimulatedSpace":
-        """Takes both descriptors.  Raises Unavailable where it is not such a page."""
-        memory = None
-        try:
-            memory = mmap.mmap(descriptor, PAGE_BYTES)
-            page = Page(memoryview(memory))
-        except (OSError, ValueError) as exc:
-            trouble: Exception | None = exc
-        else:
-            if page.is_known:
-                return cls(pid, number, descriptor, events, memory, page)
-            page.release()
-            trouble = None
-        if memory is not None:
-            memory.close()
-        for each in (descriptor, events):
-            if each is not None:
-                os.close(each)
-        raise Unavailable(f"the simulator's page of pid {pid} is of another layout") from trouble
 
     def attach(self) -> "SimulatedQueue | None":
         if self.events is None:

@@ -71,6 +71,8 @@ def answer(client: Client, words: list[str]) -> str:
             getattr(client, name)()
         case ["word", offset, value]:
             client.write("<I", int(offset), int(value))
+        case ["cut"]:
+            os.ftruncate(client.descriptors[0], 0)
         case ["fault", *numbers]:
             client.fault(*(int(number, 0) for number in numbers))
         case ["ranges"]:

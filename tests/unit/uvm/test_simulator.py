@@ -169,6 +169,15 @@ def test_a_page_of_another_version_is_refused_and_nothing_is_kept(client: FakeCl
     assert descriptors() == before
 
 
+@pytest.mark.parametrize("words", ["word 0 0", "cut"])
+def test_a_page_that_is_not_made_yet_is_looked_for_again(client: FakeClient, words: str) -> None:
+    client.ask("open")
+    client.ask(words)
+    before = descriptors()
+    assert open_spaces(client) == []
+    assert descriptors() == before
+
+
 def test_a_space_that_the_client_closed_or_replaced_is_known(client: FakeClient) -> None:
     client.ask("open")
     (space,) = open_spaces(client)
