@@ -1,9 +1,9 @@
 """CUDA core dumps of clients as a source: who did it, of SM exceptions, and who did not.
 
 A dump is its writer's own word: anybody can make one up.  So it counts only against or for a client of the user whose file it
-is, and only for the one that wrote it, as the kernel says (file_writers.py).  Where the kernel does not say (without root), it
-is the one that the file's name means, by the pid that it has in its own pid namespace; where that is none or two, nobody.  A
-client can still accuse or clear itself with a false one.  Prose: docs/faults.md, "Core dumps".
+is, and only for the one that wrote it, as the kernel says (file_writers.py).  Where the kernel does not say (without root, or
+when the writer ended at once), it is the one that the file's name means, by the pid that it has in its own pid namespace; where
+that is none or two, nobody.  A client can still accuse or clear itself with a false one.  Prose: docs/faults.md, "Core dumps".
 """
 
 import time
@@ -20,7 +20,7 @@ from mpsd.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
 from mpsd.faults.core_directory import CoreDirectory, Dump
 from mpsd.faults.core_file import CoreFile, GpuException
 from mpsd.faults.exceptions import DEVICE_EXCEPTIONS, MMU_EXCEPTIONS
-from mpsd.faults.file_writers import FileWriters
+from mpsd.faults.file_writers import FileWriters, Lineage
 from mpsd.model import ProcessId
 
 log = structlog.get_logger()
@@ -128,10 +128,9 @@ class CoreDumps:
 
     def _owner(self, dump: Dump) -> ProcessId | None:
         clients = list(self._clients_of(dump.uid))
-        if self._writers is not None:
-            pids = self._writers.take(dump.file)
-            written = (process for process in clients if {process.pid} == pids)
-            return max(written, key=lambda process: process.start_time, default=None)
+        lineages = self._writers.take(dump.file) if self._writers is not None else frozenset()
+        if any(len(lineage) > 1 for lineage in lineages):
+            return find_writer(lineages, clients)
         for process in clients:
             if process not in self._inside:
                 self.meet(process)
@@ -147,6 +146,13 @@ class CoreDumps:
     def _give_up(self, why: str) -> None:
         self.absent = why
         log.warning("faults.no_core_dumps", path=str(self._path), why=why, effect="culprits of SM exceptions are suspected")
+
+
+def find_writer(lineages: Iterable[Lineage], clients: Iterable[ProcessId]) -> ProcessId | None:
+    """The client that wrote it, by itself or through a child.  None: somebody else did, or had a hand in it."""
+    latest = {process.pid: process for process in sorted(clients, key=lambda process: process.start_time)}
+    found = {next((latest[pid] for pid in lineage if pid in latest), None) for lineage in lineages}
+    return found.pop() if len(found) == 1 else None
 
 
 def find_owner(pid: int, clients: Iterable[ProcessId], inside: Mapping[ProcessId, int]) -> ProcessId | None:

@@ -17,9 +17,12 @@ _VERSION = 3
 _EVENTS_AT_ONCE = 64  # each brings a descriptor
 _MOST_READS = 1024
 _MOST_FILES = 1024
+_MOST_WRITERS = 4  # of one file; with two it is nobody's already
+_GENERATIONS = 4  # of a program that leaves the writing to a child of its
 _libc = ctypes.CDLL(None, use_errno=True)
 
 FileId = tuple[int, int]  # device and inode
+Lineage = tuple[int, ...]  # a pid, its parent's, and so on, 0 for init; the pid alone where the process had gone
 
 
 class FileWriters:
@@ -29,7 +32,7 @@ class FileWriters:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._pids: OrderedDict[FileId, set[int]] = OrderedDict()
+        self._found: OrderedDict[FileId, set[Lineage]] = OrderedDict()
         self._descriptor = _libc.fanotify_init(_CLOSE_ON_EXEC | _NON_BLOCKING, os.O_RDONLY | os.O_CLOEXEC)
         if self._descriptor < 0:
             raise OSError(ctypes.get_errno(), f"fanotify_init: {os.strerror(ctypes.get_errno())}")
@@ -39,10 +42,10 @@ class FileWriters:
             os.close(self._descriptor)
             raise OSError(error, f"fanotify_mark {directory}: {os.strerror(error)}")
 
-    def take(self, file: FileId) -> frozenset[int]:
-        """The pids of those that have closed it after writing, and forget them.  Never blocks."""
+    def take(self, file: FileId) -> frozenset[Lineage]:
+        """Those that have closed it after writing; they are forgotten.  Never blocks."""
         self.drain()
-        return frozenset(self._pids.pop(file, ()))
+        return frozenset(self._found.pop(file, ()))
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -67,6 +70,25 @@ class FileWriters:
         found = os.fstat(descriptor)
         os.close(descriptor)
         if found.st_nlink:  # else its inode is about to be another file's
-            self._pids.setdefault((found.st_dev, found.st_ino), set()).add(pid)
-            if len(self._pids) > _MOST_FILES:
-                self._pids.popitem(last=False)
+            lineages = self._found.setdefault((found.st_dev, found.st_ino), set())
+            if len(lineages) < _MOST_WRITERS:
+                lineages.add(_lineage(pid))
+            if len(self._found) > _MOST_FILES:
+                self._found.popitem(last=False)
+
+
+def _lineage(pid: int) -> Lineage:
+    found = [pid]
+    while len(found) < _GENERATIONS and found[-1] > 0 and (parent := _parent(found[-1])) is not None:
+        found.append(parent if parent != 1 else 0)  # who is an orphan is nobody's child
+    return tuple(found)
+
+
+def _parent(pid: int) -> int | None:
+    """None where it has gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            text = stat.read()
+    except OSError:
+        return None
+    return int(text[text.rfind(b")") + 2 :].split()[1])

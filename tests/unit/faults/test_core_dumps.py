@@ -15,7 +15,7 @@ import trio.testing
 from mpsd.fault import FaultClass, Observation, Source
 from mpsd.faults import core_dumps
 from mpsd.faults.core_directory import Dump
-from mpsd.faults.core_dumps import CoreDumps, environment, find_owner, observe, pid_inside
+from mpsd.faults.core_dumps import CoreDumps, environment, find_owner, find_writer, observe, pid_inside
 from mpsd.faults.core_file import parse_core
 from mpsd.model import ProcessId
 from tests.unit.faults import core_builder as made
@@ -75,6 +75,22 @@ def test_an_exception_of_the_mmu_is_no_proof():
 )
 def test_the_owner_is_who_calls_itself_so(pid, inside, owner):
     assert find_owner(pid, [ONE, OTHER], inside) == owner
+
+
+@pytest.mark.parametrize(
+    ("lineages", "owner"),
+    [
+        pytest.param([(100, 50)], ONE, id="itself"),
+        pytest.param([(300, 100, 50)], ONE, id="a child of it"),
+        pytest.param([(100, 200, 50)], ONE, id="a client that is another's child"),
+        pytest.param([(300, 50)], None, id="no client of ours"),
+        pytest.param([(100, 50), (300, 100)], ONE, id="itself and a child of it"),
+        pytest.param([(100, 50), (200, 50)], None, id="two clients"),
+        pytest.param([(100, 50), (300, 50)], None, id="a client and a stranger"),
+    ],
+)
+def test_the_owner_is_who_wrote_it(lineages, owner):
+    assert find_writer(lineages, [ONE, OTHER]) == owner
 
 
 def test_a_process_is_asked_for_its_own_pid():

@@ -34,23 +34,34 @@ def write_as_another(path) -> int:
     return other.pid
 
 
+def pids(lineages) -> set[int]:
+    return {lineage[0] for lineage in lineages}
+
+
 def test_the_writer_is_known_even_when_it_has_gone(tmp_path, writers):
     pid = write_as_another(tmp_path / "a")
-    assert writers.take(file_id(tmp_path / "a")) == {pid}
+    assert writers.take(file_id(tmp_path / "a")) == {(pid,)}
     assert writers.take(file_id(tmp_path / "a")) == frozenset()
+
+
+def test_a_writer_that_is_there_has_parents(tmp_path, writers):
+    (tmp_path / "a").write_text("x")
+    (lineage,) = writers.take(file_id(tmp_path / "a"))
+    assert lineage[0] == os.getpid()
+    assert len(lineage) > 1
 
 
 def test_several_writers_are_all_told(tmp_path, writers):
     """A second one may have changed what the first one wrote."""
     pid = write_as_another(tmp_path / "a")
     (tmp_path / "a").write_text("mine")
-    assert writers.take(file_id(tmp_path / "a")) == {pid, os.getpid()}
+    assert pids(writers.take(file_id(tmp_path / "a"))) == {pid, os.getpid()}
 
 
 def test_readers_are_no_writers(tmp_path, writers):
     pid = write_as_another(tmp_path / "a")
     (tmp_path / "a").read_text()
-    assert writers.take(file_id(tmp_path / "a")) == {pid}
+    assert pids(writers.take(file_id(tmp_path / "a"))) == {pid}
 
 
 def test_a_file_that_was_deleted_is_not_remembered(tmp_path, writers):
@@ -67,10 +78,14 @@ def test_what_is_remembered_is_bounded_and_no_descriptor_stays(tmp_path, writers
     for number in range(200):
         (tmp_path / str(number)).write_text("x")
     assert writers.take((0, 0)) == frozenset()
-    assert len(writers._pids) == 3
+    assert len(writers._found) == 3
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_directory_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(OSError, match="fanotify"):
         FileWriters(tmp_path / "absent")
+
+
+def test_an_orphan_is_nobodys_child_and_known_to_be_there():
+    assert file_writers._lineage(1) in ((1, 0), (1, 0, 0))
