@@ -45,6 +45,7 @@ class Place:
     gone: dict[ProcessId, float] = field(default_factory=dict)
     renewed: float = 0.0
     failed: bool = False
+    failed_at: float = 0.0
 
     def present(self, now: float) -> tuple[ProcessId, ...]:
         """What the collector has to provide (fusion.py)."""
@@ -196,20 +197,22 @@ class World:
             self._fail(each, 0.02)
 
     def _fail(self, place: Place, soonest: float) -> None:
-        place.failed = True
+        place.failed, place.failed_at = True, self.now
         for process in list(place.clients):
             linger = 40.0 if self.random.random() < 0.02 else 0.0
             self.after(self.random.uniform(soonest, 0.7) + linger, lambda who=process: self.leave(place, who))
         self.after(0.8, lambda: self._renew(place))
 
     def _renew(self, place: Place) -> None:
-        if place.clients:
+        """Once its clients have gone; servers that have ended have said so by then."""
+        if not place.failed:
+            return
+        if place.clients or self.now - place.failed_at < 0.79:
             self.after(0.1, lambda: self._renew(place))
             return
-        if place.failed:
-            place.failed, place.renewed = False, self.now
-            place.gone.clear()
-            self.fusion.domain_recovered(place.name, self._ns())
+        place.failed, place.renewed = False, self.now
+        place.gone.clear()
+        self.fusion.domain_recovered(place.name, self._ns())
 
     # -- sources -----------------------------------------------------------------------------------------------------
 
