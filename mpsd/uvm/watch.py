@@ -38,6 +38,7 @@ _EAGER_SECONDS = 0.005  # a context is there some 20 ms after its VA space, and 
 _EAGER_FOR_SECONDS = 2.0
 _LATE_SECONDS = 0.1
 _LATE_FOR_SECONDS = 10.0
+_OFTEN_SECONDS = 0.25
 _SELDOM_SECONDS = 10.0
 _FLOOD_SECONDS = 0.1  # between two observations of one client; meanwhile its queue fills
 _BREATH_SECONDS = 0.001
@@ -147,7 +148,8 @@ class Watch:
         if age_seconds < _EAGER_FOR_SECONDS:
             return _EAGER_SECONDS
         if self._is_attached:
-            return _SELDOM_SECONDS  # a context may come by a way that does not pass here
+            is_begun = any(laying.laid_bytes for laying in layings)
+            return _SELDOM_SECONDS if is_begun else _OFTEN_SECONDS  # a context may come by a way that does not pass here
         return _LATE_SECONDS if age_seconds < _LATE_FOR_SECONDS else math.inf
 
     async def _look(self, pidfd: int, life: trio.Nursery) -> None:

@@ -104,7 +104,7 @@ async def watched(made: Attachments, *clients: Client) -> AsyncIterator[None]:
         for client in clients:
             process = process_of(client)
             made.watch(process, "default", ("GPU-00000000-0000-0000-0000-000000000000",), lambda: made.count > 1)
-            await until(f"{client.pid} to be watched", lambda process=process: made.standing(process).held)
+            await until(f"{client.pid} to be watched", lambda process=process: made.standing(process).watched)
         yield
         nursery.cancel_scope.cancel()
 

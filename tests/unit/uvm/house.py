@@ -17,7 +17,7 @@ from mpsd.model import ProcessId
 from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Answer, Outcome
-from mpsd.uvm.standing import UvmSettings
+from mpsd.uvm.standing import ShieldState, Standing, UvmSettings
 
 SCRIPT = Path(__file__).with_name("fake_client.py")
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
@@ -152,3 +152,21 @@ class FakeSpace:
 
     def close(self) -> None:
         self.asked.append(("close",))
+
+
+def company() -> bool:
+    return True
+
+
+def nobody() -> bool:
+    return False
+
+
+async def start(
+    nursery: trio.Nursery, made: Attachments, client: FakeClient, has_company: Callable[[], bool] = company
+) -> None:
+    await nursery.start(made.run)
+    made.watch(client.process, "default", (GPU,), has_company)
+
+
+WATCHED = Standing(watched=True, shield=ShieldState.ON, shielded_bytes=0x3F0000, held=True)
