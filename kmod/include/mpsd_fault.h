@@ -58,6 +58,10 @@ enum mpsd_fault_why { /* it was cancelled */
 	MPSD_FAULT_WHY_MEMORY = 8,        /* no memory for page tables */
 	MPSD_FAULT_WHY_EXEMPT = 9,
 	MPSD_FAULT_WHY_GLOBAL = 10,       /* the driver is in a fatal error itself */
+	MPSD_FAULT_WHY_RESERVED = 11,     /* where the driver or the GPU's firmware keeps its own */
+	MPSD_FAULT_WHY_UNSUPPORTED = 12,  /* the GPU has no sparse memory, or is older than Volta */
+	MPSD_FAULT_WHY_INEFFECTIVE = 13,  /* it faults again and again where a window is */
+	MPSD_FAULT_WHY_SHARED = 14,       /* its address space is that of several processes */
 };
 
 enum mpsd_fault_flags {
@@ -94,7 +98,8 @@ struct mpsd_fault_record {
 	__u8 reason;          /* UvmEventFatalReason */
 	__u8 action;
 	__u8 why;
-	__u8 reserved[7];
+	__u8 gpu_instance;    /* with MIG: NVML's GPU instance id and one; 0: no MIG */
+	__u8 reserved[6];
 	char comm[16];        /* ended by NUL */
 };
 _Static_assert(sizeof(struct mpsd_fault_record) == 128, "struct mpsd_fault_record");

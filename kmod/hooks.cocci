@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0
+// Where UVM calls us: five calls, in four of its files.  `apply` counts them and takes nothing less.
+
+// The one function through which every fatal fault of an SM goes, before it tells the GPU.
+@cancel@
+typedef uvm_fault_buffer_entry_t, uvm_fault_cancel_va_mode_t, uvm_gpu_va_space_t;
+identifier fault, mode;
+@@
+ cancel_fault_precise_va(..., uvm_fault_buffer_entry_t *fault, uvm_fault_cancel_va_mode_t mode)
+ {
+ ...
+ uvm_tools_record_gpu_fatal_fault(...);
++if (uvm_mpsd_absorb(gpu_va_space, fault))
++    return NV_OK;
+ ...
+ }
+
+// Copy engines and hosts: a fault that is no longer fatal lets UVM resume the channel by itself.
+@resume@
+identifier function, fault, status;
+@@
+ function(..., uvm_fault_buffer_entry_t *fault, ...)
+ {
+ <...
++if (status == NV_OK && fault->is_fatal && uvm_mpsd_absorb(gpu_va_space, fault))
++    fault->is_fatal = false;
+ if (status == NV_OK && !fault->is_fatal) { status = clear_faulted_on_gpu(...); ... }
+ ...>
+ }
+
+@teardown@
+@@
+ destroy_gpu_va_space(uvm_gpu_va_space_t *gpu_va_space)
+ {
+ ...
++uvm_mpsd_release(gpu_va_space);
+ if (gpu_va_space->page_tables.root) uvm_page_tree_deinit(&gpu_va_space->page_tables);
+ ...
+ }
+
+@load@
+@@
+ uvm_init(void)
+ {
+ ...
+ ret = uvm_tools_init(...);
+ if (ret != 0) { ... }
++uvm_mpsd_init();
+ ...
+ }
+
+@unload@
+@@
+ uvm_exit(void)
+ {
++uvm_mpsd_exit();
+ uvm_tools_exit();
+ ...
+ }
+
+@include_faults depends on cancel || resume@
+@@
+ #include "uvm_tools.h"
++#include "uvm_mpsd.h"
+
+@include_rest depends on teardown || load@
+@@
+ #include "uvm_va_space.h"
++#include "uvm_mpsd.h"

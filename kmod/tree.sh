@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: MIT OR GPL-2.0
+# shellcheck shell=bash
+# What a tree of driver sources is: where nvidia-uvm lies in it, which version, which flavour.  Sourced by the commands here.
+
+# Driver branches whose hooks were counted.  Another may do other things between them: README.md, "Another driver version".
+readonly TRIED_BRANCHES="535 545 550 555 560 565 570 575 580 590 595"
+
+fail() {
+	echo "${0##*/}: $*" >&2
+	exit 1
+}
+
+# The folder that holds Kbuild and nvidia-uvm/: of a DKMS tree, of NVIDIA's repository, of an unpacked .run file.
+tree_modules() {
+	local tree=$1 folder
+	[ -d "$tree" ] || fail "$tree: no such folder"
+	for folder in "$tree" "$tree/kernel-open" "$tree/modules/nvidia-open-kernel"; do
+		if [ -f "$folder/Kbuild" ] && [ -d "$folder/nvidia-uvm" ] && [ -d "$folder/nvidia" ]; then
+			(cd "$folder" && pwd)
+			return
+		fi
+	done
+	[ -f "$tree/nvidia-open-kernel.tar.xz" ] && fail "$tree: unpack nvidia-open-kernel.tar.xz and name what is in it"
+	[ -d "$tree/kernel/nvidia-uvm" ] && fail "$tree: holds the proprietary flavour alone; take the open one (kernel-open)"
+	fail "$tree: neither /usr/src/nvidia-VERSION nor NVIDIA's open-gpu-kernel-modules: no Kbuild beside nvidia/ and nvidia-uvm/"
+}
+
+tree_version() {
+	local version
+	version=$(sed -n 's/.*NV_VERSION_STRING=\\"\([0-9.]*\)\\".*/\1/p' "$1/Kbuild" | head -1)
+	[ -n "$version" ] || fail "$1/Kbuild: does not say a driver version"
+	echo "$version"
+}
+
+tree_is_open() {
+	grep -rqs 'MODULE_LICENSE("Dual MIT/GPL")' "$1/nvidia/nv.c" "$1/nvidia/nv-frontend.c"
+}
+
+tree_is_applied() {
+	[ -e "$1/nvidia-uvm/uvm_mpsd.h" ]
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0
+/*
+ * Windows of sparse entries.  The calls are those of uvm_map_external_sparse_on_gpu(), so nothing of UVM's is used anew.
+ *
+ * A window is known to nobody but its page-table entries' reference counts: the client may map something over it later, and
+ * then has its own memory there, or loses it; nobody else's is in the same page tables.
+ */
+#include <linux/ktime.h>
+#include <linux/minmax.h>
+#include <linux/sizes.h>
+#include <linux/slab.h>
+
+#include "uvm_mpsd_compat.h"
+#include "uvm_mpsd_window.h"
+
+/* An access that was on its way when a window was laid comes back within this; measured values are a tenth of it. */
+#define SETTLE_NS (10 * NSEC_PER_MSEC)
+/* Then the entries are written again, so often: what faults after that is not helped by them. */
+#define RENEWALS_MAX 64
+
+/*
+ * RM, in the GPU's firmware, has page tables of its own for its part of each VA space, and UVM does not know of them: a
+ * table of ours there would replace them (gpu_vaspace.c of the open modules: SPLIT_VAS_SERVER_RM_MANAGED_VA_START, _SIZE).
+ */
+#define FIRMWARE_START SZ_4G
+#define FIRMWARE_END (FIRMWARE_START + SZ_512M - 1)
+
+/* Where a window could go.  range: NULL in a hole.  map: NULL unless something is mapped at `address`; borrowed under its
+ * tree's lock.
+ */
+struct place {
+	uvm_gpu_va_space_t *gpu_va_space;
+	NvU64 address;
+	mpsd_external_range_t *range;
+	NvU64 range_start, range_end;
+	uvm_ext_gpu_map_t *map;
+};
+
+struct span {
+	NvU64 start, bytes;
+	u32 page_bytes;
+};
+
+static NvU64 sparse_entry(uvm_page_table_range_vec_t *entries, NvU64 offset, void *unused)
+{
+	return entries->tree->hal->make_sparse_pte();
+}
+
+static bool is_in_hole(const struct place *place, NvU64 start, NvU64 end)
+{
+	uvm_va_space_t *va_space = place->gpu_va_space->va_space;
+
+	return uvm_va_space_range_empty(va_space, start, end) && mpsd_hmm_is_empty(va_space, start, end);
+}
+
+/* The lock of the range's tree of mappings is held where there is a range. */
+static bool fits(const struct place *place, NvU64 start, NvU64 end)
+{
+	if (!uvm_gpu_can_address(place->gpu_va_space->gpu, start, end - start + 1))
+		return false;
+	if (start <= FIRMWARE_END && end >= FIRMWARE_START)
+		return false;
+	if (!place->range)
+		return is_in_hole(place, start, end);
+	if (start < place->range_start || end > place->range_end)
+		return false;
+	if (place->map)
+		return start >= place->map->node.start && end <= place->map->node.end;
+	return !uvm_ext_gpu_map_iter_first(place->range, place->gpu_va_space->gpu, start, end);
+}
+
+static enum mpsd_fault_why why_nothing_fits(const struct place *place)
+{
+	NvU64 page = ALIGN_DOWN(place->address, SZ_4K);
+
+	if (!uvm_gpu_can_address(place->gpu_va_space->gpu, page, SZ_4K))
+		return MPSD_FAULT_WHY_UNADDRESSABLE;
+	if (page >= FIRMWARE_START && page <= FIRMWARE_END)
+		return MPSD_FAULT_WHY_RESERVED;
+	return MPSD_FAULT_WHY_BUSY;
+}
+
+/*
+ * 64 KiB pages are what UVM promises for sparse; an entry for one hides what is mapped below it in pages of 4 KiB, so
+ * beside such pages the window is made of 4 KiB.  In a mapping it has the mapping's pages: its entries are what the GPU sees.
+ */
+static enum mpsd_fault_why choose(const struct place *place, NvU64 most_bytes, struct span *span)
+{
+	NvU64 least_bytes = place->map ? place->map->pt_range_vec.page_size : SZ_4K;
+	NvU64 bytes;
+
+	for (bytes = max_t(NvU64, most_bytes, least_bytes); bytes >= least_bytes; bytes >>= 1) {
+		NvU64 start = ALIGN_DOWN(place->address, bytes);
+
+		if (!fits(place, start, start + bytes - 1))
+			continue;
+		span->start = start;
+		span->bytes = bytes;
+		if (place->map)
+			span->page_bytes = least_bytes;
+		else
+			span->page_bytes = bytes >= UVM_PAGE_SIZE_64K ? UVM_PAGE_SIZE_64K : UVM_PAGE_SIZE_4K;
+		return MPSD_FAULT_WHY_NONE;
+	}
+	return why_nothing_fits(place);
+}
+
+/* Writes the entries and has the GPU forget old ones.  Waits for the GPU's copy engine. */
+static NV_STATUS write_entries(struct mpsd_window *window)
+{
+	NV_STATUS status = uvm_page_table_range_vec_write_ptes(window->entries, UVM_MEMBAR_SYS, sparse_entry, NULL);
+
+	window->laid_ns = ktime_get_ns();
+	return status;
+}
+
+static enum mpsd_fault_why lay(uvm_gpu_va_space_t *gpu_va_space, const struct span *span, struct mpsd_window **made)
+{
+	struct mpsd_window *window = kzalloc(sizeof(*window), NV_UVM_GFP_FLAGS | __GFP_NOWARN);
+
+	if (!window)
+		return MPSD_FAULT_WHY_MEMORY;
+	window->start = span->start;
+	window->end = span->start + span->bytes - 1;
+	if (uvm_page_table_range_vec_create(&gpu_va_space->page_tables, span->start, span->bytes, span->page_bytes,
+					    UVM_PMM_ALLOC_FLAGS_EVICT, &window->entries) != NV_OK) {
+		kfree(window);
+		return MPSD_FAULT_WHY_MEMORY;
+	}
+	if (write_entries(window) != NV_OK) {
+		mpsd_window_lift(window);
+		return MPSD_FAULT_WHY_GLOBAL; /* the GPU does not do what UVM asks it */
+	}
+	*made = window;
+	return MPSD_FAULT_WHY_NONE;
+}
+
+static enum mpsd_fault_why lay_at(const struct place *place, NvU64 bytes, struct mpsd_window **window)
+{
+	struct span span;
+	enum mpsd_fault_why why = choose(place, bytes, &span);
+
+	return why ? why : lay(place->gpu_va_space, &span, window);
+}
+
+/*
+ * `place->range` is external: what CUDA allocates, maps and imports.  Its lock is held until the entries are written, so
+ * that nothing is mapped there in between.
+ */
+static enum mpsd_fault_why lay_in_range(struct place *place, NvU64 bytes, struct mpsd_window **window)
+{
+	uvm_gpu_t *gpu = place->gpu_va_space->gpu;
+	uvm_ext_gpu_range_tree_t *tree = uvm_ext_gpu_range_tree(place->range, gpu);
+	enum mpsd_fault_why why;
+
+	uvm_mutex_lock(&tree->lock);
+	place->map = uvm_ext_gpu_map_iter_first(place->range, gpu, place->address, place->address);
+	if (place->map && (!place->map->pt_range_vec.ranges || place->map->pt_range_vec.page_size > UVM_PAGE_SIZE_2M))
+		why = MPSD_FAULT_WHY_BUSY; /* being mapped at this moment, or in pages that sparse is not known to work for */
+	else
+		why = lay_at(place, bytes, window);
+	uvm_mutex_unlock(&tree->lock);
+	return why;
+}
+
+enum mpsd_fault_why mpsd_window_lay(uvm_gpu_va_space_t *gpu_va_space, NvU64 address, NvU64 bytes, struct mpsd_window **window)
+{
+	struct place place = { .gpu_va_space = gpu_va_space, .address = address };
+	uvm_va_range_t *range;
+
+	uvm_assert_rwsem_locked(&gpu_va_space->va_space->lock);
+	if (!gpu_va_space->gpu->parent->sparse_mappings_supported)
+		return MPSD_FAULT_WHY_UNSUPPORTED;
+	range = uvm_va_range_find(gpu_va_space->va_space, address);
+	if (!range)
+		return lay_at(&place, bytes, window);
+	if (range->type == UVM_VA_RANGE_TYPE_MANAGED)
+		return MPSD_FAULT_WHY_MANAGED;
+	if (range->type != UVM_VA_RANGE_TYPE_EXTERNAL)
+		return MPSD_FAULT_WHY_RESERVED; /* the driver's own: contexts and the like */
+	place.range = mpsd_external_range(range);
+	place.range_start = range->node.start;
+	place.range_end = range->node.end;
+	return lay_in_range(&place, bytes, window);
+}
+
+enum mpsd_fault_why mpsd_window_renew(struct mpsd_window *window)
+{
+	if (ktime_get_ns() - window->laid_ns < SETTLE_NS)
+		return MPSD_FAULT_WHY_NONE;
+	if (++window->renewals > RENEWALS_MAX)
+		return MPSD_FAULT_WHY_INEFFECTIVE;
+	return write_entries(window) == NV_OK ? MPSD_FAULT_WHY_NONE : MPSD_FAULT_WHY_GLOBAL;
+}
+
+void mpsd_window_lift(struct mpsd_window *window)
+{
+	(void)uvm_page_table_range_vec_clear_ptes(window->entries, UVM_MEMBAR_NONE); /* nobody can access them any more */
+	uvm_page_table_range_vec_destroy(window->entries);
+	kfree(window);
+}
