@@ -42,7 +42,7 @@ from mpsd.metrics.server import Metrics
 from mpsd.metrics.source import Readings
 from mpsd.model import Credentials, Device, DomainState, ProcessId
 from mpsd.options import Config
-from mpsd.policy.cgroup_paths import describe
+from mpsd.policy import cgroup_paths
 from mpsd.probes import Grade, probe_pid_namespace, probe_shared_memory
 from mpsd.relay.conversation import Conversations
 from mpsd.relay.entrance import Admission, Entrance
@@ -74,7 +74,7 @@ from mpsd.uvm.simulator import SimulatedDevices
 
 log = structlog.get_logger()
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, the vendor's exit status when it sees none
-_DESCRIPTORS_PER_CONNECTION = 8  # the client's, the domain's, pidfds; two of UVM and a queue are held for each client
+_DESCRIPTORS_PER_CONNECTION = 4  # the client's, the domain's, a pidfd; and five of each client, which has several
 _DESCRIPTORS_BESIDES = 512
 _CORES = "cores"  # in the pipe directory, which is what containers share with mpsd
 
@@ -262,7 +262,9 @@ def _build_relay(
 
 def _build_faults(found: _Found, pool: Pool, book: LeaseBook, stopper: Stopper, events: EventBus) -> Faults:
     config = found.config
-    desk = FaultDesk(pool, found.fault_store, settings.faults(config), partial(_describe, book), events.publish)
+    since = time.monotonic_ns() if found.store.domains() else None
+    describe = partial(_describe, book)
+    desk = FaultDesk(pool, found.fault_store, settings.faults(config), describe, events.publish, watches_since=since)
     attachments = Attachments(settings.uvm(config), _open_spaces(found), desk.see)
     _introduce(pool, book, desk, attachments)
     reactions = Reactions(desk, pool, stopper, events.publish, attachments.release)
@@ -273,7 +275,7 @@ def _build_faults(found: _Found, pool: Pool, book: LeaseBook, stopper: Stopper, 
 def _introduce(pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attachments) -> None:
     """Who is told when a client comes and goes."""
 
-    def arrived(process: ProcessId, domain: Domain) -> None:
+    def arrived(process: ProcessId, domain: Domain, is_new: bool) -> None:
         attachments.watch(process, domain.name, domain.gpus, partial(_has_company, domain, process))
 
     def adopted(process: ProcessId, domain: Domain) -> None:
@@ -285,6 +287,7 @@ def _introduce(pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attach
         book.leave(process)
 
     desk.on_arrival.append(arrived)
+    desk.on_hang_up.append(attachments.note_leaving)
     pool.on_adopted, pool.on_gone, pool.on_news = adopted, gone, desk.hear
 
 
@@ -300,7 +303,7 @@ def _describe(book: LeaseBook, process: ProcessId) -> Party:
     uid = book.uid_of(process)
     if uid is None and (owner := processes.owner(process.pid)) is not None:
         uid = owner[0]
-    container = identity.container if identity else describe(cgroups.paths(process.pid))
+    container = identity.container if identity else cgroup_paths.describe(cgroups.paths(process.pid))
     return Party(process, uid, processes.program_name(process.pid), container, grant.lease_id if grant else None)
 
 
@@ -320,12 +323,12 @@ def _build_sources(
         by_name["nvml"] = NvmlEvents([device.uuid for device in found.devices], library)
     if config.faults.core_dumps == "on":
         dumps = CoreDumps(found.claim.pipe_directory / _CORES, desk.parties.of_user)
-        desk.on_arrival.append(lambda process, domain: dumps.meet(process))
+        desk.on_arrival.append(lambda process, domain, is_new: dumps.meet(process) if is_new else None)
         by_name["core_dump"] = dumps
     if config.faults.kmod:
         by_name["kmod"] = Kmod(Path(config.faults.kmod))
     kernel_log = settings.kernel_log(config, found.environ)
-    follow = partial(watch_kernel_log, kernel_log, pool, events.publish, desk.see, found.devices)
+    follow = partial(watch_kernel_log, kernel_log, desk.domain_of_pid, events.publish, desk.see, found.devices)
     return Sources(by_name, (follow, attachments.run))
 
 

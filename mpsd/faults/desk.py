@@ -4,6 +4,8 @@ Sources hand in what they see; the fusion says what it is of (policy/fusion.py),
 response what is done (reactions.py).  Everything but waiting is done at once.  Prose: docs/faults.md.
 """
 
+import math
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -35,13 +37,17 @@ from mpsd.wire.incidents import incident_facts
 log = structlog.get_logger()
 Publish = Callable[[str, Mapping[str, Any]], None]
 SUSPECT_SECONDS = 2.0  # by then the vendor's server has said FAULT, or it was a false alarm
-_LOOK_SECONDS = 1.0
+# By which a process ends itself, after an error of its own as well (signal(7)); 0: it ended without one.
+OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
+_MOST_RECENT = 256
 
 
 class FaultDesk:
     """Guards that every observation is judged by what mpsd knew at that moment, and that what comes of it is kept and told.
 
     on_incident: told of each new revision of an incident; what holds or releases memory, and what acts, hang here.
+    on_arrival: of each connection of a client, and whether it is its first.  on_hang_up: of the end of each.
+    watches_since: when mpsd began to see who comes and goes, in a machine where clients were there before it.
     """
 
     def __init__(
@@ -52,20 +58,23 @@ class FaultDesk:
         describe: Callable[[ProcessId], Party],
         publish: Publish,
         clock: Callable[[], int] = time.monotonic_ns,
+        watches_since: int | None = None,
     ) -> None:
         self._pool, self._store, self._publish, self._clock = pool, store, publish, clock
         self._describe = describe
         self.parties = Parties(describe, clock)
-        self._fusion = Fusion(store.next_number(), self._at, self.parties.find)
+        self._fusion = Fusion(store.next_number(), self._at, self.parties.find, watches_since)
         self.settings = settings
         self._blame = Blame(settings, store.blame())
-        self._recent: dict[int, Incident] = {}  # those that may still change
+        self._recent: dict[int, Incident] = {}  # the last ones, as they were told
         self._states: dict[str, DomainState] = {}
         for left in store.unsettled():  # nobody looked on while no mpsd was there
             store.save(replace(left, revision=left.revision + 1, is_settled=True))
+        self._acquit_at = math.inf  # trio time: then whoever waits for a suspected domain looks again
         self._news = trio.Event()
         self.on_incident: list[Callable[[Incident], None]] = []
-        self.on_arrival: list[Callable[[ProcessId, Domain], None]] = []
+        self.on_arrival: list[Callable[[ProcessId, Domain, bool], None]] = []
+        self.on_hang_up: list[Callable[[ProcessId], None]] = []
 
     def configure(self, settings: FaultSettings) -> None:
         """Other settings from now on; convictions stay as they are."""
@@ -112,6 +121,11 @@ class FaultDesk:
             return self._pool.domains.get(seen.domain)
         return self._pool.domain_of_process(seen.process.pid) if seen.process else None
 
+    def domain_of_pid(self, pid: int) -> Domain | None:
+        """Where a server or a client was a moment ago: an Xid may name one that has left its domain because of the fault."""
+        former = self.parties.former_domain(pid)
+        return self._pool.domains.get(former) if former else self._pool.domain_of_process(pid)
+
     def _present(self, domain: Domain) -> tuple[ProcessId, ...]:
         """Members, and those that only the vendor's server knows, as without root."""
         there = set(domain.members)
@@ -126,22 +140,30 @@ class FaultDesk:
         """It takes nobody until it is known how it is: the vendor's server says it late, and lets newcomers in meanwhile."""
         if domain.state is DomainState.READY:
             domain.suspect(SUSPECT_SECONDS)
+            self._acquit_at = trio.current_time() + SUSPECT_SECONDS
+            self._news.set()
             self._pool.notify()
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def arrived(self, process: ProcessId, domain: Domain) -> None:
         """It is placed there; told for each of its connections."""
-        if self.parties.meet(process, domain.name):
-            for tell in self.on_arrival:
-                tell(process, domain)
+        is_new = self.parties.meet(process, domain.name)
+        for tell in self.on_arrival:
+            tell(process, domain, is_new)
+
+    def hung_up(self, process: ProcessId) -> None:
+        """One of its connections has ended."""
+        for tell in self.on_hang_up:
+            tell(process)
 
     def left(self, process: ProcessId, ending: Ending | None) -> None:
         """It has ended; None: how is not known, so a signal may have ended it in the middle of a kernel."""
         domain = self.parties.leave(process)
         if domain is None:
             return
-        fault_class = FaultClass.UNKNOWN if ending is not None and not ending.signal else FaultClass.HOST
+        is_own = ending is not None and ending.signal in OWN_SIGNALS
+        fault_class = FaultClass.UNKNOWN if is_own else FaultClass.HOST
         text = f"pid {process.pid} ended, {ending or 'how is not known'}"
         self.see(Observation(Source.PROCESS, self._clock(), fault_class, domain=domain, process=process, text=text))
 
@@ -176,8 +198,8 @@ class FaultDesk:
                 self._store.save(incident)
             for told in self.on_incident:
                 told(incident)
-            if incident.is_settled:
-                del self._recent[incident.number]
+        while len(self._recent) > _MOST_RECENT:
+            del self._recent[next(iter(self._recent))]
         if changed:
             self._news.set()
 
@@ -193,7 +215,7 @@ class FaultDesk:
             self._publish("fault.culprit", facts)
             log.warning("fault.culprit", number=incident.number, domain=incident.domain, culprit=culprit,
                         confidence=incident.confidence.value)  # fmt: skip
-        if incident.is_settled:
+        if incident.is_settled and not (before is not None and before.is_settled):
             self._publish("fault.settled", facts)
             log.info("fault.settled", number=incident.number, domain=incident.domain, culprit=culprit,
                      confidence=incident.confidence.value, hurt=len(incident.victims))  # fmt: skip
@@ -209,7 +231,7 @@ class FaultDesk:
                     topic, facts = "blame.cleared", {"case": case, "keys": list(keys), "why": why}
                 case Released(key, why):
                     topic, facts = "blame.released", {"key": key, "why": why}
-            log.warning(topic, **facts)
+            log.warning("blame.changed", what=topic, **facts)
             self._publish(topic, facts)
 
     # -- what is asked -----------------------------------------------------------------------------------------------
@@ -227,7 +249,7 @@ class FaultDesk:
         return found
 
     def standings(self) -> Iterable[Standing]:
-        return standings(self._blame, self.settings.suspect_seconds, self._pool.drained, time.time())
+        return standings(self._blame, self._pool.drained, time.time())
 
     def pardon(self, key: str) -> Standing:
         """Nothing is held against it any more.  A GPU that was drained, GPU-..., takes clients again."""
@@ -255,13 +277,17 @@ class FaultDesk:
                 if changes := self._blame.decay(time.time()):
                     self._store.save_blame(self._blame.state)
                     self._tell_of_blame(changes)
+                if self._acquit_at <= trio.current_time():
+                    self._acquit_at = math.inf
+                    self._pool.notify()
                 self._news = trio.Event()
                 with trio.move_on_after(self._pause()):
                     await self._news.wait()
 
     def _pause(self) -> float:
         due_ns, decay_at = self._fusion.next_settle_ns(), self._blame.next_decay_at()
-        waits = [] if due_ns is None else [(due_ns - self._clock()) / 1e9]
+        waits = [self._acquit_at - trio.current_time()]
+        waits += [] if due_ns is None else [(due_ns - self._clock()) / 1e9]
         waits += [] if decay_at is None else [decay_at - time.time()]
         return max(0.01, min([*waits, 3600.0]))
 
@@ -271,6 +297,8 @@ class FaultDesk:
         while True:
             for name, domain in self._pool.domains.items():
                 before, self._states[name] = self._states.get(name), domain.state
+                if before is None and domain.state is DomainState.FAULT:
+                    self._took(self._fusion.domain_failed(name, self._clock()))
                 if domain.state is DomainState.READY and before in was_ill:
                     self.parties.renew(name)
                     self._took(self._fusion.domain_recovered(name, self._clock()))

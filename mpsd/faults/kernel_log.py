@@ -13,17 +13,16 @@ from typing import Any
 import structlog
 import trio
 
+from mpsd.domains.domain import Domain
 from mpsd.domains.inotify import DirectoryWatch
 from mpsd.domains.log_files import LogFile
-from mpsd.domains.pool import Pool
 from mpsd.fault import Observation
-from mpsd.faults.xid_lines import ENDS_SERVER, Xid, observe, parse_xid
+from mpsd.faults.xid_lines import observe, parse_xid
 from mpsd.model import Device
 
 log = structlog.get_logger()
 KERNEL_LOG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192  # the kernel's bound on one record
-_SUSPECT_SECONDS = 2.0  # by then the vendor's server has said FAULT, or it was a false alarm
 
 
 def _ignore(seen: Observation) -> None:
@@ -32,41 +31,26 @@ def _ignore(seen: Observation) -> None:
 
 async def watch_kernel_log(
     path: Path,
-    pool: Pool,
+    domain_of: Callable[[int], Domain | None],
     publish: Callable[[str, Mapping[str, Any]], None],
-    see: Callable[[Observation], None] = _ignore,
+    see: Callable[[Observation], None],
     devices: Sequence[Device] = (),
 ) -> None:
-    """Runs until cancelled: the domain that an Xid points to takes nobody until it is known how it is.
+    """Runs until cancelled: publishes each Xid as it is, and hands it on as an observation.
 
-    see: is given every Xid.  devices: those whose UUIDs it can name.
+    domain_of: that a server, or a client, belongs to.  devices: those whose UUIDs it can name.
     """
-    async with trio.open_nursery() as nursery:
-        try:
-            async for line in _follow_device(path) if _is_device(path) else _follow_file(path):
-                xid = parse_xid(line)
-                if xid is not None:
-                    domain = _take(xid, pool, publish, nursery)
-                    see(observe(xid, domain, devices, time.monotonic_ns()))
-        except OSError as exc:  # in here: out of a nursery it would come as a group
-            log.warning("faults.no_kernel_log", path=str(path), why=exc.strerror, effect="a fault is noticed later")
-
-
-def _take(xid: Xid, pool: Pool, publish: Callable[[str, Mapping[str, Any]], None], nursery: trio.Nursery) -> str:
-    """The name of the domain that it points to; "" if none."""
-    domain = pool.domain_of_process(xid.pid) if xid.pid is not None else None
-    facts = {"xid": xid.code, "device": xid.device, "pid": xid.pid, "domain": domain and domain.name}
-    log.warning("fault.xid", **facts)
-    publish("fault.xid", facts)
-    if domain is not None and xid.code in ENDS_SERVER:
-        domain.suspect(_SUSPECT_SECONDS)
-        nursery.start_soon(_acquit_later, pool)
-    return domain.name if domain is not None else ""
-
-
-async def _acquit_later(pool: Pool) -> None:
-    await trio.sleep(_SUSPECT_SECONDS)
-    pool.notify()
+    try:
+        async for line in _follow_device(path) if _is_device(path) else _follow_file(path):
+            xid = parse_xid(line)
+            if xid is not None:
+                domain = domain_of(xid.pid) if xid.pid is not None else None
+                facts = {"xid": xid.code, "device": xid.device, "pid": xid.pid, "domain": domain and domain.name}
+                log.warning("fault.xid", **facts)
+                publish("fault.xid", facts)
+                see(observe(xid, domain.name if domain else "", devices, time.monotonic_ns()))
+    except OSError as exc:
+        log.warning("faults.no_kernel_log", path=str(path), why=exc.strerror, effect="a fault is noticed later")
 
 
 def _is_device(path: Path) -> bool:

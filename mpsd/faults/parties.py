@@ -10,6 +10,7 @@ from mpsd.fault import Party
 from mpsd.model import ProcessId
 
 _KNOWN_NS = 60 * 1_000_000_000  # a core dump comes seconds after its process has gone
+_MOVED_NS = 2 * 1_000_000_000  # Xids of one fault come for so long
 _MOST_GONE = 4096
 
 
@@ -19,6 +20,8 @@ class _Guest:
     domain: str
     gone_ns: int | None = None
     counts: bool = True  # it was there since its domain's servers were renewed
+    former: str = ""  # where it was placed before, without having got a context there
+    moved_ns: int = 0
 
 
 class Parties:
@@ -40,6 +43,7 @@ class Parties:
             self._guests[process] = _Guest(self._describe(process), domain)
             return True
         if guest.domain != domain:
+            guest.former, guest.moved_ns = guest.domain, self._clock()
             guest.domain, guest.counts = domain, True
         return False
 
@@ -81,6 +85,13 @@ class Parties:
         """The one with this pid that is there, else the one that went last."""
         found = [process for process in self._guests if process.pid == pid]
         return max(found, key=lambda each: (self._guests[each].gone_ns is None, each.start_time), default=None)
+
+    def former_domain(self, pid: int) -> str:
+        """Where it was until a moment ago; empty: where it is now."""
+        process = self.by_pid(pid)
+        guest = self._guests.get(process) if process else None
+        is_fresh = guest is not None and guest.former and self._clock() - guest.moved_ns < _MOVED_NS
+        return guest.former if guest is not None and is_fresh else ""
 
     def _forget(self) -> None:
         oldest = self._clock() - _KNOWN_NS

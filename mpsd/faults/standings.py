@@ -7,9 +7,7 @@ from mpsd.domains.pool import Drained
 from mpsd.policy.blame import Blame
 
 
-def standings(
-    blame: Blame, suspect_seconds: float, drained: Mapping[str, Drained], now_at: float
-) -> Iterator[Standing]:
+def standings(blame: Blame, drained: Mapping[str, Drained], now_at: float) -> Iterator[Standing]:
     state = blame.state
     faults = {record.key: record.faults for record in state.records}
     for conviction in state.convictions:
@@ -20,8 +18,7 @@ def standings(
     for case in state.cases:
         for number, group in enumerate(case.groups):
             for key in group:
-                since = case.until - suspect_seconds
-                yield Standing(key, StandingKind.SUSPECTED, since, case.until, case.rounds + 1, case.number, number)
+                yield Standing(key, StandingKind.SUSPECTED, case.since, case.until, case.rounds + 1, case.number, number)
     for key, times_of in faults.items():
         if pause := blame.pause(key, now_at):
             yield Standing(key, StandingKind.PAUSED, max(at for _, at in times_of), now_at + pause, len(times_of))

@@ -27,9 +27,6 @@ _ADDRESS = re.compile(r"faulted @ 0x(?P<high>[0-9a-f]{1,8})_(?P<low>[0-9a-f]{8})
 _ACCESS = re.compile(r"ACCESS_TYPE_(?:VIRT|PHYS)_(?P<access>READ|WRITE|ATOMIC|PREFETCH)")
 _PLACE = re.compile(r"(?P<domain>[0-9a-f]{4,8}):(?P<bus>[0-9a-f]{2}):(?P<device>[0-9a-f]{2})", re.IGNORECASE)
 
-# Those after which a vendor server ends every one of its clients: 13 graphics engine exception, 31 MMU fault, 43 channel
-# stopped by the driver, 69 graphics engine class error.
-ENDS_SERVER = frozenset({13, 31, 43, 69})
 # The kernel's clock may be another one than CLOCK_MONOTONIC; further apart than this, it is.
 _CLOCKS_APART_NS = 2 * 1_000_000_000
 

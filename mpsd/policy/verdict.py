@@ -8,6 +8,7 @@ Pure, and the same whatever order the evidence came in.  Who did it; the first r
 | a proof names a process of the domain | that process | PROVEN |
 | any other Xid of the GPU itself that needs a reset | nobody | UNKNOWN |
 | who was there is not known for certain, or nobody was | nobody | UNKNOWN |
+| the domain's server has not said that it faulted | nobody, yet | UNKNOWN |
 | one client was there, or on its way | it | ALONE |
 | an SM exception (Xid 13 or 69, and no 31), and dumps clear all clients but one | that one | LEFT |
 | anything else | nobody; suspects are all who were there, less those cleared | SUSPECTED |
@@ -118,13 +119,18 @@ def _who(
     left = present - cleared
     if named is not None and not any(map(_is_loss, evidence)):
         return named, Confidence.PROVEN
-    if any(map(is_excuse, evidence)) or not is_certain or not left:
+    if any(map(is_excuse, evidence)) or not is_certain or not left or not any(map(_confirms, evidence)):
         return None, Confidence.UNKNOWN
     if len(present) == 1:
         return next(iter(present)), Confidence.ALONE
     if len(left) == 1 and _is_sm_for_certain(evidence):
         return next(iter(left)), Confidence.LEFT
     return None, Confidence.SUSPECTED
+
+
+def _confirms(seen: Observation) -> bool:
+    """The domain's own server says that it faulted.  An Xid may name a client that has just left the domain for another."""
+    return seen.source is Source.VENDOR_LOG
 
 
 def _class_of(evidence: Sequence[Observation], named: ProcessId | None, dead: Iterable[ProcessId]) -> FaultClass:

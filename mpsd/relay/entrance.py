@@ -46,6 +46,9 @@ class Separation(Protocol):
     def arrived(self, process: ProcessId, domain: Domain) -> None:
         """It is placed there; told for each of its connections."""
 
+    def hung_up(self, process: ProcessId) -> None:
+        """One of its connections has ended."""
+
 
 @dataclass(slots=True)
 class Entrance:

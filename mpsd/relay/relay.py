@@ -128,6 +128,8 @@ class Relay:
     def _forget(self, caller: Caller) -> None:
         """Offences are forgotten with the last connection of their process."""
         shared = self.conversations
+        if caller.process is not None:
+            shared.entrance.separation.hung_up(caller.process)
         shared.open[caller.process] -= 1
         if not shared.open[caller.process]:
             del shared.open[caller.process]

@@ -4,12 +4,13 @@ import threading
 import time
 from dataclasses import dataclass
 
-from mpsd_client import Client, Event, Lost, MpsdError
+from mpsd_client import Client, Event, Lost, MpsdError, calls
 
 from tests.gpu.comparison.system import System
 
 _END_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,17 @@ class Listener:
                         return Verdict(int(facts["number"]), int(facts["culprit"]["pid"]), str(facts["confidence"]), heard_ns)
                 if not self._changed.wait(max(0.0, end - time.monotonic())):
                     return None
+
+    def wait_for_spare(self, seconds: float) -> bool:
+        """True once a domain has a started server and no clients."""
+        end = time.monotonic() + seconds
+        with Client(self._system.pipe / "mpsd.sock", program="compare") as mpsd:
+            while time.monotonic() < end:
+                domains = mpsd.ask(calls.domain_list()).items
+                if any(each.state == "ready" and not each.clients and each.servers for each in domains):
+                    return True
+                time.sleep(_POLL_SECONDS)
+        return False
 
     def dump_variables(self) -> dict[str, str]:
         """What a client is started with to write core dumps where mpsd reads them."""

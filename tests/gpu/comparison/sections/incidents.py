@@ -41,7 +41,7 @@ KINDS = (
     Kind("oob_write", MMU),
     Kind("trap", SM),
     Kind("killed", HOST, harmless=True),
-    Kind("array_null_write", MMU, harmless=True),
+    Kind("array_null_write", MMU, harmless=True, arguments=("--after", "0.05")),
     Kind("oob_read", MMU),
     Kind("misaligned", SM),
     Kind("oob_atomic", MMU),
@@ -55,7 +55,7 @@ KINDS = (
     Kind("stack_overflow", SM),
     Kind("managed_oob", MMU),
     Kind("managed_freed", MMU),
-    Kind("array_null_read", MMU, harmless=True),
+    Kind("array_null_read", MMU, harmless=True),  # at once
     Kind("out_of_memory", NONE, harmless=True),
 )
 
@@ -116,7 +116,7 @@ def _innocent(system: System, uid: int) -> Client:
 def _trial(stage: Stage, system: System, kind: Kind, others: Sequence[Client], listener: Listener | None) -> Trial:
     trial = Trial(kind.mode)
     kept = list(system.clients)
-    if listener is not None and not system.wait_for_spare(SPARE_SECONDS):
+    if listener is not None and not listener.wait_for_spare(SPARE_SECONDS):
         trial.remark = "no spare yet"
     dumps = listener.dump_variables() if listener is not None and kind.fault_class == SM else {}
     near = _start(system, dumps, *trials.NEVER_ENDING)
@@ -165,6 +165,8 @@ def _take_verdict(trial: Trial, kind: Kind, culprit: Client, launched_ns: int, l
         trial.named = verdict.pid == culprit.pid
         trial.named_ms = (verdict.heard_ns - launched_ns) / 1e6
         trial.confidence = verdict.confidence
+        if not trial.named:
+            trial.remark = f"fault {verdict.number} named pid {verdict.pid}, the culprit was {culprit.pid}"
 
 
 def _went_on(client: Client, since_ns: int) -> str:
