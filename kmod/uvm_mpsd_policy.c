@@ -50,7 +50,7 @@ static bool is_alive(struct pid *process)
 	bool alive;
 
 	rcu_read_lock();
-	alive = pid_task(process, PIDTYPE_TGID) != NULL;
+	alive = !!pid_task(process, PIDTYPE_TGID);
 	rcu_read_unlock();
 	return alive;
 }
