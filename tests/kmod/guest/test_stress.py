@@ -1,0 +1,186 @@
+"""Everything at once for some seconds: what locks and lifetimes are for.  The kernel's log is looked at as everywhere."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import modules
+from children import Child
+from device import RING_RECORDS, Device, Kind, Mode
+from fake_gpu import NO_MEMORY, PAGE_2M, PAGE_64K, FakeGpu, FaultType, VaSpace
+from fake_gpu import REPLAYABLE as AS_REPLAYABLE
+from test_sink import HOLE
+
+SECONDS = 6.0
+Work = Callable[[random.Random, float], int]
+
+
+def run_all(works: list[Work], seconds: float = SECONDS) -> list[int]:
+    """Each in a process of its own until the time is over; how often each went round."""
+    until = time.monotonic() + seconds
+
+    def bound(number: int, work: Work) -> Callable[[], Any]:
+        return lambda: work(random.Random(number), until)
+
+    children = [Child(bound(number, work)) for number, work in enumerate(works)]
+    rounds = [child.answer() for child in children]
+    for child in children:
+        assert child.end() == -signal.SIGKILL
+    return rounds
+
+
+def inject(chance: random.Random, until: float) -> int:
+    rounds = 0
+    with Device() as device:
+        while time.monotonic() < until:
+            for _ in range(chance.randrange(1, 200)):
+                device.inject(chance.randrange(1, 1000))
+                rounds += 1
+    return rounds
+
+
+def read_and_check(chance: random.Random, until: float) -> int:
+    """Sequences have no gap but those that are told."""
+    rounds = 0
+    while time.monotonic() < until:
+        with Device() as device:
+            expected = None
+            for _ in range(chance.randrange(1, 20)):
+                for record in device.read(chance.randrange(1, 2 * RING_RECORDS)):
+                    if expected is not None:
+                        assert record.sequence == expected + record.lost
+                    expected = record.sequence + 1
+                    rounds += 1
+    return rounds
+
+
+def open_and_close(chance: random.Random, until: float) -> int:
+    rounds = 0
+    while time.monotonic() < until:
+        opened = [Device(chance.choice([os.O_RDONLY, os.O_RDWR])) for _ in range(chance.randrange(1, 30))]
+        for device in opened:
+            device.close()
+        rounds += len(opened)
+    return rounds
+
+
+def change_policy(chance: random.Random, until: float) -> int:
+    rounds = 0
+    with Device() as device:
+        while time.monotonic() < until:
+            mode = chance.choice([Mode.OFF, Mode.REPORT, Mode.SINK])
+            device.set_policy(mode, chance.randrange(1, 9), 65536 << chance.randrange(15))
+            rounds += 1
+    return rounds
+
+
+def fault(chance: random.Random, until: float) -> int:
+    """Clients that come, fault here and there, and go; both kinds of fault at once would need threads: see below."""
+    rounds = 0
+    with Device() as device:
+        while time.monotonic() < until:
+            with VaSpace() as va_space, FakeGpu(device, va_space, chance.randrange(8)) as gpu:
+                va_space.reserve(HOLE, 64 * PAGE_2M)
+                for _ in range(chance.randrange(1, 30)):
+                    stray(chance, gpu)
+                    rounds += 1
+    return rounds
+
+
+def stray(chance: random.Random, gpu: FakeGpu) -> None:
+    gpu.access(
+        HOLE + chance.randrange(128 * PAGE_2M // PAGE_64K) * PAGE_64K,
+        chance.choice(list(FaultType)),
+        flags=chance.choice([0, AS_REPLAYABLE, AS_REPLAYABLE | NO_MEMORY]),
+    )
+
+
+def map_and_fault(chance: random.Random, until: float) -> int:
+    """Mappings come and go where windows are laid."""
+    rounds = 0
+    with Device() as device, VaSpace() as va_space, FakeGpu(device, va_space) as gpu:
+        va_space.reserve(HOLE, 16 * PAGE_2M)
+        mapped: set[int] = set()
+        while time.monotonic() < until:
+            place = HOLE + chance.randrange(16) * PAGE_2M
+            if place in mapped:
+                gpu.unmap(place)
+                mapped.remove(place)
+            else:
+                gpu.map(place, PAGE_2M, chance.choice([PAGE_64K, PAGE_2M]))
+                mapped.add(place)
+            stray(chance, gpu)
+            rounds += 1
+    return rounds
+
+
+def test_injectors_readers_policies_and_faults_at_once(device: Device) -> None:
+    works: list[Work] = [inject, read_and_check, read_and_check, open_and_close, change_policy, fault, fault, map_and_fault]
+    before = modules.users()
+    rounds = run_all(works)
+    assert all(rounds), dict(zip([each.__name__ for each in works], rounds, strict=True))
+    assert modules.users() == before
+
+
+def test_both_bottom_halves_fault_on_one_gpu_at_once(device: Device) -> None:
+    """UVM serves faults that can be repeated and those that cannot in two threads, under the same lock for reading."""
+    device.set_policy(Mode.SINK, max_windows=100)
+
+    def race(chance: random.Random, until: float) -> int:
+        rounds = 0
+        while time.monotonic() < until:
+            with Device() as own, VaSpace() as va_space, FakeGpu(own, va_space) as gpu:
+                other = os.fork()
+                for number in range(24):
+                    gpu.access(HOLE + number * PAGE_2M, flags=AS_REPLAYABLE if other else 0)
+                if other == 0:
+                    os._exit(0)
+                os.waitpid(other, 0)
+                assert gpu.is_sparse(HOLE, PAGE_2M)
+                rounds += 1
+        return rounds
+
+    (rounds,) = run_all([race])
+    assert rounds > 0
+    kinds = [each.kind for each in device.drain()]
+    assert kinds[-1] == Kind.GONE
+
+
+def test_clients_that_are_killed_while_they_fault(device: Device) -> None:
+    """At any moment: the VA space, the page tables and the queue go in UVM's order, and each condemned one is told of."""
+    device.set_policy(Mode.SINK)
+    chance = random.Random(7)
+
+    def work() -> bool:
+        run_for_ever = time.monotonic() + 3600
+        return bool(fault(random.Random(os.getpid()), run_for_ever))
+
+    until = time.monotonic() + SECONDS
+    rounds = 0
+    while time.monotonic() < until:
+        child = Child(work)
+        time.sleep(chance.random() / 10)  # nothing to wait for: any moment will do
+        assert child.end() == -signal.SIGKILL
+        rounds += 1
+    assert rounds > 10
+    with VaSpace() as va_space, FakeGpu(device, va_space) as gpu:
+        device.drain()
+        assert gpu.access(HOLE).absorbed
+        device.wait(Kind.STOPPED)
+
+
+def test_kill_mode_again_and_again(device: Device) -> None:
+    device.set_policy(Mode.SINK_KILL)
+
+    def work() -> tuple[bool, Any]:
+        own, va_space = Device(), VaSpace()
+        gpu = FakeGpu(own, va_space)
+        return gpu.access(HOLE).absorbed, (own, va_space, gpu)
+
+    for _ in range(20):
+        child = Child(work)
+        assert child.wait() == -signal.SIGKILL
+        assert [each.kind for each in device.wait(Kind.GONE)] == [Kind.FAULT, Kind.STOPPED, Kind.GONE]

@@ -1,0 +1,54 @@
+"""What kmod/apply and kmod/build make of each distribution's driver source."""
+
+import re
+import subprocess
+
+from tests.kmod.building import Build
+from tests.kmod.distributions import Distribution, Root
+
+
+def symbols(root: Root, build: Build, name: str, *options: str) -> str:
+    return subprocess.run(
+        ["nm", *options, build.directory / name], capture_output=True, text=True, check=True, cwd=root.path
+    ).stdout
+
+
+def section(build: Build, file: str, name: str) -> str:
+    return subprocess.run(["modinfo", "-F", name, build.directory / file], capture_output=True, text=True, check=True).stdout
+
+
+def test_it_is_the_driver_and_the_kernel_that_are_meant(distribution: Distribution, build: Build) -> None:
+    """A distribution that moved on wants a look, and another row in the README."""
+    assert build.driver.startswith(distribution.driver)
+    assert build.kernel.startswith(distribution.kernel)
+
+
+def test_five_calls_and_few_lines_are_inserted(build: Build) -> None:
+    found = re.search(r"(\d+) calls, (\d+) lines inserted", build.applied)
+    assert found, build.applied
+    assert int(found[1]) == 5
+    assert int(found[2]) <= 14
+
+
+def test_our_files_compile_without_a_warning(build: Build) -> None:
+    assert not [line for line in build.log.splitlines() if "mpsd" in line and re.search(r"\b(warning|error):", line)]
+
+
+def test_the_module_is_for_this_kernel_and_open(build: Build) -> None:
+    for file in ("nvidia-uvm.ko", "nvidia-uvm-test.ko"):
+        assert section(build, file, "vermagic").split()[0] == build.kernel
+        assert section(build, file, "license").strip() == "Dual MIT/GPL"
+        assert section(build, file, "depends").strip() == "nvidia"
+
+
+def test_production_has_nothing_of_the_tests_in_it(root: Root, build: Build) -> None:
+    assert "mpsd_test" not in symbols(root, build, "nvidia-uvm.ko")
+    assert "mpsd_test_range_vec_create" in symbols(root, build, "nvidia-uvm-test.ko")
+
+
+def test_it_imports_of_nvidia_only_what_upstream_does(root: Root, build: Build) -> None:
+    """The stand-in exports exactly those: one more, and the module would not have been linked."""
+    wanted = set(re.findall(r"\bnvUvm\w+", symbols(root, build, "nvidia-uvm.ko", "-u")))
+    exported = set(re.findall(r"__ksymtab_(nvUvm\w+)", symbols(root, build, "nvidia.ko")))
+    assert wanted == exported
+    assert wanted
