@@ -59,8 +59,6 @@ static int get(void *to, const void __user *from, size_t bytes)
 	return copy_from_user(to, from, bytes) ? -EFAULT : 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------ accesses */
-
 static bool is_possible(const struct mpsd_test_access *asked)
 {
 	return asked->fault_type < UVM_FAULT_TYPE_COUNT && asked->access_type < UVM_FAULT_ACCESS_TYPE_COUNT &&
@@ -122,8 +120,6 @@ static int access_memory(struct made_up *made_up, struct mpsd_test_access *asked
 	return 0;
 }
 
-/* --------------------------------------------------------------------------------------------------- page tables */
-
 /* The table that holds entries for pages of this size at `address`, and which of its entries; NULL: there is none. */
 static uvm_page_directory_t *find_table(uvm_page_tree_t *tree, NvU64 address, NvU32 page_bytes, NvU32 *index)
 {
@@ -161,8 +157,6 @@ static int read_entry(struct made_up *made_up, struct mpsd_test_entry *asked)
 	uvm_mutex_unlock(&tree->lock);
 	return 0;
 }
-
-/* ------------------------------------------------------------------------------------------------------ mappings */
 
 /* As if `address` and what follows were read-only memory of the host, one page after the other. */
 static NvU64 read_only_entry(uvm_page_table_range_vec_t *entries, NvU64 offset, void *unused)
@@ -251,8 +245,6 @@ static int change_mappings(struct made_up *made_up, unsigned int command, const 
 	return result;
 }
 
-/* ----------------------------------------------------------------------------------------------------- the device */
-
 static long made_up_ioctl(struct file *file, unsigned int command, unsigned long argument)
 {
 	struct made_up *made_up = file->private_data;
@@ -277,7 +269,7 @@ static long made_up_ioctl(struct file *file, unsigned int command, unsigned long
 	}
 }
 
-/* In the order of uvm_va_space_destroy(): no fault can come any more, then the sink lets go, then the page tables. */
+/* As uvm_va_space_destroy() does it: no fault can come any more, then the sink lets go, then the page tables. */
 static void destroy(struct made_up *made_up)
 {
 	struct mapping *mapping, *next;
