@@ -25,6 +25,7 @@ from mpsd.domains.refuser import Refuser
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import AlreadyRunning, BadConfiguration, ErrorCode, MpsdError, UnusablePath
 from mpsd.fault import Party
+from mpsd.faults.core_directory import CORES
 from mpsd.faults.core_dumps import CoreDumps
 from mpsd.faults.desk import FaultDesk
 from mpsd.faults.faults import Faults
@@ -76,7 +77,6 @@ log = structlog.get_logger()
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, the vendor's exit status when it sees none
 _DESCRIPTORS_PER_CONNECTION = 4  # the client's, the domain's, a pidfd; and five of each client, which has several
 _DESCRIPTORS_BESIDES = 512
-_CORES = "cores"  # in the pipe directory, which is what containers share with mpsd
 
 
 def main(config: Config, invocation: Invocation) -> int:
@@ -322,7 +322,7 @@ def _build_sources(
     if config.faults.nvml_events == "on":
         by_name["nvml"] = NvmlEvents([device.uuid for device in found.devices], library)
     if config.faults.core_dumps == "on":
-        dumps = CoreDumps(found.claim.pipe_directory / _CORES, desk.parties.of_user)
+        dumps = CoreDumps(found.claim.pipe_directory / CORES, desk.parties.of_user)
         desk.on_arrival.append(lambda process, domain, is_new: dumps.meet(process) if is_new else None)
         by_name["core_dump"] = dumps
     if config.faults.kmod:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 import trio
 
+from mpsd import processes
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError, VendorFailed
@@ -16,6 +17,7 @@ _LOOK_SECONDS = 5.0
 _SPARE_PAUSE_SECONDS = 0.5
 _SPARE_LATEST_SECONDS = 2.0
 _POLL_SECONDS = 0.05
+_DESERTED_SECONDS = 5.0  # usually it is over 0.1 s after the last of them
 
 
 class Upkeep:
@@ -26,6 +28,7 @@ class Upkeep:
         self._stop_seconds = stop_seconds
         self._read_devices = read_devices
         self._busy: set[str] = set()
+        self._deserted_since: dict[str, float] = {}  # domains in FAULT with no client's process left (trio time)
         self._needed_since: dict[tuple[str, ...], float] = {}  # when each set of GPUs came to need a spare
 
     async def run(self) -> None:
@@ -68,9 +71,18 @@ class Upkeep:
         return domain.has_outdated_spare(self._pool.defaults)
 
     def _is_overdue(self, domain: Domain, now: float) -> bool:
-        """It faulted long ago, and clients that have lost everything there keep it from being of use to others."""
+        """It faulted long ago, and clients that have lost everything there keep it from being of use to others; or they have
+        all ended, and its vendor daemon has not noticed: after some faults it hangs (measured)."""
+        if domain.state is not DomainState.FAULT:
+            self._deserted_since.pop(domain.name, None)
+            return False
+        if any(processes.process_id(pid) for pid in domain.client_pids | {process.pid for process in domain.members}):
+            self._deserted_since.pop(domain.name, None)
+        else:
+            self._deserted_since.setdefault(domain.name, now)
+        deserted = now - self._deserted_since.get(domain.name, now)
         limit = self._pool.settings.recycle_seconds
-        return domain.state is DomainState.FAULT and 0 < limit < now - domain.fault_since
+        return deserted > _DESERTED_SECONDS or 0 < limit < now - domain.fault_since
 
     def _begin(self, nursery: trio.Nursery, domain: Domain, action: Callable[[Domain], Awaitable[None]]) -> None:
         self._busy.add(domain.name)
@@ -140,7 +152,9 @@ class Upkeep:
 
     async def _restart(self, domain: Domain) -> None:
         """Its clients have no contexts any more: nothing but their hold on the domain is lost.  Its task starts it again."""
-        log.warning("domain.kill", domain=domain.name, why="clients of before its fault do not end", clients=domain.occupancy)
+        is_deserted = domain.name in self._deserted_since
+        why = "its clients have ended and it stays in FAULT" if is_deserted else "clients of before its fault do not end"
+        log.warning("domain.kill", domain=domain.name, why=why, clients=domain.occupancy)
         await domain.control.kill()
 
     async def recycle(self, domain: Domain) -> None:

@@ -12,6 +12,7 @@ between two looks, go on with a deleted file that is still open, or make directo
 against that user's quota.  Prose: docs/faults.md.
 """
 
+import contextlib
 import os
 import re
 import stat
@@ -25,6 +26,7 @@ from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.faults.core_file import CoreFile, parse_core
 from mpsd.faults.file_writers import FileId
 
+CORES = "cores"  # its name in the pipe directory, which is what containers share with mpsd
 MODE, KEPT_MODE = 0o1733, 0o711
 _KEPT = "kept"
 _NAME = re.compile(r"(?:[A-Za-z0-9._-]{1,80}\.)?([1-9][0-9]{0,9})")  # CUDA_COREDUMP_FILE may end in %p alone
@@ -155,6 +157,13 @@ class CoreDirectory:
         kept = sorted(_files(self._keep), key=lambda file: -file.changed_at)
         for file in _beyond(kept, self._kept, self._total_bytes):
             _delete(self._keep, file.name)
+
+
+def remove_if_empty(path: Path) -> None:
+    """What somebody may still want to look at stays."""
+    for directory in (path / _KEPT, path):
+        with contextlib.suppress(OSError):
+            directory.rmdir()
 
 
 def _open_own(path: Path, mode: int) -> int:

@@ -23,6 +23,7 @@ _LOST = 1 << 3
 _INJECTED = 1 << 1
 _TICK_NS = 10_000_000  # of field 22 of /proc/PID/stat: USER_HZ is 100 on every architecture with such GPUs
 _ACCESSES = {1: "read", 2: "write", 3: "atomic", 4: "prefetch"}
+_CONTAINED = frozenset({1, 2})  # actions
 _ACTIONS = {0: "cancelled, all clients of its server are ended", 1: "contained", 2: "contained, as one before it"}
 
 
@@ -100,6 +101,7 @@ def observe(record: Record, now_ns: int) -> Observation:
         address=record.address if is_fault else None,
         access=record.access if is_fault else "",
         text=_describe(record)[:TEXT_CHARACTERS],
+        is_contained=is_fault and record.action in _CONTAINED,
     )
 
 

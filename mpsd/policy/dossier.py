@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from mpsd.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
 from mpsd.model import ProcessId
 from mpsd.policy import verdict
-from mpsd.policy.verdict import SECOND_NS, WINDOW_NS, is_proof, tells_of_fault
-from mpsd.policy.xids import ENDS_SERVER
+from mpsd.policy.verdict import SECOND_NS, WINDOW_NS, confirms, is_proof, tells_of_fault
 
 MOST_SHOWN = 64  # pieces of evidence in an Incident
 _MOST_KEPT = 192  # that a verdict is made of
@@ -72,8 +71,8 @@ class Dossier:
             self.gpu = self.gpu or seen.gpu
         if seen.xid is not None and seen.xid not in self._xids and len(self._xids) < _MOST_XIDS:
             self._xids.append(seen.xid)
-        ends = seen.source is Source.VENDOR_LOG or seen.xid in ENDS_SERVER
-        self.has_ended_server = self.has_ended_server or (ends and seen.domain == self.domain)
+        if confirms(seen) and seen.domain == self.domain:
+            self.has_ended_server = True
         self._meet(seen, party_of)
         if len(self._evidence) < (_MOST_PROOFS if seen.is_proof or seen.clears else _MOST_KEPT):
             self._evidence.append(alike)

@@ -22,14 +22,16 @@ What went wrong; the first row that fits:
 | evidence | class |
 |---|---|
 | the same Xids of the GPU, before and after a proof | DEVICE; the class of the proof |
-| Xid 13 or 69, and no 31 before it | SM |
+| Xid 13 or 69, and no 31 before it; or Xid 43 and no 31 at all (2) | SM |
 | up to 2 s before the first sign of the fault, or 0.5 s after it, a client was killed (1) | HOST |
 | Xid 31 | MMU |
-| Xid 43, or the class that a source gives | that class |
+| any other Xid, or the class that a source gives | that class |
 
 (1) And before any other ended or complained.  A process that is killed in mid-kernel is seen to have gone 0.2 s later
 (measured), which can be after its server's fault; and innocents end after a fault too, which is why ends by themselves do not
 count: an end has the class HOST only if it is known to have come from outside.
+
+(2) A trap gives Xid 43 alone, a process that is killed in mid-kernel Xid 31 (measured).
 
 An Xid that tells its GPU alone may be of another domain.  It is a guess: it gives a class where nothing else does.
 
@@ -51,7 +53,7 @@ PROOFS = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.CORE_DUMP})  # the so
 BESIDE = frozenset({Source.PROCESS, Source.REPORT})  # tell what happened beside a fault, not that there was one
 
 _END_SEEN_NS = SECOND_NS // 2
-_SM_XIDS, _MMU_XID = frozenset({13, 69}), 31
+_SM_XIDS, _STOPPED_XID, _MMU_XID = frozenset({13, 69}), 43, 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def _who(
     left = present - cleared
     if named is not None and not any(map(_is_loss, evidence)):
         return named, Confidence.PROVEN
-    if any(map(is_excuse, evidence)) or not is_certain or not left or not any(map(_confirms, evidence)):
+    if any(map(is_excuse, evidence)) or not is_certain or not left or not any(map(confirms, evidence)):
         return None, Confidence.UNKNOWN
     if len(present) == 1:
         return next(iter(present)), Confidence.ALONE
@@ -128,7 +130,7 @@ def _who(
     return None, Confidence.SUSPECTED
 
 
-def _confirms(seen: Observation) -> bool:
+def confirms(seen: Observation) -> bool:
     """The domain's own server says that it faulted.  An Xid may name a client that has just left the domain for another."""
     return seen.source is Source.VENDOR_LOG
 
@@ -141,7 +143,7 @@ def _class_of(evidence: Sequence[Observation], named: ProcessId | None, dead: It
         return FaultClass.DEVICE
     signs = sorted((each for each in evidence if tells_of_fault(each)), key=lambda each: each.seen_ns)
     strong = next((each.xid for each in signs if each.xid in _SM_XIDS or each.xid == _MMU_XID), None)
-    if strong in _SM_XIDS:
+    if strong in _SM_XIDS or _is_stopped(evidence):
         return FaultClass.SM
     if dead:
         return FaultClass.HOST
@@ -174,14 +176,28 @@ def _cleared(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
 
 def _is_sm_for_certain(evidence: Sequence[Observation]) -> bool:
     """So that a dump without an exception clears."""
-    told = {each.xid for each in evidence if not is_guess(each)}
-    return bool(told & _SM_XIDS) and _MMU_XID not in {each.xid for each in evidence}
+    return bool(_told(evidence) & _SM_XIDS) and not _may_be_mmu(evidence)
+
+
+def _is_stopped(evidence: Sequence[Observation]) -> bool:
+    return _STOPPED_XID in _told(evidence) and not _may_be_mmu(evidence)
+
+
+def _told(evidence: Iterable[Observation]) -> set[int | None]:
+    """Xids of this domain."""
+    return {each.xid for each in evidence if not is_guess(each)}
+
+
+def _may_be_mmu(evidence: Iterable[Observation]) -> bool:
+    """Whosever it is."""
+    return any(each.xid == _MMU_XID for each in evidence)
 
 
 def _is_contained(evidence: Iterable[Observation]) -> bool:
-    """The patched module absorbed it: nobody but the culprit lost anything."""
-    told = {each.source for each in evidence if tells_of_fault(each)}
-    return told == {Source.KMOD}
+    """The patched module absorbed all of it, and nothing says that the domain's servers ended."""
+    told = [each for each in evidence if tells_of_fault(each)]
+    absorbed = [each.is_contained for each in told if each.source is Source.KMOD and is_proof(each)]
+    return bool(absorbed) and all(absorbed) and not any(confirms(each) or each.xid in ENDS_SERVER for each in told)
 
 
 def _by_worth(evidence: Iterable[Observation], culprit: ProcessId | None) -> list[Observation]:

@@ -20,6 +20,7 @@ from mpsd.api.server import Api
 from mpsd.domains.pool import Pool
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import KeeperFailed, VendorFailed
+from mpsd.faults.core_directory import CORES, remove_if_empty
 from mpsd.faults.faults import Faults
 from mpsd.leases.book import LeaseBook
 from mpsd.relay.relay import Relay
@@ -119,6 +120,7 @@ class Daemon:
         """After the domains have gone: nothing that a client or the next daemon could take for a running one."""
         for name in (UI_SOCKET, api_server.SOCKET, *DOORS):
             (self.pipe_directory / name).unlink(missing_ok=True)
+        remove_if_empty(self.pipe_directory / CORES)
         if self.relayed:
             self.relayed[1].stop()
         self.store.forget_all()

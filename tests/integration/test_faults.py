@@ -169,7 +169,10 @@ def test_a_crash_loop_is_slowed_down(machine: Machine) -> None:
             until(mpsd, "blame.convicted")
     began = time.monotonic()
     third = machine.client("faulter", "oob_write")
-    assert machine.wait_for_journal("client.waiting")["reason"].startswith("it has faulted too often")
+    wait_for(
+        "the third to be made to wait",
+        lambda: [each for each in machine.journal("client.waiting") if each["reason"].startswith("it has faulted too often")],
+    )
     third.ready()
     assert time.monotonic() - began > 0.5
 

@@ -153,7 +153,7 @@ static void touch(CUcontext context, const struct work *work)
 
 static void managed_oob(CUcontext context, const struct work *work)
 {
-	write_to(context, work->launch.values[0] + (1ull << 30));
+	write_to(context, work->launch.values[0] - (1ull << 40));
 }
 
 static void misaligned(CUcontext context, const struct work *work)
