@@ -27,7 +27,7 @@ static int mpsd_open(struct inode *inode, struct file *file)
 		return -ENOMEM;
 	*place = mpsd_ring_newest();
 	file->private_data = place;
-	return nonseekable_open(inode, file);
+	return stream_open(inode, file);
 }
 
 static int mpsd_close(struct inode *inode, struct file *file)
