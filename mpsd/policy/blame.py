@@ -9,6 +9,7 @@ What an incident does; the first row that fits.  Its suspects' keys are taken to
 | culprit ALONE or LEFT, or all suspects have one key; settled | the same |
 | suspects are a part of one group of a case | they are split anew, everybody else of the case is cleared: one round |
 | a suspect's key is not known, the others are a part of one group | the case goes on as it is: it may have been that one |
+| of which an earlier revision began a case, or narrowed one, that has gone on without it or is over | none |
 | any other suspects | a new case; they leave the cases that they were in |
 
 So of n suspects in k groups, one that faults again and again is convicted after at most ceil(log_k n) + 1 further faults, if
@@ -31,6 +32,7 @@ MOST_CASES = 64
 MOST_KEYS = 1024  # convicted, and as many with a record
 _MOST_FAULTS = 32  # in a record
 _MOST_PARDONED = 64
+_MOST_SUSPECTED = 256
 _MOST_SECONDS = 86_400.0  # of quarantine, if it is not configured to be longer
 _BLAMELESS = frozenset({FaultClass.DEVICE, FaultClass.HOST})
 
@@ -48,11 +50,16 @@ class Blame:
         self._convictions = {each.key: each for each in state.convictions}
         self._records = {each.key: each for each in state.records}
         self._pardoned: deque[int] = deque(maxlen=_MOST_PARDONED)  # incidents: later revisions of them convict nobody again
+        self._suspected: deque[int] = deque(maxlen=_MOST_SUSPECTED)  # incidents that cases came of
 
     @property
     def state(self) -> BlameState:
         cases, convictions = tuple(self._cases.values()), tuple(self._convictions.values())
         return BlameState(cases, convictions, tuple(self._records.values()))
+
+    def configure(self, settings: FaultSettings) -> None:
+        """Other settings from now on; what was decided stays."""
+        self._settings = settings
 
     def take(self, incident: Incident, now_at: float) -> Sequence[Change]:
         """Any revision of an incident, any number of times."""
@@ -65,11 +72,12 @@ class Blame:
         known = frozenset(each for each in keys if each is not None)
         if len(keys) == 1 and known and (incident.is_settled or incident.confidence is Confidence.PROVEN):
             return self._convict(next(iter(known)), incident.number, now_at)
+        taken_back = self._take_back(incident.number)
         if not self._settings.quarantine:
-            return ()
+            return taken_back
         if known != keys:
-            return self._prolong(incident.number, known, now_at)
-        return self._suspect(incident.number, known, now_at)
+            return (*taken_back, *self._prolong(incident.number, known, now_at))
+        return (*taken_back, *self._suspect(incident.number, known, now_at))
 
     def placement(self, key: str, now_at: float) -> str:
         """The key of the domain that it has to be placed in; empty: with everybody."""
@@ -152,6 +160,15 @@ class Blame:
 
     def _undo(self, number: int, why: str) -> Sequence[Change]:
         """What an earlier revision of this incident did."""
+        changes = [*self._take_back(number, why)]
+        for case in [each for each in self._cases.values() if each.number == number or (why and each.last == number)]:
+            changes += self._close(case, why or "nobody is suspected any more")
+        if number in self._suspected and not why:
+            self._suspected.remove(number)
+        return changes
+
+    def _take_back(self, number: int, why: str = "") -> Sequence[Change]:
+        """The conviction of an earlier revision."""
         changes: list[Change] = []
         for record in [each for each in self._records.values() if number in dict(each.faults)]:
             self._keep_record(replace(record, faults=tuple(fault for fault in record.faults if fault[0] != number)))
@@ -161,9 +178,7 @@ class Blame:
                 self._convictions[each.key] = replace(each, number=0, times=each.times - 1)
             else:
                 changes.append(Released(each.key, why or "it did not do it"))
-        for case in [each for each in self._cases.values() if each.number == number or (why and each.last == number)]:
-            changes += self._close(case, why or "nobody is suspected any more")
-        return changes
+        return tuple(changes)
 
     def _quarantine_seconds(self, times: int) -> float:
         first = self._settings.quarantine_seconds
@@ -182,7 +197,7 @@ class Blame:
     def _suspect(self, number: int, keys: frozenset[str], now_at: float) -> Sequence[Change]:
         until = now_at + self._settings.suspect_seconds
         said = next((case for case in self._cases.values() if case.last == number), None)
-        if said is not None and said.keys == keys:
+        if (said is not None and said.keys == keys) or (said is None and number in self._suspected):
             return ()
         wide = said or next((case for case in self._cases.values() if any(keys <= {*group} for group in case.groups)), None)
         changes: list[Change] = []
@@ -198,6 +213,8 @@ class Blame:
                 changes.append(Cleared(wide.number, tuple(sorted(cleared)), "others faulted without them"))
         self._cases.pop(case.number, None)
         self._cases[case.number] = case
+        if number not in self._suspected:
+            self._suspected.append(number)
         return (*changes, Suspected(case.number, case.groups), *self._bound())
 
     def _prolong(self, number: int, keys: frozenset[str], now_at: float) -> Sequence[Change]:

@@ -4,7 +4,7 @@ Whose an observation is; the first row that fits.  "Near" is within 2 s of what 
 
 | observation | belongs to |
 |---|---|
-| names a process, not by an Xid | the near incident where it was present; of a core dump one that began up to 10 s before |
+| names a process; not of an Xid or the vendor's log | the near incident where it was present; of a core dump one begun up to 10 s before |
 | an Xid of the GPU itself | the GPU's device incident, open for 30 s after its last; also near ones of the GPU's domains (1) |
 | tells its domain | the domain's incident that is near, or whose servers have ended and are not renewed yet (2) |
 | tells its GPU alone | of the near incidents of the GPU: one whose class fits, then the nearest |
@@ -39,7 +39,7 @@ from collections.abc import Iterable, Sequence
 from mpsd.fault import Deed, Incident, Observation, Source
 from mpsd.policy.belonging import FRESH_NS, RECENT_NS, fits, is_of_device, may_be_of, may_concern, opens, waited_for
 from mpsd.policy.dossier import AtOf, Dossier, PartyOf
-from mpsd.policy.verdict import SECOND_NS, WINDOW_NS, is_excuse, is_proof
+from mpsd.policy.verdict import SECOND_NS, WINDOW_NS, confirms, is_excuse, is_proof
 
 PRESENT_SECONDS = 6.0
 _PRESENT_NS = int(PRESENT_SECONDS * SECOND_NS)
@@ -87,7 +87,7 @@ class Fusion:
             self._wait(seen)
         for dossier in homes:
             dossier.add(seen, now_ns, self._party_of)
-            if dossier.has_ended_server and dossier.recovered_ns is None:
+            if dossier.has_ended_server and dossier.recovered_ns is None and confirms(seen):
                 _remember(self._broken, dossier.domain, now_ns)
         changed, self._changed = [*homes, *self._changed], []
         return self._publish(changed)
@@ -148,7 +148,7 @@ class Fusion:
         return [] if home is None else [home]
 
     def _by_process(self, seen: Observation) -> Dossier | None:
-        if seen.process is None or seen.xid is not None:
+        if seen.process is None or seen.xid is not None or confirms(seen):
             return None
         found = [each for each in self._dossiers.values() if seen.process in each.present and may_concern(each, seen)]
         return min(found, key=lambda each: (each.named != seen.process, each.distance_ns(seen.seen_ns)), default=None)

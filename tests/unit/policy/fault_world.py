@@ -173,7 +173,20 @@ class World:
         self.faults += 1
         self.guilty[process] = of
         self._tell(place, self._evidence(place, process, of))
+        if self.random.random() < 0.2:
+            self._misplace(place, of)
         self._fail(place, 0.02)
+
+    def _misplace(self, place: Place, of: FaultClass) -> None:
+        """An Xid of the fault names somebody who was on its way there, and is in another domain by now."""
+        others = [each for each in self.places.values() if each is not place and each.clients and not each.failed]
+        if not others:
+            return
+        other = self.random.choice(others)
+        moved = self.random.choice(list(other.clients))
+        xids = [self._seen(other, Source.KERNEL_LOG, 0.13, xid=number) for number in ((31,) if of is MMU else (13, 43))]
+        self._tell(other, [replace(each, gpu=place.gpu) for each in xids])
+        self._tell(place, [self._seen(place, Source.VENDOR_LOG, 0.35, process=moved)])
 
     def kill(self, place: Place, process: ProcessId, hurts: bool) -> None:
         """It is seen to have gone some time after it was killed; its co-runners fault meanwhile, or after it."""
@@ -181,7 +194,7 @@ class World:
             self.faults += 1
             self.guilty[process] = HOST
             more = [self._seen(place, Source.VENDOR_LOG, self.random.uniform(0.05, 0.6))]
-            more += [self._seen(place, Source.KERNEL_LOG, 0.04, xid=self.random.choice([31, 43]))]
+            more += [self._seen(place, Source.KERNEL_LOG, 0.04, xid=31)]
             self._tell(place, more)
             self._fail(place, 0.25)
         self.after(0.185, lambda: self.leave(place, process, by_itself=False))

@@ -151,6 +151,7 @@ def test_a_newcomer_that_nobody_knows_convicts_and_clears_nobody():
     assert suspected(blame) == set("ab")
 
 
+NARROWED = (incident(2, "abcd", settled=False), incident(3, "ab", settled=False))
 REVISIONS = [
     pytest.param(
         [incident(1, "abcd", settled=False), proven(1, "b")], "b", "", id="the proof comes later: all others are free"
@@ -167,6 +168,19 @@ REVISIONS = [
     pytest.param([incident(1, "ab"), incident(1, "", Confidence.UNKNOWN)], "", "", id="it is not known who was there"),
     pytest.param([incident(1, "abcd"), incident(2, "ab"), proven(2, "x")], "x", "", id="a stranger did it"),
     pytest.param([proven(1, "a"), proven(1, "a"), proven(1, "a", settled=True)], "a", "", id="said three times"),
+    pytest.param([alone(1, "a"), incident(1, "ab")], "", "ab", id="somebody else was there after all"),
+    pytest.param([alone(1, "a"), incident(1, "a", unknown=1)], "", "a", id="somebody whom nobody knows"),
+    pytest.param([*NARROWED, incident(2, "abcd")], "", "ab", id="an older incident is settled"),
+    pytest.param([*NARROWED, incident(2, "abcde")], "", "ab", id="somebody else was at the older one"),
+    pytest.param([*NARROWED, incident(2, "cd")], "", "ab", id="or fewer"),
+    pytest.param([*NARROWED, incident(2, "abcd", unknown=1)], "", "ab", id="or somebody unknown"),
+    pytest.param([*NARROWED, alone(4, "a"), incident(3, "ab"), incident(2, "abcd")], "a", "", id="and it is over"),
+    pytest.param([*NARROWED, proven(2, "c")], "c", "", id="a proof of the older one still counts"),
+    pytest.param([*NARROWED, alone(2, "a")], "a", "", id="and who was alone at it"),
+    pytest.param([*NARROWED, incident(4, "abcd")], "", "abcd", id="a new incident is another thing"),
+    pytest.param(
+        [incident(1, "ab", settled=False), incident(1, "", Confidence.UNKNOWN), incident(1, "ab")], "", "ab", id="back again"
+    ),
 ]
 
 
@@ -278,6 +292,20 @@ def test_one_that_is_given_the_state_goes_on():
         blame = Blame(SETTINGS, blame.state)
         blame.take(taken, 0.0)
     assert convicted(blame) == {"x", "a"}
+
+
+def test_other_settings_forget_nothing():
+    """Pardons, and which incidents are dealt with, are not part of its state."""
+    blame = Blame(SETTINGS)
+    for each in (*NARROWED, proven(5, "x")):
+        blame.take(each, 0.0)
+    blame.pardon(key("x"))
+    blame.configure(replace(SETTINGS, groups=3, crash_faults=1))
+    blame.take(incident(2, "abcd"), 0.0)
+    blame.take(proven(5, "x", settled=True), 0.0)
+    assert (convicted(blame), suspected(blame)) == (set(), set("ab"))
+    blame.take(incident(6, "mno"), 0.0)
+    assert len(blame.state.cases[-1].groups) == 3
 
 
 def test_what_is_remembered_is_bounded():

@@ -111,13 +111,13 @@ def test_a_late_dump_convicts_in_the_incident_where_its_process_was():
 
 
 def test_a_late_dump_does_not_convict_in_the_incident_after_its_own():
-    room = Room().hear(xid(13, 15)).recover(700).hear(xid(13, 1500, present=(C, D)), dump(A, 2000, present=(C, D)))
+    room = Room().hear(xid(13, 15)).recover(700).hear(server_log(1500, present=(C, D)), dump(A, 2000, present=(C, D)))
     assert [(each.culprit, each.confidence) for each in room.incidents.values()] == [(A, PROVEN), (None, SUSPECTED)]
 
 
 def test_a_dump_of_somebody_who_was_not_there_says_that_it_was_not_known_who_was():
     """Somebody seemed to be alone, and another of the domain has the exception."""
-    room = Room().hear(xid(13, 15, present=(A,)))
+    room = Room().hear(server_log(15, present=(A,)))
     assert room.one.confidence is ALONE
     room.hear(dump(B, 400, present=(A,)))
     assert [(each.culprit, each.confidence) for each in room.incidents.values()] == [(None, UNKNOWN), (B, PROVEN)]
@@ -145,8 +145,8 @@ def test_the_first_seconds_of_mpsd_accuse_nobody_without_proof():
 def test_a_domain_that_mpsd_finds_failed_does_not_fault_again():
     room = Room()
     room.fusion.domain_failed(DOMAIN, at(0))
-    assert room.hear(xid(43, 9000, present=(A,))).one.confidence is UNKNOWN
-    assert room.recover(9500).hear(xid(43, 20_000, present=(A,))).incidents[2].confidence is ALONE
+    assert room.hear(server_log(9000, present=(A,))).one.confidence is UNKNOWN
+    assert room.recover(9500).hear(server_log(20_000, present=(A,))).incidents[2].confidence is ALONE
 
 
 def test_a_stranger_is_never_convicted_by_what_others_say_of_it():
@@ -176,17 +176,17 @@ def test_what_was_seen_before_servers_were_renewed_is_not_of_the_new_ones():
 
 def test_a_late_first_word_of_a_fault_accuses_nobody():
     """Who is there when it comes need not have been there."""
-    room = Room().recover(500).hear(xid(13, 400, present=(C,)), late_ms=300)
+    room = Room().recover(500).hear(server_log(400, present=(C,)), late_ms=300)
     assert (room.one.confidence, room.one.culprit, room.one.victims) == (UNKNOWN, None, ())
-    assert Room().hear(xid(13, 0, present=(C,)), late_ms=4100).one.confidence is UNKNOWN
-    assert Room().hear(xid(13, 0, present=(C,)), late_ms=3900).one.confidence is ALONE
+    assert Room().hear(server_log(0, present=(C,)), late_ms=4100).one.confidence is UNKNOWN
+    assert Room().hear(server_log(0, present=(C,)), late_ms=3900).one.confidence is ALONE
 
 
 def test_servers_that_have_ended_do_not_fault_again():
     """A client lingers, and its channels are stopped long after."""
     room = Room().hear(server_log(0)).settle(31_000).settle(41_000)
     assert room.one.is_settled
-    room.hear(xid(43, 60_000, present=(C,)))
+    room.hear(server_log(60_000, present=(C,)))
     assert room.incidents[2].confidence is UNKNOWN
 
 
@@ -197,8 +197,26 @@ def test_what_goes_on_while_servers_are_not_renewed_is_of_the_same_fault():
 
 def test_a_contained_fault_does_not_swallow_the_next_one():
     """Its domain goes on, and somebody else faults there ten seconds later."""
-    room = Room().hear(kmod(A), xid(13, 10_000, present=(B, C)))
+    room = Room().hear(kmod(A), server_log(10_000, present=(B, C)))
     assert [(each.culprit, each.suspects) for each in room.incidents.values()] == [(A, ()), (None, (B, C))]
+
+
+def test_an_xid_that_names_who_has_just_moved_accuses_nobody_where_it_is_now():
+    """A newcomer was on its way into the domain that faulted, and was placed in another before its second Xid came."""
+    room = Room().hear(xid(13, 0, present=(A, B, D)), xid(13, 120, domain="d2", present=(D,)))
+    room.hear(server_log(330, present=(A, B, D), process=D)).recover(700).settle(31_000)
+    assert [(each.domain, each.confidence, each.culprit) for each in room.incidents.values()] == [
+        (DOMAIN, SUSPECTED, None),
+        ("d2", UNKNOWN, None),
+    ]
+    assert all(each.is_settled for each in room.incidents.values())
+
+
+def test_nor_does_it_make_anybody_doubt_the_next_fault_there():
+    """Its servers have not ended."""
+    room = Room().hear(xid(13, 0, domain="d2", present=(D,))).settle(31_000)
+    room.hear(server_log(40_000, domain="d2", present=(D,)))
+    assert [(each.confidence, each.culprit) for each in room.incidents.values()] == [(UNKNOWN, None), (ALONE, D)]
 
 
 def test_errors_of_the_gpu_are_one_incident_and_accuse_nobody():
