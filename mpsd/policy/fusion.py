@@ -4,7 +4,7 @@ Whose an observation is; the first row that fits.  "Near" is within 2 s of what 
 
 | observation | belongs to |
 |---|---|
-| names a process; not of an Xid or the vendor's log | the near incident where it was present; of a core dump one begun up to 10 s before |
+| names a process, but no Xid, nor the vendor's log | the near incident where it was; of a core dump up to 10 s before |
 | an Xid of the GPU itself | the GPU's device incident, open for 30 s after its last; also near ones of the GPU's domains (1) |
 | tells its domain | the domain's incident that is near, or whose servers have ended and are not renewed yet (2) |
 | tells its GPU alone | of the near incidents of the GPU: one whose class fits, then the nearest |

@@ -46,6 +46,7 @@ class Place:
     renewed: float = 0.0
     failed: bool = False
     failed_at: float = 0.0
+    misled_at: float = 0.0  # an Xid of another domain pointed here
 
     def present(self, now: float) -> tuple[ProcessId, ...]:
         """What the collector has to provide (fusion.py)."""
@@ -183,14 +184,16 @@ class World:
         if not others:
             return
         other = self.random.choice(others)
-        moved = self.random.choice(list(other.clients))
+        moved, other.misled_at = self.random.choice(list(other.clients)), self.now
         xids = [self._seen(other, Source.KERNEL_LOG, 0.13, xid=number) for number in ((31,) if of is MMU else (13, 43))]
         self._tell(other, [replace(each, gpu=place.gpu) for each in xids])
         self._tell(place, [self._seen(place, Source.VENDOR_LOG, 0.35, process=moved)])
 
     def kill(self, place: Place, process: ProcessId, hurts: bool) -> None:
         """It is seen to have gone some time after it was killed; its co-runners fault meanwhile, or after it."""
-        if hurts:
+        if (
+            hurts and self.now - place.misled_at > 3.0
+        ):  # else it is beyond what can be told: FaultDesk.domain_of_pid prevents it
             self.faults += 1
             self.guilty[process] = HOST
             more = [self._seen(place, Source.VENDOR_LOG, self.random.uniform(0.05, 0.6))]
