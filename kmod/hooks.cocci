@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
 // Where UVM calls us: five calls, in four of its files.  `apply` counts them and takes nothing less.
 
-// The one function through which every fatal fault of an SM goes, before it tells the GPU.
+// The one function through which every fatal fault of an SM goes, before it tells the GPU, or tools that the fault is fatal.
 @cancel@
 typedef uvm_fault_buffer_entry_t, uvm_fault_cancel_va_mode_t, uvm_gpu_va_space_t;
 identifier fault, mode;
+expression found;
 @@
  cancel_fault_precise_va(..., uvm_fault_buffer_entry_t *fault, uvm_fault_cancel_va_mode_t mode)
  {
  ...
- uvm_tools_record_gpu_fatal_fault(...);
+ gpu_va_space = found;
+ ...
 +if (uvm_mpsd_absorb(gpu_va_space, fault))
 +    return NV_OK;
+ uvm_tools_record_gpu_fatal_fault(...);
  ...
  }
 

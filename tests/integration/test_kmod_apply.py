@@ -15,7 +15,8 @@ REPLAYABLE = """\
 #include "uvm_tools.h"
 static NV_STATUS cancel_fault_precise_va(uvm_fault_buffer_entry_t *entry, uvm_fault_cancel_va_mode_t mode)
 {
-    uvm_gpu_va_space_t *gpu_va_space = find(entry);
+    uvm_gpu_va_space_t *gpu_va_space;
+    gpu_va_space = find(entry);
     uvm_tools_record_gpu_fatal_fault(entry);
     return push(entry, mode);
 }
@@ -105,7 +106,7 @@ def test_five_calls_and_their_includes(tree: Path) -> None:
     done = apply(tree)
     assert (done.returncode, done.stderr) == (0, "")
     uvm = tree / "nvidia-uvm"
-    assert "    if (uvm_mpsd_absorb(gpu_va_space, entry))\n        return NV_OK;\n    return push" in read(
+    assert "    if (uvm_mpsd_absorb(gpu_va_space, entry))\n        return NV_OK;\n    uvm_tools_record" in read(
         uvm, "uvm_gpu_replayable_faults.c"
     )
     resumed = (
@@ -141,6 +142,7 @@ def test_nvidias_own_layout(tree: Path, tmp_path: Path) -> None:
     ("name", "old", "new", "why"),
     [
         ("nvidia-uvm/uvm_gpu_replayable_faults.c", "cancel_fault_precise_va", "cancel_fault", "fits 0 places"),
+        ("nvidia-uvm/uvm_gpu_replayable_faults.c", "    gpu_va_space = find(entry);\n", "", "fits 0 places"),
         ("nvidia-uvm/uvm_gpu_non_replayable_faults.c", "!entry->is_fatal", "entry->is_virtual", "fits 0 places"),
         ("nvidia-uvm/uvm_va_space.c", "destroy_gpu_va_space", "free_gpu_va_space", "uvm_mpsd_release fits 0 places"),
         ("nvidia-uvm/uvm.c", "uvm_tools_exit();", "uvm_exit_tools();", "uvm_mpsd_exit fits 0 places"),
