@@ -26,6 +26,14 @@ _ACCESSES = {1: "read", 2: "write", 3: "atomic", 4: "prefetch"}
 _CONTAINED = frozenset({1, 2})  # actions
 _ACTIONS = {0: "cancelled, all clients of its server are ended", 1: "contained", 2: "contained, as one before it"}
 
+_WHYS = {  # docs/abi.md says what to do about each
+    1: "the policy is to report", 2: "no mapping helps this type of fault", 3: "a physical address",
+    4: "beyond what the GPU can address", 5: "managed memory", 6: "something is mapped there",
+    7: "all windows of the client are used", 8: "no memory for page tables", 9: "the process is exempt",
+    10: "the driver or the GPU failed", 11: "the driver or the firmware keeps its own there",
+    12: "the GPU cannot", 13: "windows do not help there", 14: "an address space of several processes",
+}  # fmt: skip
+
 
 class Kind(IntEnum):
     FAULT = 1  # a fatal MMU fault, and what became of it
@@ -111,7 +119,7 @@ def _describe(record: Record) -> str:
         case Kind.FAULT:
             made_up = "made up for a test: " if record.is_injected else ""
             became = _ACTIONS.get(record.action, f"action {record.action}")
-            reason = f" (why: {record.why})" if record.why else ""
+            reason = f" ({_WHYS.get(record.why, f'reason {record.why}')})" if record.why else ""
             access = record.access or "access"
             return f"{made_up}{access} at {record.address:#x} by {who}, fault type {record.fault_type}; {became}{reason}"
         case Kind.STOPPED:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mpsd.errors import ProtocolError
 from mpsd.fault import FaultClass, Source
+from mpsd.faults import kmod_records
 from mpsd.faults.kmod_records import GET_INFO, INFO, MAJOR, RECORD, Kind, observe, parse_info, parse_records
 from mpsd.model import ProcessId
 
@@ -29,6 +30,16 @@ def record(**values: object) -> bytes:
     known = dict.fromkeys(FIELDS, 0) | {"size": 128, "major": MAJOR, "kind": 1, "gpu_uuid": UUID, "comm": b"train\0junk"}
     known |= {"tgid": 4711, "start_ns": 123_456_789_012, "monotonic_ns": 50, "address": 0x7F0000, "access_type": 2}
     return RECORD.pack(*(known | values).values())
+
+
+def test_every_why_of_the_header_has_words():
+    """And the acceptance script, which stands alone, has words for the same."""
+    header = {int(number) for number in re.findall(r"MPSD_FAULT_WHY_\w+ = (\d+)", HEADER.read_text())}
+    accept = (HEADER.parents[1] / "accept").read_text()
+    table = accept.partition("WHY = {")[2].partition("}")[0]
+    assert header == {0, *kmod_records._WHYS} == {0, *map(int, re.findall(r"(\d+): ", table))}
+    (fault,) = parse_records(record(why=7))
+    assert "(all windows of the client are used)" in observe(fault, 100).text
 
 
 def test_the_layout_is_the_headers(tmp_path):
