@@ -14,7 +14,7 @@ from tests.gpu.comparison.listener import Listener
 from tests.gpu.comparison.stage import Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
-TRIALS = 10
+TRIALS = 5
 INNOCENTS = ("innocent1", "innocent2", "innocent3")  # who a client is, is its user and program where it has no lease
 MOST_ROUNDS = 6
 VERDICT_SECONDS = 1.2

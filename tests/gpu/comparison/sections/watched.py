@@ -5,8 +5,8 @@ from tests.gpu.comparison.clients import end_all
 from tests.gpu.comparison.stage import Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
-PAIRS = 15
-RUN_SECONDS = "0.4"
+PAIRS = 40
+RUN_SECONDS = "0.15"
 READY_SECONDS = 10.0
 OFF = '[faults]\nuvm_events = "off"\nshield = "off"\nhold = "off"\nnvml_events = "off"\ncore_dumps = "off"\n'
 START_GOAL_MS = 1.0
