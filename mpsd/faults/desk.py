@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 import trio
 
+from mpsd import processes
 from mpsd.api.services import FirstError, Standing
 from mpsd.domains.domain import Domain
 from mpsd.domains.log_lines import News
@@ -79,18 +80,19 @@ class FaultDesk:
     def configure(self, settings: FaultSettings) -> None:
         """Other settings from now on; convictions stay as they are."""
         self.settings = settings
-        self._blame = Blame(settings, self._blame.state)
+        self._blame.configure(settings)
 
     # -- what is seen ------------------------------------------------------------------------------------------------
 
     def see(self, seen: Observation) -> None:
         """From any source, in the trio thread."""
         domain = self._domain_of(seen)
+        if domain is not None and _is_elsewhere(seen, domain):
+            domain, seen = None, replace(seen, domain="")
         if domain is not None:
             gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
-            present = self._present(domain) if domain.state is not DomainState.GONE else ()
-            seen = replace(seen, domain=domain.name, gpu=gpu, present=present)
-            if is_proof(seen) or seen.xid in ENDS_SERVER:
+            seen = replace(seen, domain=domain.name, gpu=gpu, present=self._present(domain))
+            if (is_proof(seen) and not seen.is_contained) or seen.xid in ENDS_SERVER:
                 self._suspect(domain)
         log.info("fault.seen", source=seen.source.value, domain=seen.domain, gpu=seen.gpu, xid=seen.xid, text=seen.text,
                  pid=seen.process and seen.process.pid, is_proof=seen.is_proof)  # fmt: skip
@@ -98,7 +100,7 @@ class FaultDesk:
 
     def hear(self, domain: Domain, news: News) -> None:
         """A line of a domain's log."""
-        if (seen := observe(domain.name, news, self.parties)) is not None:
+        if (seen := observe(domain.name, news, self.parties, self._clock())) is not None:
             self.see(seen)
 
     def report(self, process: ProcessId, error: FirstError) -> None:
@@ -119,7 +121,9 @@ class FaultDesk:
     def _domain_of(self, seen: Observation) -> Domain | None:
         if seen.domain:
             return self._pool.domains.get(seen.domain)
-        return self._pool.domain_of_process(seen.process.pid) if seen.process else None
+        if seen.process is None:
+            return None
+        return self._pool.domain_of_process(seen.process.pid) or self._pool.domains.get(self.parties.domain_of(seen.process))
 
     def domain_of_pid(self, pid: int) -> Domain | None:
         """Where a server or a client was a moment ago: an Xid may name one that has left its domain because of the fault."""
@@ -128,19 +132,29 @@ class FaultDesk:
 
     def _present(self, domain: Domain) -> tuple[ProcessId, ...]:
         """Members, and those that only the vendor's server knows, as without root."""
-        there = set(domain.members)
-        for pid in domain.client_pids - {process.pid for process in there}:
-            if (process := self.parties.by_pid(pid)) is not None:
-                there.add(process)
-        for process in there:
-            self.parties.meet(process, domain.name)
+        self._meet_listed(domain)
+        listed = (self.parties.by_pid(pid) for pid in domain.client_pids)
+        there = {*domain.members, *(process for process in listed if process is not None)}
         return self.parties.present(domain.name, there, PRESENT_SECONDS)
+
+    def _meet_listed(self, domain: Domain) -> None:
+        """Clients that did not come through mpsd, as without root.  One that is known stays where it is: it may have moved, and
+        be listed where it was."""
+        for process in domain.members:
+            if self.parties.find(process) is None:
+                self.parties.meet(process, domain.name)
+        for pid in domain.client_pids:
+            known = self.parties.by_pid(pid)
+            found = processes.process_id(pid) if known is None or self.parties.is_gone(known) else None
+            if found is not None and found != known:
+                self.parties.meet(found, domain.name)
+                self._pool.watch(domain, found)
 
     def _suspect(self, domain: Domain) -> None:
         """It takes nobody until it is known how it is: the vendor's server says it late, and lets newcomers in meanwhile."""
         if domain.state is DomainState.READY:
             domain.suspect(SUSPECT_SECONDS)
-            self._acquit_at = trio.current_time() + SUSPECT_SECONDS
+            self._acquit_at = min(self._acquit_at, domain.suspect_until)
             self._news.set()
             self._pool.notify()
 
@@ -187,7 +201,7 @@ class FaultDesk:
 
     def _took(self, changed: Sequence[Incident]) -> None:
         for incident in changed:
-            before = self._recent.get(incident.number)
+            before = self._recent.pop(incident.number, None)
             self._recent[incident.number] = incident
             self._tell(before, incident)
             changes = self._blame.take(incident, time.time())
@@ -277,12 +291,18 @@ class FaultDesk:
                 if changes := self._blame.decay(time.time()):
                     self._store.save_blame(self._blame.state)
                     self._tell_of_blame(changes)
-                if self._acquit_at <= trio.current_time():
-                    self._acquit_at = math.inf
-                    self._pool.notify()
+                self._acquit()
                 self._news = trio.Event()
                 with trio.move_on_after(self._pause()):
                     await self._news.wait()
+
+    def _acquit(self) -> None:
+        """Whoever waits for a domain whose suspicion is over has to look again."""
+        now = trio.current_time()
+        if self._acquit_at <= now:
+            ends = (domain.suspect_until for domain in self._pool.domains.values())
+            self._acquit_at = min((each for each in ends if each > now), default=math.inf)
+            self._pool.notify()
 
     def _pause(self) -> float:
         due_ns, decay_at = self._fusion.next_settle_ns(), self._blame.next_decay_at()
@@ -295,7 +315,8 @@ class FaultDesk:
         """A domain whose servers are fresh has recovered."""
         was_ill = (DomainState.FAULT, DomainState.DEAD, DomainState.RECYCLING, DomainState.STARTING)
         while True:
-            for name, domain in self._pool.domains.items():
+            for name, domain in list(self._pool.domains.items()):
+                self._meet_listed(domain)
                 before, self._states[name] = self._states.get(name), domain.state
                 if before is None and domain.state is DomainState.FAULT:
                     self._took(self._fusion.domain_failed(name, self._clock()))
@@ -311,3 +332,9 @@ class FaultDesk:
     def _at(self, moment_ns: int) -> float:
         """Seconds since the epoch."""
         return time.time() - (self._clock() - moment_ns) / 1e9
+
+
+def _is_elsewhere(seen: Observation, domain: Domain) -> bool:
+    """An Xid of a GPU that the domain does not use: whom it names has moved.  Of MIG devices the kernel names the whole GPU."""
+    are_whole = all(gpu.startswith("GPU-") for gpu in (seen.gpu, *domain.gpus))
+    return seen.xid is not None and are_whole and seen.gpu not in domain.gpus

@@ -25,10 +25,6 @@ KERNEL_LOG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192  # the kernel's bound on one record
 
 
-def _ignore(seen: Observation) -> None:
-    """Nobody asked for observations."""
-
-
 async def watch_kernel_log(
     path: Path,
     domain_of: Callable[[int], Domain | None],

@@ -34,6 +34,7 @@ class Parties:
         self._describe = describe
         self._clock = clock
         self._guests: dict[ProcessId, _Guest] = {}
+        self._by_pid: dict[int, ProcessId] = {}  # the one that was met last
         self._gone: dict[ProcessId, None] = {}  # in the order in which they went
 
     def meet(self, process: ProcessId, domain: str) -> bool:
@@ -41,6 +42,7 @@ class Parties:
         guest = self._guests.get(process)
         if guest is None:
             self._guests[process] = _Guest(self._describe(process), domain)
+            self._by_pid[process.pid] = process
             return True
         if guest.domain != domain:
             guest.former, guest.moved_ns = guest.domain, self._clock()
@@ -77,14 +79,23 @@ class Parties:
         guest = self._guests.get(process) if process else None
         return guest.party if guest else None
 
+    def is_gone(self, process: ProcessId) -> bool:
+        """It was met, and has ended."""
+        guest = self._guests.get(process)
+        return guest is not None and guest.gone_ns is not None
+
     def of_user(self, uid: int) -> Iterable[ProcessId]:
         """Those who are there, and those who went within the last minute."""
         return [process for process, guest in self._guests.items() if guest.party.uid == uid]
 
     def by_pid(self, pid: int) -> ProcessId | None:
         """The one with this pid that is there, else the one that went last."""
-        found = [process for process in self._guests if process.pid == pid]
-        return max(found, key=lambda each: (self._guests[each].gone_ns is None, each.start_time), default=None)
+        return self._by_pid.get(pid)
+
+    def domain_of(self, process: ProcessId) -> str:
+        """Where it is, or was when it ended; empty: never met, or that domain has fresh servers by now."""
+        guest = self._guests.get(process)
+        return guest.domain if guest is not None and guest.counts else ""
 
     def former_domain(self, pid: int) -> str:
         """Where it was until a moment ago; empty: where it is now."""
@@ -99,3 +110,5 @@ class Parties:
             if len(self._gone) <= _MOST_GONE and (self._guests[process].gone_ns or 0) >= oldest:
                 return
             del self._gone[process], self._guests[process]
+            if self._by_pid.get(process.pid) == process:
+                del self._by_pid[process.pid]

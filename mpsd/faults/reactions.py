@@ -10,20 +10,22 @@ import trio
 
 from mpsd import processes
 from mpsd.api.services import Stopper
+from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
+from mpsd.errors import MpsdError, NoSuchFault
 from mpsd.fault import Incident
-from mpsd.faults.desk import FaultDesk
+from mpsd.faults.desk import SUSPECT_SECONDS, FaultDesk
 from mpsd.model import DomainState, ProcessId
-from mpsd.policy.response import Act, Drain, End, plan
-from mpsd.stop import Asker, Manner, Target, TargetKind
+from mpsd.policy.response import Act, Drain, End, is_known, plan
+from mpsd.stop import Asker, Manner, Report, Target, TargetKind
 
 log = structlog.get_logger()
 _OPERATOR = Asker(None, 0)
-_MOST = 256  # incidents at once that something is done about
+_MOST = 256  # acts that are under way, as many that wait, and incidents that are remembered
 
 
 class Reactions:
-    """Guards that each act is done once for an incident.  release: lets go of what is held for a process."""
+    """Guards that each act is done once for an incident, and bounds.  release: lets go of what is held for a process."""
 
     def __init__(
         self,
@@ -36,17 +38,18 @@ class Reactions:
         self._desk, self._pool, self._stopper = desk, pool, stopper
         self._publish, self._release = publish, release
         self._done: dict[int, set[Act]] = {}
+        self._room = trio.Semaphore(_MOST)
         self._send, self._receive = trio.open_memory_channel[tuple[Incident, Act]](_MOST)
 
     def consider(self, incident: Incident) -> None:
         """At each revision of it."""
-        done = self._done.setdefault(incident.number, set())
+        done = self._done[incident.number] = self._done.pop(incident.number, set())
         is_alive = incident.culprit is not None and processes.is_alive(incident.culprit)
         for act in plan(incident, self._desk.settings, frozenset(done), is_alive):
-            done.add(act)
             try:
                 self._send.send_nowait((incident, act))
-            except trio.WouldBlock:
+                done.add(act)
+            except trio.WouldBlock:  # its next revision, if there is one, tries again
                 log.error("fault.not_answered", number=incident.number, act=repr(act), why=f"{_MOST} others come first")
         while len(self._done) > _MOST:
             del self._done[next(iter(self._done))]
@@ -55,14 +58,21 @@ class Reactions:
         """Lives as long as mpsd."""
         async with trio.open_nursery() as nursery:
             async for incident, act in self._receive:
+                await self._room.acquire()  # as long as the longest of the acts takes
                 nursery.start_soon(self._do, incident, act)
 
     async def _do(self, incident: Incident, act: Act) -> None:
-        match act:
-            case End(process):
-                await self._end(incident, process)
-            case Drain(gpu):
-                self._drain(incident, gpu)
+        """Whatever goes wrong in here ends this act and nothing else."""
+        try:
+            match act:
+                case End(process):
+                    await self._end(incident, process)
+                case Drain(gpu):
+                    self._drain(incident, gpu)
+        except Exception:
+            log.exception("faults.bug", source="reactions", number=incident.number, act=repr(act))
+        finally:
+            self._room.release()
 
     def _drain(self, incident: Incident, gpu: str) -> None:
         why = f"after Xid {', '.join(map(str, incident.xids))} (fault {incident.number}); `mpsctl pardon {gpu}` ends it"
@@ -72,8 +82,7 @@ class Reactions:
         self._desk.note(incident, "the GPU takes no new clients: it has to be reset or looked at")
 
     async def _end(self, incident: Incident, process: ProcessId) -> None:
-        """After a while in which it can put its own things in order.  Where its domain is in FAULT it has no GPU work left, and
-        a signal harms nobody; elsewhere its work is ended first."""
+        """After a while in which it can put its own things in order."""
         pidfd = processes.open_pidfd(process)
         if pidfd is None:
             return
@@ -82,17 +91,49 @@ class Reactions:
             with trio.move_on_after(seconds):
                 await trio.lowlevel.wait_readable(pidfd)
                 return  # it has ended by itself
-            domain = self._pool.domains.get(incident.domain)
-            if domain is not None and domain.state is DomainState.READY and process in domain.connected:
-                target = Target(TargetKind.PID, str(process.pid), process.start_time)
-                report = await self._stopper.stop(target, Manner(), _OPERATOR)
-                told = "; ".join(each.why or f"ended by {', '.join(each.steps)}" for each in report.stopped)
-            else:
-                self._release(process)
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                told = "ended by SIGKILL"
-            self._desk.note(incident, f"the culprit, pid {process.pid}, was {told}, {seconds:g} s after it was known")
-        except (OSError, ProcessLookupError) as exc:
+            if not self._is_still_to_end(incident, process):
+                return
+            told = await self._end_now(process, pidfd)
+            self._desk.note(incident, f"the culprit, pid {process.pid}, {told}, {seconds:g} s after it was known")
+        except (OSError, MpsdError) as exc:
             self._desk.note(incident, f"the culprit, pid {process.pid}, could not be ended: {exc}")
         finally:
             os.close(pidfd)
+
+    async def _end_now(self, process: ProcessId, pidfd: int) -> str:
+        """Where its domain is in FAULT it has no GPU work, and a signal harms nobody; elsewhere its work is ended first."""
+        if await self._is_at_work(process):
+            target = Target(TargetKind.PID, str(process.pid), process.start_time)
+            return _describe(await self._stopper.stop(target, Manner(), _OPERATOR))
+        self._release(process)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        return "was ended by SIGKILL"
+
+    async def _is_at_work(self, process: ProcessId) -> bool:
+        """In a domain that is well.  One that may be about to fault is waited for: told to end a client then, it hangs."""
+        with trio.move_on_after(SUSPECT_SECONDS + 1.0) as waiting:
+            while any(_is_suspect(domain) for domain in self._domains_of(process)):
+                await self._pool.changed()
+        return not waiting.cancelled_caught and bool(self._domains_of(process))
+
+    def _domains_of(self, process: ProcessId) -> list[Domain]:
+        """Where it is connected, of those that are not known to be ill."""
+        ready = (each for each in self._pool.domains.values() if each.state is DomainState.READY)
+        return [each for each in ready if process.pid in each.client_pids.union(*each.contexts.values())]
+
+    def _is_still_to_end(self, incident: Incident, process: ProcessId) -> bool:
+        """Nothing that came meanwhile says otherwise."""
+        try:
+            latest = self._desk.incident(incident.number)
+        except NoSuchFault:
+            latest = incident
+        return self._desk.settings.ends_culprit and latest.culprit == process and is_known(latest)
+
+
+def _is_suspect(domain: Domain) -> bool:
+    return trio.current_time() < domain.suspect_until
+
+
+def _describe(report: Report) -> str:
+    told = "; ".join(each.why or f"was ended by {', '.join(each.steps)}" for each in report.stopped)
+    return told or "was not found"

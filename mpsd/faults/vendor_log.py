@@ -1,15 +1,12 @@
 """What a domain's server.log tells of a fault: that there is one, late and reliably; not whose it was (FACTS.md)."""
 
-import time
-
 from mpsd.domains.log_lines import ClientFault, News, ServerFault
 from mpsd.fault import Observation, Source
 from mpsd.faults.parties import Parties
 
 
-def observe(domain: str, news: News, parties: Parties) -> Observation | None:
-    """None for what is about no fault."""
-    now_ns = time.monotonic_ns()  # its own stamps are of another clock, and coarse
+def observe(domain: str, news: News, parties: Parties, now_ns: int) -> Observation | None:
+    """None for what is about no fault.  now_ns: its own stamps are of another clock, and coarse."""
     match news:
         case ServerFault(pid):
             return Observation(Source.VENDOR_LOG, now_ns, domain=domain, text=f"server {pid} is handling a fatal GPU error")

@@ -180,13 +180,14 @@ class World:
 
     def _misplace(self, place: Place, of: FaultClass) -> None:
         """An Xid of the fault names somebody who was on its way there, and is in another domain by now."""
-        others = [each for each in self.places.values() if each is not place and each.clients and not each.failed]
+        here = [each for each in self.places.values() if each.gpu == place.gpu]  # else FaultDesk does not believe it
+        others = [each for each in here if each is not place and each.clients and not each.failed]
         if not others:
             return
         other = self.random.choice(others)
         moved, other.misled_at = self.random.choice(list(other.clients)), self.now
         xids = [self._seen(other, Source.KERNEL_LOG, 0.13, xid=number) for number in ((31,) if of is MMU else (13, 43))]
-        self._tell(other, [replace(each, gpu=place.gpu) for each in xids])
+        self._tell(other, xids)
         self._tell(place, [self._seen(place, Source.VENDOR_LOG, 0.35, process=moved)])
 
     def kill(self, place: Place, process: ProcessId, hurts: bool) -> None:
