@@ -6,6 +6,7 @@
     nvidia-uvm-test.ko  the same with kmod/test in it: the sink can be driven on a GPU that UVM's own tests make up
 """
 
+import difflib
 import hashlib
 import json
 import re
@@ -15,13 +16,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kmod.distributions import SOURCE_TARBALL, Root, cache_directory, locked, once
+from tests.kmod.distributions import SOURCE_TARBALL, Root, cache_directory, once
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 KMOD = CHECKOUT / "kmod"
 TREE = "modules/nvidia-open-kernel"  # in the tarball
 REBUILT_BY = ("apply", "hooks.cocci", "tree.sh", "uvm_mpsd.Kbuild")  # what these did to a tree is not undone: a new tree
 AT_LOAD = ("RegisterUvmCallbacks", "RegisterUvmEvents", "SessionCreate", "SessionDestroy")  # these succeed, as with no GPU
+BUILDS_KEPT = 6  # of each distribution; 6 MB each
 
 STAND_IN = """\
 #define __NO_VERSION__
@@ -49,14 +51,18 @@ endif
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What is in the cache for one root and one state of kmod/.  seconds: what making it took, when it was made."""
+    """What is in the cache for one root and one state of kmod/.
+
+    seconds: what making it took, when it was made.  calls, inserted: of ours in upstream's files, and lines altogether.
+    """
 
     directory: Path
     kernel_image: Path
     kernel: str
     driver: str
     seconds: float
-    applied: str
+    calls: int
+    inserted: int
 
     @property
     def log(self) -> str:
@@ -64,10 +70,11 @@ class Build:
 
 
 def state_of(*places: Path) -> str:
-    """A hash of files and of what is below folders, with their names."""
+    """A hash of files and of what is below folders, with their names; prose left out."""
     digest = hashlib.sha256()
     for place in places:
-        for file in [place] if place.is_file() else sorted(each for each in place.rglob("*") if each.is_file()):
+        below = sorted(each for each in place.rglob("*") if each.is_file() and each.suffix != ".md")
+        for file in [place] if place.is_file() else below:
             digest.update(f"{file.relative_to(place.parent)}\0".encode() + file.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -76,8 +83,10 @@ def build_in(root: Root) -> Build:
     """The build of kmod/ as it is now; from the cache if it was built before."""
     state = state_of(KMOD, Path(__file__))
     place = cache_directory() / "builds" / f"{root.path.name}-{state}"
-    with locked(f"{root.path.name}-build"):
-        once(place, lambda half: Builder(root, half).build())
+    once(place, lambda half: Builder(root, half).build())
+    older = sorted(place.parent.glob(f"{root.path.name}-*"), key=lambda each: each.stat().st_mtime)
+    for forgotten in older[:-BUILDS_KEPT]:
+        shutil.rmtree(forgotten)
     facts = json.loads((place / "facts.json").read_text())
     return Build(place, root.kernel_image, root.kernel_release, **facts)
 
@@ -101,8 +110,10 @@ class Builder:
     def build(self) -> None:
         began = time.monotonic()
         self.work.mkdir(exist_ok=True)
+        for tree in set(self.work.glob("out-*")) - {self.in_tree("")}:
+            shutil.rmtree(tree)
         once(self.work / "source", self.unpack)
-        shutil.copytree(KMOD, self.work / "kmod", dirs_exist_ok=True)
+        self.copy_kmod()
         for pinned in ("mpsd_test.h", "uvm_mpsd_test.c"):  # a production build must not find them
             (self.in_tree("nvidia-uvm") / pinned).unlink(missing_ok=True)
         self.include_selftest(False)
@@ -110,7 +121,7 @@ class Builder:
         self.keep("nvidia-uvm.ko", "nvidia-uvm.ko")
         self.build_stand_in()
         for file in (KMOD / "test").glob("*.[ch]"):
-            shutil.copy2(file, self.in_tree("nvidia-uvm") / file.name)
+            shutil.copy(file, self.in_tree("nvidia-uvm") / file.name)
         self.include_selftest(True)
         self.run_build()
         self.keep("nvidia-uvm.ko", "nvidia-uvm-test.ko")
@@ -118,6 +129,17 @@ class Builder:
 
     def unpack(self, half: Path) -> None:
         subprocess.run(["tar", "-C", str(half), "-xf", str(self.root.path / SOURCE_TARBALL)], check=True)
+
+    def copy_kmod(self) -> None:
+        """Into the root; a file that did not change stays as old as it is, since kmod/build compares ages."""
+        there = self.work / "kmod"
+        for old in [each for each in there.rglob("*") if each.is_file() and not (KMOD / each.relative_to(there)).exists()]:
+            old.unlink()
+        for file in [each for each in KMOD.rglob("*") if each.is_file()]:
+            copy = there / file.relative_to(KMOD)
+            if not copy.exists() or copy.read_bytes() != file.read_bytes():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, copy)
 
     def in_tree(self, path: str) -> Path:
         return self.root.path / str(self.out)[1:] / path
@@ -167,6 +189,16 @@ class Builder:
     def write_facts(self, seconds: float) -> None:
         version = re.search(r'NV_VERSION_STRING=\\"([0-9.]+)', self.in_tree("Kbuild").read_text())
         assert version, "the tree does not say its version"
-        applied = re.findall(r"driver .* inserted.*", self.log.read_text(errors="replace"))
-        facts = {"driver": version[1], "seconds": round(seconds, 1), "applied": applied[-1] if applied else ""}
+        lines = self.inserted_lines()
+        calls = sum(len(re.findall(r"\buvm_mpsd_\w+\(", line)) for line in lines)
+        facts = {"driver": version[1], "seconds": round(seconds, 1), "calls": calls, "inserted": len(lines)}
         (self.target / "facts.json").write_text(json.dumps(facts))
+
+    def inserted_lines(self) -> list[str]:
+        """What upstream's own files have now and did not have, but for the self test's part."""
+        self.include_selftest(False)
+        found = []
+        for file in (self.in_tree("nvidia-uvm") / ".before-mpsd").iterdir():
+            before, after = (path.read_text().splitlines() for path in (file, self.in_tree("nvidia-uvm") / file.name))
+            found += [line[2:] for line in difflib.ndiff(before, after) if line.startswith("+ ") and line[2:].strip()]
+        return found

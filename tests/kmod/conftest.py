@@ -61,7 +61,9 @@ def row(build: Build, found: Boot) -> str:
     outcomes = [each.outcome for each in found.results.values()]
     passed = f"{outcomes.count('passed')} of {len(outcomes)} guest tests passed"
     times = f"build {build.seconds:.0f} s, boot to first result {found.first_seconds:.0f} s, boot to end {found.seconds:.0f} s"
-    return f"kernel {build.kernel}, driver {build.driver}: applied, built, {passed}; {times}"
+    lines = [f"kernel {build.kernel}, driver {build.driver}: {build.calls} calls applied, built, {passed}; {times}"]
+    lines += [f"    {name}: {found.facts[name]}" for name in ("record", "event") if name in found.facts]
+    return "\n".join(lines)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

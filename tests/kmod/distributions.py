@@ -17,33 +17,73 @@ from pathlib import Path
 
 TOOLS = ("mmdebstrap", "qemu-system-x86_64", "busybox", "cpio", "zstd", "xz", "depmod")  # tests/kmod/setup installs them
 PACKAGES = "make,gcc,libc6-dev,linux-headers-amd64,nvidia-open-kernel-source,coccinelle,xz-utils,kmod,bc"
+DEBUG_PACKAGES = "linux-source-6.1,flex,bison,libelf-dev"
+DEBUG_CONFIG = Path(__file__).with_name("debug.config")
+DEBUG_WANTED = "MPSD_KMOD_DEBUG"  # "1": compile the debug kernel where the cache has none
 KERNEL_DIRECTORY = "opt/kernel"  # in the root: unpacked, never installed, so that nothing tries to make it bootable
 SOURCE_TARBALL = "usr/src/nvidia-open-kernel.tar.xz"
+# mmdebstrap runs one of these with the new root as $1; what they leave is a kernel in KERNEL_DIRECTORY, its name in `release`.
 FETCH_KERNEL = f"""
 set -e
 headers=$(basename "$(echo "$1"/usr/src/linux-headers-*-amd64)")
-chroot "$1" sh -c "cd /opt && apt-get download linux-image-${{headers#linux-headers-}}"
+release=${{headers#linux-headers-}}
+chroot "$1" sh -c "cd /opt && apt-get download linux-image-$release"
 dpkg-deb -x "$1"/opt/linux-image-*.deb "$1/{KERNEL_DIRECTORY}"
 rm "$1"/opt/linux-image-*.deb
 [ -e "$1/{KERNEL_DIRECTORY}/lib" ] || ln -s usr/lib "$1/{KERNEL_DIRECTORY}/lib"
-depmod -b "$1/{KERNEL_DIRECTORY}" "${{headers#linux-headers-}}"
+depmod -b "$1/{KERNEL_DIRECTORY}" "$release"
+echo "$release" >"$1/{KERNEL_DIRECTORY}/release"
+"""
+COMPILE_KERNEL = f"""
+set -e
+chroot "$1" sh -e -c '
+	cd /opt && tar -xf /usr/src/linux-source-*.tar.xz && mv linux-source-* linux && cd linux
+	make -s tinyconfig && scripts/kconfig/merge_config.sh -m .config /opt/debug.config && make -s olddefconfig
+	make -s -j"$(nproc)" bzImage modules_prepare && cp vmlinux.symvers Module.symvers
+	release=$(make -s kernelrelease)
+	mkdir -p /{KERNEL_DIRECTORY}/boot "/lib/modules/$release"
+	mv arch/x86/boot/bzImage "/{KERNEL_DIRECTORY}/boot/vmlinuz-$release"
+	ln -s /opt/linux "/lib/modules/$release/build"
+	find . -name "*.o" -not -path "./scripts/*" -not -path "./tools/*" -delete
+	rm -f vmlinux
+	echo "$release" >/{KERNEL_DIRECTORY}/release'
 """
 LEAVE_OUT = [f"--dpkgopt=path-exclude=/usr/share/{each}/*" for each in ("doc", "man", "locale", "info")]
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """name: in test ids.  kernel, driver: how their versions begin; another one is a failure, not a surprise."""
+    """name: in test ids.  kernel, driver: how their versions begin; another one is a failure, not a surprise.
+
+    is_debug: not its own kernel but a small one of its sources, with KASAN and lockdep (debug.config), compiled in the root.
+    """
 
     name: str
     suite: str
     kernel: str
     driver: str
+    is_debug: bool = False
+
+    @property
+    def packages(self) -> str:
+        return f"{PACKAGES},{DEBUG_PACKAGES}" if self.is_debug else PACKAGES
+
+    @property
+    def hooks(self) -> list[str]:
+        """What mmdebstrap is to do at the end."""
+        return [f"copy-in {DEBUG_CONFIG} /opt", COMPILE_KERNEL] if self.is_debug else [FETCH_KERNEL]
+
+    @property
+    def recipe(self) -> str:
+        """A hash of what makes the root what it is."""
+        config = DEBUG_CONFIG.read_text() if self.is_debug else ""
+        return hashlib.sha256("\n".join([self.packages, *self.hooks[-1:], config, *LEAVE_OUT]).encode()).hexdigest()[:12]
 
 
 DISTRIBUTIONS = (
     Distribution("debian12", "bookworm", "6.1.", "535."),
     Distribution("debian13", "trixie", "6.12.", "550."),
+    Distribution("debug", "bookworm", "6.1.", "535.", is_debug=True),
 )
 
 
@@ -60,8 +100,7 @@ class Root:
 
     @property
     def kernel_release(self) -> str:
-        (headers,) = (self.path / "usr/src").glob("linux-headers-*-amd64")
-        return headers.name.removeprefix("linux-headers-")
+        return (self.path / KERNEL_DIRECTORY / "release").read_text().strip()
 
     @property
     def kernel_image(self) -> Path:
@@ -86,7 +125,7 @@ def cache_directory() -> Path:
 
 @contextmanager
 def locked(name: str) -> Iterator[None]:
-    """One process at a time may fill a place of the cache."""
+    """One process at a time may fill what is called so in the cache."""
     with (cache_directory() / f"{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -94,7 +133,7 @@ def locked(name: str) -> Iterator[None]:
 
 def once(place: Path, make: Callable[[Path], None]) -> Path:
     """`place`, filled by `make` if it is not there: whole or not at all, whatever interrupts it."""
-    with locked(place.name):
+    with locked(place.parent.name):
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
             half = Path(tempfile.mkdtemp(prefix=f"{place.name}.half-", dir=place.parent))
@@ -110,9 +149,10 @@ def once(place: Path, make: Callable[[Path], None]) -> Path:
 
 def root_of(distribution: Distribution) -> Root:
     """The distribution's root, made now if the cache has none.  Unavailable: it cannot be made here."""
-    recipe = hashlib.sha256("\n".join([PACKAGES, FETCH_KERNEL, *LEAVE_OUT]).encode()).hexdigest()[:12]
-    place = cache_directory() / "roots" / f"{distribution.suite}-{recipe}"
+    place = cache_directory() / "roots" / f"{distribution.name}-{distribution.recipe}"
     if not place.exists():
+        if distribution.is_debug and os.environ.get(DEBUG_WANTED) != "1":
+            raise Unavailable(f"no debug kernel in the cache; {DEBUG_WANTED}=1 compiles one, which takes ten minutes")
         if missing := [each for each in TOOLS if not shutil.which(each)]:
             raise Unavailable(f"no {', '.join(missing)}: run tests/kmod/setup as root")
         if os.geteuid() != 0:
@@ -121,15 +161,16 @@ def root_of(distribution: Distribution) -> Root:
 
 
 def bootstrap(distribution: Distribution, target: Path) -> None:
-    """80 to 120 seconds, most of them downloads."""
+    """80 to 120 seconds, most of them downloads; a debug kernel takes ten minutes more."""
     suite = distribution.suite
     sources = [
         f"deb http://deb.debian.org/debian {suite} main contrib",
         f"deb http://deb.debian.org/debian {suite}-updates main contrib",
         f"deb http://deb.debian.org/debian-security {suite}-security main contrib",
     ]
-    argv = ["mmdebstrap", "--variant=apt", "--mode=root", f"--include={PACKAGES}", *LEAVE_OUT]
-    argv += ['--aptopt=Apt::Install-Recommends "false"', f"--customize-hook={FETCH_KERNEL}", suite, str(target), "-"]
+    argv = ["mmdebstrap", "--variant=apt", "--mode=root", f"--include={distribution.packages}", *LEAVE_OUT]
+    argv += ['--aptopt=Apt::Install-Recommends "false"', *(f"--customize-hook={each}" for each in distribution.hooks)]
+    argv += [suite, str(target), "-"]
     done = subprocess.run(argv, input="\n".join(sources) + "\n", capture_output=True, text=True)
     if done.returncode:
         raise Unavailable(f"{suite} could not be fetched: {done.stderr.strip().splitlines()[-1:]}")

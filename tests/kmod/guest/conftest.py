@@ -2,8 +2,6 @@
 
 import functools
 import inspect
-import json
-import os
 import platform
 import signal
 from collections.abc import Iterator
@@ -16,14 +14,9 @@ import trio
 from device import Device, Mode
 from fake_gpu import FakeGpu, VaSpace
 from kernel_log import KernelLog
+from telling import tell
 
 DEADLINE_SECONDS = 60.0  # of one test; the emulation is some twenty times slower than a machine
-
-
-def tell(**said: object) -> None:
-    """One line to the host, an outcome or a fact.  Written at once and whole: the next test may be the machine's last."""
-    with open(os.environ.get("MPSD_KMOD_REPORTS", "/dev/stdout"), "w") as line:
-        line.write(json.dumps(said) + "\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,11 +51,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    marker = item.get_closest_marker("deadline")
+    seconds = marker.args[0] if marker else DEADLINE_SECONDS
+
     def give_up(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"the test took longer than its {DEADLINE_SECONDS} seconds")
+        raise TimeoutError(f"the test took longer than its {seconds} seconds")
 
     signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, DEADLINE_SECONDS, 5)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 5)
     try:
         return (yield)
     finally:

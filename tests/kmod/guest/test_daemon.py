@@ -1,0 +1,118 @@
+"""The real daemon in the guest, with the simulated MPS and the real module: a contained fault from end to end."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device import Device, Kind, Mode
+from mpsd_client import Client as Mpsd
+from mpsd_client import Event, calls
+from telling import tell
+from uvm_client import ADDRESS
+
+from tests.integration.machine import FRONT_END, SIMULATOR, Machine
+
+CLIENT = Path(__file__).with_name("uvm_client.py")
+START_SECONDS = 90.0
+EVENT_SECONDS = 45.0
+LEFT_ALONE = '[faults]\nquarantine = "off"\ncrash_pause_max = 0.0\nculprit = "leave"\n'
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    """Files in memory: the guest's disk is the host's, and cannot be written."""
+    if not (FRONT_END.exists() and (SIMULATOR / "lib/libcuda.so.1").exists()):
+        pytest.skip("the simulator is not built: make build")
+    place = Path(tempfile.mkdtemp())
+    for name in ("pipe", "log", "machine"):
+        (place / name).mkdir()
+    made = Machine(place)
+    yield made
+    made.clear()
+
+
+def start(machine: Machine) -> None:
+    """Machine.start() has not the patience that emulation takes."""
+    done = machine.run("-d", seconds=START_SECONDS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), machine.journal()[-20:]
+
+
+class Client:
+    """A uvm_client.py."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, CLIENT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | machine.variables,
+        )
+        self.pid = self.process.pid
+
+    def heard(self, event: str) -> dict[str, Any]:
+        assert self.process.stdout
+        said: dict[str, Any] = json.loads(self.process.stdout.readline())
+        assert said["event"] == event
+        return said
+
+    def fault(self) -> bool:
+        assert self.process.stdin
+        self.process.stdin.write("now\n")
+        self.process.stdin.flush()
+        return bool(self.heard("faulted")["absorbed"])
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream:
+                stream.close()
+
+
+@contextmanager
+def client_of(machine: Machine) -> Iterator[Client]:
+    made = Client(machine)
+    try:
+        made.heard("ready")
+        yield made
+    finally:
+        made.end()
+
+
+def until(mpsd: Mpsd, topic: str) -> Event:
+    for event in mpsd.events(timeout_seconds=EVENT_SECONDS):
+        if isinstance(event, Event) and event.topic == topic:
+            return event
+    raise AssertionError(f"no {topic} came")
+
+
+@pytest.mark.deadline(180)
+def test_a_contained_fault_from_the_page_tables_to_the_event(device: Device, machine: Machine) -> None:
+    """The module contains it, the daemon names the culprit as proven, and the client beside it does not notice."""
+    machine.configure(LEFT_ALONE)
+    start(machine)
+    device.set_policy(Mode.SINK)
+    with client_of(machine) as innocent, client_of(machine) as culprit, machine.mpsd() as mpsd:
+        mpsd.subscribe("fault.*")
+        assert culprit.fault()
+        records = device.wait(Kind.STOPPED)
+        facts = until(mpsd, "fault.culprit").facts
+        assert (facts["culprit"]["pid"], facts["confidence"], facts["fault_class"]) == (culprit.pid, "proven", "mmu")
+        assert [each.tgid for each in records] == [culprit.pid] * len(records)
+        report = mpsd.ask(calls.fault_get(facts["number"]))
+        (evidence,) = [each for each in report.evidence if each.source == "kmod" and each.is_proof]
+        assert evidence.process is not None
+        assert (evidence.process.pid, evidence.address) == (culprit.pid, ADDRESS)
+        assert report.victims == ()
+        assert innocent.process.poll() is None
+        tell(fact="record", value=f"{records[0].story} tgid {records[0].tgid} at {records[0].address:#x}")
+        tell(fact="event", value=json.dumps({"topic": "fault.culprit", **facts}, default=str))
+    assert machine.bugs() == []
