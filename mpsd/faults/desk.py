@@ -327,6 +327,7 @@ class FaultDesk:
             for gone in self._states.keys() - self._pool.domains.keys():
                 del self._states[gone]
                 self._took(self._fusion.domain_recovered(gone, self._clock()))
+                self._news.set()
             await self._pool.changed()
 
     def _at(self, moment_ns: int) -> float:

@@ -18,7 +18,7 @@ from mpsd.policy.incident_text import blame_of, blame_text, incident_of, inciden
 A, B, C = (ProcessId(pid, 7) for pid in (1, 2, 3))
 SEEN = Observation(
     Source.CORE_DUMP, 10**18 + 1, FaultClass.SM, "GPU-a", "d2", A, True, False, 2**64 - 1, "write", "k«»<int>", 2**63, None,
-    (A, B), "x",
+    (A, B), "x", True,
 )  # fmt: skip
 PARTIES = (Party(A, 1000, "train \udcff", "docker:1", 7), Party(B), Party(C, 0, "serve"))
 FULL = Incident(
@@ -45,6 +45,15 @@ def path(tmp_path):
 )
 def test_an_incident_is_the_same_after_it_was_text(incident):
     assert incident_of(incident_text(incident)) == incident
+
+
+def test_an_incident_of_before_containment_was_told_is_read():
+    told = incident_text(FULL)
+    assert told.count(',"is_contained":true') == 1
+    older = told.replace(',"is_contained":true', "").replace(',"is_contained":false', "")
+    assert "is_contained" not in older
+    first, *rest = FULL.evidence
+    assert incident_of(older) == replace(FULL, evidence=(replace(first, is_contained=False), *rest))
 
 
 @pytest.mark.parametrize("state", [STATE, BlameState()])

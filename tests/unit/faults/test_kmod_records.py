@@ -93,6 +93,28 @@ def test_a_fault_is_proof_and_tells_process_address_and_gpu():
     assert seen.text == "write at 0x7f0000 by pid 4711 (train), fault type 0; contained"
 
 
+@pytest.mark.parametrize(
+    ("action", "kind", "is_contained"),
+    [
+        pytest.param(0, Kind.FAULT, False, id="cancelled"),
+        pytest.param(1, Kind.FAULT, True, id="sunk"),
+        pytest.param(2, Kind.FAULT, True, id="in a window of before"),
+        pytest.param(3, Kind.FAULT, False, id="of a later version"),
+        pytest.param(1, Kind.STOPPED, False, id="no fault"),
+        pytest.param(1, Kind.GONE, False, id="nor this"),
+    ],
+)
+def test_what_the_module_absorbed_is_said(action, kind, is_contained):
+    (found,) = parse_records(record(action=action, kind=kind))
+    assert observe(found, 100).is_contained is is_contained
+
+
+def test_the_actions_that_absorb_are_the_headers():
+    found = dict(re.findall(r"MPSD_FAULT_(CANCELLED|SUNK|ALREADY) = (\d+)", HEADER.read_text()))
+    contained = {name for name, number in found.items() if observe(*parse_records(record(action=int(number))), 9).is_contained}
+    assert (len(found), contained) == (3, {"SUNK", "ALREADY"})
+
+
 @pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.GONE])
 def test_what_follows_a_fault_proves_nothing(kind):
     (found,) = parse_records(record(kind=kind))

@@ -1,0 +1,113 @@
+"""A desk with a real pool of domains that have no vendor daemons, a real store, and the clock of the test."""
+
+from pathlib import Path
+
+import trio
+import trio.testing
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.log_lines import ServerFault
+from mpsd.domains.pool import Pool
+from mpsd.fault import FaultClass, Incident, Observation, Party, Source
+from mpsd.faults.desk import FaultDesk
+from mpsd.faults.store import FaultStore
+from mpsd.legacy.board import ServerView
+from mpsd.model import DomainState, ProcessId
+from mpsd.policy.fault_settings import FaultSettings
+from mpsd.uvm.ending import Ending
+
+SETTINGS = FaultSettings()
+BOOTED_NS = 10**12
+EXITED = Ending(0, 0)
+
+
+def describe(process: ProcessId) -> Party:
+    return Party(process, 1000, f"p{process.pid}")
+
+
+def key(process: ProcessId) -> str:
+    return describe(process).key
+
+
+class DeskRoom:
+    """To be used in a test that has a trio clock.  events: what was published; told: each revision of an incident."""
+
+    def __init__(self, path: Path, settings: FaultSettings = SETTINGS, watches_since: int | None = None) -> None:
+        self.path = path / "faults.db"
+        self.store = FaultStore(self.path)
+        self.pool = Pool(None, None, (), None, None, None)
+        self.events: list[tuple[str, dict]] = []
+        self.told: list[Incident] = []
+        self.desk = FaultDesk(
+            self.pool, self.store, settings, describe, lambda *event: self.events.append(event), self.now_ns, watches_since
+        )
+        self.desk.on_incident.append(self.told.append)
+
+    @staticmethod
+    def now_ns() -> int:
+        return BOOTED_NS + round(trio.current_time() * 1e9)
+
+    # -- domains and clients -----------------------------------------------------------------------------------------
+
+    def domain(self, name: str = "default", gpus: tuple[str, ...] = ("GPU-a",)) -> Domain:
+        made = Domain(name, len(self.pool.domains) + 1, gpus, None, 48, state=DomainState.READY)
+        self.pool.domains[name] = made
+        self.lists(made)
+        return made
+
+    def lists(self, domain: Domain, *pids: int) -> None:
+        """What the domain's server says of its clients."""
+        server = 9000 + domain.number
+        domain.servers = {server: ServerView(server, 0, "ACTIVE", pids, domain.name, domain.gpus)}
+
+    def arrive(self, domain: Domain, *pids: int) -> list[ProcessId]:
+        made = [ProcessId(pid, 7) for pid in pids]
+        for process in made:
+            self.move(process, domain)
+        return made
+
+    def move(self, process: ProcessId, domain: Domain) -> None:
+        for each in self.pool.domains.values():
+            each.leave(process)
+        domain.join(process)
+        self.desk.arrived(process, domain)
+
+    def end(self, process: ProcessId, ending: Ending | None = EXITED) -> None:
+        for domain in self.pool.domains.values():
+            domain.leave(process)
+        self.desk.left(process, ending)
+
+    async def turn(self, domain: Domain, *states: DomainState) -> None:
+        for state in states:
+            domain.state = state
+            self.pool.notify()
+            await trio.testing.wait_all_tasks_blocked()
+
+    # -- what is seen ------------------------------------------------------------------------------------------------
+
+    def see(self, source: Source, domain: str = "", **facts: object) -> None:
+        self.desk.see(Observation(source, self.now_ns(), domain=domain, **facts))
+
+    def xid(self, number: int, domain: str = "", **facts: object) -> None:
+        self.see(Source.KERNEL_LOG, domain, xid=number, **{"gpu": "GPU-a"} | facts)
+
+    def say_fault(self, domain: Domain) -> None:
+        """Its log does."""
+        self.desk.hear(domain, ServerFault(next(iter(domain.servers))))
+
+    def prove(self, process: ProcessId, **facts: object) -> None:
+        self.see(Source.UVM_EVENTS, process=process, is_proof=True, fault_class=FaultClass.MMU, **facts)
+
+    # -- what came of it ---------------------------------------------------------------------------------------------
+
+    @property
+    def topics(self) -> list[str]:
+        return [topic for topic, _ in self.events]
+
+    @property
+    def last(self) -> Incident:
+        return self.told[-1]
+
+    def again(self, settings: FaultSettings = SETTINGS) -> "DeskRoom":
+        """As another mpsd finds it: the first was killed."""
+        return DeskRoom(self.path.parent, settings)

@@ -1,0 +1,265 @@
+"""What is done about incidents, on processes of the test's own."""
+
+import signal
+import subprocess
+from dataclasses import replace
+
+import pytest
+import structlog
+import trio
+import trio.testing
+
+from mpsd.domains.domain import Domain
+from mpsd.errors import NoSuchClient
+from mpsd.faults.reactions import Reactions
+from mpsd.model import DomainState, ProcessId
+from mpsd.processes import process_id
+from mpsd.stop import Report, Step, Stopped
+from tests.unit.faults.desk_room import SETTINGS, DeskRoom
+
+
+class FakeStopper:
+    """Notes whom it was asked to end, and when."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self.at = 0.0
+        self.fails: Exception | None = None
+        self.why = ""
+
+    async def stop(self, target, manner, asker) -> Report:
+        await trio.lowlevel.checkpoint()
+        self.asked.append((target.value, target.start_time))
+        self.at = trio.current_time()
+        if self.fails is not None:
+            raise self.fails
+        return Report((Stopped(ProcessId(int(target.value), target.start_time), "default", (Step.SIGKILL,), self.why),))
+
+
+class Reacting:
+    """A desk's room with its reactions.  released: for whom nothing is held any more, and whether it lived then."""
+
+    def __init__(self, room: DeskRoom) -> None:
+        self.room = room
+        self.stopper = FakeStopper()
+        self.released: list[tuple[ProcessId, bool]] = []
+        self.reactions = Reactions(room.desk, room.pool, self.stopper, lambda *event: room.events.append(event), self._release)
+        room.desk.on_incident.append(self.reactions.consider)
+
+    def _release(self, process: ProcessId) -> None:
+        self.released.append((process, process_id(process.pid) == process))
+
+    def accuse(self, child: subprocess.Popen, state: DomainState = DomainState.FAULT) -> Domain:
+        """It is proven to have done it, in a domain of that state, which knows it as a client."""
+        domain = self.room.domain()
+        process = process_id(child.pid)
+        self.room.move(process, domain)
+        self.room.lists(domain, child.pid)
+        domain.state = state
+        self.room.prove(process)
+        return domain
+
+    @property
+    def deeds(self) -> list[str]:
+        return [each.text for each in self.room.last.deeds]
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Reacting(DeskRoom(tmp_path, replace(SETTINGS, culprit_seconds=5.0)))
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+async def until_done(scene: Reacting, seconds: float = 60.0) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.reactions.run)
+        await trio.sleep(seconds)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_culprit_in_a_domain_in_fault_is_killed_after_its_time(scene, child, autojump_clock):
+    """What is held for it is let go first: there is nobody to save."""
+    scene.accuse(child)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.reactions.run)
+        await trio.sleep(4.9)
+        assert child.poll() is None
+        await trio.sleep(0.2)
+        assert child.wait(5) == -signal.SIGKILL
+        nursery.cancel_scope.cancel()
+    assert [(process.pid, was_alive) for process, was_alive in scene.released] == [(child.pid, True)]
+    assert scene.stopper.asked == []
+    assert scene.deeds == [f"the culprit, pid {child.pid}, was ended by SIGKILL, 5 s after it was known"]
+
+
+async def test_in_a_domain_that_is_well_its_work_is_ended_first(scene, child, autojump_clock):
+    domain = scene.accuse(child, DomainState.READY)
+    await until_done(scene)
+    assert scene.stopper.asked == [(str(child.pid), process_id(child.pid).start_time)]
+    assert not domain.is_ill
+    assert (child.poll(), scene.released) == (None, [])  # the stopper is who signals
+    assert scene.deeds == [f"the culprit, pid {child.pid}, was ended by sigkill, 5 s after it was known"]
+
+
+async def test_why_it_was_not_ended_is_noted(scene, child, autojump_clock):
+    scene.accuse(child, DomainState.READY)
+    scene.stopper.why = "its GPU work was not ended"
+    await until_done(scene)
+    assert scene.deeds == [f"the culprit, pid {child.pid}, its GPU work was not ended, 5 s after it was known"]
+
+
+async def test_a_client_that_works_elsewhere_by_now_is_ended_there(scene, child, autojump_clock):
+    """The domain of its fault is in FAULT, but a signal would harm those where it works."""
+    scene.accuse(child)
+    scene.room.lists(scene.room.domain("d2"), child.pid)
+    await until_done(scene)
+    assert len(scene.stopper.asked) == 1
+    assert child.poll() is None
+
+
+async def test_while_its_domain_may_be_about_to_fault_nothing_is_told_to_it(scene, child, autojump_clock):
+    """The vendor's daemon hangs when it is told to end a client of a server that faults."""
+    domain = scene.accuse(child, DomainState.READY)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.room.desk.run)
+        nursery.start_soon(scene.reactions.run)
+        await trio.sleep(4.5)
+        scene.room.xid(31, "default")
+        assert domain.suspect_until == pytest.approx(6.5)
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    assert scene.stopper.at == pytest.approx(6.5, abs=0.05)
+
+
+async def test_if_it_faults_then_the_culprit_is_killed(scene, child, autojump_clock):
+    domain = scene.accuse(child, DomainState.READY)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.reactions.run)
+        await trio.sleep(4.5)
+        scene.room.xid(31, "default")
+        await trio.sleep(1)
+        assert child.poll() is None
+        domain.state = DomainState.FAULT
+        scene.room.pool.notify()
+        assert await trio.to_thread.run_sync(child.wait, 5) == -signal.SIGKILL
+        nursery.cancel_scope.cancel()
+    assert scene.stopper.asked == []
+
+
+async def test_one_that_ends_by_itself_is_left_alone(scene, child, mock_clock):
+    scene.accuse(child)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.reactions.run)
+        await trio.testing.wait_all_tasks_blocked()
+        child.terminate()
+        await trio.to_thread.run_sync(child.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(60)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert (scene.deeds, scene.released) == ([], [])
+
+
+CHANGES_OF_MIND = [
+    pytest.param(lambda room: room.desk.configure(replace(SETTINGS, ends_culprit=False)), id="the operator wants it no more"),
+    pytest.param(lambda room: room.xid(95, gpu="GPU-a"), id="it was the GPU"),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_MIND)
+async def test_a_culprit_that_is_to_be_ended_no_more_lives(scene, child, autojump_clock, change):
+    scene.accuse(child)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.reactions.run)
+        await trio.sleep(1)
+        change(scene.room)
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    assert child.poll() is None
+    assert scene.released == []
+
+
+async def test_nobody_is_ended_where_that_is_not_wanted(tmp_path, child, autojump_clock):
+    scene = Reacting(DeskRoom(tmp_path, replace(SETTINGS, ends_culprit=False)))
+    scene.accuse(child)
+    await until_done(scene)
+    assert child.poll() is None
+
+
+async def test_a_culprit_that_has_gone_is_no_error(scene, autojump_clock):
+    gone = ProcessId(4_194_305, 7)
+    domain = scene.room.domain()
+    scene.room.move(gone, domain)
+    scene.room.prove(gone)
+    await until_done(scene)
+    assert scene.deeds == []
+
+
+@pytest.mark.parametrize(
+    ("error", "logged", "noted"),
+    [
+        pytest.param(NoSuchClient("pid 5 is no client"), [], ["could not be ended: pid 5 is no client"], id="it has just gone"),
+        pytest.param(ValueError("oops"), ["faults.bug"], [], id="a bug"),
+    ],
+)
+async def test_what_goes_wrong_in_one_act_ends_that_alone(scene, child, autojump_clock, error, logged, noted):
+    scene.accuse(child, DomainState.READY)
+    scene.stopper.fails = error
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.reactions.run)
+            await trio.sleep(10)
+            scene.room.xid(79, gpu="GPU-z")
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == logged
+    first = scene.room.desk.incident(1)
+    assert [each.text.partition(", ")[2].partition(", ")[2] for each in first.deeds] == noted
+    assert list(scene.room.pool.drained) == ["GPU-z"]  # and the next one is done
+
+
+async def test_a_gpu_that_needs_a_reset_is_drained_once(scene, autojump_clock):
+    """Later revisions do not drain it again when it was pardoned."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.reactions.run)
+        with structlog.testing.capture_logs() as logs:
+            scene.room.xid(79)
+            await trio.sleep(1)
+        assert "Xid 79 (fault 1)" in scene.room.pool.drained["GPU-a"].why
+        assert ("gpu.drained", {"gpu": "GPU-a", "number": 1, "xids": [79]}) in scene.room.events
+        assert [entry["gpu"] for entry in logs if entry["log_level"] == "critical"] == ["GPU-a"]
+        assert scene.deeds == ["the GPU takes no new clients: it has to be reset or looked at"]
+        scene.room.desk.pardon("GPU-a")
+        scene.room.xid(119)
+        await trio.sleep(1)
+        assert scene.room.pool.drained == {}
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_there_is_no_room_for_is_said_and_tried_again(scene, autojump_clock):
+    """256 wait already."""
+    for number in range(256):
+        scene.room.xid(79, gpu=f"GPU-{number}")
+    with structlog.testing.capture_logs() as logs:
+        scene.room.xid(79, gpu="GPU-late")
+    (said,) = [entry for entry in logs if entry["log_level"] == "error"]
+    assert (said["event"], said["number"]) == ("fault.not_answered", 257)
+    late = scene.room.last
+    await until_done(scene, 1)
+    assert "GPU-late" not in scene.room.pool.drained
+    assert len(scene.room.pool.drained) == 256
+    scene.reactions.consider(late)
+    await until_done(scene, 1)
+    assert "GPU-late" in scene.room.pool.drained
+
+
+async def test_what_is_remembered_is_bounded(scene, autojump_clock):
+    for number in range(300):
+        scene.room.xid(63, gpu=f"GPU-{number}")
+    assert len(scene.reactions._done) == 256
