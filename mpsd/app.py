@@ -267,6 +267,7 @@ def _build_faults(found: _Found, pool: Pool, book: LeaseBook, stopper: Stopper, 
     desk = FaultDesk(pool, found.fault_store, settings.faults(config), describe, events.publish, watches_since=since)
     attachments = Attachments(settings.uvm(config), _open_spaces(found), desk.see)
     _introduce(pool, book, desk, attachments)
+    stopper.release = attachments.release
     reactions = Reactions(desk, pool, stopper, events.publish, attachments.release)
     desk.on_incident.append(reactions.consider)
     return Faults(desk, _build_sources(found, pool, desk, attachments, events), reactions, attachments)

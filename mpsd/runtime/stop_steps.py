@@ -88,7 +88,8 @@ class Case:
 class Steps:
     """Guards that what was frozen is thawed, and that who has been left gets no further step.
 
-    whole: freezes all of them at once; None: one by one.  servers_now: asks anew who has work of these processes.
+    whole: freezes all of them at once; None: one by one.  servers_now: asks anew who has work of these processes.  release:
+    told of those whose work has ended.
     """
 
     def __init__(
@@ -96,11 +97,13 @@ class Steps:
         manner: Manner,
         whole: CgroupFreezer | None,
         servers_now: Callable[[Sequence[ProcessId]], Awaitable[list[Servers]]],
+        release: Callable[[ProcessId], None],
     ) -> None:
         self._manner = manner
         self._whole = whole
         self._one_by_one = SignalFreezer()
         self._servers_now = servers_now
+        self._release = release
 
     async def run(self, cases: Sequence[Case]) -> None:
         do: dict[Step, Callable[[Sequence[Case]], Awaitable[None]]] = {
@@ -139,6 +142,9 @@ class Steps:
 
     async def _terminate(self, cases: Sequence[Case]) -> None:
         await _each(cases, lambda case: _terminate(case, self._manner))
+        for case in cases:
+            if Step.TERMINATE in case.steps:
+                self._release(case.process)
 
     async def _thaw(self, cases: Sequence[Case]) -> None:
         self._thaw_all(cases)

@@ -4,7 +4,7 @@ A signal that ends a client during a long kernel kills its co-runners, so its GP
 which order, is decided in mpsd/stop.py; stop_steps.py does it; targets.py knows whom it concerns.  Prose: docs/ending.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 import trio
@@ -23,11 +23,15 @@ _ROUNDS = 3  # a cgroup whose launcher starts new clients as fast as they end is
 
 
 class Stopper:
-    """Guards that a client whose GPU work was not ended gets no signal, unless forced."""
+    """Guards that a client whose GPU work was not ended gets no signal, unless forced.
 
-    def __init__(self, pool: Pool, targets: Targets) -> None:
+    release: told of a process whose GPU work has ended, for which nothing needs to be held beyond its own end.
+    """
+
+    def __init__(self, pool: Pool, targets: Targets, release: Callable[[ProcessId], None] = lambda process: None) -> None:
         self._pool = pool
         self._targets = targets
+        self.release = release
 
     async def stop(self, target: Target, manner: Manner, asker: Asker) -> Report:
         """End what the asker may end of it; who comes meanwhile in a cgroup too.  Raises NoSuchClient, BadRequest."""
@@ -42,7 +46,7 @@ class Stopper:
             if not cases:
                 break
             whole = self._targets.freezer(target, asker, [case.process for case in cases])
-            await Steps(manner, whole, self._servers_now).run(cases)
+            await Steps(manner, whole, self._servers_now, self.release).run(cases)
             done |= {case.process: case.result for case in cases}
         return Report(list(done.values()), others)
 

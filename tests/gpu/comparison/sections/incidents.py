@@ -129,10 +129,10 @@ def _innocent(system: System, uid: int) -> Client:
 def _trial(stage: Stage, system: System, kind: Kind, others: Sequence[Client], listener: Listener | None) -> Trial:
     trial = Trial(kind.mode)
     kept = list(system.clients)
-    if listener is not None and not listener.wait_for_spare(SPARE_SECONDS):
-        trial.remark = "no spare yet"
     dumps = listener.dump_variables() if listener is not None and kind.fault_class == SM else {}
     near = _start(system, dumps, *trials.NEVER_ENDING)
+    if listener is not None and not listener.wait_for_spare(SPARE_SECONDS):  # another domain than that which is to fault
+        trial.remark = "no spare yet"
     beside = others or [_start(system, {}, *trials.NEVER_ENDING) for _ in OTHER_UIDS]
     culprit = _start(system, dumps, "faulter", kind.mode, *kind.arguments, ready=False)
     launched = culprit.wait_for("fault", trials.READY_SECONDS)

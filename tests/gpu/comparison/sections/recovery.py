@@ -1,8 +1,9 @@
-"""A client that comes, alone, while the GPU recovers from another's fault: from its start to its first kernel.
+"""A client that comes, alone, while the GPU recovers from another's fault: from its start to its first kernel, in a hot spare.
 
 The vendor's cannot be asked: its newcomers are refused then (the sections of faults).
 """
 
+import signal
 import time
 
 from tests.gpu.comparison import figures, trials
@@ -27,11 +28,14 @@ def run(stage: Stage) -> None:
         for later in LATER_SECONDS:
             found = []
             for _ in range(stage.trials(TRIALS)):
-                listener.wait_for_spare(SPARE_SECONDS)
+                holder = trials.started(stage.mpsd, "hold")  # in the domain that is to fault: the spare is another
+                if not listener.wait_for_spare(SPARE_SECONDS):
+                    raise SystemFailed("there is no spare")
                 culprit = trials.started(stage.mpsd, "faulter", mode)
                 if culprit.wait_for("fault", trials.READY_SECONDS) is None:
                     raise SystemFailed(f"the culprit did nothing: {culprit.fate}")
                 found.append(_start(stage, later))
+                holder.signal(signal.SIGKILL)
                 end_all(stage.mpsd.clients)
                 stage.mpsd.clients.clear()
             first = [each["first_kernel_ms"] for each in found if each]
