@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from mpsd.fault import Confidence, FaultClass, Incident, Observation, Party, Source
 from mpsd.model import ProcessId
 from mpsd.policy.blame import Blame
-from mpsd.policy.blame_state import Change, Convicted
+from mpsd.policy.blame_state import Case, Change, Convicted
 from mpsd.policy.fault_settings import FaultSettings
 from mpsd.policy.fusion import PRESENT_SECONDS, Fusion
 from mpsd.policy.incident_text import blame_of, blame_text
@@ -80,6 +80,7 @@ class World:
         self.incidents: dict[int, Incident] = {}
         self.changes: list[Change] = []
         self.convictions: list[Convicted] = []
+        self.began: set[int] = set()  # cases that there have been
         self.blame = Blame(settings)
         self.fusion = self._new_fusion(1, None)
         habits = [None, None, None, MMU, SM]
@@ -128,7 +129,21 @@ class World:
         for incident in changed:
             self.incidents[incident.number] = incident
             self.check_incident(incident)
+            before = {case.number: case for case in self.blame.state.cases}
             self._change(self.blame.take(incident, self.now))
+            self._check_cases(before, incident)
+
+    def _check_cases(self, before: dict[int, Case], incident: Incident) -> None:
+        """What a later incident has narrowed, or ended, an older one does not widen, or begin again."""
+        for case in self.blame.state.cases:
+            known = before.get(case.number)
+            if known is not None and known.last > incident.number:
+                assert case.keys <= known.keys, f"{incident.number} widens {known} to {case}"
+            if known is None and case.number == incident.number:
+                assert incident.number not in self.began, f"{incident.number} begins {case} again"
+        self.began |= {case.number for case in self.blame.state.cases}
+        if not incident.suspects:
+            self.began.discard(incident.number)  # whom it accused was free
 
     def _change(self, changes: object) -> None:
         for change in changes:
