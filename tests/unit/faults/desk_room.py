@@ -111,3 +111,7 @@ class DeskRoom:
     def again(self, settings: FaultSettings = SETTINGS) -> "DeskRoom":
         """As another mpsd finds it: the first was killed."""
         return DeskRoom(self.path.parent, settings)
+
+
+def running(room: DeskRoom, nursery: trio.Nursery) -> None:
+    nursery.start_soon(room.desk.run)
