@@ -87,7 +87,7 @@ class Fusion:
             self._wait(seen)
         for dossier in homes:
             dossier.add(seen, now_ns, self._party_of)
-            if dossier.has_ended_server and dossier.recovered_ns is None and confirms(seen):
+            if dossier.has_ended_server and dossier.recovered_ns is None:
                 _remember(self._broken, dossier.domain, now_ns)
         changed, self._changed = [*homes, *self._changed], []
         return self._publish(changed)
