@@ -123,7 +123,11 @@ class FaultDesk:
             return self._pool.domains.get(seen.domain)
         if seen.process is None:
             return None
-        return self._pool.domain_of_process(seen.process.pid) or self._pool.domains.get(self.parties.domain_of(seen.process))
+        if (home := self._pool.home_of(seen.process)) is not None:
+            return home
+        if self.parties.find(seen.process) is not None:  # by its pid it could be another, that is there by now
+            return self._pool.domains.get(self.parties.domain_of(seen.process))
+        return self._pool.domain_of_process(seen.process.pid)
 
     def domain_of_pid(self, pid: int) -> Domain | None:
         """Where a server or a client was a moment ago: an Xid may name one that has left its domain because of the fault."""

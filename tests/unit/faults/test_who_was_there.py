@@ -132,6 +132,21 @@ async def test_a_proof_against_one_that_has_ended_is_of_where_it_was(room, autoj
     assert (room.last.domain, room.last.culprit, room.last.victims) == ("default", a, (b,))
 
 
+async def test_nor_is_it_of_where_another_with_its_pid_is(room, autojump_clock):
+    first, second = room.domain(), room.domain("d2")
+    (gone,) = room.arrive(first, 101)
+    room.end(gone)
+    room.move(ProcessId(101, 8), second)
+    room.prove(gone)
+    assert (room.last.domain, room.last.culprit, room.last.victims) == ("default", gone, ())
+
+
+async def test_one_that_was_never_met_is_of_where_its_pid_is_listed(room, autojump_clock):
+    room.lists(room.domain(), 4_194_305)
+    room.prove(ProcessId(4_194_305, 7))
+    assert room.last.domain == "default"
+
+
 async def test_who_is_watched_only_since_mpsd_began_is_not_accused_at_first(tmp_path, autojump_clock):
     for seconds, confidence in ((5.9, Confidence.UNKNOWN), (6.1, Confidence.ALONE)):
         path = tmp_path / str(seconds)
