@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 import trio
 
+from mpsd import processes
 from mpsd.domains.domain import Domain
 from mpsd.errors import VendorFailed
 from mpsd.model import DomainState, ProcessId
@@ -20,6 +21,7 @@ from mpsd.stop import Manner, Step, Stopped, plan, why_not_kill
 
 log = structlog.get_logger()
 Servers = list[tuple[Domain, int | None]]
+_STOPPED = "T"  # proc(5)
 _TERMINATED = "0"  # the vendor's answer where it worked; any other is a CUDA error
 _END_SECONDS = 10.0  # from SIGKILL to the end; on a GPU 0.19 s were measured, host memory to be freed adds to that
 
@@ -109,8 +111,8 @@ class Steps:
         do: dict[Step, Callable[[Sequence[Case]], Awaitable[None]]] = {
             Step.FREEZE: self._freeze,
             Step.DRAIN: self._drain,
-            Step.TERMINATE: self._terminate,
             Step.THAW: self._thaw,
+            Step.TERMINATE: self._terminate,
             Step.SIGTERM: self._ask,
             Step.SIGKILL: self._kill,
         }
@@ -173,6 +175,8 @@ class Steps:
 
 async def _terminate(case: Case, manner: Manner) -> None:
     refusals = []
+    if case.servers and processes.state(case.process.pid) == _STOPPED:  # somebody else's doing
+        case.send(Step.THAW, signal.SIGCONT)
     for domain, server_pid in case.servers:
         if refusal := await _why_not_terminated(domain, server_pid, case.process.pid):
             refusals.append(refusal)

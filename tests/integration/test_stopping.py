@@ -64,9 +64,9 @@ def test_a_plain_kill_takes_the_co_runner_along(machine: Machine) -> None:
     [
         ({}, ["terminate", "sigkill"]),
         ({"grace_seconds": 600}, ["terminate", "sigterm"]),
-        ({"way": "drain", "drain_seconds": 0.1}, ["freeze", "drain", "terminate", "sigkill"]),
+        ({"way": "drain", "drain_seconds": 0.1}, ["freeze", "drain", "thaw", "terminate", "sigkill"]),
         ({"way": "drain", "drain_seconds": 0.1, "grace_seconds": 600},
-         ["freeze", "drain", "terminate", "thaw", "sigterm"]),
+         ["freeze", "drain", "thaw", "terminate", "sigterm"]),
     ],
     ids=["terminate", "with grace", "drain", "drain with grace"],
 )  # fmt: skip
@@ -125,7 +125,7 @@ def test_a_cgroup_is_frozen_as_a_whole_while_it_drains(machine: Machine, cgroup:
     (cgroup / "cgroup.procs").write_text(str(bystander.pid))
     with machine.mpsd() as mpsd:
         done = only(mpsd.ask(calls.client_stop(cgroup=cgroup.name, way="drain", drain_seconds=0.2)))
-    assert list(done.steps) == ["freeze", "drain", "terminate", "sigkill"]
+    assert list(done.steps) == ["freeze", "drain", "thaw", "terminate", "sigkill"]
     wait_for("a line of mpsd.log", lambda: machine.journal("cgroup.frozen"))
     assert [event["cgroup"] for event in machine.journal("cgroup.frozen")] == [str(cgroup)]
     assert (cgroup / "cgroup.freeze").read_text().strip() == "0"
@@ -161,6 +161,20 @@ def busy(cgroup: Path) -> Iterator[int]:
     yield process.pid
     process.kill()
     process.wait()
+
+
+def test_a_client_that_somebody_has_stopped_is_continued_first(machine: Machine) -> None:
+    """The vendor's daemon would answer nobody while it ends the work of a stopped process (measured on an H200)."""
+    machine.start()
+    other = machine.counter().ready()
+    doomed = in_an_endless_kernel(machine)
+    os.kill(doomed.pid, signal.SIGSTOP)
+    wait_for("the client to stop", lambda: state_of(doomed.pid) == "T")
+    with machine.mpsd() as mpsd:
+        done = only(mpsd.ask(calls.client_stop(doomed.pid)))
+    assert (done.has_ended, list(done.steps)) == (True, ["thaw", "terminate", "sigkill"])
+    other.goes_on()
+
 
 
 async def test_the_freezer_freezes_and_thaws(cgroup: Path, busy: int) -> None:

@@ -120,6 +120,17 @@ def test_terminate_client_beside_a_fault_waits_for_the_culprits_end_and_all_othe
     assert answers == ["0\n", f"{server}\n"]
 
 
+def test_terminate_client_of_a_stopped_process_waits_until_it_goes_on(mps: Machine) -> None:
+    """Measured on an H200: 5 s and more, as long as it was stopped."""
+    stopped = mps.client("hold")
+    stopped.wait_for("ready")
+    server = mps.server()
+    os.kill(stopped.pid, signal.SIGSTOP)
+    waiting = stays_silent(mps, f"terminate_client {server} {stopped.pid}")
+    os.kill(stopped.pid, signal.SIGCONT)
+    assert waiting.communicate(timeout=10)[0] == "0\n"
+
+
 def test_terminate_client_beside_a_fault_knows_strangers_at_once(mps: Machine) -> None:
     culprit = mps.client("faulter", "trap", "--linger", "60")
     culprit.wait_for("result")

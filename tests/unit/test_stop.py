@@ -18,8 +18,8 @@ PLANS = [
     (Way.DRAIN, 5, False, "sigterm sigkill"),
     (Way.TERMINATE, 0, True, "terminate sigkill"),
     (Way.TERMINATE, 5, True, "terminate sigterm sigkill"),
-    (Way.DRAIN, 0, True, "freeze drain terminate sigkill"),
-    (Way.DRAIN, 5, True, "freeze drain terminate thaw sigterm sigkill"),
+    (Way.DRAIN, 0, True, "freeze drain thaw terminate sigkill"),
+    (Way.DRAIN, 5, True, "freeze drain thaw terminate sigterm sigkill"),
 ]
 
 

@@ -1,5 +1,8 @@
-/* terminate_client: ends a client's work.  Beside a fault it waits, as the vendor's does, until the culprit has gone. */
+/* terminate_client: ends a client's work.  Beside a fault it waits, as the vendor's does, until the culprit has gone; for a
+ * stopped process until it goes on. */
 #include "server.h"
+
+#include <stdio.h>
 
 static struct connection *connection_of(struct server *server, pid_t pid)
 {
@@ -38,14 +41,31 @@ static void answer(struct server *server, pid_t pid)
 	link_send(server->control, LINK_ANSWER, (struct link_head){ .status = terminate(server, pid) }, NULL, 0, LINK_NO_FD);
 }
 
-static bool must_wait(struct server *server)
+static bool is_stopped(pid_t pid)
 {
+	char path[32], state = 0;
+	FILE *stat;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	stat = fopen(path, "re");
+	if (!stat)
+		return false;
+	if (fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
+		state = 0;
+	fclose(stat);
+	return state == 'T';
+}
+
+static bool must_wait(struct server *server, pid_t pid)
+{
+	if (is_stopped(pid))
+		return true;
 	return fault_is_near(server) && server->culprit && connection_of(server, server->culprit);
 }
 
 void terminate_asked(struct server *server, pid_t pid)
 {
-	if (connection_of(server, pid) && must_wait(server))
+	if (connection_of(server, pid) && must_wait(server, pid))
 		server->to_terminate = pid;
 	else
 		answer(server, pid);
@@ -55,7 +75,7 @@ void terminate_run(struct server *server)
 {
 	pid_t pid = server->to_terminate;
 
-	if (!pid || must_wait(server))
+	if (!pid || must_wait(server, pid))
 		return;
 	server->to_terminate = 0;
 	answer(server, pid);
