@@ -97,6 +97,13 @@ def export(name: str) -> str:
     return f'asm(".globl {name}\\n.set {name}, {answer}");\nEXPORT_SYMBOL({name});\n'
 
 
+def teach_lock_orders(header: Path) -> None:
+    """To lockdep, drivers before 550 have one lock of each kind; upstream's own order of locks is what it is to check."""
+    told = "static struct lock_class_key keys[UVM_LOCK_ORDER_COUNT]; lockdep_set_class(&\\2, &keys[lock_order]);"
+    made = r"\b((?:mutex_init|init_rwsem|spin_lock_init|rwlock_init)\(&(\w+->\w+)\);)"
+    header.write_text(re.sub(made, rf"\1 {{ {told} }}", header.read_text()))
+
+
 class Builder:
     """Builds once, into `target`.  Trees in the root are kept and built upon: a change of one file takes seconds."""
 
@@ -129,6 +136,8 @@ class Builder:
 
     def unpack(self, half: Path) -> None:
         subprocess.run(["tar", "-C", str(half), "-xf", str(self.root.path / SOURCE_TARBALL)], check=True)
+        if self.root.distribution.is_debug:
+            teach_lock_orders(half / TREE / "nvidia-uvm/uvm_lock.h")
 
     def copy_kmod(self) -> None:
         """Into the root; a file that did not change stays as old as it is, since kmod/build compares ages."""
@@ -173,11 +182,14 @@ class Builder:
         kbuild = self.in_tree("Kbuild")
         if STAND_IN_KBUILD not in kbuild.read_text():
             kbuild.write_text(kbuild.read_text() + STAND_IN_KBUILD)
-        headers = f"/lib/modules/{self.root.kernel_release}"
+        release = self.root.kernel_release
+        headers = f"/lib/modules/{release}/build"
+        sources = f"/lib/modules/{release}/source"  # Debian's are apart; a compiled kernel's are where its headers are
+        has_sources = (self.root.path / sources[1:]).is_symlink()
         self.root.run(
             "make", "-C", str(self.out), "modules", "NV_KERNEL_MODULES=nvidia nvidia-uvm", "MPSD_STAND_IN=1",
-            "IGNORE_CC_MISMATCH=1", f"KERNEL_UNAME={self.root.kernel_release}",
-            f"SYSSRC={self.inside(f'{headers}/source')}", f"SYSOUT={self.inside(f'{headers}/build')}", log=self.log,
+            "IGNORE_CC_MISMATCH=1", f"KERNEL_UNAME={release}", f"SYSOUT={self.inside(headers)}",
+            f"SYSSRC={self.inside(sources if has_sources else headers)}", log=self.log,
         )  # fmt: skip
         self.keep("nvidia.ko", "nvidia.ko")
 
