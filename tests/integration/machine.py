@@ -131,7 +131,9 @@ class Machine:
         return done.stdout
 
     def numbers(self, line: str) -> list[int]:
-        return [int(word) for word in self.tell(line).split()]
+        """None of a server that has gone since it was listed."""
+        answer = self.tell(line)
+        return [] if answer.endswith(" not found\n") else [int(word) for word in answer.split()]
 
     def servers(self) -> list[int]:
         return self.numbers("get_server_list")
