@@ -36,7 +36,7 @@ def test_everybody_writes_a_dump_and_only_the_culprits_accuses(
     victim = mps.client("counter", "--seconds", "8", **environment(cores))
     victim.wait_for("ready")
     culprit = mps.client("faulter", mode, **environment(cores))
-    assert culprit.wait_for("result")["code"] == mine
+    assert culprit.wait_for("result")["code"] in (mine, theirs)  # success, where the others' error comes too late for it
     guilty = read(cores, culprit.pid)  # it is complete by then
     assert victim.end()["code"] == theirs
     innocent = read(cores, victim.pid)
@@ -47,9 +47,13 @@ def test_everybody_writes_a_dump_and_only_the_culprits_accuses(
     assert bool(innocent.sm_kinds) == is_shown
 
 
-def test_an_assert_ends_its_client_alone(mps: Machine, cores: Path) -> None:
+def test_an_assert_of_a_client_that_writes_dumps_ends_its_co_runners(mps: Machine, cores: Path) -> None:
+    """Measured on an H200, 12 of 12; without dumps it ends its client alone (test_sim_faults.py)."""
+    victim = mps.client("counter", "--seconds", "8", **environment(cores))
+    victim.wait_for("ready")
     culprit = mps.client("faulter", "assert_fail", **environment(cores))
-    assert culprit.wait_for("result")["code"] == 710
+    assert culprit.wait_for("result")["code"] in (0, 719)  # a race with the others' error, as for misaligned
+    assert victim.end()["code"] == 719
     assert read(cores, culprit.pid).exceptions[0].name == "WARP_ASSERT"
     culprit.end()
 

@@ -1,7 +1,6 @@
 /* CUDA core dumps of the GPU: a client writes one when an SM exception ends it, guilty or not, if it was asked to.
  *
- * Times as measured under MPS (docs/simulator.md).  An assert is told to the culprit alone here, so that innocents
- * write nothing.  What stack overflows write was not measured; nothing is written for faults of the MMU.
+ * Times as measured under MPS (docs/simulator.md).  Nothing is written for faults of the MMU: what of those is not known.
  */
 #include "coredump.h"
 #include "driver.h"
@@ -18,7 +17,7 @@ enum { CULPRIT_HEARS_MS = 375 };
 
 static const struct coredump_exception exceptions[FAULT_CLASSES] = { /* without a kernel: no dump */
 	[FAULT_TRAP] = { "trap", 0, false, false },
-	[FAULT_ASSERT] = { "assert_fail", 12, true, false },
+	[FAULT_DUMPED_ASSERT] = { "assert_fail", 12, true, false },
 	[FAULT_ILLEGAL] = { "illegal_instruction", 4, true, true },
 	[FAULT_MISALIGNED] = { "misaligned", 6, true, true },
 	[FAULT_STACK] = { "stack_overflow", 5, true, true },
@@ -31,11 +30,16 @@ static const struct coredump_exception *mine; /* we did it */
 static bool is_begun, is_complete;
 static uint64_t began_ns;
 
-static const struct coredump_exception *wanted(enum fault_class fault)
+bool coredump_is_asked(void)
 {
 	const char *asked = getenv("CUDA_ENABLE_COREDUMP_ON_EXCEPTION");
 
-	if (!asked || strcmp(asked, "1") != 0 || fault >= FAULT_CLASSES || !exceptions[fault].kernel)
+	return asked && strcmp(asked, "1") == 0;
+}
+
+static const struct coredump_exception *wanted(enum fault_class fault)
+{
+	if (!coredump_is_asked() || fault >= FAULT_CLASSES || !exceptions[fault].kernel)
 		return NULL;
 	return &exceptions[fault];
 }

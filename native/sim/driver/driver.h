@@ -165,6 +165,7 @@ struct bad_access {
 void fault_access(CUcontext context, CUdeviceptr address, unsigned access, bool is_copy); /* worker only */
 
 /* coredump.c */
+bool coredump_is_asked(void);                  /* by the environment; any thread */
 void coredump_culprit(enum fault_class fault); /* we do it now; before the server is told */
 void coredump_heard(enum fault_class fault);   /* we lose our work by it; listener only: returns when the dump is there */
 

@@ -171,7 +171,7 @@ static void trap(CUcontext context, const struct work *work)
 static void assert_fail(CUcontext context, const struct work *work)
 {
 	(void)work;
-	raise_with(context, FAULT_ASSERT, "");
+	raise_with(context, driver.mps && coredump_is_asked() ? FAULT_DUMPED_ASSERT : FAULT_ASSERT, "");
 }
 
 static void illegal_instruction(CUcontext context, const struct work *work)

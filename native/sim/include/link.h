@@ -29,6 +29,7 @@ enum link_kind {
 
 enum fault_class { /* status of FAULT: what a kernel did, or what befell it */
 	FAULT_MMU = 1, FAULT_TRAP, FAULT_ASSERT, FAULT_ILLEGAL, FAULT_MISALIGNED, FAULT_STACK,
+	FAULT_DUMPED_ASSERT, /* an assert of a client that writes core dumps: its co-runners do not survive it */
 	FAULT_KILLED, /* the server's own: a client died in the middle of a kernel */
 	FAULT_DEVICE, /* asked for with `mpsd-sim xid` */
 	FAULT_CLASSES,

@@ -22,6 +22,7 @@ static const struct course courses[FAULT_CLASSES] = {
 	[FAULT_MMU] = { 150, 700, 138, 150, 5, 700, 125, XID_CLIENT, NULL },
 	[FAULT_TRAP] = { 11, 719, 17, 95, 5, 719, 15, XID_CHANNEL, NULL },
 	[FAULT_ASSERT] = { 15, 710, 0, 0, 0, 0, 0, XID_NONE, NULL },
+	[FAULT_DUMPED_ASSERT] = { 65, 0, 17, 95, 5, 719, 15, XID_CHANNEL, NULL },
 	[FAULT_ILLEGAL] = { 40, 715, 17, 38, 28, 715, 15, XID_EXCEPTION, "Illegal Instruction Encoding" },
 	[FAULT_MISALIGNED] = { 7, 0, 17, 38, 28, 716, 15, XID_EXCEPTION, "Misaligned Address" },
 	[FAULT_STACK] = { 40, 700, 17, 38, 28, 700, 15, XID_EXCEPTION, "Out Of Range Address" },
