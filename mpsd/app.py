@@ -29,12 +29,13 @@ from mpsd.faults.core_directory import CORES
 from mpsd.faults.core_dumps import CoreDumps
 from mpsd.faults.desk import FaultDesk
 from mpsd.faults.faults import Faults
-from mpsd.faults.kernel_log import watch_kernel_log
+from mpsd.faults.kernel_log import KernelLog
 from mpsd.faults.kmod import Kmod
 from mpsd.faults.nvml_events import NvmlEvents
 from mpsd.faults.reactions import Reactions
 from mpsd.faults.sources import SourceOfFaults, Sources
 from mpsd.faults.store import FaultStore
+from mpsd.faults.uvm_events import UvmEvents
 from mpsd.leases.book import LeaseBook
 from mpsd.leases.store import LeaseStore, read_boot_id
 from mpsd.leases.unenforced import UnenforcedBook
@@ -319,7 +320,11 @@ def _build_sources(
 ) -> Sources:
     config = found.config
     library = _nvml_library(config)
-    by_name: dict[str, SourceOfFaults] = {}
+    kernel_log = settings.kernel_log(config, found.environ)
+    by_name: dict[str, SourceOfFaults] = {
+        "uvm_events": UvmEvents(attachments),
+        "kernel_log": KernelLog(kernel_log, desk.domain_of_pid, events.publish, found.devices),
+    }
     if config.faults.nvml_events == "on":
         by_name["nvml"] = NvmlEvents([device.uuid for device in found.devices], library)
     if config.faults.core_dumps == "on":
@@ -328,9 +333,7 @@ def _build_sources(
         by_name["core_dump"] = dumps
     if config.faults.kmod:
         by_name["kmod"] = Kmod(Path(config.faults.kmod))
-    kernel_log = settings.kernel_log(config, found.environ)
-    follow = partial(watch_kernel_log, kernel_log, desk.domain_of_pid, events.publish, desk.see, found.devices)
-    return Sources(by_name, (follow, attachments.run))
+    return Sources(by_name)
 
 
 def _admitted(book: LeaseBook) -> set[ProcessId]:

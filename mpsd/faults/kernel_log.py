@@ -17,7 +17,7 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.inotify import DirectoryWatch
 from mpsd.domains.log_files import LogFile
 from mpsd.fault import Observation
-from mpsd.faults.xid_lines import observe, parse_xid
+from mpsd.faults.xid_lines import Xid, observe, parse_xid
 from mpsd.model import Device
 
 log = structlog.get_logger()
@@ -25,28 +25,40 @@ KERNEL_LOG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192  # the kernel's bound on one record
 
 
-async def watch_kernel_log(
-    path: Path,
-    domain_of: Callable[[int], Domain | None],
-    publish: Callable[[str, Mapping[str, Any]], None],
-    see: Callable[[Observation], None],
-    devices: Sequence[Device] = (),
-) -> None:
-    """Runs until cancelled: publishes each Xid as it is, and hands it on as an observation.
+class KernelLog:
+    """Publishes each Xid as it is, and hands it on as an observation.  absent: why nothing is read; "" while it is.
 
     domain_of: that a server, or a client, belongs to.  devices: those whose UUIDs it can name.
     """
-    try:
-        async for line in _follow_device(path) if _is_device(path) else _follow_file(path):
-            xid = parse_xid(line)
-            if xid is not None:
-                domain = domain_of(xid.pid) if xid.pid is not None else None
-                facts = {"xid": xid.code, "device": xid.device, "pid": xid.pid, "domain": domain and domain.name}
-                log.warning("fault.xid", **facts)
-                publish("fault.xid", facts)
-                see(observe(xid, domain.name if domain else "", devices, time.monotonic_ns()))
-    except OSError as exc:
-        log.warning("faults.no_kernel_log", path=str(path), why=exc.strerror, effect="a fault is noticed later")
+
+    def __init__(
+        self,
+        path: Path,
+        domain_of: Callable[[int], Domain | None],
+        tell: Callable[[str, Mapping[str, Any]], None],
+        devices: Sequence[Device] = (),
+    ) -> None:
+        self.absent = "not started"
+        self._path, self._domain_of, self._tell, self._devices = path, domain_of, tell, devices
+
+    async def run(self, publish: Callable[[Observation], None]) -> None:
+        """Until cancelled; returns where the log cannot be read."""
+        self.absent = ""
+        try:
+            async for line in _follow_device(self._path) if _is_device(self._path) else _follow_file(self._path):
+                xid = parse_xid(line)
+                if xid is not None:
+                    publish(self._take(xid))
+        except OSError as exc:
+            self.absent = f"{self._path}: {exc.strerror}"
+            log.warning("faults.no_kernel_log", path=str(self._path), why=exc.strerror, effect="a fault is noticed later")
+
+    def _take(self, xid: Xid) -> Observation:
+        domain = self._domain_of(xid.pid) if xid.pid is not None else None
+        facts = {"xid": xid.code, "device": xid.device, "pid": xid.pid, "domain": domain and domain.name}
+        log.warning("fault.xid", **facts)
+        self._tell("fault.xid", facts)
+        return observe(xid, domain.name if domain else "", self._devices, time.monotonic_ns())
 
 
 def _is_device(path: Path) -> bool:

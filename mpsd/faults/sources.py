@@ -1,8 +1,7 @@
 """Every source of observations: started together, each of them dispensable."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 import structlog
@@ -24,34 +23,26 @@ class SourceOfFaults(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """by_name: those that can be asked how they are.  others: what runs beside them."""
+    """Guards that a bug in one ends no other."""
 
     by_name: Mapping[str, SourceOfFaults]
-    others: tuple[Callable[[], Awaitable[None]], ...]
     _bugs: dict[str, str] = field(default_factory=dict)
 
     async def run(self, see: See) -> None:
         """Until cancelled; a source that cannot run ends by itself, having said why."""
         async with trio.open_nursery() as nursery:
             for name, source in self.by_name.items():
-                nursery.start_soon(self._run, name, partial(source.run, see))
-            for other in self.others:
-                nursery.start_soon(self._run, _name_of(other), other)
+                nursery.start_soon(self._run, name, source, see)
             await trio.sleep_forever()
 
     def standing(self) -> dict[str, str]:
         """For `mpsctl status`: each source, and "works" or why it does not."""
         return {name: self._bugs.get(name) or source.absent or "works" for name, source in self.by_name.items()}
 
-    async def _run(self, name: str, source: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, name: str, source: SourceOfFaults, see: See) -> None:
         """Whatever goes wrong in here ends this source and nothing else."""
         try:
-            await source()
+            await source.run(see)
         except Exception as exc:
             self._bugs[name] = f"a bug ended it: {exc!r}"
             log.exception("faults.bug", source=name, effect="it tells nothing until mpsd is restarted")
-
-
-def _name_of(source: Callable[[], Awaitable[None]]) -> str:
-    named = source.func if isinstance(source, partial) else source
-    return getattr(named, "__qualname__", repr(named))

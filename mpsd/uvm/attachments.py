@@ -88,6 +88,11 @@ class Attachments:
         return known.standing if known is not None else UNKNOWN
 
     @property
+    def absent(self) -> str:
+        """Why some client, or all, cannot be attached; empty: nothing is amiss that is known of."""
+        return "switched off" if self.settings.is_idle else "; ".join(sorted(self._reasons))
+
+    @property
     def count(self) -> int:
         return len(self._watches)
 

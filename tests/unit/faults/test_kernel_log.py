@@ -35,7 +35,8 @@ class Following:
     async def begin(self) -> AsyncIterator[None]:
         async with trio.open_nursery() as nursery:
             publish = lambda *event: self.events.append(event)  # noqa: E731
-            nursery.start_soon(kernel_log.watch_kernel_log, self.path, self.domain_of, publish, self._send.send_nowait, DEVICES)
+            source = kernel_log.KernelLog(self.path, self.domain_of, publish, DEVICES)
+            nursery.start_soon(source.run, self._send.send_nowait)
             await trio.testing.wait_all_tasks_blocked()
             yield
             nursery.cancel_scope.cancel()

@@ -1,7 +1,5 @@
 """Sources run beside each other; each may fail."""
 
-from functools import partial
-
 import pytest
 import structlog
 import trio
@@ -30,11 +28,6 @@ class FakeSource:
         await trio.sleep_forever()
 
 
-async def _failing(word: str) -> None:
-    await trio.lowlevel.checkpoint()
-    raise RuntimeError(word)
-
-
 ERRORS = [
     pytest.param(ValueError("oops"), id="a bug"),
     pytest.param(ExceptionGroup("several", [KeyError("x"), OSError("y")]), id="several, from a nursery of its own"),
@@ -44,7 +37,7 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS)
 async def test_a_bug_in_one_ends_that_one_and_is_loud(autojump_clock, error):
     heard = []
-    sources = Sources({"bad": FakeSource(error), "good": FakeSource(), "none": FakeSource(absent="not there")}, ())
+    sources = Sources({"bad": FakeSource(error), "good": FakeSource(), "none": FakeSource(absent="not there")})
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sources.run, heard.append)
@@ -58,20 +51,8 @@ async def test_a_bug_in_one_ends_that_one_and_is_loud(autojump_clock, error):
     assert told["bad"].startswith("a bug ended it: ")
 
 
-@pytest.mark.parametrize("other", [partial(_failing, "oops"), lambda: _failing("oops")], ids=["partial", "function"])
-async def test_a_bug_in_what_runs_beside_them_too(autojump_clock, other):
-    heard = []
-    with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Sources({"good": FakeSource()}, (other,)).run, heard.append)
-            await trio.sleep(1)
-            nursery.cancel_scope.cancel()
-    assert heard == [SEEN]
-    assert [entry["event"] for entry in logs] == ["faults.bug"]
-
-
 async def test_when_they_are_stopped_that_is_no_bug(autojump_clock):
-    sources = Sources({"good": FakeSource()}, (trio.sleep_forever,))
+    sources = Sources({"good": FakeSource()})
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sources.run, lambda seen: None)
