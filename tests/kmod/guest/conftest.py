@@ -28,6 +28,14 @@ def pytest_sessionstart() -> None:
     tell(fact="booted_seconds", value=Path("/proc/uptime").read_text().split()[0])
 
 
+def pytest_sessionfinish() -> None:
+    """Whether lockdep, where the kernel has it, still looked at the end: at its first complaint it stops."""
+    lockdep = Path("/proc/lockdep_stats")
+    if lockdep.exists():
+        (state,) = [line.split()[-1] for line in lockdep.read_text().splitlines() if line.strip().startswith("debug_locks")]
+        tell(fact="debug_locks", value=state)
+
+
 class Reporter:
     """Tells the host what each call came to, and what went wrong before and after it."""
 
