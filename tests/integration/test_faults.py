@@ -57,7 +57,10 @@ def pair(machine: Machine, mode: str, **variables: str) -> tuple[Client, Client]
     return innocent, culprit
 
 
-@pytest.mark.parametrize("mode", ["oob_write", "null_write", "use_after_free", "ro_write", "copy"])
+SLOW_MODES = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("null_write", "use_after_free", "ro_write")]
+
+
+@pytest.mark.parametrize("mode", ["oob_write", "copy", *SLOW_MODES])
 def test_the_culprit_of_a_memory_fault_is_named_before_anybody_hears_of_it(machine: Machine, mode: str) -> None:
     machine.configure(FORGIVING)
     machine.start()

@@ -9,7 +9,7 @@ import trio.testing
 from mpsd.domains.domain import Domain
 from mpsd.lease import Grant
 from mpsd.legacy.board import Defaults
-from mpsd.model import Credentials, DomainState
+from mpsd.model import Credentials, DomainState, ProcessId
 from mpsd.relay.caller import Caller
 from mpsd.relay.conversation import Conversations, RelaySettings
 from mpsd.relay.entrance import Entrance
@@ -25,6 +25,20 @@ class DeadControl:
 
     def is_alive(self):
         return False
+
+
+class NobodyApart:
+    """Nobody is kept apart, or has to wait, because of faults."""
+
+    def key_of(self, process: ProcessId) -> str:
+        return ""
+
+    def pause_of(self, process: ProcessId) -> float:
+        return 0.0
+
+    def arrived(self, process: ProcessId, domain: Domain) -> None: ...
+
+    def hung_up(self, process: ProcessId) -> None: ...
 
 
 class OpenAdmission:
@@ -63,7 +77,7 @@ async def test_whoever_finds_a_daemon_dead_lets_the_others_learn_of_it(autojump_
     """Placed again and again without a pause it would keep mpsd from ever hearing of the death."""
     pool = HopefulPool()
     settings = RelaySettings(max_connections=1, turn_seconds=1, silent_seconds=1, may_impersonate=False)
-    entrance = Entrance(pool, OpenAdmission(), is_per_gpu=False)
+    entrance = Entrance(pool, OpenAdmission(), NobodyApart(), is_per_gpu=False)
     entrance.may_place.set()
     shared = Conversations(pool, None, None, settings, entrance, refusals=None)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
