@@ -20,6 +20,7 @@ from mpsd.api.services import Services
 from mpsd.cgroups import identify
 from mpsd.config import Invocation
 from mpsd.domains.domain import Domain
+from mpsd.domains.log_lines import News
 from mpsd.domains.pool import Pool
 from mpsd.domains.refuser import Refuser
 from mpsd.domains.upkeep import Upkeep
@@ -31,6 +32,7 @@ from mpsd.faults.desk import FaultDesk
 from mpsd.faults.faults import Faults
 from mpsd.faults.kernel_log import KernelLog
 from mpsd.faults.kmod import Kmod
+from mpsd.faults.kmod_policy import KmodPolicy
 from mpsd.faults.nvml_events import NvmlEvents
 from mpsd.faults.reactions import Reactions
 from mpsd.faults.sources import SourceOfFaults, Sources
@@ -267,15 +269,17 @@ def _build_faults(found: _Found, pool: Pool, book: LeaseBook, stopper: Stopper, 
     describe = partial(_describe, book)
     desk = FaultDesk(pool, found.fault_store, settings.faults(config), describe, events.publish, watches_since=since)
     attachments = Attachments(settings.uvm(config), _open_spaces(found), desk.see)
-    _introduce(pool, book, desk, attachments)
+    policy = KmodPolicy(pool, settings.kmod_mode(config))
+    _introduce(pool, book, desk, attachments, policy)
     stopper.release = attachments.release
     reactions = Reactions(desk, pool, stopper, events.publish, attachments.release)
     desk.on_incident.append(reactions.consider)
-    return Faults(desk, _build_sources(found, pool, desk, attachments, events), reactions, attachments)
+    sources = _build_sources(found, desk, attachments, events, policy)
+    return Faults(desk, sources, reactions, attachments, policy)
 
 
-def _introduce(pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attachments) -> None:
-    """Who is told when a client comes and goes."""
+def _introduce(pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attachments, policy: KmodPolicy) -> None:
+    """Who is told when a client comes and goes, and what the domains' logs tell."""
 
     def arrived(process: ProcessId, domain: Domain, is_new: bool) -> None:
         attachments.watch(process, domain.name, domain.gpus, partial(_has_company, domain, process))
@@ -288,9 +292,13 @@ def _introduce(pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attach
         desk.left(process, ending)
         book.leave(process)
 
+    def heard(domain: Domain, news: News) -> None:
+        policy.hear(domain, news)
+        desk.hear(domain, news)
+
     desk.on_arrival.append(arrived)
     desk.on_hang_up.append(attachments.note_leaving)
-    pool.on_adopted, pool.on_gone, pool.on_news = adopted, gone, desk.hear
+    pool.on_adopted, pool.on_gone, pool.on_news = adopted, gone, heard
 
 
 def _has_company(domain: Domain, process: ProcessId) -> bool:
@@ -315,9 +323,7 @@ def _open_spaces(found: _Found) -> OpenSpaces:
     return Devices().open_spaces
 
 
-def _build_sources(
-    found: _Found, pool: Pool, desk: FaultDesk, attachments: Attachments, events: EventBus
-) -> Sources:
+def _build_sources(found: _Found, desk: FaultDesk, attachments: Attachments, events: EventBus, policy: KmodPolicy) -> Sources:
     config = found.config
     library = _nvml_library(config)
     kernel_log = settings.kernel_log(config, found.environ)
@@ -332,7 +338,7 @@ def _build_sources(
         desk.on_arrival.append(lambda process, domain, is_new: dumps.meet(process) if is_new else None)
         by_name["core_dump"] = dumps
     if config.faults.kmod:
-        by_name["kmod"] = Kmod(Path(config.faults.kmod))
+        by_name |= {"kmod": Kmod(Path(config.faults.kmod), policy), "kmod_policy": policy}
     return Sources(by_name)
 
 

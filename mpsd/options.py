@@ -243,6 +243,12 @@ class Faults:
         accept=or_empty(absolute_path(4095)),
         needs_restart=True,
     )
+    kmod_policy: Literal["off", "report", "contain", "contain-and-kill"] = option(
+        "contain",
+        'What that nvidia-uvm does about memory faults, of all processes of the machine. "off": as if it were not patched. '
+        '"report": the same, and says so. "contain": nobody else is hurt, and mpsd freezes and ends who did it, whatever '
+        'culprit says. "contain-and-kill": the module ends it. It has never run on a real GPU.',
+    )
     culprit: Literal["leave", "end"] = option(
         "end", 'What becomes of the process that a fault was proven against. "end": it is killed after culprit_seconds.'
     )

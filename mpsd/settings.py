@@ -10,6 +10,7 @@ from mpsd.config import Invocation
 from mpsd.domains.pool import PoolSettings
 from mpsd.domains.vendor import VendorProgram
 from mpsd.faults.kernel_log import KERNEL_LOG
+from mpsd.faults.kmod_records import Mode
 from mpsd.lease import Refusal
 from mpsd.legacy.board import Defaults
 from mpsd.legacy.devices import find_device
@@ -131,6 +132,10 @@ def faults(config: Config) -> FaultSettings:
         crash_pause_max=asked.crash_pause_max,
         drain_on_device_fault=asked.drain_on_device_fault == "on",
     )
+
+
+def kmod_mode(config: Config) -> Mode:
+    return next(mode for mode in Mode if mode.word == config.faults.kmod_policy)
 
 
 def uvm(config: Config) -> UvmSettings:

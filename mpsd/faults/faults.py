@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import trio
 
 from mpsd.faults.desk import FaultDesk
+from mpsd.faults.kmod_policy import KmodPolicy
 from mpsd.faults.reactions import Reactions
 from mpsd.faults.sources import Sources
 from mpsd.uvm.attachments import Attachments
@@ -16,6 +17,7 @@ class Faults:
     sources: Sources
     reactions: Reactions
     attachments: Attachments
+    kmod_policy: KmodPolicy
 
     async def run(self) -> None:
         """Lives as long as mpsd."""

@@ -1,7 +1,7 @@
 """/dev/mpsd-fault as a source: what the patched nvidia-uvm says of fatal MMU faults, each with the process that did it.
 
-It has never run against the real module, only against a stand-in that writes the same records.  It knows processes by their
-pids in the first pid namespace: mpsd has to run there too.  Prose: docs/faults.md.
+It has never run on a real GPU: only on the real module in virtual machines without one, and on stand-ins.  It knows processes
+by their pids in the first pid namespace: mpsd has to run there too.  Prose: docs/faults.md, "The patched module".
 """
 
 import fcntl
@@ -9,6 +9,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -16,7 +17,8 @@ import trio
 
 from mpsd.errors import ProtocolError
 from mpsd.fault import Observation
-from mpsd.faults.kmod_records import GET_INFO, INFO, RECORD, parse_info, parse_records
+from mpsd.faults.kmod_policy import KmodPolicy
+from mpsd.faults.kmod_records import GET_INFO, INFO, parse_info, parse_records
 from mpsd.faults.kmod_records import observe as observe_record
 
 log = structlog.get_logger()
@@ -27,18 +29,20 @@ _RECORDS_AT_ONCE = 64
 class Kmod:
     """Guards one descriptor of the fault channel.  absent: why nothing is heard; "" while it is.
 
-    lost: how many records were overwritten before they were read.
+    lost: how many records were overwritten before they were read.  policy: what the module is told; None: nothing.
     """
 
-    def __init__(self, path: Path = DEVICE) -> None:
+    def __init__(
+        self, path: Path = DEVICE, policy: KmodPolicy | None = None, ioctl: Callable[[int, int, bytes], bytes] = fcntl.ioctl
+    ) -> None:
         self.absent = "not started"
         self.lost = 0
-        self._path = path
+        self._path, self._policy, self._ioctl = path, policy, ioctl
 
     async def run(self, publish: Callable[[Observation], None]) -> None:
         """Until cancelled; returns where there is no such device, it is of another version, or it ends."""
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = _open(self._path)
         except FileNotFoundError:
             self.absent = f"{self._path} is not there: nvidia-uvm is not patched"  # as on most machines: not worth a warning
             log.debug("faults.no_kmod", path=str(self._path), why=self.absent)
@@ -52,11 +56,15 @@ class Kmod:
             self._give_up(str(exc))
         finally:
             self.absent = self.absent or "stopped"
+            if self._policy is not None:
+                self._policy.close()
             os.close(descriptor)
 
     async def _follow(self, descriptor: int, publish: Callable[[Observation], None]) -> None:
-        size = _greet(descriptor) * _RECORDS_AT_ONCE
+        size = self._greet(descriptor) * _RECORDS_AT_ONCE
         self.absent = ""
+        if self._policy is not None:
+            self._policy.open(partial(self._ioctl, descriptor))
         while True:
             await trio.lowlevel.wait_readable(descriptor)
             try:
@@ -78,12 +86,20 @@ class Kmod:
         self.absent = why
         log.warning("faults.no_kmod", path=str(self._path), why=why, effect="MMU faults are known from other sources alone")
 
+    def _greet(self, descriptor: int) -> int:
+        """The bytes of a record.  Raises ProtocolError, OSError."""
+        info = parse_info(self._ioctl(descriptor, GET_INFO, bytes(INFO.size)))
+        log.info("faults.kmod", driver=info.driver, record_bytes=info.record_bytes, ring_records=info.ring_records)
+        return info.record_bytes
 
-def _greet(descriptor: int) -> int:
-    """The bytes of a record.  What is no device is a stand-in, whose records have a version too."""
-    if not stat.S_ISCHR(os.fstat(descriptor).st_mode):
-        return RECORD.size
-    answer = fcntl.ioctl(descriptor, GET_INFO, bytes(INFO.size))
-    info = parse_info(answer)
-    log.info("faults.kmod", driver=info.driver, record_bytes=info.record_bytes, ring_records=info.ring_records)
-    return info.record_bytes
+
+def _open(path: Path) -> int:
+    """To read and to tell it something; to read alone where that is all that is allowed (a cgroup's rules for devices), or
+    where it is no device and would never end for one who could write.  Raises OSError."""
+    flags = os.O_NONBLOCK | os.O_CLOEXEC
+    if stat.S_ISCHR(os.stat(path).st_mode):
+        try:
+            return os.open(path, os.O_RDWR | flags)
+        except PermissionError:
+            pass
+    return os.open(path, os.O_RDONLY | flags)

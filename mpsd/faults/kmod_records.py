@@ -1,4 +1,4 @@
-"""Records of /dev/mpsd-fault: bytes to values.  The layout is kmod/include/mpsd_fault.h's; a test compares.
+"""What goes through /dev/mpsd-fault: bytes to values, and back.  The layout is kmod/include/mpsd_fault.h's; a test compares.
 
 No I/O.  Other majors are refused, kinds that are not known are left out.
 """
@@ -17,6 +17,11 @@ MAJOR = 1
 RECORD = struct.Struct("=HBBI7Q16siIIHH9B7x16s")
 INFO = struct.Struct("=IIIIQ24s")
 GET_INFO = 2 << 30 | INFO.size << 16 | ord("m") << 8 | 0xE0  # _IOR('m', 0xe0, struct mpsd_fault_info)
+POLICY = struct.Struct("=IIQ")
+TARGET = struct.Struct("=iIQ")
+SET_POLICY = 1 << 30 | POLICY.size << 16 | ord("m") << 8 | 0xE1  # _IOW('m', 0xe1, struct mpsd_fault_policy)
+EXEMPT = 1 << 30 | TARGET.size << 16 | ord("m") << 8 | 0xE2  # _IOW('m', 0xe2, struct mpsd_fault_target)
+_WINDOWS, _WINDOW_BYTES = 64, 2 << 20  # as the module has them when it is loaded
 _HEAD = struct.Struct("=HBB")
 _LARGEST_RECORD = 4096
 _LOST = 1 << 3
@@ -39,6 +44,20 @@ class Kind(IntEnum):
     FAULT = 1  # a fatal MMU fault, and what became of it
     STOPPED = 2  # the client's channels have left the GPU
     GONE = 3  # its GPU address space is destroyed
+
+
+class Mode(IntEnum):
+    """What becomes of fatal MMU faults, of all processes of the machine."""
+
+    OFF = 0
+    REPORT = 1
+    CONTAIN = 2
+    CONTAIN_AND_KILL = 3
+
+    @property
+    def word(self) -> str:
+        """As faults.kmod_policy says it."""
+        return self.name.lower().replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +96,14 @@ def parse_info(data: bytes) -> Info:
     if not RECORD.size <= record_bytes <= _LARGEST_RECORD:
         raise ProtocolError(f"the module's records have {record_bytes} bytes, not {RECORD.size} or some more")
     return Info(record_bytes, ring_records, _text(driver))
+
+
+def policy(mode: Mode) -> bytes:
+    return POLICY.pack(mode, _WINDOWS, _WINDOW_BYTES)
+
+
+def target(pid: int) -> bytes:
+    return TARGET.pack(pid, 0, 0)
 
 
 def parse_records(data: bytes) -> Iterator[Record]:

@@ -1,8 +1,12 @@
-"""What is done about an incident: policy/response.py says what, this does it, once, and notes what came of it."""
+"""What is done about an incident: policy/response.py says what, this does it, once, and notes what came of it.
+
+What concerns the patched module has never run with a real GPU: it was tried on records that were made up.
+"""
 
 import os
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -12,11 +16,11 @@ from mpsd import processes
 from mpsd.api.services import Stopper
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.errors import MpsdError, NoSuchFault
+from mpsd.errors import MpsdError, NoSuchClient, NoSuchFault
 from mpsd.fault import Incident
 from mpsd.faults.desk import SUSPECT_SECONDS, FaultDesk
 from mpsd.model import DomainState, ProcessId
-from mpsd.policy.response import Act, Drain, End, is_known, plan
+from mpsd.policy.response import STOPPED_SECONDS, Act, Drain, End, Finish, Freeze, is_known, is_stopped, plan
 from mpsd.stop import Asker, Manner, Report, Target, TargetKind
 
 log = structlog.get_logger()
@@ -40,12 +44,14 @@ class Reactions:
         self._done: dict[int, set[Act]] = {}
         self._room = trio.Semaphore(_MOST)
         self._send, self._receive = trio.open_memory_channel[tuple[Incident, Act]](_MOST)
+        self._revised = trio.Event()  # set, and made anew, at each revision of any incident
 
     def consider(self, incident: Incident) -> None:
-        """At each revision of it."""
+        """At each revision of it.  Who is to be frozen is when this returns: what it reads on the GPU is wrong by now."""
         done = self._done[incident.number] = self._done.pop(incident.number, set())
-        is_alive = incident.culprit is not None and processes.is_alive(incident.culprit)
-        for act in plan(incident, self._desk.settings, frozenset(done), is_alive):
+        for act in plan(incident, self._desk.settings, frozenset(done), processes.is_alive):
+            if isinstance(act, Freeze):
+                _freeze(incident, act.process)
             try:
                 self._send.send_nowait((incident, act))
                 done.add(act)
@@ -53,6 +59,8 @@ class Reactions:
                 log.error("fault.not_answered", number=incident.number, act=repr(act), why=f"{_MOST} others come first")
         while len(self._done) > _MOST:
             del self._done[next(iter(self._done))]
+        self._revised.set()
+        self._revised = trio.Event()
 
     async def run(self) -> None:
         """Lives as long as mpsd."""
@@ -67,6 +75,10 @@ class Reactions:
             match act:
                 case End(process):
                     await self._end(incident, process)
+                case Freeze(process):
+                    self._desk.note(incident, f"pid {process.pid}, whose fault was contained, was sent SIGSTOP: it reads zeros")
+                case Finish(process):
+                    await self._finish(incident, process)
                 case Drain(gpu):
                     self._drain(incident, gpu)
         except Exception:
@@ -100,14 +112,65 @@ class Reactions:
         finally:
             os.close(pidfd)
 
-    async def _end_now(self, process: ProcessId, pidfd: int) -> str:
-        """Where its domain is in FAULT it has no GPU work, and a signal harms nobody; elsewhere its work is ended first."""
-        if await self._is_at_work(process):
-            target = Target(TargetKind.PID, str(process.pid), process.start_time)
-            return _describe(await self._stopper.stop(target, Manner(), _OPERATOR))
+    async def _finish(self, incident: Incident, process: ProcessId) -> None:
+        """One that is frozen, and is being stopped by the module: it gets no more time for anything."""
+        pidfd = processes.open_pidfd(process)
+        if pidfd is None:
+            return
+        try:
+            has_stopped = await self._has_stopped(incident, process)
+            if not processes.is_alive(process):  # as where the module kills
+                return
+            told = self._kill(process, pidfd) if has_stopped else await self._end_frozen(incident, process, pidfd)
+            self._desk.note(incident, f"pid {process.pid}, whose fault was contained, {told}")
+        except (OSError, MpsdError) as exc:
+            self._tell_left(incident, process, str(exc))
+        finally:
+            os.close(pidfd)
+
+    async def _has_stopped(self, incident: Incident, process: ProcessId) -> bool:
+        """Its channels have left the GPU: then a signal harms nobody.  False: not in time."""
+        with trio.move_on_after(STOPPED_SECONDS):
+            while not is_stopped(self._latest(incident), process):
+                await self._revised.wait()
+            return True
+        return False
+
+    async def _end_frozen(self, incident: Incident, process: ProcessId, pidfd: int) -> str:
+        """Its work may still run.  Whoever ends that continues the process right before: the vendor's daemon hangs when it is
+        told to terminate one that is frozen (measured).  Where it did not work the process is frozen again."""
+        if not await self._is_at_work(process):
+            return self._kill(process, pidfd)
+        try:
+            report = await self._stop(process)
+        except NoSuchClient:  # any more
+            return self._kill(process, pidfd)
+        finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        told = _describe(report)
+        if any(not each.has_ended for each in report.stopped):
+            self._tell_left(incident, process, told)
+        return told
+
+    def _tell_left(self, incident: Incident, process: ProcessId, why: str) -> None:
+        log.error("fault.contained_left", number=incident.number, pid=process.pid, why=why, effect="it stays frozen")
+
+    def _kill(self, process: ProcessId, pidfd: int) -> str:
+        """Nothing is held for it: it has no work any more."""
         self._release(process)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         return "was ended by SIGKILL"
+
+    async def _stop(self, process: ProcessId) -> Report:
+        target = Target(TargetKind.PID, str(process.pid), process.start_time)
+        return await self._stopper.stop(target, Manner(), _OPERATOR)
+
+    async def _end_now(self, process: ProcessId, pidfd: int) -> str:
+        """Where its domain is in FAULT it has no GPU work, and a signal harms nobody; elsewhere its work is ended first."""
+        if await self._is_at_work(process):
+            return _describe(await self._stop(process))
+        return self._kill(process, pidfd)
 
     async def _is_at_work(self, process: ProcessId) -> bool:
         """In a domain that is well.  One that may be about to fault is waited for: told to end a client then, it hangs."""
@@ -123,11 +186,30 @@ class Reactions:
 
     def _is_still_to_end(self, incident: Incident, process: ProcessId) -> bool:
         """Nothing that came meanwhile says otherwise."""
-        try:
-            latest = self._desk.incident(incident.number)
-        except NoSuchFault:
-            latest = incident
+        latest = self._latest(incident)
         return self._desk.settings.ends_culprit and latest.culprit == process and is_known(latest)
+
+    def _latest(self, incident: Incident) -> Incident:
+        try:
+            return self._desk.incident(incident.number)
+        except NoSuchFault:
+            return incident
+
+
+def _freeze(incident: Incident, process: ProcessId) -> None:
+    """At once; the process may have gone."""
+    pidfd = processes.open_pidfd(process)
+    if pidfd is None:
+        return
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        log.warning("fault.contained", number=incident.number, pid=process.pid, did="frozen: what it reads on the GPU is wrong")
+    except ProcessLookupError:
+        pass
+    except OSError as exc:
+        log.error("fault.not_frozen", number=incident.number, pid=process.pid, why=exc.strerror)
+    finally:
+        os.close(pidfd)
 
 
 def _is_suspect(domain: Domain) -> bool:

@@ -64,5 +64,6 @@ class Signals:
         daemon.sessions.settings = settings.sessions(new)
         daemon.api.settings = settings.api(new)
         daemon.faults.desk.configure(settings.faults(new))
+        daemon.faults.kmod_policy.configure(settings.kmod_mode(new))
         daemon.book.configure(settings.admission(new))
         daemon.pool.notify()

@@ -12,7 +12,21 @@ from hypothesis import strategies as st
 from mpsd.errors import ProtocolError
 from mpsd.fault import FaultClass, Source
 from mpsd.faults import kmod_records
-from mpsd.faults.kmod_records import GET_INFO, INFO, MAJOR, RECORD, Kind, observe, parse_info, parse_records
+from mpsd.faults.kmod_records import (
+    EXEMPT,
+    GET_INFO,
+    INFO,
+    MAJOR,
+    POLICY,
+    RECORD,
+    SET_POLICY,
+    TARGET,
+    Kind,
+    Mode,
+    observe,
+    parse_info,
+    parse_records,
+)  # fmt: skip
 from mpsd.model import ProcessId
 
 HEADER = Path(__file__).resolve().parents[3] / "kmod/include/mpsd_fault.h"
@@ -51,15 +65,21 @@ def test_the_layout_is_the_headers(tmp_path):
 #include <stdio.h>
 int main(void) {{
     {lines}
-    printf("%zu %zu %lu %d", sizeof(struct mpsd_fault_record), sizeof(struct mpsd_fault_info),
+    printf("%zu %zu %lu %d ", sizeof(struct mpsd_fault_record), sizeof(struct mpsd_fault_info),
            (unsigned long)MPSD_FAULT_INFO, MPSD_FAULT_MAJOR);
+    printf("%zu %zu %zu %zu ", sizeof(struct mpsd_fault_policy), offsetof(struct mpsd_fault_policy, window_bytes),
+           sizeof(struct mpsd_fault_target), offsetof(struct mpsd_fault_target, address));
+    printf("%lu %lu %d %d %d %d", (unsigned long)MPSD_FAULT_POLICY, (unsigned long)MPSD_FAULT_EXEMPT,
+           MPSD_FAULT_OFF, MPSD_FAULT_REPORT, MPSD_FAULT_SINK, MPSD_FAULT_SINK_KILL);
     return 0;
 }}
 """
     (tmp_path / "layout.c").write_text(program)
     command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-o", tmp_path / "layout", tmp_path / "layout.c"]
     subprocess.run(command, check=True)
-    *offsets, record_bytes, info_bytes, get_info, major = map(int, subprocess.check_output([tmp_path / "layout"]).split())
+    numbers = list(map(int, subprocess.check_output([tmp_path / "layout"]).split()))
+    *offsets, record_bytes, info_bytes, get_info, major = numbers[:-10]
+    assert numbers[-10:] == [POLICY.size, 8, TARGET.size, 8, SET_POLICY, EXEMPT, *Mode]
     assert (record_bytes, info_bytes, get_info, major) == (RECORD.size, INFO.size, GET_INFO, MAJOR)
     assert offsets == list(python_offsets())
 

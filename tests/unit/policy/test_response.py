@@ -7,7 +7,7 @@ import pytest
 from mpsd.fault import Confidence, FaultClass, Incident, Observation, Source
 from mpsd.model import ProcessId
 from mpsd.policy.fault_settings import FaultSettings
-from mpsd.policy.response import Drain, End, plan
+from mpsd.policy.response import Drain, End, Finish, Freeze, is_stopped, plan
 
 A, B = ProcessId(1, 1), ProcessId(2, 1)
 DEFAULT, LEAVE, NO_DRAIN = FaultSettings(), FaultSettings(ends_culprit=False), FaultSettings(drain_on_device_fault=False)
@@ -31,7 +31,33 @@ def device(number, text=""):
     return incident(Confidence.UNKNOWN, FaultClass.DEVICE, domain="", victims=(), evidence=(xid(number, text),))
 
 
+def contained(process=A, **facts):
+    """By the module."""
+    return Observation(Source.KMOD, 0, FaultClass.MMU, process=process, **{"is_proof": True, "is_contained": True} | facts)
+
+
+def told(process=A, source=Source.KMOD):
+    """STOPPED or GONE, if it is the module's."""
+    return Observation(source, 0, process=process)
+
+
+BOTH = (Freeze(A), Finish(A))
+LOST = incident(Confidence.UNKNOWN, FaultClass.DEVICE, evidence=(contained(), xid(95)))
+
 ROWS = [
+    pytest.param(incident(evidence=(contained(),)), DEFAULT, True, BOTH, id="contained: it never runs on, and has no time"),
+    pytest.param(incident(evidence=(contained(),)), LEAVE, True, BOTH, id="contained, and culprits are left alone"),
+    pytest.param(incident(evidence=(contained(),)), DEFAULT, False, (), id="contained, and it has gone"),
+    pytest.param(incident(evidence=(contained(), told())), DEFAULT, True, BOTH, id="contained, and off the GPU already"),
+    pytest.param(incident(evidence=(contained(is_contained=False),)), DEFAULT, True, (End(A),), id="not contained"),
+    pytest.param(
+        incident(evidence=(contained(), contained(is_contained=False))), DEFAULT, True, BOTH, id="contained at first, then not"
+    ),
+    pytest.param(incident(evidence=(contained(), contained(B))), DEFAULT, True, BOTH, id="another has an incident of its own"),
+    pytest.param(LOST, DEFAULT, True, BOTH, id="contained, and excused: it reads zeros all the same"),
+    pytest.param(
+        incident(evidence=(contained(None, is_proof=False),)), DEFAULT, True, (End(A),), id="contained, of nobody knows whom"
+    ),
     pytest.param(incident(), DEFAULT, True, (End(A),), id="a proof"),
     pytest.param(incident(), DEFAULT, False, (), id="it has gone"),
     pytest.param(incident(), LEAVE, True, (), id="not to be ended"),
@@ -54,10 +80,23 @@ ROWS = [
 
 @pytest.mark.parametrize(("of", "settings", "is_alive", "expected"), ROWS)
 def test_what_is_done(of, settings, is_alive, expected):
-    assert plan(of, settings, frozenset(), is_alive) == expected
+    assert plan(of, settings, frozenset(), lambda process: is_alive) == expected
 
 
 @pytest.mark.parametrize(("of", "settings", "is_alive", "expected"), ROWS)
 def test_nothing_is_done_twice(of, settings, is_alive, expected):
     """Whatever came of it."""
-    assert plan(replace(of, revision=9), settings, frozenset(expected), is_alive) == ()
+    assert plan(replace(of, revision=9), settings, frozenset(expected), lambda process: is_alive) == ()
+
+
+@pytest.mark.parametrize(
+    ("evidence", "expected"),
+    [
+        pytest.param((contained(),), False, id="the fault alone"),
+        pytest.param((contained(), told()), True, id="its channels have left, or its address space is gone"),
+        pytest.param((contained(), told(B)), False, id="somebody else's"),
+        pytest.param((contained(), told(source=Source.PROCESS)), False, id="another source"),
+    ],
+)
+def test_whether_its_channels_have_left_the_gpu(evidence, expected):
+    assert is_stopped(incident(evidence=evidence), A) is expected

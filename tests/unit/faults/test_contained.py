@@ -1,0 +1,229 @@
+"""What is done about a client whose fault the module contained: it does not run on.  Processes are the test's own."""
+
+import os
+import signal
+import subprocess
+from dataclasses import replace
+
+import pytest
+import structlog
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.errors import NoSuchClient
+from mpsd.fault import FaultClass, Source
+from mpsd.faults import reactions
+from mpsd.model import DomainState, ProcessId
+from mpsd.processes import process_id
+from tests.unit.faults.desk_room import SETTINGS, DeskRoom
+from tests.unit.faults.test_reactions import Reacting
+
+
+def wait_stopped(pid: int) -> None:
+    """Until the kernel says that the child has stopped."""
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def wait_continued(pid: int) -> None:
+    os.waitid(os.P_PID, pid, os.WCONTINUED)
+
+
+@pytest.fixture(params=[True, False], ids=["culprits are ended", "culprits are left alone"])
+def scene(tmp_path, request):
+    """Whatever becomes of other culprits."""
+    return Reacting(DeskRoom(tmp_path, replace(SETTINGS, ends_culprit=request.param, culprit_seconds=60.0)))
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def fault(scene: Reacting, process: ProcessId) -> None:
+    scene.room.see(
+        Source.KMOD, process=process, is_proof=True, is_contained=True, fault_class=FaultClass.MMU, address=4096, gpu="GPU-a"
+    )
+
+
+def stop(scene: Reacting, process: ProcessId) -> None:
+    """The module's STOPPED."""
+    scene.room.see(Source.KMOD, process=process, gpu="GPU-a")
+
+
+def place(scene: Reacting, process: ProcessId) -> Domain:
+    domain = scene.room.domain()
+    scene.room.move(process, domain)
+    scene.room.lists(domain, process.pid)
+    return domain
+
+
+async def test_it_is_frozen_before_anything_else_is_done(scene, child, autojump_clock):
+    """When the source's call returns: by then it may have read zeros."""
+    process = process_id(child.pid)
+    domain = place(scene, process)
+    with structlog.testing.capture_logs() as logs:
+        fault(scene, process)
+    wait_stopped(child.pid)
+    assert [entry["pid"] for entry in logs if entry["event"] == "fault.contained"] == [child.pid]
+    assert not domain.is_ill  # and its co-runners go on
+
+
+async def test_once_its_channels_have_left_it_is_killed_as_it_is(scene, child, autojump_clock):
+    """It never runs again, and the vendor's daemon is told nothing: of one that is frozen it would hang."""
+    process = process_id(child.pid)
+    place(scene, process)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.reactions.run)
+        fault(scene, process)
+        await trio.sleep(1)
+        wait_stopped(child.pid)
+        stop(scene, process)
+        began = trio.current_time()
+        await trio.sleep(0.1)
+        assert child.wait(5) == -signal.SIGKILL
+        assert trio.current_time() - began < 1
+        nursery.cancel_scope.cancel()
+    assert scene.stopper.asked == []
+    assert [(released.pid, was_alive) for released, was_alive in scene.released] == [(child.pid, True)]
+    assert scene.deeds == [
+        f"pid {child.pid}, whose fault was contained, was sent SIGSTOP: it reads zeros",
+        f"pid {child.pid}, whose fault was contained, was ended by SIGKILL",
+    ]
+
+
+async def test_if_they_do_not_leave_its_work_is_ended_first(scene, child, autojump_clock):
+    """A signal during its kernel would hurt its co-runners."""
+    process = process_id(child.pid)
+    place(scene, process)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.reactions.run)
+        fault(scene, process)
+        await trio.sleep(4.9)
+        assert scene.stopper.asked == []
+        await trio.sleep(0.2)
+        nursery.cancel_scope.cancel()
+    assert scene.stopper.asked == [(str(child.pid), process.start_time)]
+    assert scene.released == []  # by the stopper, when that is done
+    assert scene.deeds[-1] == f"pid {child.pid}, whose fault was contained, was ended by sigkill"
+
+
+class ThawingStopper:
+    """As the real one does it: continued before terminate_client, which then goes wrong."""
+
+    def __init__(self, scene: Reacting, why: str) -> None:
+        self.scene, self.why = scene, why
+
+    async def stop(self, target, manner, asker):
+        pid = int(target.value)
+        signal.pidfd_send_signal(self.scene.pidfd, signal.SIGCONT)
+        wait_continued(pid)
+        self.scene.stopper.why = self.why
+        return await self.scene.stopper.stop(target, manner, asker)
+
+
+async def test_where_its_work_could_not_be_ended_it_stays_frozen(scene, child, autojump_clock):
+    """And that is said aloud."""
+    process = process_id(child.pid)
+    place(scene, process)
+    scene.pidfd = reactions.processes.open_pidfd(process)
+    scene.reactions._stopper = ThawingStopper(scene, "its GPU work was not ended")
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.reactions.run)
+            fault(scene, process)
+            await trio.sleep(6)
+            nursery.cancel_scope.cancel()
+    wait_stopped(child.pid)
+    (said,) = [entry for entry in logs if entry["event"] == "fault.contained_left"]
+    assert (said["log_level"], said["pid"], said["why"]) == ("error", child.pid, "its GPU work was not ended")
+    assert child.poll() is None
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["its domain is in FAULT", "it is in no domain of ours"])
+async def test_where_there_is_nobody_to_hurt_it_is_killed(scene, child, autojump_clock, is_known):
+    """A process without MPS may fault as well: the policy is for all of the machine."""
+    process = process_id(child.pid)
+    if is_known:
+        place(scene, process).state = DomainState.FAULT
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.reactions.run)
+        fault(scene, process)
+        await trio.sleep(6)
+        assert child.wait(5) == -signal.SIGKILL
+        nursery.cancel_scope.cancel()
+    assert scene.stopper.asked == []
+
+
+async def test_one_that_is_no_client_any_more_is_killed(scene, child, autojump_clock):
+    process = process_id(child.pid)
+    place(scene, process)
+    scene.stopper.fails = NoSuchClient("pid 5 is no client")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.reactions.run)
+        fault(scene, process)
+        await trio.sleep(6)
+        assert child.wait(5) == -signal.SIGKILL
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_that_the_module_has_killed_is_left_at_that(scene, child, autojump_clock):
+    process = process_id(child.pid)
+    place(scene, process)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.reactions.run)
+            fault(scene, process)
+            await trio.sleep(1)
+            child.kill()
+            child.wait()
+            stop(scene, process)
+            await trio.sleep(6)
+            nursery.cancel_scope.cancel()
+    assert (scene.released, scene.stopper.asked) == ([], [])
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == []
+
+
+async def test_one_that_had_gone_before_is_no_error(scene, autojump_clock):
+    gone = ProcessId(4_194_305, 7)
+    place(scene, gone)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.reactions.run)
+            fault(scene, gone)
+            await trio.sleep(6)
+            nursery.cancel_scope.cancel()
+    assert scene.deeds == []
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == []
+
+
+async def test_one_that_may_not_be_signalled_is_said_aloud(scene, child, autojump_clock, monkeypatch):
+    """Without root, of another user."""
+
+    def refuse(pidfd, number):
+        raise PermissionError(1, "Operation not permitted")
+
+    process = process_id(child.pid)
+    place(scene, process)
+    monkeypatch.setattr(reactions.signal, "pidfd_send_signal", refuse)
+    with structlog.testing.capture_logs() as logs:
+        fault(scene, process)
+    (said,) = [entry for entry in logs if entry["log_level"] == "error"]
+    assert (said["event"], said["pid"], said["why"]) == ("fault.not_frozen", child.pid, "Operation not permitted")
+
+
+async def test_further_faults_of_it_change_nothing(scene, child, autojump_clock):
+    process = process_id(child.pid)
+    place(scene, process)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.reactions.run)
+        fault(scene, process)
+        await trio.sleep(0.5)
+        fault(scene, process)
+        stop(scene, process)
+        await trio.sleep(0.5)
+        assert child.wait(5) == -signal.SIGKILL
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    assert len(scene.deeds) == 2
