@@ -6,10 +6,11 @@
 | a server or a control daemon comes, by its log line or by the list | EXEMPT: it |
 | one could not be exempted and lives | POLICY: report, if more was asked; EXEMPT again at the next look |
 | all that live are exempt | POLICY: faults.kmod_policy, if less is in force |
+| mpsd has quit, with its domains | POLICY: report, if more is in force: nobody would end whose faults are contained |
 
 A server whose own fault were contained would be stopped, and everybody on it with it.  Processes are meant by their pids in the
-first pid namespace: the device opens in no other.  The module keeps what it was told when mpsd ends.  None of this has run on a
-real GPU.  Prose: docs/faults.md, "The patched module".
+first pid namespace: the device opens in no other.  The module keeps what it was told where mpsd ends and leaves its domains
+running.  None of this has run on a real GPU.  Prose: docs/faults.md, "The patched module".
 """
 
 from collections.abc import Callable, Iterator
@@ -67,7 +68,10 @@ class KmodPolicy:
         self.look()
 
     def close(self) -> None:
-        """The module has gone, or is read no more; what it was told stays."""
+        """The module has gone, or is read no more."""
+        if self._pool.is_stopping and self._in_force in (Mode.CONTAIN, Mode.CONTAIN_AND_KILL):
+            self._tell(SET_POLICY, policy(Mode.REPORT))
+            log.info("faults.kmod_policy", policy=Mode.REPORT.word, wanted=self._wanted.word, why="mpsd quits")
         self._forget()
 
     def _forget(self) -> None:

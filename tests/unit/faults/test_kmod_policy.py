@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +11,13 @@ import structlog
 import trio
 import trio.testing
 
+from mpsd import settings
 from mpsd.domains.log_lines import ClientGone, ServerExited, ServerReady, ServerStarting
 from mpsd.faults.kmod_policy import KmodPolicy
 from mpsd.faults.kmod_records import EXEMPT, SET_POLICY, Mode
 from mpsd.legacy.board import ServerView
 from mpsd.model import DomainState
+from mpsd.options import Config, Faults
 from mpsd.processes import process_id
 from tests.unit.faults.desk_room import DeskRoom
 from tests.unit.faults.fake_module import FakeModule
@@ -61,6 +64,11 @@ def test_the_words_of_the_option_are_the_modes():
     assert MODES == {
         "off": Mode.OFF, "report": Mode.REPORT, "contain": Mode.CONTAIN, "contain-and-kill": Mode.CONTAIN_AND_KILL
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("word", MODES)
+def test_the_option_is_the_mode_that_it_says(word):
+    assert settings.kmod_mode(replace(Config(), faults=Faults(kmod_policy=word))) is MODES[word]
 
 
 async def test_servers_and_control_daemons_are_exempt_before_the_policy_is_set(tmp_path, pids):
@@ -265,6 +273,25 @@ async def test_a_channel_that_is_lost_is_told_nothing_more(tmp_path, pids):
     scene.policy.configure(Mode.OFF)
     assert scene.told == [("policy", Mode.CONTAIN)]
     assert scene.policy.absent == "the module is not there"
+
+
+@pytest.mark.parametrize("wanted", Mode)
+async def test_once_mpsd_has_quit_nothing_is_contained(tmp_path, wanted):
+    """Nobody would freeze and end who reads zeros."""
+    scene = Scene(DeskRoom(tmp_path), wanted)
+    scene.open()
+    scene.pool.is_stopping = True
+    scene.policy.close()
+    assert scene.module.mode is min(wanted, Mode.REPORT)
+
+
+async def test_a_module_that_has_gone_when_mpsd_quits_is_no_failure(tmp_path):
+    scene = Scene(DeskRoom(tmp_path))
+    scene.open()
+    scene.module.refuses[SET_POLICY] = errno.ENODEV
+    scene.pool.is_stopping = True
+    scene.policy.close()
+    assert scene.told == [("policy", Mode.CONTAIN)]
 
 
 async def test_a_module_that_is_new_is_told_everything(tmp_path, pids):
