@@ -61,6 +61,10 @@ test: build dev ## the everyday tests, a few minutes
 test-slow: build dev ## the slow ones; no test selected is no failure
 	@$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS) || test $$? -eq 5
 
+test-kmod: build dev ## the kernel module, built and run in virtual machines: downloads and compiles for minutes
+	@[ "$$(id -u)" != 0 ] || tests/kmod/setup
+	@$(VENV)/bin/python -m pytest tests/kmod -m kmod $(PYTEST_FLAGS)
+
 check: build dev ## before every commit: linters, types, then the everyday tests, cheapest first
 	@tests/check
 
@@ -116,4 +120,4 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays
 	@rmdir $(PREFIX) 2>/dev/null || true
 
 .NOTPARALLEL:
-.PHONY: help needs venv dev programs build run test test-slow check bench docs clean install uninstall
+.PHONY: help needs venv dev programs build run test test-slow test-kmod check bench docs clean install uninstall

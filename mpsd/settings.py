@@ -119,18 +119,17 @@ def metrics(config: Config) -> MetricsSettings | None:
 
 
 def faults(config: Config) -> FaultSettings:
-    asked = config.faults
     return FaultSettings(
-        ends_culprit=asked.culprit == "end",
-        culprit_seconds=asked.culprit_seconds,
-        quarantine=asked.quarantine == "on",
-        quarantine_seconds=asked.quarantine_seconds,
-        suspect_seconds=asked.suspect_seconds,
-        groups=asked.groups,
-        crash_faults=asked.crash_faults,
-        crash_seconds=asked.crash_seconds,
-        crash_pause_max=asked.crash_pause_max,
-        drain_on_device_fault=asked.drain_on_device_fault == "on",
+        ends_culprit=config.faults.culprit == "end",
+        culprit_seconds=config.faults.culprit_seconds,
+        quarantine=config.faults.quarantine == "on",
+        quarantine_seconds=config.faults.quarantine_seconds,
+        suspect_seconds=config.faults.suspect_seconds,
+        groups=config.faults.groups,
+        crash_faults=config.faults.crash_faults,
+        crash_seconds=config.faults.crash_seconds,
+        crash_pause_max=config.faults.crash_pause_max,
+        drain_on_device_fault=config.faults.drain_on_device_fault == "on",
     )
 
 
@@ -139,12 +138,11 @@ def kmod_mode(config: Config) -> Mode:
 
 
 def uvm(config: Config) -> UvmSettings:
-    asked = config.faults
     return UvmSettings(
-        events=asked.uvm_events == "on",
-        shield=asked.shield,
-        hold=asked.hold == "on",
-        hold_seconds=asked.hold_seconds,
+        events=config.faults.uvm_events == "on",
+        shield=config.faults.shield,
+        hold=config.faults.hold == "on",
+        hold_seconds=config.faults.hold_seconds,
         most=config.relay.max_connections,
     )
 
