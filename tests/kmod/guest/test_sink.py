@@ -63,6 +63,15 @@ def test_its_client_is_stopped_once_and_its_end_is_told(device: Device, gpu: Fak
     assert [bool(each.flags & FIRST) for each in found if each.kind == Kind.FAULT] == [True, False, False]
 
 
+def test_a_client_that_goes_at_once_is_still_stopped_first(device: Device, va_space: VaSpace) -> None:
+    """Its end waits for the stop that is on its way."""
+    device.set_policy(Mode.SINK)
+    for _ in range(50):
+        with FakeGpu(device, va_space) as gpu:
+            assert gpu.access(HOLE).absorbed
+    assert stories(device) == ["FAULT SUNK", "STOPPED", "GONE"] * 50
+
+
 def test_another_fault_in_a_window_is_contained_silently(device: Device, gpu: FakeGpu) -> None:
     """Thousands of threads, one page after the other: one record a window."""
     gpu.access(HOLE)
