@@ -16,7 +16,8 @@ from tests.gpu.comparison.stage import CLIENTS, FRONT_END, SIMULATOR
 
 COMPARE = Path(__file__).with_name("compare")
 NEEDED = (SIMULATOR / "bin/nvidia-cuda-mps-control", SIMULATOR / "lib/libcuda.so.1", CLIENTS / "counter", FRONT_END)
-SPEED = ("startup", "throughput", "pytorch")  # sections whose goals are speeds: a simulated GPU has none
+# Sections whose goals are speeds: a simulated GPU has none.
+SPEED = ("startup", "throughput", "pytorch", "memory_faults", "other_faults", "watched", "recovery")
 
 pytestmark = [
     pytest.mark.slow,

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
@@ -255,3 +256,35 @@ def descriptors(machine: Machine) -> int:
         with contextlib.suppress(FileNotFoundError):
             links.append(os.readlink(f"{place}/{name}"))
     return len([link for link in links if "/domains/" not in link and not link.startswith("anon_inode")])
+
+
+@pytest.mark.slow
+@pytest.mark.deadline(600)
+def test_a_thousand_faults_with_sources_that_lose_and_delay_convict_nobody_wrongly(machine: Machine) -> None:
+    """All modes in random order, an innocent beside, two of other users elsewhere; a third of the Xids is lost, and so on."""
+    machine.configure('[faults]\nquarantine = "on"\ncrash_pause_max = 0.0\nculprit_seconds = 0.0\n')
+    losses = {"MPSD_SIM_XID_LOSS": "30", "MPSD_SIM_NVML_LOSS": "30", "MPSD_SIM_UVM_LOSS": "20", "MPSD_SIM_XID_DELAY_MS": "40"}
+    machine.start(**losses)
+    chance = random.Random(4)
+    others = [machine.counter(uid=uid).ready() for uid in UIDS]
+    innocent = machine.counter().ready()
+    before = descriptors(machine)
+    named: list[Event] = []
+    with told(machine, "fault.culprit", "blame.convicted") as mpsd:
+        for _ in range(FAULTS):
+            if innocent.has_ended():
+                innocent = machine.counter().ready()
+            machine.client("faulter", chance.choice(SIMULATED_MODES), **losses).ready(60.0).status(60.0)
+            named += [event for event in mpsd.events(timeout_seconds=0.001) if isinstance(event, Event)]
+    for other in others:
+        other.goes_on()
+    accused = {event.facts["culprit"]["program"] for event in named if event.topic == "fault.culprit"}
+    convicted = {event.facts["key"] for event in named if event.topic == "blame.convicted"}
+    assert (accused, convicted) == ({"faulter"}, {"user:0:faulter"})
+    wait_for("no more descriptors than before", lambda: descriptors(machine) <= before + 2, seconds=20.0)
+    assert len(machine.domains()) <= MOST_DOMAINS
+    assert not machine.bugs()
+
+
+FAULTS = 1000
+SIMULATED_MODES = ("oob_write", "oob_read", "use_after_free", "ro_write", "trap", "misaligned", "illegal_instruction", "killed")

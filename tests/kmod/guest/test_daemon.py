@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device import Device, Kind, Mode
+from device import Device, Kind
 from mpsd_client import Client as Mpsd
 from mpsd_client import Event, calls
 from telling import tell
@@ -22,7 +23,8 @@ from tests.integration.machine import FRONT_END, SIMULATOR, Machine
 CLIENT = Path(__file__).with_name("uvm_client.py")
 START_SECONDS = 90.0
 EVENT_SECONDS = 45.0
-LEFT_ALONE = '[faults]\nquarantine = "off"\ncrash_pause_max = 0.0\nculprit = "leave"\n'
+# Who reads zeros is ended all the same.
+FORGIVING = '[faults]\nquarantine = "off"\ncrash_pause_max = 0.0\nculprit = "leave"\n'
 
 
 @pytest.fixture
@@ -63,11 +65,11 @@ class Client:
         assert said["event"] == event
         return said
 
-    def fault(self) -> bool:
+    def fault(self) -> None:
+        """It is frozen before it can say what came of it."""
         assert self.process.stdin
         self.process.stdin.write("now\n")
         self.process.stdin.flush()
-        return bool(self.heard("faulted")["absorbed"])
 
     def end(self) -> None:
         self.process.kill()
@@ -96,13 +98,12 @@ def until(mpsd: Mpsd, topic: str) -> Event:
 
 @pytest.mark.deadline(180)
 def test_a_contained_fault_from_the_page_tables_to_the_event(device: Device, machine: Machine) -> None:
-    """The module contains it, the daemon names the culprit as proven, and the client beside it does not notice."""
-    machine.configure(LEFT_ALONE)
+    """The daemon tells the module to contain, names the culprit as proven and ends it; the client beside it does not notice."""
+    machine.configure(FORGIVING)
     start(machine)
-    device.set_policy(Mode.SINK)
     with client_of(machine) as innocent, client_of(machine) as culprit, machine.mpsd() as mpsd:
         mpsd.subscribe("fault.*")
-        assert culprit.fault()
+        culprit.fault()
         records = device.wait(Kind.STOPPED)
         facts = until(mpsd, "fault.culprit").facts
         assert (facts["culprit"]["pid"], facts["confidence"], facts["fault_class"]) == (culprit.pid, "proven", "mmu")
@@ -112,6 +113,7 @@ def test_a_contained_fault_from_the_page_tables_to_the_event(device: Device, mac
         assert evidence.process is not None
         assert (evidence.process.pid, evidence.address) == (culprit.pid, ADDRESS)
         assert report.victims == ()
+        assert culprit.process.wait(EVENT_SECONDS) == -signal.SIGKILL
         assert innocent.process.poll() is None
         tell(fact="record", value=f"{records[0].story} tgid {records[0].tgid} at {records[0].address:#x}")
         tell(fact="event", value=json.dumps({"topic": "fault.culprit", **facts}, default=str))
