@@ -260,7 +260,7 @@ def descriptors(machine: Machine) -> int:
 
 @pytest.mark.slow
 @pytest.mark.deadline(600)
-def test_a_thousand_faults_with_sources_that_lose_and_delay_convict_nobody_wrongly(machine: Machine) -> None:
+def test_many_faults_with_sources_that_lose_and_delay_convict_nobody_wrongly(machine: Machine) -> None:
     """All modes in random order, an innocent beside, two of other users elsewhere; a third of the Xids is lost, and so on."""
     machine.configure('[faults]\nquarantine = "on"\ncrash_pause_max = 0.0\nculprit_seconds = 0.0\n')
     losses = {"MPSD_SIM_XID_LOSS": "30", "MPSD_SIM_NVML_LOSS": "30", "MPSD_SIM_UVM_LOSS": "20", "MPSD_SIM_XID_DELAY_MS": "40"}
@@ -286,5 +286,5 @@ def test_a_thousand_faults_with_sources_that_lose_and_delay_convict_nobody_wrong
     assert not machine.bugs()
 
 
-FAULTS = 1000
+FAULTS = int(os.environ.get("MPSD_TEST_FAULTS", "300"))  # 1000 take two to three minutes
 SIMULATED_MODES = ("oob_write", "oob_read", "use_after_free", "ro_write", "trap", "misaligned", "illegal_instruction", "killed")
