@@ -59,10 +59,11 @@ def pair(machine: Machine, mode: str, **variables: str) -> tuple[Client, Client]
     return innocent, culprit
 
 
-SLOW_MODES = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("null_write", "use_after_free", "ro_write")]
+def slow(*modes: str) -> list[object]:
+    return [pytest.param(mode, marks=pytest.mark.slow) for mode in modes]
 
 
-@pytest.mark.parametrize("mode", ["oob_write", "copy", *SLOW_MODES])
+@pytest.mark.parametrize("mode", ["oob_write", *slow("null_write", "use_after_free", "ro_write", "copy")])
 def test_the_culprit_of_a_memory_fault_is_named_before_anybody_hears_of_it(machine: Machine, mode: str) -> None:
     machine.configure(FORGIVING)
     machine.start()
@@ -119,7 +120,7 @@ def dumping(machine: Machine) -> dict[str, str]:
     return environment(machine.pipe / "cores")
 
 
-@pytest.mark.parametrize("mode", ["trap", "misaligned", "illegal_instruction"])
+@pytest.mark.parametrize("mode", ["trap", *slow("misaligned", "illegal_instruction")])
 def test_a_core_dump_names_the_culprit_of_an_sm_exception(machine: Machine, mode: str) -> None:
     machine.configure(FORGIVING)
     machine.start()
@@ -165,6 +166,7 @@ def test_a_proven_culprit_is_ended_and_starts_in_a_domain_of_its_own(machine: Ma
     assert machine.domain_of(innocent) != machine.domain_of(culprit)
 
 
+@pytest.mark.slow
 def test_a_crash_loop_is_slowed_down(machine: Machine) -> None:
     machine.configure("[faults]\nculprit_seconds = 0.0\ncrash_faults = 2\n")
     machine.start()
@@ -216,6 +218,7 @@ def test_a_client_says_so_itself(machine: Machine) -> None:
         mpsd.ask(calls.fault_report(700))
 
 
+@pytest.mark.slow
 def test_domains_that_faulted_are_of_use_again_though_clients_linger(machine: Machine) -> None:
     machine.configure('[faults]\nculprit = "leave"\nquarantine = "off"\nrecycle_seconds = 0.5\n')
     machine.start()

@@ -31,6 +31,7 @@ SEEN = [
     ("managed_oob", HOLE, WRITE, None),
     ("ro_write", READ_ONLY, WRITE, None),
 ]
+pytestmark = pytest.mark.slow
 UNSEEN = ["trap", "misaligned", "illegal_instruction", "stack_overflow", "assert_fail", "out_of_memory"]
 
 

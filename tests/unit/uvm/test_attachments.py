@@ -252,6 +252,7 @@ async def test_each_part_can_be_off(tmp_path: Path, client: FakeClient, told: To
 
 
 @pytest.mark.deadline(60)
+@pytest.mark.slow
 async def test_a_thousand_lives_leave_nothing(tmp_path: Path, client: FakeClient, told: Told) -> None:
     """Cancelled at every possible step, one after the other."""
     client.begin()
