@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from mpsd_client import Client as Mpsd
@@ -240,11 +241,14 @@ def test_nothing_is_left_of_thirty_faults(machine: Machine) -> None:
     machine.start()
     other = machine.counter(uid=UIDS[0]).ready()
     wait_for("the other to be watched", lambda: standing(machine, other).watched)
-    before = descriptors(machine)
-    for number in range(30):
-        machine.client("faulter", ("oob_write", "trap", "killed")[number % 3]).ready().status()
+    before = None
+    for number in range(36):
+        machine.client("faulter", ("oob_write", "trap", "killed")[number % 3]).ready(60.0).status(60.0)
+        if number == 5:  # what the first faults open for good is open
+            before = len(wait_for("what is left of the first faults", lambda: settled_links(machine)))
     other.goes_on()
-    wait_for("no more descriptors than before", lambda: descriptors(machine) <= before, seconds=20.0)
+    assert before is not None
+    wait_for("no more descriptors than before", lambda: len(links(machine)) <= before, seconds=20.0)
     assert len(machine.domains()) <= MOST_DOMAINS
     assert not machine.bugs()
 
@@ -252,13 +256,20 @@ def test_nothing_is_left_of_thirty_faults(machine: Machine) -> None:
 MOST_DOMAINS = 8  # the default of domains.max_domains
 
 
-def descriptors(machine: Machine) -> int:
-    """Of mpsd; but not those of its domains: two logs, a watch and a pidfd each."""
-    links = []
+def links(machine: Machine) -> list[str]:
+    """Where mpsd's descriptors lead; but not those of its domains: two logs, a watch and a pidfd each."""
+    found = []
     for name in os.listdir(place := f"/proc/{machine.daemon_pid()}/fd"):
         with contextlib.suppress(FileNotFoundError):
-            links.append(os.readlink(f"{place}/{name}"))
-    return len([link for link in links if "/domains/" not in link and not link.startswith("anon_inode")])
+            found.append(os.readlink(f"{place}/{name}"))
+    return [link for link in found if "/domains/" not in link and not link.startswith("anon_inode")]
+
+
+def settled_links(machine: Machine) -> list[str]:
+    """Once nothing of a client that has ended is held any more."""
+    alive = {str(pid) for pid in machine.processes()}
+    held = [link for link in links(machine) if "/uvm/" in link]
+    return links(machine) if all(Path(link.split(" ")[0]).name.split(".")[0] in alive for link in held) else []
 
 
 @pytest.mark.slow
@@ -271,7 +282,7 @@ def test_many_faults_with_sources_that_lose_and_delay_convict_nobody_wrongly(mac
     chance = random.Random(4)
     others = [machine.counter(uid=uid).ready() for uid in UIDS]
     innocent = machine.counter().ready()
-    before = descriptors(machine)
+    before = 0
     named: list[Event] = []
     with told(machine, "fault.culprit", "blame.convicted") as mpsd:
         for _ in range(FAULTS):
@@ -279,12 +290,13 @@ def test_many_faults_with_sources_that_lose_and_delay_convict_nobody_wrongly(mac
                 innocent = machine.counter().ready()
             machine.client("faulter", chance.choice(SIMULATED_MODES), **losses).ready(60.0).status(60.0)
             named += [event for event in mpsd.events(timeout_seconds=0.001) if isinstance(event, Event)]
+            before = before or len(wait_for("what is left of the first fault", lambda: settled_links(machine)))
     for other in others:
         other.goes_on()
     accused = {event.facts["culprit"]["program"] for event in named if event.topic == "fault.culprit"}
     convicted = {event.facts["key"] for event in named if event.topic == "blame.convicted"}
     assert (accused, convicted) == ({"faulter"}, {"user:0:faulter"})
-    wait_for("no more descriptors than before", lambda: descriptors(machine) <= before + 2, seconds=20.0)
+    wait_for("no more descriptors than before", lambda: len(links(machine)) <= before + 4, seconds=20.0)
     assert len(machine.domains()) <= MOST_DOMAINS
     assert not machine.bugs()
 
