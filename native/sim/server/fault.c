@@ -95,6 +95,17 @@ bool fault_is_near(const struct server *server)
 	return coming.known_ns || server->fault;
 }
 
+/* Who came while it was on its way is lost with the others, though its own work may be faulting too. */
+static void doom_late_comers(struct server *server, uint64_t now)
+{
+	for (unsigned i = 0; i < server->count; i++) {
+		struct connection *client = &server->list[i];
+
+		if (client->fd >= 0 && !client->refusal && !client->doomed && !client->terminated)
+			doom(client, coming.course, now, false);
+	}
+}
+
 /* Only the first fault counts: what follows is its consequence. */
 void fault_begin(struct server *server, const struct connection *culprit, enum fault_class class, const char *access)
 {
@@ -208,6 +219,7 @@ void fault_run(struct server *server, uint64_t now)
 		raise_xids(server);
 	if (coming.course && coming.known_ns && now >= coming.known_ns) {
 		coming.known_ns = 0;
+		doom_late_comers(server, now);
 		log_fault(server);
 		server->fault = true;
 		fault_client_gone(server);
