@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from mpsd.database import open_database
 from mpsd.errors import UnusablePath
 from mpsd.fault import Incident
 from mpsd.policy.blame_state import BlameState
@@ -46,19 +47,8 @@ class FaultStore:
 
     def __init__(self, path: Path, kept: int = KEPT) -> None:
         self._path, self._kept = path, kept
-        try:
-            path.touch(0o600)  # private from its first byte on
-            path.chmod(0o600)
-            self._db = sqlite3.connect(path, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found == 0:
-                self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        except (sqlite3.Error, OSError) as exc:
-            raise UnusablePath(f"{path} cannot be used: {exc}; it holds past faults and whom they are blamed on") from None
-        if found not in (0, SCHEMA_VERSION):
-            raise UnusablePath(f"{path} has version {found}, this mpsd reads {SCHEMA_VERSION}: quit the other mpsd first")
+        holds = "past faults and whom they are blamed on"
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", holds)
 
     def next_number(self) -> int:
         """Of the next incident: no older one has ever had it."""

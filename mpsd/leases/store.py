@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from mpsd.database import open_database
 from mpsd.errors import UnusablePath
 from mpsd.lease import Lease
 from mpsd.leases.records import Admitted, Row, admitted_of, admitted_row, lease_of, lease_row
@@ -40,19 +41,7 @@ class LeaseStore:
 
     def __init__(self, path: Path, boot_id: str | None = None) -> None:
         self._path = path
-        try:
-            path.touch(0o600)  # private from its first byte on
-            path.chmod(0o600)
-            self._db = sqlite3.connect(path, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found == 0:
-                self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        except (sqlite3.Error, OSError) as exc:
-            raise UnusablePath(f"{path} cannot be used: {exc}; it holds leases and who runs under them") from None
-        if found not in (0, SCHEMA_VERSION):
-            raise UnusablePath(f"{path} has version {found}, this mpsd reads {SCHEMA_VERSION}: quit the other mpsd first")
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "FULL", "leases and who runs under them")
         self.is_new_boot = self._begin_boot(read_boot_id() if boot_id is None else boot_id)
 
     def leases(self) -> list[Lease]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from mpsd.database import open_database
 from mpsd.errors import UnusablePath
 from mpsd.legacy.board import Defaults
 from mpsd.policy.limits import Limits
@@ -37,18 +38,8 @@ class SqliteStore:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found == 0:
-                self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        except sqlite3.Error as exc:
-            raise UnusablePath(f"{path} cannot be used: {exc}; it holds only what a restart needs and may be removed") from None
-        if found not in (0, SCHEMA_VERSION):
-            raise UnusablePath(f"{path} has version {found}, this mpsd reads {SCHEMA_VERSION}: quit the other mpsd first")
-        path.chmod(0o600)
+        holds = "only what a restart needs and may be removed"
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", holds)
 
     def domains(self) -> list[DomainRow]:
         rows = self._db.execute("SELECT name, number, gpus, is_public, key FROM domains ORDER BY number").fetchall()

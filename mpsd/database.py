@@ -1,0 +1,28 @@
+"""Opening one of mpsd's own SQLite files: private, with a write-ahead log, of a version that this mpsd reads."""
+
+import sqlite3
+from pathlib import Path
+
+from mpsd.errors import UnusablePath
+
+
+def open_database(path: Path, schema: str, version: int, synchronous: str, holds: str) -> sqlite3.Connection:
+    """Every statement is its own transaction unless one is begun.  Raises UnusablePath.
+
+    schema: made where there is none.  synchronous: NORMAL outlives a `kill -9`, FULL a power cut too.  holds: what is in the
+    file, for the refusal.
+    """
+    try:
+        path.touch(0o600)  # private from its first byte on
+        path.chmod(0o600)
+        database = sqlite3.connect(path, isolation_level=None)
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute(f"PRAGMA synchronous={synchronous}")
+        found = database.execute("PRAGMA user_version").fetchone()[0]
+        if found == 0:
+            database.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version={version}; COMMIT;")
+    except (sqlite3.Error, OSError) as exc:
+        raise UnusablePath(f"{path} cannot be used: {exc}; it holds {holds}") from None
+    if found not in (0, version):
+        raise UnusablePath(f"{path} has version {found}, this mpsd reads {version}: quit the other mpsd first")
+    return database
