@@ -48,6 +48,7 @@ from mpsd.model import Credentials, Device, DomainState, ProcessId
 from mpsd.options import Config
 from mpsd.policy import cgroup_paths
 from mpsd.probes import Grade, probe_pid_namespace, probe_shared_memory
+from mpsd.process_ending import Ending as ProcessEnding
 from mpsd.relay.conversation import Conversations
 from mpsd.relay.entrance import Admission, Entrance
 from mpsd.relay.message import may_impersonate
@@ -72,7 +73,6 @@ from mpsd.runtime.store import SqliteStore
 from mpsd.runtime.targets import Targets
 from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.device import Devices
-from mpsd.uvm.ending import Ending as ProcessEnding
 from mpsd.uvm.holding import OpenSpaces
 from mpsd.uvm.simulator import SimulatedDevices
 

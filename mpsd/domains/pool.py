@@ -26,7 +26,7 @@ from mpsd.legacy.board import Defaults
 from mpsd.model import ComputeMode, Device, DomainState, DomainView, ProcessId
 from mpsd.policy.limits import Limits
 from mpsd.policy.placement import Ask, Create, Join, Rules, Wait, place
-from mpsd.uvm.ending import Ending, how_ended
+from mpsd.process_ending import Ending, how_ended
 
 log = structlog.get_logger()
 

@@ -32,7 +32,7 @@ from mpsd.policy.fault_settings import FaultSettings
 from mpsd.policy.fusion import PRESENT_SECONDS, Fusion
 from mpsd.policy.verdict import is_proof
 from mpsd.policy.xids import ENDS_SERVER
-from mpsd.uvm.ending import Ending
+from mpsd.process_ending import Ending
 from mpsd.wire.incidents import incident_facts
 
 log = structlog.get_logger()

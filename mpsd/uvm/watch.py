@@ -24,9 +24,9 @@ import trio
 from mpsd import processes
 from mpsd.fault import Observation
 from mpsd.model import ProcessId
+from mpsd.process_ending import Ending, how_ended, how_it_is_ending
 from mpsd.uvm.descriptors import ProcessEnded
 from mpsd.uvm.digest import digest
-from mpsd.uvm.ending import Ending, how_ended, how_it_is_ending
 from mpsd.uvm.holding import Holding, OpenSpaces, attach_all, close_all, look
 from mpsd.uvm.space import Queue
 from mpsd.uvm.standing import ShieldState, Standing, UvmSettings

@@ -14,7 +14,7 @@ from mpsd.faults.store import FaultStore
 from mpsd.legacy.board import ServerView
 from mpsd.model import DomainState, ProcessId
 from mpsd.policy.fault_settings import FaultSettings
-from mpsd.uvm.ending import Ending
+from mpsd.process_ending import Ending
 
 SETTINGS = FaultSettings()
 BOOTED_NS = 10**12

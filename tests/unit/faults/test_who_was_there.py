@@ -10,8 +10,8 @@ import trio.testing
 from mpsd.domains.log_lines import ClientFault
 from mpsd.fault import Confidence, FaultClass, Source
 from mpsd.model import DomainState, ProcessId
+from mpsd.process_ending import Ending
 from mpsd.processes import process_id
-from mpsd.uvm.ending import Ending
 from tests.unit.faults.desk_room import DeskRoom, running
 
 KILLED = Ending(signal.SIGKILL, 0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mpsd import processes
 from mpsd.model import ProcessId
-from mpsd.uvm.ending import Ending, decode, how_ended, how_it_is_ending, parse_stat
+from mpsd.process_ending import Ending, decode, how_ended, how_it_is_ending, parse_stat
 
 STAT = "4711 (a) b)) {state} 1 2 3 0 -1 {flags} " + "0 " * 12 + "777 " + "0 " * 29 + "{code}\n"
 PF_EXITING = 4
