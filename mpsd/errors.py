@@ -29,6 +29,10 @@ class ErrorCode(IntEnum):
     REFUSED = 17  # a client was refused by admission
     NO_SUCH_METHOD = 18
     NO_SUCH_FAULT = 19  # no fault of this number, or nothing is held against this key
+    NO_SUCH_ARENA = 20  # no arena has this name or id, or its mode does not let the asker know
+    ARENA_BUSY = 21  # somebody holds it: another writes, or it cannot be removed yet
+    STALE_GENERATION = 22  # a later writer was admitted, or the memory was lost: nothing of the asker's is taken any more
+    ARENA_SEALED = 23
 
 
 class MpsdError(Exception):
@@ -117,3 +121,19 @@ class NoSuchMethod(MpsdError):
 
 class NoSuchFault(MpsdError):
     code = ErrorCode.NO_SUCH_FAULT
+
+
+class NoSuchArena(MpsdError):
+    code = ErrorCode.NO_SUCH_ARENA
+
+
+class ArenaBusy(MpsdError):
+    code = ErrorCode.ARENA_BUSY
+
+
+class StaleGeneration(MpsdError):
+    code = ErrorCode.STALE_GENERATION
+
+
+class ArenaSealed(MpsdError):
+    code = ErrorCode.ARENA_SEALED

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from mpsd.arena import Access, Allocation, Arena, ArenaSpec
 from mpsd.fault import Incident
 from mpsd.lease import Grant, Identity, Lease, LeaseSpec
 from mpsd.legacy.board import Defaults, ServerView
@@ -166,6 +167,69 @@ class Faults(Protocol):
 
     def pardon(self, key: str) -> Standing:
         """Nothing is held against it any more; what was.  Durable when the call returns.  Raises NoSuchFault."""
+
+
+class Arenas(Protocol):
+    """The vault (vault/arenas.py).  What changes is durable when the call returns; every method may raise MpsdError.
+
+    A process is whoever asks.  Who may what was checked before (dispatch.py); that it is the writer, and of this generation, is
+    checked here: StaleGeneration, ArenaBusy.  Descriptors that are taken belong to the callee from then on, also when it
+    raises; those that are given belong to the caller.
+    """
+
+    def arenas(self) -> Sequence[Arena]:
+        """By id."""
+
+    def find(self, name: str) -> Arena:
+        """Raises NoSuchArena."""
+
+    def find_id(self, arena_id: int) -> Arena:
+        """Raises NoSuchArena."""
+
+    async def create(self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None) -> Arena:
+        """The process: whose lease it counts against.  Raises NoRoom, NoSuchDevice, BadRequest (the name is taken)."""
+
+    async def open(self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
+        """The writer again is the writer still.  Another writes: wait until it is fenced.
+
+        Raises ArenaBusy, ArenaSealed."""
+
+    async def put(
+        self, arena_id: int, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
+    ) -> Arena:
+        """More memory.  The same place and size once more replaces it, while it is not committed.
+
+        Raises NoRoom, BadRequest."""
+
+    async def drop(self, arena_id: int, generation: int, process: ProcessId, offsets: Sequence[int]) -> Arena:
+        """What is not committed goes at once, the rest with the next commit."""
+
+    async def commit(self, arena_id: int, generation: int, process: ProcessId, layout: int | None) -> Arena:
+        """What was put is there, what was dropped is gone, and the layout (a descriptor to read; None: as it was) holds: all
+        of it or nothing."""
+
+    async def take(
+        self, arena_id: int, process: ProcessId, after: int | None, limit: int
+    ) -> tuple[list[Allocation], list[int]]:
+        """Committed allocations beyond an offset, by offset, and a descriptor of each.  Raises NotAllowed unless it holds it."""
+
+    async def layout(self, arena_id: int, process: ProcessId) -> tuple[Arena, int]:
+        """A sealed memory file.  Raises NotAllowed unless it holds the arena."""
+
+    async def close(self, arena_id: int, process: ProcessId) -> Arena:
+        """It holds the arena no longer.  What its writer did not commit is dropped."""
+
+    async def seal(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
+        """Nobody writes it any more; the writer is a reader now."""
+
+    async def change(self, arena_id: int, capacity_bytes: int | None, mode: int | None, ttl_seconds: float | None) -> Arena:
+        """What is None stays.  Raises NoRoom."""
+
+    async def remove(self, arena_id: int) -> Arena:
+        """Raises ArenaBusy while somebody holds it."""
+
+    async def make_room(self, gpu: str, wanted_bytes: int, uid: int) -> list[Arena]:
+        """What was evicted, as the policy allows for this user; never what somebody holds."""
 
 
 @dataclass(frozen=True, slots=True)
