@@ -237,6 +237,7 @@ def test_clients_that_are_stopped_all_over_their_handshakes(machine: Machine) ->
     newcomer.goes_on()
 
 
+@pytest.mark.slow
 def test_clients_that_are_killed_all_over_their_handshakes_leave_nothing(machine: Machine) -> None:
     with undisturbed(machine):
         before = descriptors(machine)

@@ -54,6 +54,7 @@ def test_a_domain_is_recycled_once_its_clients_have_gone_and_serves_again(machin
     assert machine.domain_of(machine.counter().ready()) in ("default", "d2")
 
 
+@pytest.mark.slow
 def test_64_clients_at_once_all_run(machine: Machine) -> None:
     """The vendor's server takes 48 and refuses the others with 808."""
     machine.start()

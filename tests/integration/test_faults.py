@@ -133,6 +133,7 @@ def test_a_core_dump_names_the_culprit_of_an_sm_exception(machine: Machine, mode
     assert innocent.error()
 
 
+@pytest.mark.slow
 def test_who_faults_without_proof_is_found_by_placing_suspects_apart(machine: Machine) -> None:
     """Nobody writes dumps: of two who were there, the one that faults alone is convicted, and gets a domain of its own."""
     machine.configure('[faults]\ncrash_pause_max = 0.0\nculprit_seconds = 0.1\n')

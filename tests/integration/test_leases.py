@@ -148,6 +148,7 @@ def test_a_client_without_a_lease_is_refused_and_never_runs(machine: Machine, wa
     assert machine.kinds().get(refused.pid) in (None, "client")
 
 
+@pytest.mark.slow
 def test_who_finds_a_domains_own_socket_gets_no_context(machine: Machine) -> None:
     machine.configure('[admission]\ndefault = "refuse"\n')
     machine.start()
@@ -158,6 +159,7 @@ def test_who_finds_a_domains_own_socket_gets_no_context(machine: Machine) -> Non
     assert machine.client("quota", CUDA_MPS_PIPE_DIRECTORY=directory).error() == 2
 
 
+@pytest.mark.slow
 def test_one_that_waits_gets_in_when_its_lease_comes(machine: Machine) -> None:
     machine.configure('[admission]\ndefault = "refuse"\n')
     machine.start()
@@ -236,6 +238,7 @@ def test_after_kill_9_leases_clients_and_limits_are_what_they_were(machine: Mach
     assert has(quota(machine), 100)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_arrivals_no_client_gets_more_than_its_own(machine: Machine) -> None:
     """Each either has its own, or an error, or waits; the new mpsd lets the next ones in with theirs."""
     machine.configure(ROOMY)

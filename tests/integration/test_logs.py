@@ -86,6 +86,7 @@ def test_a_server_started_by_command_is_in_the_log(machine: Machine) -> None:
     wait_for("its line", lambda: any(f"Starting new server {server} for user {UIDS[0]}" in line for line in machine.log()))
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_doubled_by_a_restart_of_mpsd(machine: Machine) -> None:
     """Also what the domains wrote while there was no mpsd."""
     machine.start()

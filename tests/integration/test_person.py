@@ -69,6 +69,7 @@ def numbers(address: str) -> dict[tuple[str, ...], float]:
     return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_a_lease_made_by_hand_is_what_its_client_gets(machine: Machine) -> None:
     machine.start()

@@ -143,6 +143,7 @@ def test_another_user_may_not_quit_and_is_told_in_the_vendors_words(machine: Mac
     assert machine.tell("get_default_active_thread_percentage") == "100.0\n"
 
 
+@pytest.mark.slow
 def test_quit_after_a_fault_leaves_nothing(machine: Machine) -> None:
     machine.start()
     victim = machine.counter().ready()

@@ -49,6 +49,7 @@ def put(client: Client, directory: Path) -> None:
     (directory / "cgroup.procs").write_text(str(client.pid))
 
 
+@pytest.mark.slow
 def test_a_plain_kill_takes_the_co_runner_along(machine: Machine) -> None:
     """So that the tests below can fail."""
     machine.start()

@@ -51,6 +51,7 @@ def test_others_may_ask_and_not_command(strangers: Machine) -> None:
     assert strangers.tell("set_default_active_thread_percentage 25", uid=0) == "25.0\n"
 
 
+@pytest.mark.slow
 def test_a_newcomer_goes_to_the_spare_once_the_links_have_moved(strangers: Machine) -> None:
     strangers.start()
     victim = strangers.counter().ready()
