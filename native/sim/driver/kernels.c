@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define CLOCKS_PER_US 1755ull /* of an H200 at work */
+#define TICK_NS 500000ull      /* of the kernels that count on */
 
 static uint64_t cycles_ns(uint64_t cycles)
 {
@@ -103,6 +104,57 @@ static void check(CUcontext context, const struct work *work)
 		*bad += wrong;
 }
 
+/* advance(u64 *from, u64 *to, u64 n, u64 step): to[i] = (from[i] ^ step) * K + i */
+static void advance(CUcontext context, const struct work *work)
+{
+	CUdeviceptr from = work->launch.values[0], to = work->launch.values[1];
+	uint64_t n = work->launch.values[2], more;
+
+	for (uint64_t i = 0; n <= SIZE_MAX / 8 && i < n; i += more) {
+		bool is_read, is_written;
+		uint64_t can_read = reach(context, from, i, n, ADDRESS_READ, &is_read);
+		uint64_t can_write = can_read ? reach(context, to, i, n, ADDRESS_WRITE, &is_written) : 0;
+
+		more = can_read < can_write ? can_read : can_write;
+		if (!more)
+			return;
+		for (uint64_t j = i; is_written && j < i + more; j++)
+			((uint64_t *)to)[j] = pattern(0, (is_read ? ((uint64_t *)from)[j] : 0) ^ work->launch.values[3]) + j;
+	}
+}
+
+/* tick(u64 *p, i64 cycles): p[0] += 1 every now and then while they last. */
+static void tick(CUcontext context, const struct work *work)
+{
+	uint64_t end = machine_now_ns() + spin_needs(work), nowhere, *p;
+
+	do {
+		p = access_word(context, work->launch.values[0], ADDRESS_READ | ADDRESS_WRITE, &nowhere);
+		if (!p)
+			return;
+		++*(volatile uint64_t *)p;
+	} while (machine_now_ns() < end && queue_sleep(context, TICK_NS));
+}
+
+/* still(u64 *p, i64 cycles, u64 *changes): changes[0] += how often p[0] was seen to change while they last. */
+static void still(CUcontext context, const struct work *work)
+{
+	uint64_t end = machine_now_ns() + spin_needs(work), nowhere, *changes;
+	volatile uint64_t *p = access_word(context, work->launch.values[0], ADDRESS_READ, &nowhere);
+	uint64_t last, seen = 0;
+
+	if (!p)
+		return;
+	last = *p;
+	while (machine_now_ns() < end && queue_sleep(context, TICK_NS)) {
+		seen += *p != last;
+		last = *p;
+	}
+	changes = access_word(context, work->launch.values[2], ADDRESS_READ | ADDRESS_WRITE, &nowhere);
+	if (changes)
+		*changes += seen;
+}
+
 /* smids(u32 *m): m[s] = 1 for each SM on which a block ran. */
 static void smids(CUcontext context, const struct work *work)
 {
@@ -128,6 +180,9 @@ static const struct kernel kernels[] = {
 	{ "fill", 3, fill, NULL },
 	{ "check", 4, check, NULL },
 	{ "smids", 1, smids, NULL },
+	{ "advance", 4, advance, NULL },
+	{ "tick", 2, tick, spin_needs },
+	{ "still", 3, still, spin_needs },
 	{ NULL, 0, NULL, NULL },
 };
 
