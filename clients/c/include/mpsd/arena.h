@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mpsd/arena.h: arenas: GPU memory that outlives this process, at addresses that are the same in every process.
+ *
+ * All allocations lie in the arena's window, which mpsd assigned.  What was committed last is what the next one who opens the
+ * arena gets; what was not is gone with this process.  A current context on the arena's GPU is needed wherever memory is
+ * opened, allocated, freed or closed.  All may be called from any thread.  Results are those of session.h, and
+ *
+ *   -EADDRINUSE    something else of this process lies in the window; the words say what
+ *   -EXDEV         the current context is on another GPU
+ *   -EBADMSG       a descriptor is no GPU memory, or not of the size that the arena says
+ *   -EIO           another call of the driver failed; mpsd_error_cuda() says how
+ *
+ * A refusal of the quota (-ENOSPC) comes with flush and commit; what was allocated is still there then, and waits.
+ * CUDA has no read-only export: read access is mapped read-only by this library, which is a promise and no wall.
+ */
+#ifndef MPSD_ARENA_H
+#define MPSD_ARENA_H
+
+enum mpsd_access { MPSD_READ = 0, MPSD_WRITE = 1 };
+
+#define MPSD_GRANULE 2097152 /* bytes; all sizes and places are multiples of it */
+#define MPSD_LAYOUT_BYTES 16777216 /* a layout has no more */
+
+struct mpsd_arena;
+
+struct mpsd_arena_options {
+	const char *gpu;         /* ordinal or UUID; NULL: "0" */
+	uint64_t capacity_bytes;
+	uint64_t window_bytes;   /* 0: mpsd chooses */
+	unsigned mode;           /* as of a file; 0: 0600 */
+	double ttl_seconds;      /* how long it stays with nobody holding it; 0: until it is removed */
+};
+
+struct mpsd_allocation {
+	uint64_t address;
+	uint64_t bytes;
+	int is_committed;
+	int is_adopted; /* it came with open */
+};
+
+/* Called with the arena's lock held: they must not call back.  address, bytes: guards on either side included. */
+struct mpsd_arena_hooks {
+	int (*before_map)(void *argument, uint64_t address, uint64_t bytes); /* not 0: -errno, and nothing is mapped */
+	void (*after_unmap)(void *argument, uint64_t address, uint64_t bytes);
+	void *argument;
+};
+
+/* 0; -EEXIST: there is one of this name. */
+MPSD_API int mpsd_arena_create(struct mpsd_session *session, const char *name, const struct mpsd_arena_options *options);
+MPSD_API int mpsd_arena_remove(struct mpsd_session *session, const char *name);
+
+/* Everything that is committed is mapped, or nothing.  wait_seconds: for another writer to go (up to 3600).  The driver's table
+ * is copied. */
+MPSD_API int mpsd_arena_open(struct mpsd_session *session, const struct mpsd_driver *driver, const char *name,
+			     enum mpsd_access access, double wait_seconds, struct mpsd_arena **out);
+/* Unmaps all, frees the window, gives the arena back.  The arena is gone whatever comes back.  NULL is taken. */
+MPSD_API int mpsd_arena_close(struct mpsd_arena *arena);
+/* Frees the memory of the process alone: where the context is dead, and in a child after fork. */
+MPSD_API void mpsd_arena_forget(struct mpsd_arena *arena);
+
+/* The lowest place that fits.  bytes: rounded up.  -ENOSPC: over the capacity, or no place in the window. */
+MPSD_API int mpsd_arena_alloc(struct mpsd_arena *arena, uint64_t bytes, uint64_t *address);
+/* address: of an allocation, as alloc or open gave it.  The GPU must be done with it.  -ENOENT: there is none. */
+MPSD_API int mpsd_arena_free(struct mpsd_arena *arena, uint64_t address);
+/* Gives mpsd what waits to be given; without it that happens in batches. */
+MPSD_API int mpsd_arena_flush(struct mpsd_arena *arena);
+/* All allocations there are now, and the layout: all of it or nothing.  layout NULL: the layout stays. */
+MPSD_API int mpsd_arena_commit(struct mpsd_arena *arena, const void *layout, size_t bytes);
+/* Of the last commit.  *bytes: to be freed with free(); NULL and 0 before the first. */
+MPSD_API int mpsd_arena_layout(struct mpsd_arena *arena, void **bytes, size_t *count);
+/* What is committed can be changed by nobody any more, and is mapped read-only here.  What is not committed: -EBUSY. */
+MPSD_API int mpsd_arena_seal(struct mpsd_arena *arena);
+
+/* Left free on either side of each further allocation; rounded up to MPSD_GRANULE. */
+MPSD_API int mpsd_arena_set_guard(struct mpsd_arena *arena, uint64_t guard_bytes);
+MPSD_API int mpsd_arena_set_hooks(struct mpsd_arena *arena, const struct mpsd_arena_hooks *hooks); /* copied; NULL: none */
+
+MPSD_API uint64_t mpsd_arena_id(const struct mpsd_arena *arena);
+MPSD_API uint64_t mpsd_arena_base(const struct mpsd_arena *arena);
+MPSD_API uint64_t mpsd_arena_window_bytes(const struct mpsd_arena *arena);
+MPSD_API int mpsd_arena_device(const struct mpsd_arena *arena);          /* CUdevice */
+MPSD_API uint64_t mpsd_arena_generation(struct mpsd_arena *arena);       /* of this writer */
+MPSD_API uint64_t mpsd_arena_capacity_bytes(struct mpsd_arena *arena);
+MPSD_API uint64_t mpsd_arena_used_bytes(struct mpsd_arena *arena);       /* as it counts against the capacity */
+MPSD_API struct mpsd_session *mpsd_arena_session(const struct mpsd_arena *arena);
+/* The allocation that an address lies in.  0 or -ENOENT. */
+MPSD_API int mpsd_arena_find(struct mpsd_arena *arena, uint64_t address, struct mpsd_allocation *found);
+/* In the order of addresses, from `after` on (0: the first): up to `most` of them.  How many. */
+MPSD_API int mpsd_arena_list(struct mpsd_arena *arena, uint64_t after, struct mpsd_allocation *out, int most);
+/* Each is called with a copy, without a lock; what is not 0 ends it and is the result. */
+MPSD_API int mpsd_arena_for_each(struct mpsd_arena *arena, int (*each)(void *argument, const struct mpsd_allocation *allocation),
+				 void *argument);
+
+#endif
