@@ -5,50 +5,36 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import structlog
 import trio
 
-from mpsd import __version__, cgroups, places, processes, settings
-from mpsd.api.audit import Audit, open_audit
+from mpsd import __version__, places, processes, settings
+from mpsd.api.audit import open_audit
 from mpsd.api.events import EventBus
 from mpsd.api.server import Api
 from mpsd.api.services import Services
 from mpsd.cgroups import identify
 from mpsd.config import Invocation
-from mpsd.domains.domain import Domain
-from mpsd.domains.log_lines import News
 from mpsd.domains.pool import Pool
 from mpsd.domains.refuser import Refuser
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import AlreadyRunning, BadConfiguration, ErrorCode, MpsdError, UnusablePath
-from mpsd.fault import Party
-from mpsd.faults.core_directory import CORES
-from mpsd.faults.core_dumps import CoreDumps
 from mpsd.faults.desk import FaultDesk
-from mpsd.faults.faults import Faults
-from mpsd.faults.kernel_log import KernelLog
-from mpsd.faults.kmod import Kmod
-from mpsd.faults.kmod_policy import KmodPolicy
-from mpsd.faults.nvml_events import NvmlEvents
-from mpsd.faults.reactions import Reactions
-from mpsd.faults.sources import SourceOfFaults, Sources
+from mpsd.faults.joining import join_faults
 from mpsd.faults.store import FaultStore
-from mpsd.faults.uvm_events import UvmEvents
+from mpsd.found import Found
 from mpsd.leases.book import LeaseBook
 from mpsd.leases.store import LeaseStore, read_boot_id
 from mpsd.leases.unenforced import UnenforcedBook
 from mpsd.log import Journal, open_journal
 from mpsd.metrics.server import Metrics
 from mpsd.metrics.source import Readings
-from mpsd.model import Credentials, Device, DomainState, ProcessId
+from mpsd.model import Device, ProcessId
 from mpsd.options import Config
-from mpsd.policy import cgroup_paths
 from mpsd.probes import Grade, probe_pid_namespace, probe_shared_memory
-from mpsd.process_ending import Ending as ProcessEnding
 from mpsd.relay.conversation import Conversations
 from mpsd.relay.entrance import Admission, Entrance
 from mpsd.relay.message import may_impersonate
@@ -71,10 +57,6 @@ from mpsd.runtime.signals import Signals
 from mpsd.runtime.stopping import Stopper
 from mpsd.runtime.store import SqliteStore
 from mpsd.runtime.targets import Targets
-from mpsd.uvm.attachments import Attachments
-from mpsd.uvm.device import Devices
-from mpsd.uvm.holding import OpenSpaces
-from mpsd.uvm.simulator import SimulatedDevices
 
 log = structlog.get_logger()
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, the vendor's exit status when it sees none
@@ -125,23 +107,6 @@ def _refuse(invocation: Invocation, error: MpsdError) -> int:
     return status
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What the daemon is built from: what it was told, and what it found here."""
-
-    config: Config
-    invocation: Invocation
-    environ: Mapping[str, str]
-    claim: Claim
-    public: PublicLog
-    devices: tuple[Device, ...]
-    is_privileged: bool
-    store: SqliteStore
-    lease_store: LeaseStore
-    fault_store: FaultStore
-    audit: Audit
-
-
 async def _run(config: Config, invocation: Invocation, environ: Mapping[str, str], claim: Claim, journal: Journal) -> int:
     is_privileged = may_impersonate()
     _check_enforceable(config, is_privileged)
@@ -159,7 +124,7 @@ async def _run(config: Config, invocation: Invocation, environ: Mapping[str, str
         audit = open_audit(str(claim.log_directory), config.log.max_bytes)
         opened.callback(audit.close)
         daemon = _build(
-            _Found(config, invocation, environ, claim, public, devices, is_privileged, store, lease_store, fault_store, audit)
+            Found(config, invocation, environ, claim, public, devices, is_privileged, store, lease_store, fault_store, audit)
         )
         daemon.on_signal = Signals(config, invocation, journal, public, audit).take
         become_reaper()
@@ -190,7 +155,7 @@ def _announce(public: PublicLog, config: Config) -> None:
     public.write(f"mpsd {__version__}")
 
 
-def _build(found: _Found) -> Daemon:
+def _build(found: Found) -> Daemon:
     config, claim = found.config, found.claim
     vendor = settings.vendor(config, found.environ)
     pool_settings = settings.pool(config, found.invocation, claim.state_directory)
@@ -201,7 +166,7 @@ def _build(found: _Found) -> Daemon:
     make_book = LeaseBook if found.is_privileged else UnenforcedBook
     book = make_book(found.lease_store, lambda: pool.devices, settings.admission(config), identify, events.publish)
     stopper = Stopper(pool, Targets(pool, lambda: _admitted(book)))
-    faults = _build_faults(found, pool, book, stopper, events)
+    faults = join_faults(found, pool, book, stopper, events)
     refuser = Refuser(vendor, claim.state_directory / "refuser", pool_settings.visible_devices)
     asked = settings.metrics(config)
     metrics = Metrics(asked, events) if asked else None
@@ -251,7 +216,7 @@ def _build(found: _Found) -> Daemon:
 
 
 def _build_relay(
-    found: _Found, pool: Pool, admission: Admission, desk: FaultDesk, refuser: Refuser
+    found: Found, pool: Pool, admission: Admission, desk: FaultDesk, refuser: Refuser
 ) -> tuple[Relay, KeeperClient]:
     config, state = found.config, found.claim.state_directory
     program = places.native_directory() / "keeper" / "mpsd-keeper"
@@ -263,93 +228,9 @@ def _build_relay(
     return Relay(Conversations(pool, keeper, progress, relay_settings, entrance, refusals)), keeper
 
 
-def _build_faults(found: _Found, pool: Pool, book: LeaseBook, stopper: Stopper, events: EventBus) -> Faults:
-    config = found.config
-    since = time.monotonic_ns() if found.store.domains() else None
-    describe = partial(_describe, book)
-    desk = FaultDesk(pool, found.fault_store, settings.faults(config), describe, events.publish, watches_since=since)
-    attachments = Attachments(settings.uvm(config), _open_spaces(found), desk.see)
-    policy = KmodPolicy(pool, settings.kmod_mode(config))
-    _introduce(pool, book, desk, attachments, policy)
-    stopper.release = attachments.release
-    reactions = Reactions(desk, pool, stopper, events.publish, attachments.release)
-    desk.on_incident.append(reactions.consider)
-    sources = _build_sources(found, desk, attachments, events, policy)
-    return Faults(desk, sources, reactions, attachments, policy)
-
-
-def _introduce(pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attachments, policy: KmodPolicy) -> None:
-    """Who is told when a client comes and goes, and what the domains' logs tell."""
-
-    def arrived(process: ProcessId, domain: Domain, is_new: bool) -> None:
-        attachments.watch(process, domain.name, domain.gpus, partial(_has_company, domain, process))
-
-    def adopted(process: ProcessId, domain: Domain) -> None:
-        _adopt(book, process)
-        desk.arrived(process, domain)
-
-    def gone(process: ProcessId, ending: ProcessEnding | None) -> None:
-        desk.left(process, ending)
-        book.leave(process)
-
-    def heard(domain: Domain, news: News) -> None:
-        policy.hear(domain, news)
-        desk.hear(domain, news)
-
-    desk.on_arrival.append(arrived)
-    desk.on_hang_up.append(attachments.note_leaving)
-    pool.on_adopted, pool.on_gone, pool.on_news = adopted, gone, heard
-
-
-def _has_company(domain: Domain, process: ProcessId) -> bool:
-    """Whether its end could hurt somebody."""
-    others = {*domain.members, *domain.connected} - {process}
-    return domain.state is not DomainState.FAULT and (bool(others) or len(domain.client_pids - {process.pid}) > 0)
-
-
-def _describe(book: LeaseBook, process: ProcessId) -> Party:
-    """A client as people know it, while it lives."""
-    identity, grant = book.identity_of(process), book.grant_of(process)
-    uid = book.uid_of(process)
-    if uid is None and (owner := processes.owner(process.pid)) is not None:
-        uid = owner[0]
-    container = identity.container if identity else cgroup_paths.describe(cgroups.paths(process.pid))
-    return Party(process, uid, processes.program_name(process.pid), container, grant.lease_id if grant else None)
-
-
-def _open_spaces(found: _Found) -> OpenSpaces:
-    if found.config.backend == "sim":
-        return SimulatedDevices(settings.simulated_machine(found.environ)).open_spaces
-    return Devices().open_spaces
-
-
-def _build_sources(found: _Found, desk: FaultDesk, attachments: Attachments, events: EventBus, policy: KmodPolicy) -> Sources:
-    config = found.config
-    library = _nvml_library(config)
-    kernel_log = settings.kernel_log(config, found.environ)
-    by_name: dict[str, SourceOfFaults] = {
-        "uvm_events": UvmEvents(attachments),
-        "kernel_log": KernelLog(kernel_log, desk.domain_of_pid, events.publish, found.devices),
-    }
-    if config.faults.nvml_events == "on":
-        by_name["nvml"] = NvmlEvents([device.uuid for device in found.devices], library)
-    if config.faults.core_dumps == "on":
-        dumps = CoreDumps(found.claim.pipe_directory / CORES, desk.parties.of_user)
-        desk.on_arrival.append(lambda process, domain, is_new: dumps.meet(process) if is_new else None)
-        by_name["core_dump"] = dumps
-    if config.faults.kmod:
-        by_name |= {"kmod": Kmod(Path(config.faults.kmod), policy), "kmod_policy": policy}
-    return Sources(by_name)
-
-
 def _admitted(book: LeaseBook) -> set[ProcessId]:
     """Clients that have been let in, and those that wait to be."""
     return {*book.grants(), *(entry.process for entry in book.queue() if entry.process is not None)}
-
-
-def _adopt(book: LeaseBook, process: ProcessId) -> None:
-    if (owner := processes.owner(process.pid)) is not None:
-        book.adopt(process, Credentials(process.pid, *owner))
 
 
 def _open_progress(path: Path, slots: int) -> Progress:
@@ -362,12 +243,7 @@ def _open_progress(path: Path, slots: int) -> Progress:
 async def _read_devices(config: Config) -> tuple[Device, ...]:
     from mpsd.gpu.nvml import read_devices  # pynvml is large: not loaded by those who only ask for --version
 
-    return await trio.to_thread.run_sync(read_devices, settings.visible(config), _nvml_library(config))
-
-
-def _nvml_library(config: Config) -> Path | None:
-    """None: the machine's own."""
-    return places.native_directory() / "sim" / "lib" / "libnvidia-ml.so.1" if config.backend == "sim" else None
+    return await trio.to_thread.run_sync(read_devices, settings.visible(config), places.nvml_library(config))
 
 
 def _say_what_is_amiss() -> None:

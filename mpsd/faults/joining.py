@@ -1,0 +1,117 @@
+"""The one place that builds what sees faults and acts on them, and joins it with the pool and the leases."""
+
+import time
+from functools import partial
+from pathlib import Path
+
+from mpsd import cgroups, places, processes, settings
+from mpsd.api.events import EventBus
+from mpsd.domains.domain import Domain
+from mpsd.domains.log_lines import News
+from mpsd.domains.pool import Pool
+from mpsd.fault import Party
+from mpsd.faults.core_directory import CORES
+from mpsd.faults.core_dumps import CoreDumps
+from mpsd.faults.desk import FaultDesk
+from mpsd.faults.faults import Faults
+from mpsd.faults.kernel_log import KernelLog
+from mpsd.faults.kmod import Kmod
+from mpsd.faults.kmod_policy import KmodPolicy
+from mpsd.faults.nvml_events import NvmlEvents
+from mpsd.faults.reactions import Reactions
+from mpsd.faults.sources import SourceOfFaults, Sources
+from mpsd.faults.uvm_events import UvmEvents
+from mpsd.found import Found
+from mpsd.leases.book import LeaseBook
+from mpsd.model import Credentials, DomainState, ProcessId
+from mpsd.policy import cgroup_paths
+from mpsd.process_ending import Ending as ProcessEnding
+from mpsd.runtime.stopping import Stopper
+from mpsd.uvm.attachments import Attachments
+from mpsd.uvm.device import Devices
+from mpsd.uvm.holding import OpenSpaces
+from mpsd.uvm.simulator import SimulatedDevices
+
+
+def join_faults(found: Found, pool: Pool, book: LeaseBook, stopper: Stopper, events: EventBus) -> Faults:
+    config = found.config
+    since = time.monotonic_ns() if found.store.domains() else None
+    describe = partial(_describe, book)
+    desk = FaultDesk(pool, found.fault_store, settings.faults(config), describe, events.publish, watches_since=since)
+    attachments = Attachments(settings.uvm(config), _open_spaces(found), desk.see)
+    policy = KmodPolicy(pool, settings.kmod_mode(config))
+    _introduce(pool, book, desk, attachments, policy)
+    stopper.release = attachments.release
+    reactions = Reactions(desk, pool, stopper, events.publish, attachments.release)
+    desk.on_incident.append(reactions.consider)
+    sources = _build_sources(found, desk, attachments, events, policy)
+    return Faults(desk, sources, reactions, attachments, policy)
+
+
+def _introduce(pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attachments, policy: KmodPolicy) -> None:
+    """Who is told when a client comes and goes, and what the domains' logs tell."""
+
+    def arrived(process: ProcessId, domain: Domain, is_new: bool) -> None:
+        attachments.watch(process, domain.name, domain.gpus, partial(_has_company, domain, process))
+
+    def adopted(process: ProcessId, domain: Domain) -> None:
+        _adopt(book, process)
+        desk.arrived(process, domain)
+
+    def gone(process: ProcessId, ending: ProcessEnding | None) -> None:
+        desk.left(process, ending)
+        book.leave(process)
+
+    def heard(domain: Domain, news: News) -> None:
+        policy.hear(domain, news)
+        desk.hear(domain, news)
+
+    desk.on_arrival.append(arrived)
+    desk.on_hang_up.append(attachments.note_leaving)
+    pool.on_adopted, pool.on_gone, pool.on_news = adopted, gone, heard
+
+
+def _has_company(domain: Domain, process: ProcessId) -> bool:
+    """Whether its end could hurt somebody."""
+    others = {*domain.members, *domain.connected} - {process}
+    return domain.state is not DomainState.FAULT and (bool(others) or len(domain.client_pids - {process.pid}) > 0)
+
+
+def _describe(book: LeaseBook, process: ProcessId) -> Party:
+    """A client as people know it, while it lives."""
+    identity, grant = book.identity_of(process), book.grant_of(process)
+    uid = book.uid_of(process)
+    if uid is None and (owner := processes.owner(process.pid)) is not None:
+        uid = owner[0]
+    container = identity.container if identity else cgroup_paths.describe(cgroups.paths(process.pid))
+    return Party(process, uid, processes.program_name(process.pid), container, grant.lease_id if grant else None)
+
+
+def _open_spaces(found: Found) -> OpenSpaces:
+    if found.config.backend == "sim":
+        return SimulatedDevices(settings.simulated_machine(found.environ)).open_spaces
+    return Devices().open_spaces
+
+
+def _build_sources(found: Found, desk: FaultDesk, attachments: Attachments, events: EventBus, policy: KmodPolicy) -> Sources:
+    config = found.config
+    library = places.nvml_library(config)
+    kernel_log = settings.kernel_log(config, found.environ)
+    by_name: dict[str, SourceOfFaults] = {
+        "uvm_events": UvmEvents(attachments),
+        "kernel_log": KernelLog(kernel_log, desk.domain_of_pid, events.publish, found.devices),
+    }
+    if config.faults.nvml_events == "on":
+        by_name["nvml"] = NvmlEvents([device.uuid for device in found.devices], library)
+    if config.faults.core_dumps == "on":
+        dumps = CoreDumps(found.claim.pipe_directory / CORES, desk.parties.of_user)
+        desk.on_arrival.append(lambda process, domain, is_new: dumps.meet(process) if is_new else None)
+        by_name["core_dump"] = dumps
+    if config.faults.kmod:
+        by_name |= {"kmod": Kmod(Path(config.faults.kmod), policy), "kmod_policy": policy}
+    return Sources(by_name)
+
+
+def _adopt(book: LeaseBook, process: ProcessId) -> None:
+    if (owner := processes.owner(process.pid)) is not None:
+        book.adopt(process, Credentials(process.pid, *owner))

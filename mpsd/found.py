@@ -1,0 +1,31 @@
+"""What the daemon is built from: what it was told, and what it found here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mpsd.api.audit import Audit
+from mpsd.config import Invocation
+from mpsd.faults.store import FaultStore
+from mpsd.leases.store import LeaseStore
+from mpsd.model import Device
+from mpsd.options import Config
+from mpsd.runtime.claim import Claim
+from mpsd.runtime.public_log import PublicLog
+from mpsd.runtime.store import SqliteStore
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the daemon is built from: what it was told, and what it found here."""
+
+    config: Config
+    invocation: Invocation
+    environ: Mapping[str, str]
+    claim: Claim
+    public: PublicLog
+    devices: tuple[Device, ...]
+    is_privileged: bool
+    store: SqliteStore
+    lease_store: LeaseStore
+    fault_store: FaultStore
+    audit: Audit
