@@ -5,46 +5,20 @@ runs without MPS, silently, when its control connection is closed.
 """
 
 import array
-import os
 import socket
-import struct
 import subprocess
-from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
 import structlog
 import trio
 
-from mpsd.errors import KeeperFailed
+from mpsd.errors import KeeperFailed, ProtocolError
+from mpsd.runtime.keeper_process import connect_keeper, start_keeper
+from mpsd.wire.keeper import REPLY_BYTES, Op, Reply, Status, pack_request, parse_reply
 
 log = structlog.get_logger()
 
-_MESSAGE = struct.Struct("=HHHHIIQQQQ64sQQ")
-_ENTRY = struct.Struct("=64sQQQQ")
-_MAJOR, _MINOR = 1, 0
-_QUIET, _MORE = 0x0001, 0x4000
-_REPLY_BYTES = _MESSAGE.size + 64 * _ENTRY.size
 _SECONDS = 5.0  # the keeper answers in microseconds, or is stopped or dead
-
-
-class _Op(IntEnum):
-    HELLO = 1
-    PUT = 2
-    GET = 3
-    DROP = 4
-    LIST = 5
-    STOP = 7
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    status: int
-    flags: int
-    size: int
-    count: int
-    payload: bytes
-    descriptors: tuple[int, ...]
 
 
 class KeeperClient:
@@ -67,7 +41,7 @@ class KeeperClient:
         self.close()
         if self._connect():
             return True
-        self._start()
+        self._process = start_keeper(self._program, self._path, self._max)
         if not self._connect():
             raise KeeperFailed(f"{self._program} was started and does not answer at {self._path}")
         return False
@@ -75,24 +49,24 @@ class KeeperClient:
     def hold(self, name: str, end: socket.socket, note: int = 0, generation: int = 1) -> None:
         """Give it a copy of a descriptor, and a number that comes back with it; no reply is awaited.  A higher generation
         replaces a lower one of the same name."""
-        self._tell(_Op.PUT, name, generation=generation, size=note, descriptor=end.fileno())
+        self._tell(Op.PUT, name, generation=generation, size=note, descriptor=end.fileno())
 
     def drop(self, name: str) -> None:
-        self._tell(_Op.DROP, name)
+        self._tell(Op.DROP, name)
 
     def held(self) -> list[tuple[str, socket.socket, int]]:
         """Everything it holds: name, descriptor, note.  Raises KeeperFailed."""
         found: list[tuple[str, socket.socket, int]] = []
         for name in self._names():
-            reply = self._ask(_Op.GET, name)
-            if reply.status == 0 and reply.descriptors:
-                found.append((name, socket.socket(fileno=reply.descriptors[0]), reply.size))
+            reply, descriptors = self._ask(Op.GET, name)
+            if reply.status == Status.OK and descriptors:
+                found.append((name, socket.socket(fileno=descriptors[0]), reply.size))
         return found
 
     def stop(self) -> None:
         """End it, and so close what it holds, unless others do too."""
         try:
-            self._ask(_Op.STOP)
+            self._ask(Op.STOP)
         except KeeperFailed:
             pass  # it has gone already
         self.close()
@@ -110,15 +84,12 @@ class KeeperClient:
         while self._socket is not None:
             try:
                 await trio.lowlevel.wait_readable(self._socket)
-                data = self._socket.recv(_REPLY_BYTES, socket.MSG_DONTWAIT)
+                reply = parse_reply(self._socket.recv(REPLY_BYTES, socket.MSG_DONTWAIT))
             except BlockingIOError:
                 continue
-            except (OSError, trio.ClosedResourceError):
+            except (OSError, trio.ClosedResourceError, ProtocolError):
                 break
-            if len(data) < _MESSAGE.size:
-                break
-            fields = _MESSAGE.unpack_from(data)
-            log.warning("keeper.refused", op=fields[2], name=_name(fields[10]), status=fields[5])
+            log.warning("keeper.refused", op=reply.op, name=reply.name, status=reply.status)
         if self._process is not None:
             self._process.poll()
 
@@ -132,16 +103,14 @@ class KeeperClient:
     # -- the protocol ------------------------------------------------------------------------------------------------
 
     def _connect(self) -> bool:
-        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        end.settimeout(_SECONDS)
         try:
-            end.connect(str(self._path))
-        except OSError:
-            end.close()
+            self._socket = connect_keeper(self._path, _SECONDS)
+        except KeeperFailed:
             return False
-        self._socket = end
+        if self._socket is None:
+            return False
         try:
-            reply = self._ask(_Op.HELLO)
+            reply, _ = self._ask(Op.HELLO)
         except KeeperFailed:
             self.close()
             return False
@@ -150,71 +119,40 @@ class KeeperClient:
             raise KeeperFailed(f"the keeper at {self._path} refuses mpsd with status {reply.status}: is it of another version?")
         return True
 
-    def _start(self) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            try:
-                self._path.unlink(missing_ok=True)
-                listener.bind(str(self._path))
-                os.chmod(self._path, 0o600)
-                listener.listen(8)
-            except OSError as exc:
-                raise KeeperFailed(f"the keeper's socket {self._path} cannot be made: {exc.strerror}") from None
-            number = listener.fileno()
-            try:
-                self._process = subprocess.Popen(
-                    [str(self._program), "--fd", str(number), "--max", str(self._max)],
-                    pass_fds=[number],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    cwd="/",
-                    start_new_session=True,  # what ends mpsd's session must not end it
-                )
-            except OSError as exc:
-                raise KeeperFailed(f"the keeper {self._program} cannot be started: {exc.strerror}") from None
-
     def _names(self) -> list[str]:
         names: list[str] = []
         while True:
-            reply = self._ask(_Op.LIST, names[-1] if names else "")
-            for index in range(reply.count):
-                names.append(_name(_ENTRY.unpack_from(reply.payload, index * _ENTRY.size)[0]))
-            if not reply.flags & _MORE:
+            reply, _ = self._ask(Op.LIST, names[-1] if names else "")
+            names += [entry.name for entry in reply.entries()]
+            if not reply.has_more:
                 return names
 
-    def _pack(self, op: _Op, name: str, flags: int, generation: int, size: int = 0) -> bytes:
+    def _next_sequence(self) -> int:
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
-        return _MESSAGE.pack(_MAJOR, _MINOR, op, flags, self._sequence, 0, generation, size, 0, 0, name.encode(), 0, 0)
+        return self._sequence
 
-    def _tell(
-        self, op: _Op, name: str, generation: int = 0, size: int = 0, descriptor: int | None = None
-    ) -> None:
+    def _tell(self, op: Op, name: str, generation: int = 0, size: int = 0, descriptor: int | None = None) -> None:
         if self._socket is None:
             return
         rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        request = pack_request(op, self._next_sequence(), name, is_quiet=True, generation=generation, size=size)
         try:
-            flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-            self._socket.sendmsg([self._pack(op, name, _QUIET, generation, size)], rights, flags)
+            self._socket.sendmsg([request], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError as exc:
             log.error("keeper.lost", why=exc.strerror, op=op.name)
             self._socket.shutdown(socket.SHUT_RDWR)  # wait_lost sees it, and its successor is given everything
 
-    def _ask(self, op: _Op, name: str = "") -> _Reply:
-        """One request and its reply, waiting for at most a few seconds.  Raises KeeperFailed."""
+    def _ask(self, op: Op, name: str = "") -> tuple[Reply, list[int]]:
+        """One request, its reply and the descriptors with it, waiting for at most a few seconds.  Raises KeeperFailed."""
         if self._socket is None:
             raise KeeperFailed(f"there is no connection to the keeper at {self._path}")
+        sequence = self._next_sequence()
         try:
-            self._socket.send(self._pack(op, name, 0, 0), socket.MSG_NOSIGNAL)
+            self._socket.send(pack_request(op, sequence, name), socket.MSG_NOSIGNAL)
             while True:
-                data, descriptors, _, _ = socket.recv_fds(self._socket, _REPLY_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-                if len(data) < _MESSAGE.size:
-                    raise KeeperFailed(f"the keeper at {self._path} hung up on {op.name}")
-                fields = _MESSAGE.unpack_from(data)
-                if fields[4] == self._sequence:
-                    return _Reply(fields[5], fields[3], fields[7], fields[9], data[_MESSAGE.size :], tuple(descriptors))
-        except OSError as exc:
+                data, descriptors, _, _ = socket.recv_fds(self._socket, REPLY_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                reply = parse_reply(data)
+                if reply.sequence == sequence:
+                    return reply, list(descriptors)
+        except (OSError, ProtocolError) as exc:
             raise KeeperFailed(f"the keeper at {self._path} did not answer {op.name}: {exc}") from None
-
-
-def _name(raw: bytes) -> str:
-    return raw.rstrip(b"\0").decode("ascii", errors="replace")

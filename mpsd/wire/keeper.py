@@ -1,0 +1,95 @@
+"""The keeper's datagrams, as bytes: what is asked of it, and what it answers.
+
+The specification is native/include/mpsd_keeper.h.  No sockets: descriptors travel beside the bytes.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from mpsd.errors import ProtocolError
+
+_MESSAGE = struct.Struct("=HHHHIIQQQQ64sQQ")
+_ENTRY = struct.Struct("=64sQQQQ")
+_STAT = struct.Struct("=IIIIIIQQQQQQQQQQQQQ")
+MAJOR, MINOR = 1, 0
+ID_BYTES = 64
+PAGE = 64  # entries in one reply to LIST
+REPLY_BYTES = _MESSAGE.size + PAGE * _ENTRY.size
+_QUIET, _MORE, _REPLY = 0x0001, 0x4000, 0x8000
+
+
+class Op(IntEnum):
+    HELLO = 1
+    PUT = 2
+    GET = 3
+    DROP = 4
+    LIST = 5
+    STAT = 6
+    STOP = 7
+
+
+class Status(IntEnum):
+    """Those that somebody acts on; the others are in the header."""
+
+    OK = 0
+    NOT_FOUND = 8
+    STALE = 9
+    FULL = 10
+    NO_ROOM = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What it holds under a name, as LIST tells; `size` is the note that was given with it."""
+
+    name: str
+    generation: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    op: int
+    sequence: int
+    status: int
+    has_more: bool
+    size: int
+    count: int
+    name: str
+    payload: bytes
+
+    def entries(self) -> list[Entry]:
+        """Of LIST.  Raises ProtocolError."""
+        if self.count > PAGE or len(self.payload) != self.count * _ENTRY.size:
+            raise ProtocolError(f"the keeper lists {self.count} entries in {len(self.payload)} bytes")
+        fields = (_ENTRY.unpack_from(self.payload, index * _ENTRY.size) for index in range(self.count))
+        return [Entry(_name(name), generation, size) for name, generation, size, _, _ in fields]
+
+    def most_held(self) -> int:
+        """Of STAT: how many descriptors it can hold.  Raises ProtocolError."""
+        if len(self.payload) != _STAT.size:
+            raise ProtocolError(f"the keeper's numbers have {len(self.payload)} bytes")
+        return int(_STAT.unpack(self.payload)[2])
+
+
+def pack_request(
+    op: Op, sequence: int, name: str = "", *, is_quiet: bool = False, generation: int = 0, size: int = 0
+) -> bytes:
+    """is_quiet: it answers only a refusal."""
+    flags = _QUIET if is_quiet else 0
+    return _MESSAGE.pack(MAJOR, MINOR, op, flags, sequence, 0, generation, size, 0, 0, name.encode(), 0, 0)
+
+
+def parse_reply(data: bytes) -> Reply:
+    """Raises ProtocolError."""
+    if len(data) < _MESSAGE.size:
+        raise ProtocolError(f"the keeper answered with {len(data)} bytes")
+    _, _, op, flags, sequence, status, _, size, _, count, name, _, _ = _MESSAGE.unpack_from(data)
+    if not flags & _REPLY:
+        raise ProtocolError("the keeper sent what is no reply")
+    return Reply(op, sequence, status, bool(flags & _MORE), size, count, _name(name), data[_MESSAGE.size :])
+
+
+def _name(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode("ascii", errors="replace")
