@@ -1,0 +1,270 @@
+/* Arenas by the thousand, writers that die, and a writer that never rests. */
+#include "arena.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { BATCH = 64, MOST_PIECES = 64 };
+
+struct spent { /* milliseconds, all together */
+	double create, open, alloc, commit, close;
+};
+
+static double lap(uint64_t *since_ns)
+{
+	double ms = client_ms_since(*since_ns);
+
+	*since_ns = client_now_ns();
+	return ms;
+}
+
+/* One arena: made, opened, filled with allocations, committed, closed. */
+static void one_of_many(struct program *program, const char *name, uint64_t bytes, size_t count, struct spent *spent)
+{
+	struct mpsd_arena_options options = { .capacity_bytes = bytes * count, .mode = 0600 };
+	uint64_t since = client_now_ns(), address;
+	int rc = mpsd_arena_create(program->session, name, &options);
+
+	if (rc != -EEXIST)
+		must(program, "create", rc);
+	spent->create += lap(&since);
+	must(program, "open", mpsd_arena_open(program->session, &program->driver, name, MPSD_WRITE, 10, &program->arena));
+	spent->open += lap(&since);
+	for (size_t i = 0; i < count; i++)
+		must(program, "alloc", mpsd_arena_alloc(program->arena, bytes, &address));
+	must(program, "flush", mpsd_arena_flush(program->arena));
+	spent->alloc += lap(&since);
+	must(program, "commit", mpsd_arena_commit(program->arena, "many", 4));
+	spent->commit += lap(&since);
+	must(program, "close", mpsd_arena_close(program->arena));
+	spent->close += lap(&since);
+}
+
+static int many(struct program *program)
+{
+	uint64_t first = size_option(program, "--from", "0"), arenas = size_option(program, "--arenas", "10");
+	size_t each = size_option(program, "--each", "100");
+	struct spent spent = { 0 };
+	char name[128];
+
+	client_start(&program->client);
+	must(program, "driver", mpsd_driver_load(&program->driver, NULL, NULL));
+	open_session(program);
+	for (uint64_t i = first; i < first + arenas; i++) {
+		snprintf(name, sizeof(name), "%.100s-%llu", program->name, (unsigned long long)i);
+		one_of_many(program, name, ARENA_GRANULE, each, &spent);
+	}
+	client_say(&program->client, "many", "create %.3f, open %.3f, allocation %.4f, commit %.3f, close %.3f ms",
+		   "\"create_ms\": %.4f, \"open_ms\": %.4f, \"alloc_ms\": %.5f, \"commit_ms\": %.4f, \"close_ms\": %.4f",
+		   spent.create / (double)arenas, spent.open / (double)arenas, spent.alloc / (double)(arenas * each),
+		   spent.commit / (double)arenas, spent.close / (double)arenas);
+	return 0;
+}
+
+/* A memory that many can put, each by a descriptor of its own. */
+static int export_memory(struct program *program)
+{
+	CUmemAllocationProp prop;
+	CUmemGenericAllocationHandle memory;
+	int fd = -1;
+
+	memset(&prop, 0, sizeof(prop));
+	prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+	prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+	prop.location.id = program->client.device;
+	CLIENT_CHECK(&program->client, cuMemCreate(&memory, ARENA_GRANULE, &prop, 0), EXIT_WORK);
+	CLIENT_CHECK(&program->client, cuMemExportToShareableHandle(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+		     EXIT_WORK);
+	return fd;
+}
+
+/* Says its descriptor, and keeps it until it is ended: for whoever takes it by pidfd_getfd(2). */
+static int lend(struct program *program)
+{
+	int fd;
+
+	client_start(&program->client);
+	fd = export_memory(program);
+	client_say(&program->client, "lent", "descriptor %d", "\"fd\": %d", fd);
+	for (;;)
+		pause();
+}
+
+static int put(struct mpsd_session *session, uint64_t id, uint64_t generation, uint64_t first_offset, const int *fds, unsigned count)
+{
+	unsigned char room[BATCH * 32 + 128];
+	struct mpsd_pack pack;
+
+	mpsd_pack_begin(&pack, room, sizeof(room));
+	mpsd_pack_map(&pack, 3);
+	mpsd_pack_text(&pack, "id");
+	mpsd_pack_uint(&pack, id);
+	mpsd_pack_text(&pack, "generation");
+	mpsd_pack_uint(&pack, generation);
+	mpsd_pack_text(&pack, "allocations");
+	mpsd_pack_array(&pack, count);
+	for (unsigned i = 0; i < count; i++) {
+		mpsd_pack_array(&pack, 2);
+		mpsd_pack_uint(&pack, first_offset + (uint64_t)i * ARENA_GRANULE);
+		mpsd_pack_uint(&pack, ARENA_GRANULE);
+	}
+	return pack.failed ? -EMSGSIZE : mpsd_call(session, "arena.put", room, pack.used, fds, count, 1, 0, NULL);
+}
+
+/* Opens the arena without CUDA, as whoever speaks the protocol may: its generation, or -errno. */
+static int open_by_hand(struct mpsd_session *session, const char *name, uint64_t *id, uint64_t *generation)
+{
+	struct mpsd_answer answer;
+	struct mpsd_unpack found;
+	unsigned char room[512];
+	struct mpsd_pack pack;
+	int rc;
+
+	mpsd_pack_begin(&pack, room, sizeof(room));
+	mpsd_pack_map(&pack, 3);
+	mpsd_pack_text(&pack, "name");
+	mpsd_pack_text(&pack, name);
+	mpsd_pack_text(&pack, "access");
+	mpsd_pack_text(&pack, "write");
+	mpsd_pack_text(&pack, "wait_seconds");
+	mpsd_pack_double(&pack, 20);
+	rc = mpsd_call(session, "arena.open", room, pack.used, NULL, 0, 1, 20, &answer);
+	if (rc < 0)
+		return rc;
+	rc = -EPROTO;
+	if (mpsd_unpack_find(&answer.result, "id", &found) == 0 && mpsd_unpack_uint(&found, id) == 0 &&
+	    mpsd_unpack_find(&answer.result, "generation", &found) == 0 && mpsd_unpack_uint(&found, generation) == 0)
+		rc = 0;
+	mpsd_answer_clear(&answer);
+	return rc;
+}
+
+/* In a child, which never comes back: becomes the writer, gives memory that it does not commit, and is killed. */
+static void die_as_writer(const char *name, int memory)
+{
+	struct mpsd_session *session = mpsd_session_open(NULL, "arena_client", NULL, 0);
+	uint64_t id, generation;
+	int fds[4] = { memory, memory, memory, memory };
+
+	if (!session)
+		_exit(EXIT_START);
+	if (open_by_hand(session, name, &id, &generation) < 0)
+		_exit(EXIT_USAGE);
+	if (put(session, id, generation, 0, fds, 4) < 0)
+		_exit(EXIT_WORK);
+	raise(SIGKILL);
+}
+
+/* Children that are killed while they write: each must have been admitted after the one before.  They have no context: a
+ * context takes too long for a thousand. */
+static int crash(struct program *program)
+{
+	uint64_t cycles = size_option(program, "--cycles", "100"), began;
+	struct mpsd_arena_options options = { .capacity_bytes = 64 << 20, .mode = 0600 };
+	unsigned killed = 0, others = 0;
+	int memory, rc, status;
+
+	client_start(&program->client);
+	memory = export_memory(program);
+	open_session(program);
+	rc = mpsd_arena_create(program->session, program->name, &options);
+	if (rc != -EEXIST)
+		must(program, "create", rc);
+	began = client_now_ns();
+	for (uint64_t i = 0; i < cycles; i++) {
+		pid_t child = fork();
+
+		if (child == 0)
+			die_as_writer(program->name, memory);
+		if (child < 0 || waitpid(child, &status, 0) != child)
+			break;
+		killed += WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+		others += !WIFSIGNALED(status);
+	}
+	client_say(&program->client, "crashed", "%u writers killed, %u refused, %.3f ms each", "\"killed\": %u, \"refused\": %u, \"each_ms\": %.4f",
+		   killed, others, client_ms_since(began) / (double)cycles);
+	return killed == cycles ? 0 : EXIT_WORK;
+}
+
+struct churn {
+	struct piece pieces[MOST_PIECES];
+	size_t count;
+	uint64_t random, commits, allocated, freed;
+};
+
+static uint64_t next_random(struct churn *churn)
+{
+	churn->random ^= churn->random << 13;
+	churn->random ^= churn->random >> 7;
+	churn->random ^= churn->random << 17;
+	return churn->random;
+}
+
+static void grow(struct program *program, struct churn *churn)
+{
+	uint64_t bytes = (1 + next_random(churn) % 4) * ARENA_GRANULE, offset;
+	CUdeviceptr at = get_memory(program, bytes);
+
+	offset = at - mpsd_arena_base(program->arena);
+	churn->pieces[churn->count] = (struct piece){ offset, bytes, next_random(churn) };
+	fill_memory(program, at, bytes, churn->pieces[churn->count].seed);
+	churn->count++;
+	churn->allocated++;
+}
+
+static void shrink(struct program *program, struct churn *churn)
+{
+	size_t at = next_random(churn) % churn->count;
+
+	finish(program);
+	must(program, "free", mpsd_arena_free(program->arena, mpsd_arena_base(program->arena) + churn->pieces[at].offset));
+	churn->pieces[at] = churn->pieces[--churn->count];
+	churn->freed++;
+}
+
+/* Each commit is told only when mpsd has answered: what comes back after a death is that one, or the one that was on its way. */
+static int churn(struct program *program)
+{
+	double seconds = number_option(program, "--seconds", "5");
+	struct churn churn = { .random = program->seed * 2654435761u + 1 };
+	struct piece *pieces;
+	uint64_t began;
+
+	client_start(&program->client);
+	open_arena(program, (uint64_t)MOST_PIECES * 8 << 20, MPSD_WRITE, number_option(program, "--wait", "30"));
+	churn.count = read_pieces(program, &pieces);
+	if (churn.count)
+		memcpy(churn.pieces, pieces, churn.count * sizeof(*pieces));
+	free(pieces);
+	client_say(&program->client, "ready", "with %zu allocations", "\"count\": %zu, \"generation\": %llu", churn.count,
+		   (unsigned long long)mpsd_arena_generation(program->arena));
+	began = client_now_ns();
+	while (client_ms_since(began) < seconds * 1e3) {
+		unsigned changes = 1 + next_random(&churn) % 6;
+
+		for (unsigned i = 0; i < changes; i++)
+			if (churn.count < MOST_PIECES && (next_random(&churn) % 3 || !churn.count))
+				grow(program, &churn);
+			else if (churn.count)
+				shrink(program, &churn);
+		finish(program);
+		commit_pieces(program, churn.pieces, churn.count);
+		churn.commits++;
+	}
+	client_say(&program->client, "churned", "%llu commits, %llu allocations, %llu freed",
+		   "\"commits\": %llu, \"allocated\": %llu, \"freed\": %llu, \"count\": %zu, \"generation\": %llu",
+		   (unsigned long long)churn.commits, (unsigned long long)churn.allocated, (unsigned long long)churn.freed, churn.count,
+		   (unsigned long long)mpsd_arena_generation(program->arena));
+	must(program, "close", mpsd_arena_close(program->arena));
+	return 0;
+}
+
+const struct command crowd_commands[] = {
+	{ "many", many }, { "lend", lend }, { "crash", crash }, { "churn", churn }, { NULL, NULL },
+};

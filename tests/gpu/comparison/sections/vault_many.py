@@ -1,0 +1,114 @@
+"""A thousand arenas with a hundred thousand allocations: what mpsd and its keeper need, and how long an operation takes, as
+they grow; a thousand writers that die; whether a descriptor is left anywhere.
+
+The allocations are real, of 2 MiB each, as far as the GPU's memory goes.
+"""
+
+from dataclasses import dataclass
+
+from tests.gpu.comparison import figures, processes, vault
+from tests.gpu.comparison.clients import Event
+from tests.gpu.comparison.stage import Stage
+from tests.gpu.comparison.system import SystemFailed
+
+ARENAS, EACH = 1000, 100
+SHARES = (0.01, 0.1, 1.0)
+PROBE = 5  # arenas that are made to be measured, when the rest is there
+SIMULATED = 4000  # blocks that the simulator knows, about
+CYCLES = 1000
+OPERATIONS = ("create_ms", "open_ms", "alloc_ms", "commit_ms", "close_ms")
+SLOWER = 3.0  # than with a hundredth
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """arenas, allocations: as many as there were.  memory: of mpsd and of its keeper, in MiB; descriptors likewise."""
+
+    arenas: int
+    allocations: int
+    mpsd_mib: float
+    keeper_mib: float
+    mpsd_descriptors: int
+    keeper_descriptors: int
+    probe: Event
+
+
+def run(stage: Stage) -> None:
+    stage.mpsd.renew()
+    stage.mpsd.warm(10)
+    room = SIMULATED if stage.options.is_simulated else vault.free_bytes(stage.mpsd) // vault.GRANULE
+    each = max(1, min(EACH, room // (ARENAS + PROBE)))
+    arenas = max(PROBE, round(ARENAS * min(1.0, stage.options.trials / 20)))
+    made, found = 0, []
+    for share in SHARES:
+        wanted = max(1, round(arenas * share))
+        if wanted > made:
+            vault.run(stage.mpsd, "many", "many", "--arena", "many", "--from", made, "--arenas", wanted - made, "--each", each)
+        made = max(made, wanted)
+        found.append(_size(stage, made, each))
+    _report(stage, found, each)
+    vault.remove_all(stage.mpsd)
+    _crash(stage)
+
+
+def _size(stage: Stage, arenas: int, each: int) -> Size:
+    """A few more are made, which tells what one costs beside all the others."""
+    probe = vault.run(stage.mpsd, "many", "many", "--arena", "probe", "--arenas", PROBE, "--each", each)
+    mpsd, keeper = stage.mpsd.pid(), vault.keeper_pid(stage.mpsd)
+    found = Size(
+        arenas,
+        arenas * each,
+        processes.memory_mib(mpsd)[0],
+        processes.memory_mib(keeper)[0],
+        vault.descriptors(mpsd),
+        vault.descriptors(keeper),
+        probe,
+    )
+    vault.remove(stage.mpsd, *(f"probe-{number}" for number in range(PROBE)))
+    return found
+
+
+def _report(stage: Stage, found: list[Size], each: int) -> None:
+    first = found[0].probe
+    for size in found:
+        stage.keep(f"{size.arenas} arenas", {name: getattr(size, name) for name in Size.__slots__})
+        stage.add(
+            f"{size.arenas} arenas, {size.allocations:,} allocations: resident, descriptors",
+            mpsd=f"mpsd {size.mpsd_mib:.1f} MiB, {size.mpsd_descriptors}; "
+            f"keeper {size.keeper_mib:.1f} MiB, {size.keeper_descriptors}",
+            goal="as many as allocations, and a few" if size is found[-1] else "",
+            met=size.keeper_descriptors >= size.allocations if size is found[-1] else None,
+        )
+        slower = max(size.probe[name] / max(first[name], 0.05) for name in OPERATIONS)
+        stage.add(
+            f"{size.arenas} arenas, {size.allocations:,} allocations: one operation",
+            mpsd=", ".join(f"{name.removesuffix('_ms')} {size.probe[name]:.3g} ms" for name in OPERATIONS),
+            ratio=figures.times(slower),
+            goal=f"{SLOWER:.0f} times at most" if size is found[-1] else "",
+            met=slower <= SLOWER if size is found[-1] else None,
+            remark=f"ratio: the slowest of them, to the first row; arenas of {each}",
+        )
+
+
+def _crash(stage: Stage) -> None:
+    """Counted after some have died: what is opened once and kept belongs to nobody's death."""
+    cycles = stage.trials(CYCLES)
+    vault.run(stage.mpsd, "crashed", "crash", "--arena", "crash", "--cycles", max(3, cycles // 20))
+    before = _descriptors(stage)
+    crashed = vault.run(stage.mpsd, "crashed", "crash", "--arena", "crash", "--cycles", cycles)
+    after = _descriptors(stage)
+    stage.add(
+        f"{cycles} writers killed, each with memory that was not committed: descriptors of mpsd, keeper",
+        mpsd=f"{before} before, {after} after",
+        goal="none more",
+        met=crashed["killed"] == cycles and after[0] <= before[0] + 2 and after[1] <= before[1],
+        remark=f"{crashed['each_ms']:.1f} ms each, its start included",
+    )
+    vault.remove(stage.mpsd, "crash")
+
+
+def _descriptors(stage: Stage) -> tuple[int, int]:
+    mpsd, keeper = stage.mpsd.pid(), vault.keeper_pid(stage.mpsd)
+    if not mpsd or not keeper:
+        raise SystemFailed("mpsd or its keeper is gone")
+    return vault.descriptors(mpsd), vault.descriptors(keeper)

@@ -1,0 +1,155 @@
+"""What the sections about the vault have in common: its client, its arenas, and mpsd's death."""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tests.gpu.comparison import processes
+from tests.gpu.comparison.clients import Client, Event
+from tests.gpu.comparison.stage import Stage
+from tests.gpu.comparison.system import System, SystemFailed
+from tests.gpu.comparison.vault_wire import Refusal, Wire
+
+CLIENT = "arena_client"
+GRANULE = 2 << 20
+EVENT_SECONDS = 60.0
+LEFT_FREE = 2 << 30  # of the GPU's memory, always
+FREED_SECONDS = 20.0
+PIDFD_GETFD = 438
+
+
+def unit(stage: Stage) -> int:
+    """What is a GiB on a GPU is a MiB on the simulator: its memory is the machine's."""
+    return 1 << 20 if stage.options.is_simulated else 1 << 30
+
+
+def size_text(stage: Stage, size: int) -> str:
+    return f"{size / unit(stage):.3g} {'MiB' if stage.options.is_simulated else 'GiB'}"
+
+
+def start(system: System, command: str, *arguments: object, before: Sequence[str] = ()) -> Client:
+    return system.client(CLIENT, command, *map(str, arguments), before=before)
+
+
+def said(client: Client, event: str, seconds: float = EVENT_SECONDS) -> Event:
+    """Raises SystemFailed when it ended without it, or the time is up."""
+    found = client.wait_for(event, seconds)
+    if found is None:
+        refused = client.events("refused") or client.events("error")
+        words = f"{refused[0]}" if refused else " ".join(client.other[-3:])
+        raise SystemFailed(f"{' '.join(client.argv[1:5])}: no {event!r}: {client.fate} {words}"[:300])
+    return found
+
+
+def run(system: System, event: str, command: str, *arguments: object, before: Sequence[str] = ()) -> Event:
+    """What a client says in the end; it has ended then."""
+    client = start(system, command, *arguments, before=before)
+    found = said(client, event)
+    if client.wait(EVENT_SECONDS) is None:
+        raise SystemFailed(f"{command} did not end after {event!r}")
+    system.clients.remove(client)
+    return found
+
+
+def end(system: System, client: Client, number: int = signal.SIGKILL) -> int:
+    """By that signal; CLOCK_MONOTONIC in nanoseconds of the moment before."""
+    began = time.monotonic_ns()
+    client.signal(number)
+    if client.wait(EVENT_SECONDS) is None:
+        raise SystemFailed(f"pid {client.pid} does not die")
+    system.clients.remove(client)
+    return began
+
+
+def remove(system: System, *names: str) -> None:
+    """Those that are there; what held them has been ended before."""
+    with Wire(system.pipe) as wire:
+        for name in names:
+            deadline = time.monotonic() + EVENT_SECONDS
+            while not _is_removed(wire, name):
+                if time.monotonic() > deadline:
+                    raise SystemFailed(f"the arena {name} cannot be removed")
+                time.sleep(0.02)
+
+
+def _is_removed(wire: Wire, name: str) -> bool:
+    try:
+        wire.ask("arena.remove", name=name)
+    except Refusal as refusal:
+        if refusal.name == "ARENA_BUSY":
+            return False
+        if refusal.name != "NO_SUCH_ARENA":
+            raise
+    return True
+
+
+def remove_all(system: System) -> None:
+    with Wire(system.pipe) as wire:
+        names, after = [], None
+        while True:
+            page = wire.ask("arena.list", **({"after": after} if after is not None else {}))
+            names += [arena["name"] for arena in page["items"]]
+            after = page["next"]
+            if after is None:
+                break
+    remove(system, *names)
+
+
+def free_bytes(system: System) -> int:
+    """What may be asked for now; LEFT_FREE stays."""
+    found = run(system, "memory", "info")
+    return max(0, int(found["free"]) - min(LEFT_FREE, int(found["total"]) // 8))
+
+
+def wait_until_free(system: System, wanted: int) -> int:
+    """Memory comes back a little after its last descriptor was closed."""
+    deadline = time.monotonic() + FREED_SECONDS
+    while (found := free_bytes(system)) < wanted and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def kill_mpsd(system: System) -> None:
+    pid = system.pid()
+    os.kill(pid, signal.SIGKILL)
+    if not processes.wait_gone(pid, EVENT_SECONDS):
+        raise SystemFailed(f"mpsd, pid {pid}, does not die")
+
+
+def keeper_pid(system: System) -> int:
+    """0 where there is none."""
+    pids = [pid for pid in processes.started_below(system.place) if processes.program_name(pid) == "mpsd-keeper"]
+    return pids[0] if pids else 0
+
+
+def descriptors(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
+
+
+@contextmanager
+def lent_memory(system: System) -> Iterator[int]:
+    """A descriptor of 2 MiB of GPU memory, of a client that lives meanwhile: this process has no CUDA."""
+    client = start(system, "lend")
+    number = int(said(client, "lent")["fd"])
+    pidfd = os.pidfd_open(client.pid)
+    try:
+        fd = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, pidfd, number, 0)
+        if fd < 0:
+            raise SystemFailed(f"pidfd_getfd: {os.strerror(ctypes.get_errno())}")
+        yield int(fd)
+        os.close(fd)
+    finally:
+        os.close(pidfd)
+        end(system, client, signal.SIGTERM)
+
+
+def places(arena: dict[str, Any], *allocations: Sequence[int]) -> dict[str, Any]:
+    """The parameters of arena.put."""
+    return {"id": arena["id"], "generation": arena["generation"], "allocations": [list(each) for each in allocations]}
