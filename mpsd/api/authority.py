@@ -1,28 +1,40 @@
 """Who somebody on a socket of ours is, and whether that is an operator: root, the daemon's own user, members of a group.
 
-The kernel tells (SO_PEERCRED, SO_PEERGROUPS) who connected; nothing that a peer says of itself counts.
+The kernel tells (SO_PEERCRED, SO_PEERGROUPS, SO_PEERPIDFD) who connected; nothing that a peer says of itself counts.
 """
 
 import ctypes
+import errno
 import grp
 import os
+import select
 import socket
+from array import array
 from dataclasses import dataclass
 
+from mpsd import processes
 from mpsd.legacy.exchange import Caller
+from mpsd.model import ProcessId
 from mpsd.relay.peers import peer_credentials
 
-_SO_PEERGROUPS = 59
+_SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77  # asm-generic/socket.h; the latter since Linux 6.5
 _MAX_GROUPS = 65536  # NGROUPS_MAX
+_MOST_BYTES = 1024  # of what Python's own getsockopt gives
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Whoever connected, with the ids of mpsd's own namespaces; pid 0 where mpsd's pid namespace does not have it."""
+    """Whoever connected, with the ids of mpsd's own namespaces; pid 0 where mpsd's pid namespace does not have it.
+
+    process: the same, told apart from later processes with this pid; None also where it had ended before it was asked for.
+    gids: its group, then its further ones.
+    """
 
     pid: int
     uid: int
     is_operator: bool
+    process: ProcessId | None = None
+    gids: tuple[int, ...] = (65534,)  # nogroup
 
     def may_see(self, owner_uid: int | None) -> bool:
         """What belongs to this user, or to nobody (None)."""
@@ -32,29 +44,57 @@ class Peer:
 def peer_of(connection: socket.socket, admin_group: str) -> Peer:
     """Raises OSError when it cannot be asked any more."""
     credentials = peer_credentials(connection)
-    caller = Caller(credentials.uid, os.geteuid(), is_member(connection, credentials.gid, admin_group))
-    return Peer(credentials.pid, credentials.uid, caller.is_owner)
+    gids = (credentials.gid, *_groups(connection))
+    caller = Caller(credentials.uid, os.geteuid(), _is_in(gids, admin_group))
+    return Peer(credentials.pid, credentials.uid, caller.is_owner, _process(connection, credentials.pid), gids)
 
 
 def is_member(connection: socket.socket, gid: int, group: str) -> bool:
     """By the groups of the process that connected, not by what the user database says now.  No group has no members."""
-    if not group:
-        return False
     try:
-        wanted = grp.getgrnam(group).gr_gid
-        return wanted == gid or wanted in _groups(connection)
-    except (KeyError, OSError):
+        return bool(group) and _is_in((gid, *_groups(connection)), group)
+    except OSError:
         return False
 
 
-def _groups(connection: socket.socket) -> list[int]:
-    """The supplementary groups of the process that connected.  Raises OSError.
+def _is_in(gids: tuple[int, ...], group: str) -> bool:
+    try:
+        return bool(group) and grp.getgrnam(group).gr_gid in gids
+    except KeyError:
+        return False
 
-    By the C library: Python's own getsockopt takes at most 1024 bytes, and a user may have more groups than fit.
-    """
+
+def _process(connection: socket.socket, pid: int) -> ProcessId | None:
+    """A kernel without SO_PEERPIDFD cannot tell a process from one that got its pid between `connect` and now."""
+    found = processes.process_id(pid)
+    try:
+        pidfd = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as exc:
+        return found if exc.errno == errno.ENOPROTOOPT else None  # else: it has been collected
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        has_ended = bool(poll.poll(0))  # asked last: while it lives, nobody else has its pid
+    finally:
+        os.close(pidfd)
+    return None if has_ended else found
+
+
+def _groups(connection: socket.socket) -> tuple[int, ...]:
+    """The supplementary groups of the process that connected.  Raises OSError."""
+    try:
+        return tuple(array("I", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)))
+    except OSError as exc:
+        if exc.errno != errno.ERANGE:
+            raise
+    return _many_groups(connection)
+
+
+def _many_groups(connection: socket.socket) -> tuple[int, ...]:
+    """By the C library, which gives more than Python's own getsockopt does.  Raises OSError."""
     groups = (ctypes.c_uint32 * _MAX_GROUPS)()
     size = ctypes.c_uint32(ctypes.sizeof(groups))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.getsockopt(connection.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, groups, ctypes.byref(size)):
         raise OSError(ctypes.get_errno(), "SO_PEERGROUPS")
-    return groups[: size.value // ctypes.sizeof(ctypes.c_uint32)]
+    return tuple(groups[: size.value // ctypes.sizeof(ctypes.c_uint32)])

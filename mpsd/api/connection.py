@@ -8,8 +8,9 @@ the notification `goodbye` in any case.  Whatever goes wrong in here ends this c
 
 import math
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import structlog
@@ -18,6 +19,8 @@ import trio
 from mpsd import __version__
 from mpsd.api.audit import Audit
 from mpsd.api.authority import Peer
+from mpsd.api.datagrams import Datagram, parse, receive_now, send, until_gone
+from mpsd.api.descriptors import Descriptors
 from mpsd.api.dispatch import dispatch
 from mpsd.api.events import Subscription
 from mpsd.api.exchange import Call, State
@@ -26,7 +29,7 @@ from mpsd.api.table import HELLO, METHODS
 from mpsd.errors import MpsdError, ProtocolError, Stopping
 from mpsd.wire import params
 from mpsd.wire.messages import MINOR, MOST_PAGE, VERSION, Hello
-from mpsd.wire.rpc import MAX_BYTES, Notification, Request, Response, decode, encode, error_map
+from mpsd.wire.rpc import MAX_BYTES, Notification, Request, Response, encode, error_map
 
 log = structlog.get_logger()
 _BATCH = 64  # events sent to one reader before others have their turn
@@ -85,31 +88,39 @@ class Connection:
 
     async def _converse(self) -> None:
         try:
-            while (data := await self._receive()) is not None:
-                await self._answer(data)
+            is_over = False
+            while not is_over:
+                datagram = await self._receive()
+                try:
+                    is_over = not datagram.data
+                    if not is_over:
+                        await self._answer(parse(datagram), datagram.descriptors)
+                finally:
+                    await datagram.descriptors.close_strange()
         except ProtocolError as error:
             log.info("api.dropped", **self._who(), why=str(error))
             self.part(error)
         except (OSError, trio.TooSlowError) as exc:
             log.info("api.dropped", **self._who(), why=repr(exc))
 
-    async def _answer(self, data: bytes) -> None:
-        request = decode(data)
-        if not isinstance(request, Request):
-            raise ProtocolError("only requests come from clients")
+    async def _answer(self, request: Request, taken: Descriptors) -> None:
+        given = Descriptors()
         try:
-            result = self._greet(request) if request.method == HELLO else await self._call(request)
+            result = self._greet(request, taken) if request.method == HELLO else await self._call(request, taken, given)
+            await self._send(encode(Response(request.id, None, result)), given)
         except MpsdError as error:
             await self._send(encode(Response(request.id, error_map(error), None)))
             if isinstance(error, ProtocolError):
                 raise
-        else:
-            await self._send(encode(Response(request.id, None, result)))
+        finally:
+            given.close()
         if self._told is not self.subscription:
             self._told = self.subscription
             self._told_changed.set()
 
-    def _greet(self, request: Request) -> Mapping[str, Any]:
+    def _greet(self, request: Request, taken: Descriptors) -> Mapping[str, Any]:
+        if taken:
+            raise ProtocolError("hello takes no descriptors")
         if self._has_greeted:
             raise ProtocolError("hello is said once")
         version = request.params.get("version")
@@ -130,17 +141,41 @@ class Connection:
             "methods": [HELLO, *METHODS],
         }
 
-    async def _call(self, request: Request) -> Mapping[str, Any]:
+    async def _call(self, request: Request, taken: Descriptors, given: Descriptors) -> Mapping[str, Any]:
         if not self._has_greeted:
             raise ProtocolError(f"the first request is hello, and not {request.method[:64]!r}")
         if not self.peer.is_operator:
             async with self.turn:  # taking it waits until all others who can go on have done so once
                 pass
-        return await dispatch(Call(self.services, self.state, self.peer, self, request), self.audit)
+        call = Call(self.services, self.state, self.peer, self, request, taken, given)
+        method = METHODS.get(request.method)
+        if method is None or not method.may_be_given_up:
+            return await dispatch(call, self.audit)
+        return await self._unless_gone(partial(dispatch, call, self.audit))
 
-    async def _receive(self) -> bytes | None:
-        """The next datagram; None at the end.  Raises ProtocolError for one that is too large, carries descriptors, or does
-        not come in time."""
+    async def _unless_gone(self, run: Callable[[], Awaitable[Mapping[str, Any]]]) -> Mapping[str, Any]:
+        """Raises BrokenPipeError when the peer hangs up first: nobody waits for it any more."""
+        result: Mapping[str, Any] | None = None
+        refusal: MpsdError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_when_gone, nursery.cancel_scope)
+            try:
+                result = await run()
+            except MpsdError as error:
+                refusal = error
+            nursery.cancel_scope.cancel()
+        if refusal is not None:
+            raise refusal
+        if result is None:
+            raise BrokenPipeError("the peer hung up while it waited")
+        return result
+
+    async def _cancel_when_gone(self, scope: trio.CancelScope) -> None:
+        await until_gone(self.sock)
+        scope.cancel()
+
+    async def _receive(self) -> Datagram:
+        """The next datagram.  Raises ProtocolError for one that does not come in time."""
         seconds = self.patience.idle_seconds if self._has_greeted else self.patience.hello_seconds
         while True:
             with trio.move_on_after(seconds) as waiting:
@@ -150,35 +185,17 @@ class Connection:
                     continue  # it listens, and need not speak
                 raise ProtocolError(f"nothing was said for {seconds:g} s" + ("" if self._has_greeted else ", not even hello"))
             try:
-                return self._receive_now()
+                return receive_now(self.sock)
             except (BlockingIOError, ConnectionResetError):
                 continue  # a reset is told once, before what is still queued
 
-    def _receive_now(self) -> bytes | None:
-        """Descriptors are not even taken: without room for them the kernel drops its own copies, and says that there were some.
-        No method wants one."""
-        data, _, flags, _ = self.sock.recvmsg(MAX_BYTES)
-        if flags & socket.MSG_TRUNC:
-            raise ProtocolError(f"a datagram has more than {MAX_BYTES} bytes")
-        if flags & socket.MSG_CTRUNC:
-            raise ProtocolError("a request carries descriptors, and no method wants one")
-        return data or None
-
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    async def _send(self, data: bytes) -> None:
-        """Raises TooSlowError when the peer does not read what it asked for."""
+    async def _send(self, data: bytes, given: Descriptors | None = None) -> None:
+        """Raises TooSlowError when the peer does not read what it asked for.  The kernel has its own of what is given."""
         with trio.fail_after(self.patience.send_seconds):
             async with self._sending:
-                await self._send_when_possible(data)
-
-    async def _send_when_possible(self, data: bytes) -> None:
-        while True:
-            try:
-                self.sock.send(data, socket.MSG_NOSIGNAL)
-                return
-            except BlockingIOError:
-                await trio.lowlevel.wait_writable(self.sock)
+                await send(self.sock, data, given.held if given else ())
 
     async def _tell_events(self) -> None:
         """What was subscribed to, in the order in which it happened.  A reader may be slow for ever: what waits for it is
@@ -198,7 +215,7 @@ class Connection:
         for _ in range(_BATCH):
             if (data := subscription.take_now()) is None:
                 return
-            await self._send_when_possible(data)
+            await send(self.sock, data)
 
     def _who(self) -> Mapping[str, Any]:
         return {"pid": self.peer.pid, "uid": self.peer.uid, "program": self._program}

@@ -1,6 +1,6 @@
 """dispatch(): the only way from a request to a handler, and so the only place that checks privilege and records changes.
 
-    request --METHODS--> method --parse--> ask --(may the peer?)--> handler --> result
+    request --METHODS--> method --parse--> ask --(descriptors?)--(may the peer?)--> handler --> result
 
 A change is recorded whatever came of it.
 """
@@ -9,12 +9,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import trio
+
 from mpsd.api.audit import DONE, Audit
 from mpsd.api.authority import Peer
 from mpsd.api.exchange import Call
 from mpsd.api.services import Services
 from mpsd.api.table import METHODS, Method, Privilege
-from mpsd.errors import MpsdError, NoSuchClient, NoSuchLease, NoSuchMethod, NotAllowed
+from mpsd.errors import BadRequest, MpsdError, NoSuchMethod, NotAllowed, ProtocolError
 from mpsd.lease import SelectorKind
 from mpsd.schema import describe
 from mpsd.wire import params
@@ -23,6 +25,7 @@ from mpsd.wire.plain import plain
 from mpsd.wire.rpc import Request
 
 BUG = "bug"
+GIVEN_UP = "given up"  # nobody waits for it any more, or mpsd ends
 HIDDEN = "(hidden)"
 
 
@@ -32,6 +35,7 @@ async def dispatch(call: Call[Request], audit: Audit) -> Mapping[str, Any]:
     if method is None:
         raise NoSuchMethod(f"there is no method {describe(call.ask.method)}")
     ask: Any = params.parse(method.ask, call.ask.params)  # what is no request at all is no attempt to change something
+    _count(method, ask, call)
     if not method.changes:
         return await _run(method, call, ask)
     outcome = BUG
@@ -41,6 +45,9 @@ async def dispatch(call: Call[Request], audit: Audit) -> Mapping[str, Any]:
     except MpsdError as error:
         outcome = f"{error.code.name}: {error}"
         raise
+    except trio.Cancelled:
+        outcome = GIVEN_UP
+        raise
     finally:
         audit.record(call.peer, call.ask.method, _record(ask), outcome)
     return result
@@ -48,7 +55,17 @@ async def dispatch(call: Call[Request], audit: Audit) -> Mapping[str, Any]:
 
 async def _run(method: Method, call: Call[Request], ask: Any) -> Mapping[str, Any]:
     _check(method, call.services, call.peer, ask, call.ask.method)
-    return await method.run(Call(call.services, call.state, call.peer, call.listener, ask))
+    return await method.run(dataclasses.replace(call, ask=ask))
+
+
+def _count(method: Method, ask: Any, call: Call[Request]) -> None:
+    """Raises the refusal where other descriptors came than the method takes."""
+    name, found = call.ask.method, len(call.taken)
+    if method.takes is None:
+        if found:
+            raise ProtocolError(f"the request carries descriptors, and {name} takes none")
+    elif found != (wanted := method.takes(ask)):
+        raise BadRequest(f"{name} carries {found} descriptors, and by its parameters it takes {wanted}")
 
 
 def _check(method: Method, services: Services, peer: Peer, ask: Any, name: str) -> None:
@@ -57,17 +74,9 @@ def _check(method: Method, services: Services, peer: Peer, ask: Any, name: str) 
         return
     if method.privilege is Privilege.OPERATOR:
         raise NotAllowed(f"{name} needs an operator; you are user {peer.uid}")
-    if not _is_owner(method, services, peer, ask):
-        assert method.absent is not None, "a row of Privilege.OWNER says how it is refused"
-        raise method.absent(ask)
-
-
-def _is_owner(method: Method, services: Services, peer: Peer, ask: Any) -> bool:
-    assert method.owner is not None, "a row of Privilege.OWNER says whose it is"
-    try:
-        return method.owner(services, ask) == peer.uid
-    except (NoSuchLease, NoSuchClient):
-        return False
+    assert method.refusal is not None, "a row whose privilege depends on what is asked for says how it is refused"
+    if refusal := method.refusal(services, peer, ask):
+        raise refusal
 
 
 def _record(ask: Any) -> Mapping[str, Any]:

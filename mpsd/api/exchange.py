@@ -1,13 +1,16 @@
 """One call: who asks, what they ask, of what; and how lists are cut into pages that hold only what the asker may see."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from mpsd.api.authority import Peer
+from mpsd.api.descriptors import Descriptors
 from mpsd.api.events import EventBus, Subscription
 from mpsd.api.faults import FaultLog, Reports
 from mpsd.api.services import Services
+from mpsd.errors import NoSuchClient
+from mpsd.model import ProcessId
 from mpsd.wire.messages import Page
 from mpsd.wire.rpc import MAX_BYTES, size
 
@@ -38,13 +41,26 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R]):
-    """A request on its way to its handler; who may was checked before (dispatch.py)."""
+    """A request on its way to its handler; who may, and how many descriptors it needs, was checked before (dispatch.py).
+
+    taken: the descriptors that came with it; given: those that go with the answer.
+    """
 
     services: Services
     state: State
     peer: Peer
     listener: Listener
     ask: R
+    taken: Descriptors = field(default_factory=Descriptors)
+    given: Descriptors = field(default_factory=Descriptors)
+
+    def process(self) -> ProcessId:
+        """Who asks, as a process.  Raises NoSuchClient for one that mpsd's pid namespace does not have, or that has ended: a
+        connection may outlive the process that made it, and a later one may have its pid."""
+        process = self.peer.process
+        if process is None or self.services.find_process(process.pid) != process:
+            raise NoSuchClient(f"pid {self.peer.pid} of user {self.peer.uid}, who connected, is not there any more for mpsd")
+        return process
 
 
 Handler = Callable[[Call[Any]], Awaitable[Mapping[str, Any]]]

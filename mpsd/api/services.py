@@ -211,10 +211,12 @@ class Arenas(Protocol):
     async def take(
         self, arena_id: int, process: ProcessId, after: int | None, limit: int
     ) -> tuple[list[Allocation], list[int]]:
-        """Committed allocations beyond an offset, by offset, and a descriptor of each.  Raises NotAllowed unless it holds it."""
+        """Committed allocations beyond an offset, by offset, and a descriptor of each.
+
+        Raises NotAllowed unless it holds it."""
 
     async def layout(self, arena_id: int, process: ProcessId) -> tuple[Arena, int]:
-        """A sealed memory file.  Raises NotAllowed unless it holds the arena."""
+        """A sealed memory file; -1 before the first layout.  Raises NotAllowed unless it holds the arena."""
 
     async def close(self, arena_id: int, process: ProcessId) -> Arena:
         """It holds the arena no longer.  What its writer did not commit is dropped."""
@@ -233,11 +235,21 @@ class Arenas(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class KeeperView:
+    """The process that holds the arenas' memory.  state: "works", or why it does not.  held: how many descriptors."""
+
+    state: str
+    pid: int | None = None
+    held: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Services:
     """Everything that a method may reach.
 
     find_process: None where no process has the pid.  facts: what `status` says besides, as the backend and the mode.
-    started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.
+    started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.  arenas: None in a daemon that
+    keeps no memory.  keeper: None likewise.
     """
 
     leases: Leases
@@ -250,3 +262,5 @@ class Services:
     started_at: float
     facts: Mapping[str, Any] = field(default_factory=dict)
     fault_sources: Callable[[], Mapping[str, str]] = dict
+    arenas: Arenas | None = None
+    keeper: Callable[[], KeeperView | None] = lambda: None

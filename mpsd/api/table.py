@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from mpsd.api.authority import Peer
 from mpsd.api.exchange import Handler, paged
-from mpsd.api.methods import clients, daemon, domains, events, faults, leases, limits, stop
+from mpsd.api.methods import arenas, clients, daemon, domains, events, faults, leases, limits, stop
 from mpsd.api.services import Services
-from mpsd.errors import MpsdError, NoSuchClient, NoSuchLease
-from mpsd.wire import messages
+from mpsd.errors import MpsdError
+from mpsd.wire import arena_messages, messages
 from mpsd.wire.messages import ClientId, LeaseId, RenewLease
+
+Refuses = Callable[[Services, Peer, Any], MpsdError | None]
 
 
 class Privilege(Enum):
@@ -22,6 +25,8 @@ class Privilege(Enum):
     ANYONE = "anyone"
     SEEN = "anyone, of what is theirs; an operator, of all"  # lists: rows of others are left out (exchange.py, paged)
     OWNER = "an operator, and the user whose it is"
+    ARENA = "an operator, and whom the mode of the arena lets"
+    HOLDER = "a process that has the arena open"  # the vault knows which of them is the writer
     CLIENT = "a client, of itself"  # the handler knows who asks, and takes nobody else's word (methods/faults.py)
     OPERATOR = "an operator"
 
@@ -30,9 +35,10 @@ class Privilege(Enum):
 class Method:
     """A row of the table.
 
-    changes: it is audited.  owner and absent are those of Privilege.OWNER: the user whose it is (or the refusal that it is not
-    there), and the refusal for it, the same whether it is not there or another's: that it exists is told to nobody else.
-    told: what came of it, in words for the audit, where "done" does not say all.
+    changes: it is audited.  refusal: of OWNER, ARENA and HOLDER, why this peer may not, None where it may; the same whether it
+    is not there or another's, since that it exists is told to nobody else.  told: what came of it, in words for the audit,
+    where "done" does not say all.  takes: how many descriptors come with it; None: it never takes any.  gives: some may come
+    with its result.  may_be_given_up: it may wait for long, and waits no longer than the peer does.
     """
 
     privilege: Privilege
@@ -40,25 +46,23 @@ class Method:
     run: Handler
     help: str
     changes: bool = False
-    owner: Callable[[Services, Any], int | None] | None = None
-    absent: Callable[[Any], MpsdError] | None = None
+    refusal: Refuses | None = None
     told: Callable[[Mapping[str, Any]], str] | None = None
-
-
-def _no_lease(ask: LeaseId | RenewLease) -> MpsdError:
-    return NoSuchLease(f"no lease has id {ask.id}")
-
-
-def _no_client(ask: ClientId) -> MpsdError:
-    return NoSuchClient(f"no client has pid {ask.pid}")
+    takes: Callable[[Any], int] | None = None
+    gives: bool = False
+    may_be_given_up: bool = False
 
 
 def _of_lease(ask: type, run: Handler, help: str, *, changes: bool) -> Method:
-    return Method(Privilege.OWNER, ask, run, help, changes, leases.owner, _no_lease)
+    return Method(Privilege.OWNER, ask, run, help, changes, leases.refusal)
 
 
 def _of_client(ask: type, run: Handler, help: str, *, changes: bool) -> Method:
-    return Method(Privilege.OWNER, ask, run, help, changes, clients.owner, _no_client)
+    return Method(Privilege.OWNER, ask, run, help, changes, clients.refusal)
+
+
+def _of_holder(ask: type, run: Handler, help: str, **more: Any) -> Method:
+    return Method(Privilege.HOLDER, ask, run, help, refusal=arenas.refusal_unless_holder, **more)
 
 
 HELLO = "hello"  # answered by the connection itself, once
@@ -112,6 +116,59 @@ METHODS: dict[str, Method] = {
     "blame.list": Method(Privilege.OPERATOR, messages.Page, paged(faults.list_blame), "What is held against whom"),
     "blame.pardon": Method(
         Privilege.OPERATOR, messages.BlameKey, faults.pardon, "Hold nothing against somebody any more", changes=True
+    ),
+    "arena.create": Method(
+        Privilege.ANYONE, arena_messages.CreateArena, arenas.create, "Make an arena, with nothing in it", changes=True
+    ),
+    "arena.get": Method(Privilege.ARENA, arena_messages.ArenaName, arenas.get, "One arena", refusal=arenas.refusal_by_mode),
+    "arena.list": Method(Privilege.SEEN, messages.Page, paged(arenas.list_arenas), "Arenas, by id"),
+    "arena.open": Method(
+        Privilege.ARENA,
+        arena_messages.OpenArena,
+        arenas.open_arena,
+        "Hold an arena, to write or to read",
+        changes=True,
+        refusal=arenas.refusal_by_mode,
+        may_be_given_up=True,
+    ),
+    "arena.put": _of_holder(
+        arena_messages.PutMemory, arenas.put, "Put memory into an arena", takes=lambda ask: len(ask.allocations)
+    ),
+    "arena.drop": _of_holder(arena_messages.DropMemory, arenas.drop, "Take memory out of an arena"),
+    "arena.commit": _of_holder(
+        arena_messages.CommitArena,
+        arenas.commit,
+        "Make what was put and dropped hold, all of it or nothing",
+        changes=True,
+        takes=lambda ask: int(ask.has_layout),
+    ),
+    "arena.take": _of_holder(arena_messages.TakeMemory, arenas.take, "Get the committed memory of an arena", gives=True),
+    "arena.layout": _of_holder(arena_messages.ArenaId, arenas.layout, "Get the committed layout of an arena", gives=True),
+    "arena.close": _of_holder(arena_messages.ArenaId, arenas.close, "Hold an arena no longer", changes=True),
+    "arena.seal": _of_holder(arena_messages.SealArena, arenas.seal, "Let nobody write an arena any more", changes=True),
+    "arena.change": Method(
+        Privilege.OWNER,
+        arena_messages.ChangeArena,
+        arenas.change,
+        "Change what an arena may hold, who may open it, how long it stays",
+        changes=True,
+        refusal=arenas.refusal_of_others,
+    ),
+    "arena.remove": Method(
+        Privilege.OWNER,
+        arena_messages.ArenaName,
+        arenas.remove,
+        "Remove an arena and what is in it",
+        changes=True,
+        refusal=arenas.refusal_of_others,
+    ),
+    "arena.make_room": Method(
+        Privilege.ANYONE,
+        arena_messages.MakeRoom,
+        arenas.make_room,
+        "Free memory of arenas that nobody holds",
+        changes=True,
+        told=arenas.room_made,
     ),
     "events.subscribe": Method(Privilege.SEEN, messages.Subscribe, events.subscribe, "Be told of events from now on"),
     "events.unsubscribe": Method(Privilege.ANYONE, messages.Nothing, events.unsubscribe, "Be told no more events"),

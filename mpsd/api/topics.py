@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpsd.api.authority import Peer
+from mpsd.arena import Access
 from mpsd.errors import BadRequest
+from mpsd.policy.arena_mode import may
 from mpsd.wire.incidents import NAMING
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """owner: the fact that says whose event it is; empty: everybody's.  private: facts that only operators are told.
-    for_operators: they alone are told that it happened."""
+    """owner: the fact that says whose event it is; empty: everybody's.  by_mode: whoever may read the arena is told too, by the
+    facts owner_gid and mode.  private: facts that only operators are told.  for_operators: they alone are told that it
+    happened."""
 
     owner: str = ""
+    by_mode: bool = False
     private: frozenset[str] = frozenset()
     for_operators: bool = False
 
@@ -30,6 +34,7 @@ FAMILIES: Mapping[str, Family] = {
     "fault": Family(private=frozenset({"pid", "pids", "uid", "evidence"}) | NAMING),
     "gpu": Family(),
     "blame": Family(for_operators=True),
+    "arena": Family(owner="owner_uid", by_mode=True),
 }
 
 
@@ -42,7 +47,16 @@ def may_see(peer: Peer, topic: str, facts: Mapping[str, Any]) -> bool:
     family = family_of(topic)
     if peer.is_operator or family is None or family.for_operators:
         return peer.is_operator
-    return not family.owner or facts.get(family.owner) == peer.uid
+    if not family.owner or facts.get(family.owner) == peer.uid:
+        return True
+    return family.by_mode and _may_read(peer, facts)
+
+
+def _may_read(peer: Peer, facts: Mapping[str, Any]) -> bool:
+    match facts:
+        case {"owner_uid": int(uid), "owner_gid": int(gid), "mode": int(mode)}:
+            return may(Access.READ, mode, uid, gid, peer.uid, peer.gids)
+    return False
 
 
 def public_facts(topic: str, facts: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """The parameters of every method, each a frozen value once it has been checked.
 
-Which method takes which is in api/table.py; what they mean, in docs/protocol.md, "Methods".
+Those of arenas are in arena_messages.py.  Which method takes which is in api/table.py; what they mean, in docs/protocol.md,
+"Methods".
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from mpsd.stop import Way
 from mpsd.wire.params import array, boolean, choice, maybe, number, param, record, table, text, whole
 
 VERSION = 1  # of the protocol; another number is another protocol
-MINOR = 2  # counts what was added to it since
+MINOR = 3  # counts what was added to it since
 
 MOST_SECONDS = 1e9  # some thirty years
 MOST_MOMENT = 9e9  # since the epoch: some time after 2250
@@ -22,14 +23,14 @@ MOST_GPUS = 64
 PAGE = 100
 MOST_PAGE = 1000
 
-_ID = whole(0, 2**63 - 1)
+ID = whole(0, 2**63 - 1)
 _PID = whole(1, 2**31 - 1)
 _START_TIME = whole(0, 2**63 - 1)
-_GPU = text(1, 80)
-_GPUS = array(_GPU, MOST_GPUS)
+GPU = text(1, 80)
+_GPUS = array(GPU, MOST_GPUS)
 _NAME = text(1, 128)
 _SECONDS = number(0, MOST_SECONDS, may_be_least=False)
-_PATIENCE = number(0, 3600)
+PATIENCE = number(0, 3600)
 _MEMORY = whole(MIB, 2**62 - 1)
 _ADDRESS = whole(0, 2**64 - 1)
 _KEY = text(1, 512)
@@ -59,7 +60,7 @@ class Nothing:
 class Page:
     """Which part of a list: what comes behind `after`."""
 
-    after: int | None = param(maybe(_ID), None)
+    after: int | None = param(maybe(ID), None)
     limit: int = param(whole(1, MOST_PAGE), PAGE)
 
 
@@ -79,7 +80,7 @@ class CreateLease:
     gpus: tuple[str, ...] = param(_GPUS, ())
     sm_percent: float | None = param(maybe(_PERCENT), None)
     sm_count: int | None = param(maybe(whole(1, 65535)), None)
-    memory_bytes: Mapping[str, int] | None = param(maybe(table(_GPU, _MEMORY, MOST_GPUS)), None)
+    memory_bytes: Mapping[str, int] | None = param(maybe(table(GPU, _MEMORY, MOST_GPUS)), None)
     priority: int = param(whole(0, 1), 0)
     domain: DomainPolicy = param(choice(DomainPolicy), DomainPolicy.SHARED)
     group: str = param(text(0, 64), "")
@@ -92,12 +93,12 @@ class CreateLease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseId:
-    id: int = param(_ID)
+    id: int = param(ID)
 
 
 @dataclass(frozen=True, slots=True)
 class RenewLease:
-    id: int = param(_ID)
+    id: int = param(ID)
     ttl_seconds: float | None = param(maybe(_SECONDS), None)
 
 
@@ -123,8 +124,8 @@ class StopClient:
     container: str | None = param(maybe(text(1, 256)), None)
     start_time: int = param(_START_TIME, 0)
     way: Way = param(choice(Way), Way.TERMINATE)
-    grace_seconds: float = param(_PATIENCE, 0.0)
-    drain_seconds: float = param(_PATIENCE, 5.0)
+    grace_seconds: float = param(PATIENCE, 0.0)
+    drain_seconds: float = param(PATIENCE, 5.0)
     force: bool = param(boolean(), False)
 
 
@@ -150,9 +151,7 @@ class SetLimits:
     """What is nil stays as it is; a memory limit of 0 is none."""
 
     default_active_thread_percentage: float | None = param(maybe(_PERCENT), None)
-    default_device_pinned_mem_limit: Mapping[str, int] | None = param(
-        maybe(table(_GPU, whole(0, 2**62 - 1), MOST_GPUS)), None
-    )
+    default_device_pinned_mem_limit: Mapping[str, int] | None = param(maybe(table(GPU, whole(0, 2**62 - 1), MOST_GPUS)), None)
     default_client_priority: int | None = param(maybe(whole(0, 1)), None)
 
 
@@ -175,7 +174,7 @@ class ListIncidents(Page):
 
 @dataclass(frozen=True, slots=True)
 class IncidentNumber:
-    number: int = param(_ID)
+    number: int = param(ID)
 
 
 @dataclass(frozen=True, slots=True)

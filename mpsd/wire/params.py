@@ -6,6 +6,7 @@ accepted) is said there, once, and docs/protocol.md is checked against it.  Whic
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +17,7 @@ from mpsd.schema import describe
 
 M = TypeVar("M")
 _REQUIRED: Any = dataclasses.MISSING
+_WORD = re.compile(r"[A-Za-z0-9._-]*")
 
 
 class Unfit(ValueError):
@@ -95,6 +97,17 @@ def text(least: int, most: int) -> Kind:
     return Kind(f"printable text, {least} to {most} characters", take)
 
 
+def word(least: int, most: int) -> Kind:
+    """A name that is safe in a path, a log and a command line."""
+
+    def take(value: Any) -> str:
+        if not isinstance(value, str) or not least <= len(value) <= most or not _WORD.fullmatch(value):
+            raise Unfit
+        return value
+
+    return Kind(f"letters, digits, dots, underscores and hyphens, {least} to {most} characters", take)
+
+
 def whole(least: int, most: int) -> Kind:
     def take(value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
@@ -138,13 +151,37 @@ def maybe(inner: Kind) -> Kind:
     return Kind(f"{inner.words}; or nil", lambda value: None if value is None else inner.parse(value))
 
 
-def array(inner: Kind, most: int) -> Kind:
+def multiple(of: int, least: int, most: int) -> Kind:
+    inner = whole(least, most)
+
+    def take(value: Any) -> int:
+        if inner.parse(value) % of:
+            raise Unfit
+        return int(value)
+
+    return Kind(f"{inner.words}, a multiple of {of}", take)
+
+
+def array(inner: Kind, most: int, least: int = 0) -> Kind:
     def take(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list) or len(value) > most:
+        if not isinstance(value, list) or not least <= len(value) <= most:
             raise Unfit
         return tuple(inner.parse(each) for each in value)
 
-    return Kind(f"array of at most {most}: {inner.words}", take)
+    count = f"{least} to {most}" if least else f"at most {most}"
+    return Kind(f"array of {count}: {inner.words}", take)
+
+
+def pair(first: tuple[str, Kind], second: tuple[str, Kind]) -> Kind:
+    """An array of two, each with its name for people."""
+    kinds = (first[1], second[1])
+
+    def take(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) != len(kinds):
+            raise Unfit
+        return tuple(kind.parse(each) for kind, each in zip(kinds, value, strict=True))
+
+    return Kind(f"[{first[0]}, {second[0]}]: {first[1].words}; {second[1].words}", take)
 
 
 def table(key: Kind, inner: Kind, most: int) -> Kind:

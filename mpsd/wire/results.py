@@ -1,13 +1,16 @@
-"""Leases, grants, domains and the like as the maps that results hold; docs/protocol.md, "Methods", has every field."""
+"""Leases, grants, domains, arenas and the like as the maps that results hold; docs/protocol.md, "Methods", has every field."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from mpsd.arena import Arena
 from mpsd.lease import Grant, Lease, Selector, SelectorKind
 from mpsd.legacy.board import Defaults, ServerView
 from mpsd.model import Device, DomainView, ProcessId
 
 Map = Mapping[str, Any]
+
+_MOST_READERS = 1024  # that are named: the answer has to fit into a datagram
 
 
 def lease(of: Lease, clients: int, is_owner: bool) -> Map:
@@ -92,4 +95,30 @@ def limits(of: Defaults) -> Map:
         "default_active_thread_percentage": of.thread_percent,
         "default_device_pinned_mem_limit": dict(of.pinned_limits),
         "default_client_priority": of.client_priority,
+    }
+
+
+def arena(of: Arena) -> Map:
+    return {
+        "id": of.id,
+        "name": of.name,
+        "owner_uid": of.owner_uid,
+        "owner_gid": of.owner_gid,
+        "mode": of.mode,
+        "gpu": of.gpu,
+        "base": of.base,
+        "window_bytes": of.window_bytes,
+        "capacity_bytes": of.capacity_bytes,
+        "used_bytes": of.used_bytes,
+        "allocations": of.allocations,
+        "layout_hash": of.layout_hash,
+        "layout_bytes": of.layout_bytes,
+        "generation": of.generation,
+        "is_sealed": of.is_sealed,
+        "writer_pid": of.writer.pid if of.writer else None,
+        "reader_pids": [reader.pid for reader in of.readers[:_MOST_READERS]],
+        "lease_id": of.lease_id,
+        "ttl_seconds": of.ttl_seconds,
+        "created_at": of.created_at,
+        "unheld_since": of.unheld_since,
     }

@@ -3,9 +3,10 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from mpsd.api.authority import Peer
 from mpsd.api.exchange import Call, Rows
 from mpsd.api.services import ClientView, Queued, Services
-from mpsd.errors import NoSuchClient, NoSuchDomain, VendorFailed
+from mpsd.errors import MpsdError, NoSuchClient, NoSuchDomain, VendorFailed
 from mpsd.lease import Grant
 from mpsd.model import ProcessId
 from mpsd.wire import results
@@ -78,9 +79,14 @@ class Clients:
         return "running" if view is not None and view.server_pid is not None else "starting"
 
 
-def owner(services: Services, ask: ClientId | MoveClient) -> int | None:
+def refusal(services: Services, peer: Peer, ask: ClientId | MoveClient) -> MpsdError | None:
+    """Why this user may not have to do with it: to others it does not exist."""
     clients = Clients.of(services)
-    return clients.uid(clients.find(ask))
+    try:
+        is_owner = clients.uid(clients.find(ask)) == peer.uid
+    except NoSuchClient:
+        is_owner = False
+    return None if is_owner else NoSuchClient(f"no client has pid {ask.pid}")
 
 
 def list_clients(call: Call[Page]) -> Rows[ProcessId]:

@@ -31,12 +31,19 @@ async def status(call: Call[Nothing]) -> Map:
         "leases_active": leases[LeaseState.ACTIVE],
         "leases_queued": leases[LeaseState.QUEUED],
         "queue": len(services.leases.queue()),
+        "arenas": len(services.arenas.arenas()) if services.arenas else 0,
+        "keeper": _keeper(services),
         "connections": state.connections(),
         "subscribers": state.events.subscribers,
         "events_lost": state.events.lost,
         "audit_lines_lost": state.audit_lines_lost(),
         "facts": {**services.facts, "fault_sources": dict(services.fault_sources())},
     }
+
+
+def _keeper(services: Services) -> Map | None:
+    found = services.keeper()
+    return {"state": found.state, "pid": found.pid, "descriptors": found.held} if found else None
 
 
 async def health(call: Call[Nothing]) -> Map:

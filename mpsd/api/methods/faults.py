@@ -5,7 +5,7 @@ from functools import partial
 from mpsd.api.authority import Peer
 from mpsd.api.exchange import Call, Rows
 from mpsd.api.methods.clients import Clients
-from mpsd.api.services import FirstError, Services, Standing
+from mpsd.api.services import FirstError, Standing
 from mpsd.errors import NoSuchClient, NotAllowed
 from mpsd.fault import Incident
 from mpsd.model import ProcessId
@@ -51,7 +51,7 @@ async def get(call: Call[IncidentNumber]) -> Map:
 async def report(call: Call[ReportError]) -> Map:
     """The kernel says who asks, so nobody can say it of another."""
     ask, reports = call.ask, call.state.reports
-    process = _asker(call.services, call.peer)
+    process = _client(call)
     counts = reports.left(process) > 0
     if counts:
         reports.count(process)
@@ -60,12 +60,11 @@ async def report(call: Call[ReportError]) -> Map:
     return {**results.process(process), "counts": counts, "left": reports.left(process)}
 
 
-def _asker(services: Services, peer: Peer) -> ProcessId:
-    """Raises NoSuchClient.  A connection may outlive the process that made it: the client with that pid is then another one,
-    and has to be of the same user at least."""
-    process = services.find_process(peer.pid) if peer.pid else None
-    clients = Clients.of(services)
-    if process is None or process not in clients.all() or clients.uid(process) != peer.uid:
+def _client(call: Call[ReportError]) -> ProcessId:
+    """Raises NoSuchClient."""
+    process, peer = call.process(), call.peer
+    clients = Clients.of(call.services)
+    if process not in clients.all() or clients.uid(process) != peer.uid:
         raise NoSuchClient(f"only a client says so, and pid {peer.pid} of user {peer.uid} is none")
     return process
 

@@ -11,7 +11,7 @@ from typing import Any
 from mpsd.api.authority import Peer
 from mpsd.api.exchange import Call, Rows
 from mpsd.api.services import Queued, Services
-from mpsd.errors import BadRequest, NotAllowed
+from mpsd.errors import BadRequest, MpsdError, NoSuchLease, NotAllowed
 from mpsd.lease import FULL_PERCENT, NO_LIMITS, Lease, LeaseSpec, Selector, SelectorKind
 from mpsd.legacy.devices import find_device
 from mpsd.schema import describe
@@ -24,8 +24,13 @@ _ID = attrgetter("id")
 _PARTS = 10**4  # of a percent: enough to tell the SMs of any GPU apart
 
 
-def owner(services: Services, ask: LeaseId | RenewLease) -> int | None:
-    return services.leases.find(ask.id).owner_uid
+def refusal(services: Services, peer: Peer, ask: LeaseId | RenewLease) -> MpsdError | None:
+    """Why this user may not have to do with it: to others it does not exist."""
+    try:
+        is_owner = services.leases.find(ask.id).owner_uid == peer.uid
+    except NoSuchLease:
+        is_owner = False
+    return None if is_owner else NoSuchLease(f"no lease has id {ask.id}")
 
 
 async def create(call: Call[CreateLease]) -> Map:

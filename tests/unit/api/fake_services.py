@@ -5,13 +5,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpsd.api.faults import FaultsInMemory
-from mpsd.api.services import ClientView, Services
+from mpsd.api.services import ClientView, KeeperView, Services
 from mpsd.errors import NoRoom, NoSuchClient, NoSuchLease
 from mpsd.lease import Grant, Identity, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
 from mpsd.legacy.board import ServerView
 from mpsd.legacy.devices import find_device
 from mpsd.model import DomainState, DomainView, ProcessId
 from mpsd.stop import Asker, Manner, Report, Stopped, Target, TargetKind, plan
+from tests.unit.api.fake_arenas import FakeArenas
+from tests.unit.api.fake_arenas import furnish as furnish_arenas
 from tests.unit.api.fake_incidents import NOW as NOW
 from tests.unit.api.fake_incidents import known_faults
 from tests.unit.legacy.fake_board import DEVICES, FakeBoard
@@ -163,6 +165,7 @@ class Fakes:
     board: FakeBoard = field(default_factory=lambda: FakeBoard(tuple(replace(each, multiprocessors=132) for each in DEVICES)))
     domains: FakeDomains = field(init=False)
     stopper: FakeStopper = field(init=False)
+    arenas: FakeArenas = field(init=False)
     faults: FaultsInMemory = field(default_factory=known_faults)
     processes: dict[int, int] = field(default_factory=dict)  # start times
     has_every_process: bool = False
@@ -171,6 +174,7 @@ class Fakes:
     def __post_init__(self) -> None:
         self.domains = FakeDomains(self.board)
         self.stopper = FakeStopper(self.leases)
+        self.arenas = FakeArenas(self.leases.publish)
 
     def find_process(self, pid: int) -> ProcessId | None:
         start_time = self.processes.get(pid, 1 if self.has_every_process else 0)
@@ -187,16 +191,19 @@ class Fakes:
             is_stopping=lambda: self.is_stopping,
             started_at=NOW,
             facts={"backend": "sim", "mode": "privileged"},
+            arenas=self.arenas,
+            keeper=lambda: KeeperView("works", 4711, 2),
         )
 
     def changes(self) -> tuple[object, ...]:
         """What a change would change."""
         done = (list(self.board.ended), list(self.domains.done), list(self.stopper.done), dict(self.faults.held))
-        return (dict(self.leases.made), self.board.present, *done)
+        return (dict(self.leases.made), self.board.present, dict(self.arenas.made), *done)
 
 
 def furnished(publish: Callable[[str, Mapping[str, Any]], None]) -> Fakes:
-    """Two users: 1000 with lease 1, client 586 in domain d1; 2000 with lease 2, client 700 in domain d2; each waits too."""
+    """Two users: 1000 with lease 1, client 586 in domain d1; 2000 with lease 2, client 700 in domain d2; each waits too.
+    Arenas: fake_arenas.py, furnish."""
     fakes = Fakes(FakeLeases(publish))
     fakes.domains.add("d1", clients=1, uid=1000)
     fakes.domains.add("d2", DomainState.FAULT, clients=1, uid=2000)
@@ -210,6 +217,7 @@ def furnished(publish: Callable[[str, Mapping[str, Any]], None]) -> Fakes:
         queued = ProcessId(pid + 1, 10 * pid + 10)
         fakes.leases.waiting.append(FakeQueued(number, uid, "no share is free", process=queued))
         fakes.processes[queued.pid] = queued.start_time
+    furnish_arenas(fakes.arenas, UUIDS[0])
     return fakes
 
 

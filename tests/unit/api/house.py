@@ -1,9 +1,10 @@
 """The socket's own side for the tests of it: an Api over fakes, and callers of any user at real SEQPACKET sockets."""
 
+import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import trio
 
 from mpsd.api.audit import Audit
 from mpsd.api.authority import Peer
+from mpsd.api.descriptors import KERNELS_MOST, close_all, rights
 from mpsd.api.events import EventBus
 from mpsd.api.server import MODE, SOCKET, Api, ApiSettings
 from mpsd.runtime.sockets import listen
@@ -32,12 +34,13 @@ class Caller:
 
     sock: socket.socket
     events: list[Notification] = field(default_factory=list)  # those that came before an answer
+    fds: list[int] = field(default_factory=list)  # that came with frames
     _ids: Iterator[int] = field(default_factory=lambda: count(1))
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
         while True:
             try:
-                self.sock.send(data, socket.MSG_NOSIGNAL)
+                self.sock.sendmsg([data], rights(fds), socket.MSG_NOSIGNAL)
                 return
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self.sock)
@@ -48,14 +51,24 @@ class Caller:
             while True:
                 await trio.lowlevel.wait_readable(self.sock)
                 try:
-                    data = self.sock.recv(1 << 17)
+                    data, fds, _, _ = socket.recv_fds(self.sock, 1 << 17, KERNELS_MOST, socket.MSG_CMSG_CLOEXEC)
                 except (BlockingIOError, ConnectionResetError):
                     continue
+                self.fds += fds
                 return decode(data) if data else None
 
-    async def call(self, method: str, **params: Any) -> Response:
+    def take_fds(self) -> list[int]:
+        """What came since the last time; the caller closes them."""
+        taken, self.fds = self.fds, []
+        return taken
+
+    def close(self) -> None:
+        self.sock.close()
+        close_all(self.take_fds())
+
+    async def call(self, method: str, fds: Sequence[int] = (), **params: Any) -> Response:
         number = next(self._ids)
-        await self.send(encode(Request(number, method, params)))
+        await self.send(encode(Request(number, method, params)), fds)
         while True:
             frame = await self.receive()
             if isinstance(frame, Notification) and frame.method != "goodbye":
@@ -99,15 +112,25 @@ class House:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         theirs.setblocking(False)
-        self.stack.enter_context(ours)
+        caller = Caller(ours)
+        self.stack.callback(caller.close)
+        if peer.process is None:
+            peer = replace(peer, process=self.fakes.find_process(peer.pid))
         self.api.begin_with(peer, theirs, self.nursery)
-        return Caller(ours)
+        return caller
 
     async def call_as(self, peer: Peer = OPERATOR) -> Caller:
         """A connection that has said hello."""
         caller = self.connect(peer)
         await caller.ask("hello", version=VERSION)
         return caller
+
+    def any_fd(self) -> int:
+        """Of a file of two bytes; closed at the end."""
+        made = os.memfd_create("any", os.MFD_CLOEXEC)
+        self.stack.callback(os.close, made)
+        os.write(made, b"{}")
+        return made
 
     def listen(self, directory: Path) -> Path:
         """Serve whoever connects; the socket's path."""
@@ -132,6 +155,7 @@ async def open_house(directory: Path, **settings: Any) -> AsyncIterator[House]:
     bus = EventBus(clock=lambda: NOW)
     fakes = furnished(bus.publish)
     with ExitStack() as stack:
+        stack.callback(fakes.arenas.close_all)
         audit = stack.enter_context(open_audit(directory))
         api = Api(fakes.services(), ApiSettings(**settings), bus, audit)
         async with trio.open_nursery() as nursery:

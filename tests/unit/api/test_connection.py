@@ -150,7 +150,6 @@ async def test_requests_that_wait_are_answered_in_their_order(tmp_path: Path) ->
             assert frame.id == number
 
 
-
 async def test_a_bug_ends_one_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_house(tmp_path) as house:
         bystander, caller = await house.call_as(), await house.call_as()

@@ -14,6 +14,7 @@ from mpsd_client._conversation import Conversation
 
 from mpsd.api.table import HELLO, METHODS
 from mpsd.wire.messages import VERSION
+from mpsd.wire.params import parse
 from mpsd.wire.rpc import Notification, Request, Response, decode, encode
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, Caller, open_house
 
@@ -70,9 +71,17 @@ async def test_what_was_asked_is_answered_as_it_was(name: str, tmp_path: Path) -
         caller = house.connect(who) if name in UNGREETED else await house.call_as(who)
         for direction, data, _ in frames(text):
             if direction == ">":
-                await caller.send(data)
+                await caller.send(data, [house.any_fd()] * descriptors_of(data))
             else:
                 await expect(caller, data)
+
+
+def descriptors_of(data: bytes) -> int:
+    """That a request carries: as many as its parameters say."""
+    request = decode(data)
+    assert isinstance(request, Request)
+    method = METHODS.get(request.method)
+    return method.takes(parse(method.ask, request.params)) if method is not None and method.takes is not None else 0
 
 
 async def expect(caller: Caller, data: bytes) -> None:

@@ -52,9 +52,7 @@ async def test_a_lease_says_what_was_asked(tmp_path: Path) -> None:
         (OPERATOR, {"owner_uid": 0}, 0, False),
     ],
 )
-async def test_whose_a_lease_is(
-    peer: Peer, said: dict[str, Any], owner_uid: int, for_all_users: bool, tmp_path: Path
-) -> None:
+async def test_whose_a_lease_is(peer: Peer, said: dict[str, Any], owner_uid: int, for_all_users: bool, tmp_path: Path) -> None:
     lease = await create(tmp_path, peer, **said)
     assert (lease["owner_uid"], lease["for_all_users"]) == (owner_uid, for_all_users)
 

@@ -18,7 +18,7 @@ from mpsd.wire.params import Param, walk
 from mpsd.wire.plain import plain
 from tests.unit.api.house import OPERATOR, OWNER, open_house
 from tests.unit.api.test_golden import FILES, frames
-from tests.unit.api.test_table import CALLS, NEEDS_CLIENT
+from tests.unit.api.test_table import NEEDS_CLIENT, NEEDS_HOLDER, said
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/protocol.md").read_text()
 METHODS_CHAPTER = PAGE.partition("\n## Methods\n")[2].partition("\n## ")[0]
@@ -74,11 +74,11 @@ async def test_a_section_has_every_field_of_the_result(name: str, tmp_path: Path
     async with open_house(tmp_path) as house:
         house.fakes.processes[OPERATOR.pid] = 1
         house.bus.publish("fault.xid", {"xid": 31})
-        caller = await house.call_as(OWNER if name in NEEDS_CLIENT else OPERATOR)
-        result = await (house.connect().ask(HELLO, version=VERSION) if name == HELLO else caller.ask(name, **CALLS[name]))
+        caller = await house.call_as(OWNER if name in NEEDS_CLIENT | NEEDS_HOLDER else OPERATOR)
+        result = await (house.connect().ask(HELLO, version=VERSION) if name == HELLO else caller.ask(name, **said(name)))
     if "items" in result:
         assert set(result) == {"items", "next"}
-        result = result["items"][0]
+        result = result["items"][0] if name != "arena.take" else result  # its items are no maps
     told_in = name
     if same := SAME_AS.search(section(name)):
         told_in = same[1]

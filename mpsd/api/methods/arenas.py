@@ -1,0 +1,193 @@
+"""arena.create, get, list, open, put, drop, commit, take, layout, close, seal, change, remove, make_room.
+
+Who holds an arena is a process, and not a connection: connections come and go.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpsd.api.authority import Peer
+from mpsd.api.exchange import Call, Rows
+from mpsd.api.services import Arenas, Services
+from mpsd.arena import Access, Allocation, Arena, ArenaSpec
+from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, NotAllowed
+from mpsd.legacy.devices import find_device
+from mpsd.policy.arena_mode import may
+from mpsd.wire import results
+from mpsd.wire.arena_messages import (
+    ArenaId,
+    ArenaName,
+    ChangeArena,
+    CommitArena,
+    CreateArena,
+    DropMemory,
+    MakeRoom,
+    OpenArena,
+    PutMemory,
+    SealArena,
+    TakeMemory,
+)
+from mpsd.wire.messages import Page
+from mpsd.wire.results import Map
+
+_NOBODY = -1  # a user that nobody is
+_SERIAL = 0  # of an allocation that has none yet: the vault gives it one
+_MOST_NAMES = 256  # they fit into a datagram
+
+
+# -- who may -------------------------------------------------------------------------------------------------------------
+
+
+def refusal_by_mode(services: Services, peer: Peer, ask: ArenaName | OpenArena) -> MpsdError | None:
+    """Of one that the peer may see, what is refused is said."""
+    arena = _seen(services, peer, ask)
+    access = ask.access if isinstance(ask, OpenArena) else None
+    if arena is None:
+        return _absent(ask)
+    if access is not None and not _may(peer, arena, access):
+        return NotAllowed(f"arena {arena.name} is user {arena.owner_uid}'s; its mode {arena.mode:03o} lets you not {access} it")
+    return None
+
+
+def refusal_of_others(services: Services, peer: Peer, ask: ArenaName | ChangeArena) -> MpsdError | None:
+    arena = _seen(services, peer, ask)
+    if arena is None:
+        return _absent(ask)
+    return None if arena.owner_uid == peer.uid else NotAllowed(f"arena {arena.name} is user {arena.owner_uid}'s")
+
+
+def refusal_unless_holder(services: Services, peer: Peer, ask: Any) -> MpsdError | None:
+    """Whoever has it open goes on with it, also where its mode was changed.  Others who may see it, the vault refuses."""
+    arena = _find(services, ask)
+    is_holder = arena is not None and peer.process is not None and peer.process in (arena.writer, *arena.readers)
+    return None if is_holder or _seen(services, peer, ask) is not None else _absent(ask)
+
+
+def _find(services: Services, ask: Any) -> Arena | None:
+    arenas = arenas_of(services)
+    try:
+        return arenas.find(ask.name) if hasattr(ask, "name") else arenas.find_id(ask.id)
+    except NoSuchArena:
+        return None
+
+
+def _seen(services: Services, peer: Peer, ask: Any) -> Arena | None:
+    """None for one that is not there, and for one that the peer may not know of."""
+    arena = _find(services, ask)
+    return arena if arena is not None and may_see(peer, arena) else None
+
+
+def _absent(ask: Any) -> MpsdError:
+    return NoSuchArena(f"no arena is called {ask.name}" if hasattr(ask, "name") else f"no arena has id {ask.id}")
+
+
+def may_see(peer: Peer, arena: Arena) -> bool:
+    return peer.is_operator or arena.owner_uid == peer.uid or _may(peer, arena, Access.READ)
+
+
+def _may(peer: Peer, arena: Arena, access: Access) -> bool:
+    return may(access, arena.mode, arena.owner_uid, arena.owner_gid, peer.uid, peer.gids)
+
+
+def arenas_of(services: Services) -> Arenas:
+    """Raises KeeperFailed."""
+    if services.arenas is None:
+        raise KeeperFailed("this mpsd keeps no memory")
+    return services.arenas
+
+
+# -- what is done --------------------------------------------------------------------------------------------------------
+
+
+async def create(call: Call[CreateArena]) -> Map:
+    ask, peer = call.ask, call.peer
+    gpu = find_device(call.services.board.devices, ask.gpu).uuid
+    spec = ArenaSpec(ask.name, gpu, ask.capacity_bytes, ask.window_bytes, ask.mode, ask.ttl_seconds)
+    return results.arena(await arenas_of(call.services).create(spec, peer.uid, peer.gids[0], peer.process))
+
+
+async def get(call: Call[ArenaName]) -> Map:
+    return results.arena(arenas_of(call.services).find(call.ask.name))
+
+
+def list_arenas(call: Call[Page]) -> Rows[Arena]:
+    peer = call.peer
+    found = arenas_of(call.services).arenas()
+    return Rows(((each.id, None if may_see(peer, each) else _NOBODY, each) for each in found), results.arena)
+
+
+async def open_arena(call: Call[OpenArena]) -> Map:
+    arenas, ask = arenas_of(call.services), call.ask
+    found = arenas.find(ask.name)
+    return results.arena(await arenas.open(found.id, ask.access, call.process(), ask.wait_seconds))
+
+
+async def put(call: Call[PutMemory]) -> Map:
+    ask, process = call.ask, call.process()
+    allocations = [Allocation(offset, size, _SERIAL) for offset, size in ask.allocations]
+    arenas = arenas_of(call.services)
+    return _used(await arenas.put(ask.id, ask.generation, process, allocations, call.taken.take()))
+
+
+async def drop(call: Call[DropMemory]) -> Map:
+    ask = call.ask
+    return _used(await arenas_of(call.services).drop(ask.id, ask.generation, call.process(), ask.offsets))
+
+
+async def commit(call: Call[CommitArena]) -> Map:
+    ask, process = call.ask, call.process()
+    arenas = arenas_of(call.services)
+    layout = call.taken.take()[0] if ask.has_layout else None
+    arena = await arenas.commit(ask.id, ask.generation, process, layout)
+    return {"layout_hash": arena.layout_hash, "allocations": arena.allocations, "used_bytes": arena.used_bytes}
+
+
+async def take(call: Call[TakeMemory]) -> Map:
+    """`next` where there may be more."""
+    ask = call.ask
+    found, fds = await arenas_of(call.services).take(ask.id, call.process(), ask.after, ask.limit)
+    call.given.give(fds)
+    more = found[-1].offset if len(found) == ask.limit else None
+    return {"items": [[each.offset, each.bytes] for each in found], "next": more}
+
+
+async def layout(call: Call[ArenaId]) -> Map:
+    """Without a descriptor where no layout was committed yet."""
+    arena, fd = await arenas_of(call.services).layout(call.ask.id, call.process())
+    call.given.give([fd] if fd >= 0 else [])
+    return {"layout_hash": arena.layout_hash, "layout_bytes": arena.layout_bytes}
+
+
+async def close(call: Call[ArenaId]) -> Map:
+    return results.arena(await arenas_of(call.services).close(call.ask.id, call.process()))
+
+
+async def seal(call: Call[SealArena]) -> Map:
+    return results.arena(await arenas_of(call.services).seal(call.ask.id, call.ask.generation, call.process()))
+
+
+async def change(call: Call[ChangeArena]) -> Map:
+    ask = call.ask
+    return results.arena(await arenas_of(call.services).change(ask.id, ask.capacity_bytes, ask.mode, ask.ttl_seconds))
+
+
+async def remove(call: Call[ArenaName]) -> Map:
+    arenas = arenas_of(call.services)
+    return results.arena(await arenas.remove(arenas.find(call.ask.name).id))
+
+
+async def make_room(call: Call[MakeRoom]) -> Map:
+    """Of what was evicted, the names of those that the asker could see."""
+    gpu = find_device(call.services.board.devices, call.ask.gpu).uuid
+    evicted = await arenas_of(call.services).make_room(gpu, call.ask.bytes, call.peer.uid)
+    names = [each.name for each in evicted if may_see(call.peer, each)]
+    return {"freed_bytes": sum(each.used_bytes for each in evicted), "names": names[:_MOST_NAMES]}
+
+
+def room_made(result: Mapping[str, Any]) -> str:
+    """For the audit."""
+    return f"{result['freed_bytes']} bytes, of {', '.join(result['names']) or 'nobody'}"
+
+
+def _used(arena: Arena) -> Map:
+    return {"used_bytes": arena.used_bytes}

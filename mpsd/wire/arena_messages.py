@@ -1,0 +1,103 @@
+"""The parameters of the methods of arenas; all else about parameters is in messages.py.
+
+Offsets and sizes of allocations are multiples of the driver's granule; that they lie in the window is checked by who knows it.
+"""
+
+from dataclasses import dataclass
+
+from mpsd.arena import FIRST_ADDRESS, GRANULE, LAST_ADDRESS, MOST_DESCRIPTORS, Access
+from mpsd.wire.messages import GPU, ID, MOST_SECONDS, PATIENCE
+from mpsd.wire.params import array, boolean, choice, maybe, multiple, number, pair, param, whole, word
+
+MOST_DROPPED = 1024  # at once
+
+_MOST_BYTES = LAST_ADDRESS - FIRST_ADDRESS  # all windows together
+_NAME = word(1, 128)
+_GENERATION = whole(0, 2**63 - 1)
+_SIZE = whole(GRANULE, _MOST_BYTES)
+_MODE = whole(0, 0o777)
+_OFFSET = multiple(GRANULE, 0, _MOST_BYTES - GRANULE)
+_ALLOCATION = pair(("offset", _OFFSET), ("bytes", multiple(GRANULE, GRANULE, _MOST_BYTES)))
+
+
+@dataclass(frozen=True, slots=True)
+class CreateArena:
+    name: str = param(_NAME)
+    gpu: str = param(GPU)
+    capacity_bytes: int = param(_SIZE)
+    window_bytes: int | None = param(maybe(_SIZE), None)
+    mode: int = param(_MODE, 0o600)
+    ttl_seconds: float | None = param(maybe(number(0, MOST_SECONDS, may_be_least=False)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaName:
+    name: str = param(_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenArena:
+    name: str = param(_NAME)
+    access: Access = param(choice(Access))
+    wait_seconds: float = param(PATIENCE, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PutMemory:
+    """With a descriptor for each allocation, in their order."""
+
+    id: int = param(ID)
+    generation: int = param(_GENERATION)
+    allocations: tuple[tuple[int, int], ...] = param(array(_ALLOCATION, MOST_DESCRIPTORS, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class DropMemory:
+    id: int = param(ID)
+    generation: int = param(_GENERATION)
+    offsets: tuple[int, ...] = param(array(_OFFSET, MOST_DROPPED, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class CommitArena:
+    """With a descriptor of the layout, where there is one."""
+
+    id: int = param(ID)
+    generation: int = param(_GENERATION)
+    has_layout: bool = param(boolean())
+
+
+@dataclass(frozen=True, slots=True)
+class TakeMemory:
+    """What comes behind the offset `after`."""
+
+    id: int = param(ID)
+    after: int | None = param(maybe(whole(0, _MOST_BYTES)), None)
+    limit: int = param(whole(1, MOST_DESCRIPTORS), MOST_DESCRIPTORS)
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaId:
+    id: int = param(ID)
+
+
+@dataclass(frozen=True, slots=True)
+class SealArena:
+    id: int = param(ID)
+    generation: int = param(_GENERATION)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeArena:
+    """What is nil stays as it is; a time to live of 0 is none."""
+
+    id: int = param(ID)
+    capacity_bytes: int | None = param(maybe(_SIZE), None)
+    mode: int | None = param(maybe(_MODE), None)
+    ttl_seconds: float | None = param(maybe(number(0, MOST_SECONDS)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class MakeRoom:
+    gpu: str = param(GPU)
+    bytes: int = param(whole(1, _MOST_BYTES))
