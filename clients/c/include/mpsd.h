@@ -66,11 +66,16 @@ extern "C" {
 #include "mpsd/code/driver.h"
 #include "mpsd/code/words.h"
 #include "mpsd/code/wire.h"
+#include "mpsd/code/exchange.h"
 #include "mpsd/code/session.h"
+#include "mpsd/code/ask.h"
 #include "mpsd/code/space.h"
 #include "mpsd/code/place.h"
 #include "mpsd/code/give.h"
+#include "mpsd/code/repair.h"
+#include "mpsd/code/alloc.h"
 #include "mpsd/code/open.h"
+#include "mpsd/code/questions.h"
 #include "mpsd/code/arena.h"
 #endif
 #ifdef __cplusplus

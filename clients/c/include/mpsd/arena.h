@@ -39,7 +39,7 @@ struct mpsd_allocation {
 	int is_adopted; /* it came with open */
 };
 
-/* Called with the arena's lock held: they must not call back.  address, bytes: guards on either side included. */
+/* Called with the arena's lock held: they must not call back.  address, bytes: of the memory alone, without guards. */
 struct mpsd_arena_hooks {
 	int (*before_map)(void *argument, uint64_t address, uint64_t bytes); /* not 0: -errno, and nothing is mapped */
 	void (*after_unmap)(void *argument, uint64_t address, uint64_t bytes);

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: MIT */
+/* mpsd/code/ask.h: what mpsd says of an arena, and who may have it. */
+#ifndef MPSD_CODE_ASK_H
+#define MPSD_CODE_ASK_H
+
+struct mpsd_facts { /* of an arena, as mpsd says them */
+	uint64_t id, base, window_bytes, capacity_bytes, allocations, layout_bytes, generation;
+	int is_sealed;
+	char gpu[64];
+	char layout_hash[65];
+};
+
+static inline int mpsd_broken(struct mpsd_session *session, const char *method, const char *what)
+{
+	return mpsd_fail(session, -EPROTO, 0, 0, "%s: mpsd's answer is wrong: %s", method, what);
+}
+
+static inline int mpsd_read_facts(struct mpsd_session *session, const char *method, const struct mpsd_unpack *result,
+				  struct mpsd_facts *facts)
+{
+	struct mpsd_unpack at;
+
+	memset(facts, 0, sizeof(*facts));
+	if (mpsd_unpack_find_uint(result, "id", &facts->id) < 0 || mpsd_unpack_find_uint(result, "base", &facts->base) < 0 ||
+	    mpsd_unpack_find_uint(result, "window_bytes", &facts->window_bytes) < 0 ||
+	    mpsd_unpack_find_uint(result, "capacity_bytes", &facts->capacity_bytes) < 0 ||
+	    mpsd_unpack_find_uint(result, "allocations", &facts->allocations) < 0 ||
+	    mpsd_unpack_find_uint(result, "layout_bytes", &facts->layout_bytes) < 0 ||
+	    mpsd_unpack_find_uint(result, "generation", &facts->generation) < 0 ||
+	    mpsd_unpack_find(result, "is_sealed", &at) < 0 || mpsd_unpack_bool(&at, &facts->is_sealed) < 0)
+		return mpsd_broken(session, method, "an arena lacks a field");
+	if (!facts->base || !facts->window_bytes || facts->base % MPSD_GRANULE || facts->window_bytes % MPSD_GRANULE ||
+	    facts->base + facts->window_bytes < facts->base)
+		return mpsd_broken(session, method, "the window is no range of addresses");
+	mpsd_copy_text(result, "gpu", facts->gpu, sizeof(facts->gpu));
+	mpsd_copy_text(result, "layout_hash", facts->layout_hash, sizeof(facts->layout_hash));
+	return 0;
+}
+
+/* A method whose parameters are one text, "name", and whose answer is an arena.  facts may be NULL. */
+static inline int mpsd_ask_by_name(struct mpsd_session *session, const char *method, const char *name, struct mpsd_facts *facts)
+{
+	unsigned char bytes[256];
+	struct mpsd_answer answer;
+	struct mpsd_pack pack;
+	int rc;
+
+	mpsd_pack_begin(&pack, bytes, sizeof(bytes));
+	mpsd_pack_map(&pack, 1);
+	mpsd_pack_text(&pack, "name");
+	mpsd_pack_text(&pack, name);
+	if (pack.failed)
+		return mpsd_fail(session, -EINVAL, 0, 0, "%s: the name of an arena has at most 128 characters", method);
+	rc = mpsd_call(session, method, bytes, pack.used, NULL, 0, 1, 0, &answer);
+	if (rc < 0)
+		return rc;
+	if (facts)
+		rc = mpsd_read_facts(session, method, &answer.result, facts);
+	mpsd_answer_clear(&answer);
+	return rc;
+}
+
+/* Asks for access once: who waits does so on a connection of its own, which others do not wait for. */
+static inline int mpsd_ask_access(struct mpsd_session *session, const char *name, enum mpsd_access access, double wait_seconds,
+				  struct mpsd_facts *facts)
+{
+	unsigned char bytes[256];
+	struct mpsd_answer answer;
+	struct mpsd_pack pack;
+	int rc;
+
+	mpsd_pack_begin(&pack, bytes, sizeof(bytes));
+	mpsd_pack_map(&pack, 3);
+	mpsd_pack_text(&pack, "name");
+	mpsd_pack_text(&pack, name);
+	mpsd_pack_text(&pack, "access");
+	mpsd_pack_text(&pack, access == MPSD_WRITE ? "write" : "read");
+	mpsd_pack_text(&pack, "wait_seconds");
+	mpsd_pack_double(&pack, wait_seconds);
+	if (pack.failed)
+		return mpsd_fail(session, -EINVAL, 0, 0, "arena.open: the name of an arena has at most 128 characters");
+	rc = mpsd_call(session, "arena.open", bytes, pack.used, NULL, 0, 1, wait_seconds, &answer);
+	if (rc < 0)
+		return rc;
+	rc = mpsd_read_facts(session, "arena.open", &answer.result, facts);
+	mpsd_answer_clear(&answer);
+	return rc;
+}
+
+/* "id", and "generation" where the method has it; so many other fields follow. */
+static inline void mpsd_pack_arena(struct mpsd_pack *pack, void *bytes, size_t room, uint64_t id, uint64_t generation, uint32_t others)
+{
+	mpsd_pack_begin(pack, bytes, room);
+	mpsd_pack_map(pack, (generation ? 2 : 1) + others);
+	mpsd_pack_text(pack, "id");
+	mpsd_pack_uint(pack, id);
+	if (generation) {
+		mpsd_pack_text(pack, "generation");
+		mpsd_pack_uint(pack, generation);
+	}
+}
+
+/* We hold the arena no longer.  That we did not is as good. */
+static inline int mpsd_give_back(struct mpsd_session *session, uint64_t id)
+{
+	unsigned char bytes[64];
+	struct mpsd_pack pack;
+	int rc;
+
+	mpsd_pack_arena(&pack, bytes, sizeof(bytes), id, 0, 0);
+	rc = mpsd_call(session, "arena.close", bytes, pack.used, NULL, 0, 1, 0, NULL);
+	return rc == -ENOENT || rc == -EACCES ? 0 : rc;
+}
+
+/* The same after a failure, whose words stay. */
+static inline void mpsd_give_back_quietly(struct mpsd_session *session, uint64_t id)
+{
+	struct mpsd_words kept;
+	int has_words = mpsd_keep_words(session, &kept);
+
+	mpsd_give_back(session, id);
+	if (has_words)
+		mpsd_restore_words(session, &kept);
+}
+
+#endif

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mpsd/code/give.h: telling mpsd what there is: what was allocated, what is gone, what is committed.
+ * All is called with the arena's lock held.
+ */
+#ifndef MPSD_CODE_GIVE_H
+#define MPSD_CODE_GIVE_H
+
+/* -- what was dropped ----------------------------------------------------------------------------------------------- */
+
+/* After mpsd was told: what was not committed is gone, the rest goes with the next commit. */
+static inline void mpsd_told(struct mpsd_arena *arena, const uint64_t *offsets, unsigned count)
+{
+	for (unsigned i = 0; i < count; i++) {
+		size_t at = mpsd_space_find(arena, offsets[i]);
+		struct mpsd_item *item = &arena->items[at];
+
+		if (!(item->flags & MPSD_ITEM_COMMITTED)) {
+			mpsd_space_remove(arena, at);
+			continue;
+		}
+		item->flags &= ~(unsigned)MPSD_ITEM_UNTOLD;
+		arena->untold--;
+		arena->untold_bytes -= item->bytes;
+	}
+}
+
+static inline int mpsd_give_drops(struct mpsd_arena *arena)
+{
+	unsigned char bytes[128 + 10 * MPSD_DESCRIPTORS];
+	uint64_t offsets[MPSD_DESCRIPTORS];
+	struct mpsd_pack pack;
+	unsigned count;
+	int rc;
+
+	while (arena->untold) {
+		count = 0;
+		for (size_t i = 0; i < arena->count && count < MPSD_DESCRIPTORS; i++)
+			if (arena->items[i].flags & MPSD_ITEM_UNTOLD)
+				offsets[count++] = arena->items[i].offset;
+		mpsd_pack_arena(&pack, bytes, sizeof(bytes), arena->id, arena->generation, 1);
+		mpsd_pack_text(&pack, "offsets");
+		mpsd_pack_array(&pack, count);
+		for (unsigned i = 0; i < count; i++)
+			mpsd_pack_uint(&pack, offsets[i]);
+		rc = mpsd_call(arena->session, "arena.drop", bytes, pack.used, NULL, 0, 1, 0, NULL);
+		if (rc < 0)
+			return rc;
+		mpsd_told(arena, offsets, count);
+	}
+	return 0;
+}
+
+/* -- what was allocated --------------------------------------------------------------------------------------------- */
+
+/* The next ones that are to be given, and their descriptors; those of LOST ones are made now.  How many, or -errno. */
+static inline int mpsd_gather(struct mpsd_arena *arena, unsigned wanted, size_t *from, size_t *places, int *fds)
+{
+	struct mpsd_item *item;
+	int count = 0, fd;
+
+	for (; *from < arena->count && count < MPSD_DESCRIPTORS; ++*from) {
+		item = &arena->items[*from];
+		if ((item->fd < 0 && !(item->flags & MPSD_ITEM_LOST)) || (item->flags & wanted) != wanted)
+			continue;
+		if (item->fd < 0) {
+			fd = mpsd_place_export(arena, item);
+			if (fd < 0)
+				return fd;
+			item->fd = fd;
+			arena->waiting++;
+		}
+		places[count] = *from;
+		fds[count++] = item->fd;
+	}
+	return count;
+}
+
+static inline void mpsd_given(struct mpsd_arena *arena, const size_t *places, int count)
+{
+	for (int i = 0; i < count; i++) {
+		struct mpsd_item *item = &arena->items[places[i]];
+
+		close(item->fd);
+		item->fd = -1;
+		arena->waiting--;
+		arena->lost -= (item->flags & MPSD_ITEM_LOST) != 0;
+		item->flags &= ~(unsigned)MPSD_ITEM_LOST;
+	}
+}
+
+/* wanted: only those that have these flags; 0: all. */
+static inline int mpsd_give_puts(struct mpsd_arena *arena, unsigned wanted)
+{
+	unsigned char bytes[128 + 20 * MPSD_DESCRIPTORS];
+	size_t places[MPSD_DESCRIPTORS], from = 0;
+	int fds[MPSD_DESCRIPTORS], count, rc;
+	struct mpsd_pack pack;
+
+	while (arena->waiting || arena->lost) {
+		count = mpsd_gather(arena, wanted, &from, places, fds);
+		if (count <= 0)
+			return count;
+		mpsd_pack_arena(&pack, bytes, sizeof(bytes), arena->id, arena->generation, 1);
+		mpsd_pack_text(&pack, "allocations");
+		mpsd_pack_array(&pack, (uint32_t)count);
+		for (int i = 0; i < count; i++) {
+			mpsd_pack_array(&pack, 2);
+			mpsd_pack_uint(&pack, arena->items[places[i]].offset);
+			mpsd_pack_uint(&pack, arena->items[places[i]].bytes);
+		}
+		rc = mpsd_call(arena->session, "arena.put", bytes, pack.used, fds, (unsigned)count, 1, 0, NULL);
+		if (rc < 0)
+			return rc;
+		mpsd_given(arena, places, count);
+	}
+	return 0;
+}
+
+/* Drops first: their places may be those of what was allocated since. */
+static inline int mpsd_give(struct mpsd_arena *arena)
+{
+	int rc = mpsd_give_drops(arena);
+
+	return rc < 0 ? rc : mpsd_give_puts(arena, 0);
+}
+
+/* -- commit --------------------------------------------------------------------------------------------------------- */
+
+/* A descriptor, or -errno with words. */
+static inline int mpsd_layout_file(struct mpsd_arena *arena, const void *layout, size_t bytes)
+{
+	int fd = memfd_create("mpsd-layout", MFD_CLOEXEC);
+	size_t done = 0;
+	ssize_t wrote;
+
+	while (fd >= 0 && done < bytes) {
+		wrote = pwrite(fd, (const char *)layout + done, bytes - done, (off_t)done);
+		if (wrote > 0) {
+			done += (size_t)wrote;
+		} else if (wrote == 0 || errno != EINTR) {
+			close(fd);
+			fd = -1;
+		}
+	}
+	return fd >= 0 ? fd : mpsd_fail(arena->session, -ENOMEM, 0, 0, "arena %s: no memory file of %zu bytes for the layout",
+					arena->name, bytes);
+}
+
+/* What was given is what the next one gets.  layout NULL: the one that mpsd has stays. */
+static inline int mpsd_tell_commit(struct mpsd_arena *arena, const void *layout, size_t layout_bytes)
+{
+	unsigned char bytes[128];
+	struct mpsd_pack pack;
+	int fd = -1, rc;
+
+	if (layout) {
+		fd = mpsd_layout_file(arena, layout, layout_bytes);
+		if (fd < 0)
+			return fd;
+	}
+	mpsd_pack_arena(&pack, bytes, sizeof(bytes), arena->id, arena->generation, 1);
+	mpsd_pack_text(&pack, "has_layout");
+	mpsd_pack_bool(&pack, fd >= 0);
+	rc = mpsd_call(arena->session, "arena.commit", bytes, pack.used, &fd, fd >= 0, 1, 0, NULL);
+	if (fd >= 0)
+		close(fd);
+	return rc;
+}
+
+static inline void mpsd_committed(struct mpsd_arena *arena)
+{
+	size_t kept = 0;
+
+	for (size_t i = 0; i < arena->count; i++) {
+		struct mpsd_item *item = &arena->items[i];
+
+		if (item->flags & MPSD_ITEM_DROPPED) {
+			arena->used_bytes -= item->bytes;
+			continue;
+		}
+		item->flags |= MPSD_ITEM_COMMITTED;
+		arena->items[kept++] = *item;
+	}
+	arena->full_before = kept == arena->count ? arena->full_before : 0;
+	arena->count = kept;
+}
+
+#endif

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mpsd/code/repair.h: when mpsd's keeper has died, so have its descriptors: mpsd answers STALE_GENERATION, and the writer, whose own
+ * handles are good, opens the arena again and gives everything once more.  All is called with the arena's lock held.
+ */
+#ifndef MPSD_CODE_REPAIR_H
+#define MPSD_CODE_REPAIR_H
+
+static inline int mpsd_stale(struct mpsd_arena *arena, const char *why)
+{
+	return mpsd_fail(arena->session, -ESTALE, MPSD_STALE_GENERATION, 0, "arena %s: generation %llu is over: %s", arena->name,
+			 (unsigned long long)arena->generation, why);
+}
+
+/* The writer again, of a new generation that has nothing yet.  0 or -errno. */
+static inline int mpsd_write_again(struct mpsd_arena *arena)
+{
+	struct mpsd_facts facts;
+	int rc = mpsd_ask_access(arena->session, arena->name, MPSD_WRITE, 0, &facts);
+
+	if (rc == -EBUSY || rc == -ENOENT || rc == -EROFS || rc == -EACCES)
+		return mpsd_stale(arena, "another has written since, or it was removed or sealed");
+	if (rc < 0)
+		return rc;
+	if (facts.id == arena->id && facts.generation == arena->generation)
+		return mpsd_stale(arena, "mpsd says so, and says that it is not");
+	if (facts.id != arena->id || facts.base != arena->base || facts.window_bytes != arena->window_bytes || facts.allocations) {
+		mpsd_give_back_quietly(arena->session, facts.id);
+		return mpsd_stale(arena, "another has written since");
+	}
+	arena->generation = facts.generation;
+	arena->capacity_bytes = facts.capacity_bytes;
+	return 0;
+}
+
+/* Everything has to be given again.  Whether all of the last commit is still here. */
+static inline int mpsd_lose(struct mpsd_arena *arena)
+{
+	int is_whole = 1;
+
+	for (size_t i = arena->count; i-- > 0;) {
+		struct mpsd_item *item = &arena->items[i];
+
+		if (item->flags & MPSD_ITEM_DROPPED) {
+			is_whole = is_whole && !(item->flags & MPSD_ITEM_COMMITTED);
+			mpsd_space_remove(arena, i);
+			continue;
+		}
+		arena->lost += !(item->flags & MPSD_ITEM_LOST);
+		item->flags |= MPSD_ITEM_LOST;
+	}
+	arena->is_layout_lost = arena->layout != NULL;
+	return is_whole;
+}
+
+/* What was committed is committed again where all of it is still here; the rest waits. */
+static inline int mpsd_repair(struct mpsd_arena *arena)
+{
+	int is_whole, has_commit = arena->layout != NULL, rc = mpsd_write_again(arena);
+
+	if (rc < 0)
+		return rc;
+	is_whole = mpsd_lose(arena);
+	for (size_t i = 0; i < arena->count; i++) {
+		has_commit = has_commit || arena->items[i].flags & MPSD_ITEM_COMMITTED;
+		if (!is_whole)
+			arena->items[i].flags &= ~(unsigned)MPSD_ITEM_COMMITTED;
+	}
+	if (!is_whole || !has_commit)
+		return 0;
+	rc = mpsd_give_puts(arena, MPSD_ITEM_COMMITTED);
+	if (rc == 0)
+		rc = mpsd_tell_commit(arena, arena->layout, arena->layout_bytes);
+	if (rc == 0)
+		arena->is_layout_lost = 0;
+	return rc;
+}
+
+/* Does something that mpsd may refuse because its keeper died, and after that once more. */
+static inline int mpsd_settle(struct mpsd_arena *arena, int (*what)(struct mpsd_arena *arena, const void *argument), const void *argument)
+{
+	double until = mpsd_now() + mpsd_reconnect_seconds(arena->session);
+	int rc, repairs = 0;
+
+	for (;;) {
+		rc = what(arena, argument);
+		if (rc == -ESTALE && !repairs++)
+			rc = mpsd_repair(arena);
+		else if (rc != -EREMOTEIO || mpsd_error_code(arena->session) != MPSD_KEEPER_FAILED || mpsd_now() >= until)
+			return rc;
+		else
+			mpsd_nap(5 * MPSD_NAP_SECONDS); /* mpsd starts another */
+		if (rc < 0 && rc != -EREMOTEIO)
+			return rc;
+	}
+}
+
+#endif
