@@ -92,8 +92,9 @@ static int lend(struct program *program)
 	client_start(&program->client);
 	fd = export_memory(program);
 	client_say(&program->client, "lent", "descriptor %d", "\"fd\": %d", fd);
-	for (;;)
-		pause();
+	while (pause() < 0)
+		; /* for ever */
+	return 0;
 }
 
 static int put(struct mpsd_session *session, uint64_t id, uint64_t generation, uint64_t first_offset, const int *fds, unsigned count)

@@ -30,19 +30,30 @@ class Wire:
 
     def __init__(self, pipe: Path, uid: int | None = None, seconds: float = ANSWER_SECONDS) -> None:
         """As that user: the kernel notes who connects.  Raises OSError, Gone."""
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sock.settimeout(seconds)
+        self._path, self._uid, self._seconds = str(pipe / "mpsd.sock"), uid, seconds
         self._number = 0
+        self._sock = self._connected()
+        self.ask("hello", version=1, program="compare")
+
+    def _connected(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.settimeout(self._seconds)
         was = os.geteuid()
-        if uid is not None:
-            os.setegid(uid)
-            os.seteuid(uid)
+        if self._uid is not None:
+            os.setegid(self._uid)
+            os.seteuid(self._uid)
         try:
-            self._sock.connect(str(pipe / "mpsd.sock"))
+            sock.connect(self._path)
         finally:
-            if uid is not None:
+            if self._uid is not None:
                 os.seteuid(was)
                 os.setegid(was)
+        return sock
+
+    def renew(self) -> None:
+        """Another connection, after mpsd ended this one."""
+        self._sock.close()
+        self._sock = self._connected()
         self.ask("hello", version=1, program="compare")
 
     def send(self, method: str, fds: Sequence[int] = (), **params: Any) -> None:

@@ -23,6 +23,13 @@ from tests.gpu.comparison.sections import (
     strangers,
     throughput,
     unprivileged,
+    vault_bad,
+    vault_fencing,
+    vault_gone,
+    vault_guards,
+    vault_many,
+    vault_survival,
+    vault_times,
     watched,
 )
 from tests.gpu.comparison.stage import Stage
@@ -58,5 +65,12 @@ SECTIONS = (
     Section("ending", 35, ending.run),
     Section("cost", 45, cost.run),
     Section("unprivileged", 30, unprivileged.run),
+    Section("vault_survival", 200, vault_survival.run),
+    Section("vault_fencing", 200, vault_fencing.run),
+    Section("vault_bad", 60, vault_bad.run),
+    Section("vault_gone", 90, vault_gone.run),
+    Section("vault_guards", 60, vault_guards.run),
+    Section("vault_times", 250, vault_times.run),
+    Section("vault_many", 120, vault_many.run),
     Section("contract", 150, contract.run),
 )

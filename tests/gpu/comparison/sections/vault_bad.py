@@ -37,6 +37,7 @@ class Tally:
             return False
         except Gone:
             self.names.add("the conversation was ended")
+            wire.renew()
             return False
         self.taken.append(what)
         return True
