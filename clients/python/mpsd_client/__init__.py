@@ -1,4 +1,5 @@
-"""A client of mpsd's socket: `Client` blocks, `AsyncClient` is for trio, `calls` has what can be asked.
+"""A client of mpsd's socket: `Client` blocks, `AsyncClient` is for trio, `calls` has what can be asked; and arenas, which are
+GPU memory that outlives the process: `Arena`, `adopt`, and mpsd_client.torch.
 
     from mpsd_client import Client, Selector, calls
 
@@ -6,6 +7,7 @@
         lease = mpsd.ask(calls.lease_create("training", Selector.of_self(), sm_percent=30, ttl_seconds=60))
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from mpsd_client import _calls as calls
@@ -13,18 +15,28 @@ from mpsd_client import _values as values
 from mpsd_client._calls import Call
 from mpsd_client._client import Client
 from mpsd_client._errors import Disconnected, ErrorCode, MpsdError, ProtocolError, Refused
+from mpsd_client._layout import Layout, LayoutError, TensorSpec
 from mpsd_client._values import Event, Lease, Lost, Page, Selector
 
 if TYPE_CHECKING:
+    from mpsd_client._arena import Arena, adopt
     from mpsd_client._async_client import AsyncClient
+    from mpsd_client._session import CudaError
+    from mpsd_client._tensor import Tensor
+    from mpsd_client._window import Block
 
 __all__ = [
+    "Arena",
     "AsyncClient",
+    "Block",
     "Call",
     "Client",
+    "CudaError",
     "Disconnected",
     "ErrorCode",
     "Event",
+    "Layout",
+    "LayoutError",
     "Lease",
     "Lost",
     "MpsdError",
@@ -32,15 +44,25 @@ __all__ = [
     "ProtocolError",
     "Refused",
     "Selector",
+    "Tensor",
+    "TensorSpec",
+    "adopt",
     "calls",
     "values",
 ]
 
+# What needs trio, or the C part, which who only wants Client need not have.
+_LAZY = {
+    "Arena": "_arena",
+    "AsyncClient": "_async_client",
+    "Block": "_window",
+    "CudaError": "_session",
+    "Tensor": "_tensor",
+    "adopt": "_arena",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """AsyncClient needs trio, which who only wants Client need not have."""
-    if name == "AsyncClient":
-        from mpsd_client._async_client import AsyncClient
-
-        return AsyncClient
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"mpsd_client.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__} has no attribute {name}")

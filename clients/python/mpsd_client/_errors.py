@@ -25,6 +25,10 @@ class ErrorCode(IntEnum):
     REFUSED = 17
     NO_SUCH_METHOD = 18
     NO_SUCH_FAULT = 19
+    NO_SUCH_ARENA = 20
+    ARENA_BUSY = 21
+    STALE_GENERATION = 22
+    ARENA_SEALED = 23
 
 
 class MpsdError(Exception):

@@ -1,0 +1,78 @@
+"""The GPU that an arena lies on, as CUDA in this process counts, and its context while we work on it.
+
+Only documented calls of libcuda.so.1, by ctypes; nothing is loaded before it is needed.
+"""
+
+import ctypes
+import functools
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import byref, c_char, c_int, c_void_p
+from typing import Any
+
+from mpsd_client._session import CudaError
+
+INVALID_CONTEXT = 201
+
+
+@functools.cache
+def _driver() -> Any:
+    """Raises OSError: this machine has no CUDA driver."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    _call(driver, "cuInit", 0)
+    return driver
+
+
+def _call(driver: Any, name: str, *arguments: Any) -> None:
+    if status := getattr(driver, name)(*arguments):
+        raise CudaError(status, f"{name} failed")
+
+
+def device_of(gpu: str) -> int:
+    """The ordinal of a GPU (`GPU-...`) in this process.  Raises LookupError: it is not visible here."""
+    driver, count, bytes_ = _driver(), c_int(), (c_char * 16)()
+    _call(driver, "cuDeviceGetCount", byref(count))
+    seen = []
+    for ordinal in range(count.value):
+        device = c_int()
+        _call(driver, "cuDeviceGet", byref(device), ordinal)
+        _call(driver, "cuDeviceGetUuid_v2", bytes_, device)
+        seen.append(f"GPU-{uuid.UUID(bytes=bytes_.raw)}")
+        if seen[-1].lower() == gpu.lower():
+            return ordinal
+    raise LookupError(f"{gpu} is not visible to CUDA in this process; visible: {', '.join(seen) or 'none'}")
+
+
+def uuid_of(ordinal: int) -> str:
+    """`GPU-...` of a device of this process.  Raises CudaError: there is no such device."""
+    driver, device, bytes_ = _driver(), c_int(), (c_char * 16)()
+    _call(driver, "cuDeviceGet", byref(device), ordinal)
+    _call(driver, "cuDeviceGetUuid_v2", bytes_, device)
+    return f"GPU-{uuid.UUID(bytes=bytes_.raw)}"
+
+
+@contextmanager
+def on_device(ordinal: int) -> Iterator[None]:
+    """A context of this GPU is current in this thread: the one that is, or the primary one, which every library shares."""
+    driver, current = _driver(), c_int(-1)
+    status = driver.cuCtxGetDevice(byref(current))
+    if status not in (0, INVALID_CONTEXT):
+        raise CudaError(status, "cuCtxGetDevice failed")
+    if status == 0 and current.value == ordinal:
+        yield
+        return
+    _call(driver, "cuCtxPushCurrent_v2", _primary(ordinal))
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent_v2(byref(c_void_p()))
+
+
+@functools.cache
+def _primary(ordinal: int) -> c_void_p:
+    """Retained once, for the life of the process: arenas come and go, and others use it too."""
+    driver, device, context = _driver(), c_int(), c_void_p()
+    _call(driver, "cuDeviceGet", byref(device), ordinal)
+    _call(driver, "cuDevicePrimaryCtxRetain", byref(context), device)
+    return context

@@ -1,0 +1,82 @@
+"""A session with mpsd through the C client, and how its failures become exceptions.
+
+Everything about arenas that needs descriptors or the driver goes this way; mpsd's own words go through `Client` as well.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+
+from mpsd_client._errors import ErrorCode, MpsdError, ProtocolError, Refused
+from mpsd_client._place import socket_path
+
+try:
+    from mpsd_client._native import ffi, lib
+except ImportError as exc:  # built with the package; a checkout without a compiler has none
+    raise ImportError(f"arenas need mpsd_client's C part, install mpsd-client where there is a C compiler: {exc}") from None
+
+WHY_BYTES = 512
+
+
+class CudaError(MpsdError):
+    """A call of CUDA's driver failed; `code` is its CUresult."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{message} (CUDA error {code})")
+        self.code = code
+
+
+class Session:
+    """One connection, of any thread.  It connects again by itself where mpsd was restarted.
+
+    path: of the socket; None: mpsd.sock in $CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps.  Raises OSError where nobody is
+    there, Refused.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, program: str = "mpsd_client") -> None:
+        place = socket_path(path)
+        why = ffi.new("char[]", WHY_BYTES)
+        self.handle = lib.mpsd_session_open(os.fsencode(place), program.encode()[:64], why, WHY_BYTES)
+        if self.handle == ffi.NULL:
+            raise OSError(ffi.errno, ffi.string(why).decode(errors="replace") or os.strerror(ffi.errno), place)
+
+    def check(self, result: int) -> int:
+        """The result, if it is one; else what went wrong: Refused, CudaError, TimeoutError and other OSErrors."""
+        if result >= 0:
+            return result
+        words = ffi.string(lib.mpsd_error(self.handle)).decode(errors="replace") or os.strerror(-result)
+        if code := lib.mpsd_error_code(self.handle):
+            raise Refused(code, _name(code), words)
+        if code := lib.mpsd_error_cuda(self.handle):
+            raise CudaError(code, words)
+        raise OSError(-result, words)
+
+    def ask(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """A question without descriptors, which may be asked twice."""
+        answer = ffi.new("struct mpsd_answer *")
+        packed = msgpack.packb(dict(params))
+        self.check(lib.mpsd_call(self.handle, method.encode(), packed, len(packed), ffi.NULL, 0, 1, 0.0, answer))
+        try:
+            size = int(ffi.cast("uintptr_t", answer.result.end)) - int(ffi.cast("uintptr_t", answer.result.at))
+            found = msgpack.unpackb(bytes(ffi.buffer(answer.result.at, size)))
+        except ValueError:
+            raise ProtocolError(f"the result of {method} is not MessagePack") from None
+        finally:
+            lib.mpsd_answer_clear(answer)
+        if not isinstance(found, dict):
+            raise ProtocolError(f"the result of {method} is no map")
+        return found
+
+    def close(self) -> None:
+        """After its arenas; twice does nothing."""
+        handle, self.handle = self.handle, ffi.NULL
+        lib.mpsd_session_close(handle)
+
+
+def _name(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return f"ERROR_{code}"

@@ -1,0 +1,78 @@
+"""PyTorch's memory out of an arena: a pool of its caching allocator, fed by mpsd_client._native, and the pool's end."""
+
+import functools
+import gc
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mpsd_client._native import lib
+from mpsd_client._window import Window
+
+
+@dataclass(slots=True)
+class Attached:
+    """What belongs to an arena while it is open here."""
+
+    pool: Any = None  # torch.cuda.MemPool
+    kept: list[Any] = field(default_factory=list)  # the tensors of the last save: their memory is not used for others
+
+
+def attached(arena: Window) -> Attached:
+    if arena.attached is None:
+        arena.attached = Attached()
+        arena.before_close(lambda: _end_pool(arena))
+    found: Attached = arena.attached
+    return found
+
+
+@functools.cache
+def _allocator() -> Any:
+    """One for the process, and for good: PyTorch may free through it long after its pool is gone."""
+    path = importlib.import_module("mpsd_client._native").__file__
+    return torch.cuda.memory.CUDAPluggableAllocator(path, "mpsd_torch_alloc", "mpsd_torch_free")
+
+
+@contextmanager
+def pool(arena: Window) -> Iterator[None]:
+    """What PyTorch allocates on the arena's GPU within, in this thread, lies in the arena.
+
+    It goes through PyTorch's caching allocator: blocks of 2 MiB or more, shared by small tensors.  To enter it again goes on
+    with the same pool.  Where the capacity is spent, torch.OutOfMemoryError.  What another thread allocates (backward() has its
+    own) is not in it.  Not to be used with expandable_segments, which takes no memory from pools.
+    """
+    torch.cuda.init()
+    mine, handle = attached(arena), arena.handle
+    if not arena.is_writable:
+        raise ValueError(f"arena {arena.name} is open for reading")
+    with torch.cuda.device(arena.device):
+        if mine.pool is None:
+            mine.pool = torch.cuda.MemPool(_allocator().allocator())
+        before = lib.mpsd_torch_use(arena.device, handle)
+        try:
+            with torch.cuda.use_mem_pool(mine.pool):
+                yield
+        finally:
+            lib.mpsd_torch_use(arena.device, before)
+
+
+def _end_pool(arena: Window) -> None:
+    """Before the arena's memory goes.  Raises BufferError, and the pool stays: a tensor of PyTorch's is still in it."""
+    mine = attached(arena)
+    mine.kept = []
+    if mine.pool is None:
+        return
+    torch.cuda.synchronize(arena.device)
+    if _held_bytes(mine.pool):
+        gc.collect()
+    if held := _held_bytes(mine.pool):
+        raise BufferError(f"arena {arena.name}: PyTorch has {held} bytes in its pool: drop those tensors before you close it")
+    mine.pool = None  # gives its blocks back, through mpsd_torch_free
+
+
+def _held_bytes(made: Any) -> int:
+    return sum(int(segment["allocated_size"]) for segment in made.snapshot())

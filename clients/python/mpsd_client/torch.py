@@ -1,0 +1,116 @@
+"""PyTorch's tensors in arenas: they outlive the process, and the next one finds them where they were, without a copy.
+
+    kept = keep("llm", build, capacity=8 << 30)      # builds at the first start; adopts what is there at every later one
+    model = kept.state["model"]
+
+    with pool(arena):                                # or by hand: what is allocated in here lies in the arena,
+        model, kv = Model().cuda(), torch.zeros(...)
+    save(arena, {"model": model, "kv": kv})          # from here on it is what an adopter gets
+    load_into(adopt("llm"), model)                   # in another process
+
+Prose, and what is not covered: mpsd's docs/python.md.  Needs torch 2.5 or newer, which mpsd-client does not depend on.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mpsd_client import _cuda
+from mpsd_client._arena import Arena, Path, adopt
+from mpsd_client._errors import ErrorCode, Refused
+from mpsd_client._layout import LayoutError
+from mpsd_client._torch_load import load, load_into, tensor_of
+from mpsd_client._torch_pool import pool
+from mpsd_client._torch_save import EXTRA, save
+
+__all__ = ["Kept", "adopt", "keep", "load", "load_into", "pool", "save"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What `keep` gives.  state: as `build` made it, in the arena.  is_adopted: by an earlier process.  extra: its JSON."""
+
+    arena: Arena
+    state: dict[str, Any]
+    is_adopted: bool
+    extra: Any = None
+
+
+def keep(
+    name: str,
+    build: Callable[[], Mapping[str, Any]],
+    *,
+    capacity: int,
+    skeleton: Callable[[], Mapping[str, Any]] | None = None,
+    wait: float = 60.0,
+    mode: int = 0o600,
+    ttl: float = 0.0,
+    path: Path = None,
+) -> Kept:
+    """What `build` returns, in the arena `name` on the current GPU: built at the first start, adopted at every later one.
+
+    build: makes modules and tensors on the default device, which is the arena's GPU, in the arena's pool; returns them as
+    `save` takes them.  skeleton: the same without contents, for adopting; None: `build` on the meta device, where modules and
+    tensors cost nothing; for a build that says device="cuda" itself, or reads files, give one.  capacity: bytes, at the first
+    start.  wait: seconds for the one before to be gone.  mode, ttl: as for Arena.create.
+
+    An arena in which nothing was committed, because its process died on the way, is built anew.
+    """
+    arena = _open_or_create(name, capacity, wait, mode, ttl, path)
+    try:
+        if arena.layout is None:
+            return _build(arena, build)
+        return _adopt(arena, skeleton or build)
+    except BaseException:
+        with suppress(BufferError):  # what was built hangs in the exception; the end of the process closes it then
+            arena.close()
+        raise
+
+
+def _open_or_create(name: str, capacity: int, wait: float, mode: int, ttl: float, path: Path) -> Arena:
+    torch.cuda.init()
+    try:
+        return Arena.open(name, wait, path=path)
+    except Refused as exc:
+        if exc.code != ErrorCode.NO_SUCH_ARENA:
+            raise
+    try:
+        gpu = _cuda.uuid_of(torch.cuda.current_device())
+        return Arena.create(name, capacity, gpu, mode=mode, ttl=ttl, path=path)
+    except FileExistsError:  # somebody was faster
+        return Arena.open(name, wait, path=path)
+
+
+def _build(arena: Arena, build: Callable[[], Mapping[str, Any]]) -> Kept:
+    with torch.cuda.device(arena.device), torch.device("cuda", arena.device), pool(arena):
+        state = dict(build())
+    save(arena, state)
+    extra = state.pop(EXTRA, None)
+    return Kept(arena, state, False, extra)
+
+
+def _adopt(arena: Arena, skeleton: Callable[[], Mapping[str, Any]]) -> Kept:
+    with torch.device("meta"):
+        state = dict(skeleton())
+    state.pop(EXTRA, None)
+    return Kept(arena, {key: _filled(arena, key, value) for key, value in state.items()}, True, arena.extra)
+
+
+def _filled(arena: Arena, name: str, value: Any) -> Any:
+    """The same, with the arena's tensors in it."""
+    if isinstance(value, torch.nn.Module):
+        load_into(arena, value, name)
+        return value
+    if isinstance(value, torch.Tensor):
+        if name not in arena:
+            raise LayoutError(f"arena {arena.name} has no tensor {name}")
+        return tensor_of(arena, name)
+    if isinstance(value, Mapping):
+        return {key: _filled(arena, f"{name}.{key}", each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        made = [_filled(arena, f"{name}.{number}", each) for number, each in enumerate(value)]
+        return made if isinstance(value, list) else tuple(made)
+    raise LayoutError(f"{name}: neither a tensor nor something that holds tensors, but {type(value).__name__}")
