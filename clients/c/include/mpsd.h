@@ -37,6 +37,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 #if !defined(MPSD_NO_CUDA_H) && defined(__has_include)
@@ -59,6 +60,8 @@ extern "C" {
 #include "mpsd/pack.h"
 #include "mpsd/session.h"
 #include "mpsd/arena.h"
+#include "mpsd_state.h"
+#include "mpsd/state.h"
 
 #ifndef MPSD_CDEF
 #ifndef MPSD_NO_CODE
@@ -77,6 +80,9 @@ extern "C" {
 #include "mpsd/code/open.h"
 #include "mpsd/code/questions.h"
 #include "mpsd/code/arena.h"
+#include "mpsd/code/state_digest.h"
+#include "mpsd/code/state.h"
+#include "mpsd/code/state_reader.h"
 #endif
 #ifdef __cplusplus
 }

@@ -1,0 +1,1 @@
+../../../native/include/mpsd_state.h
