@@ -18,6 +18,7 @@ ROWS = {
     "leases": "10000 leases: a client is let in, with a lease",
     "relay": "64 connections: messages per second",
     "growth": "50 idle clients: resident, processor",
+    "vault": "50 arenas, 5,000 shared allocations: one operation",
 }
 
 pytestmark = [

@@ -1,0 +1,29 @@
+"""What mpsd and its keeper need for a thousand arenas with a hundred thousand allocations, and for a thousand writers that die.
+
+    .venv/bin/python tests/bench/bench_vault.py [--gpu] [--trials 20] [--json FILE] [--plot FILE]
+
+The same as the section vault_many of tests/gpu/compare, which says what is counted.  With fewer trials there are fewer arenas.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.bench import setting
+from tests.gpu.comparison.sections import vault_many
+from tests.gpu.comparison.stage import Stage
+
+
+def measure(stage: Stage, asked: argparse.Namespace) -> None:
+    found = vault_many.run(stage)
+    lines = {
+        "mpsd": [(size.allocations, size.mpsd_mib) for size in found],
+        "mpsd-keeper": [(size.allocations, size.keeper_mib) for size in found],
+    }
+    setting.plot(asked.plot, "Resident memory", "allocations", "MiB", lines)
+
+
+if __name__ == "__main__":
+    sys.exit(setting.run("vault", setting.parser("vault", __doc__).parse_args(), measure))
