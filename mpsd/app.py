@@ -57,11 +57,14 @@ from mpsd.runtime.signals import Signals
 from mpsd.runtime.stopping import Stopper
 from mpsd.runtime.store import SqliteStore
 from mpsd.runtime.targets import Targets
+from mpsd.vault.holders import MOST_HOLDERS
+from mpsd.vault.joining import join_vault
+from mpsd.vault.store import VaultStore
 
 log = structlog.get_logger()
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, the vendor's exit status when it sees none
 _DESCRIPTORS_PER_CONNECTION = 4  # the client's, the domain's, a pidfd; and five of each client, which has several
-_DESCRIPTORS_BESIDES = 512
+_DESCRIPTORS_BESIDES = 512 + MOST_HOLDERS
 
 
 def main(config: Config, invocation: Invocation) -> int:
@@ -121,11 +124,12 @@ async def _run(config: Config, invocation: Invocation, environ: Mapping[str, str
         opened.callback(lease_store.close)
         fault_store = FaultStore(claim.state_directory / "faults.db", config.faults.kept)
         opened.callback(fault_store.close)
+        vault_store = VaultStore(claim.state_directory / "vault.db")
+        opened.callback(vault_store.close)
         audit = open_audit(str(claim.log_directory), config.log.max_bytes)
         opened.callback(audit.close)
-        daemon = _build(
-            Found(config, invocation, environ, claim, public, devices, is_privileged, store, lease_store, fault_store, audit)
-        )
+        stores = store, lease_store, fault_store, vault_store
+        daemon = _build(Found(config, invocation, environ, claim, public, devices, is_privileged, *stores, audit))
         daemon.on_signal = Signals(config, invocation, journal, public, audit).take
         become_reaper()
         raise_descriptor_limit(config.relay.max_connections * _DESCRIPTORS_PER_CONNECTION + _DESCRIPTORS_BESIDES)
@@ -167,6 +171,7 @@ def _build(found: Found) -> Daemon:
     book = make_book(found.lease_store, lambda: pool.devices, settings.admission(config), identify, events.publish)
     stopper = Stopper(pool, Targets(pool, lambda: _admitted(book)))
     faults = join_faults(found, pool, book, stopper, events)
+    vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events)
     refuser = Refuser(vendor, claim.state_directory / "refuser", pool_settings.visible_devices)
     asked = settings.metrics(config)
     metrics = Metrics(asked, events) if asked else None
@@ -189,13 +194,10 @@ def _build(found: Found) -> Daemon:
         time.time(),
         {"backend": config.backend, "is_privileged": found.is_privileged},
         faults.sources.standing,
+        vault.arenas,
+        vault.view,
     )
     api = Api(services, settings.api(config), events, found.audit)
-    readings = Readings(
-        relay_connections=lambda: len(relayed[0].callers) if relayed else 0,
-        api_connections=lambda: api.connections,
-        audit_lines_lost=lambda: found.audit.lost,
-    )
     daemon = Daemon(
         claim.pipe_directory,
         pool,
@@ -209,10 +211,19 @@ def _build(found: Found) -> Daemon:
         api,
         events,
         faults,
-        partial(metrics.serve, services, readings) if metrics else None,
+        vault,
+        partial(metrics.serve, services, _readings(found, relayed, api)) if metrics else None,
         _ignore_signal,
     )
     return daemon
+
+
+def _readings(found: Found, relayed: tuple[Relay, KeeperClient] | None, api: Api) -> Readings:
+    return Readings(
+        relay_connections=lambda: len(relayed[0].callers) if relayed else 0,
+        api_connections=lambda: api.connections,
+        audit_lines_lost=lambda: found.audit.lost,
+    )
 
 
 def _build_relay(

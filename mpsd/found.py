@@ -12,6 +12,7 @@ from mpsd.options import Config
 from mpsd.runtime.claim import Claim
 from mpsd.runtime.public_log import PublicLog
 from mpsd.runtime.store import SqliteStore
+from mpsd.vault.store import VaultStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,4 +29,5 @@ class Found:
     store: SqliteStore
     lease_store: LeaseStore
     fault_store: FaultStore
+    vault_store: VaultStore
     audit: Audit

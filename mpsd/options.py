@@ -26,6 +26,7 @@ from mpsd.accept import (
     or_empty,
 )
 from mpsd.schema import Option, option, section
+from mpsd.vault_options import Vault
 
 PIPE_DIRECTORY_BYTES = SOCKET_PATH_BYTES - len("/control_privileged")
 STATE_DIRECTORY_BYTES = SOCKET_PATH_BYTES - len("/domains/0123456789abcdef/pipe/control_privileged")
@@ -365,6 +366,7 @@ class Config:
     api: Api = section(Api)
     metrics: Metrics = section(Metrics)
     faults: Faults = section(Faults)
+    vault: Vault = section(Vault)
     stop: Stop = section(Stop)
     limits: Limits = section(Limits)
     log: Log = section(Log)

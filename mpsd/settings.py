@@ -18,6 +18,7 @@ from mpsd.legacy.quantities import parse_limit
 from mpsd.metrics.server import MetricsSettings
 from mpsd.model import Device
 from mpsd.options import Config
+from mpsd.policy.arena_settings import Eviction, VaultSettings
 from mpsd.policy.fault_settings import FaultSettings
 from mpsd.policy.settings import AdmissionSettings, Quota
 from mpsd.relay.conversation import RelaySettings
@@ -144,6 +145,26 @@ def uvm(config: Config) -> UvmSettings:
         hold=config.faults.hold == "on",
         hold_seconds=config.faults.hold_seconds,
         most=config.relay.max_connections,
+    )
+
+
+def vault(config: Config) -> VaultSettings:
+    memory = config.vault.memory
+    is_share = memory.endswith("%")
+    return VaultSettings(
+        memory_bytes=parse_limit(memory) if memory and not is_share else None,
+        memory_share=int(memory[:-1]) / 100 if is_share else None,
+        user_memory_bytes=parse_limit(config.vault.user_memory) if config.vault.user_memory else None,
+        max_arenas=config.vault.max_arenas,
+        user_arenas=config.vault.user_arenas,
+        max_allocations=config.vault.max_allocations,
+        user_allocations=config.vault.user_allocations,
+        layout_bytes=parse_limit(config.vault.layouts),
+        eviction=Eviction(config.vault.eviction),
+        evicts_all=config.vault.evict_from == "everybody",
+        is_prompt=config.vault.fence == "prompt",
+        is_kept=config.vault.keep == "keep",
+        operators=frozenset({0, os.geteuid()}),
     )
 
 

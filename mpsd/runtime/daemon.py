@@ -33,6 +33,7 @@ from mpsd.runtime.reaper import Reaper
 from mpsd.runtime.sessions import Sessions
 from mpsd.runtime.sockets import listen
 from mpsd.runtime.store import SqliteStore
+from mpsd.vault.vault import Vault
 
 log = structlog.get_logger()
 UI_SOCKET = "mpsd-ui"
@@ -58,6 +59,7 @@ class Daemon:
     api: Api
     events: EventBus
     faults: Faults
+    vault: Vault
     serve_metrics: Callable[..., Awaitable[None]] | None  # None: nobody asked for them
     on_signal: Callable[["Daemon", int], Awaitable[None]]
     stop: trio.Event = field(default_factory=trio.Event)  # set: leave now, whatever still runs
@@ -69,6 +71,7 @@ class Daemon:
         async with trio.open_nursery() as services:
             self._services = services
             services.start_soon(self.faults.run)
+            services.start_soon(self.vault.run)
             await services.start(self.pool.run, self.store.domains())
             async with trio.open_nursery() as conversations:
                 await self._settle(held, is_old, conversations)
@@ -98,6 +101,7 @@ class Daemon:
     async def quit(self, timeout_seconds: float | None) -> int:
         """End everything, then the daemon; returns when only the daemon itself is left."""
         status = await self.ending.quit_all(timeout_seconds)
+        await self.vault.end()
         self.clean_up()
         self.stop.set()
         return status

@@ -65,5 +65,6 @@ class Signals:
         daemon.api.settings = settings.api(new)
         daemon.faults.desk.configure(settings.faults(new))
         daemon.faults.kmod_policy.configure(settings.kmod_mode(new))
+        daemon.vault.configure(settings.vault(new))
         daemon.book.configure(settings.admission(new))
         daemon.pool.notify()

@@ -53,6 +53,7 @@ class Attachments:
         )
         self._watches: dict[ProcessId, Watch] = {}
         self._early: list[Watch] = []
+        self._over: dict[ProcessId, trio.Event] = {}
         self._nursery: trio.Nursery | None = None
         self._reasons: set[str] = set()
         self._is_full = False
@@ -82,6 +83,11 @@ class Attachments:
         """Hold nothing of this client after its end: its GPU work was ended, or there is nobody to save."""
         if (known := self._watches.get(process)) is not None:
             known.release()
+
+    async def wait_over(self, process: ProcessId) -> None:
+        """Returns when nothing of it is held, and nothing of it is being closed: at once where it was never watched."""
+        while process in self._watches:
+            await self._over.setdefault(process, trio.Event()).wait()  # as long as it lives, and then settings.hold_seconds
 
     def standing(self, process: ProcessId) -> Standing:
         known = self._watches.get(process)
@@ -126,6 +132,8 @@ class Attachments:
             log.exception("uvm.bug", pid=watch.process.pid)
         finally:
             del self._watches[watch.process]
+            if (over := self._over.pop(watch.process, None)) is not None:
+                over.set()
 
     async def _sweep(self) -> None:
         """Whoever closed its descriptors, or started another program, makes no connection to tell of it."""

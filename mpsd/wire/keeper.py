@@ -68,9 +68,16 @@ class Reply:
 
     def most_held(self) -> int:
         """Of STAT: how many descriptors it can hold.  Raises ProtocolError."""
+        return self._number(2)
+
+    def keeper_pid(self) -> int:
+        """Of STAT.  Raises ProtocolError."""
+        return self._number(0)
+
+    def _number(self, index: int) -> int:
         if len(self.payload) != _STAT.size:
             raise ProtocolError(f"the keeper's numbers have {len(self.payload)} bytes")
-        return int(_STAT.unpack(self.payload)[2])
+        return int(_STAT.unpack(self.payload)[index])
 
 
 def pack_request(

@@ -1,0 +1,144 @@
+"""How much arenas hold, of which GPU, user and lease, and whether more may come.  Pure."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mpsd.arena import Arena
+from mpsd.errors import NoRoom
+from mpsd.legacy.quantities import GIB, MIB
+from mpsd.policy.arena_settings import VaultSettings
+
+_WINDOWS_OF_USER = 6 << 40  # bytes of addresses: an eighth of what there is
+_USERS_SHARE = 8  # one user's layouts are an eighth of all
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What holds for one arena.  gpu_bytes: what its GPU has.  lease_bytes: what its lease allows there; None: no limit."""
+
+    settings: VaultSettings
+    gpu_bytes: int
+    lease_bytes: int | None = None
+
+    @property
+    def of_gpu(self) -> int | None:
+        if self.settings.memory_bytes is not None:
+            return self.settings.memory_bytes
+        return None if self.settings.memory_share is None else int(self.gpu_bytes * self.settings.memory_share)
+
+    def of_user(self, arena: Arena) -> int | None:
+        return None if self.is_free(arena) else self.settings.user_memory_bytes
+
+    def is_free(self, arena: Arena) -> bool:
+        """Operators have no quotas of users."""
+        return arena.owner_uid in self.settings.operators
+
+
+class ArenaAccount:
+    """Guards that each byte is counted once: `move` is the only way to count."""
+
+    def __init__(self) -> None:
+        self._by_gpu: Counter[str] = Counter()
+        self._by_user: Counter[tuple[str, int]] = Counter()
+        self._by_lease: Counter[tuple[str, int]] = Counter()
+        self._allocations: Counter[int] = Counter()  # by uid
+        self._layouts: Counter[int] = Counter()
+        self._arenas: Counter[int] = Counter()
+        self._windows: Counter[int] = Counter()
+        self.used_bytes: Mapping[str, int] = self._by_gpu
+
+    @property
+    def arenas(self) -> int:
+        return self._arenas.total()
+
+    @property
+    def allocations(self) -> int:
+        return self._allocations.total()
+
+    def add(self, arena: Arena) -> None:
+        self._count(arena, 1)
+
+    def remove(self, arena: Arena) -> None:
+        """What it held was moved away before."""
+        self._count(arena, -1)
+
+    def _count(self, arena: Arena, sign: int) -> None:
+        self._arenas[arena.owner_uid] += sign
+        self._windows[arena.owner_uid] += sign * arena.window_bytes
+        self._layouts[arena.owner_uid] += sign * arena.layout_bytes
+
+    def change(self, old: Arena, new: Arena) -> None:
+        """Its window, its layout."""
+        self.remove(old)
+        self.add(new)
+
+    def move(self, arena: Arena, growth_bytes: int, allocations: int) -> None:
+        """It holds more now, or less."""
+        self._by_gpu[arena.gpu] += growth_bytes
+        self._by_user[arena.gpu, arena.owner_uid] += growth_bytes
+        if arena.lease_id is not None:
+            self._by_lease[arena.gpu, arena.lease_id] += growth_bytes
+        self._allocations[arena.owner_uid] += allocations
+
+    # -- may it? -----------------------------------------------------------------------------------------------------------
+
+    def check_arena(self, arena: Arena, bounds: Bounds) -> None:
+        """A new one, or one of another capacity: could it ever hold that much?  Raises NoRoom."""
+        for whose, _, limit in self._amounts(arena, bounds):
+            if limit is not None and arena.capacity_bytes > limit:
+                raise NoRoom(f"{_size(arena.capacity_bytes)} were asked for; {whose} may hold {_size(limit)}")
+
+    def check_number(self, arena: Arena, bounds: Bounds) -> None:
+        """Another arena.  Raises NoRoom."""
+        uid, settings = arena.owner_uid, bounds.settings
+        if self.arenas >= settings.max_arenas:
+            raise NoRoom(f"there are {self.arenas} arenas, and no more may be (vault.max_arenas)")
+        if bounds.is_free(arena):
+            return
+        if self._arenas[uid] >= settings.user_arenas:
+            raise NoRoom(f"user {uid} has {self._arenas[uid]} arenas, and may not have more (vault.user_arenas)")
+        if self._windows[uid] + arena.window_bytes > _WINDOWS_OF_USER:
+            raise NoRoom(f"the windows of user {uid} would take more than {_size(_WINDOWS_OF_USER)} of addresses")
+
+    def check_growth(self, arena: Arena, growth_bytes: int, allocations: int, bounds: Bounds) -> None:
+        """Raises NoRoom, which says what would have to be less."""
+        if arena.used_bytes + growth_bytes > arena.capacity_bytes:
+            found = f"it holds {_size(arena.used_bytes)} of {_size(arena.capacity_bytes)}"
+            raise NoRoom(f"arena {arena.name} cannot take {_size(growth_bytes)} more: {found}")
+        for whose, used, limit in self._amounts(arena, bounds):
+            if limit is not None and growth_bytes > 0 and used + growth_bytes > limit:
+                found = f"hold {_size(used)} of {_size(limit)}"
+                raise NoRoom(f"{whose} {found}, and {_size(growth_bytes)} more do not fit")
+        if allocations > 0:
+            self._check_allocations(arena, allocations, bounds)
+
+    def _check_allocations(self, arena: Arena, more: int, bounds: Bounds) -> None:
+        uid, settings = arena.owner_uid, bounds.settings
+        if self.allocations + more > settings.max_allocations:
+            raise NoRoom(f"{self.allocations} allocations are held, and {more} more do not fit (vault.max_allocations)")
+        if not bounds.is_free(arena) and self._allocations[uid] + more > settings.user_allocations:
+            found = f"user {uid} has {self._allocations[uid]} allocations"
+            raise NoRoom(f"{found}, and {more} more do not fit (vault.user_allocations)")
+
+    def check_layout(self, arena: Arena, size: int, bounds: Bounds) -> None:
+        """Raises NoRoom."""
+        most = bounds.settings.layout_bytes
+        own = most if bounds.is_free(arena) else most // _USERS_SHARE
+        growth = size - arena.layout_bytes
+        if growth > 0 and (self._layouts.total() + growth > most or self._layouts[arena.owner_uid] + growth > own):
+            raise NoRoom(f"a layout of {size} bytes: those of user {arena.owner_uid} may have {_size(own)} (vault.layouts)")
+
+    def _amounts(self, arena: Arena, bounds: Bounds) -> tuple[tuple[str, int, int | None], ...]:
+        """Whose, how much it is, how much it may be."""
+        gpu, uid, lease = arena.gpu, arena.owner_uid, arena.lease_id
+        of_lease = 0 if lease is None else self._by_lease[gpu, lease]
+        return (
+            ("all arenas of the GPU", self._by_gpu[gpu], bounds.of_gpu),
+            (f"the arenas of user {uid}", self._by_user[gpu, uid], bounds.of_user(arena)),
+            (f"the arenas of lease {lease}", of_lease, bounds.lease_bytes),
+        )
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:.4g} GiB" if size >= GIB else f"{size / MIB:.4g} MiB"

@@ -1,0 +1,297 @@
+"""Arenas: what processes do with them.  Every step is stored before anybody is told, and memory is held before that.
+
+Who may what was checked before (api/dispatch.py).  Prose: docs/vault.md.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import trio
+
+from mpsd.arena import Access, Allocation, Arena, ArenaSpec
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed
+from mpsd.legacy.devices import find_device
+from mpsd.model import ProcessId
+from mpsd.policy import arena_windows
+from mpsd.policy.arena_contents import Contents
+from mpsd.policy.arena_eviction import plan_eviction
+from mpsd.policy.arena_specs import check_readers, check_spec
+from mpsd.vault.entry import Entry, without
+from mpsd.vault.filling import Filling
+from mpsd.vault.holders import Holders
+from mpsd.vault.janitor import Janitor
+from mpsd.vault.shelf import Shelf
+from mpsd.vault.store import Row, VaultStore
+
+LeaseOf = Callable[[ProcessId], int | None]
+_READY_SECONDS = 15.0  # the keeper is compared after a start
+
+
+class Arenas:
+    """Guards that an arena has one writer at a time, and that whoever adopts it sees the last commit and nothing else."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        store: VaultStore,
+        filling: Filling,
+        holders: Holders,
+        janitor: Janitor,
+        lease_of: LeaseOf,
+    ) -> None:
+        self._shelf = shelf
+        self._store = store
+        self._filling = filling
+        self._holders = holders
+        self._janitor = janitor
+        self._lease_of = lease_of
+        self.ready = trio.Event()  # the keeper was compared, or does not answer
+        self.schedule_changed = trio.Event()  # somebody's time may be over earlier than was thought
+
+    # -- what is there ---------------------------------------------------------------------------------------------------
+
+    def arenas(self) -> Sequence[Arena]:
+        return [entry.arena for entry in self._shelf.by_id.values()]
+
+    def find(self, name: str) -> Arena:
+        return self._shelf.find(name).arena
+
+    def find_id(self, arena_id: int) -> Arena:
+        return self._shelf.find_id(arena_id).arena
+
+    # -- one comes, changes, goes ----------------------------------------------------------------------------------------
+
+    async def create(self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None) -> Arena:
+        await self._begin()
+        shelf = self._shelf
+        gpu = find_device(shelf.around.devices(), spec.gpu).uuid
+        capacity, window = check_spec(spec)
+        if spec.name in shelf.by_name:
+            raise BadRequest(f"an arena is called {spec.name} already")
+        now = shelf.around.clock()
+        lease_id = None if process is None else self._lease_of(process)
+        arena = Arena(
+            0, spec.name, uid, gid, spec.mode, gpu, 0, window, capacity, now,
+            lease_id=lease_id, ttl_seconds=spec.ttl_seconds, unheld_since=now,
+        )  # fmt: skip
+        bounds = shelf.bounds(arena)
+        shelf.account.check_number(arena, bounds)
+        shelf.account.check_arena(arena, bounds)
+        arena = replace(arena, base=shelf.place(window))
+        arena = shelf.add(Entry(Row(replace(arena, id=self._store.add(arena))), Contents()))
+        shelf.tell("created", arena, capacity_bytes=capacity)
+        self.schedule_changed.set()
+        return arena
+
+    async def change(self, arena_id: int, capacity_bytes: int | None, mode: int | None, ttl_seconds: float | None) -> Arena:
+        await self._begin()
+        entry = self._shelf.find_id(arena_id)
+        arena = entry.arena
+        if mode is not None:
+            arena = replace(arena, mode=mode)
+        if ttl_seconds is not None:
+            arena = replace(arena, ttl_seconds=ttl_seconds or None)
+        if capacity_bytes is not None:
+            arena = self._resized(entry, arena, capacity_bytes)
+        row = replace(entry.row, arena=arena)
+        self._store.change(row)
+        self.schedule_changed.set()
+        return self._shelf.change(entry, row)
+
+    def _resized(self, entry: Entry, arena: Arena, capacity_bytes: int) -> Arena:
+        """Its window grows where what lies behind it is free; it never moves.  Raises NoRoom, BadRequest."""
+        capacity, window = check_spec(ArenaSpec(arena.name, arena.gpu, capacity_bytes, max(capacity_bytes, arena.window_bytes)))
+        if capacity < arena.used_bytes:
+            raise BadRequest(f"arena {arena.name} holds {arena.used_bytes} bytes, more than {capacity}")
+        wanted = replace(arena, capacity_bytes=capacity, window_bytes=window)
+        self._shelf.account.check_arena(wanted, self._shelf.bounds(arena))
+        if not arena_windows.may_end_at(self._shelf.windows(entry), arena.base, arena.base + window):
+            raise ArenaBusy(f"the window of {arena.name} cannot grow to {window} bytes: another one lies behind it")
+        return wanted
+
+    async def remove(self, arena_id: int) -> Arena:
+        await self._begin()
+        arena = self._take_away(self._shelf.find_id(arena_id), "removed")
+        await self._janitor.settled()
+        return arena
+
+    async def make_room(self, gpu: str, wanted_bytes: int, uid: int) -> list[Arena]:
+        await self._begin()
+        shelf = self._shelf
+        uuid = find_device(shelf.around.devices(), gpu).uuid
+        may_all = uid in shelf.settings.operators or shelf.settings.evicts_all
+        settings = replace(shelf.settings, evicts_all=may_all)
+        chosen = plan_eviction(self.arenas(), uuid, wanted_bytes, uid, shelf.around.clock(), settings)
+        gone = [self._take_away(shelf.by_id[arena.id], "evicted") for arena in chosen if not shelf.by_id[arena.id].queue]
+        await self._janitor.settled()
+        return gone
+
+    def expire(self, arena_id: int) -> None:
+        """Its time is over, and nobody holds it."""
+        self._take_away(self._shelf.find_id(arena_id), "expired")
+
+    def _take_away(self, entry: Entry, what: str) -> Arena:
+        """Raises ArenaBusy."""
+        arena = entry.arena
+        if arena.is_held:
+            pids = [each.pid for each in (arena.writer, *arena.readers) if each is not None]
+            raise ArenaBusy(f"arena {arena.name} is open in pid {', '.join(map(str, pids))}")
+        names = entry.names()
+        self._store.remove(arena.id)
+        self._shelf.remove(entry)
+        self._janitor.drop(names)
+        self._janitor.forget([arena.id])
+        self._shelf.tell(what, arena, freed_bytes=arena.used_bytes)
+        return arena
+
+    # -- who has it open -------------------------------------------------------------------------------------------------
+
+    async def open(self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
+        await self._begin()
+        entry = self._shelf.find_id(arena_id)
+        if access is Access.WRITE:
+            return await self._open_to_write(entry, process, wait_seconds)
+        arena = entry.arena
+        if process == arena.writer or process in arena.readers:
+            return arena
+        check_readers(arena)
+        return self._admit(entry, Access.READ, process, readers=(*arena.readers, process), unheld_since=None)
+
+    async def _open_to_write(self, entry: Entry, process: ProcessId, wait_seconds: float) -> Arena:
+        """In the order in which they came."""
+        ticket = object()
+        entry.queue.append(ticket)
+        try:
+            with trio.move_on_after(wait_seconds):
+                while True:
+                    entry.check_there()
+                    arena = entry.arena
+                    if arena.writer == process:
+                        return arena
+                    if arena.is_sealed:
+                        raise ArenaSealed(f"arena {arena.name} is sealed: nobody writes it any more")
+                    if arena.writer is None and entry.queue[0] is ticket:
+                        readers = without(arena.readers, process)
+                        facts = {"generation": arena.generation + 1, "readers": readers, "unheld_since": None}
+                        return self._admit(entry, Access.WRITE, process, writer=process, **facts)
+                    if arena.writer is not None and self._shelf.settings.is_prompt:
+                        self._holders.hurry(arena.writer)
+                    await entry.changed()
+        finally:
+            entry.queue.remove(ticket)
+            entry.notify()
+        raise ArenaBusy(self._why_busy(entry.arena))
+
+    def _why_busy(self, arena: Arena) -> str:
+        if arena.writer is None:
+            return f"others wait for arena {arena.name} too, and came first"
+        does = "has ended, and its work on the GPU not yet" if self._holders.has_ended(arena.writer) else "writes it"
+        return f"arena {arena.name} is busy: pid {arena.writer.pid} {does}"
+
+    def _admit(self, entry: Entry, access: Access, process: ProcessId, **facts: object) -> Arena:
+        """Raises BadRequest for a process that has ended, TooMany."""
+        self._holders.add(process)
+        row = entry.with_facts(**facts)
+        self._store.hold(row, process, access)
+        arena = entry.become(row)
+        self._shelf.tell("opened", arena, access=access.value, generation=arena.generation, pid=process.pid)
+        return arena
+
+    async def close(self, arena_id: int, process: ProcessId) -> Arena:
+        await self._begin()
+        entry = self._shelf.find_id(arena_id)
+        async with entry.lock:
+            entry.check_holder(process)
+            arena = self._let_go(entry, process)
+        self._shelf.tell("closed", arena, pid=process.pid)
+        await self._janitor.settled()
+        return arena
+
+    async def ended(self, process: ProcessId, seconds: float) -> None:
+        """It is gone, and its work on the GPU too; `seconds` after it ended."""
+        for entry in list(self._shelf.by_id.values()):
+            arena = entry.arena
+            if process != arena.writer and process not in arena.readers:
+                continue
+            async with entry.lock:
+                was_writer = entry.arena.writer == process
+                arena = self._let_go(entry, process)
+            facts = {"pid": process.pid, "was_writer": was_writer}
+            self._shelf.tell("fenced", arena, seconds=round(seconds, 3), **facts)
+
+    def _let_go(self, entry: Entry, process: ProcessId) -> Arena:
+        """What its writer did not commit goes."""
+        arena = entry.arena
+        is_writer = arena.writer == process
+        readers = without(arena.readers, process)
+        is_held = bool(readers) or not (is_writer or arena.writer is None)
+        since = None if is_held else self._shelf.around.clock()
+        row = entry.with_facts(writer=None if is_writer else arena.writer, readers=readers, unheld_since=since)
+        self._store.let_go(row, process, takes_back=is_writer)
+        if is_writer:
+            self._filling.roll_back(entry)
+        arena = entry.become(row)
+        if not any(process in (each.arena.writer, *each.arena.readers) for each in self._shelf.by_id.values()):
+            self._holders.remove(process)
+        self.schedule_changed.set()
+        return arena
+
+    async def seal(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
+        await self._begin()
+        entry = self._shelf.find_id(arena_id)
+        async with entry.lock:
+            entry.check_writer(generation, process)
+            row = entry.with_facts(is_sealed=True, writer=None, readers=(*entry.arena.readers, process))
+            self._store.seal(row, process)
+            self._filling.roll_back(entry)
+            arena = entry.become(row)
+        self._shelf.tell("sealed", arena, generation=generation)
+        await self._janitor.settled()
+        return arena
+
+    # -- what is in it ---------------------------------------------------------------------------------------------------
+
+    async def put(
+        self, arena_id: int, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
+    ) -> Arena:
+        with _owned(fds):
+            await self._begin()
+            return await self._filling.put(self._shelf.find_id(arena_id), generation, process, allocations, fds)
+
+    async def drop(self, arena_id: int, generation: int, process: ProcessId, offsets: Sequence[int]) -> Arena:
+        await self._begin()
+        return await self._filling.drop(self._shelf.find_id(arena_id), generation, process, offsets)
+
+    async def commit(self, arena_id: int, generation: int, process: ProcessId, layout: int | None) -> Arena:
+        with _owned(() if layout is None else (layout,)):
+            await self._begin()
+            return await self._filling.commit(self._shelf.find_id(arena_id), generation, process, layout)
+
+    async def take(
+        self, arena_id: int, process: ProcessId, after: int | None, limit: int
+    ) -> tuple[list[Allocation], list[int]]:
+        await self._begin()
+        return await self._filling.take(self._shelf.find_id(arena_id), process, after, limit)
+
+    async def layout(self, arena_id: int, process: ProcessId) -> tuple[Arena, int]:
+        await self._begin()
+        return await self._filling.layout(self._shelf.find_id(arena_id), process)
+
+    async def _begin(self) -> None:
+        """Raises KeeperFailed."""
+        with trio.move_on_after(_READY_SECONDS):
+            await self.ready.wait()
+            return
+        raise KeeperFailed("the vault's keeper does not answer yet")
+
+
+@contextmanager
+def _owned(descriptors: Iterable[int]) -> Iterator[None]:
+    """They are closed at the end, whatever came of it."""
+    try:
+        yield
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)

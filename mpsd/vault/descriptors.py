@@ -1,0 +1,76 @@
+"""What strangers' descriptors are: GPU memory, or a layout to be read.  Nothing is mapped: a stranger may truncate a file."""
+
+import fcntl
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mpsd.arena import MOST_LAYOUT_BYTES
+from mpsd.errors import BadRequest
+
+CONTROL_DEVICE = "/dev/nvidiactl"
+_CHUNK_BYTES = 1 << 20
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+CheckMemory = Callable[[int], None]  # raises BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Owns a sealed memory file."""
+
+    descriptor: int
+    hash: str
+    bytes: int
+
+
+def check_exported(descriptor: int) -> None:
+    """What cuMemExportToShareableHandle gives is another opening of /dev/nvidiactl.  Raises BadRequest."""
+    found = os.fstat(descriptor)
+    try:
+        wanted = os.stat(CONTROL_DEVICE).st_rdev
+    except OSError as exc:
+        raise BadRequest(f"this machine has no {CONTROL_DEVICE}, so nothing is GPU memory: {exc.strerror}") from None
+    if not stat.S_ISCHR(found.st_mode) or found.st_rdev != wanted:
+        raise BadRequest(f"a descriptor is no exported GPU memory: it is {_kind(found.st_mode)}, and not {CONTROL_DEVICE}")
+
+
+def check_simulated(descriptor: int) -> None:
+    """The simulator's memory is files that can be mapped (native/sim/machine/memory.c).  Raises BadRequest."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise BadRequest(f"a descriptor is no simulated GPU memory: it is {_kind(found.st_mode)}, and not a file")
+
+
+def read_layout(descriptor: int) -> Layout:
+    """A sealed copy of a stranger's memory file.  Blocks for milliseconds.  Raises BadRequest."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)  # only a memory file has them, and its reader never waits for anybody
+    except OSError:
+        raise BadRequest("a layout comes in a memory file (memfd_create)") from None
+    size = os.fstat(descriptor).st_size
+    if not 0 < size <= MOST_LAYOUT_BYTES:
+        raise BadRequest(f"a layout of {size} bytes; accepted: 1 to {MOST_LAYOUT_BYTES}")
+    digest = hashlib.sha256()
+    copy = os.memfd_create("mpsd-layout", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        at = 0
+        while at < size:
+            part = os.pread(descriptor, min(_CHUNK_BYTES, size - at), at)
+            if not part:
+                raise BadRequest(f"a layout of {size} bytes became shorter while it was read")
+            digest.update(part)
+            os.write(copy, part)
+            at += len(part)
+        fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(copy)
+        raise
+    return Layout(copy, digest.hexdigest(), size)
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFREG: "a file", stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a directory"}
+    return kinds.get(stat.S_IFMT(mode), "another device" if stat.S_ISCHR(mode) else "something else")

@@ -1,0 +1,100 @@
+"""One arena while mpsd runs: what is stored of it, what is in it, and who waits for it."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import trio
+
+from mpsd.arena import Arena
+from mpsd.errors import ArenaSealed, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.model import ProcessId
+from mpsd.policy.arena_contents import Contents
+from mpsd.vault.store import Row
+
+
+def memory_name(serial: int) -> str:
+    """What the keeper knows an allocation by; of one length, so that the newest comes last there."""
+    return f"m.{serial:012x}"
+
+
+def layout_name(serial: int) -> str:
+    return f"l.{serial:012x}"
+
+
+def serial_of(name: str) -> int:
+    """0 for a name that is none of ours."""
+    kind, dot, number = name.partition(".")
+    try:
+        return int(number, 16) if kind in ("m", "l") and dot else 0
+    except ValueError:
+        return 0
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """Guards one arena.  `lock` is held by whoever changes what is in it, across what it waits for; what becomes of its memory
+    when the keeper dies comes between: `check_writer` is asked again after each wait."""
+
+    row: Row
+    contents: Contents
+    lock: trio.Lock = field(default_factory=trio.Lock)
+    queue: deque[object] = field(default_factory=deque)  # who waits to write, in order
+    is_removed: bool = False
+    _changed: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def arena(self) -> Arena:
+        return self.row.arena
+
+    def with_facts(self, **facts: Any) -> Row:
+        """The row as it would be with these facts of the arena."""
+        return replace(self.row, arena=replace(self.arena, **facts))
+
+    def become(self, row: Row) -> Arena:
+        """`row` is stored."""
+        counted = replace(row.arena, used_bytes=self.contents.used_bytes, allocations=self.contents.committed_count)
+        self.row = replace(row, arena=counted)
+        self.notify()
+        return counted
+
+    def names(self) -> list[str]:
+        """All that the keeper should hold for it."""
+        names = [memory_name(each.serial) for each in self.contents.all]
+        return names if self.row.layout_serial is None else [*names, layout_name(self.row.layout_serial)]
+
+    # -- who may ---------------------------------------------------------------------------------------------------------
+
+    def check_there(self) -> None:
+        if self.is_removed:
+            raise NoSuchArena(f"arena {self.arena.name} was removed")
+
+    def check_writer(self, generation: int, process: ProcessId) -> None:
+        """Raises NoSuchArena, ArenaSealed, StaleGeneration."""
+        self.check_there()
+        arena = self.arena
+        if arena.writer != process and arena.is_sealed:
+            raise ArenaSealed(f"arena {arena.name} is sealed")
+        if arena.writer != process or arena.generation != generation:
+            writer = f"pid {arena.writer.pid}" if arena.writer else "nobody"
+            asked = f"pid {process.pid} is not the writer of generation {generation} of {arena.name}"
+            raise StaleGeneration(f"{asked}: it is at {arena.generation}, and written by {writer}")
+
+    def check_holder(self, process: ProcessId) -> None:
+        self.check_there()
+        if process != self.arena.writer and process not in self.arena.readers:
+            raise NotAllowed(f"pid {process.pid} has arena {self.arena.name} not open")
+
+    # -- waiting ---------------------------------------------------------------------------------------------------------
+
+    def notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def changed(self) -> None:
+        await self._changed.wait()
+
+
+def without(readers: Sequence[ProcessId], process: ProcessId) -> tuple[ProcessId, ...]:
+    return tuple(each for each in readers if each != process)

@@ -1,0 +1,161 @@
+"""What is in an arena: memory that comes, goes, and is given to those who have it open.
+
+    put     keeper holds the descriptors --> one transaction --> answer      a crash between: descriptors without rows, dropped
+    drop    one transaction --> answer, and the keeper closes them           a crash between: the same
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import trio
+
+from mpsd.arena import Allocation, Arena
+from mpsd.errors import BadRequest
+from mpsd.model import ProcessId
+from mpsd.vault.descriptors import CheckMemory, Layout, read_layout
+from mpsd.vault.entry import Entry, layout_name, memory_name
+from mpsd.vault.janitor import Janitor
+from mpsd.vault.keeper import Item, VaultKeeper
+from mpsd.vault.shelf import Shelf
+from mpsd.vault.store import Row, VaultStore
+
+
+class Filling:
+    """Guards that what is stored is held by the keeper.  The methods are those of
+    services.Arenas, once the keeper was compared."""
+
+    def __init__(
+        self, shelf: Shelf, store: VaultStore, keeper: VaultKeeper, janitor: Janitor, check_memory: CheckMemory
+    ) -> None:
+        self._shelf = shelf
+        self._store = store
+        self._keeper = keeper
+        self._janitor = janitor
+        self._check_memory = check_memory
+
+    async def put(
+        self, entry: Entry, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
+    ) -> Arena:
+        if len(allocations) != len(fds):
+            raise BadRequest(f"{len(allocations)} allocations came with {len(fds)} descriptors")
+        for descriptor in fds:
+            self._check_memory(descriptor)
+        async with entry.lock:
+            entry.check_writer(generation, process)
+            replaced = await self._put(entry, generation, process, allocations, fds)
+            arena = entry.arena
+        if replaced:
+            await self._janitor.settled()
+        return arena
+
+    async def _put(
+        self, entry: Entry, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
+    ) -> bool:
+        """Whether something was replaced.  What was asked for is counted before the keeper takes it: others ask meanwhile."""
+        shelf, arena = self._shelf, entry.arena
+        numbered = [Allocation(each.offset, each.bytes, shelf.next_serial()) for each in allocations]
+        change = entry.contents.plan_put(numbered, arena.window_bytes)
+        more = len(change.added) - len(change.replaced)
+        shelf.account.check_growth(arena, change.growth_bytes, more, shelf.bounds(arena))
+        names = [memory_name(each.serial) for each in numbered]
+        shelf.account.move(arena, change.growth_bytes, more)
+        try:
+            items = zip(numbered, names, fds, strict=True)
+            await self._keeper.put([Item(name, descriptor, each.bytes) for each, name, descriptor in items])
+            entry.check_writer(generation, process)  # the memory that was there may have been lost meanwhile
+            self._store.put(entry.row, change.added, change.replaced)
+        except BaseException:
+            shelf.account.move(arena, -change.growth_bytes, -more)
+            self._janitor.drop(names)
+            raise
+        entry.contents.put(change)
+        self._janitor.drop([memory_name(each.serial) for each in change.replaced])
+        entry.become(entry.row)
+        return bool(change.replaced)
+
+    async def drop(self, entry: Entry, generation: int, process: ProcessId, offsets: Sequence[int]) -> Arena:
+        async with entry.lock:
+            entry.check_writer(generation, process)
+            contents = entry.contents
+            change = contents.plan_drop(offsets)
+            if change.gone or change.marked:
+                self._store.drop(entry.row, change.gone, change.marked)
+            before = contents.used_bytes, contents.count
+            contents.drop(change)
+            self._shelf.count(entry, *before)
+            self._janitor.drop([memory_name(each.serial) for each in change.gone])
+            arena = entry.become(entry.row)
+        await self._janitor.settled()
+        return arena
+
+    async def commit(self, entry: Entry, generation: int, process: ProcessId, layout: int | None) -> Arena:
+        async with entry.lock:
+            entry.check_writer(generation, process)
+            row = entry.row
+            if layout is not None:
+                row = await self._with_layout(entry, generation, process, layout)
+            arena = self._commit(entry, replace(row, commits=row.commits + 1))
+        self._shelf.tell("committed", arena, generation=generation, allocations=arena.allocations)
+        await self._janitor.settled()
+        return arena
+
+    async def _with_layout(self, entry: Entry, generation: int, process: ProcessId, layout: int) -> Row:
+        """The row with the new layout, which the keeper holds."""
+        read: Layout = await trio.to_thread.run_sync(read_layout, layout)
+        try:
+            arena = entry.arena
+            if read.hash == arena.layout_hash:
+                return entry.row
+            self._shelf.account.check_layout(arena, read.bytes, self._shelf.bounds(arena))
+            serial = self._shelf.next_serial()
+            await self._keeper.put([Item(layout_name(serial), read.descriptor, read.bytes)])
+        finally:
+            os.close(read.descriptor)
+        try:
+            entry.check_writer(generation, process)
+        except BaseException:
+            self._janitor.drop([layout_name(serial)])
+            raise
+        return replace(entry.with_facts(layout_hash=read.hash, layout_bytes=read.bytes), layout_serial=serial)
+
+    def _commit(self, entry: Entry, row: Row) -> Arena:
+        contents, old = entry.contents, entry.row.layout_serial
+        gone = [memory_name(each.serial) for each in contents.dropped]
+        if old is not None and old != row.layout_serial:
+            gone.append(layout_name(old))
+        try:
+            self._store.commit(row)
+        except BaseException:
+            if row.layout_serial is not None and row.layout_serial != old:
+                self._janitor.drop([layout_name(row.layout_serial)])
+            raise
+        before = contents.used_bytes, contents.count
+        contents.commit()
+        self._shelf.count(entry, *before)
+        self._janitor.drop(gone)
+        return self._shelf.change(entry, row)
+
+    async def take(
+        self, entry: Entry, process: ProcessId, after: int | None, limit: int
+    ) -> tuple[list[Allocation], list[int]]:
+        async with entry.lock:
+            entry.check_holder(process)
+            found = entry.contents.committed_after(after, limit)
+            return found, await self._keeper.get([memory_name(each.serial) for each in found]) if found else []
+
+    async def layout(self, entry: Entry, process: ProcessId) -> tuple[Arena, int]:
+        async with entry.lock:
+            entry.check_holder(process)
+            if entry.row.layout_serial is None:
+                return entry.arena, -1
+            [descriptor] = await self._keeper.get([layout_name(entry.row.layout_serial)])
+            return entry.arena, descriptor
+
+    def roll_back(self, entry: Entry) -> None:
+        """What is in it is as after the last commit; that is stored already."""
+        contents = entry.contents
+        before = contents.used_bytes, contents.count
+        self._janitor.drop([memory_name(each.serial) for each in contents.fresh])
+        contents.roll_back()
+        self._shelf.count(entry, *before)

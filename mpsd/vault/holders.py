@@ -1,0 +1,141 @@
+"""The processes that have an arena open: when each is gone, and no work of its can write any more.
+
+    lives --its pidfd is readable--> ended --mpsd holds nothing of it, and nor does an mpsd before--> fenced
+
+A killed process's work goes on for as long as mpsd holds what it needs (docs/ending.md), also where its pidfd is readable: that
+is why it is not enough.  Prose: docs/vault.md, "Fencing".
+"""
+
+import os
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import structlog
+import trio
+
+from mpsd import processes
+from mpsd.errors import BadRequest, TooMany
+from mpsd.model import ProcessId
+
+log = structlog.get_logger()
+MOST_HOLDERS = 4096  # processes; each needs a descriptor
+
+Gone = Callable[[ProcessId, float], Awaitable[None]]  # and how long it took from the process's end to here, in seconds
+
+
+class Holding(Protocol):
+    """What mpsd holds of its clients (uvm/attachments.py)."""
+
+    def release(self, process: ProcessId) -> None: ...
+    async def wait_over(self, process: ProcessId) -> None: ...
+
+
+class Holders:
+    """Guards that each process is waited for once, and that `gone` is told of it only when it is fenced.
+
+    is_awaited: whether what mpsd holds of a dead process is to be let go at once.
+    """
+
+    def __init__(self, holding: Holding, is_awaited: Callable[[ProcessId], bool]) -> None:
+        self._holding = holding
+        self._is_awaited = is_awaited
+        self._waits: dict[ProcessId, trio.CancelScope] = {}
+        self._ended: set[ProcessId] = set()
+        self._alone = trio.Event()  # no mpsd before this one holds anything any more
+        self._early: list[tuple[ProcessId, int | None, trio.CancelScope]] = []
+        self._nursery: trio.Nursery | None = None
+        self._gone: Gone | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self._waits)
+
+    def add(self, process: ProcessId) -> None:
+        """Raises BadRequest for one that has ended, TooMany."""
+        if process in self._waits:
+            return
+        if len(self._waits) >= MOST_HOLDERS:
+            raise TooMany(f"{MOST_HOLDERS} processes have arenas open, and no more may")
+        pidfd = processes.open_pidfd(process)
+        if pidfd is None or not processes.is_alive(process):
+            if pidfd is not None:
+                os.close(pidfd)
+            raise BadRequest(f"pid {process.pid} has ended")
+        self._begin(process, pidfd)
+
+    def restore(self, process: ProcessId) -> None:
+        """One that an earlier mpsd knew; it may have ended since."""
+        if process not in self._waits:
+            self._begin(process, processes.open_pidfd(process))
+
+    def remove(self, process: ProcessId) -> None:
+        """It has nothing open any more."""
+        if process not in self._ended and (scope := self._waits.pop(process, None)) is not None:
+            scope.cancel()
+
+    def has_ended(self, process: ProcessId) -> bool:
+        """It is being fenced."""
+        return process in self._ended
+
+    def hurry(self, process: ProcessId) -> None:
+        """Somebody waits for its end: where it has ended, nothing of it is held any longer."""
+        if process in self._ended:
+            self._holding.release(process)
+
+    async def run(self, before: ProcessId | None, gone: Gone) -> None:
+        """Until cancelled.  before: the mpsd that held clients before this one did."""
+        self._gone = gone
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for each in self._early:
+                nursery.start_soon(self._wait, *each)
+            self._early.clear()
+            try:
+                await _see_ended(before)
+                self._alone.set()
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    def _begin(self, process: ProcessId, pidfd: int | None) -> None:
+        scope = self._waits[process] = trio.CancelScope()
+        if self._nursery is None:
+            self._early.append((process, pidfd, scope))
+        else:
+            self._nursery.start_soon(self._wait, process, pidfd, scope)
+
+    async def _wait(self, process: ProcessId, pidfd: int | None, scope: trio.CancelScope) -> None:
+        try:
+            with scope:
+                if pidfd is not None:
+                    await trio.lowlevel.wait_readable(pidfd)  # for ever: as long as it lives
+            if self._waits.get(process) is scope:  # else it has nothing open any more
+                self._ended.add(process)
+                await self._fence(process)
+                self._ended.discard(process)
+        finally:
+            if pidfd is not None:
+                os.close(pidfd)
+            if self._waits.get(process) is scope:
+                del self._waits[process]
+
+    async def _fence(self, process: ProcessId) -> None:
+        began = trio.current_time()
+        if self._is_awaited(process):
+            self._holding.release(process)
+        await self._holding.wait_over(process)  # faults.hold_seconds at most
+        await self._alone.wait()  # until the kernel has closed what a killed mpsd had open
+        assert self._gone is not None, "told by run()"
+        await self._gone(process, trio.current_time() - began)
+
+
+async def _see_ended(before: ProcessId | None) -> None:
+    if before is None or before.pid == os.getpid():
+        return
+    pidfd = processes.open_pidfd(before)
+    if pidfd is None:
+        return
+    try:
+        await trio.lowlevel.wait_readable(pidfd)  # for ever: until then it may hold what a dead client runs on
+    finally:
+        os.close(pidfd)

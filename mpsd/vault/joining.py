@@ -1,0 +1,56 @@
+"""The one place that builds the vault, and joins it with the leases and with what is held of dead clients."""
+
+import os
+from collections.abc import Callable, Sequence
+
+from mpsd import places, processes, settings
+from mpsd.api.events import EventBus
+from mpsd.errors import NoSuchLease
+from mpsd.found import Found
+from mpsd.leases.book import LeaseBook
+from mpsd.model import Device, ProcessId
+from mpsd.uvm.attachments import Attachments
+from mpsd.vault.arenas import Arenas
+from mpsd.vault.descriptors import check_exported, check_simulated
+from mpsd.vault.filling import Filling
+from mpsd.vault.holders import Holders
+from mpsd.vault.janitor import Janitor
+from mpsd.vault.keeper import VaultKeeper
+from mpsd.vault.shelf import Shelf, Surroundings
+from mpsd.vault.vault import Vault
+
+KEEPER = "vault-keeper"
+
+
+def join_vault(
+    found: Found, devices: Callable[[], Sequence[Device]], book: LeaseBook, attachments: Attachments, events: EventBus
+) -> Vault:
+    """Raises UnusablePath."""
+    config, store = found.config, found.vault_store
+
+    def lease_bytes(lease_id: int, gpu: str) -> int | None:
+        try:
+            return book.find(lease_id).spec.memory_bytes.get(gpu)
+        except NoSuchLease:
+            return None
+
+    def lease_of(process: ProcessId) -> int | None:
+        grant = book.grant_of(process)
+        return None if grant is None else grant.lease_id
+
+    def is_awaited(process: ProcessId) -> bool:
+        """Somebody waits to write what it wrote, and is not to wait long."""
+        return shelf.settings.is_prompt and any(
+            entry.queue and entry.arena.writer == process for entry in shelf.by_id.values()
+        )
+
+    shelf = Shelf(store, Surroundings(devices, lease_bytes, events.publish), settings.vault(config))
+    program = places.native_directory() / "keeper" / "mpsd-keeper"
+    keeper = VaultKeeper(program, found.claim.state_directory / KEEPER, config.vault.max_allocations, shelf.compare)
+    janitor = Janitor(keeper, store)
+    holders = Holders(attachments, is_awaited)
+    filling = Filling(shelf, store, keeper, janitor, check_simulated if config.backend == "sim" else check_exported)
+    arenas = Arenas(shelf, store, filling, holders, janitor, lease_of)
+    ours = processes.process_id(os.getpid())
+    before = store.begin(ours) if ours else None
+    return Vault(arenas, shelf, store, keeper, holders, janitor, before)

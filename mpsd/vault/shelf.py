@@ -1,0 +1,164 @@
+"""All arenas there are, what they hold together, and where their windows are; what is stored of them is loaded here.
+
+What the keeper holds is compared with it: what is missing there is lost for its whole arena, for half of a model is none.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from mpsd.arena import Arena
+from mpsd.errors import NoRoom, NoSuchArena
+from mpsd.legacy.devices import find_device
+from mpsd.model import Device
+from mpsd.policy import arena_windows
+from mpsd.policy.arena_account import ArenaAccount, Bounds
+from mpsd.policy.arena_contents import Contents
+from mpsd.policy.arena_settings import VaultSettings
+from mpsd.vault.entry import Entry, serial_of
+from mpsd.vault.store import Row, VaultStore
+from mpsd.wire.keeper import Entry as Held
+
+log = structlog.get_logger()
+Tell = Callable[[str, Arena, Mapping[str, object]], None]
+LeaseBytes = Callable[[int, str], int | None]  # of a lease on a GPU; None: no limit, or no such lease any more
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the vault knows of the rest of the daemon.  clock: seconds since the epoch."""
+
+    devices: Callable[[], Sequence[Device]]
+    lease_bytes: LeaseBytes
+    publish: Callable[[str, Mapping[str, object]], None]
+    clock: Callable[[], float] = time.time
+
+
+class Shelf:
+    """Guards that names, windows and serials are each given once, and that what is counted is what is there."""
+
+    def __init__(self, store: VaultStore, around: Surroundings, settings: VaultSettings) -> None:
+        """Raises UnusablePath."""
+        self.settings = settings
+        self.around = around
+        self.account = ArenaAccount()
+        self.by_id: dict[int, Entry] = {}
+        self.by_name: dict[str, Entry] = {}
+        self._store = store
+        self._serial = store.last_serial()
+        for row in store.arenas():
+            self._load(row)
+
+    def _load(self, row: Row) -> None:
+        known = self._store.allocations(row)
+        contents = Contents(
+            (each for each in known if each.is_committed),
+            (each for each in known if not each.is_committed),
+            (each.offset for each in known if each.is_dropped),
+        )
+        self.add(Entry(row, contents))
+
+    # -- what is there ---------------------------------------------------------------------------------------------------
+
+    def find(self, name: str) -> Entry:
+        if (entry := self.by_name.get(name)) is None:
+            raise NoSuchArena(f"no arena is called {name}")
+        return entry
+
+    def find_id(self, arena_id: int) -> Entry:
+        if (entry := self.by_id.get(arena_id)) is None:
+            raise NoSuchArena(f"no arena has id {arena_id}")
+        return entry
+
+    def bounds(self, arena: Arena) -> Bounds:
+        """Raises NoSuchDevice for one whose GPU is not here any more."""
+        gpu = find_device(self.around.devices(), arena.gpu)
+        lease = None if arena.lease_id is None else self.around.lease_bytes(arena.lease_id, arena.gpu)
+        return Bounds(self.settings, gpu.total_bytes, lease)
+
+    def windows(self, but: Entry | None = None) -> list[arena_windows.Window]:
+        arenas = (entry.arena for entry in self.by_id.values() if entry is not but)
+        return [(arena.base, arena.base + arena.window_bytes) for arena in arenas]
+
+    def place(self, size: int) -> int:
+        """Raises NoRoom."""
+        base = arena_windows.place(self.windows(), size)
+        if base is None:
+            raise NoRoom(f"no {size} bytes of addresses in a row are free for another window")
+        return base
+
+    def next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    # -- what changes ----------------------------------------------------------------------------------------------------
+
+    def add(self, entry: Entry) -> Arena:
+        arena = entry.become(entry.row)
+        self.by_id[arena.id] = self.by_name[arena.name] = entry
+        self.account.add(arena)
+        self.account.move(arena, arena.used_bytes, entry.contents.count)
+        return arena
+
+    def remove(self, entry: Entry) -> None:
+        arena = entry.arena
+        entry.is_removed = True
+        del self.by_id[arena.id], self.by_name[arena.name]
+        self.account.move(arena, -entry.contents.used_bytes, -entry.contents.count)
+        self.account.remove(arena)
+        entry.notify()
+
+    def change(self, entry: Entry, row: Row) -> Arena:
+        """`row` is stored."""
+        old = entry.arena
+        arena = entry.become(row)
+        self.account.change(old, arena)
+        return arena
+
+    def count(self, entry: Entry, bytes_before: int, count_before: int) -> None:
+        """What is in it has changed since it was so much."""
+        contents = entry.contents
+        self.account.move(entry.arena, contents.used_bytes - bytes_before, contents.count - count_before)
+
+    def tell(self, what: str, arena: Arena, **facts: object) -> None:
+        log.info("arena.event", what=what, arena=arena.name, owner_uid=arena.owner_uid, **facts)
+        whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid, "owner_gid": arena.owner_gid}
+        self.around.publish(f"arena.{what}", {**whose, "mode": arena.mode, "gpu": arena.gpu, **facts})
+
+    # -- the keeper ------------------------------------------------------------------------------------------------------
+
+    def compare(self, held: Mapping[str, Held]) -> list[str]:
+        """Names that the keeper should not hold.  What it should and does not is lost.  Raises UnusablePath."""
+        wanted: set[str] = set()
+        lost = []
+        for entry in self.by_id.values():
+            names = entry.names()
+            if all(name in held for name in names):
+                wanted.update(names)
+            else:
+                lost.append(entry)
+        self._serial = max(self._serial, max(map(serial_of, held), default=0))
+        self._lose(lost)
+        return [name for name in held if name not in wanted]
+
+    def _lose(self, entries: Iterable[Entry]) -> None:
+        """Their writers, where they live, are told when they ask for something next: their generation is another."""
+        rows = [
+            replace(
+                entry.with_facts(generation=entry.arena.generation + 1, layout_hash="", layout_bytes=0, is_sealed=False),
+                layout_serial=None,
+            )
+            for entry in entries
+        ]
+        if not rows:
+            return
+        self._store.lose(rows)
+        log.error("vault.lost", arenas=len(rows), why="their keeper has died, or does not have their memory any more")
+        for row in rows:
+            entry = self.by_id[row.arena.id]
+            before = entry.contents
+            self.account.move(entry.arena, -before.used_bytes, -before.count)
+            entry.contents = Contents()
+            self.tell("lost", self.change(entry, row), lost_bytes=before.used_bytes)

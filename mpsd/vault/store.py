@@ -1,0 +1,242 @@
+"""Arenas on disk: SQLite with a write-ahead log, in the state directory.
+
+Every method is one transaction, and what it wrote outlives a `kill -9` once it has returned.  Not a power cut: neither does the
+memory.  What an allocation is follows from numbers, so that a commit of many writes one row:
+
+    put_in      the commit that it comes with: it is committed when that is not above the arena's `commits`
+    dropped_in  the commit that it goes with; NULL: none
+
+Prose: docs/vault.md, "Restart".
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpsd.arena import Access, Allocation, Arena
+from mpsd.database import open_database
+from mpsd.errors import UnusablePath
+from mpsd.leases.store import read_boot_id
+from mpsd.model import ProcessId
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE arenas (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, owner_uid INTEGER NOT NULL,
+                     owner_gid INTEGER NOT NULL, mode INTEGER NOT NULL, gpu TEXT NOT NULL, base INTEGER NOT NULL,
+                     window_bytes INTEGER NOT NULL, capacity_bytes INTEGER NOT NULL, created_at REAL NOT NULL,
+                     layout_hash TEXT NOT NULL, layout_bytes INTEGER NOT NULL, layout_serial INTEGER,
+                     commits INTEGER NOT NULL, generation INTEGER NOT NULL, is_sealed INTEGER NOT NULL, lease_id INTEGER,
+                     ttl_seconds REAL, unheld_since REAL);
+CREATE TABLE allocations (serial INTEGER PRIMARY KEY, arena_id INTEGER NOT NULL, place INTEGER NOT NULL, bytes INTEGER NOT NULL,
+                          put_in INTEGER NOT NULL, dropped_in INTEGER);
+CREATE INDEX allocations_of_arena ON allocations (arena_id, put_in);
+CREATE INDEX dropped_of_arena ON allocations (arena_id) WHERE dropped_in IS NOT NULL;
+CREATE TABLE holders (arena_id INTEGER NOT NULL, pid INTEGER NOT NULL, start_time INTEGER NOT NULL, access TEXT NOT NULL,
+                      PRIMARY KEY (arena_id, pid, start_time));
+CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL);
+CREATE TABLE daemon (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
+"""
+_CHANGING = (
+    "mode", "window_bytes", "capacity_bytes", "layout_hash", "layout_bytes", "layout_serial", "commits", "generation",
+    "is_sealed", "ttl_seconds", "unheld_since",
+)  # fmt: skip
+_SOME = 2000  # rows that are deleted in one go: others have their turn then
+
+Write = tuple[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An arena as it is stored, without what is in it; commits: how many there were."""
+
+    arena: Arena
+    commits: int = 0
+    layout_serial: int | None = None
+
+
+class VaultStore:
+    """Guards one database file; used from the trio thread alone.  Raises UnusablePath where it cannot be read or written."""
+
+    def __init__(self, path: Path, boot_id: str | None = None) -> None:
+        self._path = path
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", "which GPU memory belongs to which arena")
+        self._begin_boot(read_boot_id() if boot_id is None else boot_id)
+
+    # -- what is there -------------------------------------------------------------------------------------------------------
+
+    def arenas(self) -> list[Row]:
+        """By id, with their holders."""
+        found = self._read(
+            "SELECT id, name, owner_uid, owner_gid, mode, gpu, base, window_bytes, capacity_bytes, created_at, layout_hash,"
+            " layout_bytes, layout_serial, commits, generation, is_sealed, lease_id, ttl_seconds, unheld_since FROM arenas"
+            " ORDER BY id"
+        )
+        return [self._row(values) for values in found]
+
+    def allocations(self, row: Row) -> list[Allocation]:
+        statement = "SELECT place, bytes, serial, put_in <= ?, dropped_in IS NOT NULL FROM allocations WHERE arena_id = ?"
+        found = self._read(statement, (row.commits, row.arena.id))
+        return [Allocation(place, size, serial, bool(put), bool(gone)) for place, size, serial, put, gone in found]
+
+    def last_serial(self) -> int:
+        [(serial, layout)] = self._read("SELECT (SELECT max(serial) FROM allocations), (SELECT max(layout_serial) FROM arenas)")
+        return max(serial or 0, layout or 0)
+
+    # -- what happens to an arena --------------------------------------------------------------------------------------------
+
+    def add(self, arena: Arena) -> int:
+        """The id that it has from now on; none is given twice."""
+        names = "name, owner_uid, owner_gid, mode, gpu, base, window_bytes, capacity_bytes, created_at, lease_id, ttl_seconds"
+        values = tuple(getattr(arena, name) for name in names.split(", "))
+        statement = (
+            f"INSERT INTO arenas ({names}, unheld_since, layout_hash, layout_bytes, commits, generation, is_sealed)"
+            f" VALUES ({', '.join('?' * len(values))}, ?, '', 0, 0, 0, 0)"
+        )
+        return self._write([(statement, (*values, arena.unheld_since))])
+
+    def change(self, row: Row) -> None:
+        self._write([_changed(row)])
+
+    def hold(self, row: Row, process: ProcessId, access: Access) -> None:
+        """It has the arena open from now on, in this way."""
+        self._write([_changed(row), _held(row, process, access)])
+
+    def seal(self, row: Row, writer: ProcessId) -> None:
+        """It is a reader now, and what it did not commit is gone."""
+        self._write([_changed(row), _held(row, writer, Access.READ), *_rolled_back(row)])
+
+    def let_go(self, row: Row, process: ProcessId, *, takes_back: bool) -> None:
+        """It has the arena open no longer.  takes_back: what it did not commit is gone."""
+        values = (row.arena.id, process.pid, process.start_time)
+        writes = [_changed(row), ("DELETE FROM holders WHERE arena_id = ? AND pid = ? AND start_time = ?", values)]
+        self._write(writes + (_rolled_back(row) if takes_back else []))
+
+    def put(self, row: Row, added: Sequence[Allocation], replaced: Sequence[Allocation]) -> None:
+        arena_id, number = row.arena.id, row.commits + 1
+        writes = [_gone(each) for each in replaced]
+        statement = "INSERT INTO allocations VALUES (?, ?, ?, ?, ?, NULL)"
+        writes += [(statement, (each.serial, arena_id, each.offset, each.bytes, number)) for each in added]
+        self._write(writes)
+
+    def drop(self, row: Row, gone: Iterable[Allocation], marked: Iterable[Allocation]) -> None:
+        statement = "UPDATE allocations SET dropped_in = ? WHERE serial = ?"
+        self._write([_gone(each) for each in gone] + [(statement, (row.commits + 1, each.serial)) for each in marked])
+
+    def commit(self, row: Row) -> None:
+        """`row` has the new number, and the layout that holds from now on."""
+        dropped = "DELETE FROM allocations WHERE arena_id = ? AND dropped_in IS NOT NULL"
+        self._write([_changed(row), (dropped, (row.arena.id,))])
+
+    def remove(self, arena_id: int) -> None:
+        """Its allocations are left to `forget_allocations`: there may be many."""
+        self._write([("DELETE FROM arenas WHERE id = ?", (arena_id,)), ("DELETE FROM holders WHERE arena_id = ?", (arena_id,))])
+
+    def removed(self) -> list[int]:
+        """Arenas that are gone, and allocations of which are left."""
+        statement = "SELECT DISTINCT arena_id FROM allocations WHERE arena_id NOT IN (SELECT id FROM arenas)"
+        return [arena_id for (arena_id,) in self._read(statement)]
+
+    def forget_allocations(self, arena_id: int) -> bool:
+        """Some of them; whether there may be more."""
+        some = "SELECT serial FROM allocations WHERE arena_id = ? LIMIT ?"
+        before = self._db.total_changes
+        self._write([(f"DELETE FROM allocations WHERE serial IN ({some})", (arena_id, _SOME))])
+        return self._db.total_changes - before == _SOME
+
+    def lose(self, rows: Iterable[Row]) -> None:
+        """Their memory is gone, and so are their allocations; all at once."""
+        writes: list[Write] = []
+        for row in rows:
+            writes += [_changed(row), ("DELETE FROM allocations WHERE arena_id = ?", (row.arena.id,))]
+        self._write(writes)
+
+    def remove_all(self) -> None:
+        self._write([(f"DELETE FROM {table}", ()) for table in ("arenas", "allocations", "holders")])
+
+    def begin(self, daemon: ProcessId) -> ProcessId | None:
+        """This daemon uses the file from now on; the one that did before."""
+        found = self._read("SELECT pid, start_time FROM daemon")
+        self._write([("INSERT OR REPLACE INTO daemon VALUES (1, ?, ?)", (daemon.pid, daemon.start_time))])
+        return ProcessId(*found[0]) if found else None
+
+    def watch_statements(self, seen: Callable[[str], object] | None) -> None:
+        """For tests that cut at every statement: `seen` is called before each is executed."""
+        self._db.set_trace_callback(seen)
+
+    def close(self) -> None:
+        self._db.close()
+
+    # -- steps ---------------------------------------------------------------------------------------------------------------
+
+    def _row(self, values: tuple[Any, ...]) -> Row:
+        arena_id, *facts = values
+        (name, uid, gid, mode, gpu, base, window, capacity, created, digest, layout_bytes, layout_serial, commits, generation,
+         is_sealed, lease_id, ttl, unheld_since) = facts  # fmt: skip
+        holders = self._read("SELECT pid, start_time, access FROM holders WHERE arena_id = ? ORDER BY rowid", (arena_id,))
+        by_access = [(ProcessId(pid, start), access) for pid, start, access in holders]
+        writer = next((process for process, access in by_access if access == Access.WRITE), None)
+        arena = Arena(
+            arena_id, name, uid, gid, mode, gpu, base, window, capacity, created,
+            layout_hash=digest,
+            layout_bytes=layout_bytes,
+            generation=generation,
+            is_sealed=bool(is_sealed),
+            writer=writer,
+            readers=tuple(process for process, access in by_access if access != Access.WRITE),
+            lease_id=lease_id,
+            ttl_seconds=ttl,
+            unheld_since=unheld_since,
+        )  # fmt: skip
+        return Row(arena, commits, layout_serial)
+
+    def _begin_boot(self, boot_id: str) -> None:
+        """After a reboot pids mean other processes."""
+        if self._read("SELECT id FROM boot") != [(boot_id,)]:
+            started = ("INSERT OR REPLACE INTO boot VALUES (1, ?)", (boot_id,))
+            self._write([("DELETE FROM holders", ()), ("DELETE FROM daemon", ()), started])
+
+    def _read(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(statement, values).fetchall()
+        except sqlite3.Error as exc:
+            raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
+
+    def _write(self, writes: Iterable[Write]) -> int:
+        """All or nothing; the id of the last row that was inserted."""
+        last = 0
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in writes:
+                    last = self._db.execute(statement, values).lastrowid or 0
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+            return last
+        except sqlite3.Error as exc:
+            raise UnusablePath(f"{self._path} cannot be written, and what is not written would be lost: {exc}") from None
+
+
+def _changed(row: Row) -> Write:
+    own = {"commits": row.commits, "layout_serial": row.layout_serial}
+    values = [own[name] if name in own else getattr(row.arena, name) for name in _CHANGING]
+    return f"UPDATE arenas SET {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE id = ?", (*values, row.arena.id)
+
+
+def _rolled_back(row: Row) -> list[Write]:
+    return [
+        ("DELETE FROM allocations WHERE arena_id = ? AND put_in > ?", (row.arena.id, row.commits)),
+        ("UPDATE allocations SET dropped_in = NULL WHERE arena_id = ? AND dropped_in IS NOT NULL", (row.arena.id,)),
+    ]
+
+
+def _held(row: Row, process: ProcessId, access: Access) -> Write:
+    return "INSERT OR REPLACE INTO holders VALUES (?, ?, ?, ?)", (row.arena.id, process.pid, process.start_time, access.value)
+
+
+def _gone(one: Allocation) -> Write:
+    return "DELETE FROM allocations WHERE serial = ?", (one.serial,)

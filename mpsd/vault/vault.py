@@ -1,0 +1,110 @@
+"""The vault's life: what runs of it as long as mpsd, and what becomes of it when mpsd ends.
+
+    start    what is stored is loaded; the keeper that runs is reached, and compared; who held arenas is waited for again
+    kill -9  nothing: the keeper and the rows stay, and the next mpsd starts with them
+    quit     "free": everything goes.  "keep": as after a kill
+
+The keeper is started by the first descriptor that it is to hold.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from mpsd.api.services import KeeperView
+from mpsd.errors import KeeperFailed, UnusablePath
+from mpsd.model import ProcessId
+from mpsd.policy.arena_eviction import expires_at
+from mpsd.policy.arena_settings import VaultSettings
+from mpsd.vault.arenas import Arenas
+from mpsd.vault.holders import Holders
+from mpsd.vault.janitor import Janitor
+from mpsd.vault.keeper import Item, VaultKeeper
+from mpsd.vault.shelf import Shelf
+from mpsd.vault.store import VaultStore
+
+log = structlog.get_logger()
+_AGAIN_SECONDS = 5.0  # until what could not be stored is tried again
+_STOP_SECONDS = 20.0
+
+
+@dataclass(slots=True)
+class Vault:
+    """What mpsd runs of it, joined."""
+
+    arenas: Arenas
+    shelf: Shelf
+    store: VaultStore
+    keeper: VaultKeeper
+    holders: Holders
+    janitor: Janitor
+    before: ProcessId | None  # the mpsd that had this vault before
+
+    def view(self) -> KeeperView:
+        layouts = sum(entry.row.layout_serial is not None for entry in self.shelf.by_id.values())
+        held = self.shelf.account.allocations + layouts
+        return KeeperView(self.keeper.state, self.keeper.pid or None, held)
+
+    def configure(self, settings: VaultSettings) -> None:
+        self.shelf.settings = settings
+
+    async def run(self, handed: Sequence[Item] = ()) -> None:
+        """Until cancelled.  handed: see VaultKeeper.reach."""
+        self.janitor.forget(self.store.removed())
+        for entry in self.shelf.by_id.values():
+            for process in filter(None, (entry.arena.writer, *entry.arena.readers)):
+                self.holders.restore(process)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.keeper.watch)
+            nursery.start_soon(self.janitor.run)
+            nursery.start_soon(self.holders.run, self.before, self._gone)
+            nursery.start_soon(self._expire)
+            await self._reach(handed)
+
+    async def end(self) -> None:
+        """mpsd quits, and the domains have ended."""
+        if self.shelf.settings.is_kept:
+            return
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_SECONDS):
+            await self.keeper.stop()
+        try:
+            self.store.remove_all()
+        except UnusablePath as exc:  # the next mpsd finds that their memory is lost
+            log.error("store.failed", statement="all arenas are gone", why=str(exc))
+
+    async def _reach(self, handed: Sequence[Item]) -> None:
+        try:
+            await self.keeper.reach(handed)
+        except (KeeperFailed, UnusablePath) as exc:
+            log.error("vault.keeper_silent", why=str(exc))
+        self.arenas.ready.set()
+
+    async def _gone(self, process: ProcessId, seconds: float) -> None:
+        while True:
+            try:
+                return await self.arenas.ended(process, seconds)
+            except UnusablePath as exc:  # nobody is admitted in its place until it is stored
+                log.error("store.failed", statement="the end of a process with arenas", why=str(exc))
+                await trio.sleep(_AGAIN_SECONDS)
+
+    async def _expire(self) -> None:
+        await self.arenas.ready.wait()
+        while True:
+            changed = self.arenas.schedule_changed = trio.Event()
+            now = self.shelf.around.clock()
+            ends = {arena.id: end for arena in self.arenas.arenas() if (end := expires_at(arena)) is not None}
+            over = [arena_id for arena_id, end in ends.items() if end <= now]
+            for arena_id in over:
+                self._expire_one(arena_id)
+            patience = min((end - now for end in ends.values() if end > now), default=math.inf)
+            with trio.move_on_after(patience if not over else 0):
+                await changed.wait()
+
+    def _expire_one(self, arena_id: int) -> None:
+        try:
+            self.arenas.expire(arena_id)
+        except UnusablePath as exc:
+            log.error("store.failed", statement="an arena whose time is over", why=str(exc))

@@ -1,0 +1,51 @@
+"""The options of the vault (docs/vault.md)."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from mpsd.accept import MEMORY, Accept, between, or_empty
+from mpsd.schema import option
+
+_PERCENT = re.compile(r"([1-9][0-9]?|100)%")
+MEMORY_OR_SHARE = Accept(
+    'a whole number and G or M, as "40G", or a share of the GPU, as "80%"',
+    lambda text: MEMORY.test(text) or _PERCENT.fullmatch(text) is not None,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Vault:
+    """GPU memory that outlives the process that filled it (docs/vault.md)."""
+
+    memory: str = option(
+        "", 'What all arenas may hold of each GPU, as "40G" or "80%". "": no limit.', accept=or_empty(MEMORY_OR_SHARE)
+    )
+    user_memory: str = option("", 'What those of one user may, as "40G". "": no limit.', accept=or_empty(MEMORY))
+    layouts: str = option("1G", "Host memory for the layouts of all arenas; one user may take an eighth.", accept=MEMORY)
+    max_arenas: int = option(1024, "Most arenas at once.", accept=between(1, 65536))
+    user_arenas: int = option(256, "Most arenas of one user.", accept=between(1, 65536))
+    max_allocations: int = option(
+        131072,
+        "Most allocations and layouts at once; each is a descriptor that the vault's keeper holds.",
+        accept=between(64, 1_000_000),
+        needs_restart=True,
+    )
+    user_allocations: int = option(65536, "Most allocations of one user.", accept=between(1, 1_000_000))
+    fence: Literal["gentle", "prompt"] = option(
+        "gentle",
+        "How a new writer is admitted after the old one was killed in the middle of its work. "
+        '"gentle": what that work needs is held for the sake of others, faults.hold_seconds at most, and the writer waits. '
+        '"prompt": it is let go as soon as a writer waits; long work of the dead one may then end others in its domain.',
+    )
+    eviction: Literal["off", "expired", "unheld"] = option(
+        "off",
+        'What goes when a client asks for room (arena.make_room). "expired": arenas whose time is over. "unheld": also others '
+        "that nobody has open, the one first that was left longest ago.",
+    )
+    evict_from: Literal["owner", "everybody"] = option(
+        "owner", "Whose arenas go then: those of the user who asks, or anybody's. An operator who asks gets anybody's."
+    )
+    keep: Literal["free", "keep"] = option(
+        "free", 'What becomes of arenas when mpsd quits, and its domains end. "keep": they wait for the next mpsd.'
+    )
