@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tests.gpu.comparison import figures, processes, vault
 from tests.gpu.comparison.clients import Event
 from tests.gpu.comparison.stage import Stage
-from tests.gpu.comparison.system import SystemFailed
+from tests.gpu.comparison.system import System, SystemFailed
 
 ARENAS, EACH = 1000, 100
 SHARES = (0.01, 0.1, 1.0)
@@ -18,6 +18,7 @@ PROBE = 5  # arenas that are made to be measured, when the rest is there
 CYCLES = 1000
 OPERATIONS = ("create_ms", "fill_ms", "commit_ms", "close_ms")
 SLOWER = 3.0  # than with a hundredth
+CONFIG = "[vault]\nmax_arenas = 4096\nuser_arenas = 4096\nmax_allocations = 200000\nuser_allocations = 200000\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,40 +36,41 @@ class Size:
 
 def run(stage: Stage) -> list[Size]:
     """The sizes that the shared ones grew through."""
-    stage.mpsd.renew()
-    stage.mpsd.warm(10)
+    system = stage.another("many", stage.options.front_end, stage.mpsd, config=CONFIG)
+    system.start()
+    system.warm(10)
     arenas = max(PROBE, round(ARENAS * min(1.0, stage.options.trials / 20)))
     if not stage.options.is_simulated:  # which knows some thousand blocks, and has no memory
-        room = vault.free_bytes(stage.mpsd) // vault.GRANULE
-        _grow(stage, "real", arenas, max(1, min(EACH, room // (ARENAS + PROBE))), ())
-        vault.wait_until_free(stage.mpsd, room * vault.GRANULE)
-    found = _grow(stage, "shared", arenas, EACH, ("--shared",))
-    _crash(stage)
+        room = vault.free_bytes(system) // vault.GRANULE
+        _grow(stage, system, "real", arenas, max(1, min(EACH, room // (ARENAS + PROBE))), ())
+        vault.wait_until_free(system, room * vault.GRANULE)
+    found = _grow(stage, system, "shared", arenas, EACH, ("--shared",))
+    _crash(stage, system)
     return found
 
 
-def _grow(stage: Stage, kind: str, arenas: int, each: int, how: tuple[str, ...]) -> list[Size]:
+def _grow(stage: Stage, system: System, kind: str, arenas: int, each: int, how: tuple[str, ...]) -> list[Size]:
     made, found = 0, []
     for share in SHARES:
         wanted = max(1, round(arenas * share))
         if wanted > made:
-            _make(stage, kind, made, wanted - made, each, how)
+            _make(system, kind, made, wanted - made, each, how)
         made = max(made, wanted)
-        found.append(_size(stage, made, each, how))
+        found.append(_size(system, made, each, how))
     _report(stage, kind, found, each)
-    vault.remove_all(stage.mpsd)
+    vault.remove_all(system)
     return found
 
 
-def _make(stage: Stage, name: str, first: int, arenas: int, each: int, how: tuple[str, ...]) -> Event:
+def _make(system: System, name: str, first: int, arenas: int, each: int, how: tuple[str, ...]) -> Event:
     shape = ("--from", first, "--arenas", arenas, "--each", each)
-    return vault.run(stage.mpsd, "many", "many", "--arena", name, *shape, *how)
+    return vault.run(system, "many", "many", "--arena", name, *shape, *how)
 
 
-def _size(stage: Stage, arenas: int, each: int, how: tuple[str, ...]) -> Size:
+def _size(system: System, arenas: int, each: int, how: tuple[str, ...]) -> Size:
     """A few more are made, which tells what one costs beside all the others."""
-    probe = _make(stage, "probe", 0, PROBE, each, how)
-    mpsd, keeper = stage.mpsd.pid(), vault.keeper_pid(stage.mpsd)
+    probe = _make(system, "probe", 0, PROBE, each, how)
+    mpsd, keeper = system.pid(), vault.keeper_pid(system)
     found = Size(
         arenas,
         arenas * each,
@@ -78,7 +80,7 @@ def _size(stage: Stage, arenas: int, each: int, how: tuple[str, ...]) -> Size:
         vault.descriptors(keeper),
         probe,
     )
-    vault.remove(stage.mpsd, *(f"probe-{number}" for number in range(PROBE)))
+    vault.remove(system, *(f"probe-{number}" for number in range(PROBE)))
     return found
 
 
@@ -104,13 +106,13 @@ def _report(stage: Stage, kind: str, found: list[Size], each: int) -> None:
         )
 
 
-def _crash(stage: Stage) -> None:
+def _crash(stage: Stage, system: System) -> None:
     """Counted after some have died: what is opened once and kept belongs to nobody's death."""
     cycles = stage.trials(CYCLES)
-    vault.run(stage.mpsd, "crashed", "crash", "--arena", "crash", "--cycles", max(3, cycles // 20))
-    before = _descriptors(stage)
-    crashed = vault.run(stage.mpsd, "crashed", "crash", "--arena", "crash", "--cycles", cycles)
-    after = _descriptors(stage)
+    vault.run(system, "crashed", "crash", "--arena", "crash", "--cycles", max(3, cycles // 20))
+    before = _descriptors(system)
+    crashed = vault.run(system, "crashed", "crash", "--arena", "crash", "--cycles", cycles)
+    after = _descriptors(system)
     stage.add(
         f"{cycles} writers killed, each with memory that was not committed: descriptors of mpsd, keeper",
         mpsd=f"{before} before, {after} after",
@@ -118,11 +120,11 @@ def _crash(stage: Stage) -> None:
         met=crashed["killed"] == cycles and after[0] <= before[0] + 2 and after[1] <= before[1],
         remark=f"{crashed['each_ms']:.1f} ms each, its start included",
     )
-    vault.remove(stage.mpsd, "crash")
+    vault.remove(system, "crash")
 
 
-def _descriptors(stage: Stage) -> tuple[int, int]:
-    mpsd, keeper = stage.mpsd.pid(), vault.keeper_pid(stage.mpsd)
+def _descriptors(system: System) -> tuple[int, int]:
+    mpsd, keeper = system.pid(), vault.keeper_pid(system)
     if not mpsd or not keeper:
         raise SystemFailed("mpsd or its keeper is gone")
     return vault.descriptors(mpsd), vault.descriptors(keeper)
