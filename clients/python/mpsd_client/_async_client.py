@@ -1,15 +1,16 @@
 """The client for trio."""
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 import trio
 
 from mpsd_client import _conversation
-from mpsd_client._calls import Call, after
-from mpsd_client._conversation import MAX_BYTES, Conversation
+from mpsd_client._call import Call, after
+from mpsd_client._conversation import Conversation
+from mpsd_client._datagrams import Datagram, receive, send
 from mpsd_client._place import BACKLOG_SECONDS, has_connected, new_socket, socket_path
 from mpsd_client._values import Event, Hello, Lost, Page
 
@@ -54,7 +55,7 @@ class AsyncClient:
         """Send a call, wait for its answer.  Cancelled, it may or may not have happened."""
         number, datagram = self._conversation.ask(call)
         try:
-            await self._send(datagram)
+            await self._send(datagram, call.fds)
             await self._wait_for(lambda: self._conversation.answer(number))
             result: T = self._conversation.result(number)
             return result
@@ -94,22 +95,22 @@ class AsyncClient:
             finally:
                 self._is_reading = False
                 self._parked.unpark_all()  # one of them reads now, if what comes is not for it
-            self._conversation.receive(datagram)
+            self._conversation.receive(datagram.data, datagram.fds, is_cut=datagram.is_cut)
         return found
 
-    async def _receive(self) -> bytes:
+    async def _receive(self) -> Datagram:
         while True:
             await trio.lowlevel.wait_readable(self._sock)
             try:
-                return self._sock.recv(MAX_BYTES)
+                return receive(self._sock)
             except (BlockingIOError, ConnectionResetError):
                 continue  # a reset is told once, before what is still queued; then comes that, then the end
 
-    async def _send(self, datagram: bytes) -> None:
+    async def _send(self, datagram: bytes, fds: Sequence[int]) -> None:
         async with self._sending:
             while True:
                 try:
-                    self._sock.send(datagram)
+                    send(self._sock, datagram, fds)
                     return
                 except BlockingIOError:
                     await trio.lowlevel.wait_writable(self._sock)

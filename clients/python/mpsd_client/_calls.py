@@ -5,52 +5,28 @@
 Who may what, units and errors: mpsd's docs/protocol.md, which has a chapter for each method.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
 
 from mpsd_client import _values as values
-from mpsd_client._reading import read
+from mpsd_client._call import Call as Call
+from mpsd_client._call import after as after
+from mpsd_client._call import make_call as _call
+from mpsd_client._call import make_page as _page
 from mpsd_client._values import Page, Selector
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
-    """A request that was not sent yet, and how its result is read."""
-
-    method: str
-    params: Mapping[str, Any]
-    read: Callable[[Any], T]
-
-
-def _call(method: str, kind: type[T], **params: Any) -> Call[T]:
-    """What is None is not said: mpsd then takes its default."""
-    return Call(method, {name: value for name, value in params.items() if value is not None}, partial(read, kind))
-
-
-def _page(method: str, kind: type[T], **params: Any) -> Call[Page[T]]:
-    call = _call(method, kind, **params)
-    return Call(method, call.params, partial(_read_page, kind))
-
-
-def _read_page(kind: type[T], found: Any) -> Page[T]:
-    rest = read(_Rest, found)
-    return Page(tuple(read(kind, each) for each in rest.items), rest.next)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    items: list[Any]
-    next: int | None
-
-
-def after(call: Call[Page[T]], page: Page[T]) -> Call[Page[T]] | None:
-    """The call for what comes behind a page; None at the end."""
-    return None if page.next is None else replace(call, params={**call.params, "after": page.next})
-
+from mpsd_client._vault_calls import arena_change as arena_change
+from mpsd_client._vault_calls import arena_close as arena_close
+from mpsd_client._vault_calls import arena_commit as arena_commit
+from mpsd_client._vault_calls import arena_create as arena_create
+from mpsd_client._vault_calls import arena_drop as arena_drop
+from mpsd_client._vault_calls import arena_get as arena_get
+from mpsd_client._vault_calls import arena_layout as arena_layout
+from mpsd_client._vault_calls import arena_list as arena_list
+from mpsd_client._vault_calls import arena_make_room as arena_make_room
+from mpsd_client._vault_calls import arena_open as arena_open
+from mpsd_client._vault_calls import arena_put as arena_put
+from mpsd_client._vault_calls import arena_remove as arena_remove
+from mpsd_client._vault_calls import arena_seal as arena_seal
+from mpsd_client._vault_calls import arena_take as arena_take
 
 # -- the daemon ----------------------------------------------------------------------------------------------------------
 

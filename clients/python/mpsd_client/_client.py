@@ -3,13 +3,14 @@
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 from mpsd_client import _conversation
-from mpsd_client._calls import Call, after
-from mpsd_client._conversation import MAX_BYTES, Conversation
+from mpsd_client._call import Call, after
+from mpsd_client._conversation import Conversation
+from mpsd_client._datagrams import receive, send
 from mpsd_client._place import BACKLOG_SECONDS, has_connected, new_socket, socket_path
 from mpsd_client._values import Event, Hello, Lost, Page
 
@@ -43,7 +44,7 @@ class Client:
         number, datagram = self._conversation.ask(call)
         try:
             deadline = _deadline(self.timeout_seconds)
-            self._send(datagram, deadline)
+            self._send(datagram, call.fds, deadline)
             self._wait_for(lambda: self._conversation.answer(number), deadline)
             result: T = self._conversation.result(number)
             return result
@@ -80,9 +81,7 @@ class Client:
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def _connect(self, path: str) -> None:
@@ -95,18 +94,18 @@ class Client:
         while (found := ready()) is None:
             self._wait(select.POLLIN, deadline)
             try:
-                datagram = self._sock.recv(MAX_BYTES)
+                datagram = receive(self._sock)
             except BlockingIOError:
                 continue
             except ConnectionResetError:
                 continue  # told once, before what is still queued; then comes that, then the end
-            self._conversation.receive(datagram)
+            self._conversation.receive(datagram.data, datagram.fds, is_cut=datagram.is_cut)
         return found
 
-    def _send(self, datagram: bytes, deadline: float | None) -> None:
+    def _send(self, datagram: bytes, fds: Sequence[int], deadline: float | None) -> None:
         while True:
             try:
-                self._sock.send(datagram)
+                send(self._sock, datagram, fds)
                 return
             except BlockingIOError:
                 self._wait(select.POLLOUT, deadline)

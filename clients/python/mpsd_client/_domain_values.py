@@ -68,6 +68,15 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Keeper:
+    """The process that holds the arenas' memory.  state: "works", or why it does not."""
+
+    state: str
+    pid: int | None
+    descriptors: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     version: str
     pid: int
@@ -86,6 +95,8 @@ class Status:
     events_lost: int
     audit_lines_lost: int
     facts: Mapping[str, Any]
+    arenas: int = 0
+    keeper: Keeper | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from mpsd_client._domain_values import Domain as Domain
 from mpsd_client._domain_values import Drained as Drained
 from mpsd_client._domain_values import Fault as Fault
 from mpsd_client._domain_values import Health as Health
+from mpsd_client._domain_values import Keeper as Keeper
 from mpsd_client._domain_values import Limits as Limits
 from mpsd_client._domain_values import Recycled as Recycled
 from mpsd_client._domain_values import Server as Server
@@ -21,6 +22,12 @@ from mpsd_client._fault_values import Party as Party
 from mpsd_client._fault_values import Reported as Reported
 from mpsd_client._fault_values import Standing as Standing
 from mpsd_client._fault_values import Xid as Xid
+from mpsd_client._vault_values import Arena as Arena
+from mpsd_client._vault_values import ArenaLayout as ArenaLayout
+from mpsd_client._vault_values import ArenaUse as ArenaUse
+from mpsd_client._vault_values import Committed as Committed
+from mpsd_client._vault_values import RoomMade as RoomMade
+from mpsd_client._vault_values import Taken as Taken
 
 T = TypeVar("T")
 

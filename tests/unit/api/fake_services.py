@@ -93,8 +93,8 @@ class FakeLeases:
     def identity_of(self, process: ProcessId) -> Identity | None:
         return self.identities.get(process)
 
-    def admit(self, pid: int, uid: int, grant: Grant) -> ProcessId:
-        process = ProcessId(pid, 10 * pid)
+    def admit(self, pid: int, uid: int, grant: Grant, process: ProcessId | None = None) -> ProcessId:
+        process = process or ProcessId(pid, 10 * pid)
         self.granted[process] = grant
         self.identities[process] = Identity(process, uid, cgroups=("/system.slice/train.service",), container="train.service")
         return process

@@ -1,0 +1,109 @@
+"""What can be asked of arenas; part of `calls`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpsd_client import _values as values
+from mpsd_client._call import Call, make_call, make_page
+from mpsd_client._errors import ProtocolError
+from mpsd_client._reading import read
+from mpsd_client._values import Page
+
+
+def arena_create(
+    name: str,
+    gpu: str,
+    capacity_bytes: int,
+    *,
+    window_bytes: int | None = None,
+    mode: int = 0o600,
+    ttl_seconds: float | None = None,
+) -> Call[values.Arena]:
+    """gpu: an ordinal or a UUID.  ttl_seconds: how long it stays with nobody holding it; None: until it is removed."""
+    return make_call(
+        "arena.create", values.Arena, name=name, gpu=gpu, capacity_bytes=capacity_bytes, window_bytes=window_bytes, mode=mode,
+        ttl_seconds=ttl_seconds,
+    )  # fmt: skip
+
+
+def arena_get(name: str) -> Call[values.Arena]:
+    return make_call("arena.get", values.Arena, name=name)
+
+
+def arena_list(limit: int | None = None) -> Call[Page[values.Arena]]:
+    return make_page("arena.list", values.Arena, limit=limit)
+
+
+def arena_open(name: str, access: str, wait_seconds: float = 0.0) -> Call[values.Arena]:
+    """access: "write" or "read".  Where it may wait, give the client a `timeout_seconds` that allows for it."""
+    return make_call("arena.open", values.Arena, name=name, access=access, wait_seconds=wait_seconds)
+
+
+def arena_put(
+    arena_id: int, generation: int, allocations: Sequence[tuple[int, int]], fds: Sequence[int]
+) -> Call[values.ArenaUse]:
+    """Offsets and sizes, and as many descriptors of GPU memory, which stay the caller's to close."""
+    pairs = [list(each) for each in allocations]
+    call = make_call("arena.put", values.ArenaUse, id=arena_id, generation=generation, allocations=pairs)
+    return Call(call.method, call.params, call.read, tuple(fds))
+
+
+def arena_drop(arena_id: int, generation: int, offsets: Sequence[int]) -> Call[values.ArenaUse]:
+    return make_call("arena.drop", values.ArenaUse, id=arena_id, generation=generation, offsets=list(offsets))
+
+
+def arena_commit(arena_id: int, generation: int, layout_fd: int | None = None) -> Call[values.Committed]:
+    """layout_fd: a memory file, which stays the caller's to close; None: the layout stays as it was."""
+    fds = () if layout_fd is None else (layout_fd,)
+    call = make_call("arena.commit", values.Committed, id=arena_id, generation=generation, has_layout=bool(fds))
+    return Call(call.method, call.params, call.read, fds)
+
+
+def arena_take(arena_id: int, after: int | None = None, limit: int | None = None) -> Call[values.Taken]:
+    """after: the `next` of the one before.  Its descriptors are the caller's to close."""
+    call = make_call("arena.take", values.Taken, id=arena_id, after=after, limit=limit)
+    return Call(call.method, call.params, call.read, read_with=_read_taken)
+
+
+def arena_layout(arena_id: int) -> Call[values.ArenaLayout]:
+    """Its descriptor is the caller's to close."""
+    call = make_call("arena.layout", values.ArenaLayout, id=arena_id)
+    return Call(call.method, call.params, call.read, read_with=_read_layout)
+
+
+def arena_close(arena_id: int) -> Call[values.Arena]:
+    return make_call("arena.close", values.Arena, id=arena_id)
+
+
+def arena_seal(arena_id: int, generation: int) -> Call[values.Arena]:
+    return make_call("arena.seal", values.Arena, id=arena_id, generation=generation)
+
+
+def arena_change(
+    arena_id: int, *, capacity_bytes: int | None = None, mode: int | None = None, ttl_seconds: float | None = None
+) -> Call[values.Arena]:
+    """What is None stays; a ttl of 0 is none."""
+    return make_call(
+        "arena.change", values.Arena, id=arena_id, capacity_bytes=capacity_bytes, mode=mode, ttl_seconds=ttl_seconds
+    )
+
+
+def arena_remove(name: str) -> Call[values.Arena]:
+    return make_call("arena.remove", values.Arena, name=name)
+
+
+def arena_make_room(gpu: str, wanted_bytes: int) -> Call[values.RoomMade]:
+    return make_call("arena.make_room", values.RoomMade, gpu=gpu, bytes=wanted_bytes)
+
+
+def _read_taken(found: Any, fds: tuple[int, ...]) -> values.Taken:
+    taken = read(values.Taken, {**found, "fds": fds})
+    if len(taken.items) != len(fds):
+        raise ProtocolError(f"{len(taken.items)} allocations came with {len(fds)} descriptors")
+    return taken
+
+
+def _read_layout(found: Any, fds: tuple[int, ...]) -> values.ArenaLayout:
+    if len(fds) > 1:
+        raise ProtocolError(f"a layout came with {len(fds)} descriptors")
+    return read(values.ArenaLayout, {**found, "fd": fds[0] if fds else None})
