@@ -5,7 +5,6 @@
  * descriptor mapped at its own address.  Prose: docs/shim.md.
  */
 #include "client.h"
-#include "mpsd_uvm.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -19,12 +18,20 @@
 #define WINDOW 0x4f0000000000ull
 #define PROBE 0x4e0000000000ull
 
+enum { UVM_FREE = 34, UVM_CREATE_EXTERNAL_RANGE = 73, UVM_MAP_EXTERNAL_SPARSE = 74, UNANSWERED = 0xffff };
 enum { MIB = 1 << 20, PIECE = 4 * MIB, AT = 8 * MIB, WINDOW_BYTES = 64 * MIB, DESCRIPTORS = 1024, ROOM = 1024 };
 
-union argument { /* no version reads beyond its end */
-	struct mpsd_uvm_range range;
-	struct mpsd_uvm_sparse sparse;
-	char room[MPSD_UVM_ARGUMENT_BYTES];
+struct uvm_range { /* of 73 and 34 */
+	uint64_t base, length;
+	uint32_t status, reserved;
+	uint64_t room[5];
+};
+
+struct uvm_sparse {
+	uint64_t base, length;
+	CUuuid gpu;
+	uint32_t status, reserved;
+	uint64_t room[3];
 };
 
 struct lab {
@@ -32,6 +39,7 @@ struct lab {
 	CUuuid gpu;
 	int uvm;
 	int (*simulated)(int fd, unsigned long number, void *argument); /* NULL: a real driver */
+	int (*simulated_mmap)(void *address, size_t bytes);
 	CUdeviceptr window;
 	CUmemGenericAllocationHandle memory; /* of PIECE */
 	char found[ROOM];
@@ -54,34 +62,30 @@ static int uvm_ioctl(struct lab *lab, int fd, unsigned long number, void *argume
 /* An NV_STATUS; negative: -errno. */
 static long create_range(struct lab *lab, int fd, CUdeviceptr base, uint64_t length)
 {
-	union argument argument = { .range = { .base = base, .length = length, .status = MPSD_UVM_UNANSWERED } };
-	int rc = uvm_ioctl(lab, fd, MPSD_UVM_CREATE_EXTERNAL_RANGE, &argument);
+	struct uvm_range range = { .base = base, .length = length, .status = UNANSWERED };
+	int rc = uvm_ioctl(lab, fd, UVM_CREATE_EXTERNAL_RANGE, &range);
 
-	return rc < 0 ? rc : (long)argument.range.status;
+	return rc < 0 ? rc : (long)range.status;
 }
 
-/* Late versions have no length there, so that the status comes in its place. */
 static long free_range(struct lab *lab, int fd, CUdeviceptr base, uint64_t length)
 {
-	union argument argument = { .range = { .base = base, .length = length, .status = MPSD_UVM_UNANSWERED } };
-	int rc = uvm_ioctl(lab, fd, MPSD_UVM_FREE, &argument);
+	struct uvm_range range = { .base = base, .length = length, .status = UNANSWERED };
+	int rc = uvm_ioctl(lab, fd, UVM_FREE, &range);
 
-	if (rc < 0)
-		return rc;
-	return argument.range.status == MPSD_UVM_UNANSWERED ? (long)(uint32_t)argument.range.length : (long)argument.range.status;
+	return rc < 0 ? rc : (long)range.status;
 }
 
 static long lay(struct lab *lab, CUdeviceptr base, uint64_t length)
 {
-	union argument argument = { .sparse = { .base = base, .length = length, .status = MPSD_UVM_UNANSWERED } };
+	struct uvm_sparse sparse = { .base = base, .length = length, .gpu = lab->gpu, .status = UNANSWERED };
 	long status = create_range(lab, lab->uvm, base, length);
 	int rc;
 
 	if (status)
 		return status;
-	memcpy(argument.sparse.gpu_uuid, lab->gpu.bytes, sizeof(argument.sparse.gpu_uuid));
-	rc = uvm_ioctl(lab, lab->uvm, MPSD_UVM_MAP_EXTERNAL_SPARSE, &argument);
-	return rc < 0 ? rc : (long)argument.sparse.status;
+	rc = uvm_ioctl(lab, lab->uvm, UVM_MAP_EXTERNAL_SPARSE, &sparse);
+	return rc < 0 ? rc : (long)sparse.status;
 }
 
 /* The descriptor that is the address space: the other one of each process answers with an error. */
@@ -90,6 +94,7 @@ static void find_uvm(struct lab *lab)
 	char path[64], name[64];
 
 	*(void **)&lab->simulated = dlsym(RTLD_DEFAULT, "mpsd_sim_uvm_ioctl");
+	*(void **)&lab->simulated_mmap = dlsym(RTLD_DEFAULT, "mpsd_sim_uvm_mmap");
 	lab->uvm = -1;
 	for (int fd = 3; fd < DESCRIPTORS && !lab->simulated; fd++) {
 		ssize_t length;
@@ -180,7 +185,7 @@ static void map_and_use(struct lab *lab, CUdeviceptr at)
 static long lay_managed(struct lab *lab, CUdeviceptr at, uint64_t length)
 {
 	if (lab->simulated)
-		return -ENOSYS;
+		return lab->simulated_mmap((void *)at, length) ? -errno : 0;
 	return mmap((void *)at, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, lab->uvm, (off_t)at) == MAP_FAILED ? -errno : 0;
 }
 

@@ -135,7 +135,7 @@ ABSORBED = [
     ("oob_write", AROUND_FAR),
     ("oob_read", AROUND_FAR),
     ("oob_atomic", AROUND_FAR),
-    ("copy", (0x200000000000, 0x500000000000)),
+    ("copy", (0x100000000000, 0x600000000000)),
 ]
 
 

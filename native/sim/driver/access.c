@@ -1,20 +1,33 @@
-/* What the device meets where it reads or writes: memory, a sparse range that takes anything, or nothing. */
+/* What the device meets where it reads or writes: memory, what takes anything, or nothing. */
 #include "driver.h"
 
-struct extent access_extent(CUdeviceptr at, size_t bytes, unsigned access)
+struct extent access_extent(CUcontext context, CUdeviceptr at, size_t bytes, unsigned access)
 {
 	size_t memory = address_may_bytes(at, bytes, access);
 	size_t sparse = memory ? 0 : space_sparse_bytes(at, bytes);
+	size_t here = 0;
+	bool is_first;
 
 	if (memory)
 		return (struct extent){ EXTENT_MEMORY, memory };
-	return sparse ? (struct extent){ EXTENT_SPARSE, sparse } : (struct extent){ EXTENT_BAD, bytes };
+	if (sparse)
+		return (struct extent){ EXTENT_SPARSE, sparse };
+	switch (guard_at(at, bytes, &here, &is_first)) {
+	case GUARD_SPARSE:
+		return (struct extent){ EXTENT_SPARSE, here };
+	case GUARD_MANAGED:
+		if (is_first)
+			space_report_serviced(&(struct bad_access){ .address = at, .access = access, .gpu = context->gpu });
+		return (struct extent){ EXTENT_MEMORY, here };
+	default:
+		return (struct extent){ EXTENT_BAD, bytes };
+	}
 }
 
 /* One access of up to 8 bytes.  In a sparse range it goes to *nowhere, which is 0 to begin with. */
 void *access_word(CUcontext context, CUdeviceptr at, unsigned access, uint64_t *nowhere)
 {
-	struct extent extent = access_extent(at, 1, access);
+	struct extent extent = access_extent(context, at, 1, access);
 
 	*nowhere = 0;
 	if (extent.kind == EXTENT_BAD)

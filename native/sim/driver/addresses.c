@@ -1,84 +1,61 @@
-/* Which addresses the device may read and write: one sorted table for the process. */
+/* Which addresses the device may read and write, and what lies there: one sorted table for the process. */
 #include "driver.h"
+#include "spans.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 struct range {
-	CUdeviceptr base;
-	size_t bytes;
-	unsigned access; /* ADDRESS_READ | ADDRESS_WRITE */
-	unsigned gpu;
+	struct span span; /* first */
+	struct address_facts facts;
 };
 
-/* Far from where programs and libraries lie, and outside what AddressSanitizer keeps for itself. */
+/* Far from where programs and libraries lie, below where mpsd's windows begin (mpsd/arena.py), and outside what
+ * AddressSanitizer keeps for itself. */
 #ifdef __SANITIZE_THREAD__ /* leaves less room than others do */
 #define FIRST_ADDRESS 0x550000000000ull
 #define LAST_ADDRESS 0x555000000000ull
 #else
-#define FIRST_ADDRESS 0x200000000000ull
-#define LAST_ADDRESS 0x5f0000000000ull
+#define FIRST_ADDRESS 0x110000000000ull
+#define LAST_ADDRESS 0x200000000000ull
 #endif
 #define STEP (2ull << 20)
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER; /* protects all below */
-static struct range *ranges;
-static size_t count, room;
+static struct spans ranges;
 static CUdeviceptr next_address = FIRST_ADDRESS;
 
-/* The first range that ends behind `address`. */
-static size_t find(CUdeviceptr address)
+static struct range *range_at(CUdeviceptr address)
 {
-	size_t low = 0, high = count;
-
-	while (low < high) {
-		size_t middle = (low + high) / 2;
-
-		if (ranges[middle].base + ranges[middle].bytes <= address)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low;
+	return (struct range *)span_at(&ranges, address);
 }
 
-int address_add(CUdeviceptr base, size_t bytes, unsigned access, unsigned gpu)
+int address_add(CUdeviceptr base, size_t bytes, struct address_facts facts)
 {
-	int rc = -1;
-	size_t at;
+	struct range *range = malloc(sizeof(*range));
 
+	if (!range)
+		return -1;
+	*range = (struct range){ .span = { .base = base, .bytes = bytes }, .facts = facts };
 	pthread_rwlock_wrlock(&lock);
-	if (count == room) {
-		size_t more = room ? room * 2 : 64;
-		struct range *grown = realloc(ranges, more * sizeof(*ranges));
-
-		if (!grown)
-			goto out;
-		ranges = grown;
-		room = more;
-	}
-	at = find(base);
-	memmove(&ranges[at + 1], &ranges[at], (count - at) * sizeof(*ranges));
-	ranges[at] = (struct range){ base, bytes, access, gpu };
-	count++;
-	rc = 0;
-out:
+	span_add(&ranges, &range->span);
 	pthread_rwlock_unlock(&lock);
-	return rc;
+	return 0;
 }
 
-size_t address_remove(CUdeviceptr base, unsigned *gpu)
+size_t address_remove(CUdeviceptr base, enum address_kind kind, struct address_facts *facts)
 {
-	size_t at, bytes = 0;
+	struct range *range;
+	size_t bytes = 0;
 
 	pthread_rwlock_wrlock(&lock);
-	at = find(base);
-	if (at < count && ranges[at].base == base) {
-		bytes = ranges[at].bytes;
-		*gpu = ranges[at].gpu;
-		count--;
-		memmove(&ranges[at], &ranges[at + 1], (count - at) * sizeof(*ranges));
+	range = range_at(base);
+	if (range && range->span.base == base && range->facts.kind == kind) {
+		bytes = range->span.bytes;
+		if (facts)
+			*facts = range->facts;
+		span_take(&ranges, &range->span);
+		free(range);
 	}
 	pthread_rwlock_unlock(&lock);
 	return bytes;
@@ -92,12 +69,13 @@ size_t address_may_bytes(CUdeviceptr base, size_t bytes, unsigned access)
 	if (access & ADDRESS_ATOMIC)
 		access = ADDRESS_READ | ADDRESS_WRITE;
 	pthread_rwlock_rdlock(&lock);
-	for (size_t at = find(base); left && at < count; at++) {
+	while (left) {
+		const struct range *range = range_at(base);
 		size_t here;
 
-		if (ranges[at].base > base || (ranges[at].access & access) != access)
+		if (!range || (range->facts.access & access) != access)
 			break;
-		here = (size_t)(ranges[at].base + ranges[at].bytes - base);
+		here = (size_t)(range->span.base + range->span.bytes - base);
 		here = here < left ? here : left;
 		base += here;
 		left -= here;
@@ -111,27 +89,49 @@ bool address_may(CUdeviceptr base, size_t bytes, unsigned access)
 	return address_may_bytes(base, bytes, access) == bytes;
 }
 
-bool address_range(CUdeviceptr inside, CUdeviceptr *base, size_t *bytes)
+bool address_range(CUdeviceptr inside, CUdeviceptr *base, size_t *bytes, struct address_facts *facts)
 {
-	bool found;
-	size_t at;
+	const struct range *range;
 
 	pthread_rwlock_rdlock(&lock);
-	at = find(inside);
-	found = at < count && ranges[at].base <= inside;
-	if (found) {
-		*base = ranges[at].base;
-		*bytes = ranges[at].bytes;
+	range = range_at(inside);
+	if (range) {
+		*base = range->span.base;
+		*bytes = range->span.bytes;
+		if (facts)
+			*facts = range->facts;
 	}
 	pthread_rwlock_unlock(&lock);
-	return found;
+	return range;
+}
+
+bool address_is_used(CUdeviceptr base, size_t bytes)
+{
+	bool used = false;
+
+	pthread_rwlock_rdlock(&lock);
+	for (const struct span *at = span_from(&ranges, base); at && at->base < base + bytes && !used; at = span_next(&ranges, at))
+		used = ((const struct range *)at)->facts.access;
+	pthread_rwlock_unlock(&lock);
+	return used;
 }
 
 void address_protect(CUdeviceptr base, size_t bytes, unsigned access)
 {
 	pthread_rwlock_wrlock(&lock);
-	for (size_t at = find(base); at < count && ranges[at].base < base + bytes; at++)
-		ranges[at].access = access;
+	for (struct span *at = span_from(&ranges, base); at && at->base < base + bytes; at = span_next(&ranges, at))
+		((struct range *)at)->facts.access = access;
+	pthread_rwlock_unlock(&lock);
+}
+
+void address_set_block(CUdeviceptr base, uint64_t block)
+{
+	struct range *range;
+
+	pthread_rwlock_wrlock(&lock);
+	range = range_at(base);
+	if (range)
+		range->facts.block = block;
 	pthread_rwlock_unlock(&lock);
 }
 
@@ -139,25 +139,34 @@ static CUdeviceptr try_address(size_t bytes, CUdeviceptr at)
 {
 	void *got = mmap((void *)at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
 
+	if (got != MAP_FAILED && (CUdeviceptr)got != at) { /* a kernel that does not know the flag */
+		munmap(got, bytes);
+		return 0;
+	}
 	return got == MAP_FAILED ? 0 : (CUdeviceptr)got;
 }
 
 /* Address space that nothing backs yet.  A wish that cannot be met is not an error. */
-CUdeviceptr address_reserve(size_t bytes, CUdeviceptr wish)
+CUdeviceptr address_reserve(size_t bytes, size_t alignment, CUdeviceptr wish)
 {
 	CUdeviceptr got = wish ? try_address(bytes, wish) : 0;
 	CUdeviceptr step = (bytes + 2 * STEP - 1) / STEP * STEP; /* and a gap that catches overruns */
 	unsigned rounds = 0;
 
+	if (bytes > LAST_ADDRESS - FIRST_ADDRESS)
+		return got;
+	alignment = alignment < STEP ? STEP : alignment;
 	pthread_rwlock_wrlock(&lock);
 	while (!got && rounds < 2) {
-		if (next_address + step > LAST_ADDRESS) {
+		CUdeviceptr at = (next_address + alignment - 1) & ~(alignment - 1);
+
+		if (at + step > LAST_ADDRESS) {
 			next_address = FIRST_ADDRESS; /* what was freed serves again */
 			rounds++;
 			continue;
 		}
-		got = try_address(bytes, next_address);
-		next_address += step;
+		got = try_address(bytes, at);
+		next_address = at + step;
 	}
 	pthread_rwlock_unlock(&lock);
 	return got;

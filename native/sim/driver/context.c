@@ -62,6 +62,19 @@ void context_fail_on(int fd, int error)
 	pthread_mutex_unlock(&lock);
 }
 
+bool context_accuse(enum fault_class fault)
+{
+	struct link_head head = { .status = (int)fault };
+	bool told = false;
+
+	pthread_mutex_lock(&lock);
+	for (unsigned i = 0; i < CONTEXTS && !told; i++)
+		if (contexts[i] && contexts[i]->link.fd >= 0)
+			told = link_send(contexts[i]->link.fd, LINK_FAULT, head, "", 1, LINK_NO_FD) == 0;
+	pthread_mutex_unlock(&lock);
+	return told;
+}
+
 void context_bye(void)
 {
 	pthread_mutex_lock(&lock);

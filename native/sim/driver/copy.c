@@ -3,17 +3,17 @@
 
 #include <string.h>
 
-static struct extent extent_of(CUdeviceptr at, size_t bytes, unsigned access, bool is_device)
+static struct extent extent_of(CUcontext context, CUdeviceptr at, size_t bytes, unsigned access, bool is_device)
 {
-	return is_device ? access_extent(at, bytes, access) : (struct extent){ EXTENT_MEMORY, bytes };
+	return is_device ? access_extent(context, at, bytes, access) : (struct extent){ EXTENT_MEMORY, bytes };
 }
 
 /* What the device reads and writes is looked at again when the copy runs. */
 static void move(CUcontext context, CUdeviceptr to, CUdeviceptr from, size_t bytes, bool to_device, bool from_device)
 {
 	while (bytes) {
-		struct extent source = extent_of(from, bytes, ADDRESS_READ, from_device);
-		struct extent target = extent_of(to, bytes, ADDRESS_WRITE, to_device);
+		struct extent source = extent_of(context, from, bytes, ADDRESS_READ, from_device);
+		struct extent target = extent_of(context, to, bytes, ADDRESS_WRITE, to_device);
 		size_t step = source.bytes < target.bytes ? source.bytes : target.bytes;
 
 		if (source.kind == EXTENT_BAD || target.kind == EXTENT_BAD) {
@@ -96,7 +96,7 @@ SIM_EXPORT CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteC
 {
 	CUdeviceptr base;
 	size_t bytes;
-	bool to = address_range(dst, &base, &bytes), from = address_range(src, &base, &bytes);
+	bool to = address_range(dst, &base, &bytes, NULL), from = address_range(src, &base, &bytes, NULL);
 
 	return copy(dst, src, ByteCount, to && from ? run_device_copy : to ? run_to_device : run_to_host, hStream, false);
 }
@@ -113,7 +113,7 @@ static void run_set(CUcontext context, struct work *work)
 	CUdeviceptr to = work->set.to;
 
 	for (size_t left = work->set.count * work->set.width, step; left; left -= step, to += step) {
-		struct extent extent = access_extent(to, left, ADDRESS_WRITE);
+		struct extent extent = access_extent(context, to, left, ADDRESS_WRITE);
 
 		if (extent.kind == EXTENT_BAD) {
 			fault_access(context, to, ADDRESS_WRITE, false);

@@ -67,6 +67,16 @@ SIM_EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
 	return CUDA_SUCCESS;
 }
 
+bool device_has_uuid(const unsigned char *uuid)
+{
+	CUuuid ours;
+
+	for (unsigned i = 0; i < driver.view.count; i++)
+		if (cuDeviceGetUuid_v2(&ours, (CUdevice)i) == CUDA_SUCCESS && memcmp(ours.bytes, uuid, sizeof(ours.bytes)) == 0)
+			return true;
+	return false;
+}
+
 SIM_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 {
 	if (driver_check() != CUDA_SUCCESS)

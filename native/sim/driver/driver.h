@@ -39,6 +39,8 @@ struct work { /* one item of a context's queue */
 			const struct kernel *kernel;
 			unsigned grid, block;
 			uint64_t values[8];
+			struct link_effect effect;
+			bool is_told; /* its effect has a place on the page */
 		} launch;
 	};
 };
@@ -69,6 +71,8 @@ struct CUctx_st {
 struct CUstream_st {
 	CUcontext context;
 	uint64_t last; /* number of the last work given to it */
+	CUgraph capture; /* what it is told goes there instead; NULL: it does it */
+	bool spoiled;    /* something that cannot be captured was asked for */
 };
 
 struct CUevent_st {
@@ -100,8 +104,12 @@ CUresult context_new(CUdevice device, bool primary, CUcontext *context);
 void context_free(CUcontext context);
 void context_fail(CUcontext context, int error); /* any thread; 0: the running kernel may end */
 void context_fail_all(int error);
+bool context_accuse(enum fault_class fault); /* tells the server, of any context of ours; false: there is none under MPS */
 void context_bye(void); /* at exit: our going is in order */
 void context_fail_on(int fd, int error); /* the one whose connection it is */
+
+/* device.c */
+bool device_has_uuid(const unsigned char *uuid); /* one that we may see, in bytes */
 
 /* mps.c */
 enum { MPS_ABSENT = -1 };
@@ -125,25 +133,69 @@ CUresult queue_wait(CUcontext context, uint64_t number);
 CUresult queue_do(const struct work *work, CUstream stream, bool wait); /* on the current context */
 bool queue_sleep(CUcontext context, uint64_t ns); /* worker only; false: it was cut short */
 
+/* page.c: what a context's server can see of its kernels; of work that is no kernel nothing */
+void page_prepare(struct work *work);                          /* before it is given; no lock is held */
+void page_given(CUcontext context, struct work *work);         /* under the context's lock */
+void page_started(CUcontext context, const struct work *work); /* the rest: worker only */
+void page_ended(CUcontext context, const struct work *work);
+
+/* graph.c */
+CUresult graph_take(CUstream stream, const struct work *work); /* into what the stream captures */
+CUresult stream_must_not_capture(CUstream stream);             /* else what it captures is spoiled; NULL: that is none */
+
+/* module.c */
+bool work_is_kernel(const struct work *work);
+
 /* event.c */
 void event_reached(CUcontext context, struct work *work);
 
 /* addresses.c */
 enum { ADDRESS_READ = 1, ADDRESS_WRITE = 2, ADDRESS_ATOMIC = 4 }; /* the last: needs both of the others */
-int address_add(CUdeviceptr base, size_t bytes, unsigned access, unsigned gpu);
-size_t address_remove(CUdeviceptr base, unsigned *gpu); /* its size, or 0 */
+enum address_kind { ADDRESS_DEVICE = 1, ADDRESS_MANAGED, ADDRESS_HOST, ADDRESS_MAPPED, ADDRESS_POOL, ADDRESS_PEER };
+struct address_facts {
+	enum address_kind kind; /* of cuMemAlloc, ..Managed, pinned, of cuMemMap, of a pool, of another process */
+	unsigned access;        /* ADDRESS_READ | ADDRESS_WRITE */
+	unsigned gpu;
+	uint64_t block;    /* the memory that lies there, as others may have it too; 0: it is this process's alone */
+	CUcontext context; /* in which it was made; NULL: in none */
+};
+int address_add(CUdeviceptr base, size_t bytes, struct address_facts facts); /* overlaps none; 0, or -1: no memory */
+size_t address_remove(CUdeviceptr base, enum address_kind kind, struct address_facts *facts); /* its size, or 0: no such */
 size_t address_may_bytes(CUdeviceptr base, size_t bytes, unsigned access); /* how many from `base` on; at most `bytes` */
 bool address_may(CUdeviceptr base, size_t bytes, unsigned access);
-bool address_range(CUdeviceptr inside, CUdeviceptr *base, size_t *bytes);
-void address_protect(CUdeviceptr base, size_t bytes, unsigned access);
-CUdeviceptr address_reserve(size_t bytes, CUdeviceptr wish); /* 0: no room */
-bool address_is_reserved(CUdeviceptr address); /* vmm.c: by cuMemAddressReserve */
+bool address_range(CUdeviceptr inside, CUdeviceptr *base, size_t *bytes, struct address_facts *facts); /* facts: may be NULL */
+bool address_is_used(CUdeviceptr base, size_t bytes); /* any of it, by memory that may be accessed */
+void address_protect(CUdeviceptr base, size_t bytes, unsigned access); /* whole ranges */
+void address_set_block(CUdeviceptr base, uint64_t block);
+CUdeviceptr address_reserve(size_t bytes, size_t alignment, CUdeviceptr wish); /* 0: no room */
+
+/* blocks.c: each takes the machine's lock */
+int block_create(unsigned gpu, uint64_t bytes, uint64_t *block); /* 0, or below it; we have it once */
+int block_import(int fd, unsigned *gpu, uint64_t *bytes, uint64_t *block); /* 0; below it: no memory that was exported */
+int block_hold(uint64_t block);                                  /* once more, or for the first time; below 0: it has gone */
+void block_drop(uint64_t block);                                 /* once less */
+int block_export(uint64_t block);                                /* a descriptor, or below 0 */
+bool block_map(uint64_t block, CUdeviceptr at, size_t bytes, int protection); /* over what is there */
 
 /* memory.c */
 CUresult memory_charge(CUcontext context, uint64_t bytes);
 void memory_release(unsigned gpu, uint64_t bytes);
 void memory_uncount(unsigned gpu, uint64_t bytes); /* of the limit alone */
 CUresult memory_count(CUcontext context, uint64_t bytes);
+CUresult memory_new(CUcontext context, size_t bytes, enum address_kind kind, CUdeviceptr *address);
+bool memory_free(CUdeviceptr base, enum address_kind kind); /* false: there is none that begins here */
+
+/* pool.c */
+CUmemoryPool pool_of(CUdeviceptr inside); /* NULL: of none */
+bool pool_free(CUdeviceptr base); /* at once, and back to its pool; false: it is of none */
+
+/* vmm_map.c */
+bool vmm_is_reserved(CUdeviceptr base, size_t bytes); /* all of it, by one cuMemAddressReserve */
+
+/* guards.c */
+enum guard_kind { GUARD_NONE, GUARD_EMPTY, GUARD_SPARSE, GUARD_MANAGED };
+bool guard_meets(CUdeviceptr base, size_t bytes); /* any of it */
+enum guard_kind guard_at(CUdeviceptr at, size_t bytes, size_t *here, bool *is_first); /* is_first: nobody touched that page yet */
 
 /* access.c: what the device meets where it reads or writes; worker only */
 enum extent_kind { EXTENT_BAD, EXTENT_MEMORY, EXTENT_SPARSE };
@@ -151,7 +203,7 @@ struct extent { /* as far as it is of one kind */
 	enum extent_kind kind;
 	size_t bytes; /* not 0 */
 };
-struct extent access_extent(CUdeviceptr at, size_t bytes, unsigned access);
+struct extent access_extent(CUcontext context, CUdeviceptr at, size_t bytes, unsigned access);
 void *access_word(CUcontext context, CUdeviceptr at, unsigned access, uint64_t *nowhere); /* NULL: it faulted */
 
 /* faults.c */
@@ -163,6 +215,7 @@ struct bad_access {
 	bool is_copy;      /* by the copy engine */
 };
 void fault_access(CUcontext context, CUdeviceptr address, unsigned access, bool is_copy); /* worker only */
+void fault_memory_lost(void); /* this process's memory was overlaid: it dies of it */
 
 /* coredump.c */
 bool coredump_is_asked(void);                  /* by the environment; any thread */
@@ -173,8 +226,11 @@ void coredump_heard(enum fault_class fault);   /* we lose our work by it; listen
 void space_open(void);     /* in cuInit; without it all goes on as on a machine that has no UVM */
 void space_register(void); /* a context is there */
 pid_t space_pid(void);     /* in the names of our files; 0: there are none */
+bool space_is_registered(void);
+bool space_meets(CUdeviceptr base, size_t bytes); /* a range that was laid from outside */
 size_t space_sparse_bytes(CUdeviceptr at, size_t bytes); /* how many from `at` on are in a sparse range; at most `bytes` */
 void space_report(const struct bad_access *bad);         /* to whoever listens; never blocks */
+void space_report_serviced(const struct bad_access *touched); /* what was no fault but news: memory that came when it was needed */
 
 /* kernels.c */
 struct kernel {

@@ -82,6 +82,15 @@ void fault_access(CUcontext context, CUdeviceptr address, unsigned access, bool 
 	finish(context, FAULT_MMU, detail);
 }
 
+/* What was there, the driver's own code among it, reads as zeros from now on: an illegal instruction. */
+void fault_memory_lost(void)
+{
+	if (context_accuse(FAULT_ILLEGAL))
+		return;
+	driver.doomed = alone[FAULT_ILLEGAL].error;
+	context_fail_all(alone[FAULT_ILLEGAL].error);
+}
+
 static const uint64_t far_away = 0x7000dead0000ull; /* as in kernels.ptx */
 
 static void write_to(CUcontext context, CUdeviceptr address)
@@ -89,7 +98,7 @@ static void write_to(CUcontext context, CUdeviceptr address)
 	uint64_t nowhere, *p = access_word(context, address, ADDRESS_WRITE, &nowhere);
 
 	if (p)
-		*p = 7;
+		*p = address; /* as those kernels do that write where something could be */
 }
 
 /* Into p[0], as the kernel does. */

@@ -7,6 +7,7 @@ SIM_EXPORT CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flag
 {
 	CUcontext context;
 	CUresult rc = context_current(&context);
+	struct address_facts facts = { .kind = ADDRESS_HOST, .access = ADDRESS_READ | ADDRESS_WRITE };
 	void *got;
 
 	(void)Flags;
@@ -17,7 +18,9 @@ SIM_EXPORT CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flag
 	got = mmap(NULL, bytesize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (got == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (address_add((CUdeviceptr)got, bytesize, ADDRESS_READ | ADDRESS_WRITE, context->gpu) < 0) {
+	facts.gpu = context->gpu;
+	facts.context = context;
+	if (address_add((CUdeviceptr)got, bytesize, facts) < 0) {
 		munmap(got, bytesize);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
@@ -32,8 +35,7 @@ SIM_EXPORT CUresult cuMemAllocHost_v2(void **pp, size_t bytesize)
 
 SIM_EXPORT CUresult cuMemFreeHost(void *p)
 {
-	unsigned gpu;
-	size_t bytes = address_remove((CUdeviceptr)p, &gpu);
+	size_t bytes = address_remove((CUdeviceptr)p, ADDRESS_HOST, NULL);
 
 	if (!bytes)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -46,7 +48,7 @@ SIM_EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, un
 	CUdeviceptr base;
 	size_t bytes;
 
-	if (!pdptr || Flags || !address_range((CUdeviceptr)p, &base, &bytes))
+	if (!pdptr || Flags || !address_range((CUdeviceptr)p, &base, &bytes, NULL))
 		return CUDA_ERROR_INVALID_VALUE;
 	*pdptr = (CUdeviceptr)p;
 	return CUDA_SUCCESS;

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #define CLOCKS_PER_US 1755ull /* of an H200 at work */
-#define TICK_NS 500000ull      /* of the kernels that count on */
 
 static uint64_t cycles_ns(uint64_t cycles)
 {
@@ -52,15 +51,10 @@ static void hang(CUcontext context, const struct work *work)
 		queue_sleep(context, UINT64_MAX);
 }
 
-static uint64_t pattern(uint64_t seed, uint64_t index)
-{
-	return seed ^ index * 0x9e3779b97f4a7c15u;
-}
-
 /* How many of the words from p[from] on can be reached in the same way; 0: the first faulted, and the kernel is over. */
 static uint64_t reach(CUcontext context, CUdeviceptr p, uint64_t from, uint64_t n, unsigned access, bool *is_memory)
 {
-	struct extent extent = access_extent(p + from * 8, (n - from) * 8, access);
+	struct extent extent = access_extent(context, p + from * 8, (n - from) * 8, access);
 
 	*is_memory = extent.kind == EXTENT_MEMORY;
 	if (extent.kind != EXTENT_BAD && extent.bytes >= 8)
@@ -80,7 +74,7 @@ static void fill(CUcontext context, const struct work *work)
 
 		more = reach(context, p, i, n, ADDRESS_WRITE, &is_memory);
 		for (uint64_t j = i; is_memory && j < i + more; j++)
-			((uint64_t *)p)[j] = pattern(work->launch.values[2], j);
+			((uint64_t *)p)[j] = link_pattern(work->launch.values[2], j);
 	}
 }
 
@@ -97,7 +91,7 @@ static void check(CUcontext context, const struct work *work)
 		if (!more)
 			return;
 		for (uint64_t j = i; j < i + more; j++)
-			wrong += (is_memory ? ((uint64_t *)p)[j] : 0) != pattern(work->launch.values[2], j);
+			wrong += (is_memory ? ((uint64_t *)p)[j] : 0) != link_pattern(work->launch.values[2], j);
 	}
 	bad = access_word(context, work->launch.values[3], ADDRESS_ATOMIC, &nowhere);
 	if (bad)
@@ -119,7 +113,7 @@ static void advance(CUcontext context, const struct work *work)
 		if (!more)
 			return;
 		for (uint64_t j = i; is_written && j < i + more; j++)
-			((uint64_t *)to)[j] = pattern(0, (is_read ? ((uint64_t *)from)[j] : 0) ^ work->launch.values[3]) + j;
+			((uint64_t *)to)[j] = link_pattern(0, (is_read ? ((uint64_t *)from)[j] : 0) ^ work->launch.values[3]) + j;
 	}
 }
 
@@ -133,7 +127,7 @@ static void tick(CUcontext context, const struct work *work)
 		if (!p)
 			return;
 		++*(volatile uint64_t *)p;
-	} while (machine_now_ns() < end && queue_sleep(context, TICK_NS));
+	} while (machine_now_ns() < end && queue_sleep(context, LINK_TICK_NS));
 }
 
 /* still(u64 *p, i64 cycles, u64 *changes): changes[0] += how often p[0] was seen to change while they last. */
@@ -146,7 +140,7 @@ static void still(CUcontext context, const struct work *work)
 	if (!p)
 		return;
 	last = *p;
-	while (machine_now_ns() < end && queue_sleep(context, TICK_NS)) {
+	while (machine_now_ns() < end && queue_sleep(context, LINK_TICK_NS)) {
 		seen += *p != last;
 		last = *p;
 	}

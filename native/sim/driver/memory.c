@@ -4,7 +4,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { BLOCK = 2 << 20, PAGE = 4096 };
+enum { BLOCK = 2 << 20, PAGE = 4096, PITCH = 512 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects `counted` */
 static uint64_t counted[MACHINE_GPUS];                   /* what the pinned memory limit is about */
@@ -65,31 +65,61 @@ static CUresult allocating_context(CUcontext *context)
 	return rc == CUDA_ERROR_MPS_RPC_FAILURE ? CUDA_SUCCESS : rc;
 }
 
-SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+CUresult memory_new(CUcontext context, size_t bytes, enum address_kind kind, CUdeviceptr *address)
 {
-	CUcontext context;
-	CUresult rc = allocating_context(&context);
+	struct address_facts facts = { .kind = kind, .access = ADDRESS_READ | ADDRESS_WRITE, .gpu = context->gpu, .context = context };
 	CUdeviceptr base;
+	CUresult rc;
 
-	if (rc != CUDA_SUCCESS)
-		return rc;
-	if (!dptr || !bytesize)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (bytesize > 1ull << 46)
+	if (bytes > 1ull << 46)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	rc = memory_charge(context, rounded(bytesize));
+	rc = memory_charge(context, rounded(bytes));
 	if (rc != CUDA_SUCCESS)
 		return rc;
-	base = address_reserve(rounded(bytesize), 0);
-	if (base && mprotect((void *)base, rounded(bytesize), PROT_READ | PROT_WRITE) == 0 &&
-	    address_add(base, rounded(bytesize), ADDRESS_READ | ADDRESS_WRITE, context->gpu) == 0) {
-		*dptr = base;
+	base = address_reserve(rounded(bytes), 0, 0);
+	if (base && mprotect((void *)base, rounded(bytes), PROT_READ | PROT_WRITE) == 0 &&
+	    address_add(base, rounded(bytes), facts) == 0) {
+		*address = base;
 		return CUDA_SUCCESS;
 	}
 	if (base)
-		munmap((void *)base, rounded(bytesize));
-	memory_release(context->gpu, rounded(bytesize));
+		munmap((void *)base, rounded(bytes));
+	memory_release(context->gpu, rounded(bytes));
 	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+bool memory_free(CUdeviceptr base, enum address_kind kind)
+{
+	struct address_facts facts;
+	size_t bytes = address_remove(base, kind, &facts);
+
+	if (!bytes)
+		return false;
+	munmap((void *)base, bytes);
+	if (facts.block) { /* others may have it yet: the machine counts it apart from us */
+		memory_uncount(facts.gpu, bytes);
+		block_drop(facts.block);
+	} else {
+		memory_release(facts.gpu, bytes);
+	}
+	return true;
+}
+
+static CUresult allocate(CUdeviceptr *dptr, size_t bytes, enum address_kind kind)
+{
+	CUcontext context;
+	CUresult rc = allocating_context(&context);
+
+	if (rc != CUDA_SUCCESS)
+		return rc;
+	if (!dptr || !bytes)
+		return CUDA_ERROR_INVALID_VALUE;
+	return memory_new(context, bytes, kind, dptr);
+}
+
+SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+{
+	return allocate(dptr, bytesize, ADDRESS_DEVICE);
 }
 
 /* It lies on the device from the beginning, and does not move. */
@@ -97,25 +127,36 @@ SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsign
 {
 	if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)
 		return CUDA_ERROR_INVALID_VALUE;
-	return cuMemAlloc_v2(dptr, bytesize);
+	return allocate(dptr, bytesize, ADDRESS_MANAGED);
 }
 
+SIM_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height,
+				       unsigned int ElementSizeBytes)
+{
+	size_t pitch = (WidthInBytes + PITCH - 1) / PITCH * PITCH;
+	CUresult rc;
+
+	if (!pPitch || !WidthInBytes || !Height || pitch < WidthInBytes || pitch > SIZE_MAX / Height ||
+	    (ElementSizeBytes != 4 && ElementSizeBytes != 8 && ElementSizeBytes != 16))
+		return CUDA_ERROR_INVALID_VALUE;
+	rc = allocate(dptr, pitch * Height, ADDRESS_DEVICE);
+	if (rc == CUDA_SUCCESS)
+		*pPitch = pitch;
+	return rc;
+}
+
+/* Not for what cuMemMap put there. */
 SIM_EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr)
 {
 	CUcontext context;
 	CUresult rc = allocating_context(&context);
-	unsigned gpu;
-	size_t bytes;
 
 	if (rc != CUDA_SUCCESS || !dptr)
 		return rc;
 	(void)queue_wait(context, UINT64_MAX); /* what runs may still use it */
-	bytes = address_remove(dptr, &gpu);
-	if (!bytes)
-		return CUDA_ERROR_INVALID_VALUE;
-	munmap((void *)dptr, bytes);
-	memory_release(gpu, bytes);
-	return CUDA_SUCCESS;
+	if (memory_free(dptr, ADDRESS_DEVICE) || memory_free(dptr, ADDRESS_MANAGED) || pool_free(dptr))
+		return CUDA_SUCCESS;
+	return CUDA_ERROR_INVALID_VALUE;
 }
 
 /* A limit shows in what is free, not in the total. */
@@ -153,7 +194,7 @@ SIM_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, C
 
 	if (rc != CUDA_SUCCESS)
 		return rc;
-	if (!address_range(dptr, &base, &bytes))
+	if (!address_range(dptr, &base, &bytes, NULL))
 		return CUDA_ERROR_NOT_FOUND;
 	if (pbase)
 		*pbase = base;

@@ -64,6 +64,14 @@ SIM_EXPORT CUresult cuModuleUnload(CUmodule hmod)
 	return CUDA_SUCCESS;
 }
 
+SIM_EXPORT CUresult cuFuncGetName(const char **name, CUfunction hfunc)
+{
+	if (!name || !hfunc)
+		return CUDA_ERROR_INVALID_VALUE;
+	*name = hfunc->kernel->name;
+	return CUDA_SUCCESS;
+}
+
 SIM_EXPORT CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)
 {
 	if (!hfunc || !hmod || !name)
@@ -76,48 +84,19 @@ SIM_EXPORT CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const 
 	return CUDA_ERROR_NOT_FOUND;
 }
 
-static uint64_t needs_ns(const struct work *work)
-{
-	uint64_t needs = work->launch.kernel->needs_ns ? work->launch.kernel->needs_ns(work) : 0;
-
-	return needs < LINK_ENDLESS_NS ? needs : LINK_ENDLESS_NS;
-}
-
-/* While a kernel runs its server can see for how long yet: dying in a long one harms the others. */
 static void run_kernel(CUcontext context, struct work *work)
 {
-	const struct kernel *kernel = work->launch.kernel;
-	struct link_page *page = context->link.page;
-
-	if (page) {
-		page->kernel_needs_ns = needs_ns(work);
-		page->queued_needs_ns -= needs_ns(work);
-		page->kernel_started_ns = machine_now_ns();
-	}
+	page_started(context, work);
 	if (machine_self()->faulted & 1u << context->gpu && !driver.mps)
 		context_fail_all(driver.doomed = CUDA_ERROR_LAUNCH_FAILED); /* `mpsd-sim xid` */
 	else
-		kernel->run(context, work);
-	if (page)
-		page->kernel_started_ns = 0;
+		work->launch.kernel->run(context, work);
+	page_ended(context, work);
 }
 
-/* What waits in the queue goes on when its process dies, as long as its address space is there: the server counts it. */
-static CUresult launch(const struct work *work, CUstream stream)
+bool work_is_kernel(const struct work *work)
 {
-	CUcontext context;
-	CUresult rc = context_current(&context);
-	struct link_page *page;
-
-	if (rc != CUDA_SUCCESS)
-		return rc;
-	page = context->link.page;
-	if (page)
-		page->queued_needs_ns += needs_ns(work);
-	rc = queue_do(work, stream, false);
-	if (rc != CUDA_SUCCESS && page)
-		page->queued_needs_ns -= needs_ns(work);
-	return rc;
+	return work->run == run_kernel;
 }
 
 SIM_EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
@@ -137,7 +116,7 @@ SIM_EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned
 	work.launch.block = (unsigned)block;
 	for (unsigned i = 0; i < f->kernel->parameters; i++)
 		memcpy(&work.launch.values[i], kernelParams[i], sizeof(uint64_t));
-	return launch(&work, hStream);
+	return queue_do(&work, hStream, false);
 }
 
 static void run_call(CUcontext context, struct work *work)

@@ -83,8 +83,10 @@ CUresult queue_give(CUcontext context, CUstream stream, const struct work *work)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	*copy = *work;
 	copy->next = NULL;
+	page_prepare(copy);
 	pthread_mutex_lock(&context->lock);
 	copy->number = ++context->submitted;
+	page_given(context, copy);
 	if (work->run == event_reached)
 		work->event->number = copy->number;
 	*context->last = copy;
@@ -120,6 +122,8 @@ CUresult queue_do(const struct work *work, CUstream stream, bool wait)
 		return rc;
 	if (stream && stream->context != context)
 		return CUDA_ERROR_INVALID_HANDLE;
+	if (stream && stream->capture)
+		return graph_take(stream, work);
 	rc = queue_give(context, stream, work);
 	return rc == CUDA_SUCCESS && wait ? queue_wait(context, UINT64_MAX) : rc;
 }

@@ -35,6 +35,10 @@ SIM_EXPORT CUresult cuStreamDestroy_v2(CUstream hStream)
 
 SIM_EXPORT CUresult cuStreamSynchronize(CUstream hStream)
 {
+	CUresult rc = stream_must_not_capture(hStream);
+
+	if (rc != CUDA_SUCCESS)
+		return rc;
 	return hStream ? queue_wait(hStream->context, hStream->last) : cuCtxSynchronize();
 }
 
@@ -53,6 +57,8 @@ SIM_EXPORT CUresult cuStreamQuery(CUstream hStream)
 	CUcontext context;
 	CUresult rc = context_current(&context);
 
+	if (rc == CUDA_SUCCESS)
+		rc = stream_must_not_capture(hStream);
 	if (rc != CUDA_SUCCESS)
 		return rc;
 	return state_of(context, hStream ? hStream->last : context->submitted);

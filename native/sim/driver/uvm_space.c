@@ -79,6 +79,25 @@ void space_register(void)
 		__atomic_store_n(&space->registered, 1, __ATOMIC_RELEASE);
 }
 
+bool space_is_registered(void)
+{
+	return space && __atomic_load_n(&space->registered, __ATOMIC_ACQUIRE);
+}
+
+bool space_meets(CUdeviceptr at, size_t bytes)
+{
+	uint32_t count = space ? __atomic_load_n(&space->range_count, __ATOMIC_ACQUIRE) : 0;
+
+	for (uint32_t i = 0; i < count && i < UVM_SPACE_RANGES; i++) {
+		uint64_t base = __atomic_load_n(&space->ranges[i].base, __ATOMIC_RELAXED);
+		uint64_t length = __atomic_load_n(&space->ranges[i].length, __ATOMIC_RELAXED);
+
+		if (length && (at >= base ? at - base < length : base - at < bytes))
+			return true;
+	}
+	return false;
+}
+
 /* The page is written by others: nothing in it is trusted. */
 size_t space_sparse_bytes(CUdeviceptr at, size_t bytes)
 {
@@ -116,13 +135,26 @@ static struct uvm_entry entry_of(const struct bad_access *bad, enum uvm_event ev
 	};
 }
 
+static bool is_heard(void)
+{
+	return space && events >= 0 && __atomic_load_n(&space->attached, __ATOMIC_ACQUIRE);
+}
+
+void space_report_serviced(const struct bad_access *touched)
+{
+	struct uvm_entry entry = entry_of(touched, UVM_GPU_FAULT);
+
+	if (is_heard())
+		put(&entry);
+}
+
 /* A copy engine goes on for a while before it is stopped: it faults on page after page, on each twice. */
 void space_report(const struct bad_access *bad)
 {
 	unsigned pages = bad->is_copy ? COPY_PAGES : 1;
 	struct uvm_entry entry;
 
-	if (!space || events < 0 || !__atomic_load_n(&space->attached, __ATOMIC_ACQUIRE))
+	if (!is_heard())
 		return;
 	for (unsigned i = 0; i < pages * (bad->is_copy ? 2 : 1); i++) {
 		entry = entry_of(bad, UVM_GPU_FAULT);

@@ -1,178 +1,208 @@
 /* Virtual memory management: addresses, and putting memory behind them. */
+#include "spans.h"
 #include "vmm.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum { RESERVATIONS = 4096 };
-
 struct mapping {
-	CUdeviceptr base;
-	size_t bytes;
-	size_t offset;
+	struct span span; /* first */
 	struct memory *memory;
-	struct mapping *next;
+	bool is_placed; /* the memory lies there: with the first access that is allowed, as on the device */
 };
 
 /* Both under vmm_lock. */
-static struct mapping *mappings;
-static struct {
-	CUdeviceptr base;
-	size_t bytes;
-} reservations[RESERVATIONS];
+static struct spans mappings, reservations;
 
-bool address_is_reserved(CUdeviceptr address)
+bool vmm_is_reserved(CUdeviceptr base, size_t bytes)
 {
-	bool found = false;
+	const struct span *found;
+	bool inside;
 
 	pthread_mutex_lock(&vmm_lock);
-	for (unsigned i = 0; i < RESERVATIONS && !found; i++)
-		found = reservations[i].bytes && address - reservations[i].base < reservations[i].bytes;
+	found = span_at(&reservations, base);
+	inside = found && bytes <= found->base + found->bytes - base;
 	pthread_mutex_unlock(&vmm_lock);
-	return found;
+	return inside;
 }
 
+static bool is_power_of_two(size_t value)
+{
+	return !(value & (value - 1));
+}
+
+/* `addr` is a hint: where it is taken another address comes back, and no error. */
 SIM_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)
 {
-	CUresult rc = CUDA_ERROR_OUT_OF_MEMORY;
+	struct span *reservation;
+	CUdeviceptr base;
 
 	if (driver_check() != CUDA_SUCCESS)
 		return driver_check();
-	if (!ptr || !size || size % GRANULE || addr % GRANULE || flags || alignment > GRANULE)
+	if (!ptr || !size || size % GRANULE || addr % GRANULE || flags || !is_power_of_two(alignment))
 		return CUDA_ERROR_INVALID_VALUE;
-	*ptr = address_reserve(size, addr);
-	if (!*ptr)
-		return rc;
+	reservation = malloc(sizeof(*reservation));
+	base = reservation ? address_reserve(size, alignment, alignment && addr % alignment ? 0 : addr) : 0;
+	if (!base) {
+		free(reservation);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*reservation = (struct span){ .base = base, .bytes = size };
 	pthread_mutex_lock(&vmm_lock);
-	for (unsigned i = 0; i < RESERVATIONS && rc != CUDA_SUCCESS; i++)
-		if (!reservations[i].bytes) {
-			reservations[i].base = *ptr;
-			reservations[i].bytes = size;
-			rc = CUDA_SUCCESS;
-		}
+	span_add(&reservations, reservation);
 	pthread_mutex_unlock(&vmm_lock);
-	if (rc != CUDA_SUCCESS)
-		munmap((void *)*ptr, size);
-	return rc;
-}
-
-static bool is_mapped(CUdeviceptr base, size_t bytes)
-{
-	for (struct mapping *mapping = mappings; mapping; mapping = mapping->next)
-		if (mapping->base < base + bytes && base < mapping->base + mapping->bytes)
-			return true;
-	return false;
+	*ptr = base;
+	return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult cuMemAddressFree(CUdeviceptr ptr, size_t size)
 {
 	CUresult rc = CUDA_ERROR_INVALID_VALUE;
+	struct span *found;
 
 	pthread_mutex_lock(&vmm_lock);
-	for (unsigned i = 0; i < RESERVATIONS && !is_mapped(ptr, size); i++)
-		if (reservations[i].bytes == size && reservations[i].base == ptr) {
-			reservations[i].bytes = 0;
-			munmap((void *)ptr, size);
-			rc = CUDA_SUCCESS;
-			break;
-		}
-	pthread_mutex_unlock(&vmm_lock);
-	return rc;
-}
-
-static CUresult map(CUdeviceptr ptr, size_t size, size_t offset, struct memory *memory)
-{
-	struct mapping *mapping = malloc(sizeof(*mapping));
-
-	if (!mapping)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	*mapping = (struct mapping){ ptr, size, offset, memory, mappings };
-	if (mmap((void *)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, (off_t)offset) == MAP_FAILED ||
-	    address_add(ptr, size, 0, memory->gpu) < 0) {
-		free(mapping);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	mappings = mapping;
-	memory->references++;
-	return CUDA_SUCCESS;
-}
-
-/* Without access until cuMemSetAccess. */
-SIM_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-			     unsigned long long flags)
-{
-	CUresult rc = CUDA_ERROR_INVALID_VALUE;
-	struct memory *memory;
-
-	if (!size || size % GRANULE || offset % GRANULE || flags || !address_is_reserved(ptr) || !address_is_reserved(ptr + size - 1))
-		return rc;
-	pthread_mutex_lock(&vmm_lock);
-	memory = vmm_memory(handle);
-	if (memory && !is_mapped(ptr, size) && offset <= memory->bytes && size <= memory->bytes - offset)
-		rc = map(ptr, size, offset, memory);
-	pthread_mutex_unlock(&vmm_lock);
-	return rc;
-}
-
-SIM_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
-{
-	CUresult rc = CUDA_ERROR_INVALID_VALUE;
-	unsigned gpu;
-
-	pthread_mutex_lock(&vmm_lock);
-	for (struct mapping **at = &mappings; *at;) {
-		struct mapping *mapping = *at;
-
-		if (mapping->base < ptr || mapping->base + mapping->bytes > ptr + size) {
-			at = &mapping->next;
-			continue;
-		}
-		address_remove(mapping->base, &gpu);
-		mmap((void *)mapping->base, mapping->bytes, PROT_NONE,
-		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-		vmm_drop(mapping->memory);
-		*at = mapping->next;
-		free(mapping);
+	found = span_at(&reservations, ptr);
+	if (found && found->base == ptr && found->bytes == size && !span_meets(&mappings, ptr, size)) {
+		span_take(&reservations, found);
+		free(found);
+		munmap((void *)ptr, size);
 		rc = CUDA_SUCCESS;
 	}
 	pthread_mutex_unlock(&vmm_lock);
 	return rc;
 }
 
-SIM_EXPORT CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
+static CUresult map(CUdeviceptr ptr, struct memory *memory)
+{
+	struct mapping *mapping = malloc(sizeof(*mapping));
+	struct address_facts facts = { .kind = ADDRESS_MAPPED, .gpu = memory->gpu, .block = memory->block };
+
+	if (!mapping)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*mapping = (struct mapping){ { .base = ptr, .bytes = memory->bytes }, memory, false };
+	if (address_add(ptr, memory->bytes, facts) < 0) {
+		free(mapping);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	span_add(&mappings, &mapping->span);
+	memory->mappings++;
+	return CUDA_SUCCESS;
+}
+
+/* A note, no more: without access until cuMemSetAccess, over a guard too.  Of a handle only the whole can be mapped: that tells its true size. */
+SIM_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+			     unsigned long long flags)
 {
 	CUresult rc = CUDA_ERROR_INVALID_VALUE;
-	unsigned access;
+	struct memory *memory;
 
-	if (!desc || !count || !vmm_is_device(&desc->location))
+	if (!size || size % GRANULE || ptr % GRANULE || offset || flags || !vmm_is_reserved(ptr, size))
 		return rc;
-	access = desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? ADDRESS_READ | ADDRESS_WRITE :
-		 desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READ	   ? ADDRESS_READ : 0;
 	pthread_mutex_lock(&vmm_lock);
-	if (is_mapped(ptr, size)) {
-		int protection = (access & ADDRESS_READ ? PROT_READ : 0) | (access & ADDRESS_WRITE ? PROT_WRITE : 0);
+	memory = vmm_memory(handle);
+	if (memory && size != memory->bytes)
+		rc = CUDA_ERROR_NOT_SUPPORTED;
+	else if (memory && !span_meets(&mappings, ptr, size))
+		rc = map(ptr, memory);
+	pthread_mutex_unlock(&vmm_lock);
+	return rc;
+}
 
-		if (mprotect((void *)ptr, size, protection) == 0) {
-			address_protect(ptr, size, access);
-			rc = CUDA_SUCCESS;
-		}
+static void unmap(struct mapping *mapping)
+{
+	CUdeviceptr base = mapping->span.base;
+
+	address_remove(base, ADDRESS_MAPPED, NULL);
+	if (mapping->is_placed)
+		mmap((void *)base, mapping->span.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+	span_take(&mappings, &mapping->span);
+	vmm_drop(mapping->memory, &mapping->memory->mappings);
+	free(mapping);
+}
+
+/* Whole mappings, end to end, in one call. */
+SIM_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
+{
+	CUresult rc = CUDA_ERROR_INVALID_VALUE;
+
+	pthread_mutex_lock(&vmm_lock);
+	if (size && span_covers(&mappings, ptr, size)) {
+		struct mapping *at;
+
+		while ((at = (struct mapping *)span_from(&mappings, ptr)) && at->span.base < ptr + size)
+			unmap(at);
+		rc = CUDA_SUCCESS;
 	}
 	pthread_mutex_unlock(&vmm_lock);
 	return rc;
 }
 
+static unsigned access_of(CUmemAccess_flags flags)
+{
+	return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? ADDRESS_READ | ADDRESS_WRITE :
+	       flags == CU_MEM_ACCESS_FLAGS_PROT_READ	   ? ADDRESS_READ : 0;
+}
+
+/* The caller has seen that whole mappings make it up. */
+static bool place(CUdeviceptr ptr, size_t size, unsigned access)
+{
+	int protection = (access & ADDRESS_READ ? PROT_READ : 0) | (access & ADDRESS_WRITE ? PROT_WRITE : 0);
+
+	for (struct span *at = span_from(&mappings, ptr); at && at->base < ptr + size; at = span_next(&mappings, at)) {
+		struct mapping *mapping = (struct mapping *)at;
+
+		if (mapping->is_placed)
+			continue;
+		if (!block_map(mapping->memory->block, at->base, at->bytes, protection))
+			return false;
+		mapping->is_placed = true;
+	}
+	return mprotect((void *)ptr, size, protection) == 0;
+}
+
+/* Over a hole or a guard it fails, over mappings end to end it does not. */
+SIM_EXPORT CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
+{
+	CUresult rc = CUDA_ERROR_INVALID_VALUE;
+	unsigned access;
+
+	if (!size || !desc || !count || !vmm_is_device(&desc->location))
+		return rc;
+	access = access_of(desc->flags);
+	pthread_mutex_lock(&vmm_lock);
+	if (span_covers(&mappings, ptr, size) && !guard_meets(ptr, size) && place(ptr, size, access)) {
+		address_protect(ptr, size, access);
+		rc = CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&vmm_lock);
+	return rc;
+}
+
+SIM_EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
+{
+	struct address_facts facts;
+	CUdeviceptr base;
+	size_t bytes;
+
+	if (!flags || !location || !vmm_is_device(location) || !address_range(ptr, &base, &bytes, &facts))
+		return CUDA_ERROR_INVALID_VALUE;
+	*flags = facts.access & ADDRESS_WRITE ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE :
+		 facts.access & ADDRESS_READ  ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+	return CUDA_SUCCESS;
+}
+
 SIM_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
 {
-	CUdeviceptr at = (CUdeviceptr)addr;
 	CUresult rc = CUDA_ERROR_INVALID_VALUE;
+	struct mapping *mapping;
 
 	pthread_mutex_lock(&vmm_lock);
-	for (struct mapping *mapping = mappings; handle && mapping && rc != CUDA_SUCCESS; mapping = mapping->next)
-		if (at - mapping->base < mapping->bytes) {
-			mapping->memory->references++;
-			*handle = (CUmemGenericAllocationHandle)(uintptr_t)mapping->memory;
-			rc = CUDA_SUCCESS;
-		}
+	mapping = (struct mapping *)span_at(&mappings, (CUdeviceptr)addr);
+	if (handle && mapping) {
+		mapping->memory->handles++;
+		*handle = mapping->memory->handle;
+		rc = CUDA_SUCCESS;
+	}
 	pthread_mutex_unlock(&vmm_lock);
 	return rc;
 }

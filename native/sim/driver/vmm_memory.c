@@ -1,54 +1,87 @@
 /* Virtual memory management: memory by handle, and handing it to other processes. */
 #include "vmm.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 pthread_mutex_t vmm_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static struct memory *memories; /* under vmm_lock */
+/* Under vmm_lock.  Of a free place `next` is the next one, counted from 1. */
+static struct place {
+	struct memory *memory;
+	uint32_t uses, next;
+} *places;
+static uint32_t room, end, first_free;
 
+/* A handle is a place, from 1, and above it how often that has been used: no old one fits. */
 struct memory *vmm_memory(CUmemGenericAllocationHandle handle)
 {
-	for (struct memory *memory = memories; memory; memory = memory->next)
-		if ((CUmemGenericAllocationHandle)(uintptr_t)memory == handle && memory->references)
-			return memory;
-	return NULL;
+	uint32_t number = (uint32_t)handle;
+	struct memory *memory = number && number <= end ? places[number - 1].memory : NULL;
+
+	return memory && memory->handle == handle && memory->handles ? memory : NULL;
 }
 
-void vmm_drop(struct memory *memory)
+void vmm_drop(struct memory *memory, unsigned *count)
 {
-	struct memory **at = &memories;
+	struct place *place = &places[memory->number - 1];
 
-	if (--memory->references)
+	--*count;
+	if (memory->handles || memory->mappings)
 		return;
-	while (*at != memory)
-		at = &(*at)->next;
-	*at = memory->next;
-	close(memory->fd);
+	block_drop(memory->block);
 	if (memory->counted)
 		memory_uncount(memory->gpu, memory->bytes);
+	*place = (struct place){ .uses = place->uses, .next = first_free };
+	first_free = memory->number;
 	free(memory);
 }
 
-/* Takes `fd`. */
-static CUresult adopt(int fd, unsigned gpu, uint64_t bytes, bool is_counted, CUmemGenericAllocationHandle *handle)
+static uint32_t take_place(void)
 {
-	struct memory *memory = calloc(1, sizeof(*memory));
+	uint32_t number = first_free;
 
-	if (!memory) {
-		close(fd);
-		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (number) {
+		first_free = places[number - 1].next;
+		return number;
 	}
-	*memory = (struct memory){ .fd = fd, .gpu = gpu, .bytes = bytes, .references = 1, .counted = is_counted };
+	if (end == room) {
+		uint32_t more = room ? room * 2 : 64;
+		struct place *grown = realloc(places, more * sizeof(*places));
+
+		if (!grown)
+			return 0;
+		places = grown;
+		room = more;
+	}
+	places[end] = (struct place){ 0 };
+	return ++end;
+}
+
+/* We have the block once; on failure no more. */
+static CUresult adopt(const struct memory *made, CUmemGenericAllocationHandle *handle)
+{
+	struct memory *memory = malloc(sizeof(*memory));
+	uint32_t number;
+
 	pthread_mutex_lock(&vmm_lock);
-	memory->next = memories;
-	memories = memory;
+	number = memory ? take_place() : 0;
+	if (number) {
+		struct place *place = &places[number - 1];
+
+		*memory = *made;
+		memory->handles = 1;
+		memory->number = number;
+		memory->handle = (CUmemGenericAllocationHandle)++place->uses << 32 | number;
+		place->memory = memory;
+		*handle = memory->handle;
+	}
 	pthread_mutex_unlock(&vmm_lock);
-	*handle = (CUmemGenericAllocationHandle)(uintptr_t)memory;
-	return CUDA_SUCCESS;
+	if (number)
+		return CUDA_SUCCESS;
+	free(memory);
+	block_drop(made->block);
+	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 bool vmm_is_device(const CUmemLocation *location)
@@ -71,27 +104,26 @@ SIM_EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUm
 SIM_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
 				unsigned long long flags)
 {
+	struct memory made = { .bytes = size, .counted = true };
 	CUcontext context;
 	CUresult rc = context_current(&context);
-	unsigned gpu;
-	int fd;
 
 	if (rc != CUDA_SUCCESS)
 		return rc;
 	if (!handle || !prop || flags || !size || size % GRANULE || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-	    !vmm_is_device(&prop->location))
+	    !vmm_is_device(&prop->location) || prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_INVALID_VALUE;
-	gpu = driver.view.gpu[prop->location.id];
+	made.gpu = driver.view.gpu[prop->location.id];
+	made.may_export = prop->requestedHandleTypes;
 	rc = memory_count(context, size);
 	if (rc != CUDA_SUCCESS)
 		return rc;
-	machine_lock();
-	fd = machine_block_create(gpu, size);
-	machine_unlock();
-	if (fd >= 0)
-		return adopt(fd, gpu, size, true, handle);
-	memory_uncount(gpu, size);
-	return CUDA_ERROR_OUT_OF_MEMORY;
+	rc = block_create(made.gpu, size, &made.block) < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+	if (rc == CUDA_SUCCESS)
+		rc = adopt(&made, handle);
+	if (rc != CUDA_SUCCESS)
+		memory_uncount(made.gpu, size);
+	return rc;
 }
 
 SIM_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
@@ -101,7 +133,7 @@ SIM_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	pthread_mutex_lock(&vmm_lock);
 	memory = vmm_memory(handle);
 	if (memory)
-		vmm_drop(memory);
+		vmm_drop(memory, &memory->handles);
 	pthread_mutex_unlock(&vmm_lock);
 	return memory ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -116,8 +148,8 @@ SIM_EXPORT CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGen
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&vmm_lock);
 	memory = vmm_memory(handle);
-	if (memory)
-		fd = fcntl(memory->fd, F_DUPFD_CLOEXEC, 3);
+	if (memory && memory->may_export)
+		fd = block_export(memory->block);
 	pthread_mutex_unlock(&vmm_lock);
 	if (fd < 0)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -128,19 +160,15 @@ SIM_EXPORT CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGen
 SIM_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle,
 						   CUmemAllocationHandleType shHandleType)
 {
-	int fd = (int)(intptr_t)osHandle, own, rc;
-	uint64_t bytes, id;
-	unsigned gpu;
+	struct memory made = { .may_export = true };
 
 	if (driver_check() != CUDA_SUCCESS)
 		return driver_check();
 	if (!handle || shHandleType != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_INVALID_VALUE;
-	machine_lock();
-	rc = machine_block_find(fd, &gpu, &bytes, &id);
-	machine_unlock();
-	own = rc < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3);
-	return own < 0 ? CUDA_ERROR_INVALID_VALUE : adopt(own, gpu, bytes, false, handle);
+	if (block_import((int)(intptr_t)osHandle, &made.gpu, &made.bytes, &made.block) < 0)
+		return CUDA_ERROR_UNKNOWN;
+	return adopt(&made, handle);
 }
 
 SIM_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
@@ -152,7 +180,8 @@ SIM_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *
 	if (memory && prop) {
 		memset(prop, 0, sizeof(*prop));
 		prop->type = CU_MEM_ALLOCATION_TYPE_PINNED;
-		prop->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+		if (memory->may_export)
+			prop->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 		prop->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 		for (unsigned i = 0; i < driver.view.count; i++)
 			if (driver.view.gpu[i] == memory->gpu)

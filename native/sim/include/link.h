@@ -77,12 +77,34 @@ struct link_client { /* one row of the ANSWER to GET_CLIENTS, whose flags say fr
 
 #define LINK_ENDLESS_NS (1ull << 45) /* half a day: so that a queue of them has a sum */
 
+enum link_effect_kind { LINK_NOTHING, LINK_ADD, LINK_TICK, LINK_FILL };
+enum { LINK_EFFECTS = 48, LINK_TICK_NS = 500000 };
+
+struct link_effect { /* what one kernel does to memory that others may have too, so that it can be done when its process has died */
+	uint32_t kind;     /* ADD: `value`, at its end.  TICK: 1, every LINK_TICK_NS while it lasts.  FILL: the pattern of fill() */
+	uint32_t reserved; /* 0 */
+	uint64_t needs_ns; /* how long it takes */
+	uint64_t block;    /* the machine's; and where in it, in bytes */
+	uint64_t offset;
+	uint64_t words;    /* of FILL: how many */
+	uint64_t value;    /* of FILL: the seed */
+};
+
+static inline uint64_t link_pattern(uint64_t seed, uint64_t index) /* of fill(), for word `index` */
+{
+	return seed ^ index * 0x9e3779b97f4a7c15u;
+}
+
 struct link_page { /* shared by one context and its server: the client writes, the server reads */
 	_Atomic uint64_t kernel_started_ns; /* 0: idle */
 	_Atomic uint64_t kernel_needs_ns;   /* at most LINK_ENDLESS_NS */
 	_Atomic uint64_t queued_needs_ns;   /* of the kernels behind it */
 	_Atomic int32_t space_pid;          /* names its files in MPSD_SIM_DIR/uvm; 0: it has none */
+	int32_t reserved;
+	_Atomic uint64_t first_effect, effects_end; /* of the kernels that are not over; counts, modulo LINK_EFFECTS the places */
+	struct link_effect effects[LINK_EFFECTS];
 };
+_Static_assert(sizeof(struct link_page) <= 4096, "it is one page");
 
 struct link_packet {
 	struct link_head head;

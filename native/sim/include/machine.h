@@ -15,10 +15,11 @@
 
 enum {
 	MACHINE_MAGIC = 0x6d707364,
-	MACHINE_VERSION = 1,
+	MACHINE_VERSION = 2,
 	MACHINE_GPUS = 16,
 	MACHINE_PROCESSES = 2048,
-	MACHINE_BLOCKS = 4096,
+	MACHINE_BLOCKS = 131072, /* a power of two */
+	MACHINE_HOLDERS = MACHINE_PROCESSES / 64,
 	MACHINE_XIDS = 256,
 	MACHINE_UUID = 48,
 	MACHINE_SMS = 132,
@@ -48,12 +49,15 @@ struct machine_process {
 	uint64_t used_bytes[MACHINE_GPUS];
 };
 
-struct machine_block { /* memory of cuMemCreate: it lives as long as any descriptor of it */
-	uint64_t id;    /* names the file memory/ID; 0: free slot */
+struct machine_block { /* memory of cuMemCreate: it lives as long as a process has it, or there is a descriptor of it */
+	uint64_t id;    /* names the file memory/ID; modulo MACHINE_BLOCKS its slot.  0: free slot */
 	uint64_t inode;
 	uint64_t bytes;
 	uint32_t gpu;
-	uint32_t reserved;
+	uint32_t is_exported; /* descriptors of it were made: whether there still are tells the lock on the file */
+	uint32_t holders;     /* how many bits are set below */
+	uint32_t next_free;   /* of a free slot: the next one, counted from 1; 0: the last */
+	uint64_t held[MACHINE_HOLDERS]; /* by process slot */
 };
 
 struct machine_xid {
@@ -71,8 +75,13 @@ struct machine_state {
 	uint32_t version;
 	uint32_t gpu_count;
 	uint32_t reserved;
-	uint64_t next_block;
+	uint32_t first_free_block; /* counted from 1; 0: none below block_end */
+	uint32_t block_end;        /* slots from here on were never used; so with processes */
+	uint32_t process_end;
+	uint32_t unused;
+	uint64_t next_block; /* a count; the upper part of an id */
 	uint64_t next_xid;
+	uint64_t block_bytes[MACHINE_GPUS];
 	struct machine_gpu gpus[MACHINE_GPUS];
 	struct machine_process processes[MACHINE_PROCESSES];
 	struct machine_block blocks[MACHINE_BLOCKS];
@@ -93,15 +102,24 @@ void machine_forget_after_fork(void);
 int machine_join(enum machine_kind kind, pid_t pid, pid_t server_pid); /* slot, or -errno; takes the lock */
 void machine_leave(void);                                               /* takes the lock */
 struct machine_process *machine_self(void);                             /* NULL before machine_join() */
+int machine_own_slot(void);                                             /* -1 before it */
 void machine_reap(void);
 bool machine_may_create_context(unsigned gpu);
 
 /* memory.c; the caller holds the lock unless it says otherwise */
 uint64_t machine_used_bytes(unsigned gpu);
+bool machine_fits(unsigned gpu, uint64_t bytes); /* still, once the dead have gone */
 bool machine_charge(unsigned gpu, uint64_t bytes); /* takes the lock; false: out of memory */
 void machine_release(unsigned gpu, uint64_t bytes); /* takes the lock */
-int machine_block_create(unsigned gpu, uint64_t bytes);                      /* descriptor, or -errno */
-int machine_block_find(int fd, unsigned *gpu, uint64_t *bytes, uint64_t *id); /* 0, or -errno */
+
+/* blocks.c; the caller holds the lock unless it says otherwise */
+int machine_block_create(unsigned gpu, uint64_t bytes, uint64_t *id); /* 0, or -errno; the caller's process holds it */
+int machine_block_export(uint64_t id);                                /* a descriptor that keeps it alive, or -errno */
+int machine_block_find(int fd, unsigned *gpu, uint64_t *bytes, uint64_t *id); /* of what was exported: 0, or -ENOENT */
+int machine_block_hold(uint64_t id);  /* by the caller's process: 0, or -ENOENT */
+void machine_block_drop(uint64_t id); /* by the caller's process; it may be gone after that */
+int machine_block_open(uint64_t id);  /* its bytes, to be mapped: a descriptor that keeps nothing alive, or -errno; no lock needed */
+void machine_blocks_leave(unsigned slot); /* whatever a process held */
 void machine_reap_blocks(void);
 
 /* devices.c */

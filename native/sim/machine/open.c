@@ -66,6 +66,14 @@ static uint64_t made_up(const char *text, unsigned salt)
 	return hash * 0x9e3779b97f4a7c15u;
 }
 
+/* Its layout is that of another version, and nobody is on it: it begins anew. */
+static bool is_abandoned(void)
+{
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LIVE_BYTES, .l_len = MACHINE_PROCESSES };
+
+	return fcntl(machine_fd, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+}
+
 static void create(void)
 {
 	unsigned long gpus = machine_knob("MPSD_SIM_GPUS", 1);
@@ -105,10 +113,14 @@ static void open_once(void)
 	    (info.st_size < (off_t)sizeof(*state) && ftruncate(machine_fd, sizeof(*state)) < 0))
 		goto out;
 	state = mmap(NULL, sizeof(*state), PROT_READ | PROT_WRITE, MAP_SHARED, machine_fd, 0);
-	if (state == MAP_FAILED)
+	if (state == MAP_FAILED) {
 		state = NULL;
-	else if (state->magic != MACHINE_MAGIC)
+	} else if (state->magic != MACHINE_MAGIC) {
 		create();
+	} else if (state->version != MACHINE_VERSION && is_abandoned()) {
+		memset(state, 0, sizeof(*state));
+		create();
+	}
 	if (state && state->version != MACHINE_VERSION)
 		state = NULL;
 out:

@@ -13,21 +13,34 @@ struct machine_process *machine_self(void)
 	return state && own_slot >= 0 ? &state->processes[own_slot] : NULL;
 }
 
+int machine_own_slot(void)
+{
+	return machine_open() ? own_slot : -1;
+}
+
+static void empty_slot(struct machine_state *state, unsigned slot)
+{
+	memset(&state->processes[slot], 0, sizeof(state->processes[slot]));
+	machine_blocks_leave(slot);
+}
+
 void machine_reap(void)
 {
 	struct machine_state *state = machine_open();
 
-	for (unsigned i = 0; i < MACHINE_PROCESSES; i++)
+	for (unsigned i = 0; i < state->process_end; i++)
 		if (state->processes[i].kind != MACHINE_FREE && (int)i != own_slot && !machine_slot_is_held(i))
-			memset(&state->processes[i], 0, sizeof(state->processes[i]));
+			empty_slot(state, i);
 	machine_reap_blocks();
 }
 
 static int take_slot(struct machine_state *state)
 {
 	for (unsigned i = 0; i < MACHINE_PROCESSES; i++)
-		if (state->processes[i].kind == MACHINE_FREE && machine_slot_hold(i) == 0)
+		if (state->processes[i].kind == MACHINE_FREE && machine_slot_hold(i) == 0) {
+			state->process_end = state->process_end > i ? state->process_end : i + 1;
 			return (int)i;
+		}
 	return -ENOSPC;
 }
 
@@ -60,7 +73,7 @@ void machine_leave(void)
 	if (!self)
 		return;
 	machine_lock();
-	memset(self, 0, sizeof(*self));
+	empty_slot(machine_open(), (unsigned)own_slot);
 	machine_slot_drop((unsigned)own_slot);
 	own_slot = -1;
 	machine_unlock();

@@ -160,9 +160,6 @@ static void client_gone(struct server *server, struct connection *client)
 	client->fd = -1;
 	client->space_pid = client->page ? client->page->space_pid : 0;
 	client->work_end_ns = work_end_ns(client->page);
-	if (client->page)
-		munmap(client->page, 4096);
-	client->page = NULL;
 	if (client->refusal)
 		return;
 	log_server("Server failed to recevie command with status 806, assuming client {PID: %d, Context ID: %d} exit", pid, context);
@@ -180,6 +177,9 @@ static void client_gone(struct server *server, struct connection *client)
 		die(server, client);
 	else if (!context)
 		space_forget(server, client->space_pid);
+	if (client->page)
+		munmap(client->page, 4096);
+	client->page = NULL;
 	fault_client_gone(server);
 }
 

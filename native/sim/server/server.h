@@ -46,6 +46,12 @@ struct held { /* it died in the middle of a kernel, and somebody keeps its addre
 	pid_t space_pid;
 	unsigned gpu;
 	uint64_t end_ns; /* of its work */
+	struct link_effect effects[LINK_EFFECTS]; /* what its kernels still do to memory, the one that runs first */
+	unsigned next, count;
+	uint64_t began_ns; /* of effects[next] */
+	uint64_t ticks;    /* of it, that are done */
+	unsigned char *memory; /* what it works on, mapped; NULL: not yet, or it cannot be had */
+	uint64_t bytes;
 };
 
 struct server {
@@ -78,6 +84,11 @@ void space_forget(const struct server *server, pid_t space_pid); /* takes its fi
 void space_hold(struct server *server, const struct connection *client); /* takes nothing; its death waits */
 void space_run(struct server *server, uint64_t now);
 uint64_t space_next_ns(const struct server *server, uint64_t now); /* 0: nothing to come */
+
+/* leftover.c: what the dead left to do */
+void leftover_take(struct held *held, const struct link_page *page, uint64_t now); /* borrows the page */
+void leftover_run(struct held *held, uint64_t now); /* what would have been done by now */
+void leftover_end(struct held *held);
 
 /* terminate.c */
 void terminate_asked(struct server *server, pid_t pid); /* answers, or keeps the control daemon waiting */

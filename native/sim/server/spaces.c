@@ -54,22 +54,27 @@ void space_hold(struct server *server, const struct connection *client)
 {
 	for (unsigned i = 0; i < SERVER_HELD; i++)
 		if (!server->held[i].pid) {
-			server->held[i] = (struct held){ client->pid, client->space_pid, client->gpu, client->work_end_ns };
+			server->held[i] = (struct held){ .pid = client->pid, .space_pid = client->space_pid, .gpu = client->gpu,
+							 .end_ns = client->work_end_ns };
+			leftover_take(&server->held[i], client->page, machine_now_ns());
 			return;
 		}
 	fault_begin(server, client, FAULT_KILLED, "channel error"); /* no room to wait */
 }
 
-/* Work that ends while its address space is there has ended well. */
+/* Work that ends while its address space is there has ended well.  What it does to memory it does only as long. */
 void space_run(struct server *server, uint64_t now)
 {
 	for (unsigned i = 0; i < SERVER_HELD; i++) {
 		struct held *held = &server->held[i];
 		struct connection dead = { .fd = -1, .pid = held->pid, .gpu = held->gpu };
-		bool ended = now >= held->end_ns;
+		bool ended = now >= held->end_ns, is_kept = held->pid && space_is_held(held->space_pid);
 
-		if (!held->pid || (!ended && space_is_held(held->space_pid)))
+		if (is_kept)
+			leftover_run(held, now);
+		if (!held->pid || (!ended && is_kept))
 			continue;
+		leftover_end(held);
 		held->pid = 0;
 		space_forget(server, held->space_pid);
 		if (!ended)

@@ -12,9 +12,18 @@ static struct connection *connection_of(struct server *server, pid_t pid)
 	return NULL;
 }
 
+/* Dead, and somebody keeps its address space: nothing can be done to it. */
+static bool is_left(const struct server *server, pid_t pid)
+{
+	for (unsigned i = 0; i < SERVER_HELD; i++)
+		if (server->held[i].pid == pid)
+			return true;
+	return false;
+}
+
 static int terminate(struct server *server, pid_t pid)
 {
-	int result = CUDA_INVALID_VALUE;
+	int result = is_left(server, pid) ? CUDA_INVALID_CONTEXT : CUDA_INVALID_VALUE;
 
 	for (unsigned i = 0; i < server->count; i++) {
 		struct connection *client = &server->list[i];
