@@ -189,15 +189,14 @@ MPSD_API int mpsd_state_changed(struct mpsd_state *state, uint64_t offset, uint6
 	return 0;
 }
 
-/* What is written is what was read once, and so is the digest: whatever happens to the record meanwhile, the two agree. */
-static inline uint64_t mpsd_state_write_line(uint64_t *to, const uint64_t *from, uint64_t line)
+/* From the record to a slot.  Each word is read once: whatever happens to the record meanwhile, slot and digest agree. */
+static inline uint64_t mpsd_state_write_pair(uint64_t *to, const uint64_t *from, uint64_t key, uint64_t place)
 {
-	uint64_t words[MPSD_STATE_WORDS];
+	uint64_t one = __atomic_load_n(&from[0], __ATOMIC_RELAXED), other = __atomic_load_n(&from[1], __ATOMIC_RELAXED);
 
-	memcpy(words, from, sizeof(words));
-	for (unsigned i = 0; i < MPSD_STATE_WORDS; i++)
-		MPSD_STATE_STORE(&to[i], words[i], MPSD_STATE_STORE_WORD);
-	return mpsd_state_line_digest(words, line);
+	MPSD_STATE_STORE(&to[0], one, MPSD_STATE_STORE_WORD);
+	MPSD_STATE_STORE(&to[1], other, MPSD_STATE_STORE_WORD);
+	return mpsd_state_mix(one ^ key, other ^ place);
 }
 
 /* Brings a slot up to the record. */
@@ -206,14 +205,17 @@ static inline void mpsd_state_fill(struct mpsd_state *state, unsigned slot)
 	uint64_t *to = state->slots + slot * state->lines * MPSD_STATE_WORDS;
 	uint64_t *digests = state->digests + slot * state->lines;
 	uint64_t *stale = state->stale + slot * state->groups;
-	uint64_t sum = state->sum[slot];
+	const uint64_t *record = state->record;
+	uint64_t sum = state->sum[slot], groups = state->groups;
 
-	for (uint64_t group = 0; group < state->groups; group++) {
+	for (uint64_t group = 0; group < groups; group++) {
 		uint64_t bits = stale[group];
 
 		for (stale[group] = 0; bits; bits &= bits - 1) {
-			uint64_t line = group * 64 + (uint64_t)__builtin_ctzll(bits), at = line * MPSD_STATE_WORDS;
-			uint64_t digest = mpsd_state_write_line(to + at, state->record + at, line);
+			uint64_t line = group * 64 + (uint64_t)__builtin_ctzll(bits), place = mpsd_state_place(line);
+			const uint64_t *here = record + line * MPSD_STATE_WORDS;
+			uint64_t *there = to + line * MPSD_STATE_WORDS;
+			uint64_t digest = MPSD_STATE_LINE_DIGEST(mpsd_state_write_pair, there, here, place);
 
 			sum += digest - digests[line];
 			digests[line] = digest;

@@ -52,15 +52,15 @@ static inline uint64_t mpsd_state_mix(uint64_t one, uint64_t other)
 	return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-/* Of one line; the same words on another line give another digest.  The constants are digits of pi. */
-static inline uint64_t mpsd_state_line_digest(const uint64_t *words, uint64_t line)
-{
-	uint64_t place = (line + 1) * 0x9e3779b97f4a7c15u;
+/* A line is four pairs of words, each with a key of its own: digits of pi.  The same words on another line, whose place is
+ * another, give another digest.  Written out, since an unrolled loop is three times as fast. */
+#define MPSD_STATE_LINE_DIGEST(pair_digest, to, from, place)                                                                   \
+	(pair_digest((to), (from), 0x243f6a8885a308d3u, (place)) + pair_digest((to) + 2, (from) + 2, 0x13198a2e03707344u, (place)) + \
+	 pair_digest((to) + 4, (from) + 4, 0xa4093822299f31d0u, (place)) + pair_digest((to) + 6, (from) + 6, 0x082efa98ec4e6c89u, (place)))
 
-	return mpsd_state_mix(words[0] ^ 0x243f6a8885a308d3u, words[1] ^ place) +
-	       mpsd_state_mix(words[2] ^ 0x13198a2e03707344u, words[3] ^ place) +
-	       mpsd_state_mix(words[4] ^ 0xa4093822299f31d0u, words[5] ^ place) +
-	       mpsd_state_mix(words[6] ^ 0x082efa98ec4e6c89u, words[7] ^ place);
+static inline uint64_t mpsd_state_place(uint64_t line)
+{
+	return (line + 1) * 0x9e3779b97f4a7c15u;
 }
 
 /* Of the head, for every digest of this memfd. */

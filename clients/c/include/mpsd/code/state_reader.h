@@ -140,6 +140,14 @@ static inline int mpsd_state_scan(const struct mpsd_state_reader *reader, uint64
 	return 0;
 }
 
+/* From a slot to the reader's own memory. */
+static inline uint64_t mpsd_state_read_pair(uint64_t *to, const uint64_t *from, uint64_t key, uint64_t place)
+{
+	MPSD_STATE_LOAD(to[0], &from[0], MPSD_STATE_LOAD_WORD);
+	MPSD_STATE_LOAD(to[1], &from[1], MPSD_STATE_LOAD_WORD);
+	return mpsd_state_mix(to[0] ^ key, to[1] ^ place);
+}
+
 /* The words of a record into the reader's own memory, and whether they are those of this update.  -EAGAIN: the writer has begun
  * another one there.  -EPROTO: damaged. */
 static inline int mpsd_state_copy(struct mpsd_state_reader *reader, uint64_t sequence)
@@ -148,14 +156,8 @@ static inline int mpsd_state_copy(struct mpsd_state_reader *reader, uint64_t seq
 	const uint64_t *from = reader->slots + slot * reader->lines * MPSD_STATE_WORDS;
 	uint64_t *to = reader->spare, sum = 0, digest, mark;
 
-	for (uint64_t line = 0; line < reader->lines; line++, from += MPSD_STATE_WORDS, to += MPSD_STATE_WORDS) {
-		uint64_t words[MPSD_STATE_WORDS];
-
-		for (unsigned i = 0; i < MPSD_STATE_WORDS; i++)
-			MPSD_STATE_LOAD(words[i], &from[i], MPSD_STATE_LOAD_WORD);
-		memcpy(to, words, sizeof(words));
-		sum += mpsd_state_line_digest(words, line);
-	}
+	for (uint64_t line = 0; line < reader->lines; line++, from += MPSD_STATE_WORDS, to += MPSD_STATE_WORDS)
+		sum += MPSD_STATE_LINE_DIGEST(mpsd_state_read_pair, to, from, mpsd_state_place(line));
 	MPSD_STATE_LOAD(digest, &reader->control->digest[slot], MPSD_STATE_LOAD_WORD);
 	/* If a word above is of a later update, its mark is seen below; pairs with the fence in mpsd_state_publish. */
 	MPSD_STATE_FENCE(__ATOMIC_ACQUIRE);
