@@ -19,6 +19,7 @@ class Attached:
     """What belongs to an arena while it is open here."""
 
     pool: Any = None  # torch.cuda.MemPool
+    users: int = 0  # threads that are within `pool`
     kept: list[Any] = field(default_factory=list)  # the tensors of the last save: their memory is not used for others
 
 
@@ -53,16 +54,20 @@ def pool(arena: Window) -> Iterator[None]:
         if mine.pool is None:
             mine.pool = torch.cuda.MemPool(_allocator().allocator())
         before = lib.mpsd_torch_use(arena.device, handle)
+        mine.users += 1
         try:
             with torch.cuda.use_mem_pool(mine.pool):
                 yield
         finally:
+            mine.users -= 1
             lib.mpsd_torch_use(arena.device, before)
 
 
 def _end_pool(arena: Window) -> None:
     """Before the arena's memory goes.  Raises BufferError, and the pool stays: a tensor of PyTorch's is still in it."""
     mine = attached(arena)
+    if mine.users:
+        raise BufferError(f"arena {arena.name}: its pool is in use")
     mine.kept = []
     if mine.pool is None:
         return
@@ -71,7 +76,9 @@ def _end_pool(arena: Window) -> None:
         gc.collect()
     if held := _held_bytes(mine.pool):
         raise BufferError(f"arena {arena.name}: PyTorch has {held} bytes in its pool: drop those tensors before you close it")
-    mine.pool = None  # gives its blocks back, through mpsd_torch_free
+    with torch.cuda.device(arena.device):
+        mine.pool = None  # gives its blocks back, through mpsd_torch_free
+    lib.mpsd_torch_forget(arena.handle)
 
 
 def _held_bytes(made: Any) -> int:
