@@ -17,6 +17,7 @@ from tests.gpu.comparison.sections import (
     pytorch,
     recovery,
     restart,
+    shim_shield,
     silence,
     startup,
     stopping,
@@ -30,6 +31,7 @@ from tests.gpu.comparison.sections import (
     vault_many,
     vault_survival,
     vault_times,
+    vault_torch,
     watched,
 )
 from tests.gpu.comparison.stage import Stage
@@ -66,7 +68,9 @@ SECTIONS = (
     Section("cost", 45, cost.run),
     Section("unprivileged", 30, unprivileged.run),
     Section("vault_survival", 200, vault_survival.run),
+    Section("vault_torch", 400, vault_torch.run),
     Section("vault_fencing", 200, vault_fencing.run),
+    Section("shim_shield", 200, shim_shield.run),
     Section("vault_bad", 60, vault_bad.run),
     Section("vault_gone", 90, vault_gone.run),
     Section("vault_guards", 60, vault_guards.run),

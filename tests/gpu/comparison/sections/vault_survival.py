@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 from tests.gpu.comparison import figures, trials, vault
 from tests.gpu.comparison.clients import Client, end_all
@@ -15,103 +16,141 @@ from tests.gpu.comparison.system import System, SystemFailed
 TRIALS = 5
 STEPS, STEP_MS, DISTURBED_AT = 400, 3, 30
 FAULT_AT = 150  # a step; mpsd may be killed between the two
-FAULT_AFTER = "0.2"  # seconds
+FAULT_AFTER = "0.2"  # seconds; likewise
 ARENA = "survival"
 DEATH_SECONDS = 8.0
-WAYS = ("kill -9", "its own fault", "a co-runner's fault", "its MPS server's death")
+KILLED, FAULTED, HURT, DESERTED = WAYS = ("kill -9", "its own fault", "a co-runner's fault", "its MPS server's death")
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """death: how the first process ended.  back_ms: from its end to the second one's first step, its start included."""
+    """death: how the first process ended.  back_ms: from its end until the second one had the arena, its start included."""
 
     way: str
     is_mpsd_killed: bool
     death: str
-    at_step: int
     back_ms: float
-    open_ms: float
+    open_ms: float | None
     is_same: bool
+
+
+class Work(Protocol):
+    """A program that can be disturbed.  It says "ready" when it has everything, and "end" with its result."""
+
+    def first(self, faults: bool) -> Client:
+        """Has begun, in a new arena; it faults by itself, if it is to."""
+
+    def reached(self, client: Client) -> bool:
+        """Whether it is in the middle of its work."""
+
+    def fault(self, client: Client) -> None:
+        """Now, where it does not by itself."""
+
+    def second(self) -> Client:
+        """Goes on in the arena."""
+
+    def is_same(self, client: Client) -> bool:
+        """Whether it went on, and its result is the undisturbed one.  Waits for it."""
+
+    def open_ms(self, client: Client) -> float | None: ...
+
+
+class Steps:
+    """The C program: arena_client work.  Guards what the undisturbed run came to."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._system = stage.mpsd
+        size = min(64 << 20, vault.unit(stage) * 4)
+        self._arguments = ("--bytes", str(size), "--steps", str(STEPS), "--step-ms", str(STEP_MS))
+        end = vault.run(self._system, "end", "work", "--arena", "undisturbed", *self._arguments)
+        if end["wrong"]:
+            raise SystemFailed("even undisturbed, the weights were wrong")
+        self._digest = str(end["digest"])
+        vault.remove(self._system, "undisturbed")
+
+    def first(self, faults: bool) -> Client:
+        more = ("--fault-at", str(FAULT_AT)) if faults else ()
+        return vault.start(self._system, "work", "--arena", ARENA, *self._arguments, *more)
+
+    def reached(self, client: Client) -> bool:
+        steps = client.events("step")
+        return bool(steps) and steps[-1]["step"] >= DISTURBED_AT
+
+    def fault(self, client: Client) -> None:
+        """It does by itself."""
+
+    def second(self) -> Client:
+        return vault.start(self._system, "work", "--arena", ARENA, *self._arguments)
+
+    def is_same(self, client: Client) -> bool:
+        ready, end = vault.said(client, "ready"), vault.said(client, "end")
+        went_on = ready["is_adopted"] and ready["step"] >= DISTURBED_AT
+        return bool(went_on and end["digest"] == self._digest and end["wrong"] == 0)
+
+    def open_ms(self, client: Client) -> float | None:
+        return float(vault.said(client, "ready")["open_ms"])
 
 
 def run(stage: Stage) -> None:
     stage.mpsd.renew()
     stage.mpsd.warm(10)
-    size = min(64 << 20, vault.unit(stage) * 4)
-    work = _Work(stage.mpsd, ("--bytes", str(size), "--steps", str(STEPS), "--step-ms", str(STEP_MS)))
+    disturb(stage, "C program", Steps(stage), stage.trials(TRIALS))
+
+
+def disturb(stage: Stage, what: str, work: Work, total: int) -> None:
+    """In each way, so often."""
     for way in WAYS:
         found: list[Trial] = []
         try:
-            for number in range(stage.trials(TRIALS)):
-                found.append(_trial(stage, work, way, is_mpsd_killed=number % 2 == 1))
+            for number in range(total):
+                found.append(_trial(stage.mpsd, work, way, is_mpsd_killed=number % 2 == 1))
         finally:
-            report(stage, f"C program: {way}", found, stage.trials(TRIALS))
+            _report(stage, f"{what}: {way}", found, total)
 
 
-class _Work:
-    """Guards what the undisturbed run came to."""
-
-    def __init__(self, system: System, arguments: tuple[str, ...]) -> None:
-        self.system, self._arguments = system, arguments
-        end = vault.run(system, "end", "work", "--arena", "undisturbed", *arguments)
-        if end["wrong"]:
-            raise SystemFailed("even undisturbed, the weights were wrong")
-        self.digest = str(end["digest"])
-        vault.remove(system, "undisturbed")
-
-    def start(self, *more: str) -> Client:
-        return vault.start(self.system, "work", "--arena", ARENA, *self._arguments, *more)
-
-    def is_same(self, client: Client) -> bool:
-        end = vault.said(client, "end")
-        return end["digest"] == self.digest and end["wrong"] == 0
-
-
-def _trial(stage: Stage, work: _Work, way: str, is_mpsd_killed: bool) -> Trial:
-    system = work.system
-    first = work.start(*(("--fault-at", str(FAULT_AT)) if way == WAYS[1] else ()))
+def _trial(system: System, work: Work, way: str, is_mpsd_killed: bool) -> Trial:
+    first = work.first(faults=way == FAULTED)
     vault.said(first, "ready")
-    culprit = trials.started(system, "faulter", "oob_write", "--after", FAULT_AFTER) if way == WAYS[2] else None
-    server = server_of(system, first) if way == WAYS[3] else 0
-    _wait_for_step(first, DISTURBED_AT)
+    server = _server_of(system, first) if way == DESERTED else 0
+    if way == HURT:
+        trials.started(system, "faulter", "oob_write", "--after", FAULT_AFTER)
+    _wait_until(first, work)
     if is_mpsd_killed:
         vault.kill_mpsd(system)
-    if way == WAYS[0]:
+    if way == KILLED:
         first.signal(signal.SIGKILL)
+    elif way == FAULTED:
+        work.fault(first)
     elif server:
         os.kill(server, signal.SIGKILL)
     if first.wait(DEATH_SECONDS) is None:
         first.signal(signal.SIGKILL)  # some ends leave it hanging in a call of CUDA
         first.wait(DEATH_SECONDS)
     died_ns = time.monotonic_ns()
-    steps = first.events("step")
     if first.events("end"):
-        raise SystemFailed(f"{way}: the work was done before it could be disturbed")
+        raise SystemFailed(f"{way}: the work was done before it was disturbed")
     if is_mpsd_killed:
         system.start()
-    second = work.start()
-    ready = vault.said(second, "ready")
-    is_same = work.is_same(second) and ready["is_adopted"] and ready["step"] >= DISTURBED_AT
-    back_ms = (ready["monotonic_ns"] - died_ns) / 1e6
-    trial = Trial(way, is_mpsd_killed, first.fate, len(steps), back_ms, float(ready["open_ms"]), bool(is_same))
+    second = work.second()
+    is_same = work.is_same(second)
+    back_ms = (vault.said(second, "ready")["monotonic_ns"] - died_ns) / 1e6
+    trial = Trial(way, is_mpsd_killed, first.fate, back_ms, work.open_ms(second), is_same)
     second.wait(vault.EVENT_SECONDS)
-    end_all([client for client in (culprit,) if client])
+    end_all(system.clients)
     system.clients.clear()
     vault.remove(system, ARENA)
     return trial
 
 
-def _wait_for_step(client: Client, number: int) -> None:
+def _wait_until(client: Client, work: Work) -> None:
     end = time.monotonic() + vault.EVENT_SECONDS
-    while client.is_running and time.monotonic() < end:
-        steps = client.events("step")
-        if steps and steps[-1]["step"] >= number:
-            return
+    while not work.reached(client):
+        if not client.is_running or time.monotonic() > end:
+            raise SystemFailed(f"the middle of its work was never reached: {client.fate}")
         time.sleep(0.002)
-    raise SystemFailed(f"step {number} was never reached: {client.fate}")
 
 
-def server_of(system: System, client: Client) -> int:
+def _server_of(system: System, client: Client) -> int:
     """The MPS server that serves it; it is listed a moment after it came."""
     end = time.monotonic() + trials.READY_SECONDS
     while time.monotonic() < end:
@@ -122,11 +161,11 @@ def server_of(system: System, client: Client) -> int:
     raise SystemFailed(f"no server has pid {client.pid}")
 
 
-def report(stage: Stage, what: str, found: list[Trial], total: int) -> None:
+def _report(stage: Stage, what: str, found: list[Trial], total: int) -> None:
     stage.keep(what, [asdict(trial) for trial in found])
     same = sum(trial.is_same for trial in found)
     back = [trial.back_ms for trial in found]
-    opened = [trial.open_ms for trial in found]
+    opened = [trial.open_ms for trial in found if trial.open_ms is not None]
     deaths = dict.fromkeys(trial.death for trial in found)
     stage.add(
         f"{what}: a new process goes on, the result is the same",

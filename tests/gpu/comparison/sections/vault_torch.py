@@ -1,0 +1,85 @@
+"""PyTorch decoding a language model, with weights, cache and position in an arena, disturbed in the ways of vault_survival."""
+
+import signal
+from pathlib import Path
+
+from tests.gpu.comparison import vault
+from tests.gpu.comparison.clients import Client
+from tests.gpu.comparison.sections import vault_survival
+from tests.gpu.comparison.stage import ROOT, Stage
+from tests.gpu.comparison.system import SystemFailed
+
+TRIALS = 5
+TOKENS, DISTURBED_AT = 150, 25
+PACE = "0.01"  # seconds a token
+DECODE = ROOT / "tests/gpu/torch/decode.py"
+FAULTING = ROOT / "tests/gpu/fault_on_signal.py"
+
+
+def run(stage: Stage) -> None:
+    if not has_torch(stage):
+        return
+    stage.mpsd.renew()
+    stage.mpsd.warm(10)
+    vault_survival.disturb(stage, "PyTorch", _Decoding(stage), stage.trials(TRIALS))
+
+
+def has_torch(stage: Stage) -> bool:
+    """A row says that it has not."""
+    if stage.options.torch_python is None or stage.options.is_simulated:
+        stage.add("skipped", remark="no Python with PyTorch and a GPU here (--torch-python names one)")
+        return False
+    return True
+
+
+def python_path(stage: Stage) -> str:
+    """For a Python of another environment, of the same version: mpsd's, and the client that is built in the checkout."""
+    site = sorted((stage.options.python.parent.parent / "lib").glob("python3*/site-packages"))
+    return ":".join(map(str, [ROOT / "clients/python", *site]))
+
+
+def python(stage: Stage, *words: str, **more: str) -> Client:
+    """PyTorch's Python, with mpsd_client."""
+    env = {**stage.mpsd.environment(), "PYTHONPATH": python_path(stage), **more}
+    return stage.mpsd.spawn([str(stage.options.torch_python), *words], env)
+
+
+class _Decoding:
+    """decode.py.  Guards what the undisturbed run came to."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        plain = self._start(DECODE)
+        end = vault.said(plain, "end")
+        plain.wait(vault.EVENT_SECONDS)
+        stage.mpsd.clients.remove(plain)
+        self._result = (end["tokens"], end["digest"])
+
+    def first(self, faults: bool) -> Client:
+        arena = ("--arena", vault_survival.ARENA, "--state")
+        return self._start(FAULTING, str(DECODE), *arena) if faults else self._start(DECODE, *arena)
+
+    def reached(self, client: Client) -> bool:
+        tokens = client.events("token")
+        return bool(tokens) and tokens[-1]["position"] >= DISTURBED_AT
+
+    def fault(self, client: Client) -> None:
+        client.signal(signal.SIGUSR1)
+
+    def second(self) -> Client:
+        return self._start(DECODE, "--arena", vault_survival.ARENA, "--state", "--adopt")
+
+    def is_same(self, client: Client) -> bool:
+        ready, end = vault.said(client, "ready"), vault.said(client, "end")
+        return bool(ready["position"] >= DISTURBED_AT and (end["tokens"], end["digest"]) == self._result)
+
+    def open_ms(self, client: Client) -> float | None:
+        """From its context to everything being adopted."""
+        context, arena = client.events("context"), client.events("arena")
+        return float(arena[0]["ms"] - context[0]["ms"]) if context and arena else None
+
+    def _start(self, program: Path, *words: str) -> Client:
+        client = python(self._stage, str(program), *words, "--tokens", str(TOKENS), "--pace", PACE)
+        if client.wait_for("begin", vault.EVENT_SECONDS) is None:
+            raise SystemFailed(f"{program.name}: {client.fate} {' '.join(client.other[-3:])}"[:300])
+        return client
