@@ -19,6 +19,8 @@ PROGRAM := nvidia-cuda-mps-control
 FRONT_END := clients/control/$(PROGRAM)
 VENDOR := $(BINDIR)/$(PROGRAM).vendor
 LIBDIR := $(PREFIX)/venv/lib/mpsd
+BINDING_SOURCES := $(wildcard native/binding/*.py native/include/*.h clients/python/native/*) \
+	$(shell find clients/c/include -name '*.h')
 
 # Which Python an environment was made with; one made with another is made anew, since the two do not mix.
 WHICH := -c 'import sys; print(sys.base_prefix, sys.version)'
@@ -32,13 +34,19 @@ help: ## this list
 needs:
 	@PYTHON="$(PYTHON)" .ci/needs
 
-venv: $(VENV)/runtime ## a virtual environment with mpsd in it
-dev: $(VENV)/dev ## ... and with what the tests need
+venv: $(VENV)/bindings ## a virtual environment with mpsd in it
+dev: $(VENV)/bindings $(VENV)/dev ## ... and with what the tests need
 
-$(VENV)/runtime: pyproject.toml setup.py $(CLIENTS:%=%/pyproject.toml) | needs
+$(VENV)/runtime: pyproject.toml setup.py $(CLIENTS:%=%/pyproject.toml) clients/python/setup.py | needs
 	@echo "making $(VENV)"
 	@$(call make_venv,$(VENV))
 	@$(PIP) -e . $(CLIENTS:%=-e %)
+	@touch $@
+
+# The installation is editable, so what is compiled lies among the sources: made anew here when a header changes.
+$(VENV)/bindings: $(VENV)/runtime $(BINDING_SOURCES)
+	@$(VENV)/bin/python native/binding/build.py >/dev/null
+	@$(VENV)/bin/python clients/python/native/build.py >/dev/null
 	@touch $@
 
 $(VENV)/dev: $(VENV)/runtime
@@ -78,6 +86,8 @@ docs: venv ## the generated pages
 clean: ## back to a fresh checkout
 	@$(MAKE) -s -C clients/control clean
 	@$(MAKE) -s -C native clean
+	@$(MAKE) -s -C clients/c clean
+	@rm -rf mpsd/_native.* clients/python/mpsd_client/_native.*
 	@rm -rf $(VENV) build dist mpsd.egg-info $(CLIENTS:%=%/build) $(CLIENTS:%=%/*.egg-info) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find mpsd tests clients -name __pycache__ -prune -exec rm -rf {} +
 
@@ -86,7 +96,7 @@ install: programs ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR, MANDIR; as root
 	@rm -rf clients/control/build/install # it holds PREFIX, which make cannot see
 	@$(MAKE) -s --no-print-directory -C clients/control OUT=build/install/$(PROGRAM) MPSD_PYTHON_DEFAULT=$(PREFIX)/venv/bin/python3
 	@$(call make_venv,$(PREFIX)/venv)
-	@rm -rf build/lib build/bdist.* $(CLIENTS:%=%/build)
+	@rm -rf build/lib* build/temp* build/bdist.* $(CLIENTS:%=%/build)
 	@$(INSTALLED_PIP) --force-reinstall --no-deps . $(CLIENTS:%=./%)
 	@$(INSTALLED_PIP) . $(CLIENTS:%=./%)
 	@install -d $(LIBDIR)/keeper $(LIBDIR)/sim

@@ -1,4 +1,4 @@
-"""Builds the C programs with the package, and puts the front end beside the interpreter.
+"""Builds the C programs and mpsd._native with the package, and puts the front end beside the interpreter.
 
 Everything else about the package is in pyproject.toml.
 """
@@ -26,6 +26,7 @@ class BuildPrograms(build_scripts):
 
 
 setup(
+    cffi_modules=["native/binding/build.py:ffi"],
     cmdclass={"build_scripts": BuildPrograms},
     scripts=["clients/control/nvidia-cuda-mps-control"],
     options={"bdist_wheel": {"plat_name": sysconfig.get_platform()}},  # a program is in it: not for "any" machine

@@ -1,26 +1,23 @@
 """The ioctls of the open-source nvidia-uvm module that mpsd uses, and the records of its event queues, as bytes.
 
-From uvm_ioctl.h and uvm_types.h of NVIDIA's open-gpu-kernel-modules (MIT), versions 535 to 595; the same bytes work on all of
-them (docs/uvm.md, "Driver versions").  No I/O.  Whatever is read here is untrusted: each index is bounded, unknown words are
-kept as numbers.
-
-    event entry, 64 bytes (V1)                               control page
-    0  u8  type        3 gpu fault, 6 fatal fault            0   u32 get_ahead    written by mpsd
-    1  u8  fault type                                        4   u32 get_behind   written by mpsd
-    2  u8  access type                                       8   u32 put_ahead    written by the kernel
-    3  u8  processor   0 is the CPU                          12  u32 put_behind   written by the kernel
-    4  u8  reason      of a fatal fault                      16  u64 dropped[64]  written by the kernel; index: event type
-    8  u64 address
-    16 u64 time, ns, a clock of the kernel's
+What they look like is in native/include/mpsd_uvm.h; here is what mpsd does with it.  No I/O.  Whatever is read here is
+untrusted: each index is bounded, unknown words are kept as numbers.
 """
 
 import re
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-FREE, INIT_TRACKER, SET_THRESHOLD, ENABLE_EVENTS, CREATE_RANGE, MAP_SPARSE = 34, 56, 57, 58, 73, 74
+from mpsd.native import ffi, lib
+
+FREE: int = lib.MPSD_UVM_FREE
+INIT_TRACKER: int = lib.MPSD_UVM_TOOLS_INIT_TRACKER
+SET_THRESHOLD: int = lib.MPSD_UVM_TOOLS_SET_THRESHOLD
+ENABLE_EVENTS: int = lib.MPSD_UVM_TOOLS_ENABLE_EVENTS
+CREATE_RANGE: int = lib.MPSD_UVM_CREATE_EXTERNAL_RANGE
+MAP_SPARSE: int = lib.MPSD_UVM_MAP_EXTERNAL_SPARSE
 
 STATUS_NAMES = {  # nvstatuscodes.h
     0x00: "done",
@@ -33,28 +30,33 @@ STATUS_NAMES = {  # nvstatuscodes.h
     0x56: "not supported",
     0x68: "address in use",
 }
-DONE, ILLEGAL_ACTION, INVALID_DEVICE, ADDRESS_IN_USE = 0x00, 0x16, 0x26, 0x68
-UNANSWERED = 0xFFFF_FFFF  # what we write where the status comes: it stays where a driver has another layout
+DONE: int = lib.MPSD_UVM_DONE
+ILLEGAL_ACTION: int = lib.MPSD_UVM_ILLEGAL_ACTION
+INVALID_DEVICE: int = lib.MPSD_UVM_INVALID_DEVICE
+ADDRESS_IN_USE: int = lib.MPSD_UVM_ADDRESS_IN_USE
+UNANSWERED: int = lib.MPSD_UVM_UNANSWERED  # what we write where the status comes: it stays where a driver has another layout
 
-BUFFER_BYTES = 64  # no structure of these is longer
-ENTRY_BYTES = 64
+
+def _offset(structure: str, field: str, unit: int = 1) -> int:
+    found: int = ffi.offsetof(f"struct mpsd_uvm_{structure}", field)
+    return found // unit
+
+
+BUFFER_BYTES: int = lib.MPSD_UVM_ARGUMENT_BYTES
+ENTRY_BYTES: int = ffi.sizeof("struct mpsd_uvm_entry")
 QUEUE_ENTRIES = 256  # a power of two; one place stays free
-CONTROL_BYTES = 4096
-GET_AHEAD, GET_BEHIND, PUT_BEHIND = 0, 1, 3  # in words of 4 bytes
-DROPPED, DROPPED_COUNTERS = 2, 64  # in words of 8 bytes
+CONTROL_BYTES = 4096  # a page
+GET_AHEAD, GET_BEHIND, PUT_BEHIND = (_offset("control", name, 4) for name in ("get_ahead", "get_behind", "put_behind"))
+DROPPED = _offset("control", "dropped", 8)  # in words of 8 bytes; those before, in words of 4
+DROPPED_COUNTERS: int = lib.MPSD_UVM_DROPPED_COUNTERS
 
-GPU_FAULT_TYPE, FATAL_TYPE = 3, 6
+GPU_FAULT_TYPE: int = lib.MPSD_UVM_EVENT_GPU_FAULT
+FATAL_TYPE: int = lib.MPSD_UVM_EVENT_FATAL_FAULT
 # Fatal ones alone: managed memory makes a GPU fault of every page that moves, and each would wake mpsd and fill the queue.
 ENABLED = 1 << FATAL_TYPE
 
-_TRACKER = struct.Struct("<QQQ16sIIII")  # queue, entries, control, uuid, all processors, descriptor, status, version
-_THRESHOLD = struct.Struct("<II")
-_ENABLE = struct.Struct("<QI")
-_RANGE = struct.Struct("<QQI")
-_SPARSE = struct.Struct("<QQ16sI")
-_ENTRY = struct.Struct("<BBBBB3xQQ")
-_TRACKER_STATUS, _THRESHOLD_STATUS, _ENABLE_STATUS, _RANGE_STATUS, _SPARSE_STATUS, _SHORT_FREE_STATUS = 48, 4, 8, 16, 32, 8
-_VERSION = 1
+_SHORT_FREE_STATUS = _offset("range", "length")  # where the status of FREE is in versions without a length
+_ENTRY_HEAD_BYTES = _offset("entry", "rest")  # what is read of it
 _UUID = re.compile(r"(?:GPU|MIG)-([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 
 
@@ -73,10 +75,10 @@ REASONS = {
     1: "invalid address", 2: "invalid permissions", 3: "invalid fault type", 4: "out of memory", 5: "internal error",
     6: "invalid operation",
 }  # fmt: skip
-POISON = 15
+POISON: int = lib.MPSD_UVM_FAULT_POISON
 # What the client's own access caused.  For the other reasons the driver ends every fault of a batch, innocent ones too.
 OWN_REASONS = frozenset({1, 2, 3})
-_CPU = 0
+_CPU: int = lib.MPSD_UVM_PROCESSOR_CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,57 +121,71 @@ def status_text(status: int) -> str:
 
 def pack_tracker(queue_address: int, control_address: int, descriptor: int) -> bytearray:
     """V1 entries, of all processors.  The version is read by 550 alone, where the others end before it."""
-    return _buffer(_TRACKER, queue_address, QUEUE_ENTRIES, control_address, b"", 1, descriptor, UNANSWERED, _VERSION)
+    return _buffer(
+        "tracker",
+        queue=queue_address,
+        entries=QUEUE_ENTRIES,
+        control=control_address,
+        all_processors=1,
+        descriptor=descriptor,
+        version=lib.MPSD_UVM_TRACKER_VERSION,
+    )
 
 
 def pack_threshold(entries: int) -> bytearray:
-    return _buffer(_THRESHOLD, entries, UNANSWERED)
+    return _buffer("threshold", entries=entries)
 
 
 def pack_enable(flags: int) -> bytearray:
-    return _buffer(_ENABLE, flags, UNANSWERED)
+    return _buffer("events", flags=flags)
 
 
 def pack_range(base: int, length: int) -> bytearray:
     """For CREATE_RANGE and FREE."""
-    return _buffer(_RANGE, base, length, UNANSWERED)
+    return _buffer("range", base=base, length=length)
 
 
 def pack_sparse(base: int, length: int, gpu_uuid: bytes) -> bytearray:
-    return _buffer(_SPARSE, base, length, gpu_uuid, UNANSWERED)
+    return _buffer("sparse", base=base, length=length, gpu_uuid=gpu_uuid)
 
 
-def _buffer(layout: struct.Struct, *values: int | bytes) -> bytearray:
-    return bytearray(layout.pack(*values).ljust(BUFFER_BYTES, b"\0"))
+def _buffer(structure: str, **values: int | bytes) -> bytearray:
+    """Its status is UNANSWERED."""
+    made = ffi.new(f"struct mpsd_uvm_{structure} *", {"status": UNANSWERED, **values})
+    return bytearray(bytes(ffi.buffer(made)).ljust(BUFFER_BYTES, b"\0"))
 
 
 # -- what comes back -------------------------------------------------------------------------------------------------
 
 
 def tracker_status(buffer: bytearray) -> int:
-    return _word(buffer, _TRACKER_STATUS)
+    return _status(buffer, "tracker")
 
 
 def threshold_status(buffer: bytearray) -> int:
-    return _word(buffer, _THRESHOLD_STATUS)
+    return _status(buffer, "threshold")
 
 
 def enable_status(buffer: bytearray) -> int:
-    return _word(buffer, _ENABLE_STATUS)
+    return _status(buffer, "events")
 
 
 def range_status(buffer: bytearray) -> int:
-    return _word(buffer, _RANGE_STATUS)
+    return _status(buffer, "range")
 
 
 def sparse_status(buffer: bytearray) -> int:
-    return _word(buffer, _SPARSE_STATUS)
+    return _status(buffer, "sparse")
 
 
 def free_status(buffer: bytearray) -> int:
     """Late versions have no length there, so that the status comes in its place."""
-    status = _word(buffer, _RANGE_STATUS)
+    status = _status(buffer, "range")
     return _word(buffer, _SHORT_FREE_STATUS) if status == UNANSWERED else status
+
+
+def _status(buffer: bytearray, structure: str) -> int:
+    return _word(buffer, _offset(structure, "status"))
 
 
 def _word(buffer: bytearray, offset: int) -> int:
@@ -196,17 +212,18 @@ def pending(get: int, put: int) -> Sequence[int]:
 
 def parse_entry(entry: bytes) -> UvmEvent | None:
     """None: of another kind, or of the CPU, whose faults hurt its own process alone.  Raises ValueError when it is short."""
-    if len(entry) < _ENTRY.size:
+    if len(entry) < _ENTRY_HEAD_BYTES:
         raise ValueError(f"an event entry of {len(entry)} bytes")
-    kind, fault_type, access, processor, reason, address, timestamp_ns = _ENTRY.unpack_from(entry)
-    if kind not in (GPU_FAULT_TYPE, FATAL_TYPE) or processor == _CPU:
+    head: Any = ffi.new("struct mpsd_uvm_entry *")
+    ffi.memmove(head, entry, min(len(entry), ENTRY_BYTES))
+    if head.type not in (GPU_FAULT_TYPE, FATAL_TYPE) or head.processor == _CPU:
         return None
-    is_fatal = kind == FATAL_TYPE
+    is_fatal = head.type == FATAL_TYPE
     return UvmEvent(
         kind=EventKind.FATAL if is_fatal else EventKind.GPU_FAULT,
-        fault_type=fault_type,
-        access=ACCESSES.get(access, ""),
-        address=address,
-        timestamp_ns=timestamp_ns,
-        reason=reason if is_fatal else 0,  # the same byte is the number of an engine in the other
+        fault_type=head.fault_type,
+        access=ACCESSES.get(head.access, ""),
+        address=head.address,
+        timestamp_ns=head.time_ns,
+        reason=head.reason if is_fatal else 0,  # the same byte is the number of an engine in the other
     )

@@ -19,8 +19,10 @@
 
 enum mpsd_access { MPSD_READ = 0, MPSD_WRITE = 1 };
 
-#define MPSD_GRANULE 2097152 /* bytes; all sizes and places are multiples of it */
-#define MPSD_LAYOUT_BYTES 16777216 /* a layout has no more */
+enum {
+	MPSD_GRANULE = 2097152,      /* bytes; all sizes and places are multiples of it */
+	MPSD_LAYOUT_BYTES = 16777216 /* a layout has no more */
+};
 
 struct mpsd_arena;
 

@@ -1,0 +1,31 @@
+"""mpsd._native: the keeper's messages and the ioctls of nvidia-uvm, as the headers have them.
+
+`pip install` runs it through setup.py.  As a program it builds the module in place: python native/binding/build.py
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "native/binding"))
+
+from declarations import Binding, declarations  # noqa: E402
+
+HEADERS = ("mpsd_keeper.h", "mpsd_uvm.h")
+# What is a macro in C, since an enum holds no such number.
+MACROS = "#define MPSD_UVM_UNANSWERED ...\n"
+
+
+def binding() -> Binding:
+    include = ROOT / "native/include"
+    declared = "".join(declarations(include / each) for each in HEADERS) + MACROS
+    source = "".join(f"#include <{each}>\n" for each in HEADERS)
+    return Binding("mpsd._native", declared, source, (include,))
+
+
+def ffi() -> object:
+    return binding().builder()
+
+
+if __name__ == "__main__":
+    print(binding().build_in_place(ROOT / "mpsd"))
