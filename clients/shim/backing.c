@@ -1,0 +1,249 @@
+/* The arena, opened by the first allocation that is placed, committed at moments when the program waits anyway.
+ *
+ *   MPSD_ARENA_ADOPT=1    what a predecessor left waits for whoever asks for the same size, in the order in which it was made
+ *   else                  what a predecessor left is dropped
+ *
+ * An arena that somebody else than the shim has laid out is left alone.  When mpsd fails us, what is mapped stays mapped and
+ * works; from then on the driver allocates.
+ */
+#include "backing.h"
+
+#include "layout.h"
+
+#define WAIT_SECONDS 10.0   /* for a predecessor to be gone */
+#define COMMIT_SHARE 10.0   /* a commit takes at most one part in so many of the time */
+
+enum { CLOSED, OPEN, FAILED };
+
+static int state;
+static struct mpsd_arena *arena;
+static struct window window;
+static struct layout layout;
+static bool is_dirty; /* atomic: asked without the lock */
+static bool is_full;  /* told once */
+static double committed_at, commit_seconds;
+
+static double seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static int before_map(void *argument, uint64_t address, uint64_t bytes)
+{
+	return window_lift(argument, address, address + bytes);
+}
+
+static int create(struct mpsd_session *session, const struct settings *wish, CUdevice device)
+{
+	struct mpsd_arena_options options = { .capacity_bytes = wish->arena_capacity_bytes };
+	size_t total = 0;
+	char gpu[48];
+	int used;
+
+	if (!options.capacity_bytes && real.cuDeviceTotalMem_v2 && real.cuDeviceTotalMem_v2(&total, device) == CUDA_SUCCESS)
+		options.capacity_bytes = total / MPSD_GRANULE * MPSD_GRANULE;
+	used = snprintf(gpu, sizeof(gpu), "GPU-");
+	for (int i = 0; i < 16; i++)
+		used += snprintf(gpu + used, sizeof(gpu) - (size_t)used, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+				 (unsigned char)window.uuid.bytes[i]);
+	options.gpu = gpu;
+	return mpsd_arena_create(session, wish->arena, &options);
+}
+
+/* What the arena has and nobody will claim. */
+static void drop_waiting(void)
+{
+	uint64_t offset;
+
+	while (layout_waiting(&layout, &offset) == 0) {
+		if (mpsd_arena_free(arena, window.base + offset) == 0)
+			window_freed(&window, window.base + offset);
+		layout_remove(&layout, offset);
+		__atomic_store_n(&is_dirty, true, __ATOMIC_RELEASE);
+	}
+}
+
+static int note_memory(void *argument, const struct mpsd_allocation *allocation)
+{
+	(void)argument;
+	return window_put(&window, allocation->address, allocation->bytes, 0);
+}
+
+static bool is_there(const struct layout_entry *entry)
+{
+	struct mpsd_allocation found;
+
+	return mpsd_arena_find(arena, window.base + entry->offset, &found) == 0 && found.address == window.base + entry->offset &&
+	       found.bytes >= entry->bytes;
+}
+
+/* 0; -EBADMSG: it is not ours. */
+static int read_layout(void)
+{
+	void *text;
+	size_t bytes;
+	int rc = mpsd_arena_layout(arena, &text, &bytes);
+
+	if (rc < 0 || !text)
+		return rc;
+	rc = layout_read(&layout, text, bytes);
+	free(text);
+	for (size_t i = 0; rc == 0 && i < layout.count; i++)
+		if (!is_there(&layout.entries[i]))
+			rc = -EBADMSG;
+	return rc;
+}
+
+static int take_over(const struct settings *wish)
+{
+	struct mpsd_arena_hooks hooks = { before_map, NULL, &window };
+	int rc = read_layout();
+
+	if (rc == 0)
+		rc = mpsd_arena_for_each(arena, note_memory, NULL);
+	if (rc == 0)
+		rc = mpsd_arena_set_hooks(arena, &hooks);
+	if (rc == 0 && window.shield != SHIELD_OFF)
+		rc = mpsd_arena_set_guard(arena, window.band);
+	if (rc == 0 && !wish->adopts)
+		drop_waiting();
+	return rc;
+}
+
+static int open_arena(struct mpsd_session *session, const struct settings *wish, CUdevice device)
+{
+	int rc = mpsd_arena_open(session, &real.vmm, wish->arena, MPSD_WRITE, WAIT_SECONDS, &arena);
+
+	if (rc == -ENOENT) {
+		rc = create(session, wish, device);
+		if (rc == 0 || rc == -EEXIST)
+			rc = mpsd_arena_open(session, &real.vmm, wish->arena, MPSD_WRITE, WAIT_SECONDS, &arena);
+	}
+	if (rc < 0) {
+		shim_log("arena %s: %s", wish->arena, mpsd_error(session));
+		return rc;
+	}
+	window_begin(&window, device, mpsd_arena_base(arena), mpsd_arena_window_bytes(arena));
+	rc = take_over(wish);
+	if (rc == -EBADMSG)
+		shim_log("arena %s: its layout is not the shim's: it is left alone", wish->arena);
+	if (rc < 0) {
+		mpsd_arena_close(arena);
+		arena = NULL;
+		ledger_clear(&window.ledger);
+		layout_clear(&layout);
+	}
+	return rc;
+}
+
+struct window *backing_open(CUdevice device)
+{
+	const struct settings *wish = settings();
+	struct mpsd_session *session;
+
+	if (state == CLOSED) {
+		state = FAILED;
+		session = session_get();
+		if (session && real.cuDeviceGetUuid_v2 && real.cuDeviceGetUuid_v2(&window.uuid, device) == CUDA_SUCCESS &&
+		    open_arena(session, wish, device) == 0) {
+			state = OPEN;
+			shim_log("arena %s: generation %llu, %zu allocations of a predecessor", wish->arena,
+				 (unsigned long long)mpsd_arena_generation(arena), layout.count);
+		} else {
+			shim_log("arena %s is not used: the driver allocates", wish->arena);
+		}
+	}
+	return state == OPEN && window.device == device ? &window : NULL;
+}
+
+struct window *backing_window(void)
+{
+	return arena && window.base ? &window : NULL;
+}
+
+/* A call to mpsd has failed.  What cannot be given to it now stays ours and works. */
+static void failed(const char *what, int rc)
+{
+	if (rc == -ENOSPC && is_full)
+		return;
+	shim_log("arena %s: %s: %s", settings()->arena, what, mpsd_error(mpsd_arena_session(arena)));
+	if (rc == -ENOSPC)
+		is_full = true;
+	else if (rc != -ENOMEM)
+		state = FAILED;
+}
+
+int backing_alloc(size_t bytes, uint64_t *address)
+{
+	uint64_t offset;
+	int rc;
+
+	if (layout_claim(&layout, bytes, &offset) == 0) {
+		*address = window.base + offset;
+		__atomic_store_n(&is_dirty, true, __ATOMIC_RELEASE);
+		return 0;
+	}
+	rc = mpsd_arena_alloc(arena, bytes, address);
+	if ((rc == -ENOMEM || rc == -ENOSPC) && layout_waiting(&layout, &offset) == 0) { /* what waits makes room */
+		drop_waiting();
+		backing_commit(true);
+		rc = mpsd_arena_alloc(arena, bytes, address);
+	}
+	if (rc < 0) {
+		failed("allocating", rc);
+		return rc;
+	}
+	rc = layout_add(&layout, *address - window.base, bytes, false);
+	if (rc == 0)
+		rc = window_put(&window, *address, (bytes + MPSD_GRANULE - 1) / MPSD_GRANULE * MPSD_GRANULE, 0);
+	if (rc < 0) {
+		layout_remove(&layout, *address - window.base);
+		mpsd_arena_free(arena, *address);
+		return rc;
+	}
+	__atomic_store_n(&is_dirty, true, __ATOMIC_RELEASE);
+	return 0;
+}
+
+int backing_free(uint64_t address)
+{
+	int rc = mpsd_arena_free(arena, address);
+
+	if (rc < 0 && rc != -ENOENT)
+		failed("freeing", rc);
+	layout_remove(&layout, address - window.base);
+	window_freed(&window, address);
+	is_full = false;
+	__atomic_store_n(&is_dirty, true, __ATOMIC_RELEASE);
+	return 0;
+}
+
+bool backing_is_dirty(void)
+{
+	return __atomic_load_n(&is_dirty, __ATOMIC_ACQUIRE);
+}
+
+void backing_commit(bool now)
+{
+	double began = seconds();
+	size_t bytes;
+	char *text;
+	int rc;
+
+	if (state != OPEN || !backing_is_dirty() || (!now && began - committed_at < COMMIT_SHARE * commit_seconds))
+		return;
+	text = layout_write(&layout, &bytes);
+	if (!text)
+		return;
+	rc = mpsd_arena_commit(arena, text, bytes);
+	free(text);
+	committed_at = seconds();
+	commit_seconds = committed_at - began;
+	if (rc < 0)
+		failed("committing", rc);
+	else
+		__atomic_store_n(&is_dirty, false, __ATOMIC_RELEASE);
+}

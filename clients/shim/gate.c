@@ -1,0 +1,45 @@
+/* Whether the shim acts: not when it is told not to, not from within itself, not in a child of a process that had begun. */
+#include "shim.h"
+
+enum { UNKNOWN, ON, OFF };
+
+__thread int gate_depth;
+static int mode;
+static bool has_begun;
+
+bool gate_is_off(void)
+{
+	int now = __atomic_load_n(&mode, __ATOMIC_RELAXED);
+	const char *wish;
+
+	if (now == UNKNOWN) {
+		wish = secure_getenv("MPSD_SHIM");
+		now = wish && strcmp(wish, "off") == 0 ? OFF : ON;
+		__atomic_store_n(&mode, now, __ATOMIC_RELAXED);
+	}
+	return now == OFF;
+}
+
+/* Runs in the child alone, where nobody else runs.  Whoever has used CUDA cannot use it after fork, and our locks may be held
+ * by threads that are not there any more.  Where nothing had begun, the child is a process like any other. */
+static void after_fork(void)
+{
+	if (__atomic_load_n(&has_begun, __ATOMIC_RELAXED))
+		__atomic_store_n(&mode, OFF, __ATOMIC_RELAXED);
+	gate_depth = 0;
+}
+
+void gate_begin(void)
+{
+	__atomic_store_n(&has_begun, true, __ATOMIC_RELEASE);
+}
+
+bool gate_has_begun(void)
+{
+	return __atomic_load_n(&has_begun, __ATOMIC_ACQUIRE);
+}
+
+static void __attribute__((constructor)) begin(void)
+{
+	pthread_atfork(NULL, NULL, after_fork);
+}

@@ -1,0 +1,260 @@
+/* The lease that MPSD_LEASE_... asks for: for this process, before CUDA begins.  It ends with the process, by itself.
+ *
+ *   mpsd relays (root)     it finds the lease when CUDA connects, and applies it
+ *   mpsd only points       `control` in its directory is a link to a domain's own socket (docs/unprivileged.md): what was
+ *                          granted is put into the documented environment, and the process stays with that domain
+ */
+#include "shim.h"
+
+#include <libgen.h>
+
+#define POLL_SECONDS 0.05
+
+struct grant {
+	uint64_t id;
+	bool is_active;
+	double sm_percent;
+	uint64_t priority;
+	uint64_t memory_bytes; /* of each GPU; 0: no limit */
+};
+
+static bool is_pointed(char *domain, size_t room)
+{
+	char path[4096], target[4096];
+	ssize_t length;
+
+	snprintf(path, sizeof(path), "%s/control", session_directory());
+	length = readlink(path, target, sizeof(target) - 1);
+	if (length <= 0)
+		return false;
+	target[length] = 0;
+	snprintf(domain, room, "%s", dirname(target));
+	return true;
+}
+
+/* GPUs as CUDA_VISIBLE_DEVICES names them; 0: all, or it says what mpsd would not understand. */
+static unsigned visible(char names[64][81])
+{
+	const char *list = secure_getenv("CUDA_VISIBLE_DEVICES");
+	unsigned count = 0;
+
+	while (list && *list) {
+		size_t length = strcspn(list, ",");
+		bool is_known = strspn(list, "0123456789") == length || strncmp(list, "GPU-", 4) == 0;
+
+		if (!length || length > 80 || !is_known || count == 64)
+			return 0;
+		memcpy(names[count], list, length);
+		names[count++][length] = 0;
+		list += length + (list[length] == ',');
+	}
+	return count;
+}
+
+/* The names of all GPUs, for a memory limit, which is told for each. */
+static unsigned all_devices(struct mpsd_session *session, char names[64][81])
+{
+	struct mpsd_answer answer;
+	struct mpsd_unpack items, uuid;
+	uint32_t entries;
+	unsigned count = 0;
+	const char *text;
+	size_t bytes;
+
+	if (mpsd_call(session, "device.list", NULL, 0, NULL, 0, 1, 0, &answer) < 0)
+		return 0;
+	if (mpsd_unpack_find(&answer.result, "items", &items) == 0 && mpsd_unpack_array(&items, &entries) == 0)
+		for (uint32_t i = 0; i < entries && count < 64; i++) {
+			if (mpsd_unpack_find(&items, "uuid", &uuid) == 0 && mpsd_unpack_text(&uuid, &text, &bytes) == 0 && bytes <= 80) {
+				memcpy(names[count], text, bytes);
+				names[count++][bytes] = 0;
+			}
+			mpsd_unpack_skip(&items);
+		}
+	mpsd_answer_clear(&answer);
+	return count;
+}
+
+static void pack_key(struct mpsd_pack *pack, const char *key, const char *text)
+{
+	mpsd_pack_text(pack, key);
+	mpsd_pack_text(pack, text);
+}
+
+static void pack_lease(struct mpsd_pack *pack, struct mpsd_session *session, const struct settings *wish)
+{
+	char names[64][81], all[64][81];
+	unsigned count = visible(names), limited = 0;
+
+	if (wish->lease_memory_bytes)
+		limited = count ? count : all_devices(session, all);
+	mpsd_pack_map(pack, 4 + (wish->lease_sm_percent > 0) + (limited > 0) + (wish->lease_domain[0] != 0));
+	pack_key(pack, "name", wish->lease_name[0] ? wish->lease_name : program_invocation_short_name);
+	mpsd_pack_text(pack, "selector");
+	mpsd_pack_map(pack, 2);
+	pack_key(pack, "kind", "pid");
+	pack_key(pack, "value", "self");
+	mpsd_pack_text(pack, "gpus");
+	mpsd_pack_array(pack, count);
+	for (unsigned i = 0; i < count; i++)
+		mpsd_pack_text(pack, names[i]);
+	mpsd_pack_text(pack, "wait_seconds");
+	mpsd_pack_double(pack, wish->lease_wait_seconds);
+	if (wish->lease_sm_percent > 0) {
+		mpsd_pack_text(pack, "sm_percent");
+		mpsd_pack_double(pack, wish->lease_sm_percent);
+	}
+	if (limited) {
+		mpsd_pack_text(pack, "memory_bytes");
+		mpsd_pack_map(pack, limited);
+		for (unsigned i = 0; i < limited; i++) {
+			mpsd_pack_text(pack, count ? names[i] : all[i]);
+			mpsd_pack_uint(pack, wish->lease_memory_bytes);
+		}
+	}
+	if (wish->lease_domain[0])
+		pack_key(pack, "domain", wish->lease_domain);
+}
+
+static int read_grant(const struct mpsd_unpack *lease, struct grant *out)
+{
+	struct mpsd_unpack at;
+	const char *state;
+	size_t bytes;
+	uint32_t entries;
+	int rc;
+
+	rc = mpsd_unpack_find(lease, "id", &at) < 0 ? -EPROTO : mpsd_unpack_uint(&at, &out->id);
+	if (rc == 0)
+		rc = mpsd_unpack_find(lease, "state", &at) < 0 ? -EPROTO : mpsd_unpack_text(&at, &state, &bytes);
+	if (rc < 0)
+		return rc;
+	out->is_active = bytes == 6 && memcmp(state, "active", 6) == 0;
+	if (mpsd_unpack_find(lease, "sm_percent", &at) == 0)
+		mpsd_unpack_double(&at, &out->sm_percent);
+	if (mpsd_unpack_find(lease, "priority", &at) == 0)
+		mpsd_unpack_uint(&at, &out->priority);
+	if (mpsd_unpack_find(lease, "memory_bytes", &at) == 0 && mpsd_unpack_map(&at, &entries) == 0 && entries) {
+		mpsd_unpack_skip(&at); /* the GPU: all have the same limit */
+		mpsd_unpack_uint(&at, &out->memory_bytes);
+	}
+	return 0;
+}
+
+static int call_for_grant(struct mpsd_session *session, const char *method, const struct mpsd_pack *pack, bool may_repeat,
+			  struct grant *out)
+{
+	struct mpsd_answer answer;
+	int rc = mpsd_call(session, method, pack->bytes, pack->used, NULL, 0, may_repeat, 0, &answer);
+
+	if (rc < 0)
+		return rc;
+	rc = read_grant(&answer.result, out);
+	mpsd_answer_clear(&answer);
+	return rc;
+}
+
+/* As long as was asked for, and a little: mpsd refuses it in time. */
+static int wait_until_active(struct mpsd_session *session, const struct settings *wish, struct grant *grant)
+{
+	struct timespec nap = { 0, (long)(POLL_SECONDS * 1e9) };
+	int rounds = (int)((wish->lease_wait_seconds + 2) / POLL_SECONDS), rc = 0;
+	unsigned char bytes[64];
+	struct mpsd_pack pack;
+
+	while (rc == 0 && !grant->is_active && rounds-- > 0) {
+		nanosleep(&nap, NULL);
+		mpsd_pack_begin(&pack, bytes, sizeof(bytes));
+		mpsd_pack_map(&pack, 1);
+		mpsd_pack_text(&pack, "id");
+		mpsd_pack_uint(&pack, grant->id);
+		rc = call_for_grant(session, "lease.get", &pack, true, grant);
+	}
+	return rc < 0 ? rc : grant->is_active ? 0 : -ETIMEDOUT;
+}
+
+static int ask(struct mpsd_session *session, const struct settings *wish, struct grant *out)
+{
+	unsigned char *bytes = malloc(MPSD_DATAGRAM_BYTES);
+	struct mpsd_pack pack;
+	int rc;
+
+	if (!bytes)
+		return -ENOMEM;
+	mpsd_pack_begin(&pack, bytes, MPSD_DATAGRAM_BYTES);
+	pack_lease(&pack, session, wish);
+	rc = call_for_grant(session, "lease.create", &pack, false, out);
+	free(bytes);
+	return rc < 0 ? rc : wait_until_active(session, wish, out);
+}
+
+/* What the user has set stays, unless the lease allows less. */
+static void put_number(const char *name, double value)
+{
+	const char *there = getenv(name);
+	char text[32];
+
+	if (there && *there && strtod(there, NULL) <= value)
+		return;
+	snprintf(text, sizeof(text), "%.6g", value);
+	setenv(name, text, 1);
+}
+
+/* By ordinals, as CUDA counts them here. */
+static void put_memory(uint64_t bytes)
+{
+	char text[1024] = "";
+	size_t used = 0;
+
+	if (getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"))
+		return;
+	for (int i = 0; i < 16; i++)
+		used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d=%lluM", i ? "," : "", i, (unsigned long long)(bytes >> 20));
+	setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", text, 1);
+}
+
+static void apply(const struct grant *grant)
+{
+	char domain[4096];
+
+	if (!is_pointed(domain, sizeof(domain)))
+		return;
+	setenv("MPSD_PIPE_DIRECTORY", session_directory(), 1); /* for programs that this one starts */
+	setenv("CUDA_MPS_PIPE_DIRECTORY", domain, 1);
+	if (!grant)
+		return;
+	if (grant->sm_percent > 0 && grant->sm_percent < 100)
+		put_number("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", grant->sm_percent);
+	if (grant->memory_bytes)
+		put_memory(grant->memory_bytes);
+	if (grant->priority)
+		put_number("CUDA_MPS_CLIENT_PRIORITY", (double)grant->priority);
+}
+
+static CUresult refuse(const struct settings *wish, const char *what, const char *why)
+{
+	shim_log("%s: %s%s", what, why, wish->is_required ? ": cuInit gives 805, since MPSD_REQUIRED is set" : ": going on without");
+	return wish->is_required ? (CUresult)ERROR_MPS_CONNECTION_FAILED : CUDA_SUCCESS;
+}
+
+CUresult lease_take(void)
+{
+	const struct settings *wish = settings();
+	struct mpsd_session *session;
+	struct grant grant = { 0 };
+
+	if (!wish->wants_lease && !wish->is_required)
+		return CUDA_SUCCESS;
+	session = session_get();
+	if (!session)
+		return refuse(wish, "mpsd", "it cannot be reached");
+	if (!wish->wants_lease) {
+		apply(NULL);
+		return CUDA_SUCCESS;
+	}
+	if (ask(session, wish, &grant) < 0)
+		return refuse(wish, "lease", mpsd_error(session));
+	shim_log("lease %llu: %g %% of the SMs", (unsigned long long)grant.id, grant.sm_percent);
+	apply(&grant);
+	return CUDA_SUCCESS;
+}

@@ -1,0 +1,92 @@
+/* Where the real functions are: libcuda's, and the C library's dlsym.  Found in the libraries' own tables (elf.c), so that
+ * nobody who stands in for dlsym, we included, is asked. */
+#include "shim.h"
+
+#include "elf.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+
+struct real real;
+void *(*real_dlsym)(void *, const char *);
+void *(*real_dlvsym)(void *, const char *, const char *);
+
+static struct elf_object libcuda;
+enum { EMPTY, FILLING, FILLED };
+static int state; /* of `real` and `libcuda` */
+
+static void *find(void *object, const char *name)
+{
+	return elf_find_symbol(object, name);
+}
+
+static void fill(struct real *out, struct elf_object *object)
+{
+#define OWN(name, base, since, stream, parameters, arguments) *(void **)&out->name = find(object, #name);
+#define SYNC OWN
+#define WATCH OWN
+#include "hooks.def"
+#undef OWN
+#undef SYNC
+#undef WATCH
+#define OTHER(name) *(void **)&out->name = find(object, #name)
+	OTHER(cuCtxGetCurrent);
+	OTHER(cuCtxGetDevice);
+	OTHER(cuDeviceGetUuid_v2);
+	OTHER(cuDevicePrimaryCtxGetState);
+	OTHER(cuDevicePrimaryCtxRetain);
+	OTHER(cuDeviceTotalMem_v2);
+	OTHER(mpsd_sim_uvm_ioctl);
+	OTHER(mpsd_sim_uvm_mmap);
+#undef OTHER
+	out->has_vmm = mpsd_driver_load(&out->vmm, find, object) == 0;
+}
+
+/* No lock is held while the loader is asked, since whoever has the loader's lock may be on his way in here: each thread that
+ * comes early fills a table of its own, and one of them, equal to all others, becomes everybody's. */
+bool real_load(void)
+{
+	struct elf_object object;
+	struct real mine = { 0 };
+	int expected = EMPTY;
+
+	if (__atomic_load_n(&state, __ATOMIC_ACQUIRE) == FILLED)
+		return true;
+	if (!elf_find_object("libcuda.so.1", &object))
+		return false;
+	/* A program may close and open it again: it stays, or what we have found would point nowhere. */
+	if (!dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE))
+		return false;
+	fill(&mine, &object);
+	if (__atomic_compare_exchange_n(&state, &expected, FILLING, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)) {
+		real = mine;
+		libcuda = object;
+		__atomic_store_n(&state, FILLED, __ATOMIC_RELEASE);
+	}
+	while (__atomic_load_n(&state, __ATOMIC_ACQUIRE) != FILLED) /* the other thread copies a kilobyte */
+		sched_yield();
+	return true;
+}
+
+bool real_is_driver(const void *address)
+{
+	return __atomic_load_n(&state, __ATOMIC_ACQUIRE) == FILLED && elf_contains(&libcuda, address);
+}
+
+void real_find_dlsym(void)
+{
+	static const char *const homes[] = { "libc.so.6", "libdl.so.2" }; /* since glibc 2.34, and before */
+	struct elf_object object;
+	void *found;
+
+	for (unsigned i = 0; i < sizeof(homes) / sizeof(*homes); i++) {
+		if (!elf_find_object(homes[i], &object))
+			continue;
+		found = elf_find_symbol(&object, "dlvsym");
+		if (found && !__atomic_load_n((void **)&real_dlvsym, __ATOMIC_RELAXED))
+			__atomic_store_n((void **)&real_dlvsym, found, __ATOMIC_RELAXED);
+		found = elf_find_symbol(&object, "dlsym");
+		if (found && !__atomic_load_n((void **)&real_dlsym, __ATOMIC_RELAXED))
+			__atomic_store_n((void **)&real_dlsym, found, __ATOMIC_RELEASE);
+	}
+}

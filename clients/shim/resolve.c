@@ -1,0 +1,171 @@
+/* How a program comes by our functions: dlsym and dlvsym (by way of dlsym.S), and cuGetProcAddress.
+ *
+ *   asked for               gets our function when
+ *   dlsym(handle, name)     the real answer is libcuda's function of that name, or ours
+ *   RTLD_DEFAULT            what comes after us is libcuda's
+ *   RTLD_NEXT               never by us: the order of libraries decides, for whoever asks
+ *   cuGetProcAddress        the driver's answer is the version of the function that we know
+ *
+ * What libcuda itself asks for is its own affair.
+ */
+#include "shim.h"
+
+#include <dlfcn.h>
+
+#define LEGACY false
+#define PER_THREAD true
+
+#define OWN(name, base, since, stream, parameters, arguments) CUresult name parameters;
+#define SYNC OWN
+#define WATCH OWN
+#include "hooks.def"
+#undef OWN
+
+static const struct hook hooks[] = {
+#define OWN(name, base, since, stream, parameters, arguments) \
+	{ #name, #base, since, stream, (void *)name, offsetof(struct real, name) },
+#include "hooks.def"
+#undef OWN
+#undef SYNC
+#undef WATCH
+};
+static const size_t hook_count = sizeof(hooks) / sizeof(*hooks);
+
+const struct hook *hook_named(const char *name)
+{
+	for (size_t i = 0; i < hook_count; i++)
+		if (strcmp(hooks[i].name, name) == 0)
+			return &hooks[i];
+	return NULL;
+}
+
+struct decision { /* in two registers */
+	long is_decided;
+	void *value;
+};
+
+/* Every dlsym of the process comes here: what is not CUDA's goes on at once. */
+static const struct hook *wanted(const void *handle, const char *name, const void *caller)
+{
+	const struct hook *hook;
+
+	if (!name || name[0] != 'c' || name[1] != 'u' || handle == RTLD_NEXT || !gate_is_open())
+		return NULL;
+	hook = hook_named(name);
+	if (!hook || (real_load() && real_is_driver(caller)))
+		return NULL;
+	return hook;
+}
+
+/* found: the real answer to the same question; next: what comes after us in the order of libraries. */
+static struct decision decide(const struct hook *hook, bool is_default, void *found, void *next)
+{
+	bool has_driver = real_load();
+
+	if (is_default && next && next != *hook_slot(hook))
+		return (struct decision){ 0, NULL };
+	if (!has_driver) /* ours is no function then */
+		return (struct decision){ 1, found == hook->replacement ? next : found };
+	if (found == *hook_slot(hook) || found == hook->replacement)
+		return (struct decision){ 1, hook->replacement };
+	return (struct decision){ 1, found };
+}
+
+struct decision resolve_dlsym(void *handle, const char *name, const void *caller);
+struct decision resolve_dlsym(void *handle, const char *name, const void *caller)
+{
+	const struct hook *hook;
+	void *found, *next = NULL;
+
+	if (!__atomic_load_n((void **)&real_dlsym, __ATOMIC_ACQUIRE))
+		real_find_dlsym();
+	if (!__atomic_load_n((void **)&real_dlsym, __ATOMIC_ACQUIRE))
+		return (struct decision){ 1, NULL };
+	hook = wanted(handle, name, caller);
+	if (!hook)
+		return (struct decision){ 0, NULL };
+	found = real_dlsym(handle, name);
+	if (handle == RTLD_DEFAULT || (found == hook->replacement && !real_load()))
+		next = real_dlsym(RTLD_NEXT, name);
+	return decide(hook, handle == RTLD_DEFAULT, found, next);
+}
+
+struct decision resolve_dlvsym(void *handle, const char *name, const char *version, const void *caller);
+struct decision resolve_dlvsym(void *handle, const char *name, const char *version, const void *caller)
+{
+	const struct hook *hook;
+	void *found, *next = NULL;
+
+	if (!__atomic_load_n((void **)&real_dlvsym, __ATOMIC_ACQUIRE))
+		real_find_dlsym();
+	if (!__atomic_load_n((void **)&real_dlvsym, __ATOMIC_ACQUIRE))
+		return (struct decision){ 1, NULL };
+	hook = wanted(handle, name, caller);
+	if (!hook)
+		return (struct decision){ 0, NULL };
+	found = real_dlvsym(handle, name, version);
+	if (handle == RTLD_DEFAULT || (found == hook->replacement && !real_load()))
+		next = real_dlvsym(RTLD_NEXT, name, version);
+	return decide(hook, handle == RTLD_DEFAULT, found, next);
+}
+
+static CUresult ask(const char *symbol, void **found, int version, uint64_t flags)
+{
+	int status;
+
+	if (real.cuGetProcAddress_v2)
+		return real.cuGetProcAddress_v2(symbol, found, version, flags, &status);
+	return real.cuGetProcAddress(symbol, found, version, flags);
+}
+
+/* Is this what the driver has for that hook?  The exported function may be another one than what cuGetProcAddress gives, so
+ * the driver is asked again, with the version that we know; a newer one with other parameters is no hook of ours. */
+static bool is_of(const struct hook *hook, const char *symbol, void *found)
+{
+	void *known = NULL;
+
+	if (found == *hook_slot(hook))
+		return true;
+	if (ask(symbol, &known, hook->since, hook->is_per_thread ? 2 : 1) != CUDA_SUCCESS || known != found)
+		return false;
+	if (!*hook_slot(hook)) /* it is not exported under that name */
+		__atomic_store_n(hook_slot(hook), found, __ATOMIC_RELEASE);
+	return true;
+}
+
+static void replace(const char *symbol, void **found)
+{
+	if (!gate_is_open())
+		return;
+	gate_depth++;
+	for (size_t i = 0; i < hook_count; i++)
+		if ((strcmp(hooks[i].base, symbol) == 0 || strcmp(hooks[i].name, symbol) == 0) && is_of(&hooks[i], symbol, *found)) {
+			*found = hooks[i].replacement;
+			break;
+		}
+	gate_depth--;
+}
+
+SHIM_EXPORT CUresult cuGetProcAddress(const char *symbol, void **found, int version, uint64_t flags)
+{
+	CUresult result;
+
+	if (!real_load() || !real.cuGetProcAddress)
+		return (CUresult)ERROR_NOT_INITIALIZED;
+	result = real.cuGetProcAddress(symbol, found, version, flags);
+	if (result == CUDA_SUCCESS && symbol && found && *found)
+		replace(symbol, found);
+	return result;
+}
+
+SHIM_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **found, int version, uint64_t flags, int *status)
+{
+	CUresult result;
+
+	if (!real_load() || !real.cuGetProcAddress_v2)
+		return (CUresult)ERROR_NOT_INITIALIZED;
+	result = real.cuGetProcAddress_v2(symbol, found, version, flags, status);
+	if (result == CUDA_SUCCESS && symbol && found && *found)
+		replace(symbol, found);
+	return result;
+}

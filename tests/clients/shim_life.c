@@ -1,0 +1,248 @@
+/* shim_life WORD: lives that a shim must survive.  Linked to libcuda.  Prints PASS last, or what went wrong.
+ *
+ *   fork_before          fork before cuInit: parent and child both use CUDA
+ *   fork_after           the child of a process that uses CUDA: every call as without the shim, and it ends
+ *   fork_exec            ... and one that starts another program, which uses CUDA
+ *   threads              eight threads allocate, copy, free, and fork, at once
+ *   callback             calls from a host function of a stream
+ *   exit                 CUDA calls in atexit and in a destructor
+ *   vm                   the program's own cuMemCreate and cuMemMap, a wild access beside them as it is without the shim
+ *   ipc                  cuIpcGetMemHandle of memory: prints the result
+ *   reset                memory goes with its context: cuDevicePrimaryCtxReset, then as much again
+ *   pitch                cuMemAllocPitch where it is there
+ */
+#include "client.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MIB (1ull << 20)
+#define CHECK(call, wanted)                                                       \
+	do {                                                                      \
+		int rc_ = (int)(call);                                            \
+		if (rc_ != (wanted)) {                                            \
+			printf("%s: %d, not %d\n", #call, rc_, (int)(wanted));    \
+			fflush(stdout);                                           \
+			_exit(5);                                                 \
+		}                                                                 \
+	} while (0)
+
+static CUcontext start(void)
+{
+	CUcontext context;
+
+	CHECK(cuInit(0), 0);
+	CHECK(cuDevicePrimaryCtxRetain(&context, 0), 0);
+	CHECK(cuCtxSetCurrent(context), 0);
+	return context;
+}
+
+static void use(size_t bytes)
+{
+	CUdeviceptr memory;
+	uint64_t word = 0x1234567890abcdef, back = 0;
+
+	CHECK(cuMemAlloc(&memory, bytes), 0);
+	CHECK(cuMemsetD8(memory, 0, bytes), 0);
+	CHECK(cuMemcpyHtoD(memory + bytes - 8, &word, 8), 0);
+	CHECK(cuMemcpyDtoH(&back, memory + bytes - 8, 8), 0);
+	CHECK(back == word, 1);
+	CHECK(cuMemFree(memory), 0);
+}
+
+static int child_of(pid_t child)
+{
+	int status;
+
+	CHECK(waitpid(child, &status, 0) == child, 1);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+static void fork_before(void)
+{
+	pid_t child = fork();
+
+	start();
+	use(4 * MIB);
+	if (child == 0)
+		exit(0);
+	CHECK(child_of(child), 0);
+}
+
+static void fork_after(void)
+{
+	CUdeviceptr memory, other;
+	pid_t child;
+
+	start();
+	CHECK(cuMemAlloc(&memory, 4 * MIB), 0);
+	child = fork();
+	if (child == 0) {
+		CHECK(cuInit(0), 3);
+		CHECK(cuMemAlloc(&other, 4 * MIB), 3);
+		CHECK(cuCtxSynchronize(), 3);
+		exit(0); /* destructors too */
+	}
+	CHECK(child_of(child), 0);
+	use(4 * MIB);
+	CHECK(cuMemFree(memory), 0);
+}
+
+static void fork_exec(char **words)
+{
+	pid_t child;
+
+	start();
+	child = fork();
+	if (child == 0) {
+		execl(words[0], words[0], "callback", (char *)NULL);
+		_exit(9);
+	}
+	CHECK(child_of(child), 0);
+}
+
+static void *work(void *context)
+{
+	pid_t child;
+
+	CHECK(cuCtxSetCurrent(context), 0);
+	for (int i = 0; i < 10; i++) {
+		use((2 + (size_t)i % 3) * MIB);
+		child = i % 5 == 0 ? fork() : -1;
+		if (child == 0)
+			_exit(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") ? 0 : 7);
+		if (child > 0)
+			CHECK(child_of(child), 0);
+	}
+	return NULL;
+}
+
+static void threads(void)
+{
+	CUcontext context = start();
+	pthread_t all[8];
+
+	for (int i = 0; i < 8; i++)
+		CHECK(pthread_create(&all[i], NULL, work, context), 0);
+	for (int i = 0; i < 8; i++)
+		CHECK(pthread_join(all[i], NULL), 0);
+}
+
+static void called(void *count)
+{
+	if (dlsym(RTLD_DEFAULT, "cuMemAlloc_v2")) /* CUDA is not to be called from there; anything else is */
+		++*(int *)count;
+}
+
+static void callback(void)
+{
+	int count = 0;
+
+	start();
+	CHECK(cuLaunchHostFunc(NULL, called, &count), 0);
+	CHECK(cuCtxSynchronize(), 0);
+	CHECK(count, 1);
+}
+
+static CUdeviceptr left;
+static void at_exit(void) { CHECK(cuMemFree(left), 0); }
+static void __attribute__((destructor)) last(void)
+{
+	if (left)
+		cuCtxSynchronize(); /* whatever it says */
+}
+
+static void vm(void)
+{
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	CUmemAccessDesc access = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr window;
+
+	start();
+	CHECK(cuMemAddressReserve(&window, 64 * MIB, 0, 0, 0), 0);
+	for (int i = 0; i < 8; i++) { /* as an allocator with expandable segments */
+		CHECK(cuMemCreate(&handle, 4 * MIB, &prop, 0), 0);
+		CHECK(cuMemMap(window + (size_t)i * 8 * MIB, 4 * MIB, 0, handle, 0), 0);
+		CHECK(cuMemSetAccess(window + (size_t)i * 8 * MIB, 4 * MIB, &access, 1), 0);
+		CHECK(cuMemRelease(handle), 0);
+		CHECK(cuMemsetD8(window + (size_t)i * 8 * MIB, 1, 4 * MIB), 0);
+	}
+	CHECK(cuMemFree(window), 1);
+	for (int i = 0; i < 8; i++)
+		CHECK(cuMemUnmap(window + (size_t)i * 8 * MIB, 4 * MIB), 0);
+	CHECK(cuMemAddressFree(window, 64 * MIB), 0);
+	use(4 * MIB);
+}
+
+static void ipc(void)
+{
+	int (*get)(void *, CUdeviceptr) = NULL;
+	CUdeviceptr memory;
+	char handle[64];
+
+	start();
+	CHECK(cuMemAlloc(&memory, 4 * MIB), 0);
+	*(void **)&get = dlsym(RTLD_DEFAULT, "cuIpcGetMemHandle");
+	printf("ipc %d\n", get ? get(handle, memory) : -1);
+}
+
+static void reset(void)
+{
+	CUdeviceptr memory;
+	size_t before, after, total;
+
+	start();
+	CHECK(cuMemGetInfo(&before, &total), 0);
+	for (int i = 0; i < 3; i++) {
+		CHECK(cuMemAlloc(&memory, total / 2), 0);
+		CHECK(cuDevicePrimaryCtxReset(0), 0);
+		start();
+		CHECK(cuMemGetInfo(&after, &total), 0);
+		CHECK(after == before, 1);
+	}
+}
+
+static void pitch(void)
+{
+	int (*alloc)(CUdeviceptr *, size_t *, size_t, size_t, unsigned) = NULL;
+	CUdeviceptr memory, base;
+	size_t row = 0, bytes;
+
+	start();
+	*(void **)&alloc = dlsym(RTLD_DEFAULT, "cuMemAllocPitch_v2");
+	if (!alloc || alloc(&memory, &row, 1000, 3000, 4) == 3)
+		return;
+	CHECK(row >= 1000 && row % 256 == 0, 1);
+	CHECK(cuMemGetAddressRange(&base, &bytes, memory + 5), 0);
+	CHECK(base == memory && bytes >= row * 3000, 1);
+	CHECK(cuMemFree(memory), 0);
+}
+
+int main(int count, char **words)
+{
+	static const struct {
+		const char *word;
+		void (*run)(void);
+	} lives[] = { { "fork_before", fork_before }, { "fork_after", fork_after }, { "threads", threads }, { "callback", callback },
+		      { "vm", vm }, { "ipc", ipc }, { "reset", reset }, { "pitch", pitch } };
+	const char *word = count > 1 ? words[1] : "";
+
+	for (unsigned i = 0; i < sizeof(lives) / sizeof(*lives); i++)
+		if (!strcmp(lives[i].word, word))
+			lives[i].run();
+	if (!strcmp(word, "fork_exec"))
+		fork_exec(words);
+	if (!strcmp(word, "exit")) {
+		start();
+		CHECK(cuMemAlloc(&left, 4 * MIB), 0);
+		atexit(at_exit);
+	}
+	puts("PASS");
+	return 0;
+}
