@@ -3,7 +3,7 @@
  * mpsd.h: the C client of mpsd, header-only: C11 and C++17, libc and pthread, nothing linked against libcuda.
  *
  *   #define _GNU_SOURCE     before any other header, or with -D_GNU_SOURCE
- *   #include <mpsd.h>       every function is static inline
+ *   #include <mpsd.h>       every function is static, and unused ones cost nothing
  *
  * A program of several files that wants one copy says in all of them `#define MPSD_API` (or a visibility), and in all but one
  * `#define MPSD_NO_CODE`.  There is no state but in sessions and arenas.  Nothing here exits, prints, or waits without an end;
@@ -49,7 +49,7 @@
 #include <cuda.h>
 #endif
 #ifndef MPSD_API
-#define MPSD_API static inline
+#define MPSD_API __attribute__((unused, noinline)) static
 #endif
 #ifdef __cplusplus
 extern "C" {
