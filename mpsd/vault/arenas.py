@@ -11,7 +11,7 @@ from dataclasses import replace
 import trio
 
 from mpsd.arena import Access, Allocation, Arena, ArenaSpec
-from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoRoom
 from mpsd.legacy.devices import find_device
 from mpsd.model import ProcessId
 from mpsd.policy import arena_windows
@@ -108,7 +108,7 @@ class Arenas:
         wanted = replace(arena, capacity_bytes=capacity, window_bytes=window)
         self._shelf.account.check_arena(wanted, self._shelf.bounds(arena))
         if not arena_windows.may_end_at(self._shelf.windows(entry), arena.base, arena.base + window):
-            raise ArenaBusy(f"the window of {arena.name} cannot grow to {window} bytes: another one lies behind it")
+            raise NoRoom(f"the window of {arena.name} cannot grow to {window} bytes: another one lies behind it")
         return wanted
 
     async def remove(self, arena_id: int) -> Arena:

@@ -69,7 +69,7 @@ class VaultKeeper:
         self._most = most
         self._compare = compare
         self._socket: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []  # our children: those that this mpsd started
         self._lock = trio.Lock()
         self._sequence = 0
         self._opened = trio.Event()
@@ -136,6 +136,11 @@ class VaultKeeper:
                     return
                 await self._exchange(requests[start : start + _TURN])
 
+    async def names(self) -> list[str]:
+        """Of all that it holds; empty where there is none.  Raises KeeperFailed."""
+        async with self._lock:
+            return list(await self._list()) if self._socket is not None or await self._connect() else []
+
     async def stop(self) -> None:
         """End it, and so close everything it holds."""
         async with self._lock:
@@ -183,7 +188,7 @@ class VaultKeeper:
 
     async def _start(self, handed: Sequence[Item] = ()) -> None:
         self._collect()
-        self._process = start_keeper(self._program, self._path, self._most)
+        self._processes.append(start_keeper(self._program, self._path, self._most))
         if not await self._connect(handed):
             raise KeeperFailed(f"{self._program} was started and does not answer at {self._path}")
 
@@ -239,9 +244,8 @@ class VaultKeeper:
                 pass
 
     def _collect(self) -> None:
-        """It is our child where this mpsd started it."""
-        if self._process is not None and self._process.poll() is not None:
-            self._process = None
+        """So that those that have ended are no zombies."""
+        self._processes = [process for process in self._processes if process.poll() is None]
 
     def _close(self) -> None:
         if self._socket is not None:

@@ -18,7 +18,10 @@ SOURCES = sorted(
     if path.suffix in (".py", ".c", ".h") and not {"build", "bin", "_native"} & set(path.relative_to(ROOT).parts)
 )
 
-PURE = ("errors", "model", "arena", "vault_options", "fault", "lease", "stop", "options", "accept", "schema", "wire", "legacy", "policy")
+PURE = (
+    "errors", "model", "arena", "fault", "lease", "stop", "options", "vault_options", "accept", "schema", "wire", "legacy",
+    "policy",
+)  # fmt: skip
 # What would let a pure module wait, or touch the world.
 IMPURE = {
     "trio", "structlog", "asyncio", "os", "io", "pathlib", "shutil", "socket", "select", "selectors", "signal", "subprocess",

@@ -1,0 +1,202 @@
+"""What the tests of the vault share: a vault with a real keeper, memory to put in, processes that hold and end."""
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from mpsd import processes
+from mpsd.arena import GRANULE, Access, Allocation, Arena, ArenaSpec
+from mpsd.model import Device, ProcessId
+from mpsd.places import native_directory
+from mpsd.policy.arena_settings import VaultSettings
+from mpsd.vault.arenas import Arenas
+from mpsd.vault.descriptors import check_simulated
+from mpsd.vault.filling import Filling
+from mpsd.vault.holders import Holders
+from mpsd.vault.janitor import Janitor
+from mpsd.vault.keeper import Item, VaultKeeper
+from mpsd.vault.shelf import Shelf, Surroundings
+from mpsd.vault.store import VaultStore
+from mpsd.vault.vault import Vault
+
+PROGRAM = native_directory() / "keeper" / "mpsd-keeper"
+GPU = "GPU-00000000-1111-2222-3333-444444444444"
+OTHER_GPU = "GPU-99999999-1111-2222-3333-444444444444"
+DEVICES = (Device(0, GPU, "", 80 << 30, ""), Device(1, OTHER_GPU, "", 80 << 30, ""))
+USER, STRANGER = 1000, 1001
+SPEC = ArenaSpec("model", GPU, 1 << 30)
+
+
+@dataclass
+class FakeHolding:
+    """What mpsd holds of clients, as a test says."""
+
+    held: dict[ProcessId, trio.Event] = field(default_factory=dict)
+    released: list[ProcessId] = field(default_factory=list)
+
+    def hold(self, process: ProcessId) -> None:
+        self.held[process] = trio.Event()
+
+    def release(self, process: ProcessId) -> None:
+        self.released.append(process)
+
+    async def wait_over(self, process: ProcessId) -> None:
+        if process in self.held:
+            await self.held[process].wait()
+
+
+@dataclass
+class House:
+    """Directories and surroundings of one vault, which may be opened again and again."""
+
+    directory: Path
+    settings: VaultSettings = field(default_factory=VaultSettings)
+    holding: FakeHolding = field(default_factory=FakeHolding)
+    events: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
+    leases: dict[ProcessId, int] = field(default_factory=dict)
+    lease_bytes: dict[tuple[int, str], int] = field(default_factory=dict)
+    now: float = 1e9
+    most: int = 4096
+    boot: str = "this boot"
+    before: ProcessId | None = None  # the mpsd before
+    made: list[Vault] = field(default_factory=list)
+    seen: Callable[[str], object] | None = None  # before each statement of the store
+
+    def make(self) -> Vault:
+        store = VaultStore(self.directory / "vault.db", self.boot)
+        store.watch_statements(self.seen)
+        around = Surroundings(
+            lambda: DEVICES,
+            lambda lease_id, gpu: self.lease_bytes.get((lease_id, gpu)),
+            lambda topic, facts: self.events.append((topic, facts)),
+            lambda: self.now,
+        )
+        shelf = Shelf(store, around, self.settings)
+        keeper = VaultKeeper(PROGRAM, self.directory / "keeper", self.most, shelf.compare)
+        janitor = Janitor(keeper, store)
+
+        def is_awaited(process: ProcessId) -> bool:
+            return shelf.settings.is_prompt and any(e.queue and e.arena.writer == process for e in shelf.by_id.values())
+
+        holders = Holders(self.holding, is_awaited)
+        filling = Filling(shelf, store, keeper, janitor, check_simulated)
+        arenas = Arenas(shelf, store, filling, holders, janitor, self.leases.get)
+        self.made.append(Vault(arenas, shelf, store, keeper, holders, janitor, self.before))
+        return self.made[-1]
+
+    @asynccontextmanager
+    async def vault(self, handed: Sequence[Item] = ()) -> AsyncIterator[Vault]:
+        """As a `kill -9` leaves it at the end: nothing is said to the keeper, or stored."""
+        made = self.make()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(made.run, handed)
+                await made.arenas.ready.wait()
+                yield made
+                nursery.cancel_scope.cancel()
+        finally:
+            made.keeper.close()
+            made.store.close()
+
+    def topics(self, name: str) -> list[Mapping[str, object]]:
+        return [facts for topic, facts in self.events if topic == name]
+
+    def end_keepers(self) -> None:
+        for vault in self.made:
+            for process in vault.keeper._processes:
+                process.kill()
+                process.wait()
+
+
+class Holder:
+    """A process."""
+
+    def __init__(self) -> None:
+        self._child = subprocess.Popen(["sleep", "600"])
+        found = processes.process_id(self._child.pid)
+        assert found is not None
+        self.process: ProcessId = found
+
+    def kill(self) -> None:
+        """It stays a zombie."""
+        self._child.kill()
+
+    def collect(self) -> None:
+        self._child.kill()
+        self._child.wait()
+
+
+@contextmanager
+def a_process() -> Iterator[Holder]:
+    made = Holder()
+    try:
+        yield made
+    finally:
+        made.collect()
+
+
+def memory(text: bytes = b"") -> int:
+    """A descriptor that the simulator's check takes for GPU memory."""
+    made = os.memfd_create("memory")
+    os.write(made, text)
+    return made
+
+
+def read(descriptor: int) -> bytes:
+    """What `memory` was made with; closes it."""
+    try:
+        return os.pread(descriptor, 4096, 0)
+    finally:
+        os.close(descriptor)
+
+
+def at(*places: int, size: int = 1) -> list[Allocation]:
+    """Allocations of `size` granules, at these granules."""
+    return [Allocation(place * GRANULE, size * GRANULE, 0) for place in places]
+
+
+async def opened(vault: Vault, process: ProcessId, spec: ArenaSpec = SPEC, uid: int = USER) -> Arena:
+    """A new arena, which this process writes."""
+    made = await vault.arenas.create(spec, uid, uid, process)
+    return await vault.arenas.open(made.id, Access.WRITE, process, 0)
+
+
+async def put(vault: Vault, arena: Arena, process: ProcessId, *places: int, text: bytes = b"") -> Arena:
+    fds = [memory(text or b"%d" % place) for place in places]
+    return await vault.arenas.put(arena.id, arena.generation, process, at(*places), fds)
+
+
+async def committed(
+    vault: Vault, process: ProcessId, spec: ArenaSpec = SPEC, uid: int = USER, places: Sequence[int] = (0,)
+) -> Arena:
+    """A new arena, which this process writes, and committed these granules to."""
+    arena = await opened(vault, process, spec, uid)
+    await put(vault, arena, process, *places)
+    return await vault.arenas.commit(arena.id, arena.generation, process, None)
+
+
+async def taken(vault: Vault, arena: Arena, process: ProcessId) -> dict[int, bytes]:
+    """What the process gets: by granule."""
+    found: dict[int, bytes] = {}
+    after: int | None = None
+    while True:
+        items, fds = await vault.arenas.take(arena.id, process, after, 128)
+        found |= {item.offset // GRANULE: read(fd) for item, fd in zip(items, fds, strict=True)}
+        if len(items) < 128:
+            return found
+        after = items[-1].offset
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Real time: the kernel and another process bring it about.  The test's own deadline ends the wait."""
+    while not is_so():
+        await trio.sleep(0.001)  # others of this process have their turn

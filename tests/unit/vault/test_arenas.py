@@ -1,0 +1,237 @@
+"""What becomes of an arena: written, committed, adopted, sealed, left, removed."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import trio
+
+from mpsd.arena import FIRST_ADDRESS, GRANULE, WINDOW_UNIT, Access, ArenaSpec
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoRoom, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.policy.arena_settings import Eviction, VaultSettings
+from tests.unit.vault.house import GPU, OTHER_GPU, SPEC, STRANGER, USER, at, committed, descriptors, memory, opened, put, read, taken
+
+
+async def test_what_was_committed_is_there_for_the_next_and_nothing_else(house, writer, other):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await put(vault, arena, writer.process, 0, 1, 2)
+        await vault.arenas.commit(arena.id, 1, writer.process, memory(b"layout 1"))
+        await vault.arenas.drop(arena.id, 1, writer.process, [GRANULE])
+        await put(vault, arena, writer.process, 7)
+        await vault.arenas.close(arena.id, writer.process)
+        arena = await vault.arenas.open(arena.id, Access.WRITE, other.process, 0)
+        assert arena.generation == 2
+        assert await taken(vault, arena, other.process) == {0: b"0", 1: b"1", 2: b"2"}
+        found, descriptor = await vault.arenas.layout(arena.id, other.process)
+        assert (read(descriptor), found.layout_bytes) == (b"layout 1", 8)
+        assert arena.used_bytes == 3 * GRANULE
+
+
+async def test_a_commit_takes_what_was_put_and_lets_go_what_was_dropped(house, writer):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await put(vault, arena, writer.process, 0, 1)
+        await vault.arenas.commit(arena.id, 1, writer.process, None)
+        await vault.arenas.drop(arena.id, 1, writer.process, [0])
+        assert await taken(vault, arena, writer.process) == {0: b"0", 1: b"1"}
+        await put(vault, arena, writer.process, 2)
+        arena = await vault.arenas.commit(arena.id, 1, writer.process, None)
+        assert await taken(vault, arena, writer.process) == {1: b"1", 2: b"2"}
+        assert (arena.allocations, arena.used_bytes, arena.layout_hash) == (2, 2 * GRANULE, "")
+
+
+async def test_the_same_put_once_more_replaces(house, writer):
+    """A client repeats what it was not answered."""
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await put(vault, arena, writer.process, 0, text=b"lost answer")
+        arena = await put(vault, arena, writer.process, 0, text=b"again")
+        assert arena.used_bytes == GRANULE
+        await vault.arenas.commit(arena.id, 1, writer.process, None)
+        assert await taken(vault, arena, writer.process) == {0: b"again"}
+
+
+async def test_a_refused_put_leaves_nothing_behind(house, writer):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await put(vault, arena, writer.process, 0)
+        before = descriptors()
+        with pytest.raises(BadRequest, match="overlaps"):
+            await vault.arenas.put(arena.id, 1, writer.process, at(1, 1), [memory(), memory()])
+        pipe = os.pipe()
+        with pytest.raises(BadRequest, match="no simulated GPU memory: it is a pipe"):
+            await vault.arenas.put(arena.id, 1, writer.process, at(1), [pipe[0]])
+        os.close(pipe[1])
+        with pytest.raises(BadRequest, match="2 allocations came with 1 descriptors"):
+            await vault.arenas.put(arena.id, 1, writer.process, at(1, 2), [memory()])
+        assert descriptors() == before
+        assert vault.arenas.find("model").used_bytes == GRANULE
+        assert set(await vault.keeper.names()) == {"m.000000000001"}
+
+
+async def test_only_the_writer_of_this_generation_writes(house, writer, other):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        for generation, process in ((0, writer.process), (2, writer.process), (1, other.process)):
+            with pytest.raises(StaleGeneration):
+                await vault.arenas.put(arena.id, generation, process, at(0), [memory()])
+            with pytest.raises(StaleGeneration):
+                await vault.arenas.drop(arena.id, generation, process, [0])
+            with pytest.raises(StaleGeneration):
+                await vault.arenas.commit(arena.id, generation, process, memory(b"x"))
+            with pytest.raises(StaleGeneration):
+                await vault.arenas.seal(arena.id, generation, process)
+
+
+async def test_only_who_holds_it_takes(house, writer, other):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        for ask in (vault.arenas.layout, vault.arenas.close):
+            with pytest.raises(NotAllowed, match="not open"):
+                await ask(arena.id, other.process)
+        with pytest.raises(NotAllowed, match="not open"):
+            await vault.arenas.take(arena.id, other.process, None, 1)
+
+
+async def test_a_sealed_one_is_read_by_many_and_written_by_nobody(house, writer, other):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await put(vault, arena, writer.process, 0)
+        await vault.arenas.commit(arena.id, 1, writer.process, None)
+        await put(vault, arena, writer.process, 1)
+        arena = await vault.arenas.seal(arena.id, 1, writer.process)
+        assert (arena.writer, arena.readers, arena.is_sealed) == (None, (writer.process,), True)
+        await vault.arenas.open(arena.id, Access.READ, other.process, 0)
+        for process in (writer.process, other.process):
+            assert await taken(vault, arena, process) == {0: b"0"}
+        with pytest.raises(ArenaSealed):
+            await vault.arenas.open(arena.id, Access.WRITE, other.process, 0)
+        with pytest.raises(ArenaSealed):
+            await vault.arenas.put(arena.id, 1, writer.process, at(5), [memory()])
+
+
+async def test_opening_twice_is_opening_once(house, writer, other):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        assert (await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)).generation == 1
+        for _ in range(2):
+            arena = await vault.arenas.open(arena.id, Access.READ, other.process, 0)
+        assert arena.readers == (other.process,)
+
+
+async def test_it_is_removed_when_nobody_has_it_open(house, writer):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await put(vault, arena, writer.process, 0, 1)
+        with pytest.raises(ArenaBusy, match=f"open in pid {writer.process.pid}"):
+            await vault.arenas.remove(arena.id)
+        await vault.arenas.close(arena.id, writer.process)
+        await vault.arenas.remove(arena.id)
+        assert await vault.keeper.names() == []
+        with pytest.raises(NoSuchArena):
+            vault.arenas.find("model")
+        assert vault.shelf.account.used_bytes[GPU] == 0
+
+
+async def test_windows_are_apart_and_given_again(house):
+    async with house.vault() as vault:
+        made = [await vault.arenas.create(replace(SPEC, name=name), USER, USER, None) for name in "abc"]
+        assert [arena.base - FIRST_ADDRESS for arena in made] == [0, 2 * WINDOW_UNIT, 4 * WINDOW_UNIT]
+        await vault.arenas.remove(made[1].id)
+        again = await vault.arenas.create(replace(SPEC, name="d"), USER, USER, None)
+        assert again.base == made[1].base
+
+
+async def test_a_window_grows_where_it_can(house):
+    async with house.vault() as vault:
+        first = await vault.arenas.create(SPEC, USER, USER, None)
+        second = await vault.arenas.create(replace(SPEC, name="b"), USER, USER, None)
+        with pytest.raises(NoRoom, match="cannot grow"):
+            await vault.arenas.change(first.id, 3 * WINDOW_UNIT, None, None)
+        assert (await vault.arenas.change(first.id, 2 * WINDOW_UNIT, 0o640, None)).window_bytes == 2 * WINDOW_UNIT
+        grown = await vault.arenas.change(second.id, 5 * WINDOW_UNIT, None, 7.0)
+        assert (grown.base, grown.window_bytes, grown.ttl_seconds) == (second.base, 5 * WINDOW_UNIT, 7.0)
+        assert (await vault.arenas.change(second.id, None, None, 0)).ttl_seconds is None
+
+
+async def test_a_capacity_below_what_is_there_is_refused(house, writer):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await put(vault, arena, writer.process, 0, 1)
+        with pytest.raises(BadRequest, match="holds"):
+            await vault.arenas.change(arena.id, GRANULE, None, None)
+
+
+async def test_a_name_is_given_once(house):
+    async with house.vault() as vault:
+        await vault.arenas.create(SPEC, USER, USER, None)
+        with pytest.raises(BadRequest, match="called model already"):
+            await vault.arenas.create(SPEC, STRANGER, STRANGER, None)
+
+
+async def test_a_layout_that_is_no_layout_changes_nothing(house, writer):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await put(vault, arena, writer.process, 0)
+        ours, theirs = os.pipe()
+        os.close(theirs)
+        for layout, why in ((ours, "memory file"), (os.open("/etc/passwd", os.O_RDONLY), "memory file"), (memory(), "0 bytes")):
+            with pytest.raises(BadRequest, match=why):
+                await vault.arenas.commit(arena.id, 1, writer.process, layout)
+        assert vault.arenas.find("model").allocations == 0
+
+
+async def test_a_stranger_cannot_change_a_layout_that_it_gave(house, writer):
+    """Neither the file that it came in, nor the one that goes out."""
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        layout = memory(b"as it was")
+        kept = os.dup(layout)
+        await vault.arenas.commit(arena.id, 1, writer.process, layout)
+        os.pwrite(kept, b"as it is ", 0)
+        os.close(kept)
+        _, descriptor = await vault.arenas.layout(arena.id, writer.process)
+        with pytest.raises(OSError, match="not permitted"):
+            os.pwrite(descriptor, b"x", 0)
+        assert read(descriptor) == b"as it was"
+
+
+async def test_its_time_runs_while_nobody_has_it_open(house, writer):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process, replace(SPEC, ttl_seconds=60.0))
+        house.now += 3600
+        await vault.arenas.create(replace(SPEC, name="other"), USER, USER, None)  # it looks again
+        assert vault.arenas.find("model").ttl_seconds == 60.0
+        await vault.arenas.close(arena.id, writer.process)
+        house.now += 61
+        await vault.arenas.change(vault.arenas.find("other").id, None, None, 5.0)
+        with trio.fail_after(5):
+            while not house.topics("arena.expired"):
+                await trio.sleep(0.001)
+        with pytest.raises(NoSuchArena):
+            vault.arenas.find("model")
+
+
+@pytest.mark.parametrize(
+    ("settings", "gone"),
+    [
+        pytest.param(VaultSettings(), [], id="off"),
+        pytest.param(VaultSettings(eviction=Eviction.UNHELD), ["oldest"], id="the oldest of the asker's own"),
+        pytest.param(VaultSettings(eviction=Eviction.UNHELD, evicts_all=True), ["theirs"], id="anybody's"),
+    ],
+)
+async def test_room_is_made_of_what_nobody_holds(house, writer, other, settings, gone):
+    house.settings = settings
+    async with house.vault() as vault:
+        for name, uid in (("theirs", STRANGER), ("oldest", USER), ("younger", USER), ("elsewhere", USER)):
+            gpu = OTHER_GPU if name == "elsewhere" else GPU
+            arena = await committed(vault, writer.process, ArenaSpec(name, gpu, 1 << 30), uid)
+            house.now += 1
+            await vault.arenas.close(arena.id, writer.process)
+        await committed(vault, other.process, replace(SPEC, name="held"))
+        assert [each.name for each in await vault.arenas.make_room(GPU, GRANULE, USER)] == gone
+        everything = await vault.arenas.make_room(GPU, 1 << 40, USER)
+        assert "held" not in [each.name for each in everything]
+        assert vault.arenas.find("held").used_bytes == GRANULE
+        assert vault.arenas.find("elsewhere")

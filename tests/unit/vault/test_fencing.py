@@ -1,0 +1,209 @@
+"""Who is admitted when: never before the old writer can write no more."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import trio
+import trio.testing
+
+from mpsd.arena import Access
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena
+from mpsd.model import ProcessId
+from mpsd.policy.arena_settings import VaultSettings
+from tests.unit.vault.house import SPEC, USER, a_process, committed, descriptors, opened, put, taken, until
+
+SECONDS = 10.0
+
+
+async def test_a_living_writer_is_waited_for_and_then_busy(house, writer, other):
+    """Also one that is stopped: it may go on at any time."""
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        os.kill(writer.process.pid, signal.SIGSTOP)
+        with pytest.raises(ArenaBusy, match=f"pid {writer.process.pid} writes it"):
+            await vault.arenas.open(arena.id, Access.WRITE, other.process, 0)
+        with pytest.raises(ArenaBusy):
+            await vault.arenas.open(arena.id, Access.WRITE, other.process, 0.01)
+        assert vault.arenas.find("model").writer == writer.process
+
+
+async def test_the_end_of_the_writer_admits_the_next_with_the_last_commit(house, writer, other):
+    async with house.vault() as vault:
+        arena = await committed(vault, writer.process)
+        await put(vault, arena, writer.process, 1)
+        writer.kill()
+        arena = await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)
+        assert (arena.generation, arena.writer) == (2, other.process)
+        assert await taken(vault, arena, other.process) == {0: b"0"}
+        [fenced] = house.topics("arena.fenced")
+        assert (fenced["pid"], fenced["was_writer"]) == (writer.process.pid, True)
+
+
+async def test_a_readable_pidfd_is_not_enough(house, writer, other):
+    """What mpsd holds of a killed client lets its kernels go on writing (docs/vault.md, "Fencing")."""
+    house.holding.hold(writer.process)
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        writer.kill()
+        await until(lambda: vault.holders.has_ended(writer.process))
+        with pytest.raises(ArenaBusy, match="has ended, and its work on the GPU not yet"):
+            await vault.arenas.open(arena.id, Access.WRITE, other.process, 0.01)
+        assert house.holding.released == []
+        house.holding.held[writer.process].set()
+        assert (await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)).generation == 2
+
+
+@pytest.mark.parametrize("waits_first", [True, False])
+async def test_prompt_lets_go_when_somebody_waits(house, writer, other, waits_first):
+    house.settings = VaultSettings(is_prompt=True)
+    house.holding.hold(writer.process)
+    async with house.vault() as vault, trio.open_nursery() as nursery:
+        arena = await opened(vault, writer.process)
+        if not waits_first:
+            writer.kill()
+            await until(lambda: vault.holders.has_ended(writer.process))
+            assert house.holding.released == []
+        nursery.start_soon(vault.arenas.open, arena.id, Access.WRITE, other.process, SECONDS)
+        await until(lambda: len(vault.shelf.find("model").queue) == 1)
+        if waits_first:
+            assert house.holding.released == []  # it lives
+            writer.kill()
+        await until(lambda: writer.process in house.holding.released)
+        house.holding.held[writer.process].set()
+
+
+async def test_those_who_wait_are_admitted_in_their_order(house, writer, other):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        admitted = []
+
+        async def wait(process: ProcessId) -> None:
+            await vault.arenas.open(arena.id, Access.WRITE, process, SECONDS)
+            admitted.append(process)
+            await vault.arenas.close(arena.id, process)
+
+        with a_process() as third:
+            async with trio.open_nursery() as nursery:
+                for each in (other, third):
+                    nursery.start_soon(wait, each.process)
+                    await until(lambda count=len(nursery.child_tasks): len(vault.shelf.find("model").queue) == count)
+                await vault.arenas.close(arena.id, writer.process)
+            assert admitted == [other.process, third.process]
+        assert vault.arenas.find("model").generation == 3
+
+
+async def test_who_waits_is_told_when_it_is_sealed_or_gone(house, writer, other):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        refusals = []
+
+        async def wait() -> None:
+            try:
+                await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)
+            except (ArenaSealed, NoSuchArena) as exc:
+                refusals.append(type(exc))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await until(lambda: len(vault.shelf.find("model").queue) == 1)
+            await vault.arenas.seal(arena.id, 1, writer.process)
+        assert refusals == [ArenaSealed]
+
+
+async def test_a_process_that_has_ended_is_not_admitted(house, writer):
+    async with house.vault() as vault:
+        arena = await vault.arenas.create(SPEC, USER, USER, None)
+        writer.kill()
+        os.waitid(os.P_PID, writer.process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(BadRequest, match="has ended"):
+            await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)
+        with pytest.raises(BadRequest, match="has ended"):
+            await vault.arenas.open(arena.id, Access.READ, replace(writer.process, start_time=1), 0)
+        assert vault.arenas.find("model").generation == 0
+
+
+async def test_the_end_of_a_reader_is_noticed(house, writer, other):
+    house.holding.hold(other.process)
+    async with house.vault() as vault:
+        arena = await committed(vault, writer.process)
+        await vault.arenas.close(arena.id, writer.process)
+        await vault.arenas.open(arena.id, Access.READ, other.process, 0)
+        other.kill()
+        await until(lambda: vault.holders.has_ended(other.process))
+        assert vault.arenas.find("model").readers == (other.process,)
+        house.holding.held[other.process].set()
+        await until(lambda: vault.arenas.find("model").readers == ())
+        assert vault.arenas.find("model").unheld_since is not None
+
+
+async def test_a_reader_may_become_the_writer(house, writer):
+    async with house.vault() as vault:
+        arena = await vault.arenas.create(SPEC, USER, USER, None)
+        await vault.arenas.open(arena.id, Access.READ, writer.process, 0)
+        arena = await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)
+        assert (arena.writer, arena.readers) == (writer.process, ())
+        writer.kill()
+        await until(lambda: not vault.arenas.find("model").is_held)
+
+
+async def test_one_process_may_have_many_and_is_waited_for_once(house, writer):
+    async with house.vault() as vault:
+        before = descriptors()
+        for name in "abc":
+            await opened(vault, writer.process, replace(SPEC, name=name))
+        assert (vault.holders.count, descriptors()) == (1, before + 1)
+        for name in "abc":
+            await vault.arenas.close(vault.arenas.find(name).id, writer.process)
+        await until(lambda: descriptors() == before)
+        assert vault.holders.count == 0
+
+
+async def test_a_writer_that_died_while_no_mpsd_was_there_is_fenced_by_the_next(house, writer, other):
+    async with house.vault() as vault:
+        arena = await committed(vault, writer.process)
+        await put(vault, arena, writer.process, 1)
+    writer.collect()
+    async with house.vault() as vault:
+        arena = await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)
+        assert await taken(vault, arena, other.process) == {0: b"0"}
+
+
+async def test_a_writer_that_outlives_mpsd_is_the_writer_still(house, writer, other):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await put(vault, arena, writer.process, 0)
+    async with house.vault() as vault:
+        with pytest.raises(ArenaBusy):
+            await vault.arenas.open(arena.id, Access.WRITE, other.process, 0)
+        await vault.arenas.commit(arena.id, 1, writer.process, None)
+        writer.kill()
+        arena = await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)
+        assert await taken(vault, arena, other.process) == {0: b"0"}
+
+
+async def test_nobody_is_fenced_while_the_mpsd_before_still_ends(house, writer, other):
+    """The kernel closes what a killed mpsd held of a dead client, one descriptor after the other; its lock is free before."""
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+    writer.collect()
+    with a_process() as before:
+        house.before = before.process
+        async with house.vault() as vault:
+            await until(lambda: vault.holders.has_ended(writer.process))
+            with pytest.raises(ArenaBusy):
+                await vault.arenas.open(arena.id, Access.WRITE, other.process, 0.01)
+            before.kill()
+            await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)
+
+
+async def test_after_a_reboot_nobody_holds_anything(house, writer):
+    """Pids mean other processes then, and the memory is gone."""
+    async with house.vault() as vault:
+        await committed(vault, writer.process)
+    house.boot = "the next boot"
+    house.end_keepers()
+    async with house.vault() as vault:
+        arena = vault.arenas.find("model")
+        assert (arena.is_held, arena.used_bytes, arena.generation) == (False, 0, 2)
