@@ -61,6 +61,7 @@ class VaultStore:
 
     def __init__(self, path: Path, boot_id: str | None = None) -> None:
         self._path = path
+        self.before_writing: Callable[[], object] = _nothing  # called before each statement that writes: tests die there
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", "which GPU memory belongs to which arena")
         self._begin_boot(read_boot_id() if boot_id is None else boot_id)
 
@@ -161,10 +162,6 @@ class VaultStore:
         self._write([("INSERT OR REPLACE INTO daemon VALUES (1, ?, ?)", (daemon.pid, daemon.start_time))])
         return ProcessId(*found[0]) if found else None
 
-    def watch_statements(self, seen: Callable[[str], object] | None) -> None:
-        """For tests that cut at every statement: `seen` is called before each is executed."""
-        self._db.set_trace_callback(seen)
-
     def close(self) -> None:
         self._db.close()
 
@@ -210,7 +207,9 @@ class VaultStore:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 for statement, values in writes:
+                    self.before_writing()
                     last = self._db.execute(statement, values).lastrowid or 0
+                self.before_writing()
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
@@ -219,6 +218,10 @@ class VaultStore:
             return last
         except sqlite3.Error as exc:
             raise UnusablePath(f"{self._path} cannot be written, and what is not written would be lost: {exc}") from None
+
+
+def _nothing() -> None:
+    pass
 
 
 def _changed(row: Row) -> Write:

@@ -65,11 +65,9 @@ class House:
     boot: str = "this boot"
     before: ProcessId | None = None  # the mpsd before
     made: list[Vault] = field(default_factory=list)
-    seen: Callable[[str], object] | None = None  # before each statement of the store
 
     def make(self) -> Vault:
         store = VaultStore(self.directory / "vault.db", self.boot)
-        store.watch_statements(self.seen)
         around = Surroundings(
             lambda: DEVICES,
             lambda lease_id, gpu: self.lease_bytes.get((lease_id, gpu)),
@@ -125,6 +123,11 @@ class Holder:
     def kill(self) -> None:
         """It stays a zombie."""
         self._child.kill()
+
+    def end(self) -> None:
+        """The same, and it has ended when this returns."""
+        self._child.kill()
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
     def collect(self) -> None:
         self._child.kill()
@@ -198,5 +201,5 @@ def descriptors() -> int:
 
 async def until(is_so: Callable[[], bool]) -> None:
     """Real time: the kernel and another process bring it about.  The test's own deadline ends the wait."""
-    while not is_so():
+    while not is_so():  # noqa: ASYNC110 nobody tells
         await trio.sleep(0.001)  # others of this process have their turn

@@ -4,12 +4,26 @@ import os
 from dataclasses import replace
 
 import pytest
-import trio
 
 from mpsd.arena import FIRST_ADDRESS, GRANULE, WINDOW_UNIT, Access, ArenaSpec
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoRoom, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.policy.arena_settings import Eviction, VaultSettings
-from tests.unit.vault.house import GPU, OTHER_GPU, SPEC, STRANGER, USER, at, committed, descriptors, memory, opened, put, read, taken
+from tests.unit.vault.house import (
+    GPU,
+    OTHER_GPU,
+    SPEC,
+    STRANGER,
+    USER,
+    at,
+    committed,
+    descriptors,
+    memory,
+    opened,
+    put,
+    read,
+    taken,
+    until,
+)
 
 
 async def test_what_was_committed_is_there_for_the_next_and_nothing_else(house, writer, other):
@@ -206,9 +220,7 @@ async def test_its_time_runs_while_nobody_has_it_open(house, writer):
         await vault.arenas.close(arena.id, writer.process)
         house.now += 61
         await vault.arenas.change(vault.arenas.find("other").id, None, None, 5.0)
-        with trio.fail_after(5):
-            while not house.topics("arena.expired"):
-                await trio.sleep(0.001)
+        await until(lambda: bool(house.topics("arena.expired")))
         with pytest.raises(NoSuchArena):
             vault.arenas.find("model")
 

@@ -86,9 +86,10 @@ async def test_those_who_wait_are_admitted_in_their_order(house, writer, other):
 
         with a_process() as third:
             async with trio.open_nursery() as nursery:
-                for each in (other, third):
-                    nursery.start_soon(wait, each.process)
-                    await until(lambda count=len(nursery.child_tasks): len(vault.shelf.find("model").queue) == count)
+                nursery.start_soon(wait, other.process)
+                await until(lambda: len(vault.shelf.find("model").queue) == 1)
+                nursery.start_soon(wait, third.process)
+                await until(lambda: len(vault.shelf.find("model").queue) == 2)
                 await vault.arenas.close(arena.id, writer.process)
             assert admitted == [other.process, third.process]
         assert vault.arenas.find("model").generation == 3
@@ -115,8 +116,7 @@ async def test_who_waits_is_told_when_it_is_sealed_or_gone(house, writer, other)
 async def test_a_process_that_has_ended_is_not_admitted(house, writer):
     async with house.vault() as vault:
         arena = await vault.arenas.create(SPEC, USER, USER, None)
-        writer.kill()
-        os.waitid(os.P_PID, writer.process.pid, os.WEXITED | os.WNOWAIT)
+        writer.end()
         with pytest.raises(BadRequest, match="has ended"):
             await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)
         with pytest.raises(BadRequest, match="has ended"):

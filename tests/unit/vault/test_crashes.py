@@ -1,0 +1,265 @@
+"""mpsd dies, and the keeper dies, at every point: nothing half done is ever seen, and no descriptor stays behind."""
+
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from mpsd.arena import GRANULE, Access, Arena
+from mpsd.errors import KeeperFailed, MpsdError, StaleGeneration
+from mpsd.model import ProcessId
+from mpsd.vault.keeper import VaultKeeper
+from mpsd.vault.vault import Vault
+from tests.unit.vault.house import SPEC, House, at, committed, descriptors, memory, opened, put, taken, until
+
+Step = Callable[[Vault, Arena, ProcessId], Awaitable[object]]
+
+
+class Killed(BaseException):
+    """Stands for `kill -9`: nothing of mpsd's own catches it."""
+
+
+async def put_two(vault: Vault, arena: Arena, process: ProcessId) -> None:
+    await put(vault, arena, process, 4, 5)
+
+
+async def put_again(vault: Vault, arena: Arena, process: ProcessId) -> None:
+    await put(vault, arena, process, 2, text=b"again")
+
+
+async def drop_fresh(vault: Vault, arena: Arena, process: ProcessId) -> None:
+    await vault.arenas.drop(arena.id, 1, process, [2 * GRANULE])
+
+
+async def drop_committed(vault: Vault, arena: Arena, process: ProcessId) -> None:
+    await vault.arenas.drop(arena.id, 1, process, [0, GRANULE])
+
+
+async def commit(vault: Vault, arena: Arena, process: ProcessId) -> None:
+    await vault.arenas.drop(arena.id, 1, process, [0])
+    await vault.arenas.commit(arena.id, 1, process, memory(b"layout 2"))
+
+
+async def seal(vault: Vault, arena: Arena, process: ProcessId) -> None:
+    await vault.arenas.seal(arena.id, 1, process)
+
+
+async def close_and_remove(vault: Vault, arena: Arena, process: ProcessId) -> None:
+    await vault.arenas.close(arena.id, process)
+    await vault.arenas.remove(arena.id)
+
+
+STEPS = (put_two, put_again, drop_fresh, drop_committed, commit, seal, close_and_remove)
+BEFORE = {0: b"0", 1: b"1"}
+SEEN = {  # what an adopter may find after a death at any point of the step
+    commit: [BEFORE, {1: b"1", 2: b"2"}],
+}
+
+
+async def prepared(vault: Vault, process: ProcessId) -> Arena:
+    """Two that are committed, with a layout, and one that is not."""
+    arena = await opened(vault, process)
+    await put(vault, arena, process, 0, 1)
+    arena = await vault.arenas.commit(arena.id, 1, process, memory(b"layout 1"))
+    await put(vault, arena, process, 2)
+    return arena
+
+
+async def die_in(house: House, step: Step, process: ProcessId, deadly: int) -> bool:
+    """Carry out a step, and die before the so-manieth thing asked of store or keeper; False: it was done before."""
+    count = 0
+
+    def cut(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count == deadly:
+            raise Killed
+
+    async with house.vault() as vault:
+        arena = vault.arenas.find("model")
+        exchange = VaultKeeper._exchange
+
+        async def deadly_exchange(self: VaultKeeper, requests):  # type: ignore[no-untyped-def]
+            cut()
+            replies = await exchange(self, requests)
+            cut()
+            return replies
+
+        vault.store.before_writing = cut
+        vault.keeper._exchange = deadly_exchange.__get__(vault.keeper)  # type: ignore[method-assign]
+        await step(vault, arena, process)
+        return False
+    raise AssertionError
+
+
+def was_killed(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(was_killed(each) for each in error.exceptions)
+    return isinstance(error, Killed)
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+async def test_a_death_at_any_point_of_a_step_leaves_all_of_it_or_nothing(house, writer, other, step):
+    deadly = 0
+    is_cut = True
+    while is_cut:
+        deadly += 1
+        async with house.vault() as vault:
+            for arena in vault.arenas.arenas():
+                for process in (writer.process, other.process):
+                    if process in (arena.writer, *arena.readers):
+                        await vault.arenas.close(arena.id, process)
+                await vault.arenas.remove(arena.id)
+            await prepared(vault, writer.process)
+        try:
+            is_cut = await die_in(house, step, writer.process, deadly)
+        except BaseException as exc:
+            if not was_killed(exc):
+                raise
+        async with house.vault() as vault:
+            await check_whole(vault, step, writer.process, other.process)
+    assert deadly > 2
+
+
+async def check_whole(vault: Vault, step: Step, writer: ProcessId, other: ProcessId) -> None:
+    """What is stored, what the keeper holds, and what is counted are the same; an adopter sees one of two states."""
+    arenas = vault.arenas.arenas()
+    names = await vault.keeper.names()
+    assert sorted(names) == sorted(name for entry in vault.shelf.by_id.values() for name in entry.names())
+    assert vault.shelf.account.used_bytes[SPEC.gpu] == sum(each.used_bytes for each in arenas)
+    if not arenas:
+        assert step is close_and_remove
+        return
+    [arena] = arenas
+    if writer in (arena.writer, *arena.readers):
+        await vault.arenas.close(arena.id, writer)
+    await vault.arenas.open(arena.id, Access.READ, other, 0)
+    assert await taken(vault, arena, other) in SEEN.get(step, [BEFORE])
+    found, layout = await vault.arenas.layout(arena.id, other)
+    text = os.pread(layout, 100, 0)
+    os.close(layout)
+    assert text == (b"layout 2" if found.allocations and 0 not in await taken(vault, arena, other) else b"layout 1")
+
+
+# -- the keeper's own death ------------------------------------------------------------------------------------------------
+
+
+async def test_the_keepers_death_takes_all_memory_and_nothing_else(house, writer, other):
+    async with house.vault() as vault:
+        arena = await committed(vault, writer.process)
+        empty = await opened(vault, other.process, replace(SPEC, name="empty"))
+        os.kill(vault.keeper.pid, signal.SIGKILL)
+        await until(lambda: bool(house.topics("arena.lost")))
+        [lost] = house.topics("arena.lost")
+        assert (lost["name"], lost["lost_bytes"]) == ("model", GRANULE)
+        found = vault.arenas.find("model")
+        assert (found.used_bytes, found.allocations, found.generation, found.writer) == (0, 0, 2, writer.process)
+        with pytest.raises(StaleGeneration):
+            await put(vault, arena, writer.process, 1)
+        again = await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)
+        await put(vault, again, writer.process, 0, text=b"filled again")
+        await vault.arenas.commit(arena.id, again.generation, writer.process, None)
+        assert await taken(vault, arena, writer.process) == {0: b"filled again"}
+        assert (await put(vault, empty, other.process, 0)).generation == 1
+
+
+async def test_a_sealed_arena_that_was_lost_can_be_filled_again(house, writer):
+    async with house.vault() as vault:
+        arena = await committed(vault, writer.process)
+        await vault.arenas.seal(arena.id, 1, writer.process)
+        os.kill(vault.keeper.pid, signal.SIGKILL)
+        await until(lambda: not vault.arenas.find("model").is_sealed)
+        assert (await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)).generation == 3
+
+
+async def test_mpsd_and_the_keeper_die_together(house, writer):
+    async with house.vault() as vault:
+        await committed(vault, writer.process)
+    house.end_keepers()
+    async with house.vault() as vault:
+        found = vault.arenas.find("model")
+        assert (found.used_bytes, found.generation, found.writer) == (0, 2, writer.process)
+        assert vault.keeper.pid == 0  # nothing is to be held
+
+
+async def test_a_keeper_that_lost_one_descriptor_loses_its_arena_alone(house, writer):
+    async with house.vault() as vault:
+        await committed(vault, writer.process, places=(0, 1))
+        await committed(vault, writer.process, replace(SPEC, name="whole"))
+        await vault.keeper.drop(["m.000000000002"])
+    async with house.vault() as vault:
+        assert [vault.arenas.find(name).used_bytes for name in ("model", "whole")] == [0, GRANULE]
+        assert await vault.keeper.names() == ["m.000000000003"]
+
+
+async def test_a_stopped_keeper_costs_an_answer_and_no_memory(house, writer, monkeypatch):
+    """Somebody debugs it, or the machine sleeps: what it holds is not lost."""
+    monkeypatch.setattr("mpsd.vault.keeper._SECONDS", 0.05)
+    async with house.vault() as vault:
+        arena = await committed(vault, writer.process)
+        os.kill(vault.keeper.pid, signal.SIGSTOP)
+        for _ in range(2):
+            with pytest.raises(KeeperFailed):
+                await put(vault, arena, writer.process, 1)
+        assert vault.arenas.find("model").used_bytes == GRANULE
+        os.kill(vault.keeper.pid, signal.SIGCONT)
+        monkeypatch.setattr("mpsd.vault.keeper._SECONDS", 10.0)
+        await put(vault, arena, writer.process, 1, text=b"after")
+        await vault.arenas.commit(arena.id, 1, writer.process, None)
+        assert await taken(vault, arena, writer.process) == {0: b"0", 1: b"after"}
+        assert len(await vault.keeper.names()) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.deadline(300)
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_thousand_cycles_leave_no_descriptor_behind(house, writer, other, seed):
+    """mpsd dies in the middle, the keeper does, or nobody; the end of each cycle is the beginning of the next."""
+    chance = random.Random(seed)
+    here = None
+    for cycle in range(500):
+        try:
+            async with house.vault() as vault:
+                await one_cycle(vault, chance, writer.process, other.process)
+        except BaseException as exc:
+            if not was_killed(exc):
+                raise
+        if cycle == 10:
+            here = descriptors()
+    assert descriptors() <= here
+    async with house.vault() as vault:
+        names = await vault.keeper.names()
+        assert sorted(names) == sorted(name for entry in vault.shelf.by_id.values() for name in entry.names())
+
+
+async def one_cycle(vault: Vault, chance: random.Random, writer: ProcessId, other: ProcessId) -> None:
+    if not vault.arenas.arenas():
+        await vault.arenas.create(SPEC, 0, 0, None)
+    [arena] = vault.arenas.arenas()
+    cuts = chance.randrange(40)
+
+    def cut() -> None:
+        nonlocal cuts
+        cuts -= 1
+        if cuts == 0:
+            raise Killed
+
+    vault.store.before_writing = cut
+    for _ in range(8):
+        try:
+            arena = await vault.arenas.open(arena.id, Access.WRITE, chance.choice((writer, other)), 0)
+            assert arena.writer is not None
+            places = [chance.randrange(64)]
+            await vault.arenas.put(arena.id, arena.generation, arena.writer, at(*places), [memory()])
+            if chance.random() < 0.5:
+                await vault.arenas.commit(arena.id, arena.generation, arena.writer, memory(b"%d" % cuts))
+            await vault.arenas.drop(arena.id, arena.generation, arena.writer, [chance.randrange(64) * GRANULE])
+            if chance.random() < 0.3:
+                await vault.arenas.close(arena.id, arena.writer)
+            if vault.keeper.pid and chance.random() < 0.02:
+                os.kill(vault.keeper.pid, signal.SIGKILL)
+        except MpsdError:
+            arena = vault.arenas.find("model")
