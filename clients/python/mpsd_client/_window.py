@@ -216,8 +216,10 @@ class Window:
     @contextmanager
     def _working(self) -> Iterator[Any]:
         """Where memory is mapped and unmapped: the GPU's context is current, and the arena stays open."""
-        with self._lock, _cuda.on_device(self.device):
-            yield self._open_handle()
+        with self._lock:
+            handle = self._open_handle()
+            with _cuda.on_device(self.device):
+                yield handle
 
     def _block(self, address: int) -> Block:
         found = ffi.new("struct mpsd_allocation *")

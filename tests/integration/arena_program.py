@@ -1,0 +1,287 @@
+"""A Python program with arenas, run as `python arena_program.py VERB ...` on the simulated driver: JSON lines of what it found.
+
+Memory is looked at through the driver itself (cuMemcpy), never through the views under test.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from ctypes import c_size_t, c_ssize_t, c_uint64, c_void_p
+from functools import partial
+from typing import Any
+
+from mpsd_client import Arena, Layout, TensorSpec, adopt
+from mpsd_client import _native as native
+from mpsd_client._cuda import on_device
+from mpsd_client._native import lib
+
+MIB = 1 << 20
+cuda = ctypes.CDLL("libcuda.so.1")
+
+
+def say(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def pattern(seed: int, size: int) -> bytes:
+    return bytes((seed + 7 * number) % 251 for number in range(251)) * (size // 251 + 1)
+
+
+def poke(arena: Arena, address: int, seed: int, size: int) -> None:
+    with on_device(arena.device):
+        assert cuda.cuMemcpyHtoD_v2(c_uint64(address), pattern(seed, size), c_size_t(size)) == 0
+
+
+def is_there(arena: Arena, address: int, seed: int, size: int) -> bool:
+    found = ctypes.create_string_buffer(size)
+    with on_device(arena.device):
+        assert cuda.cuMemcpyDtoH_v2(found, c_uint64(address), c_size_t(size)) == 0
+    return found.raw == pattern(seed, size)[:size]
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """What a call raises, in words that a test can compare."""
+    try:
+        call()
+    except Exception as exc:
+        return f"{type(exc).__name__}: {exc}"
+    return "nothing"
+
+
+def dense(offset: int, dtype: str, *shape: int) -> TensorSpec:
+    strides = [1]
+    for size in shape[:0:-1]:
+        strides.append(strides[-1] * size)
+    return TensorSpec(offset, dtype, shape, tuple(reversed(strides)))
+
+
+# -- one process writes, dies, and another adopts ------------------------------------------------------------------------
+
+
+def fill(arena: Arena) -> None:
+    """Three blocks, one dropped before the commit; tensors in the others, one across both."""
+    first, second, third = (arena.allocate(size) for size in (2 * MIB, 3 * MIB, 2 * MIB))
+    poke(arena, first.address, 1, first.bytes)
+    poke(arena, third.address, 3, third.bytes)
+    arena.free(second)
+    layout = {
+        "weights": dense(first.offset, "bfloat16", 1024, 1024),
+        "slanted": TensorSpec(third.offset + 4096, "float32", (3, 5), (8, 1)),
+        "kv": dense(third.offset, "uint8", 2, MIB),
+    }
+    arena.commit(Layout(layout, {"step": 7}))
+
+
+def write_and_die(name: str, *more: str) -> None:
+    """Killed in the middle of the next change: a block more, another layout not committed yet, one committed block freed."""
+    arena = Arena.create(name, 32 * MIB)
+    fill(arena)
+    late = arena.allocate(4 * MIB)
+    poke(arena, late.address, 9, late.bytes)
+    arena.flush()
+    arena.free(arena.blocks()[0])
+    say(base=arena.base, generation=arena.generation, used=arena.used_bytes, blocks=len(arena.blocks()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def take_over(name: str) -> None:
+    arena = adopt(name, wait=10)
+    kv, weights = arena["kv"], arena["weights"]
+    say(
+        base=arena.base,
+        generation=arena.generation,
+        blocks=[block.bytes // MIB for block in arena.blocks()],
+        names=list(arena),
+        step=arena.extra["step"],
+        strides=arena["slanted"].strides,
+        weights=is_there(arena, weights.address, 1, weights.nbytes),
+        kv=is_there(arena, kv.address, 3, kv.nbytes),
+        reading=arena["kv"].is_read_only,
+    )
+    more = arena.allocate(MIB)
+    arena.commit(Layout(dict(arena.tensors) | {"more": dense(more.offset, "int8", MIB)}, {"step": 8}))
+    arena.close()
+
+
+def write_and_leave(name: str) -> None:
+    with Arena.create(name, 32 * MIB) as arena:
+        fill(arena)
+
+
+# -- beside each other ---------------------------------------------------------------------------------------------------
+
+
+def read_beside(name: str) -> None:
+    """While a writer has it: its own process here opens it to read, then the writer adds to it."""
+    with Arena.create(name, 32 * MIB) as writer:
+        fill(writer)
+        say(second=refusal(lambda: other_process("open_now", name)))
+        with_reader = other_process("look", name)
+        say(**with_reader)
+
+
+def other_process(*words: str) -> Any:
+    done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    return json.loads(done.stdout)
+
+
+def open_now(name: str) -> None:
+    Arena.open(name).close()
+
+
+def look(name: str) -> None:
+    with Arena.read(name) as arena:
+        kv = arena["kv"]
+        interface = kv.__cuda_array_interface__
+        versioned = kv.__dlpack__(max_version=(1, 1))
+        facts = {
+            "right": is_there(arena, kv.address, 3, kv.nbytes),
+            "plain": refusal(kv.__dlpack__),
+            "capsule": repr(versioned).split('"')[1],
+            "interface": interface,
+            "allocate": refusal(lambda: arena.allocate(MIB)),
+            "commit": refusal(lambda: arena.commit(b"mine")),
+        }
+        del kv, versioned, interface
+    say(**facts)
+
+
+# -- borders -------------------------------------------------------------------------------------------------------------
+
+
+def refusals(name: str) -> None:
+    arena = Arena.create(name, 8 * MIB)
+    block = arena.allocate(6 * MIB)
+    outside = Layout({"x": dense(block.offset + block.bytes - 2, "int16", 2)})
+    facts = {
+        "again": refusal(lambda: Arena.create(name, 8 * MIB)),
+        "unknown": refusal(lambda: Arena.open("nobodys")),
+        "no layout": refusal(lambda: arena["x"]),
+        "capacity": refusal(lambda: arena.allocate(4 * MIB)),
+        "free": refusal(lambda: arena.free(block.address + 4096)),
+        "outside": refusal(lambda: arena.commit(outside)),
+        "large": refusal(lambda: arena.commit(b"x" * (16 * MIB + 1))),
+        "view": refusal(lambda: arena.view(block.address, "int8", (7 * MIB,))),
+        "type": refusal(lambda: arena.view(block.address, "int9", (1,))),
+    }
+    arena.close()
+    facts |= {"closed": refusal(lambda: arena.allocate(MIB)), "twice": refusal(arena.close)}
+    say(**facts, none=refusal(lambda: adopt(name)), still=refusal(lambda: Arena.open(name).close()))
+
+
+def foreign_layouts(name: str) -> None:
+    """What another program, or a malicious one, may have committed."""
+    arena = Arena.create(name, 8 * MIB)
+    block = arena.allocate(2 * MIB)
+    found = {}
+    arena.commit(b"\x00\xffnot ours")
+    found["bytes"] = (arena.layout == b"\x00\xffnot ours", refusal(lambda: arena["x"]))
+    arena.commit({"format": "mine", "version": 3})
+    found["mapping"] = (json.loads(arena.layout or b"")["version"], refusal(lambda: arena.tensors))
+    beyond = {"offset": block.bytes - 8, "bytes": 16, "dtype": "int8", "shape": [16], "strides": [1]}
+    arena.commit({"format": "mpsd-tensors-1", "tensors": {"beyond": beyond}})
+    found["beyond"] = (list(arena), refusal(lambda: arena["beyond"]))
+    found["missing"] = (list(arena), refusal(lambda: arena["nothing"]))
+    arena.close()
+    say(**found)
+
+
+def lending(name: str) -> None:
+    """Nothing is unmapped while somebody has it."""
+    write_and_leave(name)
+    arena = adopt(name)
+    tensor = arena["kv"]
+    capsule = tensor.__dlpack__(max_version=(1, 0))
+    found = {"capsule": refusal(arena.close), "lent": arena.lent}
+    del capsule
+    interface = tensor.__cuda_array_interface__
+    found["interface"] = refusal(arena.close)
+    found["other device"] = refusal(partial(tensor.__dlpack__, dl_device=(1, 0)))
+    found["copy"] = refusal(partial(tensor.__dlpack__, copy=True))
+    found["bfloat16"] = hasattr(arena["weights"], "__cuda_array_interface__")
+    found["device"] = tensor.__dlpack_device__()
+    slanted = arena["slanted"].__cuda_array_interface__
+    found["strides"] = (interface["strides"], slanted["strides"], slanted["typestr"], interface["version"])
+    del tensor, interface
+    gc.collect()
+    arena.close()
+    found["closed"] = arena.is_closed
+    say(**found)
+
+
+def leaving_with_a_view(name: str, is_failing: str = "") -> None:
+    """`with` tells of a view that is out, but hides no exception behind that."""
+    write_and_leave(name)
+
+    def leave() -> None:
+        with adopt(name) as arena:
+            capsule = arena["kv"].__dlpack__(max_version=(1, 0))
+            assert capsule
+            if is_failing:
+                raise KeyError("of mine")
+
+    say(raised=refusal(leave))
+
+
+def fork(name: str) -> None:
+    """The child has the parent's arena only to let go of it."""
+    write_and_leave(name)
+    arena = adopt(name)
+    child = os.fork()
+    if child == 0:
+        said = refusal(lambda: arena.allocate(MIB))
+        arena.close()
+        os._exit(0 if "parent" in said else 3)
+    _, status = os.waitpid(child, 0)
+    kv = arena["kv"]
+    say(child=os.waitstatus_to_exitcode(status), right=is_there(arena, kv.address, 3, kv.nbytes))
+    arena.close()
+
+
+# -- PyTorch's allocator, called as PyTorch calls it ---------------------------------------------------------------------
+
+
+def allocator(name: str) -> None:
+    path = native.__file__
+    assert path
+    library = ctypes.CDLL(path)
+    take, give = library.mpsd_torch_alloc, library.mpsd_torch_free
+    take.restype, take.argtypes = c_void_p, (c_ssize_t, ctypes.c_int, c_void_p)
+    give.restype, give.argtypes = None, (c_void_p, c_ssize_t, ctypes.c_int, c_void_p)
+    arena = Arena.create(name, 16 * MIB)
+    found: dict[str, Any] = {"unchosen": take(2 * MIB, 0, None)}
+    lib.mpsd_torch_use(0, arena.handle)
+    elsewhere: list[Any] = []
+    thread = threading.Thread(target=lambda: elsewhere.append(take(2 * MIB, 0, None)))
+    thread.start()
+    thread.join()
+    with on_device(0):
+        first, second = take(3 * MIB, 0, None), take(2 * MIB, 0, None)
+        found |= {"too much": take(64 * MIB, 0, None), "no bytes": take(0, 0, None), "no device": take(MIB, 99, None)}
+    found |= {"elsewhere": elsewhere[0], "offsets": [first - arena.base, second - arena.base], "blocks": len(arena.blocks())}
+    poke(arena, second, 5, 2 * MIB)
+    give(first, 3 * MIB, 0, None)  # no context is current: the GPU cannot be waited for
+    found["after a free without a context"] = len(arena.blocks())
+    with on_device(0):
+        give(0x1000, MIB, 0, None)
+        third = take(MIB, 0, None)  # the same place once more, since what was given back has gone by now
+    found |= {"third": third - arena.base, "blocks then": len(arena.blocks())}
+    found["second"] = is_there(arena, second, 5, 2 * MIB)
+    found["forgotten"] = lib.mpsd_torch_forget(arena.handle)
+    arena.close()
+    with on_device(0):
+        give(second, 2 * MIB, 0, None)
+        found["after the end"] = take(MIB, 0, None)
+    say(**found)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

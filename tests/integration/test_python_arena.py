@@ -1,0 +1,141 @@
+"""Arenas from Python: real processes, the real daemon, the simulated driver."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.machine import Machine, open_machine
+
+PROGRAM = Path(__file__).with_name("arena_program.py")
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def vault(programs: None) -> Iterator[Machine]:
+    """One daemon for all of them: each test has an arena of its own."""
+    with open_machine() as machine:
+        machine.start()
+        yield machine
+
+
+def run(machine: Machine, verb: str, *words: str, status: int = 0) -> Any:
+    """What it says, one object; a list of them where it says more."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), verb, *words],
+        env=machine.variables,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    return said[0] if len(said) == 1 else said
+
+
+def test_what_a_killed_process_committed_is_there_for_the_next_one(vault: Machine) -> None:
+    """Bit by bit, at the same addresses; what it did after its last commit is not, and a dropped block is back."""
+    before = run(vault, "write_and_die", "killed", status=-signal.SIGKILL)
+    after = run(vault, "take_over", "killed")
+    assert (before["generation"], after["generation"]) == (1, 2)
+    assert after == {
+        "base": before["base"],
+        "generation": 2,
+        "blocks": [2, 2],
+        "names": ["weights", "slanted", "kv"],
+        "step": 7,
+        "strides": [8, 1],
+        "weights": True,
+        "kv": True,
+        "reading": False,
+    }
+
+
+def test_an_adopter_commits_as_well(vault: Machine) -> None:
+    run(vault, "write_and_leave", "passed")
+    assert run(vault, "take_over", "passed")["step"] == 7
+    assert run(vault, "take_over", "passed")["step"] == 8
+
+
+def test_a_reader_is_beside_a_writer_and_another_writer_is_not(vault: Machine) -> None:
+    refused, reader = run(vault, "read_beside", "shared")
+    assert "ARENA_BUSY" in refused["second"]
+    assert reader["right"] is True
+    assert reader["capsule"] == "dltensor_versioned"
+    assert reader["plain"].startswith("BufferError: tensor kv is read-only")
+    assert reader["interface"]["data"][1] is True
+    assert reader["allocate"].startswith("PermissionError")
+    assert reader["commit"].startswith("PermissionError")
+
+
+def test_what_cannot_be_is_refused_in_words_and_leaves_the_arena_whole(vault: Machine) -> None:
+    said = run(vault, "refusals", "refused")
+    expected = {
+        "again": "FileExistsError: ",
+        "unknown": "Refused: NO_SUCH_ARENA: ",
+        "no layout": "LayoutError: no layout was committed to arena refused",
+        "capacity": "OSError: [Errno 28] ",
+        "free": "FileNotFoundError: ",
+        "outside": "LayoutError: tensor x: 4 bytes at 0x",
+        "large": "OSError: [Errno 22] ",
+        "view": "LayoutError: tensor without a name: 7340032 bytes at 0x",
+        "type": "LayoutError: no data type 'int9' is known",
+        "closed": "ValueError: arena refused is closed",
+        "twice": "nothing",
+        "none": "LayoutError: no layout was committed to arena refused",
+        "still": "nothing",
+    }
+    assert {name: said[name][: len(words)] for name, words in expected.items()} == expected
+
+
+def test_a_layout_of_another_program_is_handed_out_and_not_believed(vault: Machine) -> None:
+    said = run(vault, "foreign_layouts", "foreign")
+    assert said["bytes"] == [True, "LayoutError: the layout is no JSON: " + said["bytes"][1].partition("JSON: ")[2]]
+    assert said["mapping"] == [3, "LayoutError: the layout is not of the format mpsd-tensors-1"]
+    assert said["beyond"][1].startswith("LayoutError: tensor beyond: 16 bytes at 0x")
+    assert said["missing"] == [["beyond"], "KeyError: 'nothing'"]
+
+
+def test_nothing_is_unmapped_while_somebody_has_it(vault: Machine) -> None:
+    said = run(vault, "lending", "lent")
+    out = "BufferError: arena lent has 1 tensors out: drop them before you close it"
+    assert (said["capsule"], said["lent"], said["interface"], said["closed"]) == (out, 1, out, True)
+    assert said["other device"].startswith("BufferError: tensor kv is on device (2, 0)")
+    assert said["copy"].startswith("BufferError: ")
+    assert (said["bfloat16"], said["device"]) == (False, [2, 0])
+    assert said["strides"] == [None, [32, 4], "<f4", 3]
+
+
+def test_leaving_a_with_block_tells_of_a_view_and_hides_no_exception(vault: Machine) -> None:
+    said = run(vault, "leaving_with_a_view", "left")
+    assert said["raised"].startswith("BufferError: arena left has 1 tensors out")
+    assert run(vault, "leaving_with_a_view", "failed", "indeed") == {"raised": "KeyError: 'of mine'"}
+
+
+def test_a_child_after_fork_cannot_touch_its_parents_arena(vault: Machine) -> None:
+    assert run(vault, "fork", "forked") == {"child": 0, "right": True}
+
+
+def test_pytorchs_allocator_takes_from_the_chosen_arena_and_gives_back_when_the_gpu_is_idle(vault: Machine) -> None:
+    """Its two functions, called as PyTorch does: by address, in any thread, also after the arena is gone."""
+    assert run(vault, "allocator", "pooled") == {
+        "unchosen": None,
+        "elsewhere": None,
+        "too much": None,
+        "no bytes": None,
+        "no device": None,
+        "offsets": [0, 4 * MIB],
+        "blocks": 2,
+        "after a free without a context": 2,
+        "third": 0,
+        "blocks then": 2,
+        "second": True,
+        "forgotten": 2,
+        "after the end": None,
+    }
