@@ -1,0 +1,297 @@
+"""Arenas at the socket: who may what, who a holder is, waiting to write, and who is told."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from mpsd.api.authority import Peer
+from mpsd.arena import GRANULE
+from mpsd.errors import KeeperFailed
+from mpsd.model import ProcessId
+from mpsd.wire.rpc import Notification, Request, encode
+from tests.unit.api.fake_services import UUIDS
+from tests.unit.api.house import OPERATOR, OWNER, STRANGER, Caller, House, open_house
+
+MEMBER = Peer(800, 2000, False, gids=(2000, 1100))  # of the group that may read "weights"
+HIDDEN, NO, BUSY, STALE = "NO_SUCH_ARENA", "NOT_ALLOWED", "ARENA_BUSY", "STALE_GENERATION"
+
+
+def add_processes(house: House) -> None:
+    house.fakes.processes |= {peer.pid: 10 * peer.pid for peer in (OWNER, MEMBER, STRANGER, OPERATOR)}
+
+
+async def outcome(caller: Caller, method: str, **said: Any) -> str:
+    response = await caller.call(method, **said)
+    return str(response.error["name"]) if response.error else "done"
+
+
+RULES: dict[str, tuple[str, dict[str, Any], tuple[str, str, str, str]]] = {
+    # whether:                                                        owner, of the group, others, an operator
+    "get": ("arena.get", {"name": "weights"}, ("done", "done", HIDDEN, "done")),
+    "get what is private": ("arena.get", {"name": "cache"}, ("done", HIDDEN, HIDDEN, "done")),
+    "read": ("arena.open", {"name": "weights", "access": "read"}, ("done", "done", HIDDEN, "done")),
+    "read what is private": ("arena.open", {"name": "cache", "access": "read"}, ("done", HIDDEN, HIDDEN, "done")),
+    "write": ("arena.open", {"name": "weights", "access": "write"}, ("done", NO, HIDDEN, BUSY)),
+    "write what is private": ("arena.open", {"name": "cache", "access": "write"}, ("done", HIDDEN, HIDDEN, "done")),
+    "change": ("arena.change", {"id": 1, "mode": 0o666}, ("done", NO, HIDDEN, "done")),
+    "remove": ("arena.remove", {"name": "cache"}, ("done", HIDDEN, HIDDEN, "done")),
+    "remove what may be read": ("arena.remove", {"name": "weights"}, (BUSY, NO, HIDDEN, BUSY)),
+    "take": ("arena.take", {"id": 1}, ("done", NO, HIDDEN, NO)),
+    "take what is private": ("arena.take", {"id": 2}, (NO, HIDDEN, HIDDEN, NO)),
+    "commit": ("arena.commit", {"id": 1, "generation": 7, "has_layout": False}, ("done", STALE, HIDDEN, STALE)),
+    "close": ("arena.close", {"id": 1}, ("done", NO, HIDDEN, NO)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_who_may_what(rule: str, tmp_path: Path) -> None:
+    method, said, expected = RULES[rule]
+    found = []
+    for peer in (OWNER, MEMBER, STRANGER, OPERATOR):
+        async with open_house(tmp_path) as house:
+            add_processes(house)
+            found.append(await outcome(await house.call_as(peer), method, **said))
+    assert tuple(found) == expected
+
+
+async def test_a_list_has_what_its_reader_may_see(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        for peer, names in (
+            (OWNER, ["weights", "cache"]),
+            (MEMBER, ["weights"]),
+            (STRANGER, []),
+            (OPERATOR, ["weights", "cache"]),
+        ):
+            page = await (await house.call_as(peer)).ask("arena.list")
+            assert [each["name"] for each in page["items"]] == names
+        page = await (await house.call_as()).ask("arena.list", limit=1)
+        assert ([each["id"] for each in page["items"]], page["next"]) == ([1], 1)
+
+
+async def test_who_has_it_open_goes_on_when_the_mode_is_changed(tmp_path: Path) -> None:
+    """As with an open file; who comes then is not let in."""
+    async with open_house(tmp_path) as house:
+        add_processes(house)
+        owner, member = await house.call_as(OWNER), await house.call_as(MEMBER)
+        await member.ask("arena.open", name="weights", access="read")
+        await owner.ask("arena.change", id=1, mode=0o600)
+        await member.ask("arena.take", id=1)
+        assert await outcome(member, "arena.open", name="weights", access="read") == HIDDEN
+        await member.ask("arena.close", id=1)
+        assert await outcome(member, "arena.take", id=1) == HIDDEN
+
+
+async def test_a_holder_is_a_process_and_not_a_connection(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        add_processes(house)
+        first = await house.call_as(OWNER)
+        assert (await first.ask("arena.open", name="cache", access="write"))["generation"] == 8
+        first.close()
+        await house.until(0)
+        again = await house.call_as(OWNER)
+        assert (await again.ask("arena.open", name="cache", access="write"))["generation"] == 8
+        await again.ask("arena.put", fds=[house.any_fd()], id=2, generation=8, allocations=[[GRANULE, GRANULE]])
+
+
+@pytest.mark.parametrize(
+    ("process", "start_time"),
+    [
+        pytest.param(None, 5860, id="one that had ended when it was asked for, or of another pid namespace"),
+        pytest.param(ProcessId(586, 5860), None, id="one that has ended since"),
+        pytest.param(ProcessId(586, 5860), 99999, id="one whose pid is another's now"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("arena.open", {"name": "cache", "access": "write"}),
+        ("arena.put", {"id": 1, "generation": 7, "allocations": [[GRANULE, GRANULE]]}),
+        ("arena.take", {"id": 1}),
+        ("arena.close", {"id": 1}),
+    ],
+)
+async def test_nobody_is_taken_for_another(
+    method: str, said: dict[str, Any], process: ProcessId | None, start_time: int | None, tmp_path: Path
+) -> None:
+    """A connection may outlive the process that made it."""
+    async with open_house(tmp_path) as house:
+        house.fakes.processes.pop(586)
+        caller = await house.call_as(replace(OWNER, process=process))
+        if start_time:
+            house.fakes.processes[586] = start_time
+        before = house.fakes.changes()
+        fds = [house.any_fd()] if method == "arena.put" else []
+        assert await outcome(caller, method, fds=fds, **said) == "NO_SUCH_CLIENT"
+        assert house.fakes.changes() == before
+
+
+async def test_who_waits_to_write_holds_up_nobody(tmp_path: Path) -> None:
+    """Neither others nor the user's own other connections; and is let in when the writer is fenced."""
+    other = Peer(588, 1000, False)
+    async with open_house(tmp_path) as house:
+        add_processes(house)
+        house.fakes.processes[other.pid] = 1
+        waiting, own, others = await house.call_as(other), await house.call_as(other), await house.call_as(STRANGER)
+        await waiting.send(encode(Request(9, "arena.open", {"name": "weights", "access": "write", "wait_seconds": 3600})))
+        await wait_all_tasks_blocked()
+        assert house.fakes.arenas.waiting == 1
+        await own.ask("arena.get", name="weights")
+        await own.ask("arena.open", name="weights", access="read")
+        await others.ask("health")
+        house.fakes.arenas.fence(1)
+        frame = await waiting.receive()
+        assert frame is not None
+        assert not isinstance(frame, Notification)
+        assert house.fakes.arenas.made[1].writer == ProcessId(588, 1)
+
+
+async def test_what_one_waits_for_in_vain_is_busy(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(Peer(700, 1000, False))
+        assert await outcome(caller, "arena.open", name="weights", access="write", wait_seconds=0.01) == BUSY
+        assert house.fakes.arenas.waiting == 0
+
+
+@pytest.mark.parametrize("has_more_to_say", [False, True], ids=["silent", "with another request behind"])
+async def test_who_hangs_up_waits_no_longer(has_more_to_say: bool, tmp_path: Path) -> None:
+    """And does not become a writer that knows nothing of it; the audit says what became of the request."""
+    async with open_house(tmp_path) as house:
+        house.fakes.processes[588] = 1
+        caller = await house.call_as(Peer(588, 1000, False))
+        await caller.send(encode(Request(9, "arena.open", {"name": "weights", "access": "write", "wait_seconds": 3600})))
+        await wait_all_tasks_blocked()
+        if has_more_to_say:
+            await caller.send(encode(Request(10, "health", {})))
+        assert house.fakes.arenas.waiting == 1
+        caller.close()
+        await house.until(0)
+        assert house.fakes.arenas.waiting == 0
+        house.audit.close()
+    assert '"outcome":"given up"' in (tmp_path / "audit.log").read_text()
+
+
+async def test_who_only_says_no_more_still_waits(tmp_path: Path) -> None:
+    """shutdown(SHUT_WR) is not hanging up: the answer is wanted."""
+    async with open_house(tmp_path) as house:
+        house.fakes.processes[588] = 1
+        caller = await house.call_as(Peer(588, 1000, False))
+        await caller.send(encode(Request(9, "arena.open", {"name": "weights", "access": "write", "wait_seconds": 3600})))
+        caller.sock.shutdown(1)
+        await wait_all_tasks_blocked()
+        house.fakes.arenas.fence(1)
+        frame = await caller.receive()
+        assert frame is not None
+        assert house.fakes.arenas.made[1].writer == ProcessId(588, 1)
+
+
+async def test_an_arena_is_of_who_made_it(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(MEMBER)
+        made = await caller.ask("arena.create", name="kv.cache_1-a", gpu="1", capacity_bytes=GRANULE, mode=0o640)
+        assert (made["owner_uid"], made["owner_gid"], made["gpu"], made["mode"]) == (2000, 2000, UUIDS[1], 0o640)
+        assert (made["writer_pid"], made["reader_pids"], made["ttl_seconds"]) == (None, [], None)
+        assert await outcome(caller, "arena.create", name="kv.cache_1-a", gpu="1", capacity_bytes=GRANULE) == "BAD_REQUEST"
+        assert await outcome(caller, "arena.create", name="other", gpu="7", capacity_bytes=GRANULE) == "NO_SUCH_DEVICE"
+        assert await outcome(caller, "arena.create", name="other", gpu="1", capacity_bytes=1 << 40) == "NO_ROOM"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "a/b", "..\n", "a\0", "x" * 129, "ä", "a;b", 7, None], ids=lambda name: ascii(name)[:20]
+)
+async def test_a_name_that_is_none_is_refused(name: Any, tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(OWNER)
+        assert await outcome(caller, "arena.create", name=name, gpu="0", capacity_bytes=GRANULE) == "BAD_REQUEST"
+        assert await outcome(caller, "arena.get", name=name) == "BAD_REQUEST"
+
+
+async def test_room_is_made_without_naming_what_one_may_not_see(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        house.fakes.arenas.made[2] = replace(house.fakes.arenas.made[2], owner_uid=2000)
+        caller = await house.call_as(OWNER)
+        assert await caller.ask("arena.make_room", gpu="0", bytes=1) == {"freed_bytes": 0, "names": []}
+        evicted = house.fakes.arenas.made[2]
+
+        async def evict(gpu: str, wanted_bytes: int, uid: int) -> Any:
+            return [evicted, replace(evicted, name="mine", owner_uid=1000)]
+
+        house.fakes.arenas.make_room = evict  # type: ignore[method-assign]
+        assert await caller.ask("arena.make_room", gpu="0", bytes=1) == {"freed_bytes": 2 * GRANULE, "names": ["mine"]}
+
+
+async def test_who_is_told_of_an_arena(tmp_path: Path) -> None:
+    """Its owner, who may read it, and operators; of an event that does not say whose it is, operators alone."""
+    facts = {"arena_id": 1, "name": "weights", "owner_uid": 1000, "owner_gid": 1100, "mode": 0o640}
+    async with open_house(tmp_path) as house:
+        callers = {peer: await house.call_as(peer) for peer in (OWNER, MEMBER, STRANGER, OPERATOR)}
+        for caller in callers.values():
+            await caller.ask("events.subscribe", topics=["arena.*"])
+        house.bus.publish("arena.committed", facts)
+        house.bus.publish("arena.committed", {**facts, "mode": 0o600})
+        house.bus.publish("arena.lost", {"name": "weights"})
+        told = {}
+        for peer, caller in callers.items():
+            await wait_all_tasks_blocked()
+            await caller.ask("health")
+            told[peer] = [event.params["topic"] for event in caller.events]
+    committed = "arena.committed"
+    assert told == {OWNER: [committed] * 2, MEMBER: [committed], STRANGER: [], OPERATOR: [committed] * 2 + ["arena.lost"]}
+
+
+async def test_a_daemon_without_a_vault_says_so(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        house.api._services = replace(house.fakes.services(), arenas=None, keeper=lambda: None)
+        caller = await house.call_as(OWNER)
+        for method, said in (("arena.list", {}), ("arena.get", {"name": "x"}), ("arena.take", {"id": 1})):
+            assert await outcome(caller, method, **said) == KeeperFailed.code.name
+        told = await caller.ask("status")
+        assert (told["arenas"], told["keeper"]) == (0, None)
+
+
+async def test_status_tells_of_the_keeper(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        told = await (await house.call_as(STRANGER)).ask("status")
+        assert (told["arenas"], told["keeper"]) == (2, {"state": "works", "pid": 4711, "descriptors": 2})
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("arena.open", {"name": "weights", "access": "rw"}),
+        ("arena.open", {"name": "weights", "access": "read", "wait_seconds": 3601}),
+        ("arena.open", {"name": "weights"}),
+        ("arena.take", {"id": 1, "limit": 129}),
+        ("arena.take", {"id": 1, "limit": 0}),
+        ("arena.take", {"id": -1}),
+        ("arena.take", {"id": "1"}),
+        ("arena.drop", {"id": 1, "generation": 7, "offsets": []}),
+        ("arena.drop", {"id": 1, "generation": 7, "offsets": [1]}),
+        ("arena.commit", {"id": 1, "generation": -1, "has_layout": False}),
+        ("arena.commit", {"id": 1, "generation": 7}),
+        ("arena.commit", {"id": 1, "generation": 7, "has_layout": 0}),
+        ("arena.change", {"id": 1, "mode": 0o1777}),
+        ("arena.change", {"id": 1, "capacity_bytes": 0}),
+        ("arena.make_room", {"gpu": "0", "bytes": 0}),
+        ("arena.create", {"name": "x", "gpu": "0", "capacity_bytes": 1 << 62}),
+        ("arena.create", {"name": "x", "gpu": "0", "capacity_bytes": GRANULE, "ttl_seconds": 0}),
+        ("arena.put", {"id": 1, "generation": 7, "allocations": [[0]]}),
+        ("arena.put", {"id": 1, "generation": 7, "allocations": [[0, GRANULE, 1]]}),
+        ("arena.put", {"id": 1, "generation": 7, "allocations": [[0, 0]]}),
+        ("arena.put", {"id": 1, "generation": 7, "allocations": [[-GRANULE, GRANULE]]}),
+        ("arena.put", {"id": 1, "generation": 7, "allocations": [[0, GRANULE + 1]]}),
+        ("arena.put", {"id": 1, "generation": 7, "allocations": [["0", GRANULE]]}),
+        ("arena.put", {"id": 1, "generation": 7, "allocations": [[0, GRANULE]] * 129}),
+    ],
+)  # fmt: skip
+async def test_what_makes_no_sense_is_refused(method: str, said: dict[str, Any], tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        before = house.fakes.changes()
+        caller = await house.call_as(OWNER)
+        assert await outcome(caller, method, **said) == "BAD_REQUEST"
+        assert house.fakes.changes() == before
+        with trio.fail_after(5):
+            await caller.ask("health")

@@ -1,0 +1,313 @@
+"""Descriptors at the socket: taken by those methods that take some, as many as they say, and none is kept on any other way."""
+
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+from trio.testing import wait_all_tasks_blocked
+
+from mpsd.api import descriptors as module
+from mpsd.api.descriptors import KERNELS_MOST, Descriptors, close_all
+from mpsd.api.table import METHODS
+from mpsd.arena import GRANULE, MOST_DESCRIPTORS
+from mpsd.wire.rpc import Request, Response, encode
+from tests.unit.api.house import OWNER, STRANGER, Caller, House, open_house
+from tests.unit.api.test_connection import descriptors
+from tests.unit.api.test_table import CALLS
+
+TAKING = {name for name, method in METHODS.items() if method.takes}
+PUT: dict[str, Any] = {"id": 1, "generation": 7, "allocations": [[GRANULE, GRANULE], [2 * GRANULE, GRANULE]]}
+
+
+async def settled(house: House, before: int) -> None:
+    """Returns when so many are open: those of strangers are closed by a thread."""
+    with trio.fail_after(20):
+        while descriptors() != before:  # noqa: ASYNC110
+            await trio.sleep(0.002)
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - TAKING))
+async def test_a_method_that_takes_none_ends_the_conversation(name: str, tmp_path: Path) -> None:
+    """Nothing is done, and the request is answered so."""
+    async with open_house(tmp_path) as house:
+        fd, caller = house.any_fd(), await house.call_as(OWNER)
+        before, state = descriptors(), house.fakes.changes()
+        assert await caller.refusal(name, fds=[fd], **CALLS[name]) == "PROTOCOL"
+        assert name in (await caller.goodbye())["message"]
+        await settled(house, before - 1)  # its connection, at our end
+        assert house.fakes.changes() == state
+
+
+WRONG: dict[str, tuple[str, dict[str, Any], int]] = {
+    "put with none": ("arena.put", PUT, 0),
+    "put with too few": ("arena.put", PUT, 1),
+    "put with too many": ("arena.put", PUT, 3),
+    "put with as many as there may be": ("arena.put", PUT, MOST_DESCRIPTORS),
+    "a layout without one": ("arena.commit", {"id": 1, "generation": 7, "has_layout": True}, 0),
+    "a layout with two": ("arena.commit", {"id": 1, "generation": 7, "has_layout": True}, 2),
+    "no layout with one": ("arena.commit", {"id": 1, "generation": 7, "has_layout": False}, 1),
+    "put that is none": ("arena.put", {**PUT, "allocations": [[1, GRANULE]]}, 1),
+    "put of nothing": ("arena.put", {**PUT, "allocations": []}, 0),
+    "an unknown parameter": ("arena.put", {**PUT, "bogus": 1}, 2),
+}
+
+
+@pytest.mark.parametrize("way", WRONG)
+async def test_another_number_than_was_said_is_refused(way: str, tmp_path: Path) -> None:
+    """And closed; the conversation goes on."""
+    name, said, count = WRONG[way]
+    async with open_house(tmp_path) as house:
+        fd, caller = house.any_fd(), await house.call_as(OWNER)
+        before, state = descriptors(), house.fakes.changes()
+        assert await caller.refusal(name, fds=[fd] * count, **said) == "BAD_REQUEST"
+        await caller.ask("health")
+        assert (descriptors(), house.fakes.changes()) == (before, state)
+
+
+@pytest.mark.parametrize(
+    ("peer", "said", "refusal"),
+    [
+        (STRANGER, {}, "NO_SUCH_ARENA"),
+        (OWNER, {"id": 77}, "NO_SUCH_ARENA"),
+        (OWNER, {"id": 2}, "STALE_GENERATION"),
+        (OWNER, {"generation": 6}, "STALE_GENERATION"),
+        (OWNER, {"generation": 8}, "STALE_GENERATION"),
+        (OWNER, {"generation": 2**63 - 1}, "STALE_GENERATION"),
+        (OWNER, {"allocations": [[GRANULE, GRANULE], [0, GRANULE]]}, "BAD_REQUEST"),
+        (OWNER, {"allocations": [[GRANULE, 4096 * GRANULE], [2 * GRANULE, GRANULE]]}, "NO_ROOM"),
+    ],
+)
+async def test_what_a_refusal_leaves_is_nothing(peer: Any, said: dict[str, Any], refusal: str, tmp_path: Path) -> None:
+    """Before the service has them, or after: one of both closes them."""
+    async with open_house(tmp_path) as house:
+        fds, caller = [house.any_fd(), house.any_fd()], await house.call_as(peer)
+        before = descriptors()
+        assert await caller.refusal("arena.put", fds=fds, **{**PUT, **said}) == refusal
+        await caller.ask("health")
+        kept = len(house.fakes.arenas.memory[1].held) - 1  # a fake may keep the first of two
+        assert descriptors() == before + kept
+
+
+async def test_what_is_put_comes_out_again_with_close_on_exec(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(OWNER)
+        first, second = house.any_fd(), house.any_fd()
+        assert (await caller.ask("arena.put", fds=[first, second], **PUT))["used_bytes"] == 3 * GRANULE
+        layout = house.any_fd()
+        told = await caller.ask("arena.commit", fds=[layout], id=1, generation=7, has_layout=True)
+        assert told["allocations"] == 3
+        held = house.fakes.arenas.memory[1].held
+        assert not any(os.get_inheritable(fd) for _, fd in held.values())
+        assert await caller.ask("arena.take", id=1, after=0, limit=2) == {
+            "items": [[GRANULE, GRANULE], [2 * GRANULE, GRANULE]],
+            "next": 2 * GRANULE,
+        }
+        taken = caller.take_fds()
+        assert [os.fstat(fd).st_ino for fd in taken] == [os.fstat(fd).st_ino for fd in (first, second)]
+        close_all(taken)
+        assert await caller.ask("arena.take", id=1, after=2 * GRANULE) == {"items": [], "next": None}
+        assert (await caller.ask("arena.layout", id=1))["layout_bytes"] == 2
+        [found] = caller.take_fds()
+        assert os.pread(found, 10, 0) == b"{}"
+        os.close(found)
+
+
+async def test_what_is_given_is_closed_here_when_it_was_sent(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(OWNER)
+        before = descriptors()
+        for _ in range(50):
+            await caller.ask("arena.take", id=1)
+            await caller.ask("arena.layout", id=1)
+            close_all(caller.take_fds())
+        assert descriptors() == before
+
+
+async def test_what_is_given_to_somebody_who_has_gone_is_closed(tmp_path: Path) -> None:
+    """At any point: before the answer, with answers unread."""
+    async with open_house(tmp_path) as house:
+        before = descriptors()
+        for asked in (1, 3, 20):
+            caller = await house.call_as(OWNER)
+            for number in range(asked):
+                await caller.send(encode(Request(number, "arena.take", {"id": 1})))
+            caller.close()
+            await house.until(0)
+        assert descriptors() == before
+
+
+@pytest.mark.parametrize("count", [MOST_DESCRIPTORS + 1, KERNELS_MOST])
+async def test_more_than_may_come_end_the_conversation(count: int, tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        fd, caller = house.any_fd(), await house.call_as(OWNER)
+        before = descriptors()
+        await caller.send(encode(Request(2, "arena.put", PUT)), [fd] * count)
+        assert str(MOST_DESCRIPTORS) in (await caller.goodbye())["message"]
+        await settled(house, before - 1)
+
+
+async def test_a_daemon_that_can_open_no_more_says_so(tmp_path: Path) -> None:
+    """The kernel leaves those out for which there is no room: a request is not taken for one that carries fewer."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    filled: list[int] = []
+    async with open_house(tmp_path) as house:
+        fd, caller = house.any_fd(), await house.call_as(OWNER)
+        before = descriptors()
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 3, limits[1]))
+            with suppress(OSError):
+                while True:  # the gaps below
+                    filled.append(os.dup(fd))
+            os.close(filled.pop())
+            await caller.send(encode(Request(2, "arena.put", PUT)), [fd, fd])
+            assert (await caller.goodbye())["name"] == "PROTOCOL"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            close_all(filled)
+        await settled(house, before - 1)
+
+
+NO_REQUESTS = {"odd": b"\xc1", "the end": b"", "a response": encode(Response(1, None, None)), "long": bytes(65537)}
+
+
+@pytest.mark.parametrize("data", NO_REQUESTS.values(), ids=NO_REQUESTS)
+@pytest.mark.parametrize("has_greeted", [False, True])
+async def test_with_what_is_no_request_none_is_kept(data: bytes, has_greeted: bool, tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        fd = house.any_fd()
+        before = descriptors()
+        caller = await house.call_as(OWNER) if has_greeted else house.connect(OWNER)
+        await caller.send(data, [fd] * 5)
+        await house.until(0)
+        caller.close()
+        await settled(house, before)
+
+
+async def test_those_of_requests_that_wait_go_with_the_connection(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        fd = house.any_fd()
+        before = descriptors()
+        caller = await house.call_as(OWNER)
+        for number in range(5):
+            await caller.send(encode(Request(number, "arena.put", {**PUT, "generation": 1})), [fd, fd])
+        caller.close()
+        await house.until(0)
+        await settled(house, before)
+
+
+async def test_a_put_that_is_cut_short_by_the_end_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service has taken them, and is cancelled: it closes them (services.py, Arenas)."""
+    async with open_house(tmp_path) as house:
+        fd = house.any_fd()
+        before = descriptors()
+        began = trio.Event()
+
+        async def wait_for_ever(arena_id: int, generation: int, process: Any, allocations: Any, fds: list[int]) -> Any:
+            began.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                close_all(fds)
+
+        monkeypatch.setattr(house.fakes.arenas, "put", wait_for_ever)
+        caller = await house.call_as(OWNER)
+        await caller.send(encode(Request(2, "arena.put", PUT)), [fd, fd])
+        await began.wait()
+        house.nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            assert (await caller.goodbye())["name"] == "STOPPING"
+            caller.close()
+            await settled(house, before)
+
+
+async def test_a_bug_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_house(tmp_path) as house:
+        fd, caller = house.any_fd(), await house.call_as(OWNER)
+        before = descriptors()
+        monkeypatch.setattr(house.fakes, "find_process", lambda pid: 1 / 0)
+        monkeypatch.setattr(house.fakes.arenas, "find_id", lambda number: 1 / 0)
+        with capture_logs() as logged:
+            await caller.send(encode(Request(2, "arena.put", PUT)), [fd, fd])
+            assert await caller.receive() is None
+        assert [event["event"] for event in logged] == ["api.bug"]
+        await settled(house, before - 1)
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """A pipe: what is closed waits until somebody writes to it, as a file server may have us wait."""
+    reader, writer = os.pipe()
+
+    def close(fds: list[int]) -> None:
+        if fds:
+            os.read(reader, 1)
+        close_all(fds)
+
+    monkeypatch.setattr(module, "close_all", close)
+    yield reader, writer
+    os.close(writer)
+    os.close(reader)
+
+
+async def test_a_descriptor_that_does_not_close_holds_up_nobody_else(stuck: tuple[int, int], tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        fd, caller = house.any_fd(), await house.call_as(OWNER)
+        before = descriptors()
+        await caller.send(encode(Request(2, "arena.put", PUT)), [fd])
+        await caller.send(encode(Request(3, "health", {})))
+        assert isinstance(await caller.receive(), Response)
+        bystander = await house.call_as(OWNER)
+        await bystander.ask("health")
+        await wait_all_tasks_blocked()
+        assert house.connections() == 2
+        os.write(stuck[1], b"x")
+        frame = await caller.receive()  # of the request behind it
+        assert isinstance(frame, Response)
+        assert frame.id == 3
+        await settled(house, before + 2)  # the bystander's connection
+
+
+def test_what_nobody_takes_is_closed() -> None:
+    made = os.memfd_create("made")
+    held = Descriptors([made])
+    assert held.take() == [made]
+    held.close()
+    os.fstat(made)
+    held.give([made])
+    held.close()
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(made)
+
+
+@pytest.mark.slow
+async def test_ten_thousand_puts_leave_nothing(tmp_path: Path) -> None:
+    """A third of them refused; what was put is replaced by the next one at its place."""
+    async with open_house(tmp_path) as house:
+        fds = [house.any_fd() for _ in range(2)]
+        caller: Caller = await house.call_as(OWNER)
+        await caller.ask("arena.put", fds=fds, **PUT)
+        before = descriptors()
+        for number in range(10_000):
+            response = await caller.call("arena.put", fds=fds, **{**PUT, "generation": 7 if number % 3 else 6})
+            assert (response.error is None) == bool(number % 3)
+        assert descriptors() == before
+
+
+def test_the_kernels_bound_is_the_kernels() -> None:
+    """With room for all that may come, the kernel never closes one in our name while we receive."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, open(os.devnull) as null:
+        socket.send_fds(ours, [b"x"], [null.fileno()] * KERNELS_MOST)
+        with pytest.raises(OSError, match="Invalid"):
+            socket.send_fds(ours, [b"x"], [null.fileno()] * (KERNELS_MOST + 1))
+        _, ancillary, flags, _ = theirs.recvmsg(10, module.ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        found = module.received(ancillary)
+        assert (len(found), flags & socket.MSG_CTRUNC) == (KERNELS_MOST, 0)
+        found.close()
