@@ -46,10 +46,16 @@ struct lab {
 	size_t used;
 };
 
-/* One more member of what was found. */
+/* One more member of what was found; what happens a second time has another name. */
 static void note(struct lab *lab, const char *what, long value)
 {
-	int wrote = snprintf(lab->found + lab->used, ROOM - lab->used, "%s\"%s\": %ld", lab->used ? ", " : "", what, value);
+	char name[64];
+	int wrote;
+
+	snprintf(name, sizeof(name), "\"%s\"", what);
+	if (strstr(lab->found, name))
+		snprintf(name, sizeof(name), "\"%s_again\"", what);
+	wrote = snprintf(lab->found + lab->used, ROOM - lab->used, "%s%s: %ld", lab->used ? ", " : "", name, value);
 
 	lab->used += wrote > 0 && (size_t)wrote < ROOM - lab->used ? (size_t)wrote : 0;
 }

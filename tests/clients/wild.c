@@ -1,4 +1,4 @@
-/* wild MODE [--bytes N] [--beyond N] [--json]: one access where nothing of its own lies, among memory that must stay as it is.
+/* wild MODE [--bytes N] [--beyond N] [--after S] [--json]: one access where nothing of its own lies, among memory that must stay as it is.
  *
  *   overrun, underrun     N bytes behind the last, before the first of three allocations
  *   use_after_free        the one in the middle, after it was freed
@@ -79,6 +79,7 @@ int main(int argc, char **argv)
 	struct memory memory;
 	struct client client;
 	uint64_t beyond, began_ns;
+	double after;
 	CUdeviceptr at;
 	void *parameters[] = { &at };
 	CUresult rc;
@@ -86,13 +87,15 @@ int main(int argc, char **argv)
 	client_options(&client, "wild", &argc, argv);
 	memory.bytes = strtoull(client_option(&argc, argv, "--bytes", "16777216"), NULL, 10);
 	beyond = strtoull(client_option(&argc, argv, "--beyond", "64"), NULL, 10);
+	after = atof(client_option(&argc, argv, "--after", "0"));
 	if (argc != 2)
-		client_usage("wild overrun|underrun|use_after_free|near_null [--bytes N] [--beyond N] [--json]");
+		client_usage("wild overrun|underrun|use_after_free|near_null [--bytes N] [--beyond N] [--after S] [--json]");
 	prepare(&client, &memory);
 	client_say(&client, "ready", "ready", "");
+	usleep((useconds_t)(after * 1e6));
 	at = target(&client, &memory, argv[1], beyond);
 	if (!at)
-		client_usage("wild overrun|underrun|use_after_free|near_null [--bytes N] [--beyond N] [--json]");
+		client_usage("wild overrun|underrun|use_after_free|near_null [--bytes N] [--beyond N] [--after S] [--json]");
 	client_say(&client, "fault", "%s at 0x%llx now", "\"mode\": \"%s\", \"address\": %llu", argv[1], (unsigned long long)at);
 	began_ns = client_now_ns();
 	rc = client_launch(client_kernel(&client, "use_after_free"), 1, 1, parameters); /* it writes to its parameter */

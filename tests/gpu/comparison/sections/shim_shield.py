@@ -21,6 +21,7 @@ TRIALS = 5
 BARE_TRIALS = 2
 BEYOND = (0, 1 << 20)  # bytes: of the access, from the end of what is its own
 SETTLE_SECONDS = 0.4
+AFTER_SECONDS = "0.1"  # until mpsd has laid its own, at low addresses
 NAMED_SECONDS = 3.0
 PAGE = 64 << 10  # as far as an address is told exactly
 SEED = 3
@@ -70,7 +71,7 @@ def shim_variables(log: Path, **more: str) -> dict[str, str]:
 def _trial(system: System, mode: str, more: Mapping[str, str], chance: random.Random, listener: Listener | None) -> Trial:
     company = _company(system)
     beyond = chance.randrange(*BEYOND, 8)
-    argv = [str(system.programs / "wild"), mode, "--beyond", str(beyond), "--json"]
+    argv = [str(system.programs / "wild"), mode, "--beyond", str(beyond), "--after", AFTER_SECONDS, "--json"]
     client = system.spawn(argv, {**system.environment(), **more})
     fault = client.wait_for("fault", trials.READY_SECONDS)
     if fault is None:
