@@ -65,7 +65,7 @@ class Observation:
     is_proof: it names the process whose work faulted, and cannot be wrong about it (uvm_events, kmod, a core dump that holds an
     exception); else the process is no more than one that is there (Xid 31 names an innocent: FACTS.md).
     clears: it proves of `process` that it did not do it (a core dump without an exception).
-    is_contained: the patched module absorbed it: nobody but `process` lost anything by it.
+    is_contained: the patched module absorbed it, or a guard of its own: nobody but `process` lost anything by it.
     access: read, write, atomic or prefetch.  kernel: the name of the function that ran.  xid: the number of an Xid.
     present: the clients of the domain at that moment, as far as mpsd knew; the collector fills it in.
     text: what was seen, in one line for people, at most TEXT_CHARACTERS.

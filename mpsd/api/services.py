@@ -163,6 +163,9 @@ class Faults(Protocol):
     def report(self, process: ProcessId, error: FirstError) -> None:
         """A client says so of itself.  Who it is, and how often, has been checked."""
 
+    async def guard(self, process: ProcessId, base: int, length: int) -> bool:
+        """It has guards there that tell of accesses; whether they will be seen.  Raises TooMany."""
+
     def standings(self) -> Iterable[Standing]: ...
 
     def pardon(self, key: str) -> Standing:

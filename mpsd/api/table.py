@@ -113,6 +113,9 @@ METHODS: dict[str, Method] = {
     ),
     "fault.get": Method(Privilege.ANYONE, messages.IncidentNumber, faults.get, "Everything that is known of one fault"),
     "fault.report": Method(Privilege.CLIENT, messages.ReportError, faults.report, "Say one's own first CUDA error"),
+    "fault.guards": Method(
+        Privilege.CLIENT, messages.GuardRange, faults.guards, "Say where one has guards that are to tell of accesses"
+    ),
     "blame.list": Method(Privilege.OPERATOR, messages.Page, paged(faults.list_blame), "What is held against whom"),
     "blame.pardon": Method(
         Privilege.OPERATOR, messages.BlameKey, faults.pardon, "Hold nothing against somebody any more", changes=True

@@ -7,7 +7,7 @@ response what is done (reactions.py).  Everything but waiting is done at once.  
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +76,7 @@ class FaultDesk:
         self.on_incident: list[Callable[[Incident], None]] = []
         self.on_arrival: list[Callable[[ProcessId, Domain, bool], None]] = []
         self.on_hang_up: list[Callable[[ProcessId], None]] = []
+        self.on_guard: Callable[[ProcessId, int, int], Awaitable[bool]] | None = None
 
     def configure(self, settings: FaultSettings) -> None:
         """Other settings from now on; convictions stay as they are."""
@@ -117,6 +118,10 @@ class FaultDesk:
                 text=words[:TEXT_CHARACTERS],
             )
         )
+
+    async def guard(self, process: ProcessId, base: int, length: int) -> bool:
+        """A client has guards there that tell of accesses; whether somebody looks."""
+        return self.on_guard is not None and await self.on_guard(process, base, length)
 
     def _domain_of(self, seen: Observation) -> Domain | None:
         if seen.domain:

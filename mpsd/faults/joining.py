@@ -68,6 +68,7 @@ def _introduce(pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attach
 
     desk.on_arrival.append(arrived)
     desk.on_hang_up.append(attachments.note_leaving)
+    desk.on_guard = attachments.guard
     pool.on_adopted, pool.on_gone, pool.on_news = adopted, gone, heard
 
 

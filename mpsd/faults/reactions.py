@@ -17,7 +17,7 @@ from mpsd.api.services import Stopper
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError, NoSuchClient, NoSuchFault
-from mpsd.fault import Incident
+from mpsd.fault import Incident, Source
 from mpsd.faults.desk import SUSPECT_SECONDS, FaultDesk
 from mpsd.model import DomainState, ProcessId
 from mpsd.policy.response import STOPPED_SECONDS, Act, Drain, End, Finish, Freeze, is_known, is_stopped, plan
@@ -129,7 +129,9 @@ class Reactions:
             os.close(pidfd)
 
     async def _has_stopped(self, incident: Incident, process: ProcessId) -> bool:
-        """Its channels have left the GPU: then a signal harms nobody.  False: not in time."""
+        """Its channels have left the GPU: then a signal harms nobody.  False: not in time, or no module is there to say so."""
+        if not any(seen.source is Source.KMOD for seen in incident.evidence):
+            return False
         with trio.move_on_after(STOPPED_SECONDS):
             while not is_stopped(self._latest(incident), process):
                 await self._revised.wait()

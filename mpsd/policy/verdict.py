@@ -194,9 +194,11 @@ def _may_be_mmu(evidence: Iterable[Observation]) -> bool:
 
 
 def _is_contained(evidence: Iterable[Observation]) -> bool:
-    """The patched module absorbed all of it, and nothing says that the domain's servers ended."""
+    """The patched module, or a guard of the client's, absorbed all of it, and nothing says that the domain's servers ended."""
     told = [each for each in evidence if tells_of_fault(each)]
-    absorbed = [each.is_contained for each in told if each.source is Source.KMOD and is_proof(each)]
+    proofs = [each for each in told if is_proof(each)]
+    by_module = [each.is_contained for each in proofs if each.source is Source.KMOD]
+    absorbed = by_module or [each.is_contained for each in proofs if each.source is Source.UVM_EVENTS]
     return bool(absorbed) and all(absorbed) and not any(confirms(each) or each.xid in ENDS_SERVER for each in told)
 
 

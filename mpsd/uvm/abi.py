@@ -54,6 +54,7 @@ GPU_FAULT_TYPE: int = lib.MPSD_UVM_EVENT_GPU_FAULT
 FATAL_TYPE: int = lib.MPSD_UVM_EVENT_FATAL_FAULT
 # Fatal ones alone: managed memory makes a GPU fault of every page that moves, and each would wake mpsd and fill the queue.
 ENABLED = 1 << FATAL_TYPE
+ENABLED_WITH_SERVED = ENABLED | 1 << GPU_FAULT_TYPE  # of a client with guards that are to tell of accesses
 
 _SHORT_FREE_STATUS = _offset("range", "length")  # where the status of FREE is in versions without a length
 _ENTRY_HEAD_BYTES = _offset("entry", "rest")  # what is read of it

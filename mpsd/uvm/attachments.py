@@ -79,6 +79,11 @@ class Attachments:
         if (known := self._watches.get(process)) is not None:
             known.note_leaving()
 
+    async def guard(self, process: ProcessId, base: int, length: int) -> bool:
+        """From now on its GPU faults there, which the driver served, are told too; whether they will be.  Raises TooMany."""
+        known = self._watches.get(process)
+        return known is not None and await known.guard(base, length)
+
     def release(self, process: ProcessId) -> None:
         """Hold nothing of this client after its end: its GPU work was ended, or there is nobody to save."""
         if (known := self._watches.get(process)) is not None:

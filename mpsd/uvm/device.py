@@ -156,6 +156,10 @@ class DeviceQueue:
         _must(abi.enable_status(question), "enabling its events")
         return True
 
+    def hear_served(self) -> None:
+        question = _ask(self.descriptor, abi.ENABLE_EVENTS, abi.pack_enable(abi.ENABLED_WITH_SERVED))
+        _must(abi.enable_status(question), "enabling events of faults that were served")
+
     def fileno(self) -> int:
         return self.descriptor
 

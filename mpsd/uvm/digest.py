@@ -1,6 +1,6 @@
 """From the events of one client to observations: the first fault at once, a flood of them as one line with a count.  Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from mpsd.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
 from mpsd.model import ProcessId
@@ -12,7 +12,8 @@ def digest(
 ) -> Observation | None:
     """What these events, taken together, tell of the client; None: no fatal fault is among them.
 
-    GPU faults alone are what managed memory does all day.  One of the client's own doing is preferred: it is the proof.
+    GPU faults alone are what managed memory does all day (but: digest_guarded).
+    One of the client's own doing is preferred: it is the proof.
     """
     fatal = [event for event in events if event.kind is EventKind.FATAL]
     if not fatal:
@@ -29,6 +30,35 @@ def digest(
         address=event.address,
         access=event.access,
         text=_text(event, len(fatal), lost),
+    )
+
+
+def guarded(events: Sequence[UvmEvent], guards: Collection[range]) -> tuple[UvmEvent, ...]:
+    """GPU faults in guards of the client's.  Where a fatal one is among the events, or follows, they are its beginning."""
+    faults = (event for event in events if event.kind is EventKind.GPU_FAULT)
+    return tuple(event for event in faults if any(event.address in guard for guard in guards))
+
+
+def digest_guarded(
+    events: Sequence[UvmEvent], process: ProcessId, domain: str, gpus: tuple[str, ...], seen_ns: int
+) -> Observation:
+    """Accesses to guards, none of them fatal: the driver has put an empty page there, and nobody lost anything."""
+    event = events[0]
+    words = f"{event.access or 'access'} at 0x{event.address:x}: in a guard that the client has laid between its allocations"
+    if len(events) > 1:
+        words += f"; the first of {len(events)}"
+    return Observation(
+        Source.UVM_EVENTS,
+        seen_ns,
+        FaultClass.MMU,
+        gpu=gpus[0] if len(gpus) == 1 else "",
+        domain=domain,
+        process=process,
+        is_proof=True,
+        address=event.address,
+        access=event.access,
+        text=words,
+        is_contained=True,
     )
 
 

@@ -131,6 +131,9 @@ class SimulatedQueue:
     space: SimulatedSpace
     _dropped: int
 
+    def hear_served(self) -> None:
+        """They come in any case."""
+
     def fileno(self) -> int:
         return self.descriptor
 

@@ -45,6 +45,9 @@ class Queue(Protocol):
         """Readable when there is something to take."""
 
     def take(self) -> Taken: ...
+    def hear_served(self) -> None:
+        """From now on GPU faults that the driver has served come too; blocks as a call of `Space`.  Raises Unavailable."""
+
     def close(self) -> None: ...
 
 

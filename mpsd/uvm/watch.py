@@ -22,13 +22,15 @@ import structlog
 import trio
 
 from mpsd import processes
+from mpsd.errors import TooMany
 from mpsd.fault import Observation
 from mpsd.model import ProcessId
 from mpsd.process_ending import Ending, how_ended, how_it_is_ending
+from mpsd.uvm.abi import UvmEvent
 from mpsd.uvm.descriptors import ProcessEnded
-from mpsd.uvm.digest import digest
+from mpsd.uvm.digest import digest, digest_guarded, guarded
 from mpsd.uvm.holding import Holding, OpenSpaces, attach_all, close_all, look
-from mpsd.uvm.space import Queue
+from mpsd.uvm.space import Queue, Unavailable
 from mpsd.uvm.standing import ShieldState, Standing, UvmSettings
 
 log = structlog.get_logger()
@@ -42,6 +44,9 @@ _OFTEN_SECONDS = 0.25
 _SELDOM_SECONDS = 10.0
 _FLOOD_SECONDS = 0.1  # between two observations of one client; meanwhile its queue fills
 _BREATH_SECONDS = 0.001
+_VERDICT_SECONDS = 0.05  # a fault that is fatal begins as one in a guard does, and is told as fatal at once after that
+_ATTACH_SECONDS = 2.0
+_MOST_GUARDS = 64
 _COMPANY_SECONDS = 0.05
 _CLOSE_SECONDS = 10.0
 
@@ -75,6 +80,8 @@ class Watch:
     _is_refused: bool = False  # there is no use in looking again before it wakes us
     _why: str = "its descriptors were not found yet"
     _lost: int = 0
+    _guards: list[range] = field(default_factory=list)
+    _in_guards: list[UvmEvent] = field(default_factory=list)  # seen, and not known yet whether they are fatal
 
     # -- for the others --------------------------------------------------------------------------------------------------
 
@@ -89,6 +96,25 @@ class Watch:
     def release(self) -> None:
         """Hold nothing for it once it has ended."""
         self._released = True
+
+    async def guard(self, base: int, length: int) -> bool:
+        """It has guards there: GPU faults are asked for and told.  False: nobody listens to this client.  Raises TooMany."""
+        new = range(base, base + length)
+        if new not in self._guards and len(self._guards) >= _MOST_GUARDS:
+            raise TooMany(f"{_MOST_GUARDS} ranges with guards of pid {self.process.pid} are known")
+        with trio.move_on_after(_ATTACH_SECONDS):
+            while not self._listeners and self.settings.events and not self._is_refused:  # noqa: ASYNC110 as _attend does
+                await trio.sleep(_EAGER_SECONDS)
+        try:
+            for holding in self.holdings:
+                if holding.queue is not None:
+                    await self.around.in_thread(holding.queue.hear_served)
+        except Unavailable as exc:
+            self.around.tell_absent(str(exc))
+            return False
+        if new not in self._guards:
+            self._guards.append(new)
+        return bool(self._listeners)
 
     @property
     def standing(self) -> Standing:
@@ -179,6 +205,10 @@ class Watch:
             while True:
                 await trio.lowlevel.wait_readable(queue)  # for ever: most clients never fault
                 await trio.sleep(self._take(queue))
+                if self._in_guards:
+                    await trio.sleep(_VERDICT_SECONDS)
+                    self._take(queue)
+                    self._tell_guarded()
 
     def _take(self, queue: Queue) -> float:
         """Tell what it has; how long to leave it alone then."""
@@ -186,11 +216,21 @@ class Watch:
         if taken.lost:
             self._tell_lost(taken.lost)
         observation = digest(taken.events, taken.lost, self.process, self.domain, self.gpus, time.monotonic_ns())
+        self._in_guards += guarded(taken.events, self._guards) if self._guards else ()
+        if observation is not None:
+            self._in_guards.clear()
         if observation is None:
             return _BREATH_SECONDS if taken.events else _FLOOD_SECONDS
         self._has_faulted = True
         self.around.publish(observation)
         return _FLOOD_SECONDS
+
+    def _tell_guarded(self) -> None:
+        """What has stayed without a fatal fault."""
+        if self._in_guards:
+            seen_ns = time.monotonic_ns()
+            self.around.publish(digest_guarded(self._in_guards, self.process, self.domain, self.gpus, seen_ns))
+            self._in_guards.clear()
 
     def _tell_lost(self, lost: int) -> None:
         if not self._lost:
@@ -204,6 +244,7 @@ class Watch:
         for holding in self.holdings:
             if holding.queue is not None:
                 self._take(holding.queue)  # what it did last
+        self._tell_guarded()
         ending = how_ended(pidfd, self.process) or self._seen_ending
         if not self.holdings or not self.settings.hold or (ending is not None and not ending.signal):
             return

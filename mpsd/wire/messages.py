@@ -190,5 +190,13 @@ class ReportError:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardRange:
+    """Addresses in which a client has laid guards of managed memory, and has nothing else that could fault and be served."""
+
+    base: int = param(_ADDRESS)
+    bytes: int = param(whole(1, 2**62 - 1))
+
+
+@dataclass(frozen=True, slots=True)
 class BlameKey:
     key: str = param(_KEY)

@@ -209,6 +209,11 @@ def fault_report(
     return _call("fault.report", values.Reported, code=code, name=name, kernel=kernel, pc=pc, address=address, text=text)
 
 
+def fault_guards(base: int, length: int) -> Call[values.Guarded]:
+    """Of ourselves: accesses to these addresses that the driver serves are accesses to guards."""
+    return _call("fault.guards", values.Guarded, base=base, bytes=length)
+
+
 def blame_list(limit: int | None = None) -> Call[Page[values.Standing]]:
     return _page("blame.list", values.Standing, limit=limit)
 

@@ -98,6 +98,13 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class Guarded:
+    """is_watched: accesses there will be seen."""
+
+    is_watched: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """What is held against whoever has this key.  standing: convicted, suspected or paused."""
 

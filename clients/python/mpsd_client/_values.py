@@ -16,6 +16,7 @@ from mpsd_client._domain_values import Server as Server
 from mpsd_client._domain_values import Status as Status
 from mpsd_client._fault_values import Deed as Deed
 from mpsd_client._fault_values import Evidence as Evidence
+from mpsd_client._fault_values import Guarded as Guarded
 from mpsd_client._fault_values import Incident as Incident
 from mpsd_client._fault_values import IncidentReport as IncidentReport
 from mpsd_client._fault_values import Party as Party

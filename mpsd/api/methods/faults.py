@@ -11,7 +11,7 @@ from mpsd.fault import Incident
 from mpsd.model import ProcessId
 from mpsd.wire import results
 from mpsd.wire.incidents import incident_facts, incident_report, is_party
-from mpsd.wire.messages import BlameKey, IncidentNumber, ListIncidents, Page, ReportError
+from mpsd.wire.messages import BlameKey, GuardRange, IncidentNumber, ListIncidents, Page, ReportError
 from mpsd.wire.results import Map
 
 MOST_LOOKED_AT = 100  # for one page: each is read from the disk, and may be long
@@ -60,7 +60,12 @@ async def report(call: Call[ReportError]) -> Map:
     return {**results.process(process), "counts": counts, "left": reports.left(process)}
 
 
-def _client(call: Call[ReportError]) -> ProcessId:
+async def guards(call: Call[GuardRange]) -> Map:
+    """From now on a GPU fault of the asker's there that the driver served is an access to a guard."""
+    return {"is_watched": await call.services.faults.guard(_client(call), call.ask.base, call.ask.bytes)}
+
+
+def _client(call: Call[ReportError] | Call[GuardRange]) -> ProcessId:
     """Raises NoSuchClient."""
     process, peer = call.process(), call.peer
     clients = Clients.of(call.services)

@@ -42,6 +42,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "fault.list": {},
     "fault.get": {"number": 1},
     "fault.report": {"code": 700},
+    "fault.guards": {"base": 1 << 45, "bytes": 2 << 20},
     "blame.list": {},
     "blame.pardon": {"key": "lease:1"},
     "arena.create": {"name": "more", "gpu": "0", "capacity_bytes": 1 << 30},
@@ -88,7 +89,7 @@ def test_privileges_are_what_they_were_meant_to_be() -> None:
         "client.move", "domain.create", "domain.drain", "domain.recycle", "limits.set", "blame.list",
         "blame.pardon",
     } == NEEDS_OPERATOR  # fmt: skip
-    assert {"fault.report"} == NEEDS_CLIENT
+    assert {"fault.report", "fault.guards"} == NEEDS_CLIENT
     assert {
         "lease.renew", "lease.release", "lease.get", "client.why", "client.terminate", "arena.change", "arena.remove",
     } == NEEDS_OWNER  # fmt: skip

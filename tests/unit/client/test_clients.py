@@ -48,6 +48,7 @@ CALLS: dict[str, Call[Any]] = {
     "fault.list": calls.fault_list(0, domain="d1", fault_class="mmu", since=1.5, culprit_uid=1000, newest_first=False),
     "fault.get": calls.fault_get(1),
     "fault.report": calls.fault_report(700, "CUDA_ERROR_ILLEGAL_ADDRESS", kernel="k", pc=1, address=2**64 - 1, text="so"),
+    "fault.guards": calls.fault_guards(1 << 45, 2 << 20),
     "blame.list": calls.blame_list(),
     "blame.pardon": calls.blame_pardon("lease:1"),
     "arena.create": calls.arena_create("kv", "0", 1 << 30, window_bytes=4 << 30, mode=0o640, ttl_seconds=60),

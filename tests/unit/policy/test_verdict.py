@@ -166,7 +166,7 @@ def test_a_fault_that_the_module_absorbed_hurts_nobody_else():
         pytest.param([kmod(A, is_contained=True), kmod(A, 2)], id="not the next one"),
         pytest.param([kmod(A, is_contained=True), server_log()], id="the server says that it faulted"),
         pytest.param([kmod(A, is_contained=True), xid(31)], id="an Xid says so"),
-        pytest.param([uvm(A, is_contained=True)], id="somebody else says that it did"),
+        pytest.param([dump(A, is_contained=True)], id="somebody else says that it did"),
         pytest.param([kmod(A, is_contained=True, is_proof=False), uvm(A)], id="it was not a fault"),
     ],
 )
