@@ -37,6 +37,11 @@ ACTS = "lease create x --user 1000 --sm 1%"
         ("domain recycle d1", OPERATOR, "mpsctl domain recycle: domain d1 has 1 clients"),
         ("domain create", OWNER, "mpsctl domain create: domain.create needs an operator; you are user 1000 (NOT_ALLOWED)"),
         ("limits set --sm 1%", STRANGER, "mpsctl limits set: limits.set needs an operator; you are user 3000 (NOT_ALLOWED)"),
+        ("arena show weights", STRANGER, "mpsctl arena show: no arena is called weights (NO_SUCH_ARENA)"),
+        ("arena remove weights", OPERATOR, "mpsctl arena remove: arena weights is held (ARENA_BUSY)"),
+        ("arena change gone --ttl none", OWNER, "mpsctl arena change: no arena is called gone (NO_SUCH_ARENA)"),
+        ("arena create cache --capacity 1G", OWNER, "mpsctl arena create: an arena is called cache already (BAD_REQUEST)"),
+        ("arena create x --capacity 1T", OWNER, "mpsctl arena create: 1099511627776 bytes do not fit"),
         ("events bogus.*", OPERATOR, 'mpsctl events: "bogus.*" is no topic; accepted: *, '),
     ],
 )
@@ -87,6 +92,11 @@ async def test_ill_health_is_status_1_and_the_reasons(tmp_path: Path, short_dir:
         (f"{ACTS} --owner no-such-user", "mpsctl lease create: argument --owner: "),
         (f"{ACTS} --processes 0", 'mpsctl lease create: argument --processes: found "0"; accepted: a whole number, 1 to 1024'),
         ("limits set --sm 40", 'mpsctl limits set: argument --sm: found "40"; accepted: a percentage, as 30%'),
+        ("arena create x", "mpsctl arena create: one of the arguments --capacity is required"),
+        ("arena create x --capacity 8", 'mpsctl arena create: argument --capacity: found "8"; accepted: a number and K, M'),
+        ("arena change x --mode 888", 'mpsctl arena change: argument --mode: found "888"; accepted: an octal mode'),
+        ("arena change x --mode 01777", 'mpsctl arena change: argument --mode: found "01777"; accepted: an octal mode'),
+        ("arena change x --ttl 0", 'mpsctl arena change: argument --ttl: found "0"; accepted: a number and s, m, h or d'),
         ("completion fish", "mpsctl completion: argument {bash,zsh,tcsh}: invalid choice: 'fish'"),
     ],
 )

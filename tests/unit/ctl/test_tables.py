@@ -26,6 +26,9 @@ SHOWN = {
     "fault-device": ("fault", "3"),
     "blame": ("blame",),
     "limits": ("limits",),
+    "arenas": ("arenas",),
+    "arena-show": ("arena", "show", "weights"),
+    "arena-show-unheld": ("arena", "show", "cache"),
     "top": ("top", "--once"),
 }
 

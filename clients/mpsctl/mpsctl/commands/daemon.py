@@ -33,10 +33,18 @@ def _facts(session: Session, found: values.Status) -> Mapping[str, object]:
         "clients": found.clients,
         "leases": f"{found.leases_active} active, {found.leases_queued} queued",
         "queue": found.queue,
+        "arenas": found.arenas if found.keeper else None,
+        "keeper": _keeper(found.keeper) if found.keeper else None,
         "connections": f"{found.connections}, of these {found.subscribers} for events",
         "lost": ", ".join(f"{count} {what}" for what, count in lost.items() if count),
         **{name.replace("_", " "): value for name, value in found.facts.items()},
     }
+
+
+def _keeper(found: values.Keeper) -> str:
+    """Of the memory of arenas."""
+    pid = "not started" if found.pid is None else f"pid {found.pid}"
+    return f"{found.state}, {pid}, holds {found.descriptors} descriptors"
 
 
 def health(session: Session) -> int:
