@@ -20,9 +20,11 @@ TOOLKIT = Path("/usr/local/cuda/include")
 GRANULES = 8
 
 
-def drive(machine: Machine, *arguments: str, pass_fds: tuple[int, ...] = (), expected: int = 0) -> dict[str, Any]:
+def drive(
+    machine: Machine, *arguments: str, pass_fds: tuple[int, ...] = (), expected: int = 0, program: Path = DRIVER
+) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-I", DRIVER, *arguments],
+        [sys.executable, "-I", program, *arguments],
         env=machine.library_environment(),
         capture_output=True,
         text=True,

@@ -126,12 +126,20 @@ void client_new(struct server *server, const struct link_packet *said)
 	server->count++;
 }
 
-/* When the work that it was given ends by itself; 0: it has none. */
+/* When the work that it was given ends by itself; 0: it has none.  A kernel that its thread has not come to runs from now on:
+ * on the device it would have begun by itself. */
 static uint64_t work_end_ns(const struct link_page *page)
 {
 	uint64_t started = page ? page->kernel_started_ns : 0;
 
-	return started ? started + page->kernel_needs_ns + page->queued_needs_ns : 0;
+	if (started)
+		return started + page->kernel_needs_ns + page->queued_needs_ns;
+	return page && page->queued_needs_ns ? machine_now_ns() + page->queued_needs_ns : 0;
+}
+
+static uint64_t first_needs_ns(const struct link_page *page)
+{
+	return page->kernel_started_ns ? page->kernel_needs_ns : page->effects[page->first_effect % LINK_EFFECTS].needs_ns;
 }
 
 /* A process that dies in the middle of a long kernel takes the others along; up to 12 ms none did.  The work of a frozen process
@@ -139,7 +147,7 @@ static uint64_t work_end_ns(const struct link_page *page)
 static bool died_in_kernel(const struct connection *client)
 {
 	return client->page && !client->bye && !client->terminated &&
-	       client->page->kernel_needs_ns > LONG_KERNEL_MS * 1000000ull && machine_now_ns() < work_end_ns(client->page);
+	       first_needs_ns(client->page) > LONG_KERNEL_MS * 1000000ull && machine_now_ns() < work_end_ns(client->page);
 }
 
 /* Whoever keeps its address space puts the consequences off: perhaps there will be none. */

@@ -21,8 +21,13 @@ void leftover_take(struct held *held, const struct link_page *page, uint64_t now
 	held->count = end - first <= LINK_EFFECTS ? (unsigned)(end - first) : 0;
 	for (unsigned i = 0; i < held->count; i++)
 		held->effects[i] = page->effects[(first + i) % LINK_EFFECTS];
-	held->began_ns = page->kernel_started_ns;
-	held->ticks = held->began_ns && now > held->began_ns ? (now - held->began_ns) / LINK_TICK_NS : 0;
+	machine_lock();
+	for (unsigned i = 0; i < held->count; i++)
+		if (machine_block_hold(held->effects[i].block) < 0)
+			held->effects[i].kind = LINK_NOTHING; /* it has gone, or there is none */
+	machine_unlock();
+	held->began_ns = page->kernel_started_ns ? page->kernel_started_ns : now;
+	held->ticks = now > held->began_ns ? (now - held->began_ns) / LINK_TICK_NS : 0;
 }
 
 static void let_go(struct held *held)
@@ -79,7 +84,7 @@ static void finish(struct held *held, const struct link_effect *effect)
 
 void leftover_run(struct held *held, uint64_t now)
 {
-	while (held->next < held->count && held->began_ns) {
+	while (held->next < held->count) {
 		const struct link_effect *effect = &held->effects[held->next];
 		uint64_t elapsed_ns = now > held->began_ns ? now - held->began_ns : 0;
 
@@ -95,8 +100,26 @@ void leftover_run(struct held *held, uint64_t now)
 	}
 }
 
-void leftover_end(struct held *held)
+static bool is_wanted(const struct server *server, uint64_t block)
 {
+	for (unsigned i = 0; i < SERVER_HELD; i++)
+		for (unsigned j = 0; server->held[i].pid && j < server->held[i].count; j++)
+			if (server->held[i].effects[j].block == block)
+				return true;
+	return false;
+}
+
+/* Its memory is no longer kept by us, unless another of the dead works on it too. */
+void leftover_end(struct server *server, struct held *held)
+{
+	unsigned count = held->count;
+
 	let_go(held);
+	held->pid = 0;
 	held->count = 0;
+	machine_lock();
+	for (unsigned i = 0; i < count; i++)
+		if (!is_wanted(server, held->effects[i].block))
+			machine_block_drop(held->effects[i].block);
+	machine_unlock();
 }

@@ -74,8 +74,7 @@ void space_run(struct server *server, uint64_t now)
 			leftover_run(held, now);
 		if (!held->pid || (!ended && is_kept))
 			continue;
-		leftover_end(held);
-		held->pid = 0;
+		leftover_end(server, held);
 		space_forget(server, held->space_pid);
 		if (!ended)
 			fault_begin(server, &dead, FAULT_KILLED, "channel error");

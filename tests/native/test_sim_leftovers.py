@@ -1,0 +1,167 @@
+"""What a client that was killed in mid-kernel still writes, and when that ends: who admits the next writer must wait for it.
+
+On the device it goes on until the kernel ends, or whoever holds its address space lets go; the pidfd tells of the death long
+before that.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
+from tests.native.sim_machine import Client, Machine, eventually
+from tests.native.sim_space import Space
+from tests.native.test_sim_driver import receive
+from tests.native.test_sim_memory import MEMORY
+
+PATTERN = 0x9E3779B97F4A7C15
+SEED = 12345
+WORDS, WORDS_AT = 512, 4096
+
+
+class Writer:
+    """A client that writes to exported memory, and the descriptor that a keeper has of it."""
+
+    def __init__(self, machine: Machine, *arguments: str) -> None:
+        self.machine = machine
+        self.got: list[int] = []
+        taker = receive(machine.place / "keeper", self.got)
+        verb, *rest = arguments
+        process = subprocess.Popen(
+            [sys.executable, "-I", MEMORY, verb, str(machine.place / "keeper"), *rest],
+            env=machine.library_environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        machine.started.append(process)
+        self.client = Client(process)
+        self.client.wait_for("counting")
+        taker.join()
+        self.space = Space(self.client)
+
+    def kill(self) -> None:
+        """Returns when its pidfd is readable."""
+        pidfd = os.pidfd_open(self.client.pid)
+        os.kill(self.client.pid, signal.SIGKILL)
+        assert select.select([pidfd], [], [], 10)[0]
+        os.close(pidfd)
+        self.client.process.wait()
+
+    def word(self, offset: int = 0) -> int:
+        (value,) = struct.unpack("<Q", os.pread(self.got[0], 8, offset))
+        return int(value)
+
+    def is_watched(self) -> bool:
+        """The server has not done with it: its files are there."""
+        return (self.machine.place / f"machine/uvm/{self.client.pid}.space").exists()
+
+    def goes_on(self) -> bool:
+        before = self.word()
+        eventually(lambda: self.word() > before)
+        return True
+
+    def close(self) -> None:
+        self.space.close()
+        with contextlib.suppress(IndexError):
+            os.close(self.got.pop())
+
+
+@contextlib.contextmanager
+def writer(machine: Machine, *arguments: str) -> Iterator[Writer]:
+    made = Writer(machine, *arguments)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def stands_still(left: Writer) -> bool:
+    """Once the server has done with it, whatever else the server does meanwhile."""
+    eventually(lambda: not left.is_watched())
+    before = left.word()
+    for _ in range(5):
+        left.machine.ask("get_server_list")
+    return left.word() == before
+
+
+def test_a_killed_writer_that_is_held_writes_on_until_the_holder_lets_go(mps: Machine) -> None:
+    """The pidfd alone is no fence."""
+    with writer(mps, "count_for", "60000") as left:
+        assert left.goes_on()
+        left.kill()
+        assert left.goes_on()
+        assert left.goes_on()
+        left.space.close()
+        assert stands_still(left)
+
+
+def test_it_writes_on_no_longer_than_its_kernel_takes(mps: Machine) -> None:
+    """Each tick is done once, by whom ever."""
+    with writer(mps, "count_for", "250") as left:
+        assert left.goes_on()
+        left.kill()
+        eventually(lambda: not left.is_watched())
+        assert stands_still(left)
+        assert 200 < left.word() <= 502
+
+
+def test_nobody_writes_on_for_a_writer_that_is_not_held(mps: Machine) -> None:
+    victim = mps.client("counter", "--seconds", "8")
+    victim.wait_for("ready")
+    with writer(mps, "count_for", "60000") as left:
+        assert left.goes_on()
+        left.space.close()
+        left.kill()
+        assert stands_still(left)
+    assert victim.end()["code"] == 700
+
+
+def test_what_was_queued_is_done_too(mps: Machine) -> None:
+    """A fill that waited behind another kernel overwrites what the next writer put there, were he let in too early."""
+    with writer(mps, "write_later", "200") as left:
+        left.kill()
+        assert left.word(WORDS_AT) == 0
+        next_writers = os.pwrite(left.got[0], b"mine" * 2, WORDS_AT + 8)
+        assert next_writers == 8
+        eventually(lambda: not left.is_watched())
+        found = [left.word(WORDS_AT + 8 * index) for index in range(WORDS)]
+    assert found == [SEED ^ index * PATTERN & (1 << 64) - 1 for index in range(WORDS)]
+
+
+def test_what_was_queued_is_not_done_when_the_holder_lets_go_before_its_turn(mps: Machine) -> None:
+    with writer(mps, "write_later", "60000") as left:
+        left.kill()
+        left.space.close()
+        eventually(lambda: not left.is_watched())
+        assert [left.word(), left.word(WORDS_AT)] == [0, 0]
+
+
+def test_nothing_can_be_done_to_the_dead(mps: Machine) -> None:
+    """As measured: terminate_client of a client that has died, and whose address space is held, answers 201."""
+    with writer(mps, "count_for", "60000") as left:
+        server = mps.server()
+        left.kill()
+        eventually(lambda: str(left.client.pid) not in mps.ask(f"get_client_list {server}").split())
+        assert mps.ask(f"terminate_client {server} {left.client.pid}") == "201\n"
+        assert left.goes_on()
+
+
+def test_its_memory_is_there_until_it_has_done_with_it(mps: Machine) -> None:
+    """Also when the keeper lets it go: the address space keeps what it has mapped."""
+
+    def blocks() -> int:
+        mps.used_mib()  # looks for the dead
+        return len(list((mps.place / "machine/memory").iterdir()))
+
+    with writer(mps, "count_for", "60000") as left:
+        left.kill()
+        assert left.goes_on()
+        os.close(left.got.pop())
+        assert blocks() == 1
+        left.space.close()
+        eventually(lambda: blocks() == 0)
