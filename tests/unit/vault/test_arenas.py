@@ -1,12 +1,14 @@
 """What becomes of an arena: written, committed, adopted, sealed, left, removed."""
 
 import os
+import sqlite3
 from dataclasses import replace
 
 import pytest
+import trio.testing
 
 from mpsd.arena import FIRST_ADDRESS, GRANULE, WINDOW_UNIT, Access, ArenaSpec
-from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoRoom, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoRoom, NoSuchArena, NotAllowed, StaleGeneration, UnusablePath
 from mpsd.policy.arena_settings import Eviction, VaultSettings
 from tests.unit.vault.house import (
     GPU,
@@ -70,6 +72,7 @@ async def test_a_refused_put_leaves_nothing_behind(house, writer):
     async with house.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0)
+        await trio.testing.wait_all_tasks_blocked()
         before = descriptors()
         with pytest.raises(BadRequest, match="overlaps"):
             await vault.arenas.put(arena.id, 1, writer.process, at(1, 1), [memory(), memory()])
@@ -82,6 +85,24 @@ async def test_a_refused_put_leaves_nothing_behind(house, writer):
         assert descriptors() == before
         assert vault.arenas.find("model").used_bytes == GRANULE
         assert set(await vault.keeper.names()) == {"m.000000000001"}
+
+
+async def test_what_cannot_be_stored_is_refused_and_not_held(house, writer):
+    """The disk is full: the answer says so, and nothing is there that nobody knows of."""
+    async with house.vault() as vault:
+        arena = await committed(vault, writer.process)
+
+        def full() -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        vault.store.before_writing = full
+        with pytest.raises(UnusablePath, match="disk is full"):
+            await put(vault, arena, writer.process, 1)
+        with pytest.raises(UnusablePath, match="disk is full"):
+            await vault.arenas.commit(arena.id, 1, writer.process, memory(b"layout"))
+        await vault.janitor.settled()
+        assert await vault.keeper.names() == ["m.000000000001"]
+        assert vault.shelf.account.used_bytes[GPU] == vault.arenas.find("model").used_bytes == GRANULE
 
 
 async def test_only_the_writer_of_this_generation_writes(house, writer, other):
