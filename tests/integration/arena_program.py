@@ -231,6 +231,19 @@ def leaving_with_a_view(name: str, is_failing: str = "") -> None:
     say(raised=refusal(leave))
 
 
+def copies(name: str) -> None:
+    write_and_leave(name)
+    with adopt(name) as arena:
+        kv = arena["kv"]
+        found = {"same": kv.tobytes() == pattern(3, kv.nbytes)[: kv.nbytes], "gaps": refusal(arena["slanted"].tobytes)}
+        kv.frombytes(pattern(4, kv.nbytes)[: kv.nbytes])
+        found["same"] = found["same"] and is_there(arena, kv.address, 4, kv.nbytes)
+        found["size"] = refusal(lambda: kv.frombytes(b"abc"))
+    with Arena.read(name) as reader:
+        found["reading"] = refusal(lambda: reader["kv"].frombytes(bytes(kv.nbytes)))
+    say(**found)
+
+
 def fork(name: str) -> None:
     """The child has the parent's arena only to let go of it."""
     write_and_leave(name)

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.integration.machine import Machine, open_machine
+from tests.integration.machine import ROOT, Machine, open_machine
 
 PROGRAM = Path(__file__).with_name("arena_program.py")
+EXAMPLE = ROOT / "clients/python/examples/count_starts.py"
 MIB = 1 << 20
 
 
@@ -139,3 +140,23 @@ def test_pytorchs_allocator_takes_from_the_chosen_arena_and_gives_back_when_the_
         "forgotten": 2,
         "after the end": None,
     }
+
+
+def test_the_example_finds_its_number_after_each_death(vault: Machine) -> None:
+    """As its first lines say: killed while it waits, started again."""
+    for start in (1, 2):
+        command = [sys.executable, str(EXAMPLE), "--arena", "example", "--wait"]
+        with subprocess.Popen(
+            command, env=vault.variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(f"start {start}, generation {start}, at 0x")
+            process.kill()
+
+
+def test_a_tensor_is_copied_out_and_in_only_as_it_is(vault: Machine) -> None:
+    said = run(vault, "copies", "copied")
+    assert said["same"] is True
+    assert said["gaps"].startswith("ValueError: tensor slanted is not contiguous: [3, 5] in strides [8, 1]")
+    assert said["size"] == "ValueError: tensor kv takes 2097152 bytes, not 3"
+    assert said["reading"] == "ValueError: tensor kv takes 0 bytes, not 2097152"

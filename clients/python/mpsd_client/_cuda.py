@@ -8,7 +8,7 @@ import functools
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import byref, c_char, c_int, c_void_p
+from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_void_p
 from typing import Any
 
 from mpsd_client._session import CudaError
@@ -67,6 +67,18 @@ def on_device(ordinal: int) -> Iterator[None]:
         yield
     finally:
         driver.cuCtxPopCurrent_v2(byref(c_void_p()))
+
+
+def copy_out(address: int, size: int) -> bytes:
+    """Of the current context, behind all that is on its default stream.  Raises CudaError."""
+    room = ctypes.create_string_buffer(size)
+    _call(_driver(), "cuMemcpyDtoH_v2", room, c_uint64(address), c_size_t(size))
+    return room.raw
+
+
+def copy_in(address: int, data: bytes) -> None:
+    """The same, the other way."""
+    _call(_driver(), "cuMemcpyHtoD_v2", c_uint64(address), data, c_size_t(len(data)))
 
 
 @functools.cache

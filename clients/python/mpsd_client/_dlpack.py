@@ -22,7 +22,7 @@ class Exports:
         self._handle = lib.mpsd_exports_new()
         if self._handle == ffi.NULL:
             raise MemoryError("no memory for the count of an arena's exports")
-        weakref.finalize(self, lib.mpsd_exports_leave, self._handle)
+        weakref.finalize(self, lib.mpsd_exports_leave, self._handle).atexit = False  # it may be asked until the very end
 
     @property
     def out(self) -> int:

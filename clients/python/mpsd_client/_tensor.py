@@ -51,6 +51,22 @@ class Tensor:
     def __repr__(self) -> str:
         return f"<Tensor {self.name!r} {self.dtype}{list(self.shape)} at {self.address:#x} of arena {self.arena.name}>"
 
+    def tobytes(self) -> bytes:
+        """A copy of its elements in host memory.  ValueError: it has gaps, or is in another order."""
+        self._require_contiguous()
+        return self.arena.copy_out(self.address, self.nbytes)
+
+    def frombytes(self, data: bytes) -> None:
+        """Fills it, after all work on the default stream.  ValueError: it has gaps, is read-only, or of another size."""
+        self._require_contiguous()
+        if self.is_read_only or len(data) != self.nbytes:
+            raise ValueError(f"tensor {self.name} takes {0 if self.is_read_only else self.nbytes} bytes, not {len(data)}")
+        self.arena.copy_in(self.address, data)
+
+    def _require_contiguous(self) -> None:
+        if not self.spec.is_contiguous:
+            raise ValueError(f"tensor {self.name} is not contiguous: {list(self.shape)} in strides {list(self.strides)}")
+
     def __dlpack_device__(self) -> tuple[int, int]:
         return _dlpack.CUDA, self.arena.device
 

@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,13 +69,14 @@ def _end_pool(arena: Window) -> None:
     mine = attached(arena)
     if mine.users:
         raise BufferError(f"arena {arena.name}: its pool is in use")
-    mine.kept = []
+    kept, mine.kept = [weakref.ref(each) for each in mine.kept], []
     if mine.pool is None:
         return
     torch.cuda.synchronize(arena.device)
     if _held_bytes(mine.pool):
         gc.collect()
     if held := _held_bytes(mine.pool):
+        mine.kept = [each for ref in kept if (each := ref()) is not None]
         raise BufferError(f"arena {arena.name}: PyTorch has {held} bytes in its pool: drop those tensors before you close it")
     with torch.cuda.device(arena.device):
         mine.pool = None  # gives its blocks back, through mpsd_torch_free

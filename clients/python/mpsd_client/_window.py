@@ -113,6 +113,16 @@ class Window:
         """Where it has memory now."""
         return Spans.of((block.offset, block.bytes) for block in self.blocks())
 
+    def copy_out(self, address: int, size: int) -> bytes:
+        """Memory of it, in host memory."""
+        with self._working():
+            return _cuda.copy_out(address, size) if size else b""
+
+    def copy_in(self, address: int, data: bytes) -> None:
+        with self._working():
+            if data:
+                _cuda.copy_in(address, data)
+
     # -- who has some of it ------------------------------------------------------------------------------------------
 
     def lend(self, tensor: Tensor, is_versioned: bool) -> Any:
@@ -136,7 +146,7 @@ class Window:
             self._lent.add(tensor)
 
     def before_close(self, call: Callable[[], None]) -> None:
-        """Called once nobody has a tensor, and before the memory goes; what it raises keeps the arena open."""
+        """Called when it is to be closed, before anything goes; what it raises keeps the arena open."""
         self._before_close = call
 
     @property
@@ -164,9 +174,9 @@ class Window:
             if self._pid != os.getpid():
                 self.forget()
                 return
-            self._require_nobody()
             if self._before_close is not None:
                 self._before_close()
+            self._require_nobody()
             handle, self._handle = self._handle, None
             self._lent.clear()
             with _cuda.on_device(self.device):
