@@ -77,7 +77,8 @@ def test_every_section_runs(result: dict[str, Any]) -> None:
 def test_mpsd_reaches_what_is_not_speed(result: dict[str, Any]) -> None:
     """What arrives in the same milliseconds as a fault is a matter of speed too, and so is processor time."""
     missed = [row for row in result["rows"] if row["met"] is False and row["section"] not in SPEED]
-    missed = [row for row in missed if not any(what in row["what"] for what in ("as the culprit is told", "processor time"))]
+    speeds = ("as the culprit is told", "processor time", "one operation")
+    missed = [row for row in missed if not any(what in row["what"] for what in speeds)]
     assert not missed
 
 

@@ -5,7 +5,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from tests.gpu.comparison import processes
@@ -20,6 +21,7 @@ EVENT_SECONDS = 60.0
 LEFT_FREE = 2 << 30  # of the GPU's memory, always
 FREED_SECONDS = 20.0
 PIDFD_GETFD = 438
+KEEPER_SOCKET = "vault-keeper"
 
 
 def unit(stage: Stage) -> int:
@@ -121,9 +123,18 @@ def kill_mpsd(system: System) -> None:
 
 
 def keeper_pid(system: System) -> int:
-    """0 where there is none."""
+    """The vault's: the one that listens at its socket.  0 where there is none."""
+    inodes = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines() if line.endswith(f"/{KEEPER_SOCKET}")}
     pids = [pid for pid in processes.started_below(system.place) if processes.program_name(pid) == "mpsd-keeper"]
-    return pids[0] if pids else 0
+    return next((pid for pid in pids if any(f"socket:[{inode}]" in _descriptors_of(pid) for inode in inodes)), 0)
+
+
+def _descriptors_of(pid: int) -> set[str]:
+    found = set()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(entry.path))
+    return found
 
 
 def descriptors(pid: int) -> int:

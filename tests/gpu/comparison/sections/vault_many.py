@@ -5,6 +5,8 @@ Of the two kinds, "real" allocations are memory of their own, 2 MiB each, as far
 memory that is given again and again, by whoever speaks the protocol by hand: what mpsd alone costs, with all hundred thousand.
 """
 
+import resource
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tests.gpu.comparison import figures, processes, vault
@@ -14,6 +16,7 @@ from tests.gpu.comparison.system import System, SystemFailed
 
 ARENAS, EACH = 1000, 100
 SHARES = (0.01, 0.1, 1.0)
+MOST_DESCRIPTORS, OWN_DESCRIPTORS = 250_000, 200
 PROBE = 5  # arenas that are made to be measured, when the rest is there
 CYCLES = 1000
 OPERATIONS = ("create_ms", "fill_ms", "commit_ms", "close_ms")
@@ -36,17 +39,27 @@ class Size:
 
 def run(stage: Stage) -> list[Size]:
     """The sizes that the shared ones grew through."""
+    most = _most_descriptors()
     system = stage.another("many", stage.options.front_end, stage.mpsd, config=CONFIG)
     system.start()
     system.warm(10)
     arenas = max(PROBE, round(ARENAS * min(1.0, stage.options.trials / 20)))
     if not stage.options.is_simulated:  # which knows some thousand blocks, and has no memory
-        room = vault.free_bytes(system) // vault.GRANULE
-        _grow(stage, system, "real", arenas, max(1, min(EACH, room // (ARENAS + PROBE))), ())
+        room = min(vault.free_bytes(system) // vault.GRANULE, most)
+        _grow(stage, system, "real", arenas, max(1, min(EACH, room // (arenas + PROBE))), ())
         vault.wait_until_free(system, room * vault.GRANULE)
-    found = _grow(stage, system, "shared", arenas, EACH, ("--shared",))
+    found = _grow(stage, system, "shared", arenas, max(1, min(EACH, most // (arenas + PROBE))), ("--shared",))
     _crash(stage, system)
     return found
+
+
+def _most_descriptors() -> int:
+    """That the keeper can hold: the limit that it inherits, where the machine does not let us raise it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, MOST_DESCRIPTORS))
+        return MOST_DESCRIPTORS
+    return hard - OWN_DESCRIPTORS
 
 
 def _grow(stage: Stage, system: System, kind: str, arenas: int, each: int, how: tuple[str, ...]) -> list[Size]:

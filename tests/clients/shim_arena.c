@@ -1,0 +1,57 @@
+/* shim_arena [--write VALUE] [--free N] [--end exit|kill|stay] [--json] MIB...: allocates so many MiB each, in that order, and says
+ * of each where it is and what was in its first and last word; then writes VALUE + its number into all of it.  --free: then
+ * frees that one.  A plain program: that the memory outlives it, it does not know.
+ */
+#include "client.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MOST = 64 };
+
+static void say_what_was(struct client *client, int number, CUdeviceptr at, size_t bytes)
+{
+	uint32_t first, last;
+
+	CLIENT_CHECK(client, cuMemcpyDtoH(&first, at, sizeof(first)), EXIT_WORK);
+	CLIENT_CHECK(client, cuMemcpyDtoH(&last, at + bytes - sizeof(last), sizeof(last)), EXIT_WORK);
+	client_say(client, "memory", "%d: 0x%llx had %u ... %u", "\"number\": %d, \"address\": %llu, \"first\": %u, \"last\": %u", number,
+		   (unsigned long long)at, first, last);
+}
+
+int main(int argc, char **argv)
+{
+	const char *write, *freed, *end;
+	CUdeviceptr memory[MOST];
+	struct client client;
+	int count;
+
+	client_options(&client, "shim_arena", &argc, argv);
+	write = client_option(&argc, argv, "--write", "");
+	freed = client_option(&argc, argv, "--free", "");
+	end = client_option(&argc, argv, "--end", "exit");
+	count = argc - 1;
+	if (count < 1 || count > MOST)
+		client_usage("shim_arena [--write VALUE] [--free N] [--end exit|kill|stay] [--json] MIB...");
+	client_start(&client);
+	for (int i = 0; i < count; i++) {
+		size_t bytes = (size_t)atol(argv[i + 1]) << 20;
+
+		CLIENT_CHECK(&client, cuMemAlloc(&memory[i], bytes), EXIT_WORK);
+		say_what_was(&client, i, memory[i], bytes);
+		if (*write)
+			CLIENT_CHECK(&client, cuMemsetD32(memory[i], (unsigned)atoi(write) + (unsigned)i, bytes / 4), EXIT_WORK);
+	}
+	if (*freed)
+		CLIENT_CHECK(&client, cuMemFree(memory[atoi(freed)]), EXIT_WORK);
+	CLIENT_CHECK(&client, cuCtxSynchronize(), EXIT_WORK);
+	client_say(&client, "done", "done", "\"count\": %d", count);
+	if (!strcmp(end, "stay"))
+		pause();
+	if (!strcmp(end, "kill"))
+		kill(getpid(), SIGKILL);
+	CLIENT_CHECK(&client, cuCtxSynchronize(), EXIT_WORK);
+	return 0;
+}

@@ -1,0 +1,138 @@
+"""Unmodified programs under the shim, with and without an arena behind their allocations: whether they compute the same, and
+how long a step of PyTorch takes, in turns.
+"""
+
+import math
+from collections.abc import Mapping
+
+from tests.gpu.comparison import figures, vault
+from tests.gpu.comparison.clients import Client
+from tests.gpu.comparison.sections.shim_shield import SHIM, shim_variables
+from tests.gpu.comparison.sections.vault_torch import has_torch, python
+from tests.gpu.comparison.stage import ROOT, Stage
+from tests.gpu.comparison.vault_wire import Wire
+
+PROGRAM = str(ROOT / "tests/gpu/array_program.py")
+STEPS = str(ROOT / "tests/gpu/torch/steps.py")
+LIBRARIES = ("torch", "cupy", "jax")
+PAIRS = 4
+ROUNDS = 6  # in one process
+KINDS = {"infer": "100", "train": "40"}  # steps
+CAPACITY = "16G"
+MOST_RATIO = 1.02
+ARENA = "shim"
+
+Variables = Mapping[str, str]
+
+
+def run(stage: Stage) -> None:
+    if not has_torch(stage):
+        return
+    if not SHIM.exists():
+        stage.add("skipped", remark=f"no {SHIM.name} here (make -C clients/shim)")
+        return
+    stage.mpsd.renew()
+    stage.mpsd.warm(10)
+    for library in LIBRARIES:
+        _compare_results(stage, library)
+    for kind in KINDS:
+        _in_arena(stage, kind)
+        _under_shim(stage, kind)
+
+
+def _variants(stage: Stage) -> dict[str, Variables]:
+    log = stage.work / "shim-torch.log"
+    return {
+        "plain": {},
+        "shim": shim_variables(log),
+        "shim and arena": shim_variables(log, MPSD_ARENA=ARENA, MPSD_ARENA_CAPACITY=CAPACITY),
+    }
+
+
+def _compare_results(stage: Stage, library: str) -> None:
+    ends, used, words = {}, 0, []
+    for name, variables in _variants(stage).items():
+        client = python(stage, PROGRAM, library, **variables)
+        end = client.wait_for("end", vault.EVENT_SECONDS)
+        client.wait(vault.EVENT_SECONDS)
+        stage.mpsd.clients.remove(client)
+        ends[name] = end["digest"] if end else _words(client)
+        words.append(f"{name} {end['seconds']:.1f} s" if end else f"{name}: {_words(client)}")
+        if "MPSD_ARENA" in variables:
+            used = _largest(stage)
+            vault.remove(stage.mpsd, ARENA)
+    stage.keep(library, ends)
+    if "ModuleNotFoundError" in ends["plain"]:
+        stage.add(f"{library}: skipped", remark=ends["plain"])
+        return
+    stage.add(
+        f"{library}: the same result without the shim, with it, and with memory in an arena",
+        mpsd="the same" if len(set(ends.values())) == 1 else "not the same",
+        goal="the same",
+        met=len(set(ends.values())) == 1,
+        remark=f"{'; '.join(words)}; the arena held {used >> 20} MiB afterwards",
+    )
+
+
+def _words(client: Client) -> str:
+    return f"{client.fate} {client.other[-1] if client.other else ''}".strip()
+
+
+def _largest(stage: Stage) -> int:
+    with Wire(stage.mpsd.pipe) as wire:
+        return max((int(arena["used_bytes"]) for arena in wire.ask("arena.list")["items"]), default=0)
+
+
+def _in_arena(stage: Stage, kind: str) -> None:
+    """Both in one process, in turns."""
+    rounds = str(stage.trials(ROUNDS))
+    client = python(stage, STEPS, "--kind", kind, "--arena", "steps", "--rounds", rounds, "--steps", KINDS[kind])
+    client.wait(vault.EVENT_SECONDS * 2)
+    found = {event["memory"]: event for event in client.events("steps")}
+    if {"plain", "arena"} - set(found):
+        stage.add(f"{kind}: a step, in PyTorch's memory and in an arena", met=False, remark=_words(client))
+    else:
+        plain, arena = found["plain"], found["arena"]
+        ratio = arena["median_ms"] / plain["median_ms"]
+        stage.add(
+            f"{kind}: a step, in PyTorch's memory and in an arena, {rounds} rounds of {KINDS[kind]} in turns",
+            vendor=_step(plain),
+            mpsd=_step(arena),
+            ratio=figures.times(ratio),
+            goal=f"<= {MOST_RATIO}",
+            met=ratio <= MOST_RATIO,
+        )
+    stage.mpsd.clients.remove(client)
+    vault.remove(stage.mpsd, "steps")
+
+
+def _step(event: Mapping[str, float]) -> str:
+    return f"{event['median_ms']:.3f} ms (10 %: {event['p10_ms']:.3f}, 90 %: {event['p90_ms']:.3f})"
+
+
+def _under_shim(stage: Stage, kind: str) -> None:
+    """Processes in turns."""
+    medians: dict[str, list[float]] = {name: [] for name in _variants(stage)}
+    for _ in range(stage.trials(PAIRS)):
+        for name, variables in _variants(stage).items():
+            client = python(stage, STEPS, "--kind", kind, "--steps", KINDS[kind], **variables)
+            client.wait(vault.EVENT_SECONDS)
+            stage.mpsd.clients.remove(client)
+            events = client.events("steps")
+            medians[name].append(float(events[0]["median_ms"]) if events else math.nan)
+            if not events:
+                stage.say(f"{kind}, {name}: {_words(client)}")
+        vault.remove(stage.mpsd, ARENA)
+    stage.keep(f"{kind}: medians, ms", medians)
+    plain = medians.pop("plain")
+    for name, ours in medians.items():
+        ratio = figures.ratio(ours, plain)
+        stage.add(
+            f"{kind}: a step, without the shim and with {name} (median of {len(plain)} processes' medians)",
+            vendor=figures.ms(figures.median(plain)),
+            mpsd=figures.ms(figures.median(ours)),
+            ratio=figures.times(ratio),
+            goal=f"<= {MOST_RATIO}",
+            met=ratio is not None and ratio <= MOST_RATIO,
+            remark=figures.pair_range(ours, plain),
+        )
