@@ -24,7 +24,7 @@ static inline int mpsd_write_again(struct mpsd_arena *arena)
 		return rc;
 	if (facts.id == arena->id && facts.generation == arena->generation)
 		return mpsd_stale(arena, "mpsd says so, and says that it is not");
-	if (facts.id != arena->id || facts.base != arena->base || facts.window_bytes != arena->window_bytes || facts.allocations) {
+	if (facts.id != arena->id || facts.base != arena->base || facts.window_bytes < arena->window_bytes || facts.allocations) {
 		mpsd_give_back_quietly(arena->session, facts.id);
 		return mpsd_stale(arena, "another has written since");
 	}

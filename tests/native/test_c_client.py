@@ -1,0 +1,392 @@
+"""The C client on the simulator, with mpsd and its keeper: memory outlives whoever filled it, and calls outlive mpsd."""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.machine import FRONT_END, Machine, open_machine
+from tests.integration.process import wait_for
+from tests.native.c_client_drive import MIB, Answer, Drive, Relay, build, open_relay
+
+CAPACITY = 64 * MIB
+
+
+@pytest.fixture(scope="session")
+def drive_program() -> Path:
+    return build("drive")
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    """One for all tests here, each with arenas of its own: what it takes to start is most of the time."""
+    assert FRONT_END.exists(), "run: make build"
+    with open_machine() as made:
+        made.start()
+        yield made
+
+
+@pytest.fixture
+def fresh() -> Iterator[Machine]:
+    """For those that end mpsd or its keeper."""
+    with open_machine() as made:
+        made.start()
+        yield made
+
+
+Begin = Callable[..., Drive]
+
+
+@pytest.fixture
+def begin(drive_program: Path) -> Iterator[Begin]:
+    """A process with a session: with the machine's mpsd, or by way of a relay."""
+    made: list[Drive] = []
+
+    def begin(machine: Machine, path: Path | None = None) -> Drive:
+        drive = Drive(drive_program, machine.variables)
+        made.append(drive)
+        drive.do(f"session {path or machine.pipe / 'mpsd.sock'}")
+        return drive
+
+    yield begin
+    for drive in made:
+        drive.clear()
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:100]
+
+
+@pytest.fixture
+def relay(machine: Machine, short_dir: Path) -> Iterator[Relay]:
+    with open_relay(short_dir / "relay.sock", machine.pipe / "mpsd.sock") as made:
+        yield made
+
+
+def opened(drive: Drive, name: str) -> Drive:
+    drive.do(f"create {name} {CAPACITY}")
+    drive.do(f"open {name} write 0")
+    return drive
+
+
+# -- what outlives whom -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", ["keep", pytest.param("keep-c++", marks=pytest.mark.slow)])
+def test_a_program_that_dies_leaves_its_memory(machine: Machine, name: str, program: str) -> None:
+    """The example of the documentation, in C and in C++."""
+    first, second = (
+        subprocess.run(
+            [str(build(program)), name, "4"], env=machine.variables, capture_output=True, text=True, timeout=20, check=False
+        )
+        for _ in range(2)
+    )
+    assert (first.returncode, second.returncode) == (-signal.SIGKILL, 0), second.stderr
+    filled = re.fullmatch(r"filled (0x\w+) (\d+)\n", first.stdout)
+    assert filled
+    assert second.stdout == f"adopted {filled[1]} {filled[2]} generation 2 layout words wrong 0\n"
+
+
+def test_what_was_committed_is_adopted_and_nothing_else(machine: Machine, begin: Begin, name: str) -> None:
+    first = opened(begin(machine), name)
+    one, two = first.alloc(2, 1), first.alloc(4, 2)
+    first.do("commit layout-1")
+    first.do(f"free {one}")
+    first.alloc(2, 3)
+    first.do("flush")
+    first.kill()
+
+    second = begin(machine)
+    second.do(f"open {name} write 20")
+    assert second.do("list").split() == [f"{one}:2:11", f"{two}:4:11"]
+    assert second.do("layout") == "layout-1"
+    second.do(f"check {one} {2 * MIB} 1")
+    second.do(f"check {two} {4 * MIB} 2")
+
+
+def test_a_reader_sees_the_same_addresses_and_cannot_write(machine: Machine, begin: Begin, name: str) -> None:
+    writer = opened(begin(machine), name)
+    address = writer.alloc(2, 7)
+    writer.do("commit")
+    reader = begin(machine)
+    reader.do(f"open {name} read 0")
+    reader.do(f"check {address} {2 * MIB} 7")
+    assert reader.ask(f"fill {address} {2 * MIB} 8").error == "EFAULT"
+    assert [reader.ask(line).error for line in ("alloc 1", f"free {address}", "commit", "flush", "seal")] == ["EACCES"] * 5
+
+
+def test_what_is_sealed_stays_as_it_is(machine: Machine, begin: Begin, name: str) -> None:
+    writer = opened(begin(machine), name)
+    address = writer.alloc(2, 7)
+    assert writer.ask("seal") == Answer(-16, f"arena {name}: sealing what is not committed: commit first")
+    writer.do("commit")
+    writer.do("seal")
+    assert writer.ask(f"fill {address} {2 * MIB} 8").error == "EFAULT"
+    assert writer.ask("alloc 1").error == "EROFS"
+    assert begin(machine).ask(f"open {name} write 0").error == "EROFS"
+
+
+def test_places_are_used_again_when_their_memory_is_gone(machine: Machine, begin: Begin, name: str) -> None:
+    """At once, where it was never committed; with the next commit, where an adopter would still get it."""
+    drive = opened(begin(machine), name)
+    waiting = drive.do(f"alloc {2 * MIB}")
+    drive.do(f"free {waiting}")
+    assert drive.do(f"alloc {2 * MIB}") == waiting
+    drive.do("flush")
+    drive.do(f"free {waiting}")
+    assert drive.do(f"alloc {2 * MIB}") != waiting
+    drive.do("flush")
+    assert drive.do(f"alloc {2 * MIB}") == waiting
+    drive.do("commit")
+    drive.do(f"free {waiting}")
+    drive.do("flush")
+    other = drive.do(f"alloc {2 * MIB}")
+    assert other != waiting
+    drive.do("commit")
+    assert drive.do(f"alloc {2 * MIB}") == waiting
+
+
+def test_capacity_and_guards_are_kept(machine: Machine, begin: Begin, name: str) -> None:
+    drive = opened(begin(machine), name)
+    drive.do(f"guard {2 * MIB}")
+    one, two = (int(drive.do(f"alloc {2 * MIB}"), 16) for _ in range(2))
+    assert (one % (1 << 30), two - one) == (2 * MIB, 4 * MIB)
+    refused = drive.ask(f"alloc {CAPACITY - 3 * MIB}")
+    assert refused.error == "ENOSPC"
+    assert f"over its capacity: {4 * MIB} of {CAPACITY} are used" in refused.words
+    drive.do(f"alloc {CAPACITY - 4 * MIB}")
+    assert drive.do("facts").split()[1] == str(CAPACITY)
+
+
+def test_a_hook_that_refuses_leaves_nothing(machine: Machine, begin: Begin, name: str) -> None:
+    drive = opened(begin(machine), name)
+    before = drive.do("descriptors")
+    drive.do("hooks 1")
+    assert drive.ask("alloc 1").error == "EPERM"
+    drive.do("hooks 0")
+    assert (drive.do("list"), drive.do("facts").split()[1], drive.do("descriptors")) == ("", "0", before)
+    drive.do("alloc 1")
+
+
+# -- who is in the way --------------------------------------------------------------------------------------------------
+
+
+def test_what_lies_in_the_window_is_said(machine: Machine, begin: Begin, name: str) -> None:
+    """Nothing was opened then: the next writer is admitted at once."""
+    first = opened(begin(machine), name)
+    address = first.alloc(2, 1)
+    first.do("commit")
+    again = first.ask(f"open {name} write 0")
+    assert again.error == "EADDRINUSE"
+    first.do(f"check {address} {2 * MIB} 1")
+    first.do("close")
+
+    blocked = begin(machine)
+    blocked.do(f"block {address}")
+    refused = blocked.ask(f"open {name} write 0")
+    assert refused.error == "EADDRINUSE"
+    assert re.search(rf"its window {address}-0x\w+ is not free in this process: {address[2:]}-\w+ r--p", refused.words)
+    begin(machine).do(f"open {name} write 0")
+
+
+def test_a_second_writer_waits_or_is_told_who_writes(machine: Machine, begin: Begin, name: str) -> None:
+    first = opened(begin(machine), name)
+    first.alloc(2, 1)
+    first.do("commit")
+    second = begin(machine)
+    refused = second.ask(f"open {name} write 0")
+    assert (refused.error, f"pid {first.pid}" in refused.words) == ("EBUSY", True)
+    assert second.do("codes") == "21 0"
+    second.say(f"open {name} write 20")
+    first.do("close")
+    assert second.hear().result == 0
+    assert second.do("facts").split()[0] == "2"
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        pytest.param("open nobody-there write 0", "ENOENT", id="no such arena"),
+        pytest.param("create bad/name 2097152", "EINVAL", id="a bad name"),
+        pytest.param(f"open {'x' * 200} write 0", "EINVAL", id="a name that is too long"),
+        pytest.param("open x write 4000", "EINVAL", id="a wait that is too long"),
+        pytest.param("call no.such.method", "ENOSYS", id="no such method"),
+        pytest.param("remove nobody-there", "ENOENT", id="nothing to remove"),
+    ],
+)
+def test_a_refusal_has_a_number_and_words(machine: Machine, begin: Begin, line: str, error: str) -> None:
+    drive = begin(machine)
+    answer = drive.ask(line)
+    assert (answer.error, bool(answer.words)) == (error, True)
+    drive.do("call health")
+
+
+def test_an_arena_is_made_once(machine: Machine, begin: Begin, name: str) -> None:
+    drive = begin(machine)
+    drive.do(f"create {name} {CAPACITY}")
+    assert drive.ask(f"create {name} {CAPACITY}").error == "EEXIST"
+    drive.do(f"remove {name}")
+    assert drive.ask(f"open {name} write 0").error == "ENOENT"
+
+
+def test_a_child_after_fork_is_refused_and_hurts_nobody(machine: Machine, begin: Begin, name: str) -> None:
+    drive = opened(begin(machine), name)
+    address = drive.alloc(2, 5)
+    drive.do("fork")
+    drive.do("commit")
+    drive.do(f"check {address} {2 * MIB} 5")
+    drive.do("close")
+
+
+# -- mpsd goes and comes ------------------------------------------------------------------------------------------------
+
+STEPS = {  # what is called -> what to do before it, and the line
+    "arena.create": ([], "create {name} 67108864"),
+    "arena.get": (["create {name} 67108864"], "open {name} write 0"),
+    "arena.open": (["create {name} 67108864"], "open {name} write 5"),
+    "arena.take": (["create {name} 67108864"], "open {name} write 0"),
+    "arena.put": (["create {name} 67108864", "open {name} write 0", "alloc 1"], "flush"),
+    "arena.drop": (["create {name} 67108864", "open {name} write 0", "alloc 1", "commit", "free {first}"], "flush"),
+    "arena.commit": (["create {name} 67108864", "open {name} write 0", "alloc 1"], "commit words"),
+    "arena.layout": (
+        ["create {name} 67108864", "open {name} write 0", "commit words", "close", "open {name} read 0"],
+        "layout",
+    ),
+    "arena.seal": (["create {name} 67108864", "open {name} write 0", "commit"], "seal"),
+    "arena.close": (["create {name} 67108864", "open {name} write 0"], "close"),
+    "arena.remove": (["create {name} 67108864"], "remove {name}"),
+}
+
+
+def prepare(drive: Drive, method: str, name: str) -> str:
+    """The line that makes the call, after what has to come before it."""
+    before, line = STEPS[method]
+    first = ""
+    for each in before:
+        words = drive.do(each.format(name=name, first=first))
+        first = words if each.startswith("alloc") else first
+    return line.format(name=name)
+
+
+@pytest.mark.parametrize("when", ["before mpsd heard it", "after mpsd did it"])
+@pytest.mark.parametrize("method", STEPS)
+def test_a_connection_that_breaks_in_the_middle_of_a_call_is_not_noticed(
+    relay: Relay, machine: Machine, begin: Begin, name: str, method: str, when: str
+) -> None:
+    """Twice in a row, even: the call is made again, and means the same."""
+    drive = begin(machine, relay.path)
+    line = prepare(drive, method, name)
+    (relay.lose if when.startswith("after") else relay.refuse)[method] = 2
+    assert drive.ask(line).result == 0
+    assert relay.lose.get(method, 0) == relay.refuse.get(method, 0) == 0
+    assert relay.seen.count("hello") == 3 + (method == "arena.open")
+    drive.do("call health")
+
+
+def test_what_may_not_be_done_twice_is_not(relay: Relay, machine: Machine, begin: Begin) -> None:
+    """Its caller is told that nobody knows whether it was done."""
+    drive = begin(machine, relay.path)
+    relay.lose["health"] = 1
+    answer = drive.ask("call health once")
+    assert (answer.error, "it is not known whether" in answer.words) == ("ECONNRESET", True)
+    assert relay.seen.count("health") == 1
+    drive.do("call health once")
+
+
+def test_a_connection_that_always_breaks_ends_the_call(relay: Relay, machine: Machine, begin: Begin) -> None:
+    drive = begin(machine, relay.path)
+    relay.lose["health"] = 1000
+    answer = drive.ask("call health")
+    assert (answer.error, relay.seen.count("health")) == ("ECONNREFUSED", 9)
+
+
+def test_nobody_there_is_said_at_once_and_waited_for_later(fresh: Machine, begin: Begin, short_dir: Path) -> None:
+    drive = begin(fresh)
+    drive.do("patience 0.05 5")
+    fresh.kill_daemon()
+    answer = drive.ask("call health")
+    assert (answer.error, "no mpsd at" in answer.words) == ("ECONNREFUSED", True)
+    drive.do("hangup")
+    missing = drive.ask(f"session {short_dir}/none.sock")
+    assert missing == Answer(-111, f"no mpsd at {short_dir}/none.sock: No such file or directory")
+
+
+def test_the_keeper_dies_and_the_writer_gives_all_again(fresh: Machine, begin: Begin, name: str) -> None:
+    """What was committed is committed again before anything else, with its layout; then what is new."""
+    drive = opened(begin(fresh), name)
+    kept, new = drive.alloc(2, 1), ""
+    drive.do("commit words")
+    for generation in (2, 3):
+        kill_keepers(fresh)
+        new = drive.alloc(2, generation)
+        drive.do("flush")
+        assert drive.do("facts").split()[0] == str(generation)
+    drive.do("commit")
+    drive.kill()
+    second = begin(fresh)
+    second.do(f"open {name} write 20")
+    assert second.do("layout") == "words"
+    second.do(f"check {kept} {2 * MIB} 1")
+    second.do(f"check {new} {2 * MIB} 3")
+
+
+def kill_keepers(machine: Machine) -> None:
+    """The vault's and the relay's, which is of no account here."""
+    before = len(machine.journal("vault.lost"))
+    for pid in machine.processes("mpsd-keeper"):
+        os.kill(pid, signal.SIGKILL)
+    wait_for("mpsd to notice", lambda: len(machine.journal("vault.lost")) > before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", STEPS)
+def test_mpsd_is_killed_and_comes_back_in_the_middle_of_a_call(fresh: Machine, begin: Begin, name: str, method: str) -> None:
+    """mpsd stands still, so that the call waits; then it is killed, and another one started."""
+    drive = begin(fresh)
+    line = prepare(drive, method, name)
+    os.kill(fresh.daemon_pid(), signal.SIGSTOP)
+    drive.say(line)
+    fresh.kill_daemon()
+    fresh.start()
+    assert drive.hear().result == 0
+    drive.do("call health")
+
+
+@pytest.mark.slow
+def test_a_thousand_times_opened_and_closed_leaves_nothing(machine: Machine, begin: Begin, name: str) -> None:
+    drive = opened(begin(machine), name)
+    for _ in range(4):
+        drive.alloc(2)
+    drive.do("commit words")
+    drive.do("close")
+    before = drive.do("descriptors")
+    for _ in range(1000):
+        drive.do(f"open {name} write 0")
+        drive.do("close")
+    assert drive.do("descriptors") == before
+    assert drive.do("call health") == ""
+
+
+@pytest.mark.slow
+def test_ten_thousand_allocations_come_and_go(machine: Machine, begin: Begin, name: str) -> None:
+    """In batches, both ways: the process may have few descriptors open."""
+    count = 2000
+    drive = begin(machine)
+    drive.do(f"create {name} {count * 2 * MIB}")
+    drive.do(f"open {name} write 0")
+    for _ in range(count):
+        drive.do(f"alloc {2 * MIB}")
+    drive.do("commit words")
+    drive.kill()
+    second = begin(machine)
+    second.do(f"open {name} write 20")
+    assert len(second.do("list").split()) == count
+    for address in second.do("list").split():
+        second.do(f"free {address.partition(':')[0]}")
+    second.do("commit")
+    assert second.do("facts").split()[1] == "0"
