@@ -6,8 +6,8 @@
  * What others laid into it from outside is in uvm_space.c.
  */
 #include "driver.h"
+#include "mpsd_uvm.h"
 #include "spans.h"
-#include "uvm_calls.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 enum { PAGE = 4096, SPARSE_PAGE = 64 << 10 };
+enum { INVALID_ADDRESS = 0x1e, NO_MEMORY = 0x51 }; /* NV_STATUS */
 
 struct guard {
 	struct span span; /* first */
@@ -107,21 +108,21 @@ static uint32_t add(uint64_t base, uint64_t length, enum guard_kind kind)
 	struct guard *guard;
 
 	if (!is_page_of(base, length, PAGE))
-		return UVM_INVALID_ADDRESS;
+		return INVALID_ADDRESS;
 	forget_unmapped(base, length);
 	if (span_meets(&guards, base, length) || address_is_used(base, length) || space_meets(base, length))
-		return UVM_ADDRESS_IN_USE;
+		return MPSD_UVM_ADDRESS_IN_USE;
 	guard = calloc(1, sizeof(*guard));
 	if (guard && kind == GUARD_MANAGED)
 		guard->touched = calloc((length + SPARSE_PAGE - 1) / SPARSE_PAGE / 64 + 1, sizeof(*guard->touched));
 	if (!guard || (kind == GUARD_MANAGED && !guard->touched)) {
 		free(guard);
-		return UVM_NO_MEMORY;
+		return NO_MEMORY;
 	}
 	guard->span = (struct span){ .base = base, .bytes = length };
 	guard->kind = kind;
 	span_add(&guards, &guard->span);
-	return UVM_DONE;
+	return MPSD_UVM_DONE;
 }
 
 /* The caller holds the lock.  NULL: no such guard of exactly these addresses, or a managed one. */
@@ -136,20 +137,20 @@ static struct guard *find(uint64_t base, uint64_t length)
 static uint32_t make_sparse(uint64_t base, uint64_t length, const unsigned char *uuid)
 {
 	struct guard *guard;
-	uint32_t status = UVM_DONE;
+	uint32_t status = MPSD_UVM_DONE;
 
 	if (!is_page_of(base, length, SPARSE_PAGE))
-		return UVM_INVALID_ADDRESS;
+		return INVALID_ADDRESS;
 	if (!space_is_registered() || !device_has_uuid(uuid))
-		return UVM_INVALID_DEVICE;
+		return MPSD_UVM_INVALID_DEVICE;
 	pthread_mutex_lock(&lock);
 	guard = find(base, length);
 	if (guard)
 		guard->kind = GUARD_SPARSE;
 	else if (!address_is_used(base, length))
-		status = UVM_INVALID_ADDRESS;
+		status = INVALID_ADDRESS;
 	pthread_mutex_unlock(&lock);
-	if (!guard && status == UVM_DONE)
+	if (!guard && status == MPSD_UVM_DONE)
 		fault_memory_lost();
 	return status;
 }
@@ -163,7 +164,7 @@ static uint32_t take_away(uint64_t base, uint64_t length)
 	if (guard)
 		remove_guard(guard);
 	pthread_mutex_unlock(&lock);
-	return guard ? UVM_DONE : UVM_INVALID_ADDRESS;
+	return guard ? MPSD_UVM_DONE : INVALID_ADDRESS;
 }
 
 static uint32_t create(uint64_t base, uint64_t length)
@@ -180,8 +181,8 @@ static uint32_t create(uint64_t base, uint64_t length)
  * descriptor here, so any number will do. */
 SIM_EXPORT int mpsd_sim_uvm_ioctl(int fd, unsigned long number, void *argument)
 {
-	struct uvm_range_call *range = argument;
-	struct uvm_sparse_call *sparse = argument;
+	struct mpsd_uvm_range *range = argument;
+	struct mpsd_uvm_sparse *sparse = argument;
 
 	(void)fd;
 	if (!driver.ready || !argument) {
@@ -189,13 +190,13 @@ SIM_EXPORT int mpsd_sim_uvm_ioctl(int fd, unsigned long number, void *argument)
 		return -1;
 	}
 	switch (number) {
-	case UVM_CREATE_RANGE:
+	case MPSD_UVM_CREATE_EXTERNAL_RANGE:
 		range->status = create(range->base, range->length);
 		return 0;
-	case UVM_MAP_SPARSE:
-		sparse->status = make_sparse(sparse->base, sparse->length, sparse->uuid);
+	case MPSD_UVM_MAP_EXTERNAL_SPARSE:
+		sparse->status = make_sparse(sparse->base, sparse->length, sparse->gpu_uuid);
 		return 0;
-	case UVM_FREE:
+	case MPSD_UVM_FREE:
 		range->status = take_away(range->base, range->length);
 		return 0;
 	}
@@ -210,13 +211,13 @@ SIM_EXPORT int mpsd_sim_uvm_mmap(void *address, size_t bytes)
 	uint32_t status;
 
 	pthread_mutex_lock(&lock);
-	status = driver.ready ? add((uint64_t)address, bytes, GUARD_MANAGED) : UVM_INVALID_DEVICE;
-	if (status == UVM_DONE &&
+	status = driver.ready ? add((uint64_t)address, bytes, GUARD_MANAGED) : MPSD_UVM_INVALID_DEVICE;
+	if (status == MPSD_UVM_DONE &&
 	    mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
 		remove_guard((struct guard *)span_at(&guards, (uint64_t)address));
-		status = UVM_NO_MEMORY;
+		status = NO_MEMORY;
 	}
 	pthread_mutex_unlock(&lock);
-	errno = status == UVM_ADDRESS_IN_USE ? EEXIST : status == UVM_NO_MEMORY ? ENOMEM : EINVAL;
-	return status == UVM_DONE ? 0 : -1;
+	errno = status == MPSD_UVM_ADDRESS_IN_USE ? EEXIST : status == NO_MEMORY ? ENOMEM : EINVAL;
+	return status == MPSD_UVM_DONE ? 0 : -1;
 }

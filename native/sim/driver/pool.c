@@ -19,7 +19,7 @@ struct CUmemPoolHandle_st { /* the default pool of a device, and the only one */
 	struct chunk *bins[BINS];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects all below; nothing is locked under it but addresses and counts */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects all below; addresses and counts are locked under it */
 static struct CUmemPoolHandle_st pools[DRIVER_DEVICES];
 static struct spans chunks;
 

@@ -17,7 +17,7 @@ struct memory { /* what a handle stands for */
 	CUmemGenericAllocationHandle handle;
 };
 
-extern pthread_mutex_t vmm_lock; /* protects all memories, mappings and reservations; what blocks.c and memory.c lock comes under it */
+extern pthread_mutex_t vmm_lock; /* protects memories, mappings and reservations; what blocks.c and memory.c lock comes under it */
 
 /* vmm_memory.c; the caller holds vmm_lock */
 struct memory *vmm_memory(CUmemGenericAllocationHandle handle); /* NULL: no such handle */
