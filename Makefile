@@ -56,6 +56,7 @@ $(VENV)/dev: $(VENV)/runtime
 programs: | needs
 	@$(MAKE) -s --no-print-directory -C clients/control
 	@$(MAKE) -s --no-print-directory -C native
+	@$(MAKE) -s --no-print-directory -C clients/c
 
 build: programs venv ## the C programs, and the front end beside the interpreter
 	@cmp -s $(FRONT_END) $(VENV)/bin/$(PROGRAM) || install -m 755 $(FRONT_END) $(VENV)/bin/$(PROGRAM)

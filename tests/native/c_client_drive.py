@@ -137,7 +137,9 @@ class Relay:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
+        """Nobody listens any more; twice does nothing."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _serve(self) -> None:

@@ -305,10 +305,13 @@ def test_a_connection_that_always_breaks_ends_the_call(relay: Relay, machine: Ma
     assert (answer.error, relay.seen.count("health")) == ("ECONNREFUSED", 9)
 
 
-def test_nobody_there_is_said_at_once_and_waited_for_later(fresh: Machine, begin: Begin, short_dir: Path) -> None:
-    drive = begin(fresh)
+def test_nobody_there_is_said_at_once_and_waited_for_later(
+    relay: Relay, machine: Machine, begin: Begin, short_dir: Path
+) -> None:
+    drive = begin(machine, relay.path)
     drive.do("patience 0.05 5")
-    fresh.kill_daemon()
+    relay.close()
+    relay.lose["health"] = 1
     answer = drive.ask("call health")
     assert (answer.error, "no mpsd at" in answer.words) == ("ECONNREFUSED", True)
     drive.do("hangup")

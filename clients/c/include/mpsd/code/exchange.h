@@ -78,7 +78,8 @@ static inline void mpsd_hang_up(struct mpsd_session *session)
 	session->fd = -1;
 }
 
-/* One datagram that came.  1: the response to `id`: error and result follow in *at.  0: something else that may come.  -EPROTO. */
+/* One datagram that came.  1: the response to `id`: error and result follow in *at.  0: something else that may come.  -EPROTO;
+ * -ECONNRESET: a goodbye. */
 static inline int mpsd_sort(struct mpsd_session *session, struct mpsd_unpack *at, uint32_t id)
 {
 	uint64_t kind, number;
@@ -97,6 +98,7 @@ static inline int mpsd_sort(struct mpsd_session *session, struct mpsd_unpack *at
 		if (mpsd_unpack_find_uint(at, "code", &number) == 0 && number <= INT32_MAX)
 			session->parting_code = (int)number;
 		mpsd_copy_text(at, "message", session->parting_words, sizeof(session->parting_words));
+		return -ECONNRESET; /* nothing comes after it */
 	}
 	return 0;
 }

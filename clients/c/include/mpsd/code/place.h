@@ -49,7 +49,7 @@ static inline int mpsd_place_reserve(struct mpsd_arena *arena)
 		return mpsd_fail(arena->session, -EADDRINUSE, 0, (int)found,
 				 "arena %s: its window 0x%llx-0x%llx is not free in this process: %s", arena->name,
 				 (unsigned long long)arena->base, (unsigned long long)(arena->base + arena->window_bytes),
-				 *line ? line : "the driver has something there (is the arena open twice?)");
+				 *line ? line : "the driver gave another place (is the arena open twice?)");
 	return mpsd_cuda_fail(arena, found, "cuMemAddressReserve", arena->base, arena->window_bytes);
 }
 

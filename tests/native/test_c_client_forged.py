@@ -1,0 +1,270 @@
+"""Answers that mpsd would never give: the C client says what is wrong, and nothing half done is left behind.
+
+The real mpsd answers; what it said is changed on the way.  In the slow tests the client is built with
+AddressSanitizer and UBSan: it must also end without a leak.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from tests.integration.machine import Machine, open_machine
+from tests.native.c_client_drive import GRANULE, MIB, Drive, Frame, Relay, build, open_relay
+
+CAPACITY = 64 * MIB
+OPEN = "open kept write 0"
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    with open_machine() as made:
+        made.start()
+        yield made
+
+
+@pytest.fixture(
+    scope="module", params=["", pytest.param("address,undefined", marks=pytest.mark.slow)], ids=["plain", "sanitized"]
+)
+def program(request: pytest.FixtureRequest) -> Path:
+    return build("drive", request.param)
+
+
+@pytest.fixture(scope="module")
+def relay(machine: Machine) -> Iterator[Relay]:
+    with open_relay(machine.place / "relay.sock", machine.pipe / "mpsd.sock") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def kept(machine: Machine, relay: Relay, program: Path) -> Iterator[Drive]:
+    """One process for all of these: what a failure left behind would spoil the next one.  The arena has three allocations."""
+    drive = Drive(program, machine.variables)
+    drive.do(f"session {relay.path}")
+    drive.do(f"create kept {CAPACITY}")
+    drive.do(OPEN)
+    for seed in (1, 2, 3):
+        drive.alloc(2, seed)
+    drive.do("commit words")
+    drive.do("close")
+    try:
+        yield drive
+        drive.end()
+    finally:
+        drive.clear()
+
+
+def only(method: str, change: Callable[[Frame], None]) -> Callable[[Frame], None]:
+    def applied(frame: Frame) -> None:
+        if frame.method == method:
+            change(frame)
+
+    return applied
+
+
+def with_raw(raw: bytes) -> Callable[[Frame], None]:
+    def change(frame: Frame) -> None:
+        frame.raw = raw
+
+    return change
+
+
+def with_result(**fields: Any) -> Callable[[Frame], None]:
+    def change(frame: Frame) -> None:
+        frame.value[3] = {**frame.value[3], **fields}
+
+    return change
+
+
+def without(field: str) -> Callable[[Frame], None]:
+    def change(frame: Frame) -> None:
+        del frame.value[3][field]
+
+    return change
+
+
+def with_frame(index: int, value: Any) -> Callable[[Frame], None]:
+    def change(frame: Frame) -> None:
+        frame.value[index] = value
+
+    return change
+
+
+def with_error(error: Any) -> Callable[[Frame], None]:
+    def change(frame: Frame) -> None:
+        frame.value[2:] = [error, None]
+
+    return change
+
+
+def cut(frame: Frame) -> None:
+    frame.raw = msgpack.packb(frame.value)[:-1]
+
+
+def longer(frame: Frame) -> None:
+    frame.raw = msgpack.packb(frame.value) + b"\0"
+
+
+def fewer_descriptors(frame: Frame) -> None:
+    os.close(frame.fds.pop())
+
+
+def more_descriptors(frame: Frame) -> None:
+    frame.fds.append(os.dup(frame.fds[0]))
+
+
+def other_memory(frame: Frame) -> None:
+    """A descriptor, but of no memory of the GPU's."""
+    os.close(frame.fds[0])
+    frame.fds[0] = os.memfd_create("no GPU memory")
+
+
+def at_offsets(*pairs: tuple[int, int]) -> Callable[[Frame], None]:
+    return with_result(items=[list(pair) for pair in pairs])
+
+
+G = GRANULE
+WRONG_ANSWERS = [
+    # any answer
+    pytest.param("arena.get", with_raw(b""), "", id="the end instead of an answer"),
+    pytest.param("arena.get", with_raw(b"\xc1"), "EPROTO", id="no MessagePack"),
+    pytest.param("arena.get", with_raw(b"\xdd\xff\xff\xff\xff"), "EPROTO", id="an array of four billion"),
+    pytest.param("arena.get", with_raw(b"\x91" * 60000), "EPROTO", id="deep nesting"),
+    pytest.param("arena.get", with_raw(bytes(70000)), "EMSGSIZE", id="a datagram that is too long"),
+    pytest.param("arena.get", cut, "EPROTO", id="cut off"),
+    pytest.param("arena.get", longer, "EPROTO", id="more behind it"),
+    pytest.param("arena.get", with_frame(0, 0), "EPROTO", id="a request"),
+    pytest.param("arena.get", with_frame(0, 7), "EPROTO", id="another kind"),
+    pytest.param("arena.get", with_frame(1, 4_000_000_000), "EPROTO", id="an answer to another request"),
+    pytest.param("arena.get", with_frame(1, -1), "EPROTO", id="a negative id"),
+    pytest.param("arena.get", with_frame(3, None), "EPROTO", id="no result"),
+    pytest.param("arena.get", with_frame(3, [1, 2]), "EPROTO", id="a result that is no map"),
+    pytest.param("arena.get", with_error("no"), "EPROTO", id="an error that is no map"),
+    pytest.param("arena.get", with_error({}), "EPROTO", id="an error without a code"),
+    pytest.param("arena.get", with_error({"code": 0}), "EPROTO", id="an error that is none"),
+    pytest.param("arena.get", with_error({"code": 2**40}), "EPROTO", id="an error whose code is no code"),
+    pytest.param("arena.get", with_error({"code": 20, "message": "x" * 60000}), "ENOENT", id="very many words"),
+    pytest.param("arena.get", with_error({"code": 999, "name": 7}), "EREMOTEIO", id="a code of a later version"),
+    # arenas
+    *(
+        pytest.param("arena.get", without(field), "EPROTO", id=f"an arena without {field}")
+        for field in ("id", "base", "window_bytes", "capacity_bytes", "generation", "is_sealed")
+    ),
+    pytest.param("arena.get", with_result(base="here"), "EPROTO", id="a base that is no number"),
+    pytest.param("arena.get", with_result(base=-1), "EPROTO", id="a negative base"),
+    pytest.param("arena.get", with_result(base=0), "EPROTO", id="base 0"),
+    pytest.param("arena.get", with_result(base=4096), "EPROTO", id="a base that is not granular"),
+    pytest.param("arena.get", with_result(base=2**64 - G), "EPROTO", id="a window that wraps"),
+    pytest.param("arena.get", with_result(base=0x7FFF_FFE0_0000_0000), "EADDRINUSE", id="a window where no address is"),
+    pytest.param("arena.get", with_result(gpu="GPU-00000000-0000-0000-0000-000000000000"), "EXDEV", id="another GPU"),
+    pytest.param("arena.get", with_result(gpu=""), "EXDEV", id="no GPU"),
+    pytest.param("arena.open", with_result(id=99), "EAGAIN", id="another arena at every attempt"),
+    pytest.param("arena.open", with_error({"code": 2, "name": "NOT_ALLOWED", "message": ""}), "EACCES", id="not allowed"),
+    # what is taken
+    pytest.param("arena.take", fewer_descriptors, "EPROTO", id="a descriptor missing"),
+    pytest.param("arena.take", more_descriptors, "EPROTO", id="a descriptor too many"),
+    pytest.param("arena.take", other_memory, "EBADMSG", id="a descriptor of no GPU memory"),
+    pytest.param("arena.take", without("items"), "EPROTO", id="no items"),
+    pytest.param("arena.take", with_result(items=[[0], [G, G], [2 * G, G]]), "EPROTO", id="an item of one number"),
+    pytest.param("arena.take", at_offsets((0, G), (0, G), (2 * G, G)), "EPROTO", id="the same place twice"),
+    pytest.param("arena.take", at_offsets((G, G), (0, G), (2 * G, G)), "EPROTO", id="not in order"),
+    pytest.param("arena.take", at_offsets((0, G), (G, G), (3 * G, 2 * G)), "EBADMSG", id="more than the memory has"),
+    pytest.param("arena.take", at_offsets((0, G), (G, G), (1 << 50, G)), "EPROTO", id="outside of the window"),
+    pytest.param("arena.take", at_offsets((0, G), (G, G), (2 * G, 2**64 - G)), "EPROTO", id="a size that wraps"),
+    pytest.param("arena.take", at_offsets((0, G), (G, G), (2 * G, 0)), "EPROTO", id="nothing at all"),
+    pytest.param("arena.take", at_offsets((0, G), (G, G), (2 * G + 4096, G)), "EPROTO", id="not granular"),
+    pytest.param("arena.take", with_result(next=0), "EPROTO", id="a next that was before"),
+    pytest.param("arena.take", with_result(next="more"), "EPROTO", id="a next that is no number"),
+    # the layout
+    pytest.param("arena.layout", with_result(layout_bytes=6), "EPROTO", id="a layout of another size"),
+    pytest.param("arena.layout", with_result(layout_bytes=2**40), "EPROTO", id="a layout that is too large"),
+    pytest.param("arena.layout", fewer_descriptors, "EPROTO", id="a layout without a descriptor"),
+    pytest.param("arena.layout", more_descriptors, "EPROTO", id="a layout with two"),
+]
+
+
+@pytest.mark.parametrize(("method", "change", "error"), WRONG_ANSWERS)
+def test_a_wrong_answer_fails_the_opening_and_leaves_nothing(
+    kept: Drive, relay: Relay, method: str, change: Callable[[Frame], None], error: str
+) -> None:
+    """No window, no mapping, no descriptor, no access: the next attempt succeeds."""
+    kept.do("call health")
+    before = kept.do("descriptors")
+    relay.change = only(method, change)
+    answer = kept.ask(OPEN)
+    relay.change = None
+    assert (answer.error, bool(answer.words)) == (error or "ECONNREFUSED", True), answer
+    kept.do("call health")
+    assert kept.do("descriptors") == before
+    kept.do(OPEN)
+    kept.do(f"check {kept.do('list').partition(':')[0]} {2 * MIB} 1")
+    kept.do("close")
+
+
+STALE = {"code": 22, "name": "STALE_GENERATION", "message": "forged"}
+
+
+def test_a_writer_that_was_replaced_is_told_so(kept: Drive, relay: Relay) -> None:
+    """mpsd says that its generation is over, and that the arena has what another committed: nothing of ours goes into it."""
+    kept.do(OPEN)
+
+    def change(frame: Frame) -> None:
+        if frame.method == "arena.put":
+            with_error(STALE)(frame)
+        elif frame.method == "arena.open":
+            with_result(generation=1000)(frame)
+
+    kept.do(f"alloc {2 * MIB}")
+    relay.change = change
+    answer = kept.ask("flush")
+    relay.change = None
+    assert (answer.error, "another has written since" in answer.words) == ("ESTALE", True)
+    kept.do("close")
+
+
+def test_an_mpsd_that_contradicts_itself_is_not_asked_for_ever(kept: Drive, relay: Relay) -> None:
+    kept.do(OPEN)
+    relay.change = only("arena.commit", with_error(STALE))
+    answer = kept.ask("commit")
+    relay.change = None
+    assert (answer.error, "mpsd says so, and says that it is not" in answer.words) == ("ESTALE", True)
+    kept.do("commit")
+    kept.do("close")
+
+
+def test_a_quota_that_is_spent_is_said_and_what_waits_still_waits(kept: Drive, relay: Relay) -> None:
+    kept.do(OPEN)
+    address = kept.do(f"alloc {2 * MIB}")
+    relay.change = only("arena.put", with_error({"code": 16, "name": "NO_ROOM", "message": "the quota is spent"}))
+    answer = kept.ask("commit")
+    relay.change = None
+    assert (answer.error, answer.words) == ("ENOSPC", "arena.put: NO_ROOM: the quota is spent")
+    kept.do(f"free {address}")
+    kept.do("commit")
+    kept.do("close")
+
+
+def test_an_answer_that_never_comes_is_not_waited_for_longer_than_was_said(kept: Drive, relay: Relay) -> None:
+    kept.do("patience 5 0.05")
+    relay.change = only("health", with_raw(msgpack.packb([2, "some.event", [{}]])))
+    answer = kept.ask("call health")
+    relay.change = None
+    kept.do("patience 5 30")
+    assert (answer.error, answer.words) == ("ETIMEDOUT", "health: mpsd did not answer in time")
+    kept.do("call health")
+
+
+def test_a_goodbye_is_read_and_its_reason_said(kept: Drive, relay: Relay) -> None:
+    kept.do("patience 0.05 30")
+    goodbye = msgpack.packb([2, "goodbye", [{"code": 7, "name": "TOO_MANY", "message": "there are\n enough"}]])
+    relay.change = only("hello", with_raw(goodbye))
+    relay.lose["health"] = 1
+    kept.say("call health")
+    answer = kept.hear()
+    relay.change = None
+    kept.do("patience 10 30")
+    assert (answer.error, "there are  enough" in answer.words) == ("EUSERS", True), answer
+    kept.do("call health")
