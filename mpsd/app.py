@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,7 @@ from mpsd.runtime.sessions import Sessions
 from mpsd.runtime.signals import Signals
 from mpsd.runtime.stopping import Stopper
 from mpsd.runtime.store import SqliteStore
+from mpsd.runtime.stored import Stored, take_stored
 from mpsd.runtime.targets import Targets
 from mpsd.vault.holders import MOST_HOLDERS
 from mpsd.vault.joining import join_vault
@@ -72,13 +73,14 @@ def main(config: Config, invocation: Invocation) -> int:
     journal = open_journal(
         config.log, foreground=invocation.foreground, log_directory=config.log_directory, terminal=sys.stderr
     )
+    stored = take_stored(os.environ)
     environ = dict(os.environ)
     claim = None
     try:
         state = places.state_directory(config, os.geteuid(), environ)
         claim = Claim(Path(config.pipe_directory), Path(config.log_directory), state, (*DOORS, UI_SOCKET))
         claim.take()
-        return trio.run(_run, config, invocation, environ, claim, journal)
+        return trio.run(_run, config, invocation, environ, claim, journal, stored)
     except BaseException as exc:
         refusal = _refusal_in(exc)
         if refusal is None:
@@ -110,7 +112,14 @@ def _refuse(invocation: Invocation, error: MpsdError) -> int:
     return status
 
 
-async def _run(config: Config, invocation: Invocation, environ: Mapping[str, str], claim: Claim, journal: Journal) -> int:
+async def _run(
+    config: Config,
+    invocation: Invocation,
+    environ: Mapping[str, str],
+    claim: Claim,
+    journal: Journal,
+    stored: Sequence[Stored],
+) -> int:
     is_privileged = may_impersonate()
     _check_enforceable(config, is_privileged)
     with ExitStack() as opened:
@@ -129,7 +138,7 @@ async def _run(config: Config, invocation: Invocation, environ: Mapping[str, str
         audit = open_audit(str(claim.log_directory), config.log.max_bytes)
         opened.callback(audit.close)
         stores = store, lease_store, fault_store, vault_store
-        daemon = _build(Found(config, invocation, environ, claim, public, devices, is_privileged, *stores, audit))
+        daemon = _build(Found(config, invocation, environ, claim, public, devices, is_privileged, *stores, audit, stored))
         daemon.on_signal = Signals(config, invocation, journal, public, audit).take
         become_reaper()
         raise_descriptor_limit(config.relay.max_connections * _DESCRIPTORS_PER_CONNECTION + _DESCRIPTORS_BESIDES)
@@ -171,7 +180,8 @@ def _build(found: Found) -> Daemon:
     book = make_book(found.lease_store, lambda: pool.devices, settings.admission(config), identify, events.publish)
     stopper = Stopper(pool, Targets(pool, lambda: _admitted(book)))
     faults = join_faults(found, pool, book, stopper, events)
-    vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events)
+    notifier = Notifier(found.environ)
+    vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events, notifier)
     refuser = Refuser(vendor, claim.state_directory / "refuser", pool_settings.visible_devices)
     asked = settings.metrics(config)
     metrics = Metrics(asked, events) if asked else None
@@ -205,7 +215,7 @@ def _build(found: Found) -> Daemon:
         Sessions(board, found.public.write, settings.sessions(config)),
         ending,
         found.store,
-        Notifier(found.environ),
+        notifier,
         relayed,
         book,
         api,

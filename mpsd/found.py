@@ -1,6 +1,6 @@
 """What the daemon is built from: what it was told, and what it found here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpsd.api.audit import Audit
@@ -12,6 +12,7 @@ from mpsd.options import Config
 from mpsd.runtime.claim import Claim
 from mpsd.runtime.public_log import PublicLog
 from mpsd.runtime.store import SqliteStore
+from mpsd.runtime.stored import Stored
 from mpsd.vault.store import VaultStore
 
 
@@ -31,3 +32,4 @@ class Found:
     fault_store: FaultStore
     vault_store: VaultStore
     audit: Audit
+    stored: Sequence[Stored]

@@ -12,6 +12,7 @@ from mpsd.errors import ArenaSealed, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.model import ProcessId
 from mpsd.policy.arena_contents import Contents
 from mpsd.vault.store import Row
+from mpsd.wire.keeper import Entry as Held
 
 
 def memory_name(serial: int) -> str:
@@ -59,10 +60,14 @@ class Entry:
         self.notify()
         return counted
 
-    def names(self) -> list[str]:
+    def held(self) -> list[Held]:
         """All that the keeper should hold for it."""
-        names = [memory_name(each.serial) for each in self.contents.all]
-        return names if self.row.layout_serial is None else [*names, layout_name(self.row.layout_serial)]
+        memory = [Held(memory_name(each.serial), 1, each.bytes) for each in self.contents.all]
+        serial = self.row.layout_serial
+        return memory if serial is None else [*memory, Held(layout_name(serial), 1, self.arena.layout_bytes)]
+
+    def names(self) -> list[str]:
+        return [each.name for each in self.held()]
 
     # -- who may ---------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from mpsd.errors import NoSuchLease
 from mpsd.found import Found
 from mpsd.leases.book import LeaseBook
 from mpsd.model import Device, ProcessId
+from mpsd.runtime.notify import Notifier
 from mpsd.uvm.attachments import Attachments
 from mpsd.vault.arenas import Arenas
 from mpsd.vault.descriptors import check_exported, check_simulated
@@ -23,7 +24,12 @@ KEEPER = "vault-keeper"
 
 
 def join_vault(
-    found: Found, devices: Callable[[], Sequence[Device]], book: LeaseBook, attachments: Attachments, events: EventBus
+    found: Found,
+    devices: Callable[[], Sequence[Device]],
+    book: LeaseBook,
+    attachments: Attachments,
+    events: EventBus,
+    notifier: Notifier,
 ) -> Vault:
     """Raises UnusablePath."""
     config, store = found.config, found.vault_store
@@ -44,13 +50,15 @@ def join_vault(
             entry.queue and entry.arena.writer == process for entry in shelf.by_id.values()
         )
 
-    shelf = Shelf(store, Surroundings(devices, lease_bytes, events.publish), settings.vault(config))
+    around = Surroundings(devices, lease_bytes, events.publish, forget_stored=notifier.forget_stored)
+    shelf = Shelf(store, around, settings.vault(config))
     program = places.native_directory() / "keeper" / "mpsd-keeper"
     keeper = VaultKeeper(program, found.claim.state_directory / KEEPER, config.vault.max_allocations, shelf.compare)
     janitor = Janitor(keeper, store)
     holders = Holders(attachments, is_awaited)
-    filling = Filling(shelf, store, keeper, janitor, check_simulated if config.backend == "sim" else check_exported)
+    check_memory = check_simulated if config.backend == "sim" else check_exported
+    filling = Filling(shelf, store, keeper, janitor, check_memory)
     arenas = Arenas(shelf, store, filling, holders, janitor, lease_of)
     ours = processes.process_id(os.getpid())
     before = store.begin(ours) if ours else None
-    return Vault(arenas, shelf, store, keeper, holders, janitor, before)
+    return Vault(arenas, shelf, store, keeper, holders, janitor, before, check_memory, found.stored)

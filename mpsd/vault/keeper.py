@@ -30,6 +30,11 @@ _SECONDS = 10.0  # it answers in microseconds; closing much GPU memory takes a t
 _WINDOW = 64  # requests on their way, which neither side's queue of a socket's usual size is too short for
 _TURN = 1024  # then others may speak with it
 _CROWDED_SECONDS = 0.001
+_ENDING_SECONDS = 0.01
+
+
+class _HungUp(KeeperFailed):
+    """It has closed the connection: it is ending, or has ended, or was not answered in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +199,9 @@ class VaultKeeper:
 
     async def _connect(self, handed: Sequence[Item] = ()) -> bool:
         """False: nobody listens.  Raises KeeperFailed for one that does not answer."""
-        end = connect_keeper(self._path, 0)
-        if end is None:
+        hello = await self._greet()
+        if hello is None:
             return False
-        self._socket = end
-        [(hello, _)] = await self._exchange([_Request(Op.HELLO)])
         if hello.status:
             self._close()
             raise KeeperFailed(f"the keeper at {self._path} refuses mpsd with status {hello.status}: is it of another version?")
@@ -210,6 +213,20 @@ class VaultKeeper:
             log.warning("vault.few_descriptors", wanted=self._most, found=self.most_held)
         self._opened.set()
         return True
+
+    async def _greet(self) -> Reply | None:
+        """The answer to HELLO; None where nobody listens.  One that hangs up is ending: whether it has is asked again."""
+        deadline = trio.current_time() + _SECONDS
+        while (end := connect_keeper(self._path, 0)) is not None:
+            self._socket = end
+            try:
+                [(hello, _)] = await self._exchange([_Request(Op.HELLO)])
+                return hello
+            except _HungUp:
+                if trio.current_time() > deadline:
+                    raise
+            await trio.sleep(_ENDING_SECONDS)
+        return None
 
     async def _settle(self, held: Mapping[str, Entry]) -> None:
         try:
@@ -268,14 +285,16 @@ class VaultKeeper:
                     scope.deadline = trio.current_time() + _SECONDS
             if not scope.cancelled_caught:
                 return replies
-            why = f"it is silent for {_SECONDS:g} s"
+            failure = KeeperFailed(f"the vault's keeper at {self._path} is silent for {_SECONDS:g} s")
+        except ConnectionError as exc:
+            failure = _HungUp(f"the vault's keeper at {self._path} hung up: {exc}")
         except (OSError, ProtocolError) as exc:
-            why = str(exc)
+            failure = KeeperFailed(f"the vault's keeper at {self._path} did not answer: {exc}")
         self._close()
         for _, descriptors in replies:
             for descriptor in descriptors:
                 os.close(descriptor)
-        raise KeeperFailed(f"the vault's keeper at {self._path} did not answer: {why}")
+        raise failure
 
     async def _exchange_some(self, requests: Sequence[_Request], replies: list[tuple[Reply, list[int]]]) -> None:
         """Those that may be are quiet but for the last one, whose reply says that the others were carried out or refused."""
@@ -316,6 +335,8 @@ class VaultKeeper:
                 break
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._socket)
+        if not data:
+            raise ConnectionResetError("the end came")
         try:
             return parse_reply(data), list(descriptors)
         except ProtocolError:

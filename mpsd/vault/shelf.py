@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
+import trio
 
 from mpsd.arena import Arena
 from mpsd.errors import NoRoom, NoSuchArena
@@ -20,6 +21,7 @@ from mpsd.policy.arena_settings import VaultSettings
 from mpsd.vault.entry import Entry, serial_of
 from mpsd.vault.store import Row, VaultStore
 from mpsd.wire.keeper import Entry as Held
+from mpsd.wire.keeper import pack_stored
 
 log = structlog.get_logger()
 Tell = Callable[[str, Arena, Mapping[str, object]], None]
@@ -34,6 +36,7 @@ class Surroundings:
     lease_bytes: LeaseBytes
     publish: Callable[[str, Mapping[str, object]], None]
     clock: Callable[[], float] = time.time
+    forget_stored: Callable[[Iterable[str]], object] = tuple  # systemd's names of what is not to be kept any more; blocks
 
 
 class Shelf:
@@ -46,6 +49,8 @@ class Shelf:
         self.account = ArenaAccount()
         self.by_id: dict[int, Entry] = {}
         self.by_name: dict[str, Entry] = {}
+        self.lost = trio.Event()
+        self.forgotten: list[str] = []  # systemd's names of what was lost: it may have it, from a keeper that was ended
         self._store = store
         self._serial = store.last_serial()
         for row in store.arenas():
@@ -159,6 +164,8 @@ class Shelf:
         for row in rows:
             entry = self.by_id[row.arena.id]
             before = entry.contents
+            self.forgotten += map(pack_stored, entry.held())
+            self.lost.set()
             self.account.move(entry.arena, -before.used_bytes, -before.count)
             entry.contents = Contents()
             self.tell("lost", self.change(entry, row), lost_bytes=before.used_bytes)

@@ -8,6 +8,7 @@ The keeper is started by the first descriptor that it is to hold.
 """
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,11 +16,13 @@ import structlog
 import trio
 
 from mpsd.api.services import KeeperView
-from mpsd.errors import KeeperFailed, UnusablePath
+from mpsd.errors import BadRequest, KeeperFailed, UnusablePath
 from mpsd.model import ProcessId
 from mpsd.policy.arena_eviction import expires_at
 from mpsd.policy.arena_settings import VaultSettings
+from mpsd.runtime.stored import Stored
 from mpsd.vault.arenas import Arenas
+from mpsd.vault.descriptors import CheckMemory
 from mpsd.vault.holders import Holders
 from mpsd.vault.janitor import Janitor
 from mpsd.vault.keeper import Item, VaultKeeper
@@ -42,6 +45,8 @@ class Vault:
     holders: Holders
     janitor: Janitor
     before: ProcessId | None  # the mpsd that had this vault before
+    check_memory: CheckMemory
+    stored: Sequence[Stored] = ()  # what systemd passed
 
     def view(self) -> KeeperView:
         layouts = sum(entry.row.layout_serial is not None for entry in self.shelf.by_id.values())
@@ -51,8 +56,8 @@ class Vault:
     def configure(self, settings: VaultSettings) -> None:
         self.shelf.settings = settings
 
-    async def run(self, handed: Sequence[Item] = ()) -> None:
-        """Until cancelled.  handed: see VaultKeeper.reach."""
+    async def run(self) -> None:
+        """Until cancelled."""
         self.janitor.forget(self.store.removed())
         for entry in self.shelf.by_id.values():
             for process in filter(None, (entry.arena.writer, *entry.arena.readers)):
@@ -62,7 +67,8 @@ class Vault:
             nursery.start_soon(self.janitor.run)
             nursery.start_soon(self.holders.run, self.before, self._gone)
             nursery.start_soon(self._expire)
-            await self._reach(handed)
+            await self._reach()
+            await self._forget_stored()
 
     async def end(self) -> None:
         """mpsd quits, and the domains have ended."""
@@ -75,12 +81,45 @@ class Vault:
         except UnusablePath as exc:  # the next mpsd finds that their memory is lost
             log.error("store.failed", statement="all arenas are gone", why=str(exc))
 
-    async def _reach(self, handed: Sequence[Item]) -> None:
+    async def _reach(self) -> None:
         try:
-            await self.keeper.reach(handed)
+            await self.keeper.reach(self._handed())
         except (KeeperFailed, UnusablePath) as exc:
             log.error("vault.keeper_silent", why=str(exc))
+        else:
+            self.shelf.forgotten += [each.name for each in self.stored]  # the keeper has them, or nobody wants them
+        for each in self.stored:
+            os.close(each.descriptor)
+        self.stored = ()
         self.arenas.ready.set()
+
+    def _handed(self) -> list[Item]:
+        """What systemd kept for a keeper of this vault; what it is, is told by its name."""
+        found = []
+        for each in self.stored:
+            if each.entry is not None and self._is_ours(each.entry.name, each.descriptor):
+                found.append(Item(each.entry.name, each.descriptor, each.entry.size))
+        if self.stored:
+            log.info("vault.handed", found=len(self.stored), taken=len(found))
+        return found
+
+    def _is_ours(self, name: str, descriptor: int) -> bool:
+        if not name.startswith("m."):
+            return name.startswith("l.")
+        try:
+            self.check_memory(descriptor)
+        except BadRequest:
+            return False
+        return True
+
+    async def _forget_stored(self) -> None:
+        """systemd's copies of what is held elsewhere, or was lost: they would be memory that nobody can give back."""
+        while True:
+            self.shelf.lost = trio.Event()
+            if names := self.shelf.forgotten:
+                self.shelf.forgotten = []
+                await trio.to_thread.run_sync(self.shelf.around.forget_stored, names)
+            await self.shelf.lost.wait()  # for ever: nothing may ever be lost
 
     async def _gone(self, process: ProcessId, seconds: float) -> None:
         while True:

@@ -16,6 +16,7 @@ MAJOR, MINOR = 1, 0
 ID_BYTES = 64
 PAGE = 64  # entries in one reply to LIST
 REPLY_BYTES = _MESSAGE.size + PAGE * _ENTRY.size
+_STORED = "mpsd1"
 _QUIET, _MORE, _REPLY = 0x0001, 0x4000, 0x8000
 
 
@@ -96,6 +97,22 @@ def parse_reply(data: bytes) -> Reply:
     if not flags & _REPLY:
         raise ProtocolError("the keeper sent what is no reply")
     return Reply(op, sequence, status, bool(flags & _MORE), size, count, _name(name), data[_MESSAGE.size :])
+
+
+def pack_stored(entry: Entry) -> str:
+    """What an ended keeper calls this in systemd's descriptor store (FDNAME)."""
+    return f"{_STORED},{entry.generation:x},{entry.size:x},0,{entry.name.replace(':', '+')}"
+
+
+def parse_stored(name: str) -> Entry | None:
+    """None for what no keeper put there."""
+    match name.split(","):
+        case [kind, generation, size, _, held] if kind == _STORED and held:
+            try:
+                return Entry(held.replace("+", ":"), int(generation, 16), int(size, 16))
+            except ValueError:
+                return None
+    return None
 
 
 def _name(raw: bytes) -> str:

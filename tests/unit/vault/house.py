@@ -14,12 +14,13 @@ from mpsd.arena import GRANULE, Access, Allocation, Arena, ArenaSpec
 from mpsd.model import Device, ProcessId
 from mpsd.places import native_directory
 from mpsd.policy.arena_settings import VaultSettings
+from mpsd.runtime.stored import Stored
 from mpsd.vault.arenas import Arenas
 from mpsd.vault.descriptors import check_simulated
 from mpsd.vault.filling import Filling
 from mpsd.vault.holders import Holders
 from mpsd.vault.janitor import Janitor
-from mpsd.vault.keeper import Item, VaultKeeper
+from mpsd.vault.keeper import VaultKeeper
 from mpsd.vault.shelf import Shelf, Surroundings
 from mpsd.vault.store import VaultStore
 from mpsd.vault.vault import Vault
@@ -64,6 +65,8 @@ class House:
     most: int = 4096
     boot: str = "this boot"
     before: ProcessId | None = None  # the mpsd before
+    stored: list[Stored] = field(default_factory=list)  # what systemd passes at the next start
+    forgotten: list[str] = field(default_factory=list)  # what systemd is told not to keep
     made: list[Vault] = field(default_factory=list)
 
     def make(self) -> Vault:
@@ -73,6 +76,7 @@ class House:
             lambda lease_id, gpu: self.lease_bytes.get((lease_id, gpu)),
             lambda topic, facts: self.events.append((topic, facts)),
             lambda: self.now,
+            self.forgotten.extend,
         )
         shelf = Shelf(store, around, self.settings)
         keeper = VaultKeeper(PROGRAM, self.directory / "keeper", self.most, shelf.compare)
@@ -84,16 +88,16 @@ class House:
         holders = Holders(self.holding, is_awaited)
         filling = Filling(shelf, store, keeper, janitor, check_simulated)
         arenas = Arenas(shelf, store, filling, holders, janitor, self.leases.get)
-        self.made.append(Vault(arenas, shelf, store, keeper, holders, janitor, self.before))
+        self.made.append(Vault(arenas, shelf, store, keeper, holders, janitor, self.before, check_simulated, self.stored))
         return self.made[-1]
 
     @asynccontextmanager
-    async def vault(self, handed: Sequence[Item] = ()) -> AsyncIterator[Vault]:
+    async def vault(self) -> AsyncIterator[Vault]:
         """As a `kill -9` leaves it at the end: nothing is said to the keeper, or stored."""
         made = self.make()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(made.run, handed)
+                nursery.start_soon(made.run)
                 await made.arenas.ready.wait()
                 yield made
                 nursery.cancel_scope.cancel()
