@@ -29,3 +29,15 @@ def test_every_fault_mode_is_on_the_page(machine: Machine) -> None:
 def test_every_verb_of_the_tool_is_on_the_page(machine: Machine) -> None:
     verbs = re.findall(r"mpsd-sim ([a-z-]+)", machine.tool("--help"))
     assert [verb for verb in verbs if f"| `{verb}" not in PAGE] == []
+
+
+def test_every_function_of_the_driver_is_on_the_page() -> None:
+    library = ROOT / "native/sim/lib/libcuda.so.1"
+    table = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    names = {re.sub(r"_v\d$", "", line.split()[-1]) for line in table.splitlines()}
+    _, _, section = PAGE.partition("## The driver's functions\n")
+    on_page = set(re.findall(r"`(cu\w+)`", section.partition("\n| |")[2].partition("\n## ")[0]))
+    assert on_page == {name for name in names if name.startswith("cu")}
+    assert {name for name in names if not name.startswith("cu")} == set(
+        re.findall(r"^\| `(mpsd_sim_\w+)\(", PAGE, re.MULTILINE)
+    )
