@@ -1,8 +1,10 @@
 """PyTorch's memory out of an arena: a pool of its caching allocator, fed by mpsd_client._native, and the pool's end."""
 
+import ctypes
 import functools
 import gc
 import importlib
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ class Attached:
 
     pool: Any = None  # torch.cuda.MemPool
     users: int = 0  # threads that are within `pool`
+    lock: threading.Lock = field(default_factory=threading.Lock)  # protects pool and users
     kept: list[Any] = field(default_factory=list)  # the tensors of the last save: their memory is not used for others
 
 
@@ -36,7 +39,9 @@ def attached(arena: Window) -> Attached:
 def _allocator() -> Any:
     """One for the process, and for good: PyTorch may free through it long after its pool is gone."""
     path = importlib.import_module("mpsd_client._native").__file__
-    return torch.cuda.memory.CUDAPluggableAllocator(path, "mpsd_torch_alloc", "mpsd_torch_free")
+    made = torch.cuda.memory.CUDAPluggableAllocator(path, "mpsd_torch_alloc", "mpsd_torch_free")
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made.allocator()))  # also while the interpreter ends
+    return made
 
 
 @contextmanager
@@ -52,16 +57,18 @@ def pool(arena: Window) -> Iterator[None]:
     if not arena.is_writable:
         raise ValueError(f"arena {arena.name} is open for reading")
     with torch.cuda.device(arena.device):
-        if mine.pool is None:
-            mine.pool = torch.cuda.MemPool(_allocator().allocator())
+        with mine.lock:
+            if mine.pool is None:
+                mine.pool = torch.cuda.MemPool(_allocator().allocator())
+            mine.users += 1
         before = lib.mpsd_torch_use(arena.device, handle)
-        mine.users += 1
         try:
             with torch.cuda.use_mem_pool(mine.pool):
                 yield
         finally:
-            mine.users -= 1
             lib.mpsd_torch_use(arena.device, before)
+            with mine.lock:
+                mine.users -= 1
 
 
 def _end_pool(arena: Window) -> None:
@@ -71,6 +78,7 @@ def _end_pool(arena: Window) -> None:
         raise BufferError(f"arena {arena.name}: its pool is in use")
     kept, mine.kept = [weakref.ref(each) for each in mine.kept], []
     if mine.pool is None:
+        lib.mpsd_torch_forget(arena.handle)
         return
     torch.cuda.synchronize(arena.device)
     if _held_bytes(mine.pool):

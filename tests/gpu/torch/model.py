@@ -146,6 +146,7 @@ class Model(nn.Module):
 
 def be_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a kernel more for every tensor
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
