@@ -4,7 +4,6 @@
 #include <elf.h>
 #include <link.h>
 #include <stddef.h>
-#include <string.h>
 
 struct tables {
 	const ElfW(Sym) * symbols;
@@ -14,6 +13,16 @@ struct tables {
 	const ElfW(Half) * versions;
 	const char *soname;
 };
+
+/* A sanitizer's strcmp may not be ready for being called. */
+static bool is_same(const char *one, const char *other)
+{
+	while (*one && *one == *other) {
+		one++;
+		other++;
+	}
+	return *one == *other;
+}
 
 /* glibc relocates most of these addresses in place; the vdso's, and other C libraries', are relative. */
 static const void *at(const struct elf_object *object, ElfW(Addr) value)
@@ -51,7 +60,7 @@ static bool is_it(const struct tables *tables, uint32_t index, const char *name)
 
 	return symbol->st_shndx != SHN_UNDEF && ELF64_ST_TYPE(symbol->st_info) != STT_GNU_IFUNC &&
 	       (!tables->versions || !(tables->versions[index] & 0x8000)) && /* hidden: not the default version */
-	       strcmp(tables->strings + symbol->st_name, name) == 0;
+	       is_same(tables->strings + symbol->st_name, name);
 }
 
 static const ElfW(Sym) * find_gnu(const struct tables *tables, const char *name)
@@ -124,7 +133,7 @@ static int look(struct dl_phdr_info *info, size_t size, void *argument)
 	if (!object.dynamic)
 		return 0;
 	tables = read_tables(&object);
-	if (!tables.soname || strcmp(tables.soname, search->soname) != 0)
+	if (!tables.soname || !is_same(tables.soname, search->soname))
 		return 0;
 	*search->out = object;
 	return 1;
@@ -135,4 +144,22 @@ bool elf_find_object(const char *soname, struct elf_object *out)
 	struct search search = { soname, out };
 
 	return dl_iterate_phdr(look, &search) == 1;
+}
+
+/* The loader's list only grows at its end while we walk over its beginning. */
+bool elf_find_early(const char *soname, struct elf_object *out)
+{
+	for (const struct link_map *each = _r_debug.r_map; each; each = each->l_next) {
+		struct elf_object object = { .base = each->l_addr, .dynamic = each->l_ld };
+		struct tables tables;
+
+		if (!object.dynamic)
+			continue;
+		tables = read_tables(&object);
+		if (tables.soname && is_same(tables.soname, soname)) {
+			*out = object;
+			return true;
+		}
+	}
+	return false;
 }

@@ -14,6 +14,10 @@ struct elf_object {
 /* The loaded library with this soname.  Takes the loader's lock, which may be held by the caller already. */
 bool elf_find_object(const char *soname, struct elf_object *out);
 
+/* The same for a library that is there from the start and stays, without any call: in the first dlsym of a process, which may be
+ * a sanitizer's, nothing may be called that others stand in for.  first, last: 0. */
+bool elf_find_early(const char *soname, struct elf_object *out);
+
 /* A defined function or object, of the default version where there are several.  NULL: there is none.  Takes no lock. */
 void *elf_find_symbol(const struct elf_object *object, const char *name);
 

@@ -197,13 +197,13 @@ void placement_context_gone(CUcontext context)
 	pthread_mutex_unlock(&lock);
 }
 
-void placement_settle(void)
+void placement_settle(bool is_all)
 {
 	if (!backing_is_dirty() || gate_depth)
 		return;
 	gate_depth++;
 	if (pthread_mutex_trylock(&lock) == 0) { /* another thread is at it: the next moment will do */
-		backing_commit(false);
+		backing_commit(is_all);
 		pthread_mutex_unlock(&lock);
 	}
 	gate_depth--;

@@ -80,7 +80,7 @@ void real_find_dlsym(void)
 	void *found;
 
 	for (unsigned i = 0; i < sizeof(homes) / sizeof(*homes); i++) {
-		if (!elf_find_object(homes[i], &object))
+		if (!elf_find_early(homes[i], &object))
 			continue;
 		found = elf_find_symbol(&object, "dlvsym");
 		if (found && !__atomic_load_n((void **)&real_dlvsym, __ATOMIC_RELAXED))

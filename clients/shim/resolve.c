@@ -66,7 +66,7 @@ static struct decision decide(const struct hook *hook, bool is_default, void *fo
 		return (struct decision){ 0, NULL };
 	if (!has_driver) /* ours is no function then */
 		return (struct decision){ 1, found == hook->replacement ? next : found };
-	if (found == *hook_slot(hook) || found == hook->replacement)
+	if (found && (found == *hook_slot(hook) || found == hook->replacement))
 		return (struct decision){ 1, hook->replacement };
 	return (struct decision){ 1, found };
 }

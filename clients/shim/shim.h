@@ -137,6 +137,6 @@ bool placement_has(CUdeviceptr address);    /* memory that begins there */
 bool placement_has_any(void);               /* or had */
 CUresult placement_free(CUdeviceptr address);
 void placement_context_gone(CUcontext context); /* and its memory */
-void placement_settle(void);                /* a moment at which a commit may be made; cheap when there is nothing to do */
+void placement_settle(bool is_all);         /* a moment at which a commit may be made; is_all: and is expected.  Mostly nothing */
 
 #endif

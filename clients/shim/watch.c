@@ -9,10 +9,13 @@ static inline CUresult seen(CUresult result)
 	return result;
 }
 
-static inline CUresult settled(CUresult result)
+/* is_all: the GPU has done all that this context gave it. */
+static inline CUresult settled(CUresult result, bool is_all)
 {
+	if (result == CUDA_SUCCESS && is_all)
+		functions_settled();
 	if (result == CUDA_SUCCESS)
-		placement_settle();
+		placement_settle(is_all);
 	return seen(result);
 }
 
@@ -31,6 +34,7 @@ static inline CUresult settled(CUresult result)
 	{                                                           \
 		if (!real_load() || !real.name)                     \
 			return (CUresult)ERROR_NOT_INITIALIZED;     \
-		return gate_is_open() ? settled(real.name arguments) : real.name arguments; \
+		return gate_is_open() ? settled(real.name arguments, !strcmp(#name, "cuCtxSynchronize")) :      \
+					real.name arguments;                \
 	}
 #include "hooks.def"

@@ -72,7 +72,6 @@ static void *run(void *argument)
 	size_t bytes;
 	void *context;
 
-	(void)argument;
 	*(void **)&init = find("cuInit", 13000, 0);
 	*(void **)&retain = find("cuDevicePrimaryCtxRetain", 13000, 0);
 	*(void **)&set = find("cuCtxSetCurrent", 13000, 0);
@@ -93,7 +92,8 @@ static void *run(void *argument)
 		CHECK(range(&base, &bytes, memory + 1000));
 		CHECK(base != memory || bytes < BYTES);
 		CHECK(release(memory));
-		CHECK(release(memory) != 1);
+		if (!argument) /* with others its address may be somebody's by now */
+			CHECK(release(memory) != 1);
 	}
 	free(here);
 	free(back);
@@ -106,7 +106,7 @@ static void run_all(int count)
 
 	start_asking();
 	for (int i = 0; i < count && i < 64; i++)
-		CHECK(pthread_create(&threads[i], NULL, run, NULL));
+		CHECK(pthread_create(&threads[i], NULL, run, count > 1 ? threads : NULL));
 	for (int i = 0; i < count && i < 64; i++)
 		CHECK(pthread_join(threads[i], NULL));
 	puts("PASS");

@@ -1,0 +1,188 @@
+"""The shim is found by every way by which a program finds libcuda, and by no other; and programs live as without it."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.native.sim_machine import CLIENTS, ROOT, SIMULATOR, sanitizer_library
+
+SHIM = ROOT / "clients/shim/libmpsd.so"
+OURS, DRIVER, NOTHING = "libmpsd.so", "libcuda.so.1", "nothing"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def built() -> None:
+    for directory in ("clients/shim", "tests/clients"):
+        subprocess.run(["make", "-s", "-C", ROOT / directory], check=True)
+
+
+@pytest.fixture
+def run(built: None, short_dir: Path) -> Run:
+    """A program under the shim, on a machine with no daemon; without it where `shim` is empty."""
+
+    def run(program: str, *words: str, shim: str = str(SHIM), **variables: str) -> "subprocess.CompletedProcess[str]":
+        environment = {
+            "LD_LIBRARY_PATH": str(SIMULATOR / "lib"),
+            "LD_PRELOAD": " ".join(filter(None, (sanitizer_library(), shim))),
+            "CUDA_MPS_PIPE_DIRECTORY": str(short_dir / "pipe"),
+            "MPSD_SIM_DIR": str(short_dir / "machine"),
+            "MPSD_SIM_FAST": "1",
+            "MPSD_LOG": str(short_dir / "log"),
+            "ASAN_OPTIONS": "detect_leaks=0",
+        }
+        done = subprocess.run(
+            [CLIENTS / program, *words], env=environment | variables, capture_output=True, text=True, timeout=20, check=False
+        )
+        assert "Sanitizer" not in done.stderr, done.stderr
+        return done
+
+    return run
+
+
+def said(done: "subprocess.CompletedProcess[str]") -> list[str]:
+    """The libraries, one a line."""
+    assert (done.returncode, done.stderr) == (0, "")
+    return [line.split(maxsplit=1)[1] for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        ("open cuInit", [OURS]),
+        ("open cuMemcpyDtoH_v2", [OURS]),
+        ("again cuMemAlloc_v2", [OURS]),
+        ("self cuInit", [NOTHING, OURS]),
+        ("default cuInit", [NOTHING, NOTHING, OURS]),
+        ("next cuInit", [OURS]),
+        ("proc cuMemAlloc 13000 0", [OURS]),
+        ("proc cuMemAlloc 3020 1", [OURS]),
+        ("proc cuMemAlloc_v2 12000 0", [OURS]),
+        ("proc cuLaunchKernel 12000 2", [OURS]),
+        ("proc cuGetProcAddress 12000 0", [OURS]),
+        ("proc1 cuStreamSynchronize 11040", [OURS]),
+        ("open cuMemGetInfo_v2", [DRIVER]),
+        ("proc cuCtxCreate 13000 0", [DRIVER]),
+        ("proc cuMemCreate 13000 0", [DRIVER]),
+        ("open cuNothing", [NOTHING]),
+        ("open cuLibraryGetKernel", [NOTHING]),
+        ("proc cuNothing 13000 0", [NOTHING]),
+        ("version cuInit GLIBC_2.2.5", [NOTHING]),
+    ],
+)
+def test_it_is_found_where_the_driver_is(run: Run, words: str, ours: list[str]) -> None:
+    """What this libcuda lacks stays absent (cuLibraryGetKernel), and before there is a libcuda there is nothing."""
+    assert said(run("shim_found", *words.split())) == ours
+    plain = [DRIVER if each == OURS else each for each in ours]
+    assert said(run("shim_found", *words.split(), shim="")) == plain
+
+
+def test_switched_off_it_is_not_there(run: Run) -> None:
+    for words in ("open cuInit", "proc cuMemAlloc 13000 0"):
+        assert said(run("shim_found", *words.split(), MPSD_SHIM="off")) == [DRIVER]
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_another_library_that_stands_in_finds_what_comes_after_it(run: Run, order: str) -> None:
+    """By RTLD_NEXT, also in malloc before anything has begun: whoever answers with himself there never comes back."""
+    other = str(CLIENTS / "shim_next.so")
+    both = f"{other} {SHIM}" if order == "first" else f"{SHIM} {other}"
+    done = run("shim_life", "vm", shim=both, MPSD_SHIELD="absorb")
+    assert done.stdout == "PASS\n"
+    placed = order == "last"  # then we are asked first, and place it ourselves
+    assert done.stderr == f"mallocs 1 allocs {0 if placed else 1}\n"
+
+
+@pytest.mark.parametrize("shield", ["off", "absorb"])
+@pytest.mark.parametrize("words", ["run", "runs 8"])
+def test_the_pattern_of_the_static_runtime(run: Run, words: str, shield: str) -> None:
+    done = run("shim_found", *words.split(), MPSD_SHIELD=shield)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "PASS\n", "")
+
+
+@pytest.mark.parametrize("shield", ["off", "absorb"])
+@pytest.mark.parametrize("life", ["fork_before", "fork_after", "fork_exec", "threads", "callback", "exit", "vm", "pitch"])
+def test_a_life(run: Run, life: str, shield: str) -> None:
+    done = run("shim_life", life, MPSD_SHIELD=shield)
+    assert (done.returncode, done.stdout.splitlines()[-1:], done.stderr) == (0, ["PASS"], "")
+
+
+def test_placed_memory_goes_with_its_context(run: Run) -> None:
+    assert run("shim_life", "reset", MPSD_SHIELD="absorb").stdout == "PASS\n"
+
+
+def test_what_cannot_work_is_told_once(run: Run, short_dir: Path) -> None:
+    """Memory that was placed cannot be given away by cuIpcGetMemHandle; what is below MPSD_ARENA_MIN can."""
+    assert run("shim_life", "ipc", MPSD_SHIELD="absorb").stdout.splitlines()[0] == "ipc 1"
+    assert "cuIpcGetMemHandle" in (short_dir / "log").read_text()
+    assert run("shim_life", "ipc", MPSD_SHIELD="absorb", MPSD_ARENA_MIN="5M").stdout.splitlines()[0] == "ipc 0"
+
+
+@pytest.mark.parametrize("mode", ["overrun", "underrun", "use_after_free"])
+def test_a_wild_access_beside_placed_memory_harms_nothing(run: Run, mode: str) -> None:
+    """The same access without a shield ends the process's context."""
+    done = run("wild", mode, "--json", MPSD_SHIELD="absorb")
+    assert done.returncode == 0, done.stdout
+    assert '"wrong": 0' in done.stdout
+    assert run("wild", mode, "--json").returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MPSD_ARENA_MIN", "much"), ("MPSD_SHIELD", "loud"), ("MPSD_LEASE_SM_PERCENT", "-3"), ("MPSD_SHIELD_BAND", "0"),
+        ("MPSD_LEASE_WAIT", "1e99"), ("MPSD_LEASE_NAME", "x" * 200), ("MPSD_LOG", "/nowhere/log"),
+        ("CUDA_MPS_PIPE_DIRECTORY", "/" + "d" * 200), ("MPSD_ARENA", "../name"),
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_stops_no_program(run: Run, name: str, value: str) -> None:
+    done = run("shim_found", "run", **{name: value})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "PASS\n", "")
+
+
+def test_required_fails_closed_where_nobody_is(run: Run) -> None:
+    done = run("shim_found", "run", MPSD_REQUIRED="1")
+    assert (done.returncode, done.stdout, done.stderr) == (5, "init(0): 805\n", "")
+
+
+def test_a_program_without_cuda_notices_nothing(run: Run, short_dir: Path) -> None:
+    environment = {"LD_PRELOAD": str(SHIM), "MPSD_REQUIRED": "1", "MPSD_SHIELD": "report", "MPSD_LOG": str(short_dir / "log")}
+    done = subprocess.run(["/bin/sh", "-c", "echo well"], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr, (short_dir / "log").exists()) == ("well\n", "", False)
+
+
+def test_the_exports_are_the_hooks_and_nothing_else(built: None) -> None:
+    table = subprocess.run(["nm", "-D", "--defined-only", SHIM], capture_output=True, text=True, check=True).stdout
+    listed = re.findall(r"^(?:OWN|SYNC|WATCH)\((\w+),", (ROOT / "clients/shim/hooks.def").read_text(), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert {line.split()[-1] for line in table.splitlines()} == {"dlsym", "dlvsym", *listed}
+
+
+def test_every_hook_with_streams_has_both_functions() -> None:
+    """A program compiled for per-thread default streams would go past the shim."""
+    text = (ROOT / "clients/shim/hooks.def").read_text()
+    rows = re.findall(r"^(?:OWN|SYNC|WATCH)\((\w+), (\w+), \d+, (LEGACY|PER_THREAD), (.*)", text, re.MULTILINE)
+    plain = {name for name, _, stream, _ in rows if stream == "LEGACY"}
+    for name, base, stream, _ in rows:
+        if stream == "PER_THREAD":
+            assert name.removesuffix("_ptsz").removesuffix("_ptds") in plain
+            assert name.startswith(base)
+    streams = {name for name, base, stream, rest in rows if stream == "LEGACY" and "CUstream stream" in rest}
+    assert {f"{name}_ptsz" for name in streams} <= {name for name, *_ in rows}
+
+
+@pytest.mark.skipif(bool(os.environ.get("MPSD_SIM_SAN")), reason="the machine's library is sanitized in another way")
+def test_a_sanitized_program_runs_under_it(run: Run, short_dir: Path) -> None:
+    """Its own dlsym comes before ours, and needs ours before anything has begun."""
+    program = short_dir / "sanitized"
+    subprocess.run(
+        ["gcc", "-D_GNU_SOURCE", "-fsanitize=address,undefined", ROOT / "tests/clients/shim_found.c", "-o", program, "-ldl"],
+        check=True,
+    )
+    library = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
+    done = run(str(program), "run", shim=f"{library} {SHIM}", MPSD_SHIELD="absorb")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "PASS\n", "")
