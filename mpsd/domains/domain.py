@@ -105,7 +105,12 @@ class Domain:
     def is_ill(self) -> bool:
         """Not for somebody who can still go elsewhere: it faults, is said to, or does not answer."""
         is_suspect = trio.current_time() < self.suspect_until
-        return self.state is not DomainState.READY or is_suspect or self.silenced.is_set()
+        return self.state is not DomainState.READY or is_suspect or self.silenced.is_set() or self._is_deserted
+
+    @property
+    def _is_deserted(self) -> bool:
+        """A server died under its clients, and its vendor daemon is yet to say so: newcomers would be given 805 (measured)."""
+        return any(server.client_pids and processes.process_id(server.pid) is None for server in self.servers.values())
 
     @property
     def connected(self) -> set[ProcessId]:

@@ -119,6 +119,20 @@ def test_a_vendor_daemon_that_is_killed_is_started_again(machine: Machine) -> No
     assert machine.wait_for_journal("domain.restarting")["in_seconds"] == 0.1
 
 
+def test_a_newcomer_does_not_go_where_a_server_has_just_died(machine: Machine) -> None:
+    """The vendor daemon would give it 805 until it has noticed; stopped, this one never does."""
+    machine.start()
+    client = machine.counter().ready()
+    spare, vendor = machine.with_spare(), machine.vendor_pid("default")
+    os.kill(vendor, signal.SIGSTOP)
+    try:
+        os.kill(machine.server_of(client), signal.SIGKILL)
+        newcomer = machine.counter().ready(seconds=1.5)
+        assert machine.domain_of(newcomer) == spare
+    finally:
+        os.kill(vendor, signal.SIGCONT)
+
+
 def test_newcomers_are_held_while_the_only_domain_restarts_and_then_served(machine: Machine) -> None:
     """Closed instead of held, they would run without MPS."""
     machine.configure(ALONE)

@@ -1,5 +1,6 @@
 """A desk with a real pool of domains that have no vendor daemons, a real store, and the clock of the test."""
 
+import os
 from pathlib import Path
 
 import trio
@@ -19,6 +20,7 @@ from mpsd.process_ending import Ending
 SETTINGS = FaultSettings()
 BOOTED_NS = 10**12
 EXITED = Ending(0, 0)
+SERVER_PIDS = (os.getpid(), os.getppid(), 1)  # of the domains in their order: processes that are there
 
 
 def describe(process: ProcessId) -> Party:
@@ -57,7 +59,7 @@ class DeskRoom:
 
     def lists(self, domain: Domain, *pids: int) -> None:
         """What the domain's server says of its clients."""
-        server = 9000 + domain.number
+        server = SERVER_PIDS[(domain.number - 1) % len(SERVER_PIDS)]
         domain.servers = {server: ServerView(server, 0, "ACTIVE", pids, domain.name, domain.gpus)}
 
     def arrive(self, domain: Domain, *pids: int) -> list[ProcessId]:

@@ -12,7 +12,7 @@ from mpsd.fault import Confidence, FaultClass, Source
 from mpsd.model import DomainState, ProcessId
 from mpsd.process_ending import Ending
 from mpsd.processes import process_id
-from tests.unit.faults.desk_room import DeskRoom, running
+from tests.unit.faults.desk_room import SERVER_PIDS, DeskRoom, running
 
 KILLED = Ending(signal.SIGKILL, 0)
 
@@ -89,7 +89,7 @@ async def test_an_xid_of_who_has_just_moved_is_of_where_it_was(room, autojump_cl
     assert room.desk.domain_of_pid(101) is first
     await trio.sleep(0.2)
     assert room.desk.domain_of_pid(101) is second
-    assert room.desk.domain_of_pid(9001) is first  # a server's
+    assert room.desk.domain_of_pid(SERVER_PIDS[0]) is first  # a server's
     assert room.desk.domain_of_pid(12345) is None
 
 
@@ -101,7 +101,7 @@ async def test_a_newcomer_that_moves_on_is_accused_of_nothing(room, autojump_clo
     room.move(newcomer, second)
     await trio.sleep(0.12)
     room.xid(13, room.desk.domain_of_pid(101).name)
-    room.desk.hear(first, ClientFault(9001, 101))
+    room.desk.hear(first, ClientFault(SERVER_PIDS[0], 101))
     async with trio.open_nursery() as nursery:
         running(room, nursery)
         await trio.sleep(60)
