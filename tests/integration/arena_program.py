@@ -154,6 +154,19 @@ def look(name: str) -> None:
     say(**facts)
 
 
+def on_gpu(name: str, new_on: str = "") -> None:
+    """Creates it on a GPU of mpsd's counting, or adopts it where it is."""
+    try:
+        arena = Arena.create(name, 8 * MIB, new_on) if new_on else adopt(name)
+    except LookupError as exc:
+        return say(refused=f"LookupError: {exc}")
+    if new_on:
+        arena.commit(Layout({"word": dense(arena.allocate(5).offset, "uint8", 5)}))
+        arena["word"].frombytes(b"hello")
+    word = arena["word"]
+    return say(gpu=arena.gpu, device=word.__dlpack_device__(), said=word.tobytes().decode())
+
+
 # -- borders -------------------------------------------------------------------------------------------------------------
 
 

@@ -19,17 +19,18 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def vault(programs: None) -> Iterator[Machine]:
-    """One daemon for all of them: each test has an arena of its own."""
+    """One daemon for all of them, with two GPUs: each test has an arena of its own."""
     with open_machine() as machine:
+        machine.variables["MPSD_SIM_GPUS"] = "2"
         machine.start()
         yield machine
 
 
-def run(machine: Machine, verb: str, *words: str, status: int = 0) -> Any:
+def run(machine: Machine, verb: str, *words: str, status: int = 0, **variables: str) -> Any:
     """What it says, one object; a list of them where it says more."""
     done = subprocess.run(
         [sys.executable, str(PROGRAM), verb, *words],
-        env=machine.variables,
+        env=machine.variables | variables,
         capture_output=True,
         text=True,
         timeout=20,
@@ -56,12 +57,7 @@ def test_what_a_killed_process_committed_is_there_for_the_next_one(vault: Machin
         "kv": True,
         "reading": False,
     }
-
-
-def test_an_adopter_commits_as_well(vault: Machine) -> None:
-    run(vault, "write_and_leave", "passed")
-    assert run(vault, "take_over", "passed")["step"] == 7
-    assert run(vault, "take_over", "passed")["step"] == 8
+    assert run(vault, "take_over", "killed")["step"] == 8, "an adopter commits as well"
 
 
 def test_a_reader_is_beside_a_writer_and_another_writer_is_not(vault: Machine) -> None:
@@ -160,3 +156,13 @@ def test_a_tensor_is_copied_out_and_in_only_as_it_is(vault: Machine) -> None:
     assert said["gaps"].startswith("ValueError: tensor slanted is not contiguous: [3, 5] in strides [8, 1]")
     assert said["size"] == "ValueError: tensor kv takes 2097152 bytes, not 3"
     assert said["reading"] == "ValueError: tensor kv takes 0 bytes, not 2097152"
+
+
+def test_an_arena_is_on_its_gpu_whatever_number_that_has_in_a_process(vault: Machine) -> None:
+    """CUDA counts what CUDA_VISIBLE_DEVICES leaves; mpsd counts all."""
+    gpus = vault.uuids()
+    assert run(vault, "on_gpu", "second", "1") == {"gpu": gpus[1], "device": [2, 1], "said": "hello"}
+    alone = run(vault, "on_gpu", "second", CUDA_VISIBLE_DEVICES="1")
+    assert alone == {"gpu": gpus[1], "device": [2, 0], "said": "hello"}
+    hidden = run(vault, "on_gpu", "second", CUDA_VISIBLE_DEVICES="0")
+    assert hidden["refused"].startswith(f"LookupError: {gpus[1]} is not visible to CUDA in this process; visible: {gpus[0]}")
