@@ -14,12 +14,14 @@ from prometheus_client.registry import Collector
 from mpsd import __version__
 from mpsd.api.methods.daemon import report_health
 from mpsd.api.services import Services
+from mpsd.arena import Arena
 from mpsd.lease import FULL_PERCENT, Lease, LeaseState, Refusal
 from mpsd.metrics.source import Source
 from mpsd.metrics.tallies import Histogram
 from mpsd.model import DomainState
 
 WAITING, STARTING, RUNNING = "waiting", "starting", "running"  # of clients, as client.list has them
+_ARENA_STATES = ("written", "read", "unheld")
 
 
 class Families(Collector):
@@ -137,8 +139,41 @@ def _of_domains(source: Source) -> Iterator[Metric]:
     yield _counter("mpsd_xids", "GPU errors in the kernel log, by NVIDIA's number.", "xid", tallies.xids)
 
 
+def _of_arenas(source: Source) -> Iterator[Metric]:
+    services, tallies = source.services, source.tallies
+    arenas = services.arenas.arenas() if services.arenas else []
+    counts = dict.fromkeys(_ARENA_STATES, 0) | Counter(_state_of(arena) for arena in arenas)
+    yield _gauge("mpsd_arenas", "Arenas, by who has them open.", "state", counts)
+    gpus = [device.uuid for device in services.board.devices]
+    sizes = Counter({(gpu, state): 0 for gpu in gpus for state in _ARENA_STATES})
+    capacities, allocations = dict.fromkeys(gpus, 0), dict.fromkeys(gpus, 0)
+    for arena in arenas:
+        sizes[arena.gpu, _state_of(arena)] += arena.used_bytes
+        capacities[arena.gpu] = capacities.get(arena.gpu, 0) + arena.capacity_bytes
+        allocations[arena.gpu] = allocations.get(arena.gpu, 0) + arena.allocations
+    yield _labelled(
+        "mpsd_arena_memory_bytes", "Memory that arenas hold, by who has them open.", ("gpu", "state"), sizes.items()
+    )
+    yield _gauge("mpsd_arena_capacity_bytes", "Memory that arenas may hold.", "gpu", capacities)
+    yield _gauge("mpsd_arena_allocations", "Committed allocations of arenas.", "gpu", allocations)
+    yield CounterMetricFamily("mpsd_arenas_evicted", "Arenas that made room for others.", tallies.arenas_evicted)
+    yield CounterMetricFamily("mpsd_arenas_lost", "Arenas whose memory went with the keeper.", tallies.arenas_lost)
+    yield _histogram("mpsd_fence_seconds", "From the end of a process that held an arena to the end of its work on the GPU.",
+                     tallies.fence)  # fmt: skip
+    keeper = services.keeper()
+    works = keeper is None or keeper.state == "works" or not (keeper.held or keeper.pid)  # none is needed without memory
+    yield GaugeMetricFamily("mpsd_keeper_works", "Whether the process that holds the arenas' memory does what it is told.",
+                            float(works))  # fmt: skip
+    held = keeper.held if keeper else 0
+    yield GaugeMetricFamily("mpsd_keeper_descriptors", "Descriptors that the keeper of the arenas holds.", held)
+
+
+def _state_of(arena: Arena) -> str:
+    return "written" if arena.writer is not None else "read" if arena.readers else "unheld"
+
+
 _SUBJECTS: tuple[Callable[[Source], Iterator[Metric]], ...] = (
-    _of_daemon, _of_connections, _of_clients, _of_queue, _of_leases, _of_gpus, _of_domains,
+    _of_daemon, _of_connections, _of_clients, _of_queue, _of_leases, _of_gpus, _of_domains, _of_arenas,
 )  # fmt: skip
 
 

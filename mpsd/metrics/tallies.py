@@ -16,6 +16,7 @@ MOST_VALUES = 64  # of one label that comes from outside: each is a time series 
 OTHER = "other"
 
 ADMISSION_SECONDS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
+FENCE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 HANDSHAKE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -50,8 +51,11 @@ class Tallies:
     xids: Counter[str] = field(default_factory=Counter)
     domain_faults: int = 0
     vendor_restarts: int = 0
+    arenas_lost: int = 0
+    arenas_evicted: int = 0
     admission: Histogram = field(default_factory=lambda: Histogram(ADMISSION_SECONDS))
     handshake: Histogram = field(default_factory=lambda: Histogram(HANDSHAKE_SECONDS))
+    fence: Histogram = field(default_factory=lambda: Histogram(FENCE_SECONDS))
 
     def hear(self, event: Event) -> None:
         self.topics[event.topic] += 1
@@ -72,6 +76,17 @@ class Tallies:
     def _take_domain_fault(self, facts: Mapping[str, Any]) -> None:
         self.domain_faults += 1
 
+    def _take_arena_lost(self, facts: Mapping[str, Any]) -> None:
+        self.arenas_lost += 1
+
+    def _take_arena_evicted(self, facts: Mapping[str, Any]) -> None:
+        self.arenas_evicted += 1
+
+    def _take_fenced(self, facts: Mapping[str, Any]) -> None:
+        seconds = facts.get("seconds")
+        if isinstance(seconds, int | float):
+            self.fence.observe(seconds)
+
 
 def _count(counter: Counter[str], value: object) -> None:
     word = str(value)
@@ -79,6 +94,9 @@ def _count(counter: Counter[str], value: object) -> None:
 
 
 _TAKE: Mapping[str, Callable[[Tallies, Mapping[str, Any]], None]] = {
+    "arena.evicted": Tallies._take_arena_evicted,
+    "arena.fenced": Tallies._take_fenced,
+    "arena.lost": Tallies._take_arena_lost,
     "client.admitted": Tallies._take_admitted,
     "client.refused": Tallies._take_refused,
     "domain.fault": Tallies._take_domain_fault,

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import trio
 import trio.testing
 
 from mpsd.api.events import EventBus
+from mpsd.api.services import KeeperView
+from mpsd.arena import GRANULE
 from mpsd.errors import Refused
 from mpsd.lease import Grant, Refusal
 from mpsd.metrics.tallies import MOST_VALUES, OTHER, Histogram, Tallies
@@ -88,6 +91,52 @@ def test_events_are_counted(house: House) -> None:
     assert house.values("mpsd_events")["fault.xid"] == 2
 
 
+def test_arenas_are_counted_by_who_has_them_open(house: House) -> None:
+    """On each GPU, also where there is none: a series that comes and goes cannot be alarmed on."""
+    arenas = house.fakes.arenas
+    assert house.values("mpsd_arenas") == {"written": 1, "read": 0, "unheld": 1}
+    assert house.values("mpsd_arena_memory_bytes") == {
+        f"{gpu}{state}": GRANULE if (gpu, state) in ((UUIDS[0], "written"), (UUIDS[0], "unheld")) else 0
+        for gpu in UUIDS
+        for state in ("written", "read", "unheld")
+    }
+    assert house.values("mpsd_arena_capacity_bytes") == {UUIDS[0]: 16 << 30, UUIDS[1]: 0}
+    assert house.values("mpsd_arena_allocations") == {UUIDS[0]: 2, UUIDS[1]: 0}
+    arenas.made[1] = replace(arenas.made[1], writer=None, readers=(ProcessId(5, 5),), gpu="GPU-that-has-gone")
+    assert house.values("mpsd_arenas") == {"written": 0, "read": 1, "unheld": 1}
+    assert house.values("mpsd_arena_capacity_bytes")["GPU-that-has-gone"] == 8 << 30
+
+
+def test_what_becomes_of_arenas_is_counted(house: House) -> None:
+    for seconds in (0.02, 0.2, None, "long"):
+        house.bus.publish("arena.fenced", {"seconds": seconds})
+    house.bus.publish("arena.lost", {"name": "weights"})
+    house.bus.publish("arena.evicted", {"name": "cache"})
+    fenced = {
+        sample.name: sample.value for sample in house.families()["mpsd_fence_seconds"].samples if "le" not in sample.labels
+    }
+    assert fenced == {"mpsd_fence_seconds_count": 2, "mpsd_fence_seconds_sum": pytest.approx(0.22)}
+    assert house.values("mpsd_arenas_lost") == {"mpsd_arenas_lost_total": 1}
+    assert house.values("mpsd_arenas_evicted") == {"mpsd_arenas_evicted_total": 1}
+
+
+@pytest.mark.parametrize(
+    ("view", "works", "held"),
+    [
+        (KeeperView("works", 4711, 7), 1, 7),
+        (KeeperView("it hung up", None, 3), 0, 3),
+        (KeeperView("it does not answer", 4711, 0), 0, 0),
+        (KeeperView("there is none", None, 0), 1, 0),
+        (None, 1, 0),
+    ],
+)
+def test_the_keeper_is_told_of(view: KeeperView | None, works: int, held: int, house: House) -> None:
+    services = replace(house.fakes.services(), keeper=lambda: view)
+    house.fakes.services = lambda: services  # type: ignore[method-assign]
+    assert house.values("mpsd_keeper_works") == {"mpsd_keeper_works": works}
+    assert house.values("mpsd_keeper_descriptors") == {"mpsd_keeper_descriptors": held}
+
+
 def test_a_label_from_outside_has_a_bounded_number_of_values() -> None:
     tallies, bus = Tallies(), EventBus()
     bus.listeners.append(tallies.hear)
@@ -134,6 +183,7 @@ async def test_admissions_are_timed(house: House, autojump_clock: trio.testing.M
     assert {name: [s.value for s in found if s.name.endswith("_count")] for name, found in counts.items()} == {
         "mpsd_admission_seconds": [1],
         "mpsd_handshake_seconds": [1],
+        "mpsd_fence_seconds": [0],
     }
 
 

@@ -43,8 +43,8 @@ def _facts(session: Session, found: values.Status) -> Mapping[str, object]:
 
 def _keeper(found: values.Keeper) -> str:
     """Of the memory of arenas."""
-    pid = "not started" if found.pid is None else f"pid {found.pid}"
-    return f"{found.state}, {pid}, holds {found.descriptors} descriptors"
+    pid = "" if found.pid is None else f", pid {found.pid}"
+    return f"{found.state}{pid}" + (f", holds {found.descriptors} descriptors" if found.descriptors else "")
 
 
 def health(session: Session) -> int:
