@@ -250,6 +250,32 @@ def graph() -> None:
     say(state=state.value, before=before, after=value.value, spoiled=spoiled)
 
 
+class Config(ctypes.Structure):
+    _fields_ = [("sizes", c_uint * 7), ("stream", c_void_p), ("attributes", c_void_p), ("count", c_uint)]
+
+
+def launches() -> None:
+    """Every way to launch, of a kernel that comes from a library: 32 each."""
+    start()
+    library, entry, function, per_thread = c_void_p(), c_void_p(), c_void_p(), c_void_p()
+    memory, count = allocate(8), c_uint64()
+    call("cuMemsetD8_v2", memory, 0, c_size_t(8))
+    call("cuLibraryLoadData", byref(library), c_char_p(KERNELS.read_bytes()), None, None, 0, None, None, 0)
+    call("cuLibraryGetKernel", byref(entry), library, b"count_up")
+    call("cuKernelGetFunction", byref(function), entry)
+    words = c_uint64(memory.value)
+    parameters = (c_void_p * 1)(ctypes.addressof(words))
+    shape = (1, 1, 1, 32, 1, 1, 0)
+    call("cuLaunchKernel", entry, *shape, None, parameters, None)
+    call("cuLaunchKernelEx", byref(Config((c_uint * 7)(*shape), None, None, 0)), function, parameters, None)
+    call("cuLaunchCooperativeKernel", function, *shape, None, parameters)
+    call("cuGetProcAddress_v2", b"cuLaunchKernel", byref(per_thread), 13000, c_uint64(2), None)
+    typed = ctypes.CFUNCTYPE(c_int, c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p)
+    assert typed(per_thread.value)(function, *shape, None, parameters, None) == 0
+    call("cuMemcpyDtoH_v2_ptds", byref(count), memory, c_size_t(8))
+    say(count=count.value, flags=cuda.cuGetProcAddress_v2(b"cuInit", byref(per_thread), 13000, c_uint64(4), None))
+
+
 # -- to another process -----------------------------------------------------------------------------------------------
 
 

@@ -34,7 +34,7 @@ def test_every_verb_of_the_tool_is_on_the_page(machine: Machine) -> None:
 def test_every_function_of_the_driver_is_on_the_page() -> None:
     library = ROOT / "native/sim/lib/libcuda.so.1"
     table = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
-    names = {re.sub(r"_v\d$", "", line.split()[-1]) for line in table.splitlines()}
+    names = {re.sub(r"(_v\d)?(_ptsz|_ptds)?$", "", line.split()[-1]) for line in table.splitlines()}
     _, _, section = PAGE.partition("## The driver's functions\n")
     on_page = set(re.findall(r"`(cu\w+)`", section.partition("\n| |")[2].partition("\n## ")[0]))
     assert on_page == {name for name in names if name.startswith("cu")}

@@ -95,6 +95,10 @@ def test_a_graph_is_what_a_stream_was_told_while_it_captured(machine: Machine) -
     assert found == {"state": 1, "before": 0, "after": 64, "spoiled": [900, 901, None]}
 
 
+def test_all_ways_to_launch_do_the_same(machine: Machine) -> None:
+    assert drive_memory(machine, "launches") == {"count": 4 * 32, "flags": 1}
+
+
 def test_allocated_memory_is_another_process_s_too(machine: Machine) -> None:
     before = machine.used_mib()
     with client_of(machine, "ipc_give") as giver:

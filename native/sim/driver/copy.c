@@ -66,31 +66,37 @@ SIM_EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr dstDevice, const void *srcHost, 
 {
 	return copy(dstDevice, (CUdeviceptr)srcHost, ByteCount, run_to_device, NULL, true);
 }
+SIM_PER_THREAD(cuMemcpyHtoD_v2, _ptds);
 
 SIM_EXPORT CUresult cuMemcpyDtoH_v2(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount)
 {
 	return copy((CUdeviceptr)dstHost, srcDevice, ByteCount, run_to_host, NULL, true);
 }
+SIM_PER_THREAD(cuMemcpyDtoH_v2, _ptds);
 
 SIM_EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount)
 {
 	return copy(dstDevice, srcDevice, ByteCount, run_device_copy, NULL, true);
 }
+SIM_PER_THREAD(cuMemcpyDtoD_v2, _ptds);
 
 SIM_EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream)
 {
 	return copy(dstDevice, (CUdeviceptr)srcHost, ByteCount, run_to_device, hStream, false);
 }
+SIM_PER_THREAD(cuMemcpyHtoDAsync_v2, _ptsz);
 
 SIM_EXPORT CUresult cuMemcpyDtoHAsync_v2(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
 {
 	return copy((CUdeviceptr)dstHost, srcDevice, ByteCount, run_to_host, hStream, false);
 }
+SIM_PER_THREAD(cuMemcpyDtoHAsync_v2, _ptsz);
 
 SIM_EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
 {
 	return copy(dstDevice, srcDevice, ByteCount, run_device_copy, hStream, false);
 }
+SIM_PER_THREAD(cuMemcpyDtoDAsync_v2, _ptsz);
 
 SIM_EXPORT CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)
 {
@@ -100,6 +106,7 @@ SIM_EXPORT CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteC
 
 	return copy(dst, src, ByteCount, to && from ? run_device_copy : to ? run_to_device : run_to_host, hStream, false);
 }
+SIM_PER_THREAD(cuMemcpyAsync, _ptsz);
 
 SIM_EXPORT CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)
 {
@@ -107,6 +114,7 @@ SIM_EXPORT CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)
 
 	return rc == CUDA_SUCCESS ? cuCtxSynchronize() : rc;
 }
+SIM_PER_THREAD(cuMemcpy, _ptds);
 
 static void run_set(CUcontext context, struct work *work)
 {
@@ -141,18 +149,22 @@ SIM_EXPORT CUresult cuMemsetD8_v2(CUdeviceptr dstDevice, unsigned char uc, size_
 {
 	return set(dstDevice, uc, 1, N, NULL, true);
 }
+SIM_PER_THREAD(cuMemsetD8_v2, _ptds);
 
 SIM_EXPORT CUresult cuMemsetD32_v2(CUdeviceptr dstDevice, unsigned int ui, size_t N)
 {
 	return set(dstDevice, ui, 4, N, NULL, true);
 }
+SIM_PER_THREAD(cuMemsetD32_v2, _ptds);
 
 SIM_EXPORT CUresult cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)
 {
 	return set(dstDevice, uc, 1, N, hStream, false);
 }
+SIM_PER_THREAD(cuMemsetD8Async, _ptsz);
 
 SIM_EXPORT CUresult cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)
 {
 	return set(dstDevice, ui, 4, N, hStream, false);
 }
+SIM_PER_THREAD(cuMemsetD32Async, _ptsz);

@@ -12,6 +12,8 @@
 #include <pthread.h>
 
 #define SIM_EXPORT __attribute__((visibility("default")))
+/* The same of the per-thread default stream, suffix _ptsz or _ptds: all work of a context is in one order here. */
+#define SIM_PER_THREAD(name, suffix) extern __typeof__(name) name##suffix __attribute__((alias(#name), visibility("default")))
 
 enum { DRIVER_DEVICES = MACHINE_GPUS, DRIVER_LINKS = 128, DRIVER_CONTEXT_MIB = 516 };
 
@@ -66,6 +68,10 @@ struct CUctx_st {
 	_Atomic int error; /* a CUresult; sticks */
 	bool let_go;       /* the running kernel may end as if nothing had happened */
 	bool stopping;
+};
+
+struct CUfunc_st {
+	const struct kernel *kernel;
 };
 
 struct CUstream_st {
@@ -144,6 +150,9 @@ CUresult graph_take(CUstream stream, const struct work *work); /* into what the 
 CUresult stream_must_not_capture(CUstream stream);             /* else what it captures is spoiled; NULL: that is none */
 
 /* module.c */
+CUresult module_read(CUmodule *module, const void *image); /* no context is needed */
+
+/* launch.c */
 bool work_is_kernel(const struct work *work);
 
 /* event.c */

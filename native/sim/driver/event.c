@@ -43,6 +43,7 @@ SIM_EXPORT CUresult cuEventRecord(CUevent hEvent, CUstream hStream)
 	rc = context_current(&hEvent->context);
 	return rc == CUDA_SUCCESS ? queue_do(&work, hStream, false) : rc;
 }
+SIM_PER_THREAD(cuEventRecord, _ptsz);
 
 SIM_EXPORT CUresult cuEventSynchronize(CUevent hEvent)
 {

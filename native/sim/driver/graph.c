@@ -69,6 +69,7 @@ SIM_EXPORT CUresult cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMod
 	hStream->capture = new_graph();
 	return hStream->capture ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
+SIM_PER_THREAD(cuStreamBeginCapture_v2, _ptsz);
 
 SIM_EXPORT CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 {
@@ -85,6 +86,7 @@ SIM_EXPORT CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 	free_graph(graph);
 	return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 }
+SIM_PER_THREAD(cuStreamEndCapture, _ptsz);
 
 SIM_EXPORT CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus)
 {
@@ -94,6 +96,7 @@ SIM_EXPORT CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus 
 			 hStream->spoiled	       ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 	return CUDA_SUCCESS;
 }
+SIM_PER_THREAD(cuStreamIsCapturing, _ptsz);
 
 SIM_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags)
 {
@@ -120,6 +123,7 @@ SIM_EXPORT CUresult cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream)
 		rc = queue_do(work, hStream, false);
 	return rc;
 }
+SIM_PER_THREAD(cuGraphLaunch, _ptsz);
 
 SIM_EXPORT CUresult cuGraphDestroy(CUgraph hGraph)
 {

@@ -150,6 +150,7 @@ SIM_EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, 
 	pthread_mutex_unlock(&lock);
 	return rc;
 }
+SIM_PER_THREAD(cuMemAllocFromPoolAsync, _ptsz);
 
 SIM_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
 {
@@ -161,6 +162,7 @@ SIM_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream
 		rc = cuDeviceGetDefaultMemPool(&pool, context->device);
 	return rc == CUDA_SUCCESS ? cuMemAllocFromPoolAsync(dptr, bytesize, pool, hStream) : rc;
 }
+SIM_PER_THREAD(cuMemAllocAsync, _ptsz);
 
 static void run_free(CUcontext context, struct work *work)
 {
@@ -188,6 +190,7 @@ SIM_EXPORT CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
 	work.call.data = chunk;
 	return chunk ? queue_do(&work, hStream, false) : CUDA_ERROR_INVALID_VALUE;
 }
+SIM_PER_THREAD(cuMemFreeAsync, _ptsz);
 
 SIM_EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
 {

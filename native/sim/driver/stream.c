@@ -41,6 +41,7 @@ SIM_EXPORT CUresult cuStreamSynchronize(CUstream hStream)
 		return rc;
 	return hStream ? queue_wait(hStream->context, hStream->last) : cuCtxSynchronize();
 }
+SIM_PER_THREAD(cuStreamSynchronize, _ptsz);
 
 static CUresult state_of(CUcontext context, uint64_t number)
 {
@@ -63,9 +64,11 @@ SIM_EXPORT CUresult cuStreamQuery(CUstream hStream)
 		return rc;
 	return state_of(context, hStream ? hStream->last : context->submitted);
 }
+SIM_PER_THREAD(cuStreamQuery, _ptsz);
 
 SIM_EXPORT CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
 {
 	(void)hStream, (void)Flags;
 	return hEvent ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; /* the queue is in order already */
 }
+SIM_PER_THREAD(cuStreamWaitEvent, _ptsz);
