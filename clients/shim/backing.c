@@ -97,7 +97,7 @@ static int read_layout(void)
 	return rc;
 }
 
-static int take_over(const struct settings *wish)
+static int take_over(void)
 {
 	struct mpsd_arena_hooks hooks = { before_map, NULL, &window };
 	int rc = read_layout();
@@ -108,8 +108,6 @@ static int take_over(const struct settings *wish)
 		rc = mpsd_arena_set_hooks(arena, &hooks);
 	if (rc == 0 && window.shield != SHIELD_OFF)
 		rc = mpsd_arena_set_guard(arena, window.band);
-	if (rc == 0 && !wish->adopts)
-		drop_waiting();
 	return rc;
 }
 
@@ -127,7 +125,7 @@ static int open_arena(struct mpsd_session *session, const struct settings *wish,
 		return rc;
 	}
 	window_begin(&window, device, mpsd_arena_base(arena), mpsd_arena_window_bytes(arena));
-	rc = take_over(wish);
+	rc = take_over();
 	if (rc == -EBADMSG)
 		shim_log("arena %s: its layout is not the shim's: it is left alone", wish->arena);
 	if (rc < 0) {
@@ -152,6 +150,10 @@ struct window *backing_open(CUdevice device)
 			state = OPEN;
 			shim_log("arena %s: generation %llu, %zu allocations of a predecessor", wish->arena,
 				 (unsigned long long)mpsd_arena_generation(arena), layout.count);
+			if (!wish->adopts) {
+				drop_waiting();
+				backing_commit(true); /* until then it counts against the capacity */
+			}
 		} else {
 			shim_log("arena %s is not used: the driver allocates", wish->arena);
 		}

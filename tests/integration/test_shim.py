@@ -1,0 +1,192 @@
+"""Programs under the shim, with a real daemon: leases, first errors, memory that outlives them, guards that tell."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpsd_client import calls
+
+from tests.integration.client import Client
+from tests.integration.machine import ROOT, Machine, open_machine
+from tests.integration.process import wait_for
+
+SHIM = ROOT / "clients/shim/libmpsd.so"
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def house(programs: None) -> Iterator[Machine]:
+    """One daemon for all that does not harm it."""
+    assert SHIM.exists(), "run: make build"
+    with open_machine() as machine:
+        machine.start()
+        yield machine
+
+
+def shim(machine: Machine, **variables: str) -> dict[str, str]:
+    return {"LD_PRELOAD": str(SHIM), "MPSD_LOG": str(machine.place / "shim.log"), **variables}
+
+
+def told(machine: Machine, client: Client) -> str:
+    """What the shim wrote to MPSD_LOG for that process."""
+    path = Path(machine.place / "shim.log")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return "\n".join(line for line in lines if line.split()[1] == str(client.pid))
+
+
+def counter(machine: Machine, *words: str, **variables: str) -> Client:
+    words = words or ("--seconds", "600")
+    return machine.client("counter", "--ms", "50", "--kernel-us", "3000", *words, **shim(machine, **variables))
+
+
+def memory(machine: Machine, *words: str, status: int = 0, **variables: str) -> list[dict[str, Any]]:
+    """Each allocation of a program that ends so."""
+    client = machine.client("shim_arena", *words, **shim(machine, **variables))
+    assert client.status() == status, client.events("error")
+    return client.events("memory")
+
+
+def addresses(of: list[dict[str, Any]]) -> list[int]:
+    return [each["address"] for each in of]
+
+
+# -- leases --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_lease_is_there_before_cuda_and_goes_with_the_process(house: Machine) -> None:
+    """Its limits hold, as the program's own SM count shows."""
+    client = counter(house, MPSD_LEASE_NAME="job", MPSD_LEASE_SM_PERCENT="25", MPSD_LEASE_MEMORY="8G").ready()
+    with house.mpsd() as mpsd:
+        [lease] = mpsd.ask(calls.lease_list()).items
+        assert (lease.name, lease.sm_percent, set(lease.memory_bytes.values())) == ("job", 25.0, {8 * GIB})
+        assert (lease.selector.kind, lease.selector.value, lease.clients) == ("pid", str(client.pid), 1)
+        assert client.wait("ready")["sms"] == 32
+        client.end()
+        wait_for("the end of the lease", lambda: not mpsd.ask(calls.lease_list()).items)
+
+
+def test_what_is_refused_goes_on_without_unless_it_is_required(house: Machine) -> None:
+    first = counter(house, MPSD_LEASE_SM_PERCENT="90").ready()
+    second = counter(house, "--seconds", "0.05", MPSD_LEASE_SM_PERCENT="90")
+    assert second.status() == 0
+    assert "going on without" in told(house, second)
+    third = counter(house, MPSD_LEASE_SM_PERCENT="90", MPSD_REQUIRED="1")
+    assert (third.error(), third.status()) == (805, 3)
+    first.end()
+
+
+def test_a_lease_is_waited_for_as_long_as_was_said(house: Machine) -> None:
+    first = counter(house, MPSD_LEASE_SM_PERCENT="90").ready()
+    second = counter(house, MPSD_LEASE_SM_PERCENT="90", MPSD_LEASE_WAIT="20", MPSD_REQUIRED="1")
+    with house.mpsd() as mpsd:
+        wait_for("a lease that waits", lambda: [each for each in mpsd.ask(calls.lease_list()).items if each.state == "queued"])
+    first.end()
+    second.ready().end()
+
+
+def test_required_is_enough_to_have_mpsd(house: Machine) -> None:
+    assert counter(house, "--seconds", "0.05", MPSD_REQUIRED="1").status() == 0
+
+
+# -- memory that outlives the program ------------------------------------------------------------------------------------
+
+
+def test_a_killed_program_finds_its_memory_again(house: Machine) -> None:
+    """The same sizes in the same order; what is below MPSD_ARENA_MIN was never there."""
+    ours = {"MPSD_ARENA": "again", "MPSD_ARENA_ADOPT": "1", "MPSD_ARENA_CAPACITY": "64M", "MPSD_ARENA_MIN": "3M"}
+    before = memory(house, "--write", "100", "--end", "kill", "4", "8", "2", "4", status=-signal.SIGKILL, **ours)
+    after = memory(house, "4", "8", "2", "4", **ours)
+    at = addresses(before)
+    assert [each["first"] for each in after] == [100, 101, 0, 103] == [each["last"] for each in after]
+    assert [addresses(after)[i] for i in (0, 1, 3)] == [at[i] for i in (0, 1, 3)]
+
+
+def test_other_sizes_get_other_memory_and_what_was_freed_is_not_given_back(house: Machine) -> None:
+    ours = {"MPSD_ARENA": "sizes", "MPSD_ARENA_ADOPT": "1", "MPSD_ARENA_CAPACITY": "64M"}
+    memory(house, "--write", "100", "--free", "0", "4", "8", **ours)
+    found = memory(house, "4", "6", "8", "8", **ours)
+    assert [each["first"] for each in found] == [0, 0, 101, 0]
+
+
+def test_without_adopting_an_arena_begins_empty(house: Machine) -> None:
+    ours = {"MPSD_ARENA": "fresh", "MPSD_ARENA_CAPACITY": "8M"}
+    memory(house, "--write", "100", "8", **ours)
+    [found] = memory(house, "8", **ours)
+    assert found["first"] == 0
+    with house.mpsd() as mpsd:
+        arena = mpsd.ask(calls.arena_get("fresh"))
+    assert (arena.allocations, arena.used_bytes, arena.generation) == (1, 8 << 20, 2)
+
+
+def test_what_waits_makes_room_for_what_is_asked_for(house: Machine) -> None:
+    ours = {"MPSD_ARENA": "room", "MPSD_ARENA_ADOPT": "1", "MPSD_ARENA_CAPACITY": "8M"}
+    memory(house, "--write", "100", "8", **ours)
+    found = memory(house, "6", **ours)
+    with house.mpsd() as mpsd:
+        assert mpsd.ask(calls.arena_get("room")).base <= found[0]["address"] < mpsd.ask(calls.arena_get("room")).base + GIB
+
+
+def test_beyond_the_capacity_the_driver_allocates(house: Machine) -> None:
+    found = memory(house, "4", "8", MPSD_ARENA="small", MPSD_ARENA_CAPACITY="4M")
+    with house.mpsd() as mpsd:
+        arena = mpsd.ask(calls.arena_get("small"))
+    assert arena.allocations == 1
+    assert [arena.base <= at < arena.base + arena.window_bytes for at in addresses(found)] == [True, False]
+
+
+def test_an_arena_that_others_have_laid_out_is_left_alone(house: Machine) -> None:
+    """Nothing of theirs is dropped, and the program has the driver's memory."""
+    theirs = [sys.executable, str(ROOT / "tests/integration/arena_program.py"), "write_and_die", "theirs"]
+    subprocess.run(theirs, env=house.variables, capture_output=True, timeout=20, check=False)
+    with house.mpsd() as mpsd:
+        before = mpsd.ask(calls.arena_get("theirs"))
+        [found] = memory(house, "4", MPSD_ARENA="theirs")
+        after = mpsd.ask(calls.arena_get("theirs"))
+    assert before.allocations
+    assert (after.layout_hash, after.allocations) == (before.layout_hash, before.allocations)
+    assert not before.base <= found["address"] < before.base + before.window_bytes
+
+
+# -- errors and guards ---------------------------------------------------------------------------------------------------
+
+
+def test_a_wild_access_is_told_and_ends_its_process_alone(programs: None) -> None:
+    """Proven, by client and address; who shares its domain goes on."""
+    with open_machine() as machine:
+        machine.start()
+        other = machine.counter().ready()
+        client = machine.client("shim_arena", "--wild", "--end", "stay", "4", **shim(machine, MPSD_SHIELD="report"))
+        address = client.wait("wild")["address"]
+        assert machine.domain_of(other) == machine.domain_of(client)
+        assert client.status() == -signal.SIGKILL
+        with machine.mpsd() as mpsd:
+            fault = mpsd.ask(calls.fault_get(1))
+        assert (fault.confidence, fault.fault_class, fault.access, fault.address) == ("proven", "mmu", "write", address)
+        assert (fault.culprit.pid, fault.victims) == (client.pid, ())
+        other.goes_on()
+
+
+def test_the_first_error_is_told_once_with_its_kernel(programs: None) -> None:
+    with open_machine() as machine:
+        machine.start()
+        client = machine.client("faulter", "oob_write", "--after", "0.1", **shim(machine)).ready()
+        assert client.status() == 5
+        with machine.mpsd() as mpsd:
+            wait_for("its report", lambda: [e for e in machine.journal("fault.seen") if e["source"] == "report"])
+            reports = [each for each in mpsd.ask(calls.fault_get(1)).evidence if each.source == "report"]
+        assert [(each.kernel, each.text) for each in reports] == [("oob_write", "CUDA_ERROR_ILLEGAL_ADDRESS")]
+
+
+def test_a_stopped_mpsd_costs_a_tenth_of_a_second(programs: None) -> None:
+    """Without the shim the error comes after 15 ms here."""
+    with open_machine() as machine:
+        machine.start()
+        client = machine.client("faulter", "oob_write", "--after", "0.1", **shim(machine)).ready()
+        machine.signal_daemon("SIGSTOP")
+        assert client.status() == 5
+        assert 100 <= client.wait("result")["ms"] < 2000
+        machine.signal_daemon("SIGCONT")
