@@ -167,6 +167,19 @@ def on_gpu(name: str, new_on: str = "") -> None:
     return say(gpu=arena.gpu, device=word.__dlpack_device__(), said=word.tobytes().decode())
 
 
+def across_a_restart(name: str) -> None:
+    """Waits for a line, before and after: mpsd is another one by then, or is coming."""
+    arena = Arena.create(name, 32 * MIB)
+    fill(arena)
+    say(base=arena.base)
+    sys.stdin.readline()
+    more = arena.allocate(2 * MIB)
+    poke(arena, more.address, 6, more.bytes)
+    arena.commit(Layout(dict(arena.tensors) | {"more": dense(more.offset, "uint8", 2 * MIB)}, {"step": 9}))
+    say(generation=arena.generation, base=arena.base)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 # -- borders -------------------------------------------------------------------------------------------------------------
 
 

@@ -166,3 +166,24 @@ def test_an_arena_is_on_its_gpu_whatever_number_that_has_in_a_process(vault: Mac
     assert alone == {"gpu": gpus[1], "device": [2, 0], "said": "hello"}
     hidden = run(vault, "on_gpu", "second", CUDA_VISIBLE_DEVICES="0")
     assert hidden["refused"].startswith(f"LookupError: {gpus[1]} is not visible to CUDA in this process; visible: {gpus[0]}")
+
+
+@pytest.mark.slow
+def test_a_restart_of_mpsd_is_not_noticed(vault: Machine) -> None:
+    """The arena stays open, what is allocated meanwhile is committed, and the next one adopts all of it."""
+    command = [sys.executable, str(PROGRAM), "across_a_restart", "restarted"]
+    with subprocess.Popen(
+        command, env=vault.variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        base = json.loads(process.stdout.readline())["base"]
+        vault.kill_daemon()
+        process.stdin.write("on\n")
+        process.stdin.flush()
+        vault.start()
+        assert json.loads(process.stdout.readline()) == {"generation": 1, "base": base}
+        assert process.wait(20) == -signal.SIGKILL
+    after = run(vault, "take_over", "restarted")
+    assert (after["generation"], after["step"], after["base"], after["kv"]) == (2, 9, base, True)
+    assert after["blocks"] == [2, 2, 2]

@@ -6,7 +6,7 @@ import gc
 import importlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,19 @@ class Attached:
     pool: Any = None  # torch.cuda.MemPool
     users: int = 0  # threads that are within `pool`
     lock: threading.Lock = field(default_factory=threading.Lock)  # protects pool and users
-    kept: list[Any] = field(default_factory=list)  # the tensors of the last save: their memory is not used for others
+    pinned: "list[Pinned]" = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Pinned:
+    """A tensor of the last save.  Its memory is not used for others meanwhile, whatever becomes of the tensor itself."""
+
+    of: Callable[[], Any]  # None once the program has dropped it
+    memory: Any  # without its gradient
+
+    @classmethod
+    def tensor(cls, tensor: Any) -> "Pinned":
+        return cls(weakref.ref(tensor), tensor.detach())
 
 
 def attached(arena: Window) -> Attached:
@@ -76,7 +88,7 @@ def _end_pool(arena: Window) -> None:
     mine = attached(arena)
     if mine.users:
         raise BufferError(f"arena {arena.name}: its pool is in use")
-    kept, mine.kept = [weakref.ref(each) for each in mine.kept], []
+    kept, mine.pinned = [each.of for each in mine.pinned], []
     if mine.pool is None:
         lib.mpsd_torch_forget(arena.handle)
         return
@@ -84,7 +96,7 @@ def _end_pool(arena: Window) -> None:
     if _held_bytes(mine.pool):
         gc.collect()
     if held := _held_bytes(mine.pool):
-        mine.kept = [each for ref in kept if (each := ref()) is not None]
+        mine.pinned = [Pinned.tensor(tensor) for of in kept if (tensor := of()) is not None]
         raise BufferError(f"arena {arena.name}: PyTorch has {held} bytes in its pool: drop those tensors before you close it")
     with torch.cuda.device(arena.device):
         mine.pool = None  # gives its blocks back, through mpsd_torch_free

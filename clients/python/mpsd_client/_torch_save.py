@@ -9,7 +9,7 @@ import torch
 from mpsd_client._arena import Arena
 from mpsd_client._layout import DATA_TYPES, Layout, LayoutError, Spans, TensorSpec, place
 from mpsd_client._naming import flatten
-from mpsd_client._torch_pool import attached, pool
+from mpsd_client._torch_pool import Pinned, attached, pool
 
 EXTRA = "extra"  # the key whose value is kept as JSON
 
@@ -38,7 +38,7 @@ def save(arena: Arena, state: Mapping[str, Any], *, copy: bool = False) -> None:
         torch.cuda.synchronize(arena.device)
         spans = arena.spans()
     arena.commit(Layout({name: _spec(name, tensor, arena, spans) for name, tensor in tensors.items()}, extra))
-    attached(arena).kept = list(tensors.values())
+    attached(arena).pinned = [Pinned.tensor(tensor) for tensor in tensors.values()]
 
 
 def _of_module(value: Any) -> Mapping[str, Any] | None:
