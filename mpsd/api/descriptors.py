@@ -3,12 +3,17 @@
     kernel --received--> Descriptors --take--> a service        of a request; what nobody takes is closed
     a service --give--> Descriptors --sent--> kernel            of a response; sent or not, ours is closed
 
-A stranger's descriptor may be anything: closing one can wait for a file server of theirs, or for a socket to linger.  So it is
-closed by a thread; whoever sent it waits meanwhile, and nobody else.
+A stranger's descriptor may be anything: looking at one or closing one can wait for a file server of theirs, or for a socket to
+linger.  So services get those alone that wait for nobody (`is_prompt`); what is refused is closed by a thread, and nobody waits
+for that but whoever sent it.
 """
 
+import ctypes
+import fcntl
 import os
 import socket
+import stat
+import sys
 from array import array
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -20,6 +25,11 @@ import trio
 
 KERNELS_MOST = 253  # SCM_MAX_FD: with room for all of them none is closed by the kernel while it makes us receive
 ANCILLARY_BYTES = socket.CMSG_SPACE(KERNELS_MOST * array("i").itemsize)
+
+# Of statx(2), which Python does not have: what is known of a file without asking whoever serves it.
+_EMPTY_PATH, _DONT_SYNC, _TYPE = 0x1000, 0x4000, 0x1
+_STATX_BYTES, _MODE_AT = 256, 28
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +74,18 @@ def close_all(fds: Collection[int]) -> None:
     for fd in fds:
         with suppress(OSError):  # a file server's error, told at the close; it is closed
             os.close(fd)
+
+
+def is_prompt(fd: int) -> bool:
+    """A memory file, or a device: the kernel's own, which nobody else serves."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        found = ctypes.create_string_buffer(_STATX_BYTES)
+        if _libc.statx(fd, b"", _EMPTY_PATH | _DONT_SYNC, _TYPE, found):
+            return False
+        return stat.S_ISCHR(int.from_bytes(found.raw[_MODE_AT : _MODE_AT + 2], sys.byteorder))
+    return True
 
 
 def received(ancillary: Iterable[tuple[int, int, bytes]]) -> Descriptors:

@@ -13,6 +13,7 @@ import trio
 
 from mpsd.api.audit import DONE, Audit
 from mpsd.api.authority import Peer
+from mpsd.api.descriptors import is_prompt
 from mpsd.api.exchange import Call
 from mpsd.api.services import Services
 from mpsd.api.table import METHODS, Method, Privilege
@@ -59,13 +60,15 @@ async def _run(method: Method, call: Call[Request], ask: Any) -> Mapping[str, An
 
 
 def _count(method: Method, ask: Any, call: Call[Request]) -> None:
-    """Raises the refusal where other descriptors came than the method takes."""
+    """Raises the refusal where other descriptors came than a method may take."""
     name, found = call.ask.method, len(call.taken)
     if method.takes is None:
         if found:
             raise ProtocolError(f"the request carries descriptors, and {name} takes none")
     elif found != (wanted := method.takes(ask)):
         raise BadRequest(f"{name} carries {found} descriptors, and by its parameters it takes {wanted}")
+    elif not all(map(is_prompt, call.taken.held)):
+        raise BadRequest(f"{name} carries a descriptor that is neither a device nor a memory file")
 
 
 def _check(method: Method, services: Services, peer: Peer, ask: Any, name: str) -> None:

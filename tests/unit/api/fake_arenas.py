@@ -79,7 +79,7 @@ class FakeArenas:
         )  # fmt: skip
         if word:
             whose = {"owner_uid": arena.owner_uid, "owner_gid": arena.owner_gid, "mode": arena.mode}
-            self.publish(f"arena.{word}", {"arena_id": arena.id, "name": arena.name, **whose, **facts})
+            self.publish(f"arena.{word}", {"id": arena.id, "name": arena.name, "gpu": arena.gpu, **whose, **facts})
         return arena
 
     async def create(self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None) -> Arena:

@@ -225,7 +225,7 @@ async def test_room_is_made_without_naming_what_one_may_not_see(tmp_path: Path) 
 
 async def test_who_is_told_of_an_arena(tmp_path: Path) -> None:
     """Its owner, who may read it, and operators; of an event that does not say whose it is, operators alone."""
-    facts = {"arena_id": 1, "name": "weights", "owner_uid": 1000, "owner_gid": 1100, "mode": 0o640}
+    facts = {"id": 1, "name": "weights", "owner_uid": 1000, "owner_gid": 1100, "mode": 0o640}
     async with open_house(tmp_path) as house:
         callers = {peer: await house.call_as(peer) for peer in (OWNER, MEMBER, STRANGER, OPERATOR)}
         for caller in callers.values():

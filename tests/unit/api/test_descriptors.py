@@ -95,6 +95,43 @@ async def test_what_a_refusal_leaves_is_nothing(peer: Any, said: dict[str, Any],
         assert descriptors() == before + kept
 
 
+@pytest.fixture
+def odd(short_dir: Path) -> Iterator[dict[str, int]]:
+    """What may have us wait for a stranger, or is no memory in any case."""
+    ours, theirs = socket.socketpair()
+    reader, writer = os.pipe()
+    file = short_dir / "file"
+    file.write_bytes(bytes(4096))
+    opened = {"a file": os.open(file, os.O_RDONLY), "a directory": os.open("/", os.O_RDONLY), "proc": os.open("/proc/stat", 0)}
+    yield {"a socket": ours.fileno(), "a pipe": reader, **opened, "a pidfd": (pidfd := os.pidfd_open(os.getpid()))}
+    ours.close()
+    theirs.close()
+    close_all((reader, writer, pidfd, *opened.values()))
+
+
+async def test_no_service_sees_what_may_make_it_wait(odd: dict[str, int], tmp_path: Path) -> None:
+    """A file may be served by its owner, who need not answer: one look at it would stop everybody."""
+    async with open_house(tmp_path) as house:
+        caller, good = await house.call_as(OWNER), house.any_fd()
+        before, state = descriptors(), house.fakes.changes()
+        for name, fd in odd.items():
+            response = await caller.call("arena.put", fds=[good, fd], **PUT)
+            assert response.error is not None, name
+            assert "neither a device nor a memory file" in response.error["message"], name
+        assert (descriptors(), house.fakes.changes()) == (before, state)
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "memory", "name alone"])
+def test_devices_and_memory_files_wait_for_nobody(path: str) -> None:
+    flags = os.O_PATH if path == "name alone" else os.O_RDONLY
+    fd = os.memfd_create("memory") if path == "memory" else os.open("/dev/null" if path == "name alone" else path, flags)
+    try:
+        assert module.is_prompt(fd)
+    finally:
+        os.close(fd)
+    assert not module.is_prompt(fd)
+
+
 async def test_what_is_put_comes_out_again_with_close_on_exec(tmp_path: Path) -> None:
     async with open_house(tmp_path) as house:
         caller = await house.call_as(OWNER)

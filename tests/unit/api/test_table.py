@@ -1,6 +1,7 @@
 """Every method with every kind of caller: who may, what a stranger sees, and what is recorded."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "events.subscribe": {"topics": ["*"]},
     "events.unsubscribe": {},
 }
-FDS = {"arena.put": (0,)}  # any will do
+FDS = {"arena.put": (os.memfd_create("any"),)}
 
 NEEDS_OPERATOR = {name for name, method in METHODS.items() if method.privilege is Privilege.OPERATOR}
 NEEDS_CLIENT = {name for name, method in METHODS.items() if method.privilege is Privilege.CLIENT}

@@ -21,6 +21,7 @@ from mpsd.processes import process_id
 from tests.unit.api.house import House, open_house
 
 T = TypeVar("T")
+MEMORY = os.memfd_create("memory")
 
 # One call for each method; the subscriptions are the clients' own.
 CALLS: dict[str, Call[Any]] = {
@@ -55,7 +56,7 @@ CALLS: dict[str, Call[Any]] = {
     "arena.get": calls.arena_get("weights"),
     "arena.list": calls.arena_list(),
     "arena.open": calls.arena_open("cache", "read", 1.0),
-    "arena.put": calls.arena_put(1, 7, [(GRANULE, GRANULE), (4 * GRANULE, 2 * GRANULE)], [0, 0]),
+    "arena.put": calls.arena_put(1, 7, [(GRANULE, GRANULE), (4 * GRANULE, 2 * GRANULE)], [MEMORY, MEMORY]),
     "arena.drop": calls.arena_drop(1, 7, [0]),
     "arena.commit": calls.arena_commit(1, 7),
     "arena.take": calls.arena_take(1, limit=1),
