@@ -16,12 +16,14 @@ from mpsd_client._calls import Call
 from mpsd_client._client import Client
 from mpsd_client._errors import Disconnected, ErrorCode, MpsdError, ProtocolError, Refused
 from mpsd_client._layout import Layout, LayoutError, TensorSpec
+from mpsd_client._record import Record, Schema
 from mpsd_client._values import Event, Lease, Lost, Page, Selector
 
 if TYPE_CHECKING:
     from mpsd_client._arena import Arena, adopt
     from mpsd_client._async_client import AsyncClient
     from mpsd_client._session import CudaError
+    from mpsd_client._state import State, StateError, StateReader
     from mpsd_client._tensor import Tensor
     from mpsd_client._window import Block
 
@@ -42,8 +44,13 @@ __all__ = [
     "MpsdError",
     "Page",
     "ProtocolError",
+    "Record",
     "Refused",
+    "Schema",
     "Selector",
+    "State",
+    "StateError",
+    "StateReader",
     "Tensor",
     "TensorSpec",
     "adopt",
@@ -57,6 +64,9 @@ _LAZY = {
     "AsyncClient": "_async_client",
     "Block": "_window",
     "CudaError": "_session",
+    "State": "_state",
+    "StateError": "_state",
+    "StateReader": "_state",
     "Tensor": "_tensor",
     "adopt": "_arena",
 }
