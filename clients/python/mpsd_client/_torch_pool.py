@@ -52,7 +52,13 @@ def _allocator() -> Any:
     """One for the process, and for good: PyTorch may free through it long after its pool is gone."""
     path = importlib.import_module("mpsd_client._native").__file__
     made = torch.cuda.memory.CUDAPluggableAllocator(path, "mpsd_torch_alloc", "mpsd_torch_free")
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made.allocator()))  # also while the interpreter ends
+    _never_at_exit(made.allocator())
+    return made
+
+
+def _never_at_exit(made: Any) -> Any:
+    """One reference more: the end of the interpreter does not unmap, block by block, what the kernel frees at once."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
     return made
 
 
@@ -71,7 +77,7 @@ def pool(arena: Window) -> Iterator[None]:
     with torch.cuda.device(arena.device):
         with mine.lock:
             if mine.pool is None:
-                mine.pool = torch.cuda.MemPool(_allocator().allocator())
+                mine.pool = _never_at_exit(torch.cuda.MemPool(_allocator().allocator()))
             mine.users += 1
         before = lib.mpsd_torch_use(arena.device, handle)
         try:
@@ -98,9 +104,17 @@ def _end_pool(arena: Window) -> None:
     if held := _held_bytes(mine.pool):
         mine.pinned = [Pinned.tensor(tensor) for of in kept if (tensor := of()) is not None]
         raise BufferError(f"arena {arena.name}: PyTorch has {held} bytes in its pool: drop those tensors before you close it")
-    with torch.cuda.device(arena.device):
-        mine.pool = None  # gives its blocks back, through mpsd_torch_free
+    drop_pool(arena)
     lib.mpsd_torch_forget(arena.handle)
+
+
+def drop_pool(arena: Window) -> None:
+    """It gives back the blocks in which no tensor is, through mpsd_torch_free; the others go with their tensors."""
+    mine = attached(arena)
+    made, mine.pool = mine.pool, None
+    with torch.cuda.device(arena.device):
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))
+        del made
 
 
 def _held_bytes(made: Any) -> int:

@@ -7,7 +7,6 @@
 Needs torch, a GPU, mpsd, and mpsd_client with its C part on PYTHONPATH.  What other processes have to do is in acts.py.
 """
 
-import gc
 import json
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from acts import CUDA, MIB, digest, is_inside, refusal, say
 from mpsd_client import Arena, Client, ErrorCode, LayoutError, Refused, calls
+from mpsd_client._torch_pool import drop_pool
 from mpsd_client.torch import load, pool, save
 
 ACTS = Path(__file__).with_name("acts.py")
@@ -139,8 +139,7 @@ def check_a_pool_may_end_before_its_tensors(name: str) -> None:
     arena = Arena.create(name, 64 * MIB)
     with pool(arena):
         tensor = torch.ones(MIB, device=CUDA)
-    arena.attached.pool = None
-    gc.collect()
+    drop_pool(arena)
     assert float(tensor.sum()) == MIB
     del tensor
     torch.cuda.empty_cache()
@@ -158,8 +157,7 @@ def check_what_is_freed_waits_for_the_gpu(name: str) -> None:
             block.add_(1)
         del block
         torch.cuda.empty_cache()
-        arena.attached.pool = None
-        gc.collect()
+        drop_pool(arena)
     torch.cuda.synchronize()
     arena.close()
 
