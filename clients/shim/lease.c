@@ -1,8 +1,9 @@
 /* The lease that MPSD_LEASE_... asks for: for this process, before CUDA begins.  It ends with the process, by itself.
  *
  *   mpsd relays (root)     it finds the lease when CUDA connects, and applies it
- *   mpsd only points       `control` in its directory is a link to a domain's own socket (docs/unprivileged.md): what was
- *                          granted is put into the documented environment, and the process stays with that domain
+ *   mpsd only points       it has no leases then: `control` in its directory is a link to a domain's own socket
+ *                          (docs/unprivileged.md).  What was asked for is put into the documented environment, and the process
+ *                          stays with the domain that it began with
  */
 #include "shim.h"
 
@@ -14,8 +15,6 @@ struct grant {
 	uint64_t id;
 	bool is_active;
 	double sm_percent;
-	uint64_t priority;
-	uint64_t memory_bytes; /* of each GPU; 0: no limit */
 };
 
 static bool is_pointed(char *domain, size_t room)
@@ -121,7 +120,6 @@ static int read_grant(const struct mpsd_unpack *lease, struct grant *out)
 	struct mpsd_unpack at;
 	const char *state;
 	size_t bytes;
-	uint32_t entries;
 	int rc;
 
 	rc = mpsd_unpack_find(lease, "id", &at) < 0 ? -EPROTO : mpsd_unpack_uint(&at, &out->id);
@@ -132,12 +130,6 @@ static int read_grant(const struct mpsd_unpack *lease, struct grant *out)
 	out->is_active = bytes == 6 && memcmp(state, "active", 6) == 0;
 	if (mpsd_unpack_find(lease, "sm_percent", &at) == 0)
 		mpsd_unpack_double(&at, &out->sm_percent);
-	if (mpsd_unpack_find(lease, "priority", &at) == 0)
-		mpsd_unpack_uint(&at, &out->priority);
-	if (mpsd_unpack_find(lease, "memory_bytes", &at) == 0 && mpsd_unpack_map(&at, &entries) == 0 && entries) {
-		mpsd_unpack_skip(&at); /* the GPU: all have the same limit */
-		mpsd_unpack_uint(&at, &out->memory_bytes);
-	}
 	return 0;
 }
 
@@ -213,22 +205,17 @@ static void put_memory(uint64_t bytes)
 	setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", text, 1);
 }
 
-static void apply(const struct grant *grant)
+static void apply(const struct settings *wish, const char *domain)
 {
-	char domain[4096];
-
-	if (!is_pointed(domain, sizeof(domain)))
-		return;
 	setenv("MPSD_PIPE_DIRECTORY", session_directory(), 1); /* for programs that this one starts */
 	setenv("CUDA_MPS_PIPE_DIRECTORY", domain, 1);
-	if (!grant)
-		return;
-	if (grant->sm_percent > 0 && grant->sm_percent < 100)
-		put_number("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", grant->sm_percent);
-	if (grant->memory_bytes)
-		put_memory(grant->memory_bytes);
-	if (grant->priority)
-		put_number("CUDA_MPS_CLIENT_PRIORITY", (double)grant->priority);
+	if (wish->lease_sm_percent > 0 && wish->lease_sm_percent < 100)
+		put_number("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", wish->lease_sm_percent);
+	if (wish->lease_memory_bytes)
+		put_memory(wish->lease_memory_bytes);
+	if (wish->lease_domain[0] && strcmp(wish->lease_domain, "shared") != 0)
+		shim_log("MPSD_LEASE_DOMAIN=%s: mpsd has no such domains without root", wish->lease_domain);
+	shim_log("limits are in the environment, the domain is %s", domain);
 }
 
 static CUresult refuse(const struct settings *wish, const char *what, const char *why)
@@ -242,19 +229,21 @@ CUresult lease_take(void)
 	const struct settings *wish = settings();
 	struct mpsd_session *session;
 	struct grant grant = { 0 };
+	char domain[4096];
 
 	if (!wish->wants_lease && !wish->is_required)
 		return CUDA_SUCCESS;
 	session = session_get();
 	if (!session)
 		return refuse(wish, "mpsd", "it cannot be reached");
-	if (!wish->wants_lease) {
-		apply(NULL);
+	if (is_pointed(domain, sizeof(domain))) {
+		apply(wish, domain);
 		return CUDA_SUCCESS;
 	}
+	if (!wish->wants_lease)
+		return CUDA_SUCCESS;
 	if (ask(session, wish, &grant) < 0)
 		return refuse(wish, "lease", mpsd_error(session));
 	shim_log("lease %llu: %g %% of the SMs", (unsigned long long)grant.id, grant.sm_percent);
-	apply(&grant);
 	return CUDA_SUCCESS;
 }

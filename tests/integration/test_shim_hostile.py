@@ -1,0 +1,104 @@
+"""Programs under the shim when mpsd dies, hangs, or is nobody's root: they end as without it, only later, and never much."""
+
+import random
+import signal
+import time
+
+import pytest
+
+from tests.integration.machine import CLIENTS, Machine, open_machine
+from tests.integration.process import wait_for
+from tests.integration.test_shim import addresses, counter, memory, shim, told
+
+ARENA = {"MPSD_ARENA": "kept", "MPSD_ARENA_ADOPT": "1", "MPSD_ARENA_CAPACITY": "64M"}
+PATIENCE_SECONDS = 20.0  # of a guest, all in all: some answers of 5 s, and the time that the machine takes
+
+
+def test_without_root_a_lease_is_applied_by_the_environment(strangers: Machine) -> None:
+    """CUDA goes straight to a vendor's daemon there, which knows of no lease."""
+    strangers.start()
+    client = counter(strangers, MPSD_LEASE_SM_PERCENT="25", MPSD_LEASE_MEMORY="8G", MPSD_REQUIRED="1").ready()
+    assert client.wait("ready")["sms"] == 32
+    assert "domains/default/pipe" in told(strangers, client)
+    client.end()
+
+
+@pytest.mark.slow
+def test_a_program_that_it_starts_finds_mpsd_again(strangers: Machine) -> None:
+    """Its own environment leads to a domain by then; the child's shim asks mpsd all the same."""
+    strangers.start()
+    ours = shim(strangers, MPSD_LEASE_SM_PERCENT="25", MPSD_REQUIRED="1")
+    done = strangers.run("fork_exec", program=CLIENTS / "shim_life", **ours)
+    assert (done.returncode, done.stdout) == (0, "PASS\nPASS\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("required", "status"), [("", 0), ("1", 3)])
+def test_a_stopped_mpsd_holds_up_cuinit_for_a_while(strangers: Machine, required: str, status: int) -> None:
+    strangers.start()
+    strangers.signal_daemon("SIGSTOP")
+    began = time.monotonic()
+    client = counter(strangers, "--seconds", "0.05", MPSD_LEASE_SM_PERCENT="25", MPSD_REQUIRED=required)
+    assert client.status(PATIENCE_SECONDS) == status
+    assert 4 < time.monotonic() - began < PATIENCE_SECONDS
+    strangers.signal_daemon("SIGCONT")
+
+
+@pytest.mark.slow
+def test_a_stopped_mpsd_holds_up_an_arena_once(programs: None) -> None:
+    """Then the driver allocates, what was placed works on, and it is said in the log."""
+    with open_machine() as machine:
+        machine.start()
+        client = machine.client("shim_arena", "--rounds", "300", "4", "8", "4", **shim(machine, **ARENA)).ready()
+        wait_for("the arena", lambda: "generation 1" in told(machine, client))
+        machine.signal_daemon("SIGSTOP")
+        assert client.status(PATIENCE_SECONDS) == 0
+        machine.signal_daemon("SIGCONT")
+        assert "did not answer in time" in told(machine, client)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_mpsd_may_be_killed_between_any_two_calls(programs: None, seed: int) -> None:
+    """And come back or not: the program ends well, and what it committed last is there."""
+    chance = random.Random(seed)
+    with open_machine() as machine:
+        machine.start()
+        words = ("--rounds", "150", "--write", "100", "4", "8", "4")
+        client = machine.client("shim_arena", *words, **shim(machine, **ARENA)).ready()
+        for _ in range(2):
+            time.sleep(chance.random() * 0.3)
+            machine.kill_daemon()
+            if chance.random() < 0.8:
+                machine.start()
+            else:
+                break
+        assert client.status(PATIENCE_SECONDS) == 0, client.events("error")
+        before = client.events("memory")
+        if not machine.daemon_pid() or not _runs(machine):
+            machine.start()
+        after = memory(machine, "4", "8", "4", **ARENA)
+        for old, new in zip(before, after, strict=True):
+            assert new["first"] in (0, 100 + new["number"])
+            assert new["first"] == 0 or new["address"] == old["address"]
+        assert len(set(addresses(after))) == 3
+
+
+def _runs(machine: Machine) -> bool:
+    return machine.daemon_pid() in machine.processes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_a_program_may_be_killed_between_any_two_calls(programs: None, seed: int) -> None:
+    """Whoever adopts has all of a size in order, or nothing; never something else."""
+    chance = random.Random(seed)
+    with open_machine() as machine:
+        machine.start()
+        for _ in range(4):
+            client = machine.client("shim_arena", "--rounds", "40", "--write", "100", "4", "8", "4", **shim(machine, **ARENA))
+            time.sleep(chance.random() * 0.4)
+            client.process.send_signal(signal.SIGKILL)
+            client.status()
+            found = memory(machine, "4", "8", "4", **ARENA)
+            assert all(each["first"] in (0, 100 + each["number"]) for each in found)
