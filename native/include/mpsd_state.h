@@ -38,7 +38,7 @@ enum { MPSD_STATE_MAJOR = 1, MPSD_STATE_MINOR = 0 };
 
 enum {
 	MPSD_STATE_MAGIC = 0x7453706d, /* "mpSt" */
-	MPSD_STATE_SLOTS = 4,
+	MPSD_STATE_SLOTS = 2,
 	MPSD_STATE_LINE = 64,             /* bytes; records are written by lines */
 	MPSD_STATE_MOST_BYTES = 1048576,  /* of a record */
 	MPSD_STATE_SCHEMA_ROOM = 3968,    /* bytes, a NUL included */
@@ -59,8 +59,9 @@ struct mpsd_state_head { /* written before the file is sealed; read with pread, 
 MPSD_STATE_SIZE(struct mpsd_state_head, 4096);
 
 struct mpsd_state_control { /* the writer alone writes */
-	uint64_t mark[4];   /* release before the slot is touched and after it is done; readers: acquire */
-	uint64_t digest[4]; /* between the two, as the slot's words: relaxed */
+	uint64_t mark[2];     /* release before the slot is touched and after it is done; readers: acquire */
+	uint64_t digest[2];   /* between the two, as the slot's words: relaxed */
+	uint64_t reserved[4]; /* zero; not looked at */
 };
 MPSD_STATE_SIZE(struct mpsd_state_control, 64);
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-SLOTS = 4  # MPSD_STATE_SLOTS
+SLOTS = 2  # MPSD_STATE_SLOTS
 WORDS = 2  # of a record; in update n each is n, so that any mixture shows
 
 

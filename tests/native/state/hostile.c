@@ -52,6 +52,15 @@ static size_t shared_place(size_t *most)
 	return MPSD_STATE_CONTROL_AT + word * 8;
 }
 
+static void exchange_lines(unsigned char *lines, size_t one, size_t other)
+{
+	unsigned char kept[64];
+
+	memcpy(kept, lines + one * 64, 64);
+	memmove(lines + one * 64, lines + other * 64, 64);
+	memcpy(lines + other * 64, kept, 64);
+}
+
 static void damage(unsigned char *image, uint64_t kind)
 {
 	struct mpsd_state_control *control = (struct mpsd_state_control *)(void *)(image + MPSD_STATE_CONTROL_AT);
@@ -82,8 +91,8 @@ static void damage(unsigned char *image, uint64_t kind)
 	case 6: /* marks at the end of their range */
 		control->mark[below(MPSD_STATE_SLOTS)] = ~(uint64_t)0 - below(16);
 		break;
-	case 7: /* two slots have changed places */
-		memcpy(image + image_bytes - BYTES, other + MPSD_STATE_CONTROL_AT + sizeof(*control), BYTES);
+	case 7: /* two lines have changed places */
+		exchange_lines(image + MPSD_STATE_CONTROL_AT + sizeof(*control), below(shared_bytes / 64 - 1), below(shared_bytes / 64 - 1));
 		break;
 	case 8: /* a byte of the head */
 		image[below(sizeof(struct mpsd_state_head))] = (unsigned char)next_random(&seed);
