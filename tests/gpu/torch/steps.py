@@ -1,10 +1,11 @@
-"""How long a step takes: training or decoding, in PyTorch's own memory or in an arena, with or without the shim around it.
+"""How long a step takes: training, reading or decoding text, in PyTorch's own memory or in an arena, with or without the shim.
 
     steps.py --kind infer                                     one JSON object: the median, and how far they spread
     steps.py --kind infer --arena steps                       the same with weights and cache in an arena
     LD_PRELOAD=.../libmpsd.so steps.py --kind train           the same under the shim
 
-To compare, run pairs in turns: a GPU's clock drifts more than an arena costs.  --rounds does so within one process.
+To compare, run pairs in turns: a GPU's clock drifts more than an arena costs.  --rounds does so within one process.  A step of
+`decode` is the time that the host needs to launch it, which scatters by a third; those of `infer` and `train` are the GPU's.
 """
 
 import argparse
@@ -22,7 +23,28 @@ from model import Model, Shape
 from torch.nn import functional
 
 
+ROWS, LENGTH = 8, 512  # of texts: enough for the GPU to be what is waited for
+
+
+def _texts(shape: Shape) -> torch.Tensor:
+    return torch.randint(0, shape.vocab, (ROWS, min(LENGTH, shape.length)), device="cuda")
+
+
 def inference(shape: Shape, inside: Callable[[], Any], seed: int) -> tuple[dict[str, Any], Callable[[], None]]:
+    """Whole texts, as a server reads prompts."""
+    with torch.device("cuda"), inside():
+        model = Model(shape)
+        model.fill(seed)
+    texts = _texts(shape)
+
+    @torch.no_grad()
+    def step() -> None:
+        model(texts)
+
+    return {"model": model}, step
+
+
+def decoding(shape: Shape, inside: Callable[[], Any], seed: int) -> tuple[dict[str, Any], Callable[[], None]]:
     with torch.device("cuda"), inside():
         model = Model(shape)
         model.fill(seed)
@@ -47,7 +69,7 @@ def training(shape: Shape, inside: Callable[[], Any], seed: int) -> tuple[dict[s
             parameter.grad = torch.zeros_like(parameter)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         optimizer.step()  # makes its moments
-    texts = torch.randint(0, shape.vocab, (4, min(256, shape.length)), device="cuda")
+    texts = _texts(shape)
 
     def step() -> None:
         loss = functional.cross_entropy(model(texts[:, :-1]).flatten(0, 1).float(), texts[:, 1:].flatten())
@@ -59,7 +81,7 @@ def training(shape: Shape, inside: Callable[[], Any], seed: int) -> tuple[dict[s
     return {"model": model, "optimizer": moments}, step
 
 
-KINDS = {"infer": inference, "train": training}
+KINDS = {"infer": inference, "decode": decoding, "train": training}
 
 
 def median_ms(step: Callable[[], None], count: int) -> list[float]:
