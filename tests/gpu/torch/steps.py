@@ -22,7 +22,6 @@ import torch
 from model import Model, Shape
 from torch.nn import functional
 
-
 ROWS, LENGTH = 8, 512  # of texts: enough for the GPU to be what is waited for
 
 
