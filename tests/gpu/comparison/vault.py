@@ -4,8 +4,9 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ GRANULE = 2 << 20
 EVENT_SECONDS = 60.0
 LEFT_FREE = 2 << 30  # of the GPU's memory, always
 FREED_SECONDS = 20.0
+MOST_STARTS = 10
 PIDFD_GETFD = 438
 KEEPER_SOCKET = "vault-keeper"
 
@@ -45,6 +47,21 @@ def said(client: Client, event: str, seconds: float = EVENT_SECONDS) -> Event:
         words = f"{refused[0]}" if refused else " ".join(client.other[-3:])
         raise SystemFailed(f"{' '.join(client.argv[1:5])}: no {event!r}: {client.fate} {words}"[:300])
     return found
+
+
+def until_said(system: System, begin: Callable[[], Client], event: str) -> tuple[Client, int]:
+    """A client that has said it, and how many had to be started: one that comes to a domain as it dies is refused."""
+    deadline = time.monotonic() + EVENT_SECONDS
+    for number in count(1):
+        client = begin()
+        if client.wait_for(event, EVENT_SECONDS) is not None:
+            return client, number
+        if time.monotonic() > deadline or number == MOST_STARTS:
+            said(client, event)
+        client.wait(EVENT_SECONDS)
+        system.clients.remove(client)
+        time.sleep(0.1)
+    raise AssertionError("never reached")
 
 
 def run(system: System, event: str, command: str, *arguments: object, before: Sequence[str] = ()) -> Event:

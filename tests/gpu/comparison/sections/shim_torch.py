@@ -15,8 +15,8 @@ from tests.gpu.comparison.vault_wire import Wire
 PROGRAM = str(ROOT / "tests/gpu/array_program.py")
 STEPS = str(ROOT / "tests/gpu/torch/steps.py")
 LIBRARIES = ("torch", "cupy", "jax")
-PAIRS = 4
-ROUNDS = 6  # in one process
+PAIRS = 3
+ROUNDS = 4  # in one process
 KINDS = {"infer": "100", "train": "40"}  # steps
 CAPACITY = "16G"
 MOST_RATIO = 1.02

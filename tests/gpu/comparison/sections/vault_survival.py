@@ -24,14 +24,17 @@ KILLED, FAULTED, HURT, DESERTED = WAYS = ("kill -9", "its own fault", "a co-runn
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """death: how the first process ended.  back_ms: from its end until the second one had the arena, its start included."""
+    """death: how the first process ended.  back_ms: from its end until the second one had the arena, its start included.
+    starts: how many had to be started for that.  why: the trial could not be done."""
 
     way: str
     is_mpsd_killed: bool
-    death: str
-    back_ms: float
-    open_ms: float | None
-    is_same: bool
+    death: str = ""
+    back_ms: float | None = None
+    open_ms: float | None = None
+    is_same: bool = False
+    starts: int = 0
+    why: str = ""
 
 
 class Work(Protocol):
@@ -103,9 +106,21 @@ def disturb(stage: Stage, what: str, work: Work, total: int) -> None:
         found: list[Trial] = []
         try:
             for number in range(total):
-                found.append(_trial(stage.mpsd, work, way, is_mpsd_killed=number % 2 == 1))
+                found.append(_attempt(stage.mpsd, work, way, is_mpsd_killed=number % 2 == 1))
         finally:
             _report(stage, f"{what}: {way}", found, total)
+
+
+def _attempt(system: System, work: Work, way: str, is_mpsd_killed: bool) -> Trial:
+    """One that cannot be done is a trial that failed; the next begins with a new daemon."""
+    try:
+        return _trial(system, work, way, is_mpsd_killed)
+    except SystemFailed as error:
+        end_all(system.clients)
+        system.clients.clear()
+        system.renew()
+        system.warm(trials.READY_SECONDS)
+        return Trial(way, is_mpsd_killed, why=str(error))
 
 
 def _trial(system: System, work: Work, way: str, is_mpsd_killed: bool) -> Trial:
@@ -131,10 +146,10 @@ def _trial(system: System, work: Work, way: str, is_mpsd_killed: bool) -> Trial:
         raise SystemFailed(f"{way}: the work was done before it was disturbed")
     if is_mpsd_killed:
         system.start()
-    second = work.second()
+    second, starts = vault.until_said(system, work.second, "ready")
     is_same = work.is_same(second)
     back_ms = (vault.said(second, "ready")["monotonic_ns"] - died_ns) / 1e6
-    trial = Trial(way, is_mpsd_killed, first.fate, back_ms, work.open_ms(second), is_same)
+    trial = Trial(way, is_mpsd_killed, first.fate, back_ms, work.open_ms(second), is_same, starts)
     second.wait(vault.EVENT_SECONDS)
     end_all(system.clients)
     system.clients.clear()
@@ -164,9 +179,10 @@ def _server_of(system: System, client: Client) -> int:
 def _report(stage: Stage, what: str, found: list[Trial], total: int) -> None:
     stage.keep(what, [asdict(trial) for trial in found])
     same = sum(trial.is_same for trial in found)
-    back = [trial.back_ms for trial in found]
+    back = [trial.back_ms for trial in found if trial.back_ms is not None]
     opened = [trial.open_ms for trial in found if trial.open_ms is not None]
-    deaths = dict.fromkeys(trial.death for trial in found)
+    deaths = dict.fromkeys(trial.death or trial.why for trial in found)
+    again = sum(trial.starts > 1 for trial in found)
     stage.add(
         f"{what}: a new process goes on, the result is the same",
         mpsd=figures.of(same, total),
@@ -174,6 +190,7 @@ def _report(stage: Stage, what: str, found: list[Trial], total: int) -> None:
         met=same == total,
         remark=(
             f"back after {figures.ms(figures.median(back))}, worst {figures.ms(max(back, default=None))}; arena open "
-            f"{figures.ms(figures.median(opened))}; mpsd killed in {sum(t.is_mpsd_killed for t in found)}; {', '.join(deaths)}"
+            f"{figures.ms(figures.median(opened))}; mpsd killed in {sum(t.is_mpsd_killed for t in found)}; "
+            f"started more than once in {again}; {', '.join(deaths)}"
         ),
     )

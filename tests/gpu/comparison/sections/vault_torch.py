@@ -1,9 +1,11 @@
 """PyTorch decoding a language model, with weights, cache and position in an arena, disturbed in the ways of vault_survival."""
 
+import json
 import signal
+import subprocess
 from pathlib import Path
 
-from tests.gpu.comparison import vault
+from tests.gpu.comparison import figures, vault
 from tests.gpu.comparison.clients import Client
 from tests.gpu.comparison.sections import vault_survival
 from tests.gpu.comparison.stage import ROOT, Stage
@@ -13,6 +15,7 @@ TRIALS = 5
 TOKENS, DISTURBED_AT = 150, 25
 PACE = "0.01"  # seconds a token
 DECODE = ROOT / "tests/gpu/torch/decode.py"
+CHECKS = ROOT / "tests/gpu/torch/checks.py"
 FAULTING = ROOT / "tests/gpu/fault_on_signal.py"
 
 
@@ -22,6 +25,27 @@ def run(stage: Stage) -> None:
     stage.mpsd.renew()
     stage.mpsd.warm(10)
     vault_survival.disturb(stage, "PyTorch", _Decoding(stage), stage.trials(TRIALS))
+
+
+def run_checks(stage: Stage) -> None:
+    """What docs/python.md promises, each in one line of tests/gpu/torch/checks.py."""
+    if not has_torch(stage):
+        return
+    stage.mpsd.renew()
+    stage.mpsd.warm(10)
+    argv, env = [str(stage.options.torch_python), str(CHECKS)], {**stage.mpsd.environment(), "PYTHONPATH": python_path(stage)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=max(1.0, stage.left() - 5), check=False)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    checks = [each for each in found if "check" in each]
+    stage.keep("checks", checks)
+    failed = [f"{each['check']}: {each['why']}" for each in checks if not each["ok"]]
+    stage.add(
+        "promises about PyTorch that hold",
+        mpsd=figures.of(len(checks) - len(failed), len(checks)),
+        goal="all",
+        met=bool(checks) and not failed,
+        remark="; ".join(failed)[:600] or ("" if checks else done.stderr[-300:]),
+    )
 
 
 def has_torch(stage: Stage) -> bool:
