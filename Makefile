@@ -57,6 +57,7 @@ programs: | needs
 	@$(MAKE) -s --no-print-directory -C clients/control
 	@$(MAKE) -s --no-print-directory -C native
 	@$(MAKE) -s --no-print-directory -C clients/c
+	@[ "$$(uname -m)" != x86_64 ] || $(MAKE) -s --no-print-directory -C clients/shim
 
 build: programs venv ## the C programs, and the front end beside the interpreter
 	@cmp -s $(FRONT_END) $(VENV)/bin/$(PROGRAM) || install -m 755 $(FRONT_END) $(VENV)/bin/$(PROGRAM)
@@ -88,6 +89,7 @@ clean: ## back to a fresh checkout
 	@$(MAKE) -s -C clients/control clean
 	@$(MAKE) -s -C native clean
 	@$(MAKE) -s -C clients/c clean
+	@$(MAKE) -s -C clients/shim clean
 	@rm -rf mpsd/_native.* clients/python/mpsd_client/_native.*
 	@rm -rf $(VENV) build dist mpsd.egg-info $(CLIENTS:%=%/build) $(CLIENTS:%=%/*.egg-info) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find mpsd tests clients -name __pycache__ -prune -exec rm -rf {} +
@@ -102,6 +104,7 @@ install: programs ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR, MANDIR; as root
 	@$(INSTALLED_PIP) . $(CLIENTS:%=./%)
 	@install -d $(LIBDIR)/keeper $(LIBDIR)/sim
 	@install -m 755 native/keeper/mpsd-keeper $(LIBDIR)/keeper/mpsd-keeper
+	@[ ! -e clients/shim/libmpsd.so ] || install -m 644 clients/shim/libmpsd.so $(LIBDIR)/libmpsd.so
 	@cp -a native/sim/bin native/sim/lib $(LIBDIR)/sim/
 	@install -d $(BINDIR) $(SYSCONFDIR)/mpsd $(SYSCONFDIR)/default $(SYSCONFDIR)/logrotate.d $(UNITDIR)
 	@if [ -n "$(DIVERT)" ]; then \
