@@ -11,7 +11,7 @@ from dataclasses import replace
 import trio
 
 from mpsd.arena import Access, Allocation, Arena, ArenaSpec
-from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoRoom
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoRoom, Stopping
 from mpsd.legacy.devices import find_device
 from mpsd.model import ProcessId
 from mpsd.policy import arena_windows
@@ -48,6 +48,7 @@ class Arenas:
         self._janitor = janitor
         self._lease_of = lease_of
         self.ready = trio.Event()  # the keeper was compared, or does not answer
+        self.is_over = False  # mpsd quits, and nothing is kept
         self.schedule_changed = trio.Event()  # somebody's time may be over earlier than was thought
 
     # -- what is there ---------------------------------------------------------------------------------------------------
@@ -242,6 +243,9 @@ class Arenas:
         await self._begin()
         entry = self._shelf.find_id(arena_id)
         async with entry.lock:
+            arena = entry.arena
+            if arena.is_sealed and arena.generation == generation and process in arena.readers:
+                return arena  # it asks once more
             entry.check_writer(generation, process)
             row = entry.with_facts(is_sealed=True, writer=None, readers=(*entry.arena.readers, process))
             self._store.seal(row, process)
@@ -280,7 +284,9 @@ class Arenas:
         return await self._filling.layout(self._shelf.find_id(arena_id), process)
 
     async def _begin(self) -> None:
-        """Raises KeeperFailed."""
+        """Raises KeeperFailed, Stopping."""
+        if self.is_over:
+            raise Stopping("mpsd is quitting, and its vault has ended")
         with trio.move_on_after(_READY_SECONDS):
             await self.ready.wait()
             return

@@ -8,6 +8,7 @@ is why it is not enough.  Prose: docs/vault.md, "Fencing".
 
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
@@ -19,6 +20,8 @@ from mpsd.model import ProcessId
 
 log = structlog.get_logger()
 MOST_HOLDERS = 4096  # processes; each needs a descriptor
+MOST_OF_USER = 1024  # so that one user cannot keep the others out
+_ROOT = 0
 
 Gone = Callable[[ProcessId, float], Awaitable[None]]  # and how long it took from the process's end to here, in seconds
 
@@ -30,6 +33,16 @@ class Holding(Protocol):
     async def wait_over(self, process: ProcessId) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wait:
+    """For the end of one process.  Owns the pidfd; None: it has ended before."""
+
+    process: ProcessId
+    uid: int
+    pidfd: int | None
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
 class Holders:
     """Guards that each process is waited for once, and that `gone` is told of it only when it is fenced.
 
@@ -39,10 +52,10 @@ class Holders:
     def __init__(self, holding: Holding, is_awaited: Callable[[ProcessId], bool]) -> None:
         self._holding = holding
         self._is_awaited = is_awaited
-        self._waits: dict[ProcessId, trio.CancelScope] = {}
+        self._waits: dict[ProcessId, _Wait] = {}
         self._ended: set[ProcessId] = set()
         self._alone = trio.Event()  # no mpsd before this one holds anything any more
-        self._early: list[tuple[ProcessId, int | None, trio.CancelScope]] = []
+        self._early: list[_Wait] = []
         self._nursery: trio.Nursery | None = None
         self._gone: Gone | None = None
 
@@ -54,24 +67,32 @@ class Holders:
         """Raises BadRequest for one that has ended, TooMany."""
         if process in self._waits:
             return
-        if len(self._waits) >= MOST_HOLDERS:
-            raise TooMany(f"{MOST_HOLDERS} processes have arenas open, and no more may")
+        uid = self._check_room(process)
         pidfd = processes.open_pidfd(process)
         if pidfd is None or not processes.is_alive(process):
             if pidfd is not None:
                 os.close(pidfd)
             raise BadRequest(f"pid {process.pid} has ended")
-        self._begin(process, pidfd)
+        self._begin(_Wait(process, uid, pidfd))
+
+    def _check_room(self, process: ProcessId) -> int:
+        """The user whose it is."""
+        uid = _uid(process)
+        if len(self._waits) >= MOST_HOLDERS:
+            raise TooMany(f"{MOST_HOLDERS} processes have arenas open, and no more may")
+        if uid != _ROOT and sum(wait.uid == uid for wait in self._waits.values()) >= MOST_OF_USER:
+            raise TooMany(f"{MOST_OF_USER} processes of user {uid} have arenas open, and no more may")
+        return uid
 
     def restore(self, process: ProcessId) -> None:
         """One that an earlier mpsd knew; it may have ended since."""
         if process not in self._waits:
-            self._begin(process, processes.open_pidfd(process))
+            self._begin(_Wait(process, _uid(process), processes.open_pidfd(process)))
 
     def remove(self, process: ProcessId) -> None:
         """It has nothing open any more."""
-        if process not in self._ended and (scope := self._waits.pop(process, None)) is not None:
-            scope.cancel()
+        if process not in self._ended and (wait := self._waits.pop(process, None)) is not None:
+            wait.scope.cancel()
 
     def has_ended(self, process: ProcessId) -> bool:
         """It is being fenced."""
@@ -88,7 +109,7 @@ class Holders:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for each in self._early:
-                nursery.start_soon(self._wait, *each)
+                nursery.start_soon(self._wait, each)
             self._early.clear()
             try:
                 await _see_ended(before)
@@ -97,26 +118,27 @@ class Holders:
             finally:
                 self._nursery = None
 
-    def _begin(self, process: ProcessId, pidfd: int | None) -> None:
-        scope = self._waits[process] = trio.CancelScope()
+    def _begin(self, wait: _Wait) -> None:
+        self._waits[wait.process] = wait
         if self._nursery is None:
-            self._early.append((process, pidfd, scope))
+            self._early.append(wait)
         else:
-            self._nursery.start_soon(self._wait, process, pidfd, scope)
+            self._nursery.start_soon(self._wait, wait)
 
-    async def _wait(self, process: ProcessId, pidfd: int | None, scope: trio.CancelScope) -> None:
+    async def _wait(self, wait: _Wait) -> None:
+        process = wait.process
         try:
-            with scope:
-                if pidfd is not None:
-                    await trio.lowlevel.wait_readable(pidfd)  # for ever: as long as it lives
-            if self._waits.get(process) is scope:  # else it has nothing open any more
+            with wait.scope:
+                if wait.pidfd is not None:
+                    await trio.lowlevel.wait_readable(wait.pidfd)  # for ever: as long as it lives
+            if self._waits.get(process) is wait:  # else it has nothing open any more
                 self._ended.add(process)
                 await self._fence(process)
                 self._ended.discard(process)
         finally:
-            if pidfd is not None:
-                os.close(pidfd)
-            if self._waits.get(process) is scope:
+            if wait.pidfd is not None:
+                os.close(wait.pidfd)
+            if self._waits.get(process) is wait:
                 del self._waits[process]
 
     async def _fence(self, process: ProcessId) -> None:
@@ -127,6 +149,11 @@ class Holders:
         await self._alone.wait()  # until the kernel has closed what a killed mpsd had open
         assert self._gone is not None, "told by run()"
         await self._gone(process, trio.current_time() - began)
+
+
+def _uid(process: ProcessId) -> int:
+    owner = processes.owner(process.pid)
+    return owner[0] if owner else _ROOT
 
 
 async def _see_ended(before: ProcessId | None) -> None:

@@ -11,6 +11,7 @@ from mpsd.vault.keeper import VaultKeeper
 from mpsd.vault.store import VaultStore
 
 log = structlog.get_logger()
+_AGAIN_SECONDS = 2.0
 
 
 class Janitor:
@@ -24,7 +25,8 @@ class Janitor:
         self._work = trio.Event()
         self._done = 0  # batches
         self._given = 0
-        self._settled = trio.Event()
+        self._is_stuck = False  # the keeper does not answer
+        self._progress = trio.Event()
 
     def drop(self, names: Iterable[str]) -> None:
         if batch := list(names):
@@ -40,8 +42,8 @@ class Janitor:
     async def settled(self) -> None:
         """What was given until now has been dropped, or will be when the keeper is reached again."""
         until = self._given
-        while self._done < until:
-            await self._settled.wait()
+        while self._done < until and not self._is_stuck:
+            await self._progress.wait()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -53,13 +55,24 @@ class Janitor:
             await self._forget()
 
     async def _drop(self, names: list[str]) -> None:
-        try:
-            await self._keeper.drop(names)
-        except KeeperFailed as exc:
-            log.warning("vault.drop_later", count=len(names), why=str(exc))
+        """Nobody waits for a keeper that does not answer, but memory must not stay behind for ever."""
+        while True:
+            try:
+                await self._keeper.drop(names)
+                break
+            except (KeeperFailed, UnusablePath) as exc:
+                if not self._is_stuck:
+                    log.warning("vault.drop_later", count=len(names), why=str(exc))
+                self._is_stuck = True
+                self._tell()
+                await trio.sleep(_AGAIN_SECONDS)
+        self._is_stuck = False
         self._done += 1
-        self._settled.set()
-        self._settled = trio.Event()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._progress.set()
+        self._progress = trio.Event()
 
     async def _forget(self) -> None:
         try:

@@ -21,7 +21,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from mpsd.errors import KeeperFailed, NoRoom, ProtocolError, UnusablePath
+from mpsd.errors import KeeperFailed, NoRoom, ProtocolError, Stopping, UnusablePath
 from mpsd.runtime.keeper_process import connect_keeper, start_keeper
 from mpsd.wire.keeper import REPLY_BYTES, Entry, Op, Reply, Status, pack_request, parse_reply
 
@@ -77,6 +77,7 @@ class VaultKeeper:
         self._processes: list[subprocess.Popen[bytes]] = []  # our children: those that this mpsd started
         self._lock = trio.Lock()
         self._sequence = 0
+        self._is_over = False
         self._opened = trio.Event()
         self.pid = 0  # 0: there is none that is known
         self.most_held = most  # what the kernel's limits let it hold
@@ -147,36 +148,33 @@ class VaultKeeper:
             return list(await self._list()) if self._socket is not None or await self._connect() else []
 
     async def stop(self) -> None:
-        """End it, and so close everything it holds."""
+        """End it, and so close everything it holds.  No other one is started."""
         async with self._lock:
+            self._is_over = True
             try:
                 if self._socket is not None or await self._connect():
                     await self._exchange([_Request(Op.STOP)])
-            except KeeperFailed as exc:
+            except (KeeperFailed, UnusablePath) as exc:
                 log.error("vault.keeper_killed", pid=self.pid, why=str(exc))
                 self._kill()
+            self.pid = 0
             self._close()
             self._path.unlink(missing_ok=True)
             self._collect()
-            self.pid = 0
 
     async def watch(self) -> None:
         """Notices its death.  Until cancelled."""
         while True:
             await self._opened.wait()  # for ever: there may never be one
             self._opened = trio.Event()
-            if (pidfd := _pidfd(self.pid)) is None:
-                continue
-            try:
-                await trio.lowlevel.wait_readable(pidfd)  # for ever: as long as it lives
-            finally:
-                os.close(pidfd)
+            watched = self.pid
+            await _see_ended(watched)  # for ever: as long as it lives
             async with self._lock:
-                if self._socket is not None:
-                    log.error("vault.keeper_died", pid=self.pid)
+                if self.pid == watched:  # else whoever found it dead has started another
+                    log.error("vault.keeper_died", pid=watched)
+                    self.pid = 0
                     self._close()
                     self._lose_all()
-                self.pid = 0
                 self._collect()
 
     def close(self) -> None:
@@ -192,6 +190,8 @@ class VaultKeeper:
         await self._start()
 
     async def _start(self, handed: Sequence[Item] = ()) -> None:
+        if self._is_over:
+            raise Stopping("mpsd is quitting, and its vault has ended")
         self._collect()
         self._processes.append(start_keeper(self._program, self._path, self._most))
         if not await self._connect(handed):
@@ -353,8 +353,12 @@ def _drops(names: Iterable[str]) -> list[_Request]:
     return [_Request(Op.DROP, name) for name in names]
 
 
-def _pidfd(pid: int) -> int | None:
+async def _see_ended(pid: int) -> None:
     try:
-        return os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
     except OSError:
-        return None
+        return  # nothing of it is left
+    try:
+        await trio.lowlevel.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)

@@ -74,6 +74,7 @@ class Vault:
         """mpsd quits, and the domains have ended."""
         if self.shelf.settings.is_kept:
             return
+        self.arenas.is_over = True
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_SECONDS):
             await self.keeper.stop()
         try:

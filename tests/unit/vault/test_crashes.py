@@ -4,12 +4,14 @@ import os
 import random
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from trio.testing import wait_all_tasks_blocked
 
 from mpsd.arena import GRANULE, Access, Arena
-from mpsd.errors import KeeperFailed, MpsdError, StaleGeneration
+from mpsd.errors import KeeperFailed, MpsdError, StaleGeneration, Stopping
 from mpsd.model import ProcessId
 from mpsd.vault.keeper import VaultKeeper
 from mpsd.vault.vault import Vault
@@ -101,7 +103,12 @@ def was_killed(error: BaseException) -> bool:
     return isinstance(error, Killed)
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+def _marked(step: Step):  # type: ignore[no-untyped-def]
+    """Two stand for all of them every day."""
+    return pytest.param(step, id=step.__name__, marks=() if step in (put_two, commit) else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("step", [_marked(step) for step in STEPS])
 async def test_a_death_at_any_point_of_a_step_leaves_all_of_it_or_nothing(house, writer, other, step):
     deadly = 0
     is_cut = True
@@ -263,3 +270,49 @@ async def one_cycle(vault: Vault, chance: random.Random, writer: ProcessId, othe
                 os.kill(vault.keeper.pid, signal.SIGKILL)
         except MpsdError:
             arena = vault.arenas.find("model")
+
+
+async def test_a_new_keepers_life_does_not_end_with_the_old_ones(house, writer):
+    """Whoever asks first finds it dead and starts another; the news of the death comes later."""
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await put(vault, arena, writer.process, 0)
+        async with vault.keeper._lock:
+            os.kill(vault.keeper.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, vault.keeper.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 it was killed
+        while not house.topics("arena.lost"):
+            with suppress(MpsdError):
+                await put(vault, arena, writer.process, 0)
+        arena = await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)
+        await put(vault, arena, writer.process, 1)
+        await wait_all_tasks_blocked()
+        assert vault.keeper.state == "works"
+        assert len(await vault.keeper.names()) == 1
+        assert len(house.topics("arena.lost")) == 1
+
+
+async def test_memory_is_given_back_when_a_stopped_keeper_goes_on(house, writer, monkeypatch):
+    monkeypatch.setattr("mpsd.vault.keeper._SECONDS", 0.05)
+    monkeypatch.setattr("mpsd.vault.janitor._AGAIN_SECONDS", 0.01)
+    async with house.vault() as vault:
+        arena = await committed(vault, writer.process)
+        await vault.arenas.close(arena.id, writer.process)
+        os.kill(vault.keeper.pid, signal.SIGSTOP)
+        await vault.arenas.remove(arena.id)
+        os.kill(vault.keeper.pid, signal.SIGCONT)
+        await until(lambda: not vault.janitor._names)
+        while await vault.keeper.names():
+            await wait_all_tasks_blocked()
+
+
+async def test_once_it_has_ended_nothing_is_begun(house, writer):
+    async with house.vault() as vault:
+        arena = await committed(vault, writer.process)
+        await vault.end()
+        for ask in (put(vault, arena, writer.process, 1), vault.arenas.create(SPEC, 0, 0, None)):
+            with pytest.raises(Stopping):
+                await ask
+        with pytest.raises(Stopping):
+            await vault.keeper.put([])
+    async with house.vault() as vault:
+        assert vault.arenas.arenas() == []

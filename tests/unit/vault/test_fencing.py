@@ -9,10 +9,10 @@ import trio
 import trio.testing
 
 from mpsd.arena import Access
-from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, TooMany
 from mpsd.model import ProcessId
 from mpsd.policy.arena_settings import VaultSettings
-from tests.unit.vault.house import SPEC, USER, a_process, committed, descriptors, opened, put, taken, until
+from tests.unit.vault.house import SPEC, STRANGER, USER, a_process, committed, descriptors, opened, put, taken, until
 
 SECONDS = 10.0
 
@@ -207,3 +207,16 @@ async def test_after_a_reboot_nobody_holds_anything(house, writer):
     async with house.vault() as vault:
         arena = vault.arenas.find("model")
         assert (arena.is_held, arena.used_bytes, arena.generation) == (False, 0, 2)
+
+
+async def test_one_user_cannot_keep_the_others_from_opening(house, writer, other, monkeypatch):
+    monkeypatch.setattr("mpsd.vault.holders.MOST_OF_USER", 1)
+    monkeypatch.setattr("mpsd.processes.owner", lambda pid: (USER if pid == writer.process.pid else STRANGER, 0))
+    async with house.vault() as vault:
+        await opened(vault, writer.process)
+        arena = await opened(vault, other.process, replace(SPEC, name="b"), STRANGER)
+        with a_process() as third, pytest.raises(TooMany, match=f"user {STRANGER}"):
+            await vault.arenas.open(arena.id, Access.READ, third.process, 0)
+        await vault.arenas.close(arena.id, other.process)
+        with a_process() as third:
+            await vault.arenas.open(arena.id, Access.READ, third.process, 0)
