@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
 from tests.native.sim_machine import Client, Machine, eventually
@@ -52,8 +53,15 @@ class Writer:
         os.close(pidfd)
         self.client.process.wait()
 
+    @property
+    def memory(self) -> Path:
+        """Its bytes, as every process on the machine can have them."""
+        name = os.pread(self.got[0], 32, 0).decode().strip()
+        return self.machine.place / "machine/memory" / name
+
     def word(self, offset: int = 0) -> int:
-        (value,) = struct.unpack("<Q", os.pread(self.got[0], 8, offset))
+        with self.memory.open("rb") as file:
+            (value,) = struct.unpack("<Q", os.pread(file.fileno(), 8, offset))
         return int(value)
 
     def is_watched(self) -> bool:
@@ -126,8 +134,8 @@ def test_what_was_queued_is_done_too(mps: Machine) -> None:
     with writer(mps, "write_later", "200") as left:
         left.kill()
         assert left.word(WORDS_AT) == 0
-        next_writers = os.pwrite(left.got[0], b"mine" * 2, WORDS_AT + 8)
-        assert next_writers == 8
+        with left.memory.open("r+b") as file:
+            assert os.pwrite(file.fileno(), b"mine" * 2, WORDS_AT + 8) == 8
         eventually(lambda: not left.is_watched())
         found = [left.word(WORDS_AT + 8 * index) for index in range(WORDS)]
     assert found == [SEED ^ index * PATTERN & (1 << 64) - 1 for index in range(WORDS)]

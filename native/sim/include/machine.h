@@ -15,10 +15,11 @@
 
 enum {
 	MACHINE_MAGIC = 0x6d707364,
-	MACHINE_VERSION = 2,
+	MACHINE_VERSION = 3,
 	MACHINE_GPUS = 16,
 	MACHINE_PROCESSES = 2048,
 	MACHINE_BLOCKS = 131072, /* a power of two */
+	MACHINE_TICKETS = 6,
 	MACHINE_HOLDERS = MACHINE_PROCESSES / 64,
 	MACHINE_XIDS = 256,
 	MACHINE_UUID = 48,
@@ -51,12 +52,12 @@ struct machine_process {
 
 struct machine_block { /* memory of cuMemCreate: it lives as long as a process has it, or there is a descriptor of it */
 	uint64_t id;    /* names the file memory/ID; modulo MACHINE_BLOCKS its slot.  0: free slot */
-	uint64_t inode;
 	uint64_t bytes;
 	uint32_t gpu;
-	uint32_t is_exported; /* descriptors of it were made: whether there still are tells the lock on the file */
-	uint32_t holders;     /* how many bits are set below */
-	uint32_t next_free;   /* of a free slot: the next one, counted from 1; 0: the last */
+	uint32_t holders;   /* how many bits are set below */
+	uint32_t next_free; /* of a free slot: the next one, counted from 1; 0: the last */
+	uint32_t reserved;
+	uint64_t tickets[MACHINE_TICKETS]; /* inodes of what was exported: memory files with a lock, until the last close; 0: none */
 	uint64_t held[MACHINE_HOLDERS]; /* by process slot */
 };
 
@@ -81,6 +82,7 @@ struct machine_state {
 	uint32_t unused;
 	uint64_t next_block; /* a count; the upper part of an id */
 	uint64_t next_xid;
+	uint64_t ticket_device; /* of the kernel's memory files */
 	uint64_t block_bytes[MACHINE_GPUS];
 	struct machine_gpu gpus[MACHINE_GPUS];
 	struct machine_process processes[MACHINE_PROCESSES];
@@ -114,7 +116,7 @@ void machine_release(unsigned gpu, uint64_t bytes); /* takes the lock */
 
 /* blocks.c; the caller holds the lock unless it says otherwise */
 int machine_block_create(unsigned gpu, uint64_t bytes, uint64_t *id); /* 0, or -errno; the caller's process holds it */
-int machine_block_export(uint64_t id);                                /* a descriptor that keeps it alive, or -errno */
+int machine_block_export(uint64_t id); /* a memory file that keeps it alive, or -errno; -EMFILE: there are too many of it */
 int machine_block_find(int fd, unsigned *gpu, uint64_t *bytes, uint64_t *id); /* of what was exported: 0, or -ENOENT */
 int machine_block_hold(uint64_t id);  /* by the caller's process: 0, or -ENOENT */
 void machine_block_drop(uint64_t id); /* by the caller's process; it may be gone after that */

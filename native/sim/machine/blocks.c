@@ -1,8 +1,8 @@
 /* Memory that several processes can map: sparse files, memory/ID.
  *
- * A block lives as long as a living process has it, by handle or mapping, which is a bit here; or as long as there is a
- * descriptor that was exported.  Each of those is an open file with a read lock on it: when its last duplicate is closed,
- * wherever that was, the lock has gone.  So a process needs no descriptor for the memory that it merely uses.
+ * A block lives as long as a living process has it, by handle or mapping, which is a bit here; or as long as there is a ticket:
+ * what was exported is a memory file that names the block, and has a lock of its own.  When its last duplicate is closed,
+ * wherever that was, the lock has gone from /proc/locks.  So a process needs no descriptor for the memory that it merely uses.
  */
 #include "machine.h"
 
@@ -11,7 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 static void block_path(uint64_t id, char *path, size_t size)
@@ -36,17 +38,76 @@ int machine_block_open(uint64_t id)
 	return fd < 0 ? -errno : fd;
 }
 
-static bool is_locked(uint64_t id)
-{
-	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1 };
-	int fd = machine_block_open(id);
-	bool locked;
+struct live { /* the tickets of which there is a descriptor somewhere, sorted */
+	uint64_t *inodes;
+	size_t count, room;
+	bool is_unknown; /* the kernel does not tell: all live */
+};
 
-	if (fd < 0)
-		return false;
-	locked = fcntl(fd, F_OFD_GETLK, &lock) < 0 || lock.l_type != F_UNLCK;
-	close(fd);
-	return locked;
+static int compare(const void *one, const void *other)
+{
+	uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
+
+	return a < b ? -1 : a > b;
+}
+
+static bool is_live(const struct live *live, uint64_t inode)
+{
+	return live->is_unknown || (live->count && bsearch(&inode, live->inodes, live->count, sizeof(inode), compare));
+}
+
+static void remember(struct live *live, uint64_t inode)
+{
+	if (live->count == live->room) {
+		size_t room = live->room ? live->room * 2 : 256;
+		uint64_t *grown = realloc(live->inodes, room * sizeof(*grown));
+
+		live->is_unknown = live->is_unknown || !grown;
+		if (!grown)
+			return;
+		live->inodes = grown;
+		live->room = room;
+	}
+	live->inodes[live->count++] = inode;
+}
+
+/* Of memory files: "1: OFDLCK ADVISORY  READ -1 00:01:1654666 0 0". */
+static struct live find_live(void)
+{
+	struct live live = { 0 };
+	FILE *locks = fopen("/proc/locks", "re");
+	unsigned major_number, minor_number;
+	unsigned long long inode;
+	char line[160];
+
+	live.is_unknown = !locks;
+	while (locks && fgets(line, sizeof(line), locks)) {
+		const char *at = strstr(line, " OFDLCK ");
+
+		if (at && sscanf(at, " OFDLCK %*s %*s %*d %x:%x:%llu", &major_number, &minor_number, &inode) == 3 &&
+		    makedev(major_number, minor_number) == machine_open()->ticket_device)
+			remember(&live, inode);
+	}
+	if (locks)
+		fclose(locks);
+	if (live.count)
+		qsort(live.inodes, live.count, sizeof(*live.inodes), compare);
+	return live;
+}
+
+static bool has_tickets(const struct machine_block *block)
+{
+	for (unsigned i = 0; i < MACHINE_TICKETS; i++)
+		if (block->tickets[i])
+			return true;
+	return false;
+}
+
+static void forget_tickets(struct machine_block *block, const struct live *live)
+{
+	for (unsigned i = 0; i < MACHINE_TICKETS; i++)
+		if (block->tickets[i] && !is_live(live, block->tickets[i]))
+			block->tickets[i] = 0;
 }
 
 static void free_slot(struct machine_block *block)
@@ -58,11 +119,12 @@ static void free_slot(struct machine_block *block)
 	state->first_free_block = number;
 }
 
+/* One that has tickets is left to machine_reap_blocks(), which looks at all of them at once. */
 static void free_unless_needed(struct machine_block *block)
 {
 	char path[320];
 
-	if (block->holders || (block->is_exported && is_locked(block->id)))
+	if (block->holders || has_tickets(block))
 		return;
 	block_path(block->id, path, sizeof(path));
 	(void)unlink(path);
@@ -73,10 +135,22 @@ static void free_unless_needed(struct machine_block *block)
 void machine_reap_blocks(void)
 {
 	struct machine_state *state = machine_open();
+	struct live live = { 0 };
+	bool have_looked = false;
 
-	for (unsigned i = 0; i < state->block_end; i++)
-		if (state->blocks[i].id)
-			free_unless_needed(&state->blocks[i]);
+	for (unsigned i = 0; i < state->block_end; i++) {
+		struct machine_block *block = &state->blocks[i];
+
+		if (!block->id || block->holders)
+			continue;
+		if (has_tickets(block) && !have_looked) {
+			live = find_live();
+			have_looked = true;
+		}
+		forget_tickets(block, &live);
+		free_unless_needed(block);
+	}
+	free(live.inodes);
 }
 
 static bool leave(struct machine_block *block, unsigned slot)
@@ -135,9 +209,8 @@ static struct machine_block *take_slot(void)
 }
 
 /* Other users are on the machine too. */
-static int make_file(uint64_t id, uint64_t bytes, uint64_t *inode)
+static int make_file(uint64_t id, uint64_t bytes)
 {
-	struct stat info;
 	char path[320];
 	int fd, rc = 0;
 
@@ -146,10 +219,8 @@ static int make_file(uint64_t id, uint64_t bytes, uint64_t *inode)
 	if (fd < 0)
 		return -errno;
 	(void)fchmod(fd, 0666);
-	if (ftruncate(fd, (off_t)bytes) < 0 || fstat(fd, &info) < 0)
+	if (ftruncate(fd, (off_t)bytes) < 0)
 		rc = -errno;
-	else
-		*inode = info.st_ino;
 	close(fd);
 	if (rc < 0)
 		(void)unlink(path);
@@ -160,7 +231,7 @@ int machine_block_create(unsigned gpu, uint64_t bytes, uint64_t *id)
 {
 	struct machine_state *state = machine_open();
 	struct machine_block *block;
-	uint64_t inode = 0, fresh;
+	uint64_t fresh;
 	int rc;
 
 	if (machine_own_slot() < 0 || !machine_fits(gpu, bytes))
@@ -169,50 +240,82 @@ int machine_block_create(unsigned gpu, uint64_t bytes, uint64_t *id)
 	if (!block)
 		return -ENOMEM;
 	fresh = state->next_block++ * MACHINE_BLOCKS + (uint64_t)(block - state->blocks);
-	rc = make_file(fresh, bytes, &inode);
+	rc = make_file(fresh, bytes);
 	if (rc < 0) {
 		free_slot(block);
 		return rc;
 	}
-	*block = (struct machine_block){ .id = fresh, .inode = inode, .bytes = bytes, .gpu = gpu };
+	*block = (struct machine_block){ .id = fresh, .bytes = bytes, .gpu = gpu };
 	state->block_bytes[gpu] += bytes;
 	*id = fresh;
 	return machine_block_hold(fresh);
 }
 
-int machine_block_export(uint64_t id)
+static uint64_t *free_ticket(struct machine_block *block)
+{
+	for (unsigned round = 0; round < 2; round++) {
+		struct live live;
+
+		for (unsigned i = 0; i < MACHINE_TICKETS; i++)
+			if (!block->tickets[i])
+				return &block->tickets[i];
+		live = find_live();
+		forget_tickets(block, &live);
+		free(live.inodes);
+	}
+	return NULL;
+}
+
+/* Its text is the block's id, and stays so. */
+static int make_ticket(uint64_t id, struct stat *info)
 {
 	struct flock lock = { .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_len = 1 };
-	struct machine_block *block = block_of(id);
-	int fd = block ? machine_block_open(id) : -ENOENT, rc;
+	int fd = memfd_create("mpsd-sim-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING), rc;
 
 	if (fd < 0)
+		return -errno;
+	if (dprintf(fd, "%llu\n", (unsigned long long)id) > 0 && fcntl(fd, F_OFD_SETLK, &lock) == 0 && fstat(fd, info) == 0 &&
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) == 0)
 		return fd;
-	if (fcntl(fd, F_OFD_SETLK, &lock) < 0) {
-		rc = -errno;
-		close(fd);
-		return rc;
-	}
-	block->is_exported = 1;
+	rc = -errno;
+	close(fd);
+	return rc;
+}
+
+int machine_block_export(uint64_t id)
+{
+	struct machine_block *block = block_of(id);
+	uint64_t *ticket = block ? free_ticket(block) : NULL;
+	struct stat info;
+	int fd;
+
+	if (!ticket)
+		return block ? -EMFILE : -ENOENT;
+	fd = make_ticket(id, &info);
+	if (fd < 0)
+		return fd;
+	*ticket = info.st_ino;
+	machine_open()->ticket_device = info.st_dev;
 	return fd;
 }
 
-/* By its file's name, which says where to look; the inode says whether it is that file. */
+/* The text says where to look; the inode says whether it is a ticket of that block. */
 int machine_block_find(int fd, unsigned *gpu, uint64_t *bytes, uint64_t *id)
 {
 	struct machine_block *block;
-	char path[64], link[320] = "", *name;
 	struct stat info;
+	char text[32] = "";
 
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	if (fstat(fd, &info) < 0 || readlink(path, link, sizeof(link) - 1) < 0)
+	if (fstat(fd, &info) < 0 || !S_ISREG(info.st_mode) || info.st_dev != machine_open()->ticket_device ||
+	    pread(fd, text, sizeof(text) - 1, 0) <= 0)
 		return -ENOENT;
-	name = strrchr(link, '/');
-	block = name ? block_of(strtoull(name + 1, NULL, 10)) : NULL;
-	if (!block || block->inode != info.st_ino || block->bytes != (uint64_t)info.st_size)
-		return -ENOENT;
-	*gpu = block->gpu;
-	*bytes = block->bytes;
-	*id = block->id;
-	return 0;
+	block = block_of(strtoull(text, NULL, 10));
+	for (unsigned i = 0; block && i < MACHINE_TICKETS; i++)
+		if (block->tickets[i] == info.st_ino) {
+			*gpu = block->gpu;
+			*bytes = block->bytes;
+			*id = block->id;
+			return 0;
+		}
+	return -ENOENT;
 }
