@@ -15,7 +15,7 @@ import socket
 import stat
 import sys
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,19 +55,21 @@ class Descriptors:
         close_all(self.take())
 
     async def close_strange(self) -> None:
-        """Returns when they are closed, for ever if need be: the connection that they came by counts against its user.
+        """Returns when they are closed, for ever if need be: the connection that they came by counts against its user."""
+        if self.held:
+            await close_apart(partial(close_all, self.take()))
 
-        Cancelled, it goes on without us."""
-        if not self.held:
-            return
-        closed, token = trio.Event(), trio.lowlevel.current_trio_token()
 
-        def tell(outcome: object) -> None:
-            with suppress(trio.RunFinishedError):
-                token.run_sync_soon(closed.set)
+async def close_apart(close: Callable[[], None]) -> None:
+    """By a thread, since it may take as long as a stranger likes.  Cancelled, it goes on without us."""
+    closed, token = trio.Event(), trio.lowlevel.current_trio_token()
 
-        trio.lowlevel.start_thread_soon(partial(close_all, self.take()), tell)
-        await closed.wait()
+    def tell(outcome: object) -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(closed.set)
+
+    trio.lowlevel.start_thread_soon(close, tell)
+    await closed.wait()
 
 
 def close_all(fds: Collection[int]) -> None:

@@ -13,6 +13,7 @@ import trio
 from mpsd.api.audit import Audit
 from mpsd.api.authority import Peer, peer_of
 from mpsd.api.connection import Connection, Patience
+from mpsd.api.descriptors import close_apart
 from mpsd.api.events import EventBus
 from mpsd.api.exchange import State
 from mpsd.api.faults import FaultLog, Reports
@@ -93,7 +94,7 @@ class Api:
         if refusal := self._refusal(peer):
             log.warning("api.refused", uid=peer.uid, pid=peer.pid, why=str(refusal))
             connection.part(refusal)
-            sock.close()
+            nursery.start_soon(close_apart, sock.close)
             return
         self._open[peer.uid] += 1
         self._turns[peer.uid] = turn
@@ -110,8 +111,10 @@ class Api:
         try:
             await connection.run()
         finally:
-            connection.sock.close()
-            self._leave(connection.peer.uid)
+            try:
+                await close_apart(connection.sock.close)  # with it goes what it has not read, and descriptors in that
+            finally:
+                self._leave(connection.peer.uid)
 
     def _leave(self, uid: int) -> None:
         self._open[uid] -= 1

@@ -190,7 +190,7 @@ class Fakes:
             find_process=self.find_process,
             is_stopping=lambda: self.is_stopping,
             started_at=NOW,
-            facts={"backend": "sim", "mode": "privileged"},
+            facts={"backend": "gpu", "mode": "privileged"},
             arenas=self.arenas,
             keeper=lambda: KeeperView("works", 4711, 2),
         )

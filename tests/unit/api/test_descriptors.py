@@ -3,8 +3,10 @@
 import os
 import resource
 import socket
+import struct
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from mpsd.api.descriptors import KERNELS_MOST, Descriptors, close_all
 from mpsd.api.table import METHODS
 from mpsd.arena import GRANULE, MOST_DESCRIPTORS
 from mpsd.wire.rpc import Request, Response, encode
-from tests.unit.api.house import OWNER, STRANGER, Caller, House, open_house
+from tests.unit.api.file_server import FLUSH, serve
+from tests.unit.api.house import OWNER, PATIENCE_SECONDS, STRANGER, Caller, House, open_house
 from tests.unit.api.test_connection import descriptors
 from tests.unit.api.test_table import CALLS
 
@@ -309,6 +312,92 @@ async def test_a_descriptor_that_does_not_close_holds_up_nobody_else(stuck: tupl
         assert isinstance(frame, Response)
         assert frame.id == 3
         await settled(house, before + 2)  # the bystander's connection
+
+
+SERVED: dict[str, dict[str, Any]] = {
+    "arena.put": {**PUT, "allocations": [[GRANULE, GRANULE]]},
+    "arena.commit": {"id": 1, "generation": 7, "has_layout": True},
+    "health": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.parametrize("name", SERVED)
+async def test_a_file_whose_server_does_not_answer_stops_nobody(name: str, tmp_path: Path) -> None:
+    """It is not looked at, and closed by a thread: its own connection waits for that, and no other."""
+    place = tmp_path / "served"
+    place.mkdir()
+    with ExitStack() as mounted:
+        try:
+            server = mounted.enter_context(serve(place))
+        except OSError as exc:
+            pytest.skip(f"nothing can be mounted here: {exc}")
+        fd = os.open(place / "file", os.O_RDONLY)
+        async with open_house(tmp_path) as house:
+            caller = await house.call_as(OWNER)
+            server.is_silent = True
+            await caller.send(encode(Request(2, name, SERVED[name])), [fd])
+            frame = await caller.receive()
+            assert isinstance(frame, Response)
+            assert frame.error is not None
+            assert await trio.to_thread.run_sync(server.heard.wait, PATIENCE_SECONDS)
+            assert server.asked == [FLUSH], "closed, and nothing else"
+            for _ in range(20):
+                await (await house.call_as(OWNER)).ask("health")
+            assert house.connections() == 21
+            mounted.close()
+            if name == "health":
+                await caller.goodbye()
+            else:
+                await caller.ask("health")
+        with suppress(OSError):  # its server has gone
+            os.close(fd)
+
+
+@contextmanager
+def lingering() -> Iterator[int]:
+    """A connection whose last close waits for ten seconds, since nobody reads what it has to send."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        with socket.socket() as sock:
+            sock.connect(listener.getsockname())
+            sock.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    sock.send(bytes(65536))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 10))
+            sock.setblocking(True)
+            fd = sock.detach()
+            yield fd
+    # its peer has never accepted, and with the listener all of it ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["refused", "unread", "of one connection too many"])
+async def test_a_socket_that_lingers_stops_nobody(way: str, tmp_path: Path) -> None:
+    """Whether it was taken and refused, or still waited in the connection when that ended."""
+    async with open_house(tmp_path, max_per_user=4) as house:
+        bystander = await house.call_as(STRANGER)
+        with lingering() as fd:
+            if way == "of one connection too many":
+                for _ in range(4):
+                    await house.call_as(OWNER)
+            caller = house.connect(OWNER)
+            if way == "refused":
+                await caller.ask("hello", version=1)
+            elif way == "unread":
+                await caller.send(b"\xc1")
+            with suppress(OSError):
+                await caller.send(encode(Request(2, "arena.put", PUT)), [fd])
+            os.close(fd)
+            began = time.monotonic()
+            await caller.receive()
+            for _ in range(20):
+                await bystander.ask("health")
+            assert time.monotonic() - began < 5
 
 
 def test_what_nobody_takes_is_closed() -> None:

@@ -274,4 +274,4 @@ async def test_status_counts(tmp_path: Path) -> None:
         counts = {name: told[name] for name in ("devices", "clients", "leases_active", "queue", "connections", "subscribers")}
         assert counts == {"devices": 2, "clients": 2, "leases_active": 2, "queue": 2, "connections": 1, "subscribers": 1}
         assert told["domains"] == {"ready": 2, "fault": 1}
-        assert told["facts"]["backend"] == "sim"
+        assert told["facts"]["backend"] == "gpu"
