@@ -82,6 +82,7 @@ extern "C" {
 #include "mpsd/code/arena.h"
 #include "mpsd/code/state_digest.h"
 #include "mpsd/code/state.h"
+#include "mpsd/code/state_publish.h"
 #include "mpsd/code/state_reader.h"
 #endif
 #ifdef __cplusplus

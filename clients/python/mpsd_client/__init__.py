@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from mpsd_client._arena import Arena, adopt
     from mpsd_client._async_client import AsyncClient
     from mpsd_client._session import CudaError
-    from mpsd_client._state import State, StateError, StateReader
+    from mpsd_client._state import State
+    from mpsd_client._state_reader import StateError, StateReader
     from mpsd_client._tensor import Tensor
     from mpsd_client._window import Block
 
@@ -65,8 +66,8 @@ _LAZY = {
     "Block": "_window",
     "CudaError": "_session",
     "State": "_state",
-    "StateError": "_state",
-    "StateReader": "_state",
+    "StateError": "_state_reader",
+    "StateReader": "_state_reader",
     "Tensor": "_tensor",
     "adopt": "_arena",
 }
