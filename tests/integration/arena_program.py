@@ -180,6 +180,17 @@ def across_a_restart(name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave_unused(name: str) -> None:
+    """The next one names only some of what is there; the one after it tidies up, beside a block of its own."""
+    write_and_leave(name)
+    with adopt(name) as arena:
+        arena.commit(Layout({"weights": arena.tensors["weights"]}))
+        kept_own = arena.free_unused()
+    with adopt(name) as arena:
+        arena.allocate(MIB)
+        say(before=kept_own, freed=arena.free_unused(), again=arena.free_unused(), left=len(arena.blocks()), names=list(arena))
+
+
 # -- borders -------------------------------------------------------------------------------------------------------------
 
 

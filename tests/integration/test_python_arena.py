@@ -168,6 +168,12 @@ def test_an_arena_is_on_its_gpu_whatever_number_that_has_in_a_process(vault: Mac
     assert hidden["refused"].startswith(f"LookupError: {gpus[1]} is not visible to CUDA in this process; visible: {gpus[0]}")
 
 
+def test_what_nobody_names_any_more_is_freed_when_that_is_asked_for(vault: Machine) -> None:
+    """Only what came from earlier processes: PyTorch's blocks and others of this one may be used without names."""
+    said = run(vault, "leave_unused", "unused")
+    assert said == {"before": 2 * MIB, "freed": 2 * MIB, "again": 0, "left": 2, "names": ["weights"]}
+
+
 @pytest.mark.slow
 def test_a_restart_of_mpsd_is_not_noticed(vault: Machine) -> None:
     """The arena stays open, what is allocated meanwhile is committed, and the next one adopts all of it."""

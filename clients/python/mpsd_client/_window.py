@@ -21,12 +21,16 @@ LIST_AT_ONCE = 1024  # allocations
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Memory that was allocated at once.  address, offset, bytes: multiples of 2 MiB; offset: in the window."""
+    """Memory that was allocated at once.  address, offset, bytes: multiples of 2 MiB; offset: in the window.
+
+    is_committed: an adopter gets it.  is_adopted: it was there when this process opened the arena.
+    """
 
     address: int
     bytes: int
     offset: int
     is_committed: bool = False
+    is_adopted: bool = False
 
 
 class Window:
@@ -237,4 +241,6 @@ class Window:
         return self._as_block(found)
 
     def _as_block(self, found: Any) -> Block:
-        return Block(int(found.address), int(found.bytes), int(found.address) - self.base, bool(found.is_committed))
+        address = int(found.address)
+        flags = bool(found.is_committed), bool(found.is_adopted)
+        return Block(address, int(found.bytes), address - self.base, *flags)
