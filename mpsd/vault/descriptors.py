@@ -38,18 +38,16 @@ def check_exported(descriptor: int) -> None:
 
 
 def check_simulated(descriptor: int) -> None:
-    """The simulator's memory is files that can be mapped (native/sim/machine/memory.c).  Raises BadRequest."""
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        raise BadRequest(f"a descriptor is no simulated GPU memory: it is {_kind(found.st_mode)}, and not a file")
+    """The simulator's memory is memory files (native/sim/machine/memory.c).  Raises BadRequest."""
+    if not _is_memory_file(descriptor):
+        found = _kind(os.fstat(descriptor).st_mode)
+        raise BadRequest(f"a descriptor is no simulated GPU memory: it is {found}, and not a memory file")
 
 
 def read_layout(descriptor: int) -> Layout:
     """A sealed copy of a stranger's memory file.  Blocks for milliseconds.  Raises BadRequest."""
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)  # only a memory file has them, and its reader never waits for anybody
-    except OSError:
-        raise BadRequest("a layout comes in a memory file (memfd_create)") from None
+    if not _is_memory_file(descriptor):
+        raise BadRequest("a layout comes in a memory file (memfd_create)")
     size = os.fstat(descriptor).st_size
     if not 0 < size <= MOST_LAYOUT_BYTES:
         raise BadRequest(f"a layout of {size} bytes; accepted: 1 to {MOST_LAYOUT_BYTES}")
@@ -69,6 +67,15 @@ def read_layout(descriptor: int) -> Layout:
         os.close(copy)
         raise
     return Layout(copy, digest.hexdigest(), size)
+
+
+def _is_memory_file(descriptor: int) -> bool:
+    """Only those have seals; whoever reads one never waits for anybody."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        return False
+    return True
 
 
 def _kind(mode: int) -> str:

@@ -6,7 +6,7 @@ memory.  What an allocation is follows from numbers, so that a commit of many wr
     put_in      the commit that it comes with: it is committed when that is not above the arena's `commits`
     dropped_in  the commit that it goes with; NULL: none
 
-Prose: docs/vault.md, "Restart".
+Prose: docs/vault.md, "What is stored, and what outlives what".
 """
 
 import sqlite3
