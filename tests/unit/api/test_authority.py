@@ -6,7 +6,9 @@ import socket
 
 import pytest
 
+from mpsd.api import authority
 from mpsd.api.authority import peer_of
+from mpsd.processes import process_id
 
 ANOTHER = 54321
 
@@ -69,3 +71,53 @@ def test_who_made_a_connection_is_told_by_the_kernel() -> None:
     with ours, theirs:
         peer = peer_of(ours, "")
         assert (peer.pid, peer.uid, peer.is_operator) == (os.getpid(), os.getuid(), True)
+
+
+def test_a_process_is_told_apart_from_a_later_one_with_its_pid() -> None:
+    """As long as it lives; of one that has ended nothing is said, even before its pid is free."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        assert peer_of(ours, "").process == process_id(os.getpid())
+
+
+@pytest.mark.root
+def test_a_process_that_has_ended_is_nobody() -> None:
+    with connection_of(0, 0, []) as made:
+        peer = peer_of(made, "")
+        assert peer.pid
+        assert peer.process is None
+
+
+@pytest.mark.root
+def test_a_process_that_is_ending_is_nobody() -> None:
+    """Nobody has taken its end yet, so its pid is still its own."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = os.fork()
+    if child == 0:
+        try:
+            made = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            socket.send_fds(theirs, [b"x"], [made[0].fileno()])
+        finally:
+            os._exit(0)
+    with ours, theirs:
+        _, [fd], _, _ = socket.recv_fds(ours, 1, 1)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        with socket.socket(fileno=fd) as made:
+            assert peer_of(made, "").process is None
+        os.waitpid(child, 0)
+
+
+def test_an_older_kernel_is_asked_by_pid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not know SO_PEERPIDFD, which came with Linux 6.5."""
+    monkeypatch.setattr(authority, "_SO_PEERPIDFD", 9999)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        assert peer_of(ours, "").process == process_id(os.getpid())
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("count", [0, 3, 255, 256, 257, 1000])
+def test_groups_are_told_however_many(count: int) -> None:
+    groups = list(range(30000, 30000 + count))
+    with connection_of(ANOTHER, 4321, groups) as made:
+        assert peer_of(made, "").gids == (4321, *groups)

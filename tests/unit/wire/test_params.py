@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from mpsd.api.table import METHODS
 from mpsd.errors import BadRequest
 from mpsd.lease import DomainPolicy, SelectorKind
+from mpsd.wire.arena_messages import ArenaName, DropMemory, PutMemory
 from mpsd.wire.messages import CreateLease, Hello, ListLeases, Nothing, Page, SelectorParams, SetLimits, Subscribe
 from mpsd.wire.params import parse, walk
 from tests.unit.wire.test_rpc import VALUES
 
+PUT = {"id": 1, "generation": 1}
 LEASE = {"name": "training", "selector": {"kind": "uid", "value": "1000"}}
 
 
@@ -31,6 +33,12 @@ def test_what_is_said_is_taken() -> None:
     assert made.sm_percent == 30.0
     assert made.memory_bytes == {"0": 1 << 30}
     assert made.domain is DomainPolicy.OWN
+
+
+def test_pairs_are_pairs() -> None:
+    assert parse(PutMemory, {**PUT, "allocations": [[0, 1 << 21], [1 << 22, 1 << 23]]}).allocations == (
+        (0, 1 << 21), (1 << 22, 1 << 23),
+    )  # fmt: skip
 
 
 UNFIT: list[tuple[type, dict[str, Any], str]] = [
@@ -68,6 +76,17 @@ UNFIT: list[tuple[type, dict[str, Any], str]] = [
     (Subscribe, {"topics": [""]}, "1 to 64 characters"),
     (Nothing, {"verbose": True}, "accepted: none"),
     (Hello, {"version": "1"}, "2^32 - 1"),
+    (ArenaName, {"name": "a/b"}, "letters, digits, dots, underscores and hyphens, 1 to 128 characters"),
+    (ArenaName, {"name": ""}, "1 to 128 characters"),
+    (ArenaName, {"name": "é"}, "letters"),
+    (ArenaName, {"name": "a\n"}, "letters"),
+    (DropMemory, {"id": 1, "generation": 1, "offsets": []}, "array of 1 to 1024"),
+    (DropMemory, {"id": 1, "generation": 1, "offsets": [1]}, "a multiple of 2097152"),
+    (DropMemory, {"id": 1, "generation": 1, "offsets": [True]}, "a multiple of 2097152"),
+    (PutMemory, {**PUT, "allocations": [[0]]}, "[offset, bytes]"),
+    (PutMemory, {**PUT, "allocations": [{"offset": 0}]}, "[offset, bytes]"),
+    (PutMemory, {**PUT, "allocations": [[0, 0]]}, "2097152 to "),
+    (PutMemory, {**PUT, "allocations": [[0, 1 << 21]] * 129}, "array of 1 to 128"),
 ]
 
 
