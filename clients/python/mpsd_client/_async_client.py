@@ -10,7 +10,7 @@ import trio
 from mpsd_client import _conversation
 from mpsd_client._call import Call, after
 from mpsd_client._conversation import Conversation
-from mpsd_client._datagrams import Datagram, receive, send
+from mpsd_client._datagrams import CROWDED_SECONDS, Datagram, receive, send
 from mpsd_client._place import BACKLOG_SECONDS, has_connected, new_socket, socket_path
 from mpsd_client._values import Event, Hello, Lost, Page
 
@@ -110,8 +110,9 @@ class AsyncClient:
         async with self._sending:
             while True:
                 try:
-                    send(self._sock, datagram, fds)
-                    return
+                    if send(self._sock, datagram, fds):
+                        return
+                    await trio.sleep(CROWDED_SECONDS)
                 except BlockingIOError:
                     await trio.lowlevel.wait_writable(self._sock)
                 except BrokenPipeError:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from mpsd_client import _conversation
 from mpsd_client._call import Call, after
 from mpsd_client._conversation import Conversation
-from mpsd_client._datagrams import receive, send
+from mpsd_client._datagrams import CROWDED_SECONDS, receive, send
 from mpsd_client._place import BACKLOG_SECONDS, has_connected, new_socket, socket_path
 from mpsd_client._values import Event, Hello, Lost, Page
 
@@ -105,8 +105,10 @@ class Client:
     def _send(self, datagram: bytes, fds: Sequence[int], deadline: float | None) -> None:
         while True:
             try:
-                send(self._sock, datagram, fds)
-                return
+                if send(self._sock, datagram, fds):
+                    return
+                _left(deadline)
+                time.sleep(CROWDED_SECONDS)
             except BlockingIOError:
                 self._wait(select.POLLOUT, deadline)
             except BrokenPipeError:

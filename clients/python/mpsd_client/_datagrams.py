@@ -1,5 +1,6 @@
 """Datagrams of a connection to mpsd, with the descriptors that they carry."""
 
+import errno
 import os
 import socket
 from array import array
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 MAX_BYTES = 64 * 1024
 MOST_DESCRIPTORS = 128
+CROWDED_SECONDS = 0.005
 _ROOM = socket.CMSG_SPACE(MOST_DESCRIPTORS * array("i").itemsize)
 
 
@@ -31,9 +33,17 @@ def receive(sock: socket.socket) -> Datagram:
     return Datagram(data, tuple(fds), bool(flags & socket.MSG_CTRUNC))
 
 
-def send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
-    """The descriptors stay the caller's: the kernel has its own.  Raises OSError."""
-    sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else [])
+def send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> bool:
+    """The descriptors stay the caller's: the kernel has its own.  Raises OSError.
+
+    False: too many descriptors of this user are on their way (RLIMIT_NOFILE); try again in CROWDED_SECONDS."""
+    try:
+        sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else [])
+    except OSError as exc:
+        if exc.errno != errno.ETOOMANYREFS:
+            raise
+        return False
+    return True
 
 
 def close_all(fds: Iterable[int]) -> None:

@@ -146,6 +146,41 @@ async def test_memory_goes_there_and_back(tmp_path: Path, short_dir: Path) -> No
         assert await blocking(run, path) == b"weights{}"
 
 
+class Crowded:
+    """A socket for which the kernel has too many descriptors on their way, once."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self.refused = sock, 0
+
+    def sendmsg(self, data: list[bytes], ancillary: list[Any]) -> int:
+        if ancillary and not self.refused:
+            self.refused += 1
+            raise OSError(errno.ETOOMANYREFS, "Too many references: cannot splice")
+        return self._sock.sendmsg(data, ancillary)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+async def test_too_many_on_their_way_is_a_matter_of_time(tmp_path: Path, short_dir: Path) -> None:
+    """The bound is of the user, whose other programs send some too."""
+
+    def run(path: Path) -> bytes:
+        with Client(path) as mpsd:
+            mpsd._sock = Crowded(mpsd._sock)  # type: ignore[assignment]
+            return put_and_take(mpsd)
+
+    async with serving(tmp_path, short_dir) as (house, path):
+        admit_this_process(house)
+        assert await blocking(run, path) == b"weights{}"
+        async with AsyncClient(path) as mpsd:
+            crowded = mpsd._sock = Crowded(mpsd._sock)  # type: ignore[assignment]
+            memory = os.memfd_create("memory")
+            await mpsd.ask(calls.arena_put(1, 7, [(8 * GRANULE, GRANULE)], [memory]))
+            os.close(memory)
+            assert crowded.refused == 1
+
+
 async def test_tasks_that_give_up_leave_none(tmp_path: Path, short_dir: Path) -> None:
     """Whoever reads for the others closes what is nobody's any more."""
 
