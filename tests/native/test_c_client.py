@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from tests.integration.machine import FRONT_END, Machine, open_machine
 from tests.integration.process import wait_for
-from tests.native.c_client_drive import MIB, Answer, Drive, Relay, build, open_relay
+from tests.native.c_client_drive import GRANULE, MIB, Answer, Drive, Relay, build, open_relay
 
 CAPACITY = 64 * MIB
 
@@ -26,6 +27,7 @@ def machine() -> Iterator[Machine]:
     """One for all tests here, each with arenas of its own: what it takes to start is most of the time."""
     assert FRONT_END.exists(), "run: make build"
     with open_machine() as made:
+        made.configure('[vault]\neviction = "unheld"\n')
         made.start()
         yield made
 
@@ -171,6 +173,41 @@ def test_a_hook_that_refuses_leaves_nothing(machine: Machine, begin: Begin, name
     drive.do("hooks 0")
     assert (drive.do("list"), drive.do("facts").split()[1], drive.do("descriptors")) == ("", "0", before)
     drive.do("alloc 1")
+
+
+@pytest.mark.slow
+def test_few_descriptors_are_enough_for_many_allocations(machine: Machine, begin: Begin, name: str) -> None:
+    """Adopted in smaller pages where the process may not open 128 at once; given in batches."""
+    drive = begin(machine)
+    drive.do(f"create {name} {400 * MIB}")
+    drive.do(f"open {name} write 0")
+    for _ in range(200):
+        drive.do(f"alloc {2 * MIB}")
+    drive.do("commit")
+    drive.do("close")
+    room = len(os.listdir(f"/proc/{drive.pid}/fd")) + 220  # the simulator has one for each piece of memory
+    resource.prlimit(drive.pid, resource.RLIMIT_NOFILE, (room, room))
+    drive.do(f"open {name} write 0")
+    assert len(drive.do("list").split()) == 200
+
+
+def test_room_is_made_when_the_gpu_is_full(machine: Machine, begin: Begin, name: str) -> None:
+    """By evicting what nobody holds; once, and only where there is none."""
+    total = int(machine.status()["gpus"][0]["total_mib"]) * MIB // (8 * GRANULE) * (8 * GRANULE)
+    drive = begin(machine)
+    for each in ("old", "new"):
+        drive.do(f"create {name}-{each} {total}")
+    drive.do(f"open {name}-old write 0")
+    drive.do(f"alloc {total // 4 * 3}")
+    drive.do("commit")
+    second = begin(machine)
+    second.do(f"open {name}-new write 0")
+    refused = second.ask(f"alloc {total // 2}")
+    assert (refused.error, "cuMemCreate" in refused.words) == ("ENOMEM", True)
+    assert second.do("codes") == "0 2"
+    drive.do("close")
+    second.do(f"alloc {total // 2}")
+    assert drive.ask(f"open {name}-old read 0").error == "ENOENT"
 
 
 # -- who is in the way --------------------------------------------------------------------------------------------------
@@ -376,7 +413,7 @@ def test_a_thousand_times_opened_and_closed_leaves_nothing(machine: Machine, beg
 
 
 @pytest.mark.slow
-def test_ten_thousand_allocations_come_and_go(machine: Machine, begin: Begin, name: str) -> None:
+def test_thousands_of_allocations_come_and_go(machine: Machine, begin: Begin, name: str) -> None:
     """In batches, both ways: the process may have few descriptors open."""
     count = 2000
     drive = begin(machine)
