@@ -12,6 +12,7 @@
 
 #include <dlfcn.h>
 
+enum { LEGACY_FLAG = 1, PER_THREAD_FLAG = 2 }; /* of cuGetProcAddress */
 #define LEGACY false
 #define PER_THREAD true
 
@@ -126,23 +127,39 @@ static bool is_of(const struct hook *hook, const char *symbol, void *found)
 
 	if (found == *hook_slot(hook))
 		return true;
-	if (ask(symbol, &known, hook->since, hook->is_per_thread ? 2 : 1) != CUDA_SUCCESS || known != found)
+	if (ask(symbol, &known, hook->since, hook->is_per_thread ? PER_THREAD_FLAG : LEGACY_FLAG) != CUDA_SUCCESS || known != found)
 		return false;
 	if (!*hook_slot(hook)) /* it is not exported under that name */
 		__atomic_store_n(hook_slot(hook), found, __ATOMIC_RELEASE);
 	return true;
 }
 
-static void replace(const char *symbol, void **found)
+static const struct hook *find_hook(const char *symbol, bool is_per_thread, void *found)
 {
+	for (size_t i = 0; i < hook_count; i++) {
+		const struct hook *hook = &hooks[i];
+
+		if (hook->is_per_thread == is_per_thread && (strcmp(hook->base, symbol) == 0 || strcmp(hook->name, symbol) == 0) &&
+		    is_of(hook, symbol, found))
+			return hook;
+	}
+	return NULL;
+}
+
+/* Of two that the driver has as one, that of the stream which was asked for; most functions have one for both. */
+static void replace(const char *symbol, void **found, uint64_t flags)
+{
+	bool is_per_thread = flags & PER_THREAD_FLAG;
+	const struct hook *hook;
+
 	if (!gate_is_open())
 		return;
 	gate_depth++;
-	for (size_t i = 0; i < hook_count; i++)
-		if ((strcmp(hooks[i].base, symbol) == 0 || strcmp(hooks[i].name, symbol) == 0) && is_of(&hooks[i], symbol, *found)) {
-			*found = hooks[i].replacement;
-			break;
-		}
+	hook = find_hook(symbol, is_per_thread, *found);
+	if (!hook)
+		hook = find_hook(symbol, !is_per_thread, *found);
+	if (hook)
+		*found = hook->replacement;
 	gate_depth--;
 }
 
@@ -154,7 +171,7 @@ SHIM_EXPORT CUresult cuGetProcAddress(const char *symbol, void **found, int vers
 		return (CUresult)ERROR_NOT_INITIALIZED;
 	result = real.cuGetProcAddress(symbol, found, version, flags);
 	if (result == CUDA_SUCCESS && symbol && found && *found)
-		replace(symbol, found);
+		replace(symbol, found, flags);
 	return result;
 }
 
@@ -166,6 +183,6 @@ SHIM_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **found, int v
 		return (CUresult)ERROR_NOT_INITIALIZED;
 	result = real.cuGetProcAddress_v2(symbol, found, version, flags, status);
 	if (result == CUDA_SUCCESS && symbol && found && *found)
-		replace(symbol, found);
+		replace(symbol, found, flags);
 	return result;
 }

@@ -1,4 +1,5 @@
-/* shim_found WORD...: which library a function of CUDA is found in, by each way there is.  Not linked to libcuda.
+/* shim_found WORD... [, WORD...]...: in which library, and as what, a function of CUDA is found, by each way there is.  Not linked
+ * to libcuda.
  *
  *   open NAME           dlopen libcuda.so.1, dlsym                  version NAME VERSION    dlvsym there
  *   default NAME        dlsym RTLD_DEFAULT, before and after        next NAME               dlsym RTLD_NEXT
@@ -21,11 +22,14 @@ static result (*ask)(const char *, void **, int, uint64_t, int *);
 static void say(const char *how, void *found)
 {
 	Dl_info info;
-	const char *name = "nothing";
+	const char *library = NULL;
 
-	if (found)
-		name = dladdr(found, &info) && info.dli_fname ? strrchr(info.dli_fname, '/') : NULL;
-	printf("%s %s\n", how, !found ? name : name ? name + 1 : "the program");
+	if (found && dladdr(found, &info) && info.dli_fname)
+		library = strrchr(info.dli_fname, '/');
+	if (library)
+		printf("%s %s %s\n", how, library + 1, info.dli_sname ? info.dli_sname : "?");
+	else
+		printf("%s %s\n", how, found ? "the program" : "nothing");
 }
 
 static void *open_driver(void)
@@ -112,7 +116,7 @@ static void run_all(int count)
 	puts("PASS");
 }
 
-int main(int count, char **words)
+static int find_one(int count, char **words)
 {
 	const char *how = count > 1 ? words[1] : "", *name = count > 2 ? words[2] : "";
 	result (*ask1)(const char *, void **, int, uint64_t);
@@ -152,5 +156,19 @@ int main(int count, char **words)
 		run_all(atoi(name));
 	else
 		return 2;
+	return 0;
+}
+
+int main(int count, char **words)
+{
+	int first = 0;
+
+	for (int i = 1; i <= count; i++) {
+		if (i < count && strcmp(words[i], ","))
+			continue;
+		if (find_one(i - first, words + first))
+			return 2;
+		first = i;
+	}
 	return 0;
 }

@@ -181,6 +181,7 @@ def test_the_first_error_is_told_once_with_its_kernel(programs: None) -> None:
         assert [(each.kernel, each.text) for each in reports] == [("oob_write", "CUDA_ERROR_ILLEGAL_ADDRESS")]
 
 
+@pytest.mark.slow
 def test_a_stopped_mpsd_costs_a_tenth_of_a_second(programs: None) -> None:
     """Without the shim the error comes after 15 ms here."""
     with open_machine() as machine:

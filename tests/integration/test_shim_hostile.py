@@ -14,6 +14,7 @@ ARENA = {"MPSD_ARENA": "kept", "MPSD_ARENA_ADOPT": "1", "MPSD_ARENA_CAPACITY": "
 PATIENCE_SECONDS = 20.0  # of a guest, all in all: some answers of 5 s, and the time that the machine takes
 
 
+@pytest.mark.slow
 def test_without_root_a_lease_is_applied_by_the_environment(strangers: Machine) -> None:
     """CUDA goes straight to a vendor's daemon there, which knows of no lease."""
     strangers.start()

@@ -12,6 +12,16 @@ from tests.native.sim_machine import CLIENTS, ROOT, SIMULATOR, sanitizer_library
 
 SHIM = ROOT / "clients/shim/libmpsd.so"
 OURS, DRIVER, NOTHING = "libmpsd.so", "libcuda.so.1", "nothing"
+LIVES = [
+    "fork_before",
+    "fork_after",
+    "fork_exec",
+    pytest.param("threads", marks=pytest.mark.slow),
+    "callback",
+    "exit",
+    "vm",
+    "pitch",
+]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -45,45 +55,73 @@ def run(built: None, short_dir: Path) -> Run:
 
 
 def said(done: "subprocess.CompletedProcess[str]") -> list[str]:
-    """The libraries, one a line."""
+    """Library and name, one a line."""
     assert (done.returncode, done.stderr) == (0, "")
     return [line.split(maxsplit=1)[1] for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("words", "ours"),
-    [
-        ("open cuInit", [OURS]),
-        ("open cuMemcpyDtoH_v2", [OURS]),
-        ("again cuMemAlloc_v2", [OURS]),
-        ("self cuInit", [NOTHING, OURS]),
-        ("default cuInit", [NOTHING, NOTHING, OURS]),
-        ("next cuInit", [OURS]),
-        ("proc cuMemAlloc 13000 0", [OURS]),
-        ("proc cuMemAlloc 3020 1", [OURS]),
-        ("proc cuMemAlloc_v2 12000 0", [OURS]),
-        ("proc cuLaunchKernel 12000 2", [OURS]),
-        ("proc cuGetProcAddress 12000 0", [OURS]),
-        ("proc1 cuStreamSynchronize 11040", [OURS]),
-        ("open cuMemGetInfo_v2", [DRIVER]),
-        ("proc cuCtxCreate 13000 0", [DRIVER]),
-        ("proc cuMemCreate 13000 0", [DRIVER]),
-        ("open cuNothing", [NOTHING]),
-        ("open cuLibraryGetKernel", [NOTHING]),
-        ("proc cuNothing 13000 0", [NOTHING]),
-        ("version cuInit GLIBC_2.2.5", [NOTHING]),
-    ],
-)
-def test_it_is_found_where_the_driver_is(run: Run, words: str, ours: list[str]) -> None:
-    """What this libcuda lacks stays absent (cuLibraryGetKernel), and before there is a libcuda there is nothing."""
-    assert said(run("shim_found", *words.split())) == ours
-    plain = [DRIVER if each == OURS else each for each in ours]
-    assert said(run("shim_found", *words.split(), shim="")) == plain
+def hooks() -> list[tuple[str, str, str, str]]:
+    """Name, base, stream, and the rest of each row."""
+    text = (ROOT / "clients/shim/hooks.def").read_text()
+    return re.findall(r"^(?:OWN|SYNC|WATCH)\((\w+), (\w+), \d+, (LEGACY|PER_THREAD), (.*)", text, re.MULTILINE)
+
+
+def exported(library: Path) -> set[str]:
+    table = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    return {line.split()[-1] for line in table.splitlines()}
+
+
+FOUND = [  # how it is asked for, and what is found; functions of ours are marked
+    ("open cuInit", "*cuInit"),
+    ("open cuMemcpyDtoH_v2", "*cuMemcpyDtoH_v2"),
+    ("again cuMemAlloc_v2", "*cuMemAlloc_v2"),
+    ("next cuInit", "*cuInit"),
+    ("proc cuMemAlloc 13000 0", "*cuMemAlloc_v2"),
+    ("proc cuMemAlloc 3020 1", "*cuMemAlloc_v2"),
+    ("proc cuLaunchKernel 12000 0", "*cuLaunchKernel"),
+    ("proc cuLaunchKernel 12000 1", "*cuLaunchKernel"),
+    ("proc cuLaunchKernel 12000 2", "*cuLaunchKernel_ptsz"),
+    ("proc cuMemcpyDtoH 13000 2", "*cuMemcpyDtoH_v2_ptds"),
+    ("proc cuEventSynchronize 13000 2", "*cuEventSynchronize"),
+    ("proc cuGetProcAddress 12000 0", "*cuGetProcAddress_v2"),
+    ("proc1 cuStreamSynchronize 11040", "*cuStreamSynchronize"),
+    ("open cuMemGetInfo_v2", "cuMemGetInfo_v2"),
+    ("proc cuCtxCreate 13000 0", "cuCtxCreate_v4"),
+    ("proc cuMemCreate 13000 0", "cuMemCreate"),
+    ("open cuNothing", NOTHING),
+    ("proc cuNothing 13000 0", NOTHING),
+    ("version cuInit GLIBC_2.2.5", NOTHING),
+]
+
+
+@pytest.mark.parametrize("shim", [str(SHIM), ""], ids=["with", "without"])
+def test_it_is_found_where_the_driver_is(run: Run, shim: str) -> None:
+    """By the same name, and only in place of what it knows."""
+    words = " , ".join(words for words, _ in FOUND).split()
+    lines = said(run("shim_found", *words, shim=shim))
+    for (asked, name), line in zip(FOUND, lines, strict=True):
+        if name == NOTHING or not shim or name[0] != "*":
+            assert line.split()[0] == (NOTHING if name == NOTHING else DRIVER), asked
+        else:
+            assert line == f"{OURS} {name[1:]}", asked
+
+
+@pytest.mark.parametrize("shim", [str(SHIM), ""], ids=["with", "without"])
+@pytest.mark.parametrize(("how", "before"), [("self", [NOTHING]), ("default", [NOTHING, NOTHING])])
+def test_before_there_is_a_libcuda_there_is_nothing(run: Run, how: str, before: list[str], shim: str) -> None:
+    """Programs ask for cuInit to find out whether there is one."""
+    assert said(run("shim_found", how, "cuInit", shim=shim)) == [*before, f"{OURS if shim else DRIVER} cuInit"]
+
+
+def test_what_a_libcuda_lacks_stays_absent(run: Run) -> None:
+    absent = sorted({name for name, *_ in hooks()} - exported(SIMULATOR / "lib/libcuda.so.1"))
+    words = " , ".join(f"open {name}" for name in absent).split()
+    assert not absent or set(said(run("shim_found", *words))) == {NOTHING}
 
 
 def test_switched_off_it_is_not_there(run: Run) -> None:
-    for words in ("open cuInit", "proc cuMemAlloc 13000 0"):
-        assert said(run("shim_found", *words.split(), MPSD_SHIM="off")) == [DRIVER]
+    words = ["open", "cuInit", ",", "proc", "cuMemAlloc", "13000", "0"]
+    assert said(run("shim_found", *words, MPSD_SHIM="off")) == [f"{DRIVER} cuInit", f"{DRIVER} cuMemAlloc_v2"]
 
 
 @pytest.mark.parametrize("order", ["first", "last"])
@@ -98,14 +136,14 @@ def test_another_library_that_stands_in_finds_what_comes_after_it(run: Run, orde
 
 
 @pytest.mark.parametrize("shield", ["off", "absorb"])
-@pytest.mark.parametrize("words", ["run", "runs 8"])
+@pytest.mark.parametrize("words", ["run", pytest.param("runs 8", marks=pytest.mark.slow)])
 def test_the_pattern_of_the_static_runtime(run: Run, words: str, shield: str) -> None:
     done = run("shim_found", *words.split(), MPSD_SHIELD=shield)
     assert (done.returncode, done.stdout, done.stderr) == (0, "PASS\n", "")
 
 
-@pytest.mark.parametrize("shield", ["off", "absorb"])
-@pytest.mark.parametrize("life", ["fork_before", "fork_after", "fork_exec", "threads", "callback", "exit", "vm", "pitch"])
+@pytest.mark.parametrize("shield", [pytest.param("off", marks=pytest.mark.slow), "absorb"])
+@pytest.mark.parametrize("life", LIVES)
 def test_a_life(run: Run, life: str, shield: str) -> None:
     done = run("shim_life", life, MPSD_SHIELD=shield)
     assert (done.returncode, done.stdout.splitlines()[-1:], done.stderr) == (0, ["PASS"], "")
@@ -122,7 +160,7 @@ def test_what_cannot_work_is_told_once(run: Run, short_dir: Path) -> None:
     assert run("shim_life", "ipc", MPSD_SHIELD="absorb", MPSD_ARENA_MIN="5M").stdout.splitlines()[0] == "ipc 0"
 
 
-@pytest.mark.parametrize("mode", ["overrun", "underrun", "use_after_free"])
+@pytest.mark.parametrize("mode", ["overrun", "use_after_free", pytest.param("underrun", marks=pytest.mark.slow)])
 def test_a_wild_access_beside_placed_memory_harms_nothing(run: Run, mode: str) -> None:
     """The same access without a shield ends the process's context."""
     done = run("wild", mode, "--json", MPSD_SHIELD="absorb")
@@ -156,25 +194,24 @@ def test_a_program_without_cuda_notices_nothing(run: Run, short_dir: Path) -> No
 
 
 def test_the_exports_are_the_hooks_and_nothing_else(built: None) -> None:
-    table = subprocess.run(["nm", "-D", "--defined-only", SHIM], capture_output=True, text=True, check=True).stdout
-    listed = re.findall(r"^(?:OWN|SYNC|WATCH)\((\w+),", (ROOT / "clients/shim/hooks.def").read_text(), re.MULTILINE)
-    assert len(listed) == len(set(listed))
-    assert {line.split()[-1] for line in table.splitlines()} == {"dlsym", "dlvsym", *listed}
+    listed = [name for name, *_ in hooks()]
+    assert len(listed) == len(set(listed)) > 60
+    assert exported(SHIM) == {"dlsym", "dlvsym", *listed}
 
 
 def test_every_hook_with_streams_has_both_functions() -> None:
     """A program compiled for per-thread default streams would go past the shim."""
-    text = (ROOT / "clients/shim/hooks.def").read_text()
-    rows = re.findall(r"^(?:OWN|SYNC|WATCH)\((\w+), (\w+), \d+, (LEGACY|PER_THREAD), (.*)", text, re.MULTILINE)
+    rows = hooks()
     plain = {name for name, _, stream, _ in rows if stream == "LEGACY"}
     for name, base, stream, _ in rows:
         if stream == "PER_THREAD":
             assert name.removesuffix("_ptsz").removesuffix("_ptds") in plain
             assert name.startswith(base)
-    streams = {name for name, base, stream, rest in rows if stream == "LEGACY" and "CUstream stream" in rest}
+    streams = {name for name, _, stream, rest in rows if stream == "LEGACY" and "CUstream stream" in rest}
     assert {f"{name}_ptsz" for name in streams} <= {name for name, *_ in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(os.environ.get("MPSD_SIM_SAN")), reason="the machine's library is sanitized in another way")
 def test_a_sanitized_program_runs_under_it(run: Run, short_dir: Path) -> None:
     """Its own dlsym comes before ours, and needs ours before anything has begun."""
