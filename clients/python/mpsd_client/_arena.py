@@ -148,7 +148,7 @@ class Arena(Window):
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:
         """Of the layout, by name.  Raises LayoutError: the layout does not speak of tensors."""
-        return MappingProxyType(dict(self._read().tensors))
+        return MappingProxyType(self._read().tensors)
 
     @property
     def extra(self) -> Any:

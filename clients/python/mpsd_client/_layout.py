@@ -101,7 +101,7 @@ class TensorSpec:
 class Layout:
     """What was committed: tensors by name, in the order they were given, and what their owner added (JSON)."""
 
-    tensors: Mapping[str, TensorSpec]
+    tensors: dict[str, TensorSpec]
     extra: Any = None
 
 

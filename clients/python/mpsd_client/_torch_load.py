@@ -71,8 +71,9 @@ def _require_same(arena: Arena, begin: str, there: Mapping[str, str], wanted: Ma
         raise LayoutError(
             f"arena {arena.name}, {begin or 'tensors'}: the module has no {_some(unknown)}, the arena has no {_some(missing)}"
         )
+    specs = arena.tensors
     for path, old in wanted.items():
-        spec = arena.tensors[there[path]]
+        spec = specs[there[path]]
         if (spec.dtype, spec.shape) != (str(old.dtype).removeprefix("torch."), tuple(old.shape)):
             raise LayoutError(
                 f"tensor {there[path]} is {spec.dtype}{list(spec.shape)}, the module has {old.dtype}{list(old.shape)}"
