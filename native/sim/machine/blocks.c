@@ -5,15 +5,14 @@
  * wherever that was, the lock has gone from /proc/locks.  So a process needs no descriptor for the memory that it merely uses.
  */
 #include "machine.h"
+#include "tickets.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 static void block_path(uint64_t id, char *path, size_t size)
@@ -38,75 +37,27 @@ int machine_block_open(uint64_t id)
 	return fd < 0 ? -errno : fd;
 }
 
-struct live { /* the tickets of which there is a descriptor somewhere, sorted */
-	uint64_t *inodes;
-	size_t count, room;
-	bool is_unknown; /* the kernel does not tell: all live */
-};
-
-static int compare(const void *one, const void *other)
+static unsigned count_tickets(const struct machine_block *block)
 {
-	uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
+	unsigned count = 0;
 
-	return a < b ? -1 : a > b;
+	for (unsigned i = 0; i < MACHINE_TICKETS; i++)
+		count += block->tickets[i] != 0;
+	return count;
 }
 
-static bool is_live(const struct live *live, uint64_t inode)
-{
-	return live->is_unknown || (live->count && bsearch(&inode, live->inodes, live->count, sizeof(inode), compare));
-}
-
-static void remember(struct live *live, uint64_t inode)
-{
-	if (live->count == live->room) {
-		size_t room = live->room ? live->room * 2 : 256;
-		uint64_t *grown = realloc(live->inodes, room * sizeof(*grown));
-
-		live->is_unknown = live->is_unknown || !grown;
-		if (!grown)
-			return;
-		live->inodes = grown;
-		live->room = room;
-	}
-	live->inodes[live->count++] = inode;
-}
-
-/* Of memory files: "1: OFDLCK ADVISORY  READ -1 00:01:1654666 0 0". */
-static struct live find_live(void)
-{
-	struct live live = { 0 };
-	FILE *locks = fopen("/proc/locks", "re");
-	unsigned major_number, minor_number;
-	unsigned long long inode;
-	char line[160];
-
-	live.is_unknown = !locks;
-	while (locks && fgets(line, sizeof(line), locks)) {
-		const char *at = strstr(line, " OFDLCK ");
-
-		if (at && sscanf(at, " OFDLCK %*s %*s %*d %x:%x:%llu", &major_number, &minor_number, &inode) == 3 &&
-		    makedev(major_number, minor_number) == machine_open()->ticket_device)
-			remember(&live, inode);
-	}
-	if (locks)
-		fclose(locks);
-	if (live.count)
-		qsort(live.inodes, live.count, sizeof(*live.inodes), compare);
-	return live;
-}
-
-static bool has_tickets(const struct machine_block *block)
+static bool are_live(const struct machine_block *block, const struct tickets *live)
 {
 	for (unsigned i = 0; i < MACHINE_TICKETS; i++)
-		if (block->tickets[i])
-			return true;
-	return false;
+		if (block->tickets[i] && !ticket_is_live(live, block->tickets[i]))
+			return false;
+	return true;
 }
 
-static void forget_tickets(struct machine_block *block, const struct live *live)
+static void forget_tickets(struct machine_block *block, const struct tickets *live)
 {
 	for (unsigned i = 0; i < MACHINE_TICKETS; i++)
-		if (block->tickets[i] && !is_live(live, block->tickets[i]))
+		if (block->tickets[i] && !ticket_is_live(live, block->tickets[i]))
 			block->tickets[i] = 0;
 }
 
@@ -124,7 +75,7 @@ static void free_unless_needed(struct machine_block *block)
 {
 	char path[320];
 
-	if (block->holders || has_tickets(block))
+	if (block->holders || count_tickets(block))
 		return;
 	block_path(block->id, path, sizeof(path));
 	(void)unlink(path);
@@ -135,18 +86,16 @@ static void free_unless_needed(struct machine_block *block)
 void machine_reap_blocks(void)
 {
 	struct machine_state *state = machine_open();
-	struct live live = { 0 };
-	bool have_looked = false;
+	struct tickets live = { 0 };
+	unsigned looks = 0;
 
 	for (unsigned i = 0; i < state->block_end; i++) {
 		struct machine_block *block = &state->blocks[i];
 
 		if (!block->id || block->holders)
 			continue;
-		if (has_tickets(block) && !have_looked) {
-			live = find_live();
-			have_looked = true;
-		}
+		while (!are_live(block, &live) && looks < TICKET_LOOKS)
+			tickets_look(&live, looks++);
 		forget_tickets(block, &live);
 		free_unless_needed(block);
 	}
@@ -253,33 +202,18 @@ int machine_block_create(unsigned gpu, uint64_t bytes, uint64_t *id)
 
 static uint64_t *free_ticket(struct machine_block *block)
 {
-	for (unsigned round = 0; round < 2; round++) {
-		struct live live;
+	struct tickets live = { 0 };
 
-		for (unsigned i = 0; i < MACHINE_TICKETS; i++)
-			if (!block->tickets[i])
-				return &block->tickets[i];
-		live = find_live();
+	if (count_tickets(block) == MACHINE_TICKETS) {
+		for (unsigned looks = 0; looks < TICKET_LOOKS; looks++)
+			tickets_look(&live, looks);
 		forget_tickets(block, &live);
 		free(live.inodes);
 	}
+	for (unsigned i = 0; i < MACHINE_TICKETS; i++)
+		if (!block->tickets[i])
+			return &block->tickets[i];
 	return NULL;
-}
-
-/* Its text is the block's id, and stays so. */
-static int make_ticket(uint64_t id, struct stat *info)
-{
-	struct flock lock = { .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_len = 1 };
-	int fd = memfd_create("mpsd-sim-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING), rc;
-
-	if (fd < 0)
-		return -errno;
-	if (dprintf(fd, "%llu\n", (unsigned long long)id) > 0 && fcntl(fd, F_OFD_SETLK, &lock) == 0 && fstat(fd, info) == 0 &&
-	    fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) == 0)
-		return fd;
-	rc = -errno;
-	close(fd);
-	return rc;
 }
 
 int machine_block_export(uint64_t id)
@@ -291,7 +225,7 @@ int machine_block_export(uint64_t id)
 
 	if (!ticket)
 		return block ? -EMFILE : -ENOENT;
-	fd = make_ticket(id, &info);
+	fd = ticket_make(id, &info);
 	if (fd < 0)
 		return fd;
 	*ticket = info.st_ino;
