@@ -154,31 +154,32 @@ def test_an_arena_that_others_have_laid_out_is_left_alone(house: Machine) -> Non
 # -- errors and guards ---------------------------------------------------------------------------------------------------
 
 
-def test_a_wild_access_is_told_and_ends_its_process_alone(programs: None) -> None:
+def test_a_wild_access_is_told_and_ends_its_process_alone(house: Machine) -> None:
     """Proven, by client and address; who shares its domain goes on."""
-    with open_machine() as machine:
-        machine.start()
-        other = machine.counter().ready()
-        client = machine.client("shim_arena", "--wild", "--end", "stay", "4", **shim(machine, MPSD_SHIELD="report"))
-        address = client.wait("wild")["address"]
-        assert machine.domain_of(other) == machine.domain_of(client)
-        assert client.status() == -signal.SIGKILL
-        with machine.mpsd() as mpsd:
-            fault = mpsd.ask(calls.fault_get(1))
-        assert (fault.confidence, fault.fault_class, fault.access, fault.address) == ("proven", "mmu", "write", address)
-        assert (fault.culprit.pid, fault.victims) == (client.pid, ())
-        other.goes_on()
+    other = house.counter().ready()
+    client = house.client("shim_arena", "--wild", "--end", "stay", "4", **shim(house, MPSD_SHIELD="report"))
+    address = client.wait("wild")["address"]
+    assert house.domain_of(other) == house.domain_of(client)
+    assert client.status() == -signal.SIGKILL
+    with house.mpsd() as mpsd:
+        fault = mpsd.ask(calls.fault_get(last_fault(house)))
+    assert (fault.confidence, fault.fault_class, fault.access, fault.address) == ("proven", "mmu", "write", address)
+    assert (fault.culprit.pid, fault.victims) == (client.pid, ())
+    other.goes_on()
+    other.end()
 
 
-def test_the_first_error_is_told_once_with_its_kernel(programs: None) -> None:
-    with open_machine() as machine:
-        machine.start()
-        client = machine.client("faulter", "oob_write", "--after", "0.1", **shim(machine)).ready()
-        assert client.status() == 5
-        with machine.mpsd() as mpsd:
-            wait_for("its report", lambda: [e for e in machine.journal("fault.seen") if e["source"] == "report"])
-            reports = [each for each in mpsd.ask(calls.fault_get(1)).evidence if each.source == "report"]
-        assert [(each.kernel, each.text) for each in reports] == [("oob_write", "CUDA_ERROR_ILLEGAL_ADDRESS")]
+def last_fault(machine: Machine) -> int:
+    return int(machine.journal("fault.opened")[-1]["number"])
+
+
+def test_the_first_error_is_told_once_with_its_kernel(house: Machine) -> None:
+    client = house.client("faulter", "oob_write", "--after", "0.05", **shim(house)).ready()
+    assert client.status() == 5
+    wait_for("its report", lambda: [e for e in house.journal("fault.seen") if e["source"] == "report"])
+    with house.mpsd() as mpsd:
+        reports = [each for each in mpsd.ask(calls.fault_get(last_fault(house))).evidence if each.source == "report"]
+    assert [(each.kernel, each.text) for each in reports] == [("oob_write", "CUDA_ERROR_ILLEGAL_ADDRESS")]
 
 
 @pytest.mark.slow
