@@ -191,6 +191,23 @@ def leave_unused(name: str) -> None:
         say(before=kept_own, freed=arena.free_unused(), again=arena.free_unused(), left=len(arena.blocks()), names=list(arena))
 
 
+def hold(name: str) -> None:
+    """Until a line comes."""
+    with Arena.create(name, 32 * MIB) as arena:
+        fill(arena)
+        say(generation=arena.generation)
+        sys.stdin.readline()
+
+
+def wait_for_it(name: str) -> None:
+    try:
+        say(waits=True)
+        with Arena.open(name, wait=3600) as arena:
+            say(generation=arena.generation)
+    except KeyboardInterrupt:
+        say(interrupted=True)
+
+
 # -- borders -------------------------------------------------------------------------------------------------------------
 
 

@@ -41,6 +41,23 @@ def run(machine: Machine, verb: str, *words: str, status: int = 0, **variables: 
     return said[0] if len(said) == 1 else said
 
 
+def begin(machine: Machine, *words: str, program: Path = PROGRAM) -> "subprocess.Popen[str]":
+    """One that goes on when it is told to."""
+    command = [sys.executable, str(program), *words]
+    return subprocess.Popen(command, env=machine.variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def heard(process: "subprocess.Popen[str]") -> Any:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def tell(process: "subprocess.Popen[str]") -> None:
+    assert process.stdin is not None
+    process.stdin.write("on\n")
+    process.stdin.flush()
+
+
 def test_what_a_killed_process_committed_is_there_for_the_next_one(vault: Machine) -> None:
     """Bit by bit, at the same addresses; what it did after its last commit is not, and a dropped block is back."""
     before = run(vault, "write_and_die", "killed", status=-signal.SIGKILL)
@@ -141,10 +158,7 @@ def test_pytorchs_allocator_takes_from_the_chosen_arena_and_gives_back_when_the_
 def test_the_example_finds_its_number_after_each_death(vault: Machine) -> None:
     """As its first lines say: killed while it waits, started again."""
     for start in (1, 2):
-        command = [sys.executable, str(EXAMPLE), "--arena", "example", "--wait"]
-        with subprocess.Popen(
-            command, env=vault.variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
+        with begin(vault, "--arena", "example", "--wait", program=EXAMPLE) as process:
             assert process.stdout is not None
             assert process.stdout.readline().startswith(f"start {start}, generation {start}, at 0x")
             process.kill()
@@ -177,19 +191,27 @@ def test_what_nobody_names_any_more_is_freed_when_that_is_asked_for(vault: Machi
 @pytest.mark.slow
 def test_a_restart_of_mpsd_is_not_noticed(vault: Machine) -> None:
     """The arena stays open, what is allocated meanwhile is committed, and the next one adopts all of it."""
-    command = [sys.executable, str(PROGRAM), "across_a_restart", "restarted"]
-    with subprocess.Popen(
-        command, env=vault.variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        base = json.loads(process.stdout.readline())["base"]
+    with begin(vault, "across_a_restart", "restarted") as process:
+        base = heard(process)["base"]
         vault.kill_daemon()
-        process.stdin.write("on\n")
-        process.stdin.flush()
+        tell(process)
         vault.start()
-        assert json.loads(process.stdout.readline()) == {"generation": 1, "base": base}
+        assert heard(process) == {"generation": 1, "base": base}
         assert process.wait(20) == -signal.SIGKILL
     after = run(vault, "take_over", "restarted")
     assert (after["generation"], after["step"], after["base"], after["kv"]) == (2, 9, base, True)
     assert after["blocks"] == [2, 2, 2]
+
+
+@pytest.mark.slow
+def test_a_second_writer_waits_for_the_first_and_hears_ctrl_c_meanwhile(vault: Machine) -> None:
+    with begin(vault, "hold", "wanted") as first:
+        assert heard(first) == {"generation": 1}
+        with begin(vault, "wait_for_it", "wanted") as impatient, begin(vault, "wait_for_it", "wanted") as patient:
+            assert heard(impatient) == heard(patient) == {"waits": True}
+            impatient.send_signal(signal.SIGINT)
+            assert heard(impatient) == {"interrupted": True}
+            assert patient.poll() is None
+            tell(first)
+            assert heard(patient) == {"generation": 2}
+            assert (first.wait(20), patient.wait(20), impatient.wait(20)) == (0, 0, 0)

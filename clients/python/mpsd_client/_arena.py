@@ -25,7 +25,7 @@ from mpsd_client._tensor import Tensor
 from mpsd_client._window import Block, Window
 
 Path = str | os.PathLike[str] | None
-SLICE_SECONDS = 5.0
+SLICE_SECONDS = 1.0  # of a wait in C, which hears no Ctrl-C
 
 
 class Arena(Window):
