@@ -81,6 +81,7 @@ class Arena(Window):
         """To write: what was committed last is mapped, at the addresses it had.
 
         wait: seconds, at most 3600, for a writer that is there, or whose GPU work has not ended yet; then Refused, ARENA_BUSY.
+        Asked for anew each second, so that Ctrl-C is heard: who waits in C comes before.
         """
         return cls._begin(name, True, wait, path)
 
