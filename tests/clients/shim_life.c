@@ -10,6 +10,8 @@
  *   ipc                  cuIpcGetMemHandle of memory: prints the result
  *   reset                memory goes with its context: cuDevicePrimaryCtxReset, then as much again
  *   pitch                cuMemAllocPitch where it is there
+ *   others               memory of pools, managed memory, what a graph does: all of the driver's own, as without the shim
+ *   placed               what the driver says of memory of cuMemAlloc: its range, its kind, free memory
  */
 #include "client.h"
 
@@ -224,13 +226,62 @@ static void pitch(void)
 	CHECK(cuMemFree(memory), 0);
 }
 
+static void others(void)
+{
+	CUdeviceptr memory, managed;
+	CUstream stream;
+	CUgraphExec run;
+	CUgraph graph;
+	uint32_t word = 0;
+
+	start();
+	CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), 0);
+	CHECK(cuMemAllocAsync(&memory, 4 * MIB, stream), 0);
+	CHECK(cuMemAllocManaged(&managed, 4 * MIB, CU_MEM_ATTACH_GLOBAL), 0);
+	CHECK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), 0);
+	CHECK(cuMemsetD32Async(memory, 7, MIB, stream), 0);
+	CHECK(cuStreamEndCapture(stream, &graph), 0);
+	CHECK(cuGraphInstantiate(&run, graph, 0), 0);
+	CHECK(cuGraphLaunch(run, stream), 0);
+	CHECK(cuStreamSynchronize(stream), 0);
+	CHECK(cuMemcpyDtoH(&word, memory + 4 * MIB - 4, 4), 0);
+	CHECK(word, 7);
+	CHECK(cuGraphExecDestroy(run), 0);
+	CHECK(cuGraphDestroy(graph), 0);
+	CHECK(cuMemFreeAsync(memory, stream), 0);
+	CHECK(cuMemFree(managed), 0);
+	CHECK(cuStreamSynchronize(stream), 0);
+}
+
+static void placed(void)
+{
+	size_t before, after, total, bytes;
+	CUdeviceptr memory, base = 0;
+	unsigned kind = 0;
+
+	start();
+	CHECK(cuMemGetInfo(&before, &total), 0);
+	CHECK(cuMemAlloc(&memory, 6 * MIB), 0);
+	CHECK(cuMemGetInfo(&after, &total), 0);
+	CHECK(before - after == 6 * MIB, 1);
+	CHECK(cuMemGetAddressRange(&base, &bytes, memory + 5 * MIB), 0);
+	CHECK(base == memory && bytes == 6 * MIB, 1);
+	CHECK(cuPointerGetAttribute(&kind, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory + 1), 0);
+	CHECK(kind, 2);
+	CHECK(cuMemFree(memory + 4096), 1);
+	CHECK(cuMemFree(memory), 0);
+	CHECK(cuMemGetInfo(&after, &total), 0);
+	CHECK(before == after, 1);
+}
+
 int main(int count, char **words)
 {
 	static const struct {
 		const char *word;
 		void (*run)(void);
 	} lives[] = { { "fork_before", fork_before }, { "fork_after", fork_after }, { "threads", threads }, { "callback", callback },
-		      { "vm", vm }, { "ipc", ipc }, { "reset", reset }, { "pitch", pitch } };
+		      { "vm", vm }, { "ipc", ipc }, { "reset", reset }, { "pitch", pitch },
+		      { "others", others }, { "placed", placed } };
 	const char *word = count > 1 ? words[1] : "";
 
 	for (unsigned i = 0; i < sizeof(lives) / sizeof(*lives); i++)

@@ -1,8 +1,10 @@
 """The shim is found by every way by which a program finds libcuda, and by no other; and programs live as without it."""
 
+import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +23,15 @@ LIVES = [
     "exit",
     "vm",
     "pitch",
+    "others",
+    "placed",
+]
+SOUND = [
+    *(f"shim_life {life}" for life in LIVES if isinstance(life, str)),
+    "shim_life threads",
+    "shim_life reset",
+    "shim_found runs 8",
+    "wild use_after_free",
 ]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -220,6 +231,45 @@ def test_a_sanitized_program_runs_under_it(run: Run, short_dir: Path) -> None:
         ["gcc", "-D_GNU_SOURCE", "-fsanitize=address,undefined", ROOT / "tests/clients/shim_found.c", "-o", program, "-ldl"],
         check=True,
     )
-    library = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
-    done = run(str(program), "run", shim=f"{library} {SHIM}", MPSD_SHIELD="absorb")
+    done = run(str(program), "run", shim=f"{library_of_gcc('libasan.so')} {SHIM}", MPSD_SHIELD="absorb")
     assert (done.returncode, done.stdout, done.stderr) == (0, "PASS\n", "")
+
+
+@pytest.fixture(scope="module")
+def sanitized(built: None) -> str:
+    """The shim with sanitizers, and what has to come before it."""
+    subprocess.run(["make", "-s", "-C", ROOT / "clients/shim", "SAN=address,undefined"], check=True)
+    return " ".join([*map(library_of_gcc, ("libasan.so", "libubsan.so")), str(ROOT / "clients/shim/build/san/libmpsd.so")])
+
+
+def library_of_gcc(name: str) -> str:
+    return subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(os.environ.get("MPSD_SIM_SAN")), reason="the machine's library is sanitized in another way")
+@pytest.mark.parametrize("words", SOUND)
+def test_the_shim_itself_is_sound(run: Run, sanitized: str, words: str) -> None:
+    """Whatever it does with memory is looked at by sanitizers."""
+    done = run(*words.split(), shim=sanitized, MPSD_SHIELD="absorb")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["misuse", "order", "names", "fork_after_init", "overrun"])
+@pytest.mark.parametrize("shield", ["off", "absorb"])
+def test_a_program_in_python_sees_the_same_driver(built: None, short_dir: Path, verb: str, shield: str) -> None:
+    """By ctypes: each call, each error."""
+
+    def see(shim: str) -> dict[str, object]:
+        environment = {"LD_LIBRARY_PATH": str(SIMULATOR / "lib"), "MPSD_SIM_DIR": str(short_dir / "machine"),
+                       "MPSD_SIM_FAST": "1", "CUDA_MPS_PIPE_DIRECTORY": str(short_dir), "LD_PRELOAD": shim,
+                       "MPSD_SHIELD": shield, "MPSD_ARENA_MIN": "1"}  # fmt: skip
+        command = [sys.executable, str(ROOT / "tests/native/sim_driver.py"), verb]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=True)
+        assert done.stderr == ""
+        return {name: value for name, value in json.loads(done.stdout).items() if name != "ms"}
+
+    if verb == "overrun":  # its range is laid where the driver would have put the memory
+        shield = "off"
+    assert see(str(SHIM)) == see("")
