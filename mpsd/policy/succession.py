@@ -1,0 +1,224 @@
+"""Who serves, and who comes next: a service has one process that writes its arena, and standbys that could.
+
+    IDLE ──Promote──▶ PROMOTING ──promoted──▶ SERVING ──asked──▶ YIELDING
+     ▲                    │                      │                  │
+     │                    └──── Fence ───────────┴───── Fence ──────┤
+     │                            ▼                                 │
+     └────────fenced────────── FENCING ◀──too late, or it failed────┘     fenced: YIELDING ──▶ IDLE as well
+
+The rule that all others give way to: nobody is promoted before the last one who may have written is fenced, whatever it says of
+itself, and whether it seems to be dead.  So there is one `writer` from the moment it is told to begin, and none only after
+`Fenced`.
+
+| what happened | to the writer | to a standby |
+|---|---|---|
+| a fault in its domain | fenced at once: what it computes may be wrong | never promoted; it must end and come again |
+| it ended | fenced: the GPU may still work for it | forgotten |
+| it is silent | fenced when there is a successor; alone it goes on | not promoted until it is ready again |
+| it is too slow to yield | fenced when there is a successor; alone it is told to go on | |
+| it is too slow to take over, or fails | fenced | |
+
+Promotions are counted, also those that fail and those that were asked for: at most `most_promotions` in `window_seconds`; a
+service whose processes die of their work waits, rather than spoil every standby.  Nobody is started here.
+
+Values in, decisions out; no clock: `at` is in seconds of any that does not go back.  The words are in succession_words.py.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mpsd.model import ProcessId
+from mpsd.policy.succession_words import (
+    MOST_MEMBERS,
+    Asked,
+    Decision,
+    Elapsed,
+    Ended,
+    Event,
+    Failed,
+    Faulted,
+    Fence,
+    Fenced,
+    Joined,
+    Keep,
+    Limits,
+    Member,
+    Phase,
+    Promote,
+    Promoted,
+    Ready,
+    Refuse,
+    Service,
+    Silent,
+    Standing,
+    Unserved,
+    Yield,
+)
+
+
+def decide(service: Service, event: Event, at: float, limits: Limits) -> tuple[Service, tuple[Decision, ...]]:
+    """What the service is after this, and what is to be done, in order.  A refusal changes nothing."""
+    noted = _note(service, event, at, limits)
+    if isinstance(noted, Refuse):
+        return service, (noted,)
+    decisions: list[Decision] = []
+    for after, decision in _follow(noted, event, at, limits):
+        noted = after
+        if decision is not None:
+            decisions.append(decision)
+    if noted.phase is Phase.IDLE and service.phase is not Phase.IDLE:
+        decisions.append(Unserved(_why_nobody(noted)))
+    return noted, tuple(decisions)
+
+
+def successor(service: Service) -> Member | None:
+    """Who would be promoted now: whom somebody wished for, else one in a domain where nobody has faulted or is silent, else the
+    first of the lowest rank."""
+    ready = [each for each in service.members if each.standing is Standing.READY and each.process != service.writer]
+    ill = {each.domain for each in service.members if each.standing in (Standing.FAULTED, Standing.SILENT)}
+    return min(ready, key=lambda each: (each.process != service.wish, each.domain in ill, each.rank), default=None)
+
+
+def may_promote_at(service: Service, at: float, limits: Limits) -> float:
+    """When there may be a promotion: `at`, or later."""
+    if limits.most_promotions < 1:
+        return float("inf")
+    recent = [each for each in service.promotions if each > at - limits.window_seconds]
+    return at if len(recent) < limits.most_promotions else recent[-limits.most_promotions] + limits.window_seconds
+
+
+# -- facts ---------------------------------------------------------------------------------------------------------------
+
+
+def _note(service: Service, event: Event, at: float, limits: Limits) -> Service | Refuse:
+    """The facts alone: what is so now, whatever follows from it."""
+    match event:
+        case Joined(process, domain, rank):
+            if service.member(process) or process == service.writer:
+                return Refuse(f"{process.pid} is a member already")
+            if len(service.members) >= MOST_MEMBERS:
+                return Refuse(f"a service has up to {MOST_MEMBERS} members")
+            return replace(service, members=(*service.members, Member(process, domain, rank)))
+        case Ready(process):
+            return _note_standing(service, process, Standing.READY)
+        case Silent(process):
+            return _note_standing(service, process, Standing.SILENT)
+        case Faulted(domain):
+            ill = (replace(each, standing=Standing.FAULTED) if each.domain == domain else each for each in service.members)
+            return replace(service, members=tuple(ill))
+        case Ended(process):
+            return _without(service, process)
+        case Asked(to):
+            return _note_wish(service, to, at, limits)
+        case Fenced(process) | Promoted(process) | Failed(process):
+            if process != service.writer:
+                return Refuse(f"{process.pid} is not the one that writes")
+            return service
+        case Elapsed():
+            return service
+
+
+def _note_standing(service: Service, process: ProcessId, standing: Standing) -> Service | Refuse:
+    member = service.member(process)
+    if member is None:
+        return Refuse(f"{process.pid} is no member")
+    if member.standing is Standing.FAULTED:
+        lost = f"a fault has cost {process.pid} its context: it has to end"
+        return Refuse(lost) if standing is Standing.READY else service
+    return _with(service, replace(member, standing=standing))
+
+
+def _note_wish(service: Service, to: ProcessId | None, at: float, limits: Limits) -> Service | Refuse:
+    if service.phase is not Phase.SERVING:
+        return Refuse(f"the service is {service.phase}: there is nobody to take over from")
+    asked = replace(service, wish=to)
+    next_ = successor(asked)
+    if next_ is None or (to is not None and next_.process != to):
+        return Refuse("nobody is ready" if to is None else f"{to.pid} is no standby that is ready")
+    if may_promote_at(service, at, limits) > at:
+        return Refuse(f"there were {limits.most_promotions} promotions within {limits.window_seconds:g} seconds")
+    return asked
+
+
+def _with(service: Service, member: Member) -> Service:
+    return replace(service, members=tuple(member if each.process == member.process else each for each in service.members))
+
+
+def _without(service: Service, process: ProcessId) -> Service:
+    left = tuple(each for each in service.members if each.process != process)
+    return replace(service, members=left, wish=None if service.wish == process else service.wish)
+
+
+# -- what follows --------------------------------------------------------------------------------------------------------
+
+
+def _follow(service: Service, event: Event, at: float, limits: Limits) -> Iterator[tuple[Service, Decision | None]]:
+    """Steps from these facts, each with its decision, until nothing follows."""
+    writer, is_late = service.writer, isinstance(event, Elapsed) and service.deadline is not None and at >= service.deadline
+    if writer is not None and isinstance(event, Fenced):
+        service = _released(service, writer)
+        yield service, None
+    elif writer is not None:
+        service, decision = _about_writer(service, writer, event, at, limits, is_late)
+        yield service, decision
+    if service.phase is Phase.IDLE:
+        yield _promoted_next(service, at, limits)
+
+
+def _about_writer(
+    service: Service, writer: ProcessId, event: Event, at: float, limits: Limits, is_late: bool
+) -> tuple[Service, Decision | None]:
+    if service.phase is Phase.FENCING:
+        return (replace(service, deadline=at + limits.fence_seconds), Fence(writer)) if is_late else (service, None)
+    if _must_go(service, writer, event, is_late):
+        return replace(service, phase=Phase.FENCING, deadline=at + limits.fence_seconds), Fence(writer)
+    if service.phase is Phase.PROMOTING and isinstance(event, Promoted):
+        return replace(service, phase=Phase.SERVING, deadline=None), None
+    if service.phase is Phase.SERVING and isinstance(event, Asked):
+        return replace(service, phase=Phase.YIELDING, deadline=at + limits.yield_seconds), Yield(writer)
+    if service.phase is Phase.YIELDING and is_late:
+        return replace(service, phase=Phase.SERVING, wish=None, deadline=None), Keep(writer)
+    return service, None
+
+
+def _must_go(service: Service, writer: ProcessId, event: Event, is_late: bool) -> bool:
+    member = service.member(writer)
+    if member is None or member.standing is Standing.FAULTED:
+        return True
+    if service.phase is Phase.PROMOTING:
+        return is_late or isinstance(event, Failed) or member.standing is Standing.SILENT
+    if member.standing is Standing.SILENT or (service.phase is Phase.YIELDING and is_late):
+        return successor(service) is not None
+    return False
+
+
+def _released(service: Service, writer: ProcessId) -> Service:
+    """It writes no more.  Whoever let go by itself is a member still, and has to warm again; who was ended is none."""
+    member = service.member(writer)
+    if service.phase is Phase.FENCING:
+        service = _without(service, writer)
+    elif member is not None and member.standing is not Standing.FAULTED:
+        service = _with(service, replace(member, standing=Standing.WARMING))
+    return replace(service, phase=Phase.IDLE, writer=None, deadline=None)
+
+
+def _promoted_next(service: Service, at: float, limits: Limits) -> tuple[Service, Decision | None]:
+    next_, when = successor(service), may_promote_at(service, at, limits)
+    if next_ is None or when > at:
+        return replace(service, deadline=None if next_ is None or when == float("inf") else when), None
+    recent = tuple(each for each in service.promotions if each > at - limits.window_seconds)
+    promoting = replace(
+        service,
+        phase=Phase.PROMOTING,
+        writer=next_.process,
+        wish=None,
+        promotions=(*recent, at),
+        deadline=at + limits.promote_seconds,
+    )
+    return promoting, Promote(next_.process)
+
+
+def _why_nobody(service: Service) -> str:
+    if not service.members:
+        return "no process is left"
+    return "no standby is ready" if successor(service) is None else "too many promotions in too short a time"

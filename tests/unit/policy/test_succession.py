@@ -1,0 +1,260 @@
+"""Who serves and who comes next: the table of succession.py, and every event in every phase."""
+
+from dataclasses import replace
+
+import pytest
+
+from mpsd.model import ProcessId
+from mpsd.policy.succession import decide, may_promote_at, successor
+from mpsd.policy.succession_words import (
+    MOST_MEMBERS,
+    Asked,
+    Elapsed,
+    Ended,
+    Failed,
+    Faulted,
+    Fence,
+    Fenced,
+    Joined,
+    Keep,
+    Limits,
+    Member,
+    Phase,
+    Promote,
+    Promoted,
+    Ready,
+    Refuse,
+    Service,
+    Silent,
+    Standing,
+    Unserved,
+    Yield,
+)  # fmt: skip
+
+A, B, C, STRANGER = (ProcessId(pid, 1) for pid in (1, 2, 3, 9))
+LIMITS = Limits(most_promotions=3, window_seconds=60.0, yield_seconds=10.0, promote_seconds=10.0, fence_seconds=5.0)
+NOW = 1000.0
+READY, WARMING, FAULTED, SILENT = Standing.READY, Standing.WARMING, Standing.FAULTED, Standing.SILENT
+
+
+def service(phase: Phase, b: Standing = READY, c: Standing = WARMING, **facts: object) -> Service:
+    """A writes, or is about to, or did; B stands by, C comes after it; each in a domain of its own."""
+    members = (Member(A, "a", 0, READY), Member(B, "b", 1, b), Member(C, "c", 2, c))
+    deadline = None if phase in (Phase.IDLE, Phase.SERVING) else NOW
+    made = Service(phase, members, None if phase is Phase.IDLE else A, deadline=deadline)
+    if phase is Phase.IDLE:  # since nobody is ready
+        made = replace(made, members=tuple(replace(each, standing=WARMING) for each in members))
+    return replace(made, **facts)  # type: ignore[arg-type]
+
+
+REFUSED = "refused"
+# Phase by phase: after which event, which phase, and what is decided.  Elapsed: the deadline has come, if there is one.
+EVENTS = {
+    "a third one joins": Joined(STRANGER, "d"),
+    "one joins again": Joined(B, "b"),
+    "the standby is ready": Ready(B),
+    "the writer is heard of": Ready(A),
+    "a stranger is ready": Ready(STRANGER),
+    "a fault in the writer's domain": Faulted("a"),
+    "a fault in the standby's domain": Faulted("b"),
+    "a fault elsewhere": Faulted("z"),
+    "the writer ends": Ended(A),
+    "the standby ends": Ended(B),
+    "a stranger ends": Ended(STRANGER),
+    "the writer is silent": Silent(A),
+    "the standby is silent": Silent(B),
+    "a stranger is silent": Silent(STRANGER),
+    "a handover": Asked(),
+    "a handover to the standby": Asked(B),
+    "a handover to one that warms": Asked(C),
+    "a handover to the writer": Asked(A),
+    "the writer is fenced": Fenced(A),
+    "the standby is fenced": Fenced(B),
+    "the writer serves": Promoted(A),
+    "the standby says it serves": Promoted(B),
+    "the writer failed": Failed(A),
+    "the standby says it failed": Failed(B),
+    "time": Elapsed(),
+}
+STAYS = {
+    "a third one joins", "the standby is ready", "the writer is heard of", "a fault in the standby's domain",
+    "a fault elsewhere", "the standby ends", "a stranger ends", "the standby is silent",
+}  # fmt: skip
+REFUSES = {
+    "one joins again", "a stranger is ready", "a stranger is silent", "a handover to one that warms",
+    "a handover to the writer", "the standby is fenced", "the standby says it serves", "the standby says it failed",
+}  # fmt: skip
+FENCING = (Phase.FENCING, (Fence(A),))
+NEXT = (Phase.PROMOTING, (Promote(B),))
+WALKED: dict[Phase, dict[str, object]] = {
+    Phase.IDLE: {
+        "the standby is ready": NEXT,
+        "the writer is heard of": (Phase.PROMOTING, (Promote(A),)),
+        "a fault in the writer's domain": (Phase.IDLE, ()),
+        "the writer ends": (Phase.IDLE, ()),
+        "the writer is silent": (Phase.IDLE, ()),
+        "a handover": REFUSED,
+        "a handover to the standby": REFUSED,
+        "the writer is fenced": REFUSED,
+        "the writer serves": REFUSED,
+        "the writer failed": REFUSED,
+        "time": (Phase.IDLE, ()),
+    },
+    Phase.PROMOTING: {
+        "a fault in the writer's domain": FENCING,
+        "the writer ends": FENCING,
+        "the writer is silent": FENCING,
+        "a handover": REFUSED,
+        "a handover to the standby": REFUSED,
+        "the writer is fenced": NEXT,
+        "the writer serves": (Phase.SERVING, ()),
+        "the writer failed": FENCING,
+        "time": FENCING,
+    },
+    Phase.SERVING: {
+        "a fault in the writer's domain": FENCING,
+        "the writer ends": FENCING,
+        "the writer is silent": FENCING,
+        "a handover": (Phase.YIELDING, (Yield(A),)),
+        "a handover to the standby": (Phase.YIELDING, (Yield(A),)),
+        "the writer is fenced": NEXT,
+        "the writer serves": (Phase.SERVING, ()),
+        "the writer failed": (Phase.SERVING, ()),
+        "time": (Phase.SERVING, ()),
+    },
+    Phase.YIELDING: {
+        "a fault in the writer's domain": FENCING,
+        "the writer ends": FENCING,
+        "the writer is silent": FENCING,
+        "a handover": REFUSED,
+        "a handover to the standby": REFUSED,
+        "the writer is fenced": NEXT,
+        "the writer serves": (Phase.YIELDING, ()),
+        "the writer failed": (Phase.YIELDING, ()),
+        "time": FENCING,
+    },
+    Phase.FENCING: {
+        "a fault in the writer's domain": (Phase.FENCING, ()),
+        "the writer ends": (Phase.FENCING, ()),
+        "the writer is silent": (Phase.FENCING, ()),
+        "a handover": REFUSED,
+        "a handover to the standby": REFUSED,
+        "the writer is fenced": NEXT,
+        "the writer serves": (Phase.FENCING, ()),
+        "the writer failed": (Phase.FENCING, ()),
+        "time": FENCING,
+    },
+}
+
+
+@pytest.mark.parametrize("what", EVENTS)
+@pytest.mark.parametrize("phase", Phase)
+def test_every_event_in_every_phase(phase: Phase, what: str) -> None:
+    before = service(phase)
+    expected = WALKED[phase].get(what) or (REFUSED if what in REFUSES else (phase, ()))
+    assert what in WALKED[phase] or what in STAYS | REFUSES, "not in the table"
+    after, decisions = decide(before, EVENTS[what], NOW, LIMITS)
+    if expected == REFUSED:
+        assert after == before
+        assert [type(each) for each in decisions] == [Refuse]
+    else:
+        assert (after.phase, decisions) == expected
+        assert (after.writer is None) == (after.phase is Phase.IDLE)
+        assert (after.deadline is None) == (after.phase in (Phase.IDLE, Phase.SERVING))
+
+
+ALONE = {"b": WARMING}
+SERVING, YIELDING, ENDING = Phase.SERVING, Phase.YIELDING, Phase.FENCING
+HASTY, JUST_IN_TIME = (NOW - 59, NOW - 2, NOW - 1), (NOW - 60, NOW - 2, NOW - 1)
+ALREADY = "there were 3 promotions within 60 seconds"
+RULES = {
+    "silent, and alone: it goes on": (service(SERVING, **ALONE), Silent(A), SERVING),
+    "faulted, and alone: it is fenced": (service(SERVING, **ALONE), Faulted("a"), ENDING, Fence(A)),
+    "nobody to hand over to": (service(SERVING, **ALONE), Asked(), SERVING, Refuse("nobody is ready")),
+    "slow to yield, and alone: it goes on": (service(YIELDING, **ALONE), Elapsed(), SERVING, Keep(A)),
+    "asked, and it ends": (service(YIELDING, **ALONE), Ended(A), ENDING, Fence(A)),
+    "nobody comes after": (service(ENDING, **ALONE), Fenced(A), Phase.IDLE, Unserved("no standby is ready")),
+    "no process is left": (service(ENDING, members=()), Fenced(A), Phase.IDLE, Unserved("no process is left")),
+    "who faulted is passed over": (service(ENDING, FAULTED, READY), Fenced(A), Phase.PROMOTING, Promote(C)),
+    "and so is who is silent": (service(ENDING, SILENT, READY), Fenced(A), Phase.PROMOTING, Promote(C)),
+    "the lower rank comes first": (service(ENDING, READY, READY), Fenced(A), Phase.PROMOTING, Promote(B)),
+    "but for a wish": (service(ENDING, READY, READY, wish=C), Fenced(A), Phase.PROMOTING, Promote(C)),
+    "if who was wished for is ready": (service(ENDING, READY, WARMING, wish=C), Fenced(A), Phase.PROMOTING, Promote(B)),
+    "a lost context does not come back": (
+        service(SERVING, FAULTED), Ready(B), SERVING, Refuse("a fault has cost 2 its context: it has to end"),
+    ),
+    "too many promotions": (
+        service(ENDING, promotions=HASTY), Fenced(A), Phase.IDLE, Unserved("too many promotions in too short a time"),
+    ),
+    "just in time": (service(ENDING, promotions=JUST_IN_TIME), Fenced(A), Phase.PROMOTING, Promote(B)),
+    "a handover would be one too many": (service(SERVING, promotions=HASTY), Asked(), SERVING, Refuse(ALREADY)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_rules(rule: str) -> None:
+    before, event, phase, *decisions = RULES[rule]
+    after, decided = decide(before, event, NOW, LIMITS)
+    assert (after.phase, decided) == (phase, tuple(decisions))
+
+
+def test_a_silent_writer_is_fenced_as_soon_as_somebody_can_take_over() -> None:
+    alone, _ = decide(service(Phase.SERVING, **ALONE), Silent(A), NOW, LIMITS)
+    assert decide(alone, Ready(B), NOW, LIMITS)[1] == (Fence(A),)
+    heard, _ = decide(alone, Ready(A), NOW, LIMITS)
+    assert decide(heard, Ready(B), NOW, LIMITS)[1] == ()
+
+
+def test_who_was_ended_is_no_member_and_who_let_go_has_to_warm_again() -> None:
+    ended, _ = decide(service(Phase.FENCING), Fenced(A), NOW, LIMITS)
+    assert ended.member(A) is None
+    let_go, _ = decide(service(Phase.YIELDING), Fenced(A), NOW, LIMITS)
+    assert let_go.member(A) == Member(A, "a", 0, WARMING)
+
+
+def test_a_writer_that_is_no_member_any_more_still_is_the_writer() -> None:
+    gone, decisions = decide(service(Phase.SERVING), Ended(A), NOW, LIMITS)
+    assert (gone.writer, gone.member(A), decisions) == (A, None, (Fence(A),))
+    assert isinstance(decide(gone, Joined(A, "a"), NOW, LIMITS)[1][0], Refuse)
+    assert decide(gone, Fenced(A), NOW, LIMITS)[1] == (Promote(B),)
+
+
+def test_nothing_follows_from_a_deadline_that_has_not_come() -> None:
+    for phase in (Phase.PROMOTING, Phase.YIELDING, Phase.FENCING):
+        before = service(phase)
+        assert decide(before, Elapsed(), NOW - 0.001, LIMITS) == (before, ())
+
+
+def test_a_fence_is_told_again_for_as_long_as_it_takes() -> None:
+    fencing = service(Phase.FENCING)
+    for step in range(10):
+        fencing, decisions = decide(fencing, Elapsed(), NOW + 5 * step, LIMITS)
+        assert decisions == (Fence(A),)
+        assert fencing.deadline == NOW + 5 * (step + 1)
+
+
+def test_a_service_that_waits_goes_on_by_itself_when_it_may() -> None:
+    waits, _ = decide(service(Phase.FENCING, promotions=(NOW - 50, NOW - 2, NOW - 1)), Fenced(A), NOW, LIMITS)
+    assert waits.deadline == NOW + 10
+    assert decide(waits, Elapsed(), NOW + 9.9, LIMITS)[1] == ()
+    assert decide(waits, Elapsed(), NOW + 10, LIMITS)[1] == (Promote(B),)
+
+
+def test_a_domain_in_which_somebody_faulted_is_second_choice() -> None:
+    here, there = Member(B, "a", 0, READY), Member(C, "c", 5, READY)
+    ill = Member(STRANGER, "a", 0, FAULTED)
+    assert successor(Service(members=(here, there))) == here
+    assert successor(Service(members=(ill, here, there))) == there
+    assert successor(Service(members=(ill, here))) == here
+    assert successor(Service(members=(ill,))) is None
+
+
+def test_members_are_counted() -> None:
+    full = Service(members=tuple(Member(ProcessId(pid, 1), "a") for pid in range(MOST_MEMBERS)))
+    assert isinstance(decide(full, Joined(ProcessId(500, 1), "a"), NOW, LIMITS)[1][0], Refuse)
+
+
+@pytest.mark.parametrize(("promotions", "when"), [((), NOW), ((NOW - 1,), NOW), ((NOW - 9, NOW - 8, NOW - 7), NOW + 51)])
+def test_when_there_may_be_another_promotion(promotions: tuple[float, ...], when: float) -> None:
+    assert may_promote_at(Service(promotions=promotions), NOW, LIMITS) == when
+    assert may_promote_at(Service(promotions=promotions), NOW, replace(LIMITS, most_promotions=0)) == float("inf")
