@@ -53,7 +53,7 @@ def join_vault(
     around = Surroundings(devices, lease_bytes, events.publish, forget_stored=notifier.forget_stored)
     shelf = Shelf(store, around, settings.vault(config))
     program = places.native_directory() / "keeper" / "mpsd-keeper"
-    keeper = VaultKeeper(program, found.claim.state_directory / KEEPER, config.vault.max_allocations, shelf.compare)
+    keeper = VaultKeeper(program, found.claim.state_directory / KEEPER, config.vault.max_allocations, shelf.compare, store)
     janitor = Janitor(keeper, store)
     holders = Holders(attachments, is_awaited)
     check_memory = check_simulated if config.backend == "sim" else check_exported

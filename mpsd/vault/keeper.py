@@ -8,33 +8,28 @@ Whenever it is reached, what it holds is compared with what it should hold; so w
 settled then.  Prose: docs/vault.md.
 """
 
-import array
-import errno
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 import trio
 
+from mpsd import processes
 from mpsd.errors import KeeperFailed, NoRoom, ProtocolError, Stopping, UnusablePath
+from mpsd.model import ProcessId
 from mpsd.runtime.keeper_process import connect_keeper, start_keeper
-from mpsd.wire.keeper import REPLY_BYTES, Entry, Op, Reply, Status, pack_request, parse_reply
+from mpsd.vault.keeper_link import SECONDS, HungUp, KeeperLink, Request
+from mpsd.wire.keeper import Entry, Op, Reply, Status
 
 log = structlog.get_logger()
-_SECONDS = 10.0  # it answers in microseconds; closing much GPU memory takes a tenth of a second
-_WINDOW = 64  # requests on their way, which neither side's queue of a socket's usual size is too short for
 _TURN = 1024  # then others may speak with it
-_CROWDED_SECONDS = 0.001
 _ENDING_SECONDS = 0.01
-
-
-class _HungUp(KeeperFailed):
-    """It has closed the connection: it is ending, or has ended, or was not answered in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,37 +41,34 @@ class Item:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    op: Op
-    name: str = ""
-    descriptor: int | None = None
-    size: int = 0
-
-    @property
-    def may_be_quiet(self) -> bool:
-        return self.op in (Op.PUT, Op.DROP)
-
-
 # Given what it holds, by name: names that it should not hold.
 Compare = Callable[[Mapping[str, Entry]], Iterable[str]]
+
+
+class Memory(Protocol):
+    """Which keeper was reached last, also by an mpsd before; raises UnusablePath."""
+
+    def keeper(self) -> ProcessId | None: ...
+    def save_keeper(self, keeper: ProcessId) -> None: ...
 
 
 class VaultKeeper:
     """Guards that one task at a time speaks with it, and that what `put` returned from is held.
 
+    One that lives and whose socket is gone is of no use to anybody, and is ended: nothing else gives its memory back.
+
     compare: called without a moment in which others run, whenever it was reached, and with nothing when it has died.
     """
 
-    def __init__(self, program: Path, path: Path, most: int, compare: Compare) -> None:
+    def __init__(self, program: Path, path: Path, most: int, compare: Compare, memory: Memory) -> None:
         self._program = program
         self._path = path
         self._most = most
         self._compare = compare
-        self._socket: socket.socket | None = None
+        self._memory = memory
+        self._link = KeeperLink()
         self._processes: list[subprocess.Popen[bytes]] = []  # our children: those that this mpsd started
         self._lock = trio.Lock()
-        self._sequence = 0
         self._is_over = False
         self._opened = trio.Event()
         self.pid = 0  # 0: there is none that is known
@@ -85,7 +77,7 @@ class VaultKeeper:
     @property
     def state(self) -> str:
         """"works", or why it does not."""
-        if self._socket is not None:
+        if self._link.is_open:
             return "works"
         return "it does not answer" if self.pid else "there is none, and nothing to hold"
 
@@ -97,8 +89,9 @@ class VaultKeeper:
         handed: what an earlier keeper gave to somebody else before it ended.  Raises KeeperFailed.
         """
         async with self._lock:
-            if self._socket is not None or await self._connect(handed):
+            if self._link.is_open or await self._connect(handed):
                 return
+            self._end_unreachable()
             if handed:
                 await self._start(handed)
             else:
@@ -111,11 +104,11 @@ class VaultKeeper:
         """
         async with self._lock:
             await self._open()
-            replies = await self._exchange(_puts(items))
+            replies = await self._link.exchange(_puts(items))
             refused = [reply for reply, _ in replies if reply.op == Op.PUT and reply.status != Status.OK]
             if not refused:
                 return
-            await self._exchange(_drops(item.name for item in items))
+            await self._link.exchange(_drops(item.name for item in items))
         if any(reply.status in (Status.FULL, Status.NO_ROOM) for reply in refused):
             raise NoRoom(f"the vault's keeper can hold {self.most_held} descriptors, and has no room for {len(items)} more")
         raise KeeperFailed(f"the vault's keeper refused a descriptor with status {refused[0].status}")
@@ -124,7 +117,7 @@ class VaultKeeper:
         """A duplicate of each.  Raises KeeperFailed, also where one is not there."""
         async with self._lock:
             await self._open()
-            replies = await self._exchange([_Request(Op.GET, name) for name in names])
+            replies = await self._link.exchange([Request(Op.GET, name) for name in names])
         found = [descriptor for _, descriptors in replies for descriptor in descriptors]
         if len(found) == len(names):
             return found
@@ -138,27 +131,28 @@ class VaultKeeper:
         requests = _drops(names)
         for start in range(0, len(requests), _TURN):
             async with self._lock:
-                if self._socket is None and not await self._connect():
+                if not self._link.is_open and not await self._connect():
                     return
-                await self._exchange(requests[start : start + _TURN])
+                await self._link.exchange(requests[start : start + _TURN])
 
     async def names(self) -> list[str]:
         """Of all that it holds; empty where there is none.  Raises KeeperFailed."""
         async with self._lock:
-            return list(await self._list()) if self._socket is not None or await self._connect() else []
+            return list(await self._list()) if self._link.is_open or await self._connect() else []
 
     async def stop(self) -> None:
-        """End it, and so close everything it holds.  No other one is started."""
+        """End it, and so close everything it holds.  No other one is started.  Raises UnusablePath."""
         async with self._lock:
             self._is_over = True
             try:
-                if self._socket is not None or await self._connect():
-                    await self._exchange([_Request(Op.STOP)])
-            except (KeeperFailed, UnusablePath) as exc:
-                log.error("vault.keeper_killed", pid=self.pid, why=str(exc))
-                self._kill()
+                if self._link.is_open or await self._connect():
+                    await self._link.exchange([Request(Op.STOP)])
+                    await self._link.see_end()
+            except KeeperFailed as exc:
+                log.error("vault.keeper_silent", why=str(exc))
+            self._end_unreachable()
             self.pid = 0
-            self._close()
+            self._link.close()
             self._path.unlink(missing_ok=True)
             self._collect()
 
@@ -173,19 +167,20 @@ class VaultKeeper:
                 if self.pid == watched:  # else whoever found it dead has started another
                     log.error("vault.keeper_died", pid=watched)
                     self.pid = 0
-                    self._close()
+                    self._link.close()
                     self._lose_all()
                 self._collect()
 
     def close(self) -> None:
         """Leave it alone; it goes on."""
-        self._close()
+        self._link.close()
 
     # -- reaching it -----------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        if self._socket is not None or await self._connect():
+        if self._link.is_open or await self._connect():
             return
+        self._end_unreachable()
         self._compare({})
         await self._start()
 
@@ -198,49 +193,54 @@ class VaultKeeper:
             raise KeeperFailed(f"{self._program} was started and does not answer at {self._path}")
 
     async def _connect(self, handed: Sequence[Item] = ()) -> bool:
-        """False: nobody listens.  Raises KeeperFailed for one that does not answer."""
+        """False: nobody listens.  Raises KeeperFailed for one that does not answer.  Nothing is asked of one that was not
+        compared."""
         hello = await self._greet()
         if hello is None:
             return False
-        if hello.status:
-            self._close()
-            raise KeeperFailed(f"the keeper at {self._path} refuses mpsd with status {hello.status}: is it of another version?")
-        [(stat, _)] = await self._exchange([_Request(Op.STAT)])
-        self.pid, self.most_held = stat.keeper_pid(), stat.most_held()
-        await self._exchange(_puts(handed))
-        await self._settle(await self._list())
+        try:
+            if hello.status:
+                raise KeeperFailed(f"the keeper at {self._path} refuses mpsd with {hello.status}: is it of another version?")
+            await self._meet(handed)
+        except ProtocolError as exc:
+            self._link.close()
+            raise KeeperFailed(str(exc)) from None
+        except BaseException:
+            self._link.close()
+            raise
         if self.most_held < self._most:
             log.warning("vault.few_descriptors", wanted=self._most, found=self.most_held)
         self._opened.set()
         return True
 
+    async def _meet(self, handed: Sequence[Item]) -> None:
+        [(stat, _)] = await self._link.exchange([Request(Op.STAT)])
+        self.pid, self.most_held = stat.keeper_pid(), stat.most_held()
+        if (found := processes.process_id(self.pid)) is not None and found != self._memory.keeper():
+            self._memory.save_keeper(found)
+        await self._link.exchange(_puts(handed))
+        surplus = self._compare(await self._list())
+        await self._link.exchange(_drops(surplus))
+
     async def _greet(self) -> Reply | None:
         """The answer to HELLO; None where nobody listens.  One that hangs up is ending: whether it has is asked again."""
-        deadline = trio.current_time() + _SECONDS
+        deadline = trio.current_time() + SECONDS
         while (end := connect_keeper(self._path, 0)) is not None:
-            self._socket = end
+            self._link.open(end)
             try:
-                [(hello, _)] = await self._exchange([_Request(Op.HELLO)])
+                [(hello, _)] = await self._link.exchange([Request(Op.HELLO)])
                 return hello
-            except _HungUp:
+            except HungUp:
                 if trio.current_time() > deadline:
                     raise
             await trio.sleep(_ENDING_SECONDS)
         return None
 
-    async def _settle(self, held: Mapping[str, Entry]) -> None:
-        try:
-            surplus = self._compare(held)
-        except BaseException:
-            self._close()  # nothing is asked of one that was not compared
-            raise
-        await self._exchange(_drops(surplus))
-
     async def _list(self) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
         last = ""
         while True:
-            [(reply, _)] = await self._exchange([_Request(Op.LIST, last)])
+            [(reply, _)] = await self._link.exchange([Request(Op.LIST, last)])
             for entry in reply.entries():
                 found[entry.name] = entry
                 last = entry.name
@@ -253,104 +253,25 @@ class VaultKeeper:
         except UnusablePath as exc:  # whoever asks for something next is told, until it can be stored
             log.error("store.failed", statement="what the vault's keeper held", why=str(exc))
 
-    def _kill(self) -> None:
-        if self.pid:
-            try:
-                os.kill(self.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+    def _end_unreachable(self) -> None:
+        """What is known to have been reached once, and lives."""
+        keeper = self._memory.keeper()
+        if keeper is not None and processes.is_alive(keeper) and processes.program_name(keeper.pid) == self._program.name:
+            log.error("vault.keeper_killed", pid=keeper.pid)
+            with suppress(ProcessLookupError):
+                os.kill(keeper.pid, signal.SIGKILL)
 
     def _collect(self) -> None:
         """So that those that have ended are no zombies."""
         self._processes = [process for process in self._processes if process.poll() is None]
 
-    def _close(self) -> None:
-        if self._socket is not None:
-            if trio.lowlevel.in_trio_run():
-                trio.lowlevel.notify_closing(self._socket)
-            self._socket.close()
-            self._socket = None
 
-    # -- speaking --------------------------------------------------------------------------------------------------------
-
-    async def _exchange(self, requests: Sequence[_Request]) -> list[tuple[Reply, list[int]]]:
-        """The replies that came, and the descriptors with them.  Not to be cancelled half way: what was sent is done.
-
-        Raises KeeperFailed, and then the connection is closed, and nothing that came is left open."""
-        replies: list[tuple[Reply, list[int]]] = []
-        try:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + _SECONDS) as scope:
-                for start in range(0, len(requests), _WINDOW):
-                    await self._exchange_some(requests[start : start + _WINDOW], replies)
-                    scope.deadline = trio.current_time() + _SECONDS
-            if not scope.cancelled_caught:
-                return replies
-            failure = KeeperFailed(f"the vault's keeper at {self._path} is silent for {_SECONDS:g} s")
-        except ConnectionError as exc:
-            failure = _HungUp(f"the vault's keeper at {self._path} hung up: {exc}")
-        except (OSError, ProtocolError) as exc:
-            failure = KeeperFailed(f"the vault's keeper at {self._path} did not answer: {exc}")
-        self._close()
-        for _, descriptors in replies:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        raise failure
-
-    async def _exchange_some(self, requests: Sequence[_Request], replies: list[tuple[Reply, list[int]]]) -> None:
-        """Those that may be are quiet but for the last one, whose reply says that the others were carried out or refused."""
-        last = 0
-        for request in requests:
-            self._sequence = last = (self._sequence + 1) & 0xFFFFFFFF
-            data = pack_request(
-                request.op,
-                last,
-                request.name,
-                is_quiet=request.may_be_quiet and request is not requests[-1],
-                generation=1 if request.op is Op.PUT else 0,
-                size=request.size,
-            )
-            await self._send(data, request.descriptor)
-        while not replies or replies[-1][0].sequence != last:
-            replies.append(await self._receive())
-
-    async def _send(self, data: bytes, descriptor: int | None) -> None:
-        assert self._socket is not None, "nothing is said before it is reached"
-        rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-        while True:
-            try:
-                self._socket.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                return
-            except BlockingIOError:
-                await trio.lowlevel.wait_writable(self._socket)
-            except OSError as exc:
-                if exc.errno != errno.ETOOMANYREFS:
-                    raise
-                await trio.sleep(_CROWDED_SECONDS)
-
-    async def _receive(self) -> tuple[Reply, list[int]]:
-        assert self._socket is not None, "nothing is heard before it is reached"
-        while True:
-            try:
-                data, descriptors, _, _ = socket.recv_fds(self._socket, REPLY_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-                break
-            except BlockingIOError:
-                await trio.lowlevel.wait_readable(self._socket)
-        if not data:
-            raise ConnectionResetError("the end came")
-        try:
-            return parse_reply(data), list(descriptors)
-        except ProtocolError:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise
+def _puts(items: Iterable[Item]) -> list[Request]:
+    return [Request(Op.PUT, item.name, item.descriptor, item.size) for item in items]
 
 
-def _puts(items: Iterable[Item]) -> list[_Request]:
-    return [_Request(Op.PUT, item.name, item.descriptor, item.size) for item in items]
-
-
-def _drops(names: Iterable[str]) -> list[_Request]:
-    return [_Request(Op.DROP, name) for name in names]
+def _drops(names: Iterable[str]) -> list[Request]:
+    return [Request(Op.DROP, name) for name in names]
 
 
 async def _see_ended(pid: int) -> None:

@@ -24,7 +24,7 @@ from mpsd.wire.keeper import Entry as Held
 from mpsd.wire.keeper import pack_stored
 
 log = structlog.get_logger()
-Tell = Callable[[str, Arena, Mapping[str, object]], None]
+_OFTEN = frozenset({"committed", "opened", "closed"})  # what a program does all day
 LeaseBytes = Callable[[int, str], int | None]  # of a lease on a GPU; None: no limit, or no such lease any more
 
 
@@ -128,7 +128,10 @@ class Shelf:
         self.account.move(entry.arena, contents.used_bytes - bytes_before, contents.count - count_before)
 
     def tell(self, what: str, arena: Arena, **facts: object) -> None:
-        log.info("arena.event", what=what, arena=arena.name, owner_uid=arena.owner_uid, **facts)
+        if what in _OFTEN:
+            log.debug("arena.event", what=what, arena=arena.name, owner_uid=arena.owner_uid, **facts)
+        else:
+            log.info("arena.event", what=what, arena=arena.name, owner_uid=arena.owner_uid, **facts)
         whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid, "owner_gid": arena.owner_gid}
         self.around.publish(f"arena.{what}", {**whose, "mode": arena.mode, "gpu": arena.gpu, **facts})
 

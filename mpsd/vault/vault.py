@@ -75,9 +75,9 @@ class Vault:
         if self.shelf.settings.is_kept:
             return
         self.arenas.is_over = True
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_SECONDS):
-            await self.keeper.stop()
         try:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_SECONDS):
+                await self.keeper.stop()
             self.store.remove_all()
         except UnusablePath as exc:  # the next mpsd finds that their memory is lost
             log.error("store.failed", statement="all arenas are gone", why=str(exc))

@@ -79,7 +79,7 @@ class House:
             self.forgotten.extend,
         )
         shelf = Shelf(store, around, self.settings)
-        keeper = VaultKeeper(PROGRAM, self.directory / "keeper", self.most, shelf.compare)
+        keeper = VaultKeeper(PROGRAM, self.directory / "keeper", self.most, shelf.compare, store)
         janitor = Janitor(keeper, store)
 
         def is_awaited(process: ProcessId) -> bool:

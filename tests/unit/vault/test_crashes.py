@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
+from mpsd import processes
 from mpsd.arena import GRANULE, Access, Arena
 from mpsd.errors import KeeperFailed, MpsdError, StaleGeneration, Stopping
 from mpsd.model import ProcessId
-from mpsd.vault.keeper import VaultKeeper
+from mpsd.vault.keeper_link import KeeperLink
 from mpsd.vault.vault import Vault
 from tests.unit.vault.house import SPEC, House, at, committed, descriptors, memory, opened, put, taken, until
 
@@ -82,16 +83,16 @@ async def die_in(house: House, step: Step, process: ProcessId, deadly: int) -> b
 
     async with house.vault() as vault:
         arena = vault.arenas.find("model")
-        exchange = VaultKeeper._exchange
+        exchange = KeeperLink.exchange
 
-        async def deadly_exchange(self: VaultKeeper, requests):  # type: ignore[no-untyped-def]
+        async def deadly_exchange(self: KeeperLink, requests):  # type: ignore[no-untyped-def]
             cut()
             replies = await exchange(self, requests)
             cut()
             return replies
 
         vault.store.before_writing = cut
-        vault.keeper._exchange = deadly_exchange.__get__(vault.keeper)  # type: ignore[method-assign]
+        vault.keeper._link.exchange = deadly_exchange.__get__(vault.keeper._link)  # type: ignore[method-assign]
         await step(vault, arena, process)
         return False
     raise AssertionError
@@ -204,7 +205,7 @@ async def test_a_keeper_that_lost_one_descriptor_loses_its_arena_alone(house, wr
 
 async def test_a_stopped_keeper_costs_an_answer_and_no_memory(house, writer, monkeypatch):
     """Somebody debugs it, or the machine sleeps: what it holds is not lost."""
-    monkeypatch.setattr("mpsd.vault.keeper._SECONDS", 0.05)
+    monkeypatch.setattr("mpsd.vault.keeper_link.SECONDS", 0.05)
     async with house.vault() as vault:
         arena = await committed(vault, writer.process)
         os.kill(vault.keeper.pid, signal.SIGSTOP)
@@ -213,7 +214,7 @@ async def test_a_stopped_keeper_costs_an_answer_and_no_memory(house, writer, mon
                 await put(vault, arena, writer.process, 1)
         assert vault.arenas.find("model").used_bytes == GRANULE
         os.kill(vault.keeper.pid, signal.SIGCONT)
-        monkeypatch.setattr("mpsd.vault.keeper._SECONDS", 10.0)
+        monkeypatch.setattr("mpsd.vault.keeper_link.SECONDS", 10.0)
         await put(vault, arena, writer.process, 1, text=b"after")
         await vault.arenas.commit(arena.id, 1, writer.process, None)
         assert await taken(vault, arena, writer.process) == {0: b"0", 1: b"after"}
@@ -292,7 +293,7 @@ async def test_a_new_keepers_life_does_not_end_with_the_old_ones(house, writer):
 
 
 async def test_memory_is_given_back_when_a_stopped_keeper_goes_on(house, writer, monkeypatch):
-    monkeypatch.setattr("mpsd.vault.keeper._SECONDS", 0.05)
+    monkeypatch.setattr("mpsd.vault.keeper_link.SECONDS", 0.05)
     monkeypatch.setattr("mpsd.vault.janitor._AGAIN_SECONDS", 0.01)
     async with house.vault() as vault:
         arena = await committed(vault, writer.process)
@@ -316,3 +317,23 @@ async def test_once_it_has_ended_nothing_is_begun(house, writer):
             await vault.keeper.put([])
     async with house.vault() as vault:
         assert vault.arenas.arenas() == []
+
+
+async def test_a_keeper_whose_socket_is_gone_gives_its_memory_back(house, writer):
+    """Somebody cleaned /run: no mpsd will ever reach it again."""
+    async with house.vault() as vault:
+        await committed(vault, writer.process)
+        pid = vault.keeper.pid
+    (house.directory / "keeper").unlink()
+    async with house.vault() as vault:
+        assert vault.arenas.find("model").used_bytes == 0
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 it was killed
+
+
+async def test_a_later_process_with_the_keepers_pid_is_left_alone(house, writer):
+    async with house.vault() as vault:
+        vault.store.save_keeper(writer.process)
+    async with house.vault() as vault:
+        await committed(vault, writer.process)
+        assert vault.store.keeper() != writer.process
+    assert processes.is_alive(writer.process)

@@ -1,0 +1,105 @@
+"""What strangers' descriptors are taken for."""
+
+import os
+import socket
+
+import pytest
+
+from mpsd.arena import MOST_LAYOUT_BYTES
+from mpsd.errors import BadRequest
+from mpsd.vault import descriptors
+from mpsd.vault.descriptors import check_exported, check_simulated, read_layout
+from tests.unit.vault.house import memory
+
+
+@pytest.fixture
+def control_device(monkeypatch):
+    """/dev/null stands for /dev/nvidiactl: a character device that everybody may open."""
+    monkeypatch.setattr(descriptors, "CONTROL_DEVICE", "/dev/null")
+
+
+def opened(kind: str) -> int:
+    match kind:
+        case "memory file":
+            return memory()
+        case "directory":
+            return os.open("/", os.O_RDONLY)
+        case "socket":
+            return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).detach()
+        case "pipe":
+            ours, theirs = os.pipe()
+            os.close(theirs)
+            return ours
+    return os.open(kind, os.O_RDONLY)
+
+
+def test_another_opening_of_the_control_device_is_gpu_memory(control_device):
+    """What an exported handle is; whether there is memory behind it, only CUDA can tell."""
+    descriptor = opened("/dev/null")
+    check_exported(descriptor)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("kind", ["/dev/zero", "memory file", "directory", "socket", "pipe", "/etc/passwd"])
+def test_anything_else_is_not(control_device, kind):
+    descriptor = opened(kind)
+    with pytest.raises(BadRequest, match="no exported GPU memory"):
+        check_exported(descriptor)
+    os.close(descriptor)
+
+
+def test_a_machine_without_the_device_has_no_gpu_memory(monkeypatch):
+    monkeypatch.setattr(descriptors, "CONTROL_DEVICE", "/dev/absent")
+    descriptor = opened("/dev/null")
+    with pytest.raises(BadRequest, match="no /dev/absent"):
+        check_exported(descriptor)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("kind", ["/dev/zero", "directory", "socket", "pipe", "/etc/passwd"])
+def test_what_a_stranger_serves_is_neither_simulated_memory_nor_a_layout(kind):
+    """Reading it could wait for ever."""
+    descriptor = opened(kind)
+    with pytest.raises(BadRequest, match="not a memory file"):
+        check_simulated(descriptor)
+    with pytest.raises(BadRequest, match="comes in a memory file"):
+        read_layout(descriptor)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("size", [1, 4096, 1 << 20, (1 << 20) + 1, MOST_LAYOUT_BYTES])
+def test_a_layout_is_copied_to_its_last_byte(size):
+    text = os.urandom(size)
+    theirs = memory(text)
+    layout = read_layout(theirs)
+    assert layout.bytes == size
+    assert os.pread(layout.descriptor, size + 1, 0) == text
+    os.close(theirs)
+    os.close(layout.descriptor)
+
+
+@pytest.mark.parametrize("size", [0, MOST_LAYOUT_BYTES + 1, 1 << 50])
+def test_a_layout_has_a_size(size):
+    theirs = memory()
+    os.ftruncate(theirs, size)
+    with pytest.raises(BadRequest, match=f"a layout of {size} bytes"):
+        read_layout(theirs)
+    os.close(theirs)
+
+
+def test_a_layout_that_becomes_shorter_is_refused(monkeypatch):
+    """A stranger truncates it while it is read: no signal, no half of a layout."""
+    theirs = memory(b"x" * 100)
+    pread = os.pread
+
+    def truncating(descriptor: int, size: int, place: int) -> bytes:
+        part = pread(descriptor, min(size, 10), place)
+        os.ftruncate(theirs, 10)
+        return part
+
+    monkeypatch.setattr(os, "pread", truncating)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(BadRequest, match="became shorter"):
+        read_layout(theirs)
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(theirs)
