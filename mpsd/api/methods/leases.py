@@ -119,6 +119,8 @@ def _selector(call: Call[CreateLease]) -> Selector:
         return Selector(asked.kind, asked.value)
     pid = peer.pid if asked.value == SELF else _decimal(asked.value)
     found = call.services.find_process(pid) if pid else None
+    if asked.value == SELF and found != peer.process:  # whoever connected has ended, and its pid is another's
+        found = None
     if found is None or asked.start_time not in (0, found.start_time):
         raise BadRequest(f"parameter selector: mpsd's pid namespace has no process {describe(asked.value)} of that start time")
     return Selector(SelectorKind.PID, str(found.pid), found.start_time)

@@ -11,6 +11,7 @@ from mpsd.lease import Grant, Identity, Lease, LeaseSpec, LeaseState, Selector, 
 from mpsd.legacy.board import ServerView
 from mpsd.legacy.devices import find_device
 from mpsd.model import DomainState, DomainView, ProcessId
+from mpsd.processes import process_id
 from mpsd.stop import Asker, Manner, Report, Stopped, Target, TargetKind, plan
 from tests.unit.api.fake_arenas import FakeArenas
 from tests.unit.api.fake_arenas import furnish as furnish_arenas
@@ -168,7 +169,7 @@ class Fakes:
     arenas: FakeArenas = field(init=False)
     faults: FaultsInMemory = field(default_factory=known_faults)
     processes: dict[int, int] = field(default_factory=dict)  # start times
-    has_every_process: bool = False
+    has_every_process: bool = False  # those of this machine too
     is_stopping: bool = False
 
     def __post_init__(self) -> None:
@@ -177,8 +178,9 @@ class Fakes:
         self.arenas = FakeArenas(self.leases.publish)
 
     def find_process(self, pid: int) -> ProcessId | None:
-        start_time = self.processes.get(pid, 1 if self.has_every_process else 0)
-        return ProcessId(pid, start_time) if start_time else None
+        if pid not in self.processes:
+            return process_id(pid) if self.has_every_process else None
+        return ProcessId(pid, self.processes[pid])
 
     def services(self) -> Services:
         return Services(

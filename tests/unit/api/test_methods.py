@@ -86,6 +86,13 @@ async def test_a_pid_is_told_apart_from_later_ones(tmp_path: Path) -> None:
     assert lease["selector"] == {"kind": "pid", "value": "586", "start_time": 5860}
 
 
+async def test_whoever_has_the_pid_of_who_connected_is_not_self(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(OWNER)
+        house.fakes.processes[586] = 99999
+        assert await caller.refusal("lease.create", name="job", selector=SELF, sm_percent=1) == "BAD_REQUEST"
+
+
 async def test_a_lease_lasts_as_long_again_unless_told_otherwise(tmp_path: Path) -> None:
     async with open_house(tmp_path) as house:
         caller = await house.call_as(OWNER)
