@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mpsd_client import Schema
 
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / "clients/c/include"
@@ -99,3 +100,25 @@ def test_hostile_writers_for_long(program: Program, seed: int) -> None:
     damaged, *others = program("hostile", "memory", seed, 60_000, 5, seconds=110)
     assert damaged > 30_000
     assert min(others) > 0
+
+
+def test_what_the_page_shows_compiles_and_says_what_python_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/state.md").read_text()
+    writing, reading = re.findall(r"```c\n(.*?)```", page, re.DOTALL)
+    [python] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    compile(python, "docs/state.md", "exec")
+    struct, schema = writing.split("\n\n")[0].splitlines()
+    code = writing.split("\n\n", 1)[1]
+    source = tmp_path / "page.c"
+    source.write_text(
+        "#define _GNU_SOURCE\n#include <mpsd.h>\n"
+        f"{struct}\n{schema}\n"
+        "static int go_on_from(const void *record) { return ((const struct forward *)record)->step == 1 ? 0 : 3; }\n"
+        "int main(void) { uint64_t generation = 1; int fd, rc = 2;\n"
+        f"{code}\nfd = mpsd_state_fd(state);\n{reading.replace('go_on_from(', 'rc = go_on_from(')}\n"
+        'fputs(schema, stdout); return rc; }\n'
+    )
+    command = ["gcc", "-std=c11", *STRICT[3:], str(source), "-o", str(tmp_path / "page"), "-pthread", "-ldl"]
+    subprocess.run(command, check=True)
+    done = subprocess.run([str(tmp_path / "page")], capture_output=True, text=True, timeout=10, check=True)
+    assert done.stdout == Schema.of({"step": "uint64", "token": "int64", "rng": "uint64[4]"}).text

@@ -3,6 +3,8 @@
 import errno
 import os
 import random
+import signal
+import socket
 import struct
 import threading
 from collections.abc import Iterator
@@ -159,3 +161,41 @@ def test_a_view_keeps_the_memory_that_it_shows(state: State) -> None:
     state.close()
     view[0] = 7
     assert view.tolist() == [7, 0, 0, 0]
+
+
+def act(passing: socket.socket) -> None:
+    """The active process: makes steps until it is killed."""
+    with State.create(FIELDS, generation=1) as state:
+        socket.send_fds(passing, [b"x"], [state.fd])
+        for step in range(1, 1 << 40):
+            state.publish(step=step, rng=(step,) * 4, request=f"request {step}")
+
+
+def test_a_standby_goes_on_where_the_killed_one_stopped() -> None:
+    """Which then is the older one: who wants the new one does not take it."""
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        try:
+            act(theirs)
+        finally:
+            os._exit(1)
+    _, [fd], _, _ = socket.recv_fds(ours, 1, 1)
+    with StateReader.open(fd, FIELDS, generation=1) as reader:
+        while reader.latest < 100:  # it goes on for ever: this ends, or the child has, which waitpid says
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        last = reader.read()
+    assert last is not None
+    step = last.sequence
+    assert dict(last) == {"step": step, "token": 0, "rng": (step,) * 4, "request": f"request {step}"}
+    with State.create(FIELDS, generation=2) as state, StateReader.open(state.fd, generation=2) as follower:
+        state.publish(**last)
+        assert read(follower) == dict(last)
+        with pytest.raises(StateError) as refused:
+            StateReader.open(fd, generation=2)
+    assert refused.value.errno == errno.ESTALE
+    os.close(fd)
+    ours.close()
+    theirs.close()
