@@ -13,7 +13,7 @@ PTX = b"""
 .version 7.0
 .target sm_70
 .address_size 64
-.visible .entry oob_write()
+.visible .entry oob_write(.param .u64 p)
 {
 	.reg .b64 %d<3>;
 	mov.u64 %d1, 0x7000dead0000;
@@ -27,13 +27,14 @@ PTX = b"""
 def fault(number: int, frame: object) -> None:
     """The program's next call that waits for the GPU tells it."""
     cuda = ctypes.CDLL("libcuda.so.1")
-    module, function, context = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    module, function, context, unused = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(unused))
     cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
     cuda.cuCtxSetCurrent(context)
     for rc in (
         cuda.cuModuleLoadData(ctypes.byref(module), PTX),
         cuda.cuModuleGetFunction(ctypes.byref(function), module, b"oob_write"),
-        cuda.cuLaunchKernel(function, *([1] * 6), 0, None, None, None),
+        cuda.cuLaunchKernel(function, *([1] * 6), 0, None, parameters, None),
     ):
         if rc:
             raise SystemExit(f"the fault could not be made: {rc}")
