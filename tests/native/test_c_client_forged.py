@@ -11,6 +11,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from mpsd_client import calls
 
 from tests.integration.machine import Machine, open_machine
 from tests.native.c_client_drive import GRANULE, MIB, Drive, Frame, Relay, build, open_relay
@@ -202,6 +203,17 @@ def test_a_wrong_answer_fails_the_opening_and_leaves_nothing(
     kept.do(OPEN)
     kept.do(f"check {kept.do('list').partition(':')[0]} {2 * MIB} 1")
     kept.do("close")
+
+
+@pytest.mark.parametrize("raw", [b"\xc1", bytes(70000)], ids=["garbage", "too long"])
+def test_access_that_was_given_in_an_answer_that_cannot_be_read_is_given_back(
+    kept: Drive, relay: Relay, machine: Machine, raw: bytes
+) -> None:
+    relay.change = only("arena.open", with_raw(raw))
+    assert kept.ask(OPEN).result < 0
+    relay.change = None
+    with machine.mpsd() as mpsd:
+        assert mpsd.ask(calls.arena_get("kept")).writer_pid is None
 
 
 STALE = {"code": 22, "name": "STALE_GENERATION", "message": "forged"}

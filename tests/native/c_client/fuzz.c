@@ -2,6 +2,7 @@
 /* Fuzz: spoiled answers and a driver that fails, at the whole of the C client, under sanitizers, with a check of what must always
  * hold: whatever fails, nothing stays behind.
  * Usage: fuzz SECONDS [SEED].  Prints the seed first, so that a failure can be repeated (as far as threads can). */
+#define MPSD_GREET_SECONDS 0.02
 #include "fake_mpsd.h"
 
 #include <dirent.h>

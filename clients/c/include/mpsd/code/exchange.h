@@ -163,6 +163,10 @@ static inline int mpsd_receive(struct mpsd_session *session, const char *method,
 			break;
 		mpsd_close_all(answer->fds, answer->fd_count);
 		answer->fd_count = 0;
+		if (mpsd_now() >= until) { /* whoever says other things without an end */
+			rc = -ETIMEDOUT;
+			break;
+		}
 	}
 	mpsd_answer_clear(answer);
 	mpsd_hang_up(session);

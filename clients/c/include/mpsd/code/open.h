@@ -222,6 +222,8 @@ static inline int mpsd_admit(struct mpsd_arena *arena, double wait_seconds, stru
 	if (rc < 0)
 		return rc;
 	rc = mpsd_wait_for_access(arena, wait_seconds, facts);
+	if (rc < 0 && rc != -ECONNREFUSED && !mpsd_error_code(arena->session))
+		mpsd_give_back_quietly(arena->session, arena->id); /* mpsd did not refuse: it may have given it */
 	if (rc == 0 && (facts->id != arena->id || facts->base != arena->base || facts->window_bytes != arena->window_bytes)) {
 		mpsd_give_back(arena->session, facts->id);
 		rc = mpsd_fail(arena->session, -EAGAIN, 0, 0, "arena %s was removed and made again meanwhile", arena->name);

@@ -9,6 +9,9 @@
 
 #define MPSD_RECONNECT_SECONDS 10.0
 #define MPSD_ANSWER_SECONDS 30.0
+#ifndef MPSD_GREET_SECONDS
+#define MPSD_GREET_SECONDS 1.0 /* one attempt to connect again takes so long at least, if it must */
+#endif
 
 enum { MPSD_PROTOCOL_VERSION = 1, MPSD_LOSSES = 8 /* of one request: then mpsd is not only restarted */ };
 
@@ -55,11 +58,12 @@ static inline int mpsd_gave_up(struct mpsd_session *session)
 /* Until it is connected or `give_up` has come.  0, or -errno with words. */
 static inline int mpsd_connect(struct mpsd_session *session, double give_up)
 {
-	double answer_until = mpsd_now() + session->answer_seconds;
+	double least = give_up > mpsd_now() ? MPSD_GREET_SECONDS : session->answer_seconds, until;
 	int rc;
 
 	while (session->fd < 0) {
-		rc = mpsd_greet(session, answer_until > give_up ? answer_until : give_up);
+		until = mpsd_now() + least; /* somebody may listen, and not answer */
+		rc = mpsd_greet(session, until > give_up ? until : give_up);
 		if (rc != -ECONNRESET)
 			return rc;
 		if (mpsd_now() >= give_up)
