@@ -2,7 +2,8 @@
 /* Fuzz: spoiled answers and a driver that fails, at the whole of the C client, under sanitizers, with a check of what must always
  * hold: whatever fails, nothing stays behind.
  * Usage: fuzz SECONDS [SEED].  Prints the seed first, so that a failure can be repeated (as far as threads can). */
-#define MPSD_GREET_SECONDS 0.02
+#define MPSD_GREET_SECONDS 0.005
+#define MPSD_ANSWER_SECONDS 0.02
 #include "fake_mpsd.h"
 
 #include <dirent.h>
@@ -197,7 +198,7 @@ int main(int argc, char **argv)
 		session = mpsd_session_open(other.address.sun_path, "fuzz", NULL, 0);
 		if (!session)
 			continue;
-		mpsd_session_patience(session, 0.02, 0.02);
+		mpsd_session_patience(session, 0.005, 0.005);
 		for (int i = 0; i < ROUNDS; i++, rounds++)
 			round_of(session);
 		mpsd_session_close(session);

@@ -8,7 +8,9 @@
 #define MPSD_CODE_SESSION_H
 
 #define MPSD_RECONNECT_SECONDS 10.0
+#ifndef MPSD_ANSWER_SECONDS
 #define MPSD_ANSWER_SECONDS 30.0
+#endif
 #ifndef MPSD_GREET_SECONDS
 #define MPSD_GREET_SECONDS 1.0 /* one attempt to connect again takes so long at least, if it must */
 #endif
