@@ -3,13 +3,14 @@
 Who may what was checked before (api/dispatch.py).  Prose: docs/vault.md.
 """
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import trio
 
+from mpsd.api.descriptors import close_all, close_apart
 from mpsd.arena import Access, Allocation, Arena, ArenaSpec
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoRoom, Stopping
 from mpsd.legacy.devices import find_device
@@ -260,7 +261,7 @@ class Arenas:
     async def put(
         self, arena_id: int, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
     ) -> Arena:
-        with _owned(fds):
+        async with _owned(fds):
             await self._begin()
             return await self._filling.put(self._shelf.find_id(arena_id), generation, process, allocations, fds)
 
@@ -269,7 +270,7 @@ class Arenas:
         return await self._filling.drop(self._shelf.find_id(arena_id), generation, process, offsets)
 
     async def commit(self, arena_id: int, generation: int, process: ProcessId, layout: int | None) -> Arena:
-        with _owned(() if layout is None else (layout,)):
+        async with _owned(() if layout is None else (layout,)):
             await self._begin()
             return await self._filling.commit(self._shelf.find_id(arena_id), generation, process, layout)
 
@@ -293,11 +294,12 @@ class Arenas:
         raise KeeperFailed("the vault's keeper does not answer yet")
 
 
-@contextmanager
-def _owned(descriptors: Iterable[int]) -> Iterator[None]:
-    """They are closed at the end, whatever came of it."""
+@asynccontextmanager
+async def _owned(descriptors: Collection[int]) -> AsyncIterator[None]:
+    """They are closed at the end, whatever came of it.  What was refused may be anything, and its close may take long."""
     try:
         yield
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    except BaseException:
+        await close_apart(partial(close_all, descriptors))
+        raise
+    close_all(descriptors)

@@ -1,0 +1,100 @@
+"""Quotas in a running vault: counted as memory comes, given back as it goes, never passed by two at once."""
+
+from dataclasses import replace
+
+import pytest
+import trio
+
+from mpsd.arena import GRANULE
+from mpsd.errors import NoRoom, NoSuchDevice
+from mpsd.policy.arena_settings import VaultSettings
+from tests.unit.vault.house import GPU, SPEC, STRANGER, USER, at, committed, memory, opened, put
+
+TWO = VaultSettings(user_memory_bytes=2 * GRANULE, user_allocations=100)
+SMALL = replace(SPEC, capacity_bytes=2 * GRANULE)
+
+
+async def test_what_is_dropped_or_rolled_back_makes_room_again(house, writer):
+    house.settings = TWO
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process, SMALL)
+        await put(vault, arena, writer.process, 0, 1)
+        second = await opened(vault, writer.process, replace(SMALL, name="second"))
+        with pytest.raises(NoRoom, match=f"user {USER}"):
+            await put(vault, second, writer.process, 0)
+        await vault.arenas.drop(arena.id, 1, writer.process, [0])
+        await put(vault, second, writer.process, 0)
+        await vault.arenas.close(arena.id, writer.process)
+        await put(vault, second, writer.process, 1)
+        assert vault.shelf.account.used_bytes[GPU] == 2 * GRANULE
+
+
+async def test_others_have_a_quota_of_their_own_and_operators_none(house, writer):
+    house.settings = replace(TWO, operators=frozenset({0}))
+    async with house.vault() as vault:
+        await committed(vault, writer.process, SMALL, places=(0, 1))
+        await committed(vault, writer.process, replace(SMALL, name="theirs"), STRANGER, places=(0, 1))
+        await committed(vault, writer.process, replace(SPEC, name="root's"), 0, places=range(8))
+
+
+async def test_two_who_put_at_once_do_not_pass_a_quota_together(house, writer, other):
+    """Each fits alone: what one asked for counts while its keeper is still asked."""
+    house.settings = TWO
+    refused = []
+    async with house.vault() as vault:
+        first = await opened(vault, writer.process, SMALL)
+        second = await opened(vault, other.process, replace(SMALL, name="second"))
+
+        async def fill(arena, process) -> None:
+            try:
+                await vault.arenas.put(arena.id, 1, process, at(0, 1), [memory(), memory()])
+            except NoRoom:
+                refused.append(process)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill, first, writer.process)
+            nursery.start_soon(fill, second, other.process)
+        assert len(refused) == 1
+        assert vault.shelf.account.used_bytes[GPU] == 2 * GRANULE
+
+
+async def test_a_leases_memory_bounds_its_arenas_together_as_long_as_it_lives(house, writer):
+    house.leases[writer.process] = 7
+    house.lease_bytes[7, GPU] = 3 * GRANULE
+    async with house.vault() as vault:
+        with pytest.raises(NoRoom, match="lease 7"):
+            await vault.arenas.create(SPEC, USER, USER, writer.process)
+        await committed(vault, writer.process, SMALL, places=(0, 1))
+        second = await opened(vault, writer.process, replace(SMALL, name="second"))
+        with pytest.raises(NoRoom, match="lease 7"):
+            await put(vault, second, writer.process, 0, 1)
+        await put(vault, second, writer.process, 0)
+        assert second.lease_id == 7
+        house.lease_bytes.clear()
+        await put(vault, second, writer.process, 1)
+
+
+async def test_what_was_counted_is_counted_by_the_next_mpsd(house, writer):
+    house.settings = TWO
+    async with house.vault() as vault:
+        await committed(vault, writer.process, SMALL, places=(0, 1))
+    async with house.vault() as vault:
+        second = await opened(vault, writer.process, replace(SMALL, name="second"))
+        with pytest.raises(NoRoom):
+            await put(vault, second, writer.process, 0)
+
+
+async def test_a_keeper_that_is_full_refuses_and_keeps_what_it_has(house, writer):
+    house.most = 3
+    async with house.vault() as vault:
+        arena = await committed(vault, writer.process, places=(0, 1))
+        with pytest.raises(NoRoom, match="can hold 3 descriptors"):
+            await put(vault, arena, writer.process, 2, 3)
+        assert len(await vault.keeper.names()) == 2
+        await put(vault, arena, writer.process, 2)
+
+
+async def test_a_gpu_that_is_not_here(house):
+    async with house.vault() as vault:
+        with pytest.raises(NoSuchDevice):
+            await vault.arenas.create(replace(SPEC, gpu="7"), USER, USER, None)
