@@ -375,6 +375,29 @@ def test_the_keeper_dies_and_the_writer_gives_all_again(fresh: Machine, begin: B
     second.do(f"check {new} {2 * MIB} 3")
 
 
+@pytest.mark.slow
+def test_a_commit_of_which_a_part_is_gone_is_not_made_up(fresh: Machine, begin: Begin, name: str) -> None:
+    """What was freed since the commit went with the keeper: half of a commit is none, until the writer commits again."""
+    drive = opened(begin(fresh), name)
+    gone, left = drive.alloc(2, 1), drive.alloc(2, 2)
+    drive.do("commit words")
+    drive.do(f"free {gone}")
+    drive.do("flush")
+    kill_keepers(fresh)
+    new = drive.do(f"alloc {2 * MIB}")
+    drive.do("flush")
+    reader = begin(fresh)
+    reader.do(f"open {name} read 0")
+    assert (reader.do("list"), reader.do("layout")) == ("", "")
+    drive.do("commit")
+    drive.kill()
+    second = begin(fresh)
+    second.do(f"open {name} write 20")
+    assert {each.partition(":")[0] for each in second.do("list").split()} == {left, new}
+    assert second.do("layout") == "words"
+    second.do(f"check {left} {2 * MIB} 2")
+
+
 def kill_keepers(machine: Machine) -> None:
     """The vault's and the relay's, which is of no account here."""
     before = len(machine.journal("vault.lost"))
