@@ -135,6 +135,8 @@ def test_the_header_agrees_with_the_toolkits(tmp_path: Path) -> None:
     assert len(prototypes) > 70
 
 
+@pytest.mark.slow
+@pytest.mark.deadline(120)
 @pytest.mark.skipif(not (TOOLKIT / "cuda.h").exists(), reason="needs the CUDA toolkit's header")
 def test_the_clients_compile_with_the_toolkits_header(sim_programs: None, tmp_path: Path) -> None:
     library = f"LIBRARY=-L{ROOT}/native/sim/lib -lcuda"
