@@ -24,6 +24,7 @@ SETTLE_SECONDS = 0.4
 AFTER_SECONDS = "0.1"  # until mpsd has laid its own, at low addresses
 NAMED_SECONDS = 3.0
 PAGE = 64 << 10  # as far as an address is told exactly
+LOG_CHARACTERS = 8000
 SEED = 3
 OFF = '[faults]\nshield = "off"\nquarantine = "off"\ncrash_pause_max = 0.0\n'  # mpsd's own is for low addresses
 
@@ -61,6 +62,8 @@ def run(stage: Stage) -> None:
                 heard = listener if kind == "report" else None
                 found[kind].append(_trial(stage.mpsd, mode, shim_variables(log, MPSD_SHIELD=kind), chance, heard))
         _report(stage, mode, found)
+    for log in sorted(stage.work.glob("shim-*.log")):
+        stage.keep(log.name, log.read_text(errors="replace")[-LOG_CHARACTERS:])
     listener.close()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tests.gpu.comparison import figures, vault
 from tests.gpu.comparison.clients import Client
-from tests.gpu.comparison.sections.shim_shield import SHIM, shim_variables
+from tests.gpu.comparison.sections.shim_shield import LOG_CHARACTERS, SHIM, shim_variables
 from tests.gpu.comparison.sections.vault_torch import has_torch, python
 from tests.gpu.comparison.stage import ROOT, Stage
 from tests.gpu.comparison.vault_wire import Wire
@@ -21,6 +21,7 @@ KINDS = {"infer": "100", "train": "40"}  # steps
 CAPACITY = "16G"
 MOST_RATIO = 1.02
 ARENA = "shim"
+LOG = "shim-torch.log"
 
 Variables = Mapping[str, str]
 
@@ -38,10 +39,12 @@ def run(stage: Stage) -> None:
     for kind in KINDS:
         _in_arena(stage, kind)
         _under_shim(stage, kind)
+    log = stage.work / LOG
+    stage.keep("the shim's log", log.read_text(errors="replace")[-LOG_CHARACTERS:] if log.exists() else "")
 
 
 def _variants(stage: Stage) -> dict[str, Variables]:
-    log = stage.work / "shim-torch.log"
+    log = stage.work / LOG
     return {
         "plain": {},
         "shim": shim_variables(log),
