@@ -69,7 +69,7 @@ static void drop_waiting(void)
 static int note_memory(void *argument, const struct mpsd_allocation *allocation)
 {
 	(void)argument;
-	return window_put(&window, allocation->address, allocation->bytes, 0);
+	return window_know(&window, allocation->address, allocation->bytes);
 }
 
 static bool is_there(const struct layout_entry *entry)
@@ -154,6 +154,7 @@ struct window *backing_open(CUdevice device)
 				drop_waiting();
 				backing_commit(true); /* until then it counts against the capacity */
 			}
+			window_guard_all(&window);
 		} else {
 			shim_log("arena %s is not used: the driver allocates", wish->arena);
 		}
@@ -195,6 +196,7 @@ int backing_alloc(size_t bytes, uint64_t *address)
 		rc = mpsd_arena_alloc(arena, bytes, address);
 	}
 	if (rc < 0) {
+		window_again(&window);
 		failed("allocating", rc);
 		return rc;
 	}
@@ -204,6 +206,7 @@ int backing_alloc(size_t bytes, uint64_t *address)
 	if (rc < 0) {
 		layout_remove(&layout, *address - window.base);
 		mpsd_arena_free(arena, *address);
+		window_again(&window);
 		return rc;
 	}
 	__atomic_store_n(&is_dirty, true, __ATOMIC_RELEASE);
@@ -214,10 +217,11 @@ int backing_free(uint64_t address)
 {
 	int rc = mpsd_arena_free(arena, address);
 
-	if (rc < 0 && rc != -ENOENT)
-		failed("freeing", rc);
 	layout_remove(&layout, address - window.base);
-	window_freed(&window, address);
+	if (rc == 0)
+		window_freed(&window, address);
+	else
+		failed("freeing", rc); /* it is mapped still: no guard may lie there, and the program has no use for the reason */
 	is_full = false;
 	__atomic_store_n(&is_dirty, true, __ATOMIC_RELEASE);
 	return 0;

@@ -86,14 +86,37 @@ void window_again(struct window *window)
 	window->lifted = window->lifted_end = 0;
 }
 
+static void guard_around(struct window *window, uint64_t base, uint64_t bytes)
+{
+	guard(window, base > window->base + window->band ? base - window->band : window->base, base);
+	guard(window, base + bytes, base + bytes + window->band);
+}
+
+int window_know(struct window *window, uint64_t base, uint64_t bytes)
+{
+	return ledger_add(&window->ledger, base, bytes, LEDGER_MEMORY, 0);
+}
+
+void window_guard_all(struct window *window)
+{
+	struct ledger_range *range;
+
+	for (uint64_t at = window->base; (range = ledger_next(&window->ledger, at));) {
+		struct ledger_range here = *range; /* laying moves the array */
+
+		at = here.base + here.bytes;
+		if (here.kind == LEDGER_MEMORY)
+			guard_around(window, here.base, here.bytes);
+	}
+}
+
 int window_put(struct window *window, uint64_t base, uint64_t bytes, uint64_t note)
 {
 	int rc = ledger_add(&window->ledger, base, bytes, LEDGER_MEMORY, note);
 
 	if (rc < 0)
 		return rc;
-	guard(window, base > window->base + window->band ? base - window->band : window->base, base);
-	guard(window, base + bytes, base + bytes + window->band);
+	guard_around(window, base, bytes);
 	window_again(window);
 	return 0;
 }

@@ -105,6 +105,16 @@ def test_a_killed_program_finds_its_memory_again(house: Machine) -> None:
     assert [addresses(after)[i] for i in (0, 1, 3)] == [at[i] for i in (0, 1, 3)]
 
 
+def test_memory_that_was_adopted_has_guards_around_it(house: Machine) -> None:
+    """Laid when all of it is known: none may lie over what has come with the arena."""
+    ours = {"MPSD_ARENA": "guarded", "MPSD_ARENA_ADOPT": "1", "MPSD_ARENA_CAPACITY": "64M"}
+    memory(house, "--write", "100", "4", "8", "4", MPSD_SHIELD="absorb", **ours)
+    client = house.client("shim_arena", "--wild", "4", "8", "4", **shim(house, MPSD_SHIELD="absorb", **ours))
+    assert client.status() == 0
+    assert [each["last"] for each in client.events("memory")] == [100, 101, 102]
+    assert "shield" not in told(house, client)
+
+
 def test_other_sizes_get_other_memory_and_what_was_freed_is_not_given_back(house: Machine) -> None:
     ours = {"MPSD_ARENA": "sizes", "MPSD_ARENA_ADOPT": "1", "MPSD_ARENA_CAPACITY": "64M"}
     memory(house, "--write", "100", "--free", "0", "4", "8", **ours)
