@@ -219,6 +219,8 @@ class Arenas:
                 continue
             async with entry.lock:
                 was_writer = entry.arena.writer == process
+                if not was_writer and process not in entry.arena.readers:
+                    continue  # it had closed it, and that was answered meanwhile
                 arena = self._let_go(entry, process)
             facts = {"pid": process.pid, "was_writer": was_writer}
             self._shelf.tell("fenced", arena, seconds=round(seconds, 3), **facts)

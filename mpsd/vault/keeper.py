@@ -188,7 +188,7 @@ class VaultKeeper:
         if self._is_over:
             raise Stopping("mpsd is quitting, and its vault has ended")
         self._collect()
-        self._processes.append(start_keeper(self._program, self._path, self._most))
+        self._processes.append(start_keeper(self._program, self._path, self._most, may_store=True))
         if not await self._connect(handed):
             raise KeeperFailed(f"{self._program} was started and does not answer at {self._path}")
 

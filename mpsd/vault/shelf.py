@@ -57,6 +57,9 @@ class Shelf:
             self._load(row)
 
     def _load(self, row: Row) -> None:
+        if not row.arena.is_held and row.arena.unheld_since is None:  # its holders are of an earlier boot
+            row = replace(row, arena=replace(row.arena, unheld_since=self.around.clock()))
+            self._store.change(row)
         known = self._store.allocations(row)
         contents = Contents(
             (each for each in known if each.is_committed),

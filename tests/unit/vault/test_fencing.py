@@ -207,6 +207,7 @@ async def test_after_a_reboot_nobody_holds_anything(house, writer):
     async with house.vault() as vault:
         arena = vault.arenas.find("model")
         assert (arena.is_held, arena.used_bytes, arena.generation) == (False, 0, 2)
+        assert arena.unheld_since == house.now
 
 
 async def test_one_user_cannot_keep_the_others_from_opening(house, writer, other, monkeypatch):
