@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.machine import FRONT_END, Machine, open_machine
 from tests.native.keeper_client import KeeperClient, RunningKeeper
 from tests.native.ui_daemon import Run
 
@@ -61,6 +62,16 @@ def keeper(keeper_program: Path, short_dir: Path) -> Iterator[RunningKeeper]:
 @pytest.fixture
 def client(keeper: RunningKeeper) -> Iterator[KeeperClient]:
     with keeper.client() as made:
+        yield made
+
+
+@pytest.fixture(scope="package")
+def vault_machine() -> Iterator[Machine]:
+    """With mpsd; one for all tests of the C client, each with arenas of its own: what it takes to start is most of the time."""
+    assert FRONT_END.exists(), "run: make build"
+    with open_machine() as made:
+        made.configure('[vault]\neviction = "unheld"\n')
+        made.start()
         yield made
 
 

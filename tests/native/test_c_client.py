@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.machine import FRONT_END, Machine, open_machine
+from tests.integration.machine import Machine, open_machine
 from tests.integration.process import wait_for
 from tests.native.c_client_drive import GRANULE, MIB, Answer, Drive, Relay, build, open_relay
 
@@ -22,14 +22,9 @@ def drive_program() -> Path:
     return build("drive")
 
 
-@pytest.fixture(scope="module")
-def machine() -> Iterator[Machine]:
-    """One for all tests here, each with arenas of its own: what it takes to start is most of the time."""
-    assert FRONT_END.exists(), "run: make build"
-    with open_machine() as made:
-        made.configure('[vault]\neviction = "unheld"\n')
-        made.start()
-        yield made
+@pytest.fixture
+def machine(vault_machine: Machine) -> Machine:
+    return vault_machine
 
 
 @pytest.fixture
@@ -356,19 +351,19 @@ def test_nobody_there_is_said_at_once_and_waited_for_later(
     assert missing == Answer(-111, f"no mpsd at {short_dir}/none.sock: No such file or directory")
 
 
-def test_the_keeper_dies_and_the_writer_gives_all_again(fresh: Machine, begin: Begin, name: str) -> None:
+def test_the_keeper_dies_and_the_writer_gives_all_again(machine: Machine, begin: Begin, name: str) -> None:
     """What was committed is committed again before anything else, with its layout; then what is new."""
-    drive = opened(begin(fresh), name)
+    drive = opened(begin(machine), name)
     kept, new = drive.alloc(2, 1), ""
     drive.do("commit words")
     for generation in (2, 3):
-        kill_keepers(fresh)
+        kill_keepers(machine)
         new = drive.alloc(2, generation)
         drive.do("flush")
         assert drive.do("facts").split()[0] == str(generation)
     drive.do("commit")
     drive.kill()
-    second = begin(fresh)
+    second = begin(machine)
     second.do(f"open {name} write 20")
     assert second.do("layout") == "words"
     second.do(f"check {kept} {2 * MIB} 1")

@@ -13,7 +13,7 @@ import msgpack
 import pytest
 from mpsd_client import calls
 
-from tests.integration.machine import Machine, open_machine
+from tests.integration.machine import Machine
 from tests.native.c_client_drive import GRANULE, MIB, Drive, Frame, Relay, build, open_relay
 
 CAPACITY = 64 * MIB
@@ -21,10 +21,8 @@ OPEN = "open kept write 0"
 
 
 @pytest.fixture(scope="module")
-def machine() -> Iterator[Machine]:
-    with open_machine() as made:
-        made.start()
-        yield made
+def machine(vault_machine: Machine) -> Machine:
+    return vault_machine
 
 
 @pytest.fixture(
@@ -36,7 +34,7 @@ def program(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def relay(machine: Machine) -> Iterator[Relay]:
-    with open_relay(machine.place / "relay.sock", machine.pipe / "mpsd.sock") as made:
+    with open_relay(machine.place / "forged.sock", machine.pipe / "mpsd.sock") as made:
         yield made
 
 
