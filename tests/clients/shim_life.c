@@ -11,6 +11,8 @@
  *   reset                memory goes with its context: cuDevicePrimaryCtxReset, then as much again
  *   pitch                cuMemAllocPitch where it is there
  *   others               memory of pools, managed memory, what a graph does: all of the driver's own, as without the shim
+ *   churn SEED           allocates and frees at random, with wild writes beside what lives and into what was just freed: each is
+ *                        absorbed, and nothing that lives is changed.  Needs MPSD_SHIELD, and all of it placed
  *   placed               what the driver says of memory of cuMemAlloc: its range, its kind, free memory
  */
 #include "client.h"
@@ -274,6 +276,66 @@ static void placed(void)
 	CHECK(before == after, 1);
 }
 
+enum { CHURN_PLACES = 12, CHURN_STEPS = 120 };
+
+struct piece {
+	CUdeviceptr at;
+	size_t bytes;
+	uint32_t mark;
+};
+
+static void write_wildly(struct client *client, CUdeviceptr at)
+{
+	void *parameters[] = { &at };
+
+	CHECK(client_launch(client_kernel(client, "use_after_free"), 1, 1, parameters), 0); /* it writes to its parameter */
+	CHECK(cuCtxSynchronize(), 0);
+}
+
+static void look_at(const struct piece *piece)
+{
+	uint32_t first, last;
+
+	CHECK(cuMemcpyDtoH(&first, piece->at, 4), 0);
+	CHECK(cuMemcpyDtoH(&last, piece->at + piece->bytes - 4, 4), 0);
+	CHECK(first == piece->mark && last == piece->mark, 1);
+}
+
+static void make(struct client *client, struct piece *piece, uint32_t mark)
+{
+	piece->bytes = (1 + (size_t)rand() % 5) * 2 * MIB;
+	piece->mark = mark;
+	CHECK(cuMemAlloc(&piece->at, piece->bytes), 0);
+	CHECK(cuMemsetD32(piece->at, mark, piece->bytes / 4), 0);
+	write_wildly(client, piece->at + piece->bytes + 64); /* behind it: a guard, since all sizes are of 2 MiB */
+	write_wildly(client, piece->at - 64);
+}
+
+static void churn(char **words)
+{
+	struct piece pieces[CHURN_PLACES] = { 0 };
+	struct client client = { .name = "shim_life" };
+
+	srand((unsigned)atoi(words[2]));
+	client_start(&client);
+	for (uint32_t step = 1; step <= CHURN_STEPS; step++) {
+		struct piece *piece = &pieces[rand() % CHURN_PLACES];
+		CUdeviceptr freed = piece->at;
+
+		if (!freed) {
+			make(&client, piece, step);
+			continue;
+		}
+		look_at(piece);
+		CHECK(cuMemFree(freed), 0);
+		piece->at = 0;
+		write_wildly(&client, freed + 64 + (size_t)rand() % (piece->bytes - 128) / 8 * 8);
+	}
+	for (int i = 0; i < CHURN_PLACES; i++)
+		if (pieces[i].at)
+			look_at(&pieces[i]);
+}
+
 int main(int count, char **words)
 {
 	static const struct {
@@ -289,6 +351,8 @@ int main(int count, char **words)
 			lives[i].run();
 	if (!strcmp(word, "fork_exec"))
 		fork_exec(words);
+	if (!strcmp(word, "churn") && count > 2)
+		churn(words);
 	if (!strcmp(word, "exit")) {
 		start();
 		CHECK(cuMemAlloc(&left, 4 * MIB), 0);

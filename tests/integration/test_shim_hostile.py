@@ -103,3 +103,17 @@ def test_a_program_may_be_killed_between_any_two_calls(programs: None, seed: int
             client.status()
             found = memory(machine, "4", "8", "4", **ARENA)
             assert all(each["first"] in (0, 100 + each["number"]) for each in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_guards_in_an_arena_keep_out_of_the_way_of_memory(programs: None, seed: str) -> None:
+    """Where mpsd's client chooses the places, and what was freed comes back only after a commit."""
+    with open_machine() as machine:
+        machine.start()
+        ours = shim(machine, MPSD_SHIELD="absorb", MPSD_ARENA="churned", MPSD_ARENA_CAPACITY="512M")
+        done = machine.run("churn", seed, program=CLIENTS / "shim_life", **ours)
+        assert (done.returncode, done.stdout) == (0, "PASS\n")
+        log = (machine.place / "shim.log").read_text()
+        assert "shield" not in log
+        assert "lifted" not in log

@@ -31,6 +31,7 @@ SOUND = [
     "shim_life threads",
     "shim_life reset",
     "shim_found runs 8",
+    "shim_life churn 1",
     "wild use_after_free",
 ]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -178,6 +179,14 @@ def test_a_wild_access_beside_placed_memory_harms_nothing(run: Run, mode: str) -
     assert done.returncode == 0, done.stdout
     assert '"wrong": 0' in done.stdout
     assert run("wild", mode, "--json").returncode != 0
+
+
+@pytest.mark.parametrize("seed", ["1", *(pytest.param(str(seed), marks=pytest.mark.slow) for seed in range(2, 20))])
+def test_guards_keep_out_of_the_way_of_memory(run: Run, short_dir: Path, seed: str) -> None:
+    """Whatever order it comes and goes in: the driver refuses a guard over memory, and memory over a guard."""
+    done = run("shim_life", "churn", seed, MPSD_SHIELD="absorb")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "PASS\n", "")
+    assert not (short_dir / "log").exists()
 
 
 @pytest.mark.parametrize(
