@@ -9,7 +9,7 @@ from mpsd.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOTTED = re.compile(r"`([a-z]+\.[a-z_]+)`")
-FILE_NAME = re.compile(r"\.(py|md|toml|txt|log|db|c|h|json|sock|service)$")
+FILE_NAME = re.compile(r"\.(py|md|toml|txt|log|db|c|h|def|so|json|sock|service)$")
 CHAPTER = re.compile(r'docs/([a-z0-9/-]+\.md)(?:, "([^"]+)")?')
 
 
