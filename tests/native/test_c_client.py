@@ -362,7 +362,8 @@ def test_the_keeper_dies_and_the_writer_gives_all_again(machine: Machine, begin:
         drive.do("flush")
         assert drive.do("facts").split()[0] == str(generation)
     drive.do("commit")
-    drive.kill()
+    kill_keepers(machine)
+    drive.do("close")
     second = begin(machine)
     second.do(f"open {name} write 20")
     assert second.do("layout") == "words"

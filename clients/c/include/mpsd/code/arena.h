@@ -117,7 +117,7 @@ MPSD_API int mpsd_arena_open(struct mpsd_session *session, const struct mpsd_dri
 
 MPSD_API int mpsd_arena_close(struct mpsd_arena *arena)
 {
-	int rc;
+	int rc = 0;
 
 	if (!arena)
 		return 0;
@@ -125,10 +125,13 @@ MPSD_API int mpsd_arena_close(struct mpsd_arena *arena)
 		mpsd_arena_forget(arena);
 		return -ECHILD;
 	}
+	if (arena->access == MPSD_WRITE && !arena->is_sealed)
+		rc = mpsd_settle(arena, mpsd_is_kept_op, NULL); /* the last moment to make good what a keeper lost */
 	arena->driver.cuCtxSynchronize(); /* what the GPU still writes is written before the next writer comes */
 	mpsd_place_clear(arena);
 	pthread_mutex_unlock(&arena->lock);
-	rc = mpsd_give_back(arena->session, arena->id);
+	if (rc != -ECONNREFUSED && rc != -ETIMEDOUT) /* else it is waited for no longer: it will see that this process ends */
+		rc = mpsd_give_back(arena->session, arena->id);
 	mpsd_arena_forget(arena);
 	return rc;
 }

@@ -76,6 +76,18 @@ static inline int mpsd_repair(struct mpsd_arena *arena)
 	return rc;
 }
 
+/* Whether mpsd still has what was committed: it says nothing by itself when its keeper has died.  0 or -errno. */
+static inline int mpsd_is_kept_op(struct mpsd_arena *arena, const void *argument)
+{
+	struct mpsd_facts facts;
+	int rc = mpsd_ask_by_name(arena->session, "arena.get", arena->name, &facts);
+
+	(void)argument;
+	if (rc < 0)
+		return rc;
+	return facts.id == arena->id && facts.generation == arena->generation ? 0 : mpsd_stale(arena, "mpsd's keeper has died");
+}
+
 /* Does something that mpsd may refuse because its keeper died, and after that once more. */
 static inline int mpsd_settle(struct mpsd_arena *arena, int (*what)(struct mpsd_arena *arena, const void *argument), const void *argument)
 {
