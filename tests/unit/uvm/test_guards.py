@@ -1,10 +1,17 @@
 """Guards that a client lays between its allocations: what its event queue says of them, and what becomes of that."""
 
+from pathlib import Path
+
+import pytest
+import trio
+
+from mpsd.errors import TooMany
 from mpsd.fault import FaultClass, Observation, Source
 from mpsd.model import ProcessId
 from mpsd.policy.verdict import judge
 from mpsd.uvm.abi import EventKind, UvmEvent
 from mpsd.uvm.digest import digest_guarded, guarded
+from tests.unit.uvm.house import FakeClient, Told, attachments, start
 
 P, OTHER = ProcessId(4711, 99), ProcessId(4712, 99)
 WINDOW = range(0x5000_0000_0000, 0x5040_0000_0000)
@@ -42,3 +49,52 @@ def test_nobody_is_the_victim_of_an_access_to_a_guard() -> None:
 def test_a_fatal_fault_beside_it_has_victims() -> None:
     fatal = Observation(Source.UVM_EVENTS, 1001, FaultClass.MMU, process=P, is_proof=True)
     assert judge([seen(INSIDE), fatal], frozenset({P, OTHER}), P).victims == (OTHER,)
+
+
+async def test_an_access_is_told_once_it_is_known_not_to_be_fatal(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    """The first is no guard's, the second is the beginning of what is fatal, the third is an access to a guard."""
+    made = attachments(tmp_path, told)
+    client.begin()
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        assert await made.guard(client.process, WINDOW.start, len(WINDOW))
+        client.ask(f"fault 3 {WINDOW.stop:#x} 2 0 1")
+        client.ask(f"fault 3 {WINDOW.start + 64:#x} 2 0 1")
+        client.ask(f"fault 6 {WINDOW.start + 64:#x} 2 1 1")
+        await told.wait_for(1)
+        client.ask(f"fault 3 {WINDOW.start + 128:#x} 1 0 1")
+        await told.wait_for(2)
+        nursery.cancel_scope.cancel()
+    fatal, contained = told.observations
+    assert (fatal.is_contained, fatal.address) == (False, WINDOW.start + 64)
+    assert (contained.is_contained, contained.address, contained.access) == (True, WINDOW.start + 128, "read")
+
+
+async def test_what_a_client_did_last_is_told(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    made = attachments(tmp_path, told)
+    client.begin()
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        assert await made.guard(client.process, WINDOW.start, len(WINDOW))
+        client.ask(f"fault 3 {WINDOW.start:#x} 2 0 1")
+        client.kill()
+        await told.wait_for(1)
+        nursery.cancel_scope.cancel()
+    assert told.observations[0].is_contained
+
+
+async def test_ranges_are_bounded_and_the_same_counts_once(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    made = attachments(tmp_path, told)
+    client.begin()
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        for place in (*range(64), 5):
+            assert await made.guard(client.process, place << 30, 1 << 30)
+        with pytest.raises(TooMany):
+            await made.guard(client.process, 64 << 30, 1 << 30)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_is_not_watched_is_told_so(tmp_path: Path, told: Told) -> None:
+    """It lays guards that only absorb, then."""
+    assert not await attachments(tmp_path, told).guard(P, WINDOW.start, len(WINDOW))
