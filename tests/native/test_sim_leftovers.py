@@ -149,6 +149,18 @@ def test_what_was_queued_is_not_done_when_the_holder_lets_go_before_its_turn(mps
         assert [left.word(), left.word(WORDS_AT)] == [0, 0]
 
 
+def test_what_a_stopped_writer_had_time_for_is_done(mps: Machine) -> None:
+    """Its work goes on without it, and is over when it dies: no matter who holds what."""
+    with writer(mps, "write_later", "100") as left:
+        os.kill(left.client.pid, signal.SIGSTOP)
+        left.space.close()
+        mps.run("counter", "--seconds", "0.2")  # meanwhile
+        before = left.word(WORDS_AT)
+        left.kill()
+        eventually(lambda: not left.is_watched())
+        assert (before, left.word(WORDS_AT)) in ((0, SEED), (SEED, SEED))
+
+
 def test_nothing_can_be_done_to_the_dead(mps: Machine) -> None:
     """As measured: terminate_client of a client that has died, and whose address space is held, answers 201."""
     with writer(mps, "count_for", "60000") as left:

@@ -183,6 +183,8 @@ static void client_gone(struct server *server, struct connection *client)
 	}
 	if (killed)
 		die(server, client);
+	else if (context && client->page && !server->fault && !client->doomed && !client->bye && !client->terminated)
+		leftover_catch_up(server, client->page, machine_now_ns());
 	else if (!context)
 		space_forget(server, client->space_pid);
 	if (client->page)

@@ -109,6 +109,17 @@ static bool is_wanted(const struct server *server, uint64_t block)
 	return false;
 }
 
+/* What its thread had not come to, though on the device it was done before it died: of a stopped or a starved process. */
+void leftover_catch_up(struct server *server, const struct link_page *page, uint64_t now)
+{
+	static struct held late;
+
+	late = (struct held){ 0 };
+	leftover_take(&late, page, now);
+	leftover_run(&late, now);
+	leftover_end(server, &late);
+}
+
 /* Its memory is no longer kept by us, unless another of the dead works on it too. */
 void leftover_end(struct server *server, struct held *held)
 {

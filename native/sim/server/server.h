@@ -88,6 +88,7 @@ uint64_t space_next_ns(const struct server *server, uint64_t now); /* 0: nothing
 /* leftover.c: what the dead left to do */
 void leftover_take(struct held *held, const struct link_page *page, uint64_t now); /* borrows the page */
 void leftover_run(struct held *held, uint64_t now); /* what would have been done by now */
+void leftover_catch_up(struct server *server, const struct link_page *page, uint64_t now); /* of one that nobody waits for */
 void leftover_end(struct server *server, struct held *held); /* its place is free afterwards */
 
 /* terminate.c */
