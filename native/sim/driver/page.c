@@ -71,6 +71,7 @@ void page_given(CUcontext context, struct work *work)
 		return;
 	page->queued_needs_ns += work->launch.effect.needs_ns;
 	end = page->effects_end;
+	work->launch.effect.given_ns = machine_now_ns();
 	work->launch.is_told = end - page->first_effect < LINK_EFFECTS;
 	if (!work->launch.is_told)
 		return;
@@ -96,6 +97,7 @@ void page_ended(CUcontext context, const struct work *work)
 
 	if (!page)
 		return;
+	page->kernel_ended_ns = machine_now_ns();
 	page->kernel_started_ns = 0;
 	if (work->launch.is_told)
 		page->first_effect++;

@@ -88,6 +88,7 @@ struct link_effect { /* what one kernel does to memory that others may have too,
 	uint64_t offset;
 	uint64_t words;    /* of FILL: how many */
 	uint64_t value;    /* of FILL: the seed */
+	uint64_t given_ns; /* when it was launched */
 };
 
 static inline uint64_t link_pattern(uint64_t seed, uint64_t index) /* of fill(), for word `index` */
@@ -101,10 +102,22 @@ struct link_page { /* shared by one context and its server: the client writes, t
 	_Atomic uint64_t queued_needs_ns;   /* of the kernels behind it */
 	_Atomic int32_t space_pid;          /* names its files in MPSD_SIM_DIR/uvm; 0: it has none */
 	int32_t reserved;
+	_Atomic uint64_t kernel_ended_ns; /* the last one */
 	_Atomic uint64_t first_effect, effects_end; /* of the kernels that are not over; counts, modulo LINK_EFFECTS the places */
 	struct link_effect effects[LINK_EFFECTS];
 };
 _Static_assert(sizeof(struct link_page) <= 4096, "it is one page");
+
+/* When the kernel began that runs, or would run if its thread had come to it; 0: there is none. */
+static inline uint64_t link_began_ns(const struct link_page *page)
+{
+	uint64_t started = page->kernel_started_ns, first = page->first_effect, ended = page->kernel_ended_ns;
+	uint64_t given = page->effects[first % LINK_EFFECTS].given_ns;
+
+	if (started || first == page->effects_end)
+		return started;
+	return given > ended ? given : ended;
+}
 
 struct link_packet {
 	struct link_head head;

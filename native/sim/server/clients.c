@@ -126,15 +126,12 @@ void client_new(struct server *server, const struct link_packet *said)
 	server->count++;
 }
 
-/* When the work that it was given ends by itself; 0: it has none.  A kernel that its thread has not come to runs from now on:
- * on the device it would have begun by itself. */
+/* When the work that it was given ends by itself; 0: it has none. */
 static uint64_t work_end_ns(const struct link_page *page)
 {
-	uint64_t started = page ? page->kernel_started_ns : 0;
+	uint64_t began = page ? link_began_ns(page) : 0;
 
-	if (started)
-		return started + page->kernel_needs_ns + page->queued_needs_ns;
-	return page && page->queued_needs_ns ? machine_now_ns() + page->queued_needs_ns : 0;
+	return began ? began + (page->kernel_started_ns ? page->kernel_needs_ns : 0) + page->queued_needs_ns : 0;
 }
 
 static uint64_t first_needs_ns(const struct link_page *page)

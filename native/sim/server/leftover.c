@@ -26,7 +26,7 @@ void leftover_take(struct held *held, const struct link_page *page, uint64_t now
 		if (machine_block_hold(held->effects[i].block) < 0)
 			held->effects[i].kind = LINK_NOTHING; /* it has gone, or there is none */
 	machine_unlock();
-	held->began_ns = page->kernel_started_ns ? page->kernel_started_ns : now;
+	held->began_ns = link_began_ns(page);
 	held->ticks = now > held->began_ns ? (now - held->began_ns) / LINK_TICK_NS : 0;
 }
 
