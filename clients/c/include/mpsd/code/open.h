@@ -185,14 +185,14 @@ static inline int mpsd_fetch_layout(struct mpsd_session *session, uint64_t id, v
 	return 0;
 }
 
-/* mpsd_ask_access(), on a connection of its own where it may take long. */
+/* mpsd_ask_access(), on a connection of its own where another writer has to be waited for: it costs a millisecond. */
 static inline int mpsd_wait_for_access(struct mpsd_arena *arena, double wait_seconds, struct mpsd_facts *facts)
 {
 	struct mpsd_session *session = arena->session, *own;
-	int rc;
+	int rc = mpsd_ask_access(session, arena->name, arena->access, 0, facts);
 
-	if (wait_seconds <= 0)
-		return mpsd_ask_access(session, arena->name, arena->access, 0, facts);
+	if (rc != -EBUSY || wait_seconds <= 0)
+		return rc;
 	own = mpsd_session_make(session->program);
 	if (!own)
 		return mpsd_fail(session, -ENOMEM, 0, 0, "arena %s: no memory", arena->name);
