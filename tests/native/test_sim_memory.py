@@ -18,6 +18,7 @@ from tests.native.sim_space import GPU_FAULT, Space
 from tests.native.test_sim_driver import drive
 
 MEMORY = Path(__file__).with_name("sim_memory.py")
+GUARDS = Path(__file__).with_name("sim_guards.py")
 NO_ADDRESS, NO_DEVICE, IN_USE = 0x1E, 0x26, 0x68
 WRITE = 2
 
@@ -26,11 +27,15 @@ def drive_memory(machine: Machine, *arguments: str) -> dict[str, Any]:
     return drive(machine, *arguments, program=MEMORY)
 
 
+def drive_guards(machine: Machine, *arguments: str) -> dict[str, Any]:
+    return drive(machine, *arguments, program=GUARDS)
+
+
 @contextmanager
-def client_of(machine: Machine, *arguments: str) -> Iterator[Client]:
+def client_of(machine: Machine, program: Path, *arguments: str) -> Iterator[Client]:
     """A verb that says what it does, and goes on when its stdin ends."""
     process = subprocess.Popen(
-        [sys.executable, "-I", MEMORY, *arguments],
+        [sys.executable, "-I", program, *arguments],
         env=machine.library_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -101,7 +106,7 @@ def test_all_ways_to_launch_do_the_same(machine: Machine) -> None:
 
 def test_allocated_memory_is_another_process_s_too(machine: Machine) -> None:
     before = machine.used_mib()
-    with client_of(machine, "ipc_give") as giver:
+    with client_of(machine, MEMORY, "ipc_give") as giver:
         assert giver.process.stdin
         assert giver.process.stdout
         given = json.loads(giver.process.stdout.readline())
@@ -115,7 +120,7 @@ def test_allocated_memory_is_another_process_s_too(machine: Machine) -> None:
 
 
 def test_guards_are_refused_as_the_module_refuses_them(machine: Machine) -> None:
-    assert drive_memory(machine, "refusals") == {
+    assert drive_guards(machine, "refusals") == {
         "base 0": NO_ADDRESS,
         "not of pages": NO_ADDRESS,
         "over memory": IN_USE,
@@ -136,25 +141,25 @@ def test_guards_are_refused_as_the_module_refuses_them(machine: Machine) -> None
 
 
 def test_a_guard_takes_what_runs_over_and_gives_way_to_memory_when_it_is_freed(machine: Machine) -> None:
-    found = drive_memory(machine, "guarded")
+    found = drive_guards(machine, "guarded")
     assert found == {"laid": [0, 0, 0, 0], "over": 0, "inside": 0x10000 // 8, "freed": 0, "is_back": True}
 
 
 def test_a_thousand_guards_are_no_more_than_ten(machine: Machine) -> None:
-    assert drive_memory(machine, "thousand_guards", "1000") == {"laid": [0], "write": 0}
+    assert drive_guards(machine, "thousand_guards", "1000") == {"laid": [0], "write": 0}
 
 
 @pytest.mark.parametrize("with_daemon", [False, True], ids=["alone", "under MPS"])
 def test_sparse_over_live_memory_is_accepted_and_is_the_end(machine: Machine, with_daemon: bool) -> None:
     if with_daemon:
         machine.start()
-    assert drive_memory(machine, "sparse_over_memory") == {"status": 0, "code": 715}
+    assert drive_guards(machine, "sparse_over_memory") == {"status": 0, "code": 715}
 
 
 def test_a_managed_guard_tells_of_each_page_once_and_harms_nobody(mps: Machine) -> None:
     victim = mps.client("counter", "--seconds", "0.3")
     victim.wait_for("ready")
-    with client_of(mps, "managed_guard") as client:
+    with client_of(mps, GUARDS, "managed_guard") as client:
         window = client.wait_for("ready")["window"]
         with Space(client) as space:
             space.attach()
