@@ -31,9 +31,7 @@ typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef unsigned long long CUmemGenericAllocationHandle;
 #define CU_DEVICE_INVALID ((CUdevice)-2)
 #define CU_IPC_HANDLE_SIZE 64
-typedef struct CUipcMemHandle_st {
-	char reserved[CU_IPC_HANDLE_SIZE];
-} CUipcMemHandle;
+typedef struct CUipcMemHandle_st { char reserved[CU_IPC_HANDLE_SIZE]; } CUipcMemHandle;
 typedef uint64_t cuuint64_t;
 typedef struct CUuuid_st {
 	char bytes[16];
@@ -172,10 +170,7 @@ typedef struct CUmemAccessDesc_st {
 	CUmemAccess_flags flags;
 } CUmemAccessDesc;
 
-typedef enum CUmemorytype_enum {
-	CU_MEMORYTYPE_HOST = 1,
-	CU_MEMORYTYPE_DEVICE = 2
-} CUmemorytype;
+typedef enum CUmemorytype_enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 } CUmemorytype;
 typedef enum CUpointer_attribute_enum {
 	CU_POINTER_ATTRIBUTE_CONTEXT = 1,
 	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
@@ -212,9 +207,7 @@ typedef enum CUstreamCaptureStatus_enum {
 } CUstreamCaptureStatus;
 enum { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1 };
 
-typedef enum CUlibraryOption_enum {
-	CU_LIBRARY_BINARY_IS_PRESERVED = 1
-} CUlibraryOption;
+typedef enum CUlibraryOption_enum { CU_LIBRARY_BINARY_IS_PRESERVED = 1 } CUlibraryOption;
 typedef struct CUlaunchAttribute_st CUlaunchAttribute; /* the simulator looks at none */
 typedef struct CUlaunchConfig_st {
 	unsigned int gridDimX, gridDimY, gridDimZ;
