@@ -117,6 +117,7 @@ class ThawingStopper:
 
     async def stop(self, target, manner, asker):
         pid = int(target.value)
+        wait_stopped(pid)  # one that has not come to its SIGSTOP yet forgets it, and is never continued
         signal.pidfd_send_signal(self.scene.pidfd, signal.SIGCONT)
         wait_continued(pid)
         self.scene.stopper.why = self.why
