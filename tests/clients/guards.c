@@ -44,6 +44,7 @@ struct lab {
 	CUmemGenericAllocationHandle memory; /* of PIECE */
 	char found[ROOM];
 	size_t used;
+	unsigned uses;
 };
 
 /* One more member of what was found; what happens a second time has another name. */
@@ -146,6 +147,8 @@ static void reserve(struct lab *lab)
 
 	note(lab, "reserve", rc);
 	note(lab, "is_where_asked", rc == CUDA_SUCCESS && lab->window == WINDOW);
+	if (rc == CUDA_SUCCESS && lab->window != WINDOW)
+		note(lab, "is_at_mib", (long)(lab->window >> 20));
 	if (rc != CUDA_SUCCESS)
 		lab->window = WINDOW;
 }
@@ -162,9 +165,11 @@ static CUresult allow(CUdeviceptr at)
 	return cuMemSetAccess(at, PIECE, &access, 1);
 }
 
-/* A kernel writes a word, the host reads it: whether it is memory, or what swallows everything. */
-static void use(struct lab *lab, CUdeviceptr at)
+/* A kernel writes a word, the host reads it: whether it is memory, or what swallows everything.  Each time another word: what
+ * was written before may still be read. */
+static void use(struct lab *lab, CUdeviceptr piece)
 {
+	CUdeviceptr at = piece + 8 * lab->uses++;
 	void *parameters[] = { &at };
 	uint64_t word = 0;
 	uint64_t began = client_now_ns();

@@ -127,9 +127,9 @@ def _trial(system: System, work: Work, way: str, is_mpsd_killed: bool) -> Trial:
     first = work.first(faults=way == FAULTED)
     vault.said(first, "ready")
     server = _server_of(system, first) if way == DESERTED else 0
+    _wait_until(first, work)
     if way == HURT:
         trials.started(system, "faulter", "oob_write", "--after", FAULT_AFTER)
-    _wait_until(first, work)
     if is_mpsd_killed:
         vault.kill_mpsd(system)
     if way == KILLED:
