@@ -3,25 +3,20 @@
 import os
 import resource
 import socket
-import struct
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from structlog.testing import capture_logs
-from trio.testing import wait_all_tasks_blocked
 
 from mpsd.api import descriptors as module
 from mpsd.api.descriptors import KERNELS_MOST, Descriptors, close_all
 from mpsd.api.table import METHODS
 from mpsd.arena import GRANULE, MOST_DESCRIPTORS
 from mpsd.wire.rpc import Request, Response, encode
-from tests.unit.api.file_server import FLUSH, serve
-from tests.unit.api.house import OWNER, PATIENCE_SECONDS, STRANGER, Caller, House, open_house
+from tests.unit.api.house import OWNER, STRANGER, Caller, House, open_house
 from tests.unit.api.test_connection import descriptors
 from tests.unit.api.test_table import CALLS
 
@@ -96,43 +91,6 @@ async def test_what_a_refusal_leaves_is_nothing(peer: Any, said: dict[str, Any],
         await caller.ask("health")
         kept = len(house.fakes.arenas.memory[1].held) - 1  # a fake may keep the first of two
         assert descriptors() == before + kept
-
-
-@pytest.fixture
-def odd(short_dir: Path) -> Iterator[dict[str, int]]:
-    """What may have us wait for a stranger, or is no memory in any case."""
-    ours, theirs = socket.socketpair()
-    reader, writer = os.pipe()
-    file = short_dir / "file"
-    file.write_bytes(bytes(4096))
-    opened = {"a file": os.open(file, os.O_RDONLY), "a directory": os.open("/", os.O_RDONLY), "proc": os.open("/proc/stat", 0)}
-    yield {"a socket": ours.fileno(), "a pipe": reader, **opened, "a pidfd": (pidfd := os.pidfd_open(os.getpid()))}
-    ours.close()
-    theirs.close()
-    close_all((reader, writer, pidfd, *opened.values()))
-
-
-async def test_no_service_sees_what_may_make_it_wait(odd: dict[str, int], tmp_path: Path) -> None:
-    """A file may be served by its owner, who need not answer: one look at it would stop everybody."""
-    async with open_house(tmp_path) as house:
-        caller, good = await house.call_as(OWNER), house.any_fd()
-        before, state = descriptors(), house.fakes.changes()
-        for name, fd in odd.items():
-            response = await caller.call("arena.put", fds=[good, fd], **PUT)
-            assert response.error is not None, name
-            assert "neither a device nor a memory file" in response.error["message"], name
-        assert (descriptors(), house.fakes.changes()) == (before, state)
-
-
-@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "memory", "name alone"])
-def test_devices_and_memory_files_wait_for_nobody(path: str) -> None:
-    flags = os.O_PATH if path == "name alone" else os.O_RDONLY
-    fd = os.memfd_create("memory") if path == "memory" else os.open("/dev/null" if path == "name alone" else path, flags)
-    try:
-        assert module.is_prompt(fd)
-    finally:
-        os.close(fd)
-    assert not module.is_prompt(fd)
 
 
 async def test_what_is_put_comes_out_again_with_close_on_exec(tmp_path: Path) -> None:
@@ -278,126 +236,6 @@ async def test_a_bug_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             assert await caller.receive() is None
         assert [event["event"] for event in logged] == ["api.bug"]
         await settled(house, before - 1)
-
-
-@pytest.fixture
-def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
-    """A pipe: what is closed waits until somebody writes to it, as a file server may have us wait."""
-    reader, writer = os.pipe()
-
-    def close(fds: list[int]) -> None:
-        if fds:
-            os.read(reader, 1)
-        close_all(fds)
-
-    monkeypatch.setattr(module, "close_all", close)
-    yield reader, writer
-    os.close(writer)
-    os.close(reader)
-
-
-async def test_a_descriptor_that_does_not_close_holds_up_nobody_else(stuck: tuple[int, int], tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
-        fd, caller = house.any_fd(), await house.call_as(OWNER)
-        before = descriptors()
-        await caller.send(encode(Request(2, "arena.put", PUT)), [fd])
-        await caller.send(encode(Request(3, "health", {})))
-        assert isinstance(await caller.receive(), Response)
-        bystander = await house.call_as(OWNER)
-        await bystander.ask("health")
-        await wait_all_tasks_blocked()
-        assert house.connections() == 2
-        os.write(stuck[1], b"x")
-        frame = await caller.receive()  # of the request behind it
-        assert isinstance(frame, Response)
-        assert frame.id == 3
-        await settled(house, before + 2)  # the bystander's connection
-
-
-SERVED: dict[str, dict[str, Any]] = {
-    "arena.put": {**PUT, "allocations": [[GRANULE, GRANULE]]},
-    "arena.commit": {"id": 1, "generation": 7, "has_layout": True},
-    "health": {},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.root
-@pytest.mark.parametrize("name", SERVED)
-async def test_a_file_whose_server_does_not_answer_stops_nobody(name: str, tmp_path: Path) -> None:
-    """It is not looked at, and closed by a thread: its own connection waits for that, and no other."""
-    place = tmp_path / "served"
-    place.mkdir()
-    with ExitStack() as mounted:
-        try:
-            server = mounted.enter_context(serve(place))
-        except OSError as exc:
-            pytest.skip(f"nothing can be mounted here: {exc}")
-        fd = os.open(place / "file", os.O_RDONLY)
-        async with open_house(tmp_path) as house:
-            caller = await house.call_as(OWNER)
-            server.is_silent = True
-            await caller.send(encode(Request(2, name, SERVED[name])), [fd])
-            frame = await caller.receive()
-            assert isinstance(frame, Response)
-            assert frame.error is not None
-            assert await trio.to_thread.run_sync(server.heard.wait, PATIENCE_SECONDS)
-            assert server.asked == [FLUSH], "closed, and nothing else"
-            for _ in range(20):
-                await (await house.call_as(OWNER)).ask("health")
-            assert house.connections() == 21
-            mounted.close()
-            if name == "health":
-                await caller.goodbye()
-            else:
-                await caller.ask("health")
-        with suppress(OSError):  # its server has gone
-            os.close(fd)
-
-
-@contextmanager
-def lingering() -> Iterator[int]:
-    """A connection whose last close waits for ten seconds, since nobody reads what it has to send."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(1)
-        with socket.socket() as sock:
-            sock.connect(listener.getsockname())
-            sock.setblocking(False)
-            with suppress(BlockingIOError):
-                while True:
-                    sock.send(bytes(65536))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 10))
-            sock.setblocking(True)
-            fd = sock.detach()
-            yield fd
-    # its peer has never accepted, and with the listener all of it ends
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["refused", "unread", "of one connection too many"])
-async def test_a_socket_that_lingers_stops_nobody(way: str, tmp_path: Path) -> None:
-    """Whether it was taken and refused, or still waited in the connection when that ended."""
-    async with open_house(tmp_path, max_per_user=4) as house:
-        bystander = await house.call_as(STRANGER)
-        with lingering() as fd:
-            if way == "of one connection too many":
-                for _ in range(4):
-                    await house.call_as(OWNER)
-            caller = house.connect(OWNER)
-            if way == "refused":
-                await caller.ask("hello", version=1)
-            elif way == "unread":
-                await caller.send(b"\xc1")
-            with suppress(OSError):
-                await caller.send(encode(Request(2, "arena.put", PUT)), [fd])
-            os.close(fd)
-            began = time.monotonic()
-            await caller.receive()
-            for _ in range(20):
-                await bystander.ask("health")
-            assert time.monotonic() - began < 5
 
 
 def test_what_nobody_takes_is_closed() -> None:
