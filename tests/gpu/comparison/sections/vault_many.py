@@ -46,11 +46,16 @@ def run(stage: Stage) -> list[Size]:
     arenas = max(PROBE, round(ARENAS * min(1.0, stage.options.trials / 20)))
     if not stage.options.is_simulated:  # which knows some thousand blocks, and has no memory
         room = min(vault.free_bytes(system) // vault.GRANULE, most)
-        _grow(stage, system, "real", arenas, max(1, min(EACH, room // (arenas + PROBE))), ())
+        _grow(stage, system, "real", arenas, _each(room, arenas), ())
         vault.wait_until_free(system, room * vault.GRANULE)
-    found = _grow(stage, system, "shared", arenas, max(1, min(EACH, most // (arenas + PROBE))), ("--shared",))
+    found = _grow(stage, system, "shared", arenas, _each(most, arenas), ("--shared",))
     _crash(stage, system)
     return found
+
+
+def _each(most: int, arenas: int) -> int:
+    """Allocations of each arena, whose layout is a descriptor too."""
+    return max(1, min(EACH, most // (arenas + PROBE) - 1))
 
 
 def _most_descriptors() -> int:
