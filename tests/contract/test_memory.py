@@ -22,7 +22,7 @@ CLIENT = HERE / "memory_client.py"
 GUARDS = ROOT / "tests/clients/bin/guards"
 REAL_GUARDS = ROOT / "tests/clients/bin-cuda/guards"  # make -C tests/clients CUDA=/usr/local/cuda OUT=bin-cuda
 TRY_SECONDS = 60.0
-UNHEARD = ("event", "client", "pid", "time", "monotonic_ns", "what", "write_us", "write_us_again")
+UNHEARD = ("event", "client", "pid", "time", "monotonic_ns", "what", "write_us", "write_us_again", "is_at_mib")
 
 
 def drivers() -> list[str]:
