@@ -119,6 +119,7 @@ def test_a_vendor_daemon_that_is_killed_is_started_again(machine: Machine) -> No
     assert machine.wait_for_journal("domain.restarting")["in_seconds"] == 0.1
 
 
+@pytest.mark.slow
 def test_a_newcomer_does_not_go_where_a_server_has_just_died(machine: Machine) -> None:
     """The vendor daemon would give it 805 until it has noticed; stopped, this one never does."""
     machine.start()
