@@ -19,7 +19,7 @@ PAIRS = 3
 ROUNDS = 4  # in one process
 KINDS = {"infer": "100", "train": "40"}  # steps
 CAPACITY = "16G"
-MOST_RATIO = 1.02
+MOST_RATIO = 1.005
 ARENA = "shim"
 LOG = "shim-torch.log"
 
