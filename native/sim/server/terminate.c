@@ -16,7 +16,7 @@ static struct connection *connection_of(struct server *server, pid_t pid)
 static bool is_left(const struct server *server, pid_t pid)
 {
 	for (unsigned i = 0; i < SERVER_HELD; i++)
-		if (server->held[i].pid == pid)
+		if (pid && server->held[i].pid == pid) /* 0: a place that is free */
 			return true;
 	return false;
 }
