@@ -22,11 +22,11 @@ import torch
 from model import Model, Shape
 from torch.nn import functional
 
-ROWS, LENGTH = 8, 512  # of texts: enough for the GPU to be what is waited for
+READ_ROWS, TRAIN_ROWS, LENGTH = 64, 16, 1024  # of texts: enough for the GPU to be what is waited for; 8 x 512 were not
 
 
-def _texts(shape: Shape) -> torch.Tensor:
-    return torch.randint(0, shape.vocab, (ROWS, min(LENGTH, shape.length)), device="cuda")
+def _texts(shape: Shape, rows: int) -> torch.Tensor:
+    return torch.randint(0, shape.vocab, (rows, min(LENGTH, shape.length)), device="cuda")
 
 
 def inference(shape: Shape, inside: Callable[[], Any], seed: int) -> tuple[dict[str, Any], Callable[[], None]]:
@@ -34,7 +34,7 @@ def inference(shape: Shape, inside: Callable[[], Any], seed: int) -> tuple[dict[
     with torch.device("cuda"), inside():
         model = Model(shape)
         model.fill(seed)
-    texts = _texts(shape)
+    texts = _texts(shape, READ_ROWS)
 
     @torch.no_grad()
     def step() -> None:
@@ -68,7 +68,7 @@ def training(shape: Shape, inside: Callable[[], Any], seed: int) -> tuple[dict[s
             parameter.grad = torch.zeros_like(parameter)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         optimizer.step()  # makes its moments
-    texts = _texts(shape)
+    texts = _texts(shape, TRAIN_ROWS)
 
     def step() -> None:
         loss = functional.cross_entropy(model(texts[:, :-1]).flatten(0, 1).float(), texts[:, 1:].flatten())
