@@ -20,6 +20,8 @@ import structlog
 import trio
 
 from mpsd.api.authority import is_member
+from mpsd.api.datagrams import receive_now
+from mpsd.api.descriptors import close_apart
 from mpsd.legacy.board import Board
 from mpsd.legacy.commands import dispatch
 from mpsd.legacy.exchange import Answer, Caller
@@ -61,15 +63,17 @@ class _Session:
             self.idle_since = None
 
     async def receive(self, seconds: float) -> bytes:
-        """The next datagram, one byte over the bound at most; empty at the end.  Raises TooSlowError."""
+        """The next datagram; empty at the end.  Raises TooSlowError."""
         with self.idle(seconds):
             while True:
                 await trio.lowlevel.wait_readable(self.connection)
                 await trio.lowlevel.checkpoint_if_cancelled()  # or the command would be cut off in the middle
                 try:
-                    return self.connection.recv(MAX_COMMAND_BYTES + 1)
+                    datagram = receive_now(self.connection)
                 except (BlockingIOError, ConnectionResetError):
                     continue  # a reset is told once, before the commands that are still queued
+                await datagram.descriptors.close_strange()  # no command takes any
+                return datagram.data
 
     async def reply(self, answer: Answer) -> None:
         """Raises TooSlowError when the front end does not listen."""
@@ -155,10 +159,12 @@ class Sessions:
         except Exception:
             log.exception("ui.bug")
         finally:
-            session.connection.close()
-            self._open.remove(session)
-            self._ended.set()
-            self._ended = trio.Event()
+            try:
+                await close_apart(session.connection.close)  # with it goes what it has not read, and descriptors in that
+            finally:
+                self._open.remove(session)
+                self._ended.set()
+                self._ended = trio.Event()
 
     async def _serve(self, session: _Session) -> None:
         caller = self._caller(session.connection)

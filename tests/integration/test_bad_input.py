@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.machine import Machine
 from tests.integration.process import state_of, wait_for
+from tests.lingering import lingering
 
 pytestmark = pytest.mark.root
 DOORS = ("control", pytest.param("control_privileged", marks=pytest.mark.slow))  # the same code behind both
@@ -144,6 +145,17 @@ def test_half_open_connections_disturb_nobody(machine: Machine, name: str) -> No
                 end.shutdown(socket.SHUT_WR if at % 3 == 1 else socket.SHUT_RD)
     for end in ends:
         end.close()
+
+
+@pytest.mark.parametrize("name", [*SOCKETS, pytest.param("mpsd.sock", marks=pytest.mark.slow)])
+def test_a_socket_that_lingers_in_a_message_stops_nobody(machine: Machine, name: str) -> None:
+    """Its last close waits for as long as its sender likes (decision 019)."""
+    with lingering() as fd, undisturbed(machine):
+        with connect(machine, name) as stranger:
+            socket.send_fds(stranger, [b"words"], [fd])
+            os.close(fd)
+        assert machine.tell("get_default_active_thread_percentage", seconds=PROBE_SECONDS) == "100.0\n"
+
 
 
 @pytest.mark.parametrize("name", SOCKETS)

@@ -2,10 +2,9 @@
 
 import os
 import socket
-import struct
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from mpsd.api import descriptors as module
 from mpsd.api.descriptors import close_all
 from mpsd.arena import GRANULE
 from mpsd.wire.rpc import Request, Response, encode
+from tests.lingering import lingering
 from tests.unit.api.file_server import FLUSH, serve
 from tests.unit.api.house import OWNER, PATIENCE_SECONDS, STRANGER, open_house
 from tests.unit.api.test_connection import descriptors
@@ -134,26 +134,6 @@ async def test_a_file_whose_server_does_not_answer_stops_nobody(name: str, tmp_p
                 await caller.ask("health")
         with suppress(OSError):  # its server has gone
             os.close(fd)
-
-
-@contextmanager
-def lingering() -> Iterator[int]:
-    """A connection whose last close waits for ten seconds, since nobody reads what it has to send."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(1)
-        with socket.socket() as sock:
-            sock.connect(listener.getsockname())
-            sock.setblocking(False)
-            with suppress(BlockingIOError):
-                while True:
-                    sock.send(bytes(65536))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 10))
-            sock.setblocking(True)
-            fd = sock.detach()
-            yield fd
-    # its peer has never accepted, and with the listener all of it ends
 
 
 @pytest.mark.slow
