@@ -72,6 +72,14 @@ async def close_apart(close: Callable[[], None]) -> None:
     await closed.wait()
 
 
+def close_soon(fds: Collection[int]) -> None:
+    """At once what waits for nobody, and the others by a thread for which nobody waits."""
+    strange = [fd for fd in fds if not is_prompt(fd)]
+    close_all([fd for fd in fds if fd not in strange])
+    if strange:
+        trio.lowlevel.start_thread_soon(partial(close_all, strange), lambda outcome: None)
+
+
 def close_all(fds: Collection[int]) -> None:
     for fd in fds:
         with suppress(OSError):  # a file server's error, told at the close; it is closed

@@ -16,7 +16,7 @@ import trio
 
 from mpsd.errors import ProtocolError
 from mpsd.model import Credentials
-from mpsd.relay.message import Message, look_at, receive, send, take
+from mpsd.relay.message import Message, drain, look_at, receive, send, take
 from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
 
 _MOST_REPLAYED = 16  # messages; a handshake has five (measured)
@@ -94,6 +94,7 @@ class Link:
 
     def close(self) -> None:
         self.no_way_back()
+        drain(self.client)
         self.client.close()
 
     # -- copying -----------------------------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ import array
 import os
 import socket
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
 
+from mpsd.api.descriptors import close_soon
 from mpsd.errors import ProtocolError
 from mpsd.model import Credentials
 
@@ -31,8 +33,9 @@ class Message:
     credentials: Credentials | None
 
     def close(self) -> None:
-        while self.descriptors:
-            os.close(self.descriptors.pop())
+        """Nobody waits for a stranger's descriptor that is slow to close (decision 019)."""
+        descriptors, self.descriptors = self.descriptors, []
+        close_soon(descriptors)
 
 
 _buffer = bytearray(MAX_BYTES)  # only touched between two awaits: recvmsg_into and the copy out of it
@@ -49,6 +52,20 @@ async def receive(connection: socket.socket) -> Message | None:
 async def look_at(connection: socket.socket) -> Message | None:
     """As `receive`, but the message stays in the queue until `take`: whoever dies in between has lost nothing."""
     return await _next(connection, socket.MSG_PEEK)
+
+
+def drain(connection: socket.socket) -> None:
+    """Nobody reads what the peer said and says: descriptors in that go as those of messages do, and not with the socket."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RD)
+        while True:
+            try:
+                message = _receive_now(connection, socket.MSG_DONTWAIT)
+            except ProtocolError:
+                continue
+            if message is None:
+                return
+            message.close()
 
 
 def take(connection: socket.socket) -> None:

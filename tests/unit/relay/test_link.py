@@ -4,6 +4,8 @@ import array
 import os
 import socket
 import struct
+import time
+from contextlib import ExitStack
 
 import pytest
 import trio
@@ -13,6 +15,7 @@ from mpsd.errors import ProtocolError
 from mpsd.model import Credentials
 from mpsd.relay import message
 from mpsd.relay.link import End, Link
+from tests.lingering import lingering
 
 UCRED = struct.Struct("3i")
 SO_SNDBUFFORCE = 32  # socket(7); not in the standard library
@@ -235,3 +238,47 @@ async def test_a_domain_that_is_slow_to_read_loses_nothing(ends):
         client.close()
 
     await through(ends, talk)
+
+
+# -- what a stranger sends may be slow to close ------------------------------------------------------------------------
+
+
+def send_lingering(client):
+    with ExitStack() as sent:
+        fd = sent.enter_context(lingering())
+        socket.send_fds(client, [b"words"], [fd])
+        os.close(fd)
+        return sent.pop_all()  # until its end nobody reads what it has to send
+
+
+async def test_what_was_never_read_keeps_nobody_waiting(ends):
+    client, link_client, _, _ = ends
+    with send_lingering(client):
+        began = time.monotonic()
+        Link(link_client, PRIVILEGED).close()
+        assert time.monotonic() - began < PATIENCE
+        assert client.recv(1) == b"", "closed, for the keeper to close its copy without waiting"
+
+
+async def test_a_message_that_is_done_with_keeps_nobody_waiting(ends):
+    client, link_client, _, _ = ends
+    with send_lingering(client):
+        came = await message.receive(link_client)
+        assert came is not None
+        began = time.monotonic()
+        came.close()
+        assert time.monotonic() - began < PATIENCE
+        assert not came.descriptors
+
+
+async def test_the_kernels_own_are_closed_at_once(ends):
+    client, link_client, _, _ = ends
+    fd = os.memfd_create("handshake", os.MFD_CLOEXEC)
+    socket.send_fds(client, [b"words"], [fd])
+    os.close(fd)
+    came = await message.receive(link_client)
+    assert came is not None
+    [received] = came.descriptors
+    came.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(received)
