@@ -64,11 +64,19 @@ def test_placing_memory_is_answered_as_recorded(environment: dict[str, str]) -> 
     assert differences("memory", ask([sys.executable, "-I", str(CLIENT)], environment)) == []
 
 
+@pytest.fixture(name="guards")
+def guards_of_the_driver(driver: str) -> str:
+    """The program of that name; the device's has to be there."""
+    if driver == "sim":
+        subprocess.run(["make", "-s", "-C", ROOT / "tests/clients"], check=True)
+    return str(GUARDS if driver == "sim" else REAL_GUARDS)
+
+
+@pytest.mark.slow
 @pytest.mark.deadline(300)
-def test_guards_are_taken_as_recorded(driver: str, environment: dict[str, str]) -> None:
+def test_guards_are_taken_as_recorded(guards: str, environment: dict[str, str]) -> None:
     """Each try in a process of its own; what comes twice in one is told by the last."""
-    program = str(GUARDS if driver == "sim" else REAL_GUARDS)
-    names = subprocess.run([program, "--list"], env=environment, capture_output=True, text=True, check=True).stdout.split()
-    answers = {name: ask([program, name, "--json"], environment) for name in names}
+    names = subprocess.run([guards, "--list"], env=environment, capture_output=True, text=True, check=True).stdout.split()
+    answers = {name: ask([guards, name, "--json"], environment) for name in names}
     told = {name: {key: value for key, value in each.items() if key not in UNHEARD} for name, each in answers.items()}
     assert differences("guards", told) == []

@@ -212,6 +212,7 @@ def test_the_session_that_is_idle_longest_makes_way_and_is_told(machine: Machine
     assert quitting.wait(10) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 def test_a_client_stopped_in_its_handshake_stops_nobody_and_goes_on_when_continued(machine: Machine, door: str) -> None:
     """A vendor daemon waits for it without limit, and with it everybody."""

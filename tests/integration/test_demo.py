@@ -96,6 +96,7 @@ def test_without_rights_the_scene_is_honest_about_what_is_lost(playground: Playg
     ("more", "has_colours"),
     [pytest.param({}, True, id="colours"), pytest.param({"NO_COLOR": "1"}, False, id="NO_COLOR", marks=pytest.mark.slow)],
 )
+@pytest.mark.slow
 def test_ctrl_c_on_a_terminal_leaves_nothing_behind(playground: Playground, more: dict[str, str], has_colours: bool) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, str(SCENE), "--fast", "--backend", "sim"]

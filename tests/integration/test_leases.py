@@ -52,6 +52,7 @@ def test_three_clients_at_the_same_moment_each_have_their_own(machine: Machine) 
     assert [has(*row) for row in zip(clients, (10, 30, 60, 100), (2, 3, 4, 0), strict=True)] == [True] * 4
 
 
+@pytest.mark.slow
 def test_many_arrivals_and_no_limit_leaks(machine: Machine) -> None:
     """The kinds take turns, so each meets others before and after it."""
     machine.configure(ROOMY)
@@ -129,7 +130,7 @@ def test_a_lease_of_the_second_gpu_and_its_memory_by_ordinal_or_uuid(machine: Ma
 # -- refusing ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["wait", "error", "end"])
+@pytest.mark.parametrize("way", ["error", *(pytest.param(way, marks=pytest.mark.slow) for way in ("wait", "end"))])
 def test_a_client_without_a_lease_is_refused_and_never_runs(machine: Machine, way: str) -> None:
     machine.configure(f'[admission]\ndefault = "refuse"\nrefuse_with = "{way}"\n')
     machine.start()
@@ -218,6 +219,7 @@ def test_a_client_goes_to_another_domain_at_its_next_start(machine: Machine) -> 
 # -- restarts ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_after_kill_9_leases_clients_and_limits_are_what_they_were(machine: Machine) -> None:
     machine.start()
     lease(machine, "a", 30, 3)

@@ -91,6 +91,7 @@ def test_quit_t_ends_the_clients_work_with_810(machine: Machine, seconds: int) -
     assert not machine.journal("domain.kill")
 
 
+@pytest.mark.slow
 def test_quit_waits_for_a_client_that_has_only_just_come(machine: Machine) -> None:
     machine.start()
     for _ in range(2):
@@ -179,6 +180,7 @@ def test_a_server_that_outlives_its_daemon_is_ended_too(machine: Machine) -> Non
     assert not is_running(server)
 
 
+@pytest.mark.slow
 def test_quit_right_after_kill_9_ends_what_the_dead_mpsd_had_started(machine: Machine) -> None:
     machine.start()
     machine.counter().ready()

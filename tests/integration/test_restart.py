@@ -310,6 +310,7 @@ def test_a_stale_pid_file_and_sockets_are_replaced(machine: Machine, whose: str)
     assert other.poll() is None
 
 
+@pytest.mark.slow
 def test_after_a_reboot_nothing_of_the_old_state_is_in_the_way(machine: Machine) -> None:
     """The state directory is on disk here, and nothing that it speaks of is there any more."""
     machine.start()

@@ -93,6 +93,7 @@ def test_kill_9_leaves_clients_and_doors(strangers: Machine) -> None:
     newcomer.goes_on()
 
 
+@pytest.mark.slow
 def test_quit_leaves_nothing(strangers: Machine) -> None:
     strangers.start()
     client = strangers.counter().ready()
