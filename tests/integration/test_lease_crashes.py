@@ -175,6 +175,7 @@ def kill_before(number: int) -> Seen:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.deadline(120)
 def test_killed_at_every_statement(tmp_path: Path) -> None:
     """And once not at all: the last number is beyond the last statement."""

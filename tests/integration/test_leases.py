@@ -205,6 +205,7 @@ def test_a_lease_of_its_own_domain_and_one_of_a_group(machine: Machine) -> None:
     assert len(set(domain.values())) == 3
 
 
+@pytest.mark.slow
 def test_a_client_goes_to_another_domain_at_its_next_start(machine: Machine) -> None:
     machine.start()
     first = machine.counter().ready()

@@ -204,6 +204,7 @@ def test_no_process_is_left_not_even_a_dead_one(machine: Machine) -> None:
     assert not [line for line in left if "mps" in line]
 
 
+@pytest.mark.slow
 def test_the_next_daemon_starts_at_once_and_afresh(machine: Machine) -> None:
     machine.start()
     for _ in range(2):

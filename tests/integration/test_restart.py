@@ -49,6 +49,7 @@ def test_limits_outlive_kill_9(machine: Machine) -> None:
     assert machine.client("smcount").wait("sms")["seen"] == 32
 
 
+@pytest.mark.slow
 def test_a_new_mpsd_knows_of_a_fault_and_of_the_spare(machine: Machine) -> None:
     machine.start()
     victim = machine.counter().ready()
