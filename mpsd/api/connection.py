@@ -20,12 +20,12 @@ from mpsd import __version__
 from mpsd.api.audit import Audit
 from mpsd.api.authority import Peer
 from mpsd.api.datagrams import Datagram, parse, receive_now, send, until_gone
-from mpsd.api.descriptors import Descriptors
 from mpsd.api.dispatch import dispatch
 from mpsd.api.events import Subscription
 from mpsd.api.exchange import Call, State
 from mpsd.api.services import Services
 from mpsd.api.table import HELLO, METHODS
+from mpsd.descriptors import Descriptors
 from mpsd.errors import MpsdError, ProtocolError, Stopping
 from mpsd.wire import params
 from mpsd.wire.messages import MINOR, MOST_PAGE, VERSION, Hello

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import trio
 
-from mpsd.api.descriptors import ANCILLARY_BYTES, Descriptors, received, rights
 from mpsd.arena import MOST_DESCRIPTORS
+from mpsd.descriptors import ANCILLARY_BYTES, Descriptors, received, rights
 from mpsd.errors import ProtocolError
 from mpsd.wire.rpc import MAX_BYTES, Request, decode
 

@@ -13,10 +13,10 @@ import trio
 
 from mpsd.api.audit import DONE, Audit
 from mpsd.api.authority import Peer
-from mpsd.api.descriptors import is_prompt
 from mpsd.api.exchange import Call
 from mpsd.api.services import Services
 from mpsd.api.table import METHODS, Method, Privilege
+from mpsd.descriptors import is_prompt
 from mpsd.errors import BadRequest, MpsdError, NoSuchMethod, NotAllowed, ProtocolError
 from mpsd.lease import SelectorKind
 from mpsd.schema import describe

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from mpsd.api.authority import Peer
-from mpsd.api.descriptors import Descriptors
 from mpsd.api.events import EventBus, Subscription
 from mpsd.api.faults import FaultLog, Reports
 from mpsd.api.services import Services
+from mpsd.descriptors import Descriptors
 from mpsd.errors import NoSuchClient
 from mpsd.model import ProcessId
 from mpsd.wire.messages import Page

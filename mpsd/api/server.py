@@ -13,11 +13,11 @@ import trio
 from mpsd.api.audit import Audit
 from mpsd.api.authority import Peer, peer_of
 from mpsd.api.connection import Connection, Patience
-from mpsd.api.descriptors import close_apart
 from mpsd.api.events import EventBus
 from mpsd.api.exchange import State
 from mpsd.api.faults import FaultLog, Reports
 from mpsd.api.services import Services
+from mpsd.descriptors import close_apart
 from mpsd.errors import TooMany
 
 log = structlog.get_logger()

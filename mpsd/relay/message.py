@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import trio
 
-from mpsd.api.descriptors import close_soon
+from mpsd.descriptors import close_soon
 from mpsd.errors import ProtocolError
 from mpsd.model import Credentials
 

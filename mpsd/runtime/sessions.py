@@ -21,7 +21,7 @@ import trio
 
 from mpsd.api.authority import is_member
 from mpsd.api.datagrams import receive_now
-from mpsd.api.descriptors import close_apart
+from mpsd.descriptors import close_apart
 from mpsd.legacy.board import Board
 from mpsd.legacy.commands import dispatch
 from mpsd.legacy.exchange import Answer, Caller

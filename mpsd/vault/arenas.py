@@ -10,8 +10,8 @@ from functools import partial
 
 import trio
 
-from mpsd.api.descriptors import close_all, close_apart
 from mpsd.arena import Access, Allocation, Arena, ArenaSpec
+from mpsd.descriptors import close_all, close_apart
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoRoom, Stopping
 from mpsd.legacy.devices import find_device
 from mpsd.model import ProcessId

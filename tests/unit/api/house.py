@@ -13,9 +13,9 @@ import trio
 
 from mpsd.api.audit import Audit
 from mpsd.api.authority import Peer
-from mpsd.api.descriptors import KERNELS_MOST, close_all, rights
 from mpsd.api.events import EventBus
 from mpsd.api.server import MODE, SOCKET, Api, ApiSettings
+from mpsd.descriptors import KERNELS_MOST, close_all, rights
 from mpsd.runtime.sockets import listen
 from mpsd.sink import LogFile
 from mpsd.wire.messages import VERSION

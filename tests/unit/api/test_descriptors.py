@@ -11,10 +11,10 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from mpsd.api import descriptors as module
-from mpsd.api.descriptors import KERNELS_MOST, Descriptors, close_all
+from mpsd import descriptors as module
 from mpsd.api.table import METHODS
 from mpsd.arena import GRANULE, MOST_DESCRIPTORS
+from mpsd.descriptors import KERNELS_MOST, Descriptors, close_all
 from mpsd.wire.rpc import Request, Response, encode
 from tests.unit.api.house import OWNER, STRANGER, Caller, House, open_house
 from tests.unit.api.test_connection import descriptors

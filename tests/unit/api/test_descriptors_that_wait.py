@@ -12,9 +12,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from mpsd.api import descriptors as module
-from mpsd.api.descriptors import close_all
+from mpsd import descriptors as module
 from mpsd.arena import GRANULE
+from mpsd.descriptors import close_all
 from mpsd.wire.rpc import Request, Response, encode
 from tests.lingering import lingering
 from tests.unit.api.file_server import FLUSH, serve

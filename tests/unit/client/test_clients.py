@@ -13,9 +13,9 @@ import trio
 from mpsd_client import AsyncClient, Call, Client, ErrorCode, Event, Lost, Page, Refused, Selector, calls, values
 
 from mpsd import errors
-from mpsd.api.descriptors import close_all
 from mpsd.api.table import METHODS
 from mpsd.arena import GRANULE
+from mpsd.descriptors import close_all
 from mpsd.lease import Grant
 from mpsd.processes import process_id
 from tests.unit.api.house import House, open_house
