@@ -60,12 +60,9 @@ MPSD_API int mpsd_arena_remove(struct mpsd_session *session, const char *name)
 	struct mpsd_pack pack;
 	int rc;
 
-	mpsd_pack_begin(&pack, bytes, sizeof(bytes));
-	mpsd_pack_map(&pack, 1);
-	mpsd_pack_text(&pack, "name");
-	mpsd_pack_text(&pack, name);
-	if (pack.failed)
-		return mpsd_fail(session, -EINVAL, 0, 0, "arena.remove: the name of an arena has at most 128 characters");
+	rc = mpsd_pack_name(session, &pack, bytes, sizeof(bytes), "arena.remove", name);
+	if (rc < 0)
+		return rc;
 	rc = mpsd_call(session, "arena.remove", bytes, pack.used, NULL, 0, 0, 0, NULL);
 	if (rc != -ECONNRESET)
 		return rc;

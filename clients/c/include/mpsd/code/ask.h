@@ -37,7 +37,20 @@ static inline int mpsd_read_facts(struct mpsd_session *session, const char *meth
 	return 0;
 }
 
-/* A method whose parameters are one text, "name", and whose answer is an arena.  facts may be NULL. */
+/* The parameters of a method that takes one text, "name". */
+static inline int mpsd_pack_name(struct mpsd_session *session, struct mpsd_pack *pack, unsigned char *bytes, size_t room,
+				 const char *method, const char *name)
+{
+	mpsd_pack_begin(pack, bytes, room);
+	mpsd_pack_map(pack, 1);
+	mpsd_pack_text(pack, "name");
+	mpsd_pack_text(pack, name);
+	if (pack->failed)
+		return mpsd_fail(session, -EINVAL, 0, 0, "%s: the name of an arena has at most 128 characters", method);
+	return 0;
+}
+
+/* ... and whose answer is an arena.  facts may be NULL. */
 static inline int mpsd_ask_by_name(struct mpsd_session *session, const char *method, const char *name, struct mpsd_facts *facts)
 {
 	unsigned char bytes[256];
@@ -45,13 +58,9 @@ static inline int mpsd_ask_by_name(struct mpsd_session *session, const char *met
 	struct mpsd_pack pack;
 	int rc;
 
-	mpsd_pack_begin(&pack, bytes, sizeof(bytes));
-	mpsd_pack_map(&pack, 1);
-	mpsd_pack_text(&pack, "name");
-	mpsd_pack_text(&pack, name);
-	if (pack.failed)
-		return mpsd_fail(session, -EINVAL, 0, 0, "%s: the name of an arena has at most 128 characters", method);
-	rc = mpsd_call(session, method, bytes, pack.used, NULL, 0, 1, 0, &answer);
+	rc = mpsd_pack_name(session, &pack, bytes, sizeof(bytes), method, name);
+	if (rc == 0)
+		rc = mpsd_call(session, method, bytes, pack.used, NULL, 0, 1, 0, &answer);
 	if (rc < 0)
 		return rc;
 	if (facts)
