@@ -24,7 +24,12 @@ class Client:
 
     def wait(self, name: str, seconds: float = EVENT_SECONDS) -> dict[str, Any]:
         """The next event of that name, or the first, if there is one already."""
-        found = wait_for(f"'{name}' of pid {self.pid}", lambda: self.events(name) or self.has_ended(), seconds)
+
+        def said() -> list[dict[str, Any]] | bool:
+            has_ended = self.has_ended()  # before the reading: what it says last, it says before its end
+            return self.events(name) or has_ended
+
+        found = wait_for(f"'{name}' of pid {self.pid}", said, seconds)
         assert isinstance(found, list), f"no '{name}', ended with {self.process.poll()}: {self._output.read_text()}"
         return dict(found[0])
 

@@ -19,6 +19,7 @@ from mpsd.model import ProcessId
 from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.standing import ShieldState, UvmSettings
+from tests.descriptors import descriptors
 from tests.integration.client import Client
 from tests.integration.machine import CLIENTS, PROGRAM, SIMULATOR
 from tests.integration.process import wait_for
@@ -185,7 +186,7 @@ async def test_what_holding_saves(stage: Stage, hold: bool, survives: bool) -> N
 
 async def test_a_hundred_clients_leave_nothing(stage: Stage) -> None:
     """Ended by themselves or by a signal; some before they were found."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     made = stage.attachments(hold_seconds=0.1)
     async with trio.open_nursery() as nursery:
         await nursery.start(made.run)
@@ -200,4 +201,4 @@ async def test_a_hundred_clients_leave_nothing(stage: Stage) -> None:
             await trio.to_thread.run_sync(child.wait)
         await until("all to be let go", lambda: made.count == 0)
         nursery.cancel_scope.cancel()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before

@@ -11,12 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from mpsd.wire.rpc import MAX_BYTES, Request, Response, encode
+from tests.descriptors import descriptors
 from tests.unit.api.house import OWNER, open_house
 from tests.unit.wire.test_rpc import MALFORMED
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def null_device() -> IO[str]:

@@ -16,8 +16,8 @@ from mpsd.api.table import METHODS
 from mpsd.arena import GRANULE, MOST_DESCRIPTORS
 from mpsd.descriptors import KERNELS_MOST, Descriptors, close_all
 from mpsd.wire.rpc import Request, Response, encode
+from tests.descriptors import descriptors
 from tests.unit.api.house import OWNER, STRANGER, Caller, House, open_house
-from tests.unit.api.test_connection import descriptors
 from tests.unit.api.test_table import CALLS
 
 TAKING = {name for name, method in METHODS.items() if method.takes}

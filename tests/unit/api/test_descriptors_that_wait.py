@@ -16,10 +16,10 @@ from mpsd import descriptors as module
 from mpsd.arena import GRANULE
 from mpsd.descriptors import close_all
 from mpsd.wire.rpc import Request, Response, encode
+from tests.descriptors import descriptors
 from tests.lingering import lingering
 from tests.unit.api.file_server import FLUSH, serve
 from tests.unit.api.house import OWNER, PATIENCE_SECONDS, STRANGER, open_house
-from tests.unit.api.test_connection import descriptors
 from tests.unit.api.test_descriptors import PUT, settled
 
 

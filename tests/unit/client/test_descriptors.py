@@ -20,7 +20,7 @@ from mpsd_client._datagrams import close_all
 
 from mpsd.arena import GRANULE
 from mpsd.runtime.sockets import listen
-from tests.unit.api.test_connection import descriptors
+from tests.descriptors import descriptors
 from tests.unit.client.test_clients import admit_this_process, blocking, serving
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from mpsd.faults import file_writers
 from mpsd.faults.file_writers import FileId, FileWriters
+from tests.descriptors import descriptors
 
 pytestmark = pytest.mark.root
 
@@ -74,12 +75,12 @@ def test_a_file_that_was_deleted_is_not_remembered(tmp_path, writers):
 
 def test_what_is_remembered_is_bounded_and_no_descriptor_stays(tmp_path, writers, monkeypatch):
     monkeypatch.setattr(file_writers, "_MOST_FILES", 3)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for number in range(200):
         (tmp_path / str(number)).write_text("x")
     assert writers.take((0, 0)) == frozenset()
     assert len(writers._found) == 3
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 def test_a_directory_that_is_not_there_is_an_error(tmp_path):

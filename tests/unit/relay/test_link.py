@@ -15,6 +15,7 @@ from mpsd.errors import ProtocolError
 from mpsd.model import Credentials
 from mpsd.relay import message
 from mpsd.relay.link import End, Link
+from tests.descriptors import descriptors
 from tests.lingering import lingering
 
 UCRED = struct.Struct("3i")
@@ -79,7 +80,7 @@ async def test_bytes_pass_unread_both_ways(ends):
 
 
 async def test_descriptors_pass_and_are_not_leaked(ends):
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     reader, writer = os.pipe()
 
     async def talk(client, domain):
@@ -97,7 +98,7 @@ async def test_descriptors_pass_and_are_not_leaked(ends):
     os.close(writer)
     link.close()
     ends[0].close()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert descriptors() <= before
 
 
 @pytest.mark.root

@@ -89,10 +89,6 @@ def a_client(directory: Path) -> Iterator[FakeClient]:
         client.collect()
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 async def until(is_so: Callable[[], bool]) -> None:
     """Real time: the kernel and another process bring it about.  The test's own deadline ends the wait."""
     while not is_so():

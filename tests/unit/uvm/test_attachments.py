@@ -15,6 +15,7 @@ from mpsd.model import ProcessId
 from mpsd.uvm.attachments import Attachments, Watched
 from mpsd.uvm.space import Space, Unavailable
 from mpsd.uvm.standing import UNKNOWN, ShieldState, Standing, UvmSettings
+from tests.descriptors import descriptors
 from tests.unit.uvm.house import (
     GPU,
     WATCHED,
@@ -23,7 +24,6 @@ from tests.unit.uvm.house import (
     a_client,
     attachments,
     company,
-    descriptors,
     directly,
     start,
     until,

@@ -16,7 +16,8 @@ from mpsd import processes
 from mpsd.uvm import abi
 from mpsd.uvm.device import DeviceQueue, Devices
 from mpsd.uvm.space import Outcome, Space, Taken, Unavailable
-from tests.unit.uvm.house import GPU, descriptors
+from tests.descriptors import descriptors
+from tests.unit.uvm.house import GPU
 
 NULL, ZERO = Path("/dev/null"), Path("/dev/zero")
 OPENER = "import os,sys; f=os.open(sys.argv[1], os.O_RDWR); print(f, flush=True); input()"

@@ -14,7 +14,8 @@ from mpsd.uvm import abi
 from mpsd.uvm.sim_page import MOST_RANGES, PAGE_BYTES, Page
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Outcome, Space, Unavailable
-from tests.unit.uvm.house import GPU, FakeClient, a_client, descriptors
+from tests.descriptors import descriptors
+from tests.unit.uvm.house import GPU, FakeClient, a_client
 
 INVALID_ADDRESS, NO_MEMORY = 0x1E, 0x51
 K64 = 0x10000

@@ -199,10 +199,6 @@ async def taken(vault: Vault, arena: Arena, process: ProcessId) -> dict[int, byt
         after = items[-1].offset
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 async def until(is_so: Callable[[], bool]) -> None:
     """Real time: the kernel and another process bring it about.  The test's own deadline ends the wait."""
     while not is_so():  # noqa: ASYNC110 nobody tells

@@ -10,6 +10,7 @@ import trio.testing
 from mpsd.arena import FIRST_ADDRESS, GRANULE, WINDOW_UNIT, Access, ArenaSpec
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoRoom, NoSuchArena, NotAllowed, StaleGeneration, UnusablePath
 from mpsd.policy.arena_settings import Eviction, VaultSettings
+from tests.descriptors import descriptors
 from tests.unit.vault.house import (
     GPU,
     OTHER_GPU,
@@ -18,7 +19,6 @@ from tests.unit.vault.house import (
     USER,
     at,
     committed,
-    descriptors,
     memory,
     opened,
     put,

@@ -16,7 +16,8 @@ from mpsd.errors import KeeperFailed, MpsdError, StaleGeneration, Stopping
 from mpsd.model import ProcessId
 from mpsd.vault.keeper_link import KeeperLink
 from mpsd.vault.vault import Vault
-from tests.unit.vault.house import SPEC, House, at, committed, descriptors, memory, opened, put, taken, until
+from tests.descriptors import descriptors
+from tests.unit.vault.house import SPEC, House, at, committed, memory, opened, put, taken, until
 
 Step = Callable[[Vault, Arena, ProcessId], Awaitable[object]]
 

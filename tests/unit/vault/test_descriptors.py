@@ -9,6 +9,7 @@ from mpsd.arena import MOST_LAYOUT_BYTES
 from mpsd.errors import BadRequest
 from mpsd.vault import descriptors
 from mpsd.vault.descriptors import check_exported, check_simulated, read_layout
+from tests.descriptors import descriptors as open_descriptors
 from tests.unit.vault.house import memory
 
 
@@ -98,8 +99,8 @@ def test_a_layout_that_becomes_shorter_is_refused(monkeypatch):
         return part
 
     monkeypatch.setattr(os, "pread", truncating)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     with pytest.raises(BadRequest, match="became shorter"):
         read_layout(theirs)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
     os.close(theirs)

@@ -12,7 +12,8 @@ from mpsd.arena import Access
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, TooMany
 from mpsd.model import ProcessId
 from mpsd.policy.arena_settings import VaultSettings
-from tests.unit.vault.house import SPEC, STRANGER, USER, a_process, committed, descriptors, opened, put, taken, until
+from tests.descriptors import descriptors
+from tests.unit.vault.house import SPEC, STRANGER, USER, a_process, committed, opened, put, taken, until
 
 SECONDS = 10.0
 
