@@ -6,6 +6,7 @@ from enum import StrEnum
 from mpsd.model import ProcessId
 
 MOST_MEMBERS = 64
+MOST_RANK = 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ PAGE = 100
 MOST_PAGE = 1000
 
 ID = whole(0, 2**63 - 1)
-_PID = whole(1, 2**31 - 1)
+PID = whole(1, 2**31 - 1)
 _START_TIME = whole(0, 2**63 - 1)
 GPU = text(1, 80)
 _GPUS = array(GPU, MOST_GPUS)
@@ -111,7 +111,7 @@ class ListLeases(Page):
 class ClientId:
     """`start_time` tells a process apart from later ones with its pid; 0: whichever has it."""
 
-    pid: int = param(_PID)
+    pid: int = param(PID)
     start_time: int = param(_START_TIME, 0)
 
 
@@ -119,7 +119,7 @@ class ClientId:
 class StopClient:
     """One of `pid`, `cgroup` and `container` is given."""
 
-    pid: int | None = param(maybe(_PID), None)
+    pid: int | None = param(maybe(PID), None)
     cgroup: str | None = param(maybe(text(1, 4096)), None)
     container: str | None = param(maybe(text(1, 256)), None)
     start_time: int = param(_START_TIME, 0)
@@ -131,7 +131,7 @@ class StopClient:
 
 @dataclass(frozen=True, slots=True)
 class MoveClient:
-    pid: int = param(_PID)
+    pid: int = param(PID)
     domain: str = param(_NAME)
     start_time: int = param(_START_TIME, 0)
 

@@ -1,0 +1,82 @@
+"""The parameters of the methods of services; all else about parameters is in messages.py."""
+
+from dataclasses import dataclass
+
+from mpsd.policy.succession_words import MOST_RANK
+from mpsd.wire.messages import ID, PATIENCE, PID
+from mpsd.wire.params import maybe, number, param, text, whole, word
+
+MOST_STANDBYS = 8
+_NAME = word(1, 128)
+_GENERATION = whole(0, 2**63 - 1)
+_SERIAL = whole(0, 2**63 - 1)
+_HEARTBEAT = number(0, 3600)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceName:
+    name: str = param(_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinService:
+    id: int = param(ID)
+    rank: int = param(whole(0, MOST_RANK), 0)
+    heartbeat_seconds: float = param(_HEARTBEAT, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceId:
+    id: int = param(ID)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowService:
+    id: int = param(ID)
+    after: int | None = param(maybe(_SERIAL), None)
+    wait_seconds: float = param(PATIENCE, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTerm:
+    id: int = param(ID)
+    generation: int = param(_GENERATION)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedMember:
+    id: int = param(ID)
+    why: str = param(text(1, 400))
+
+
+@dataclass(frozen=True, slots=True)
+class GetService:
+    name: str = param(_NAME)
+    after: int | None = param(maybe(_SERIAL), None)
+    wait_seconds: float = param(PATIENCE, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    name: str = param(_NAME)
+    to_pid: int | None = param(maybe(PID), None)
+    wait_seconds: float = param(PATIENCE, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeService:
+    """What is nil stays as it is; 0 takes a reservation away."""
+
+    name: str = param(_NAME)
+    standbys: int | None = param(maybe(whole(0, MOST_STANDBYS)), None)
+    sm_percent: float | None = param(maybe(number(0, 100)), None)
+    memory_bytes: int | None = param(maybe(whole(0, 2**50)), None)
+    heartbeat_seconds: float | None = param(maybe(_HEARTBEAT), None)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepState:
+    """With the descriptor of a forward state."""
+
+    id: int = param(ID)
+    generation: int = param(_GENERATION)
