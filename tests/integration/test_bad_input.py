@@ -86,6 +86,7 @@ def test_the_longest_command_is_answered(machine: Machine) -> None:
     assert machine.tell("get_default_active_thread_percentage ".ljust(4096, "x")) == "100.0\n"
 
 
+@pytest.mark.slow
 def test_ten_thousand_commands_in_one_run_are_all_answered(machine: Machine) -> None:
     machine.start()
     done = machine.run(typed="get_default_client_priority\n" * 10_000)
@@ -95,6 +96,7 @@ def test_ten_thousand_commands_in_one_run_are_all_answered(machine: Machine) -> 
 # -- datagrams ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOCKETS)
 def test_junk_disturbs_nobody(machine: Machine, name: str) -> None:
     """Of all sizes, and both kinds of leaving: at once, and staying."""
@@ -135,6 +137,7 @@ def test_an_oversized_datagram_to_the_command_socket_is_refused(machine: Machine
         assert end.recv(65536) == b"O0\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOCKETS)
 def test_half_open_connections_disturb_nobody(machine: Machine, name: str) -> None:
     """They have shut down one direction and say nothing more, or never said anything."""

@@ -105,6 +105,7 @@ def test_with_multiuser_server_all_users_share_one(machine: Machine) -> None:
 # -- vendor daemons that fail ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_vendor_daemon_that_is_killed_is_started_again(machine: Machine) -> None:
     """Its clients lose their GPU work, as they do with the vendor's; whoever comes next goes to the spare."""
     machine.configure(QUICK)

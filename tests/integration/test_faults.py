@@ -64,6 +64,7 @@ def slow(*modes: str) -> list[object]:
     return [pytest.param(mode, marks=pytest.mark.slow) for mode in modes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["oob_write", *slow("null_write", "use_after_free", "ro_write", "copy")])
 def test_the_culprit_of_a_memory_fault_is_named_before_anybody_hears_of_it(machine: Machine, mode: str) -> None:
     machine.configure(FORGIVING)

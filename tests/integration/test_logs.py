@@ -39,6 +39,7 @@ def assert_all_published(machine: Machine, domain: str) -> None:
     assert not [line for line in of_domain(machine, "control.log", domain) if re.search(r"Cmd:|NEW UI|UI closed", line)]
 
 
+@pytest.mark.slow
 def test_every_line_of_every_domain_is_published_once_and_in_order(machine: Machine) -> None:
     machine.start()
     machine.counter().ready()

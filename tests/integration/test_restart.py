@@ -152,6 +152,7 @@ def test_kill_9_of_the_keeper_is_made_good(machine: Machine) -> None:
     client.goes_on()
 
 
+@pytest.mark.slow
 def test_kill_9_of_both_leaves_running_clients_and_domains(machine: Machine) -> None:
     """Nobody can wait then: a client that starts while there is neither finds no daemon, as with the vendor's."""
     machine.start()
@@ -215,6 +216,7 @@ def test_sigterm_with_quit_ends_clients_at_once(machine: Machine) -> None:
     wait_for("the end of everything", lambda: not machine.processes())
 
 
+@pytest.mark.slow
 def test_sigterm_with_leave_leaves_everything_to_the_next(machine: Machine) -> None:
     machine.configure("[stop]\non_sigterm = 'leave'\n")
     machine.start()
@@ -274,6 +276,7 @@ def test_a_second_daemon_is_refused_with_the_vendors_words(machine: Machine) -> 
     machine.counter().ready()
 
 
+@pytest.mark.slow
 def test_two_that_start_at_once_leave_one(machine: Machine) -> None:
     starting = [machine.begin("-d") for _ in range(4)]
     statuses = sorted(process.wait(20) for process in starting)

@@ -85,6 +85,7 @@ def test_health_does_not_wait_for_vendor_daemons(machine: Machine) -> None:
     assert statistics.median(seconds) <= HEALTH_SECONDS
 
 
+@pytest.mark.slow
 def test_junk_and_descriptors_disturb_nobody_and_leave_nothing(machine: Machine) -> None:
     machine.start()
     client = machine.counter().ready()

@@ -45,6 +45,7 @@ def test_any_shell_reads_it(snippet: Path, shell: str) -> None:
     assert os.access(snippet, os.X_OK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["job_4711"], indirect=True)
 @pytest.mark.parametrize("how", [{}, {"MPSD_DRAIN": "0.1s", "MPSD_GRACE": "10s"}], ids=["plain", "drain and grace"])
 def test_an_epilog_ends_the_clients_of_its_job(machine: Machine, inner: Path, how: dict[str, str]) -> None:

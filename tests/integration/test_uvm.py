@@ -162,6 +162,7 @@ async def test_what_is_not_behind_it_is_told(stage: Stage, mode: str, setting: s
     assert 0 < (stage.observations[0].address or 0) < 4 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hold", "survives"), [(True, True), (False, False)])
 async def test_what_holding_saves(stage: Stage, hold: bool, survives: bool) -> None:
     """A kernel of half a second whose process is killed in its middle."""
@@ -184,6 +185,7 @@ async def test_what_holding_saves(stage: Stage, hold: bool, survives: bool) -> N
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_a_hundred_clients_leave_nothing(stage: Stage) -> None:
     """Ended by themselves or by a signal; some before they were found."""
     before = descriptors()

@@ -190,6 +190,7 @@ def test_a_space_that_the_client_closed_or_replaced_is_known(client: FakeClient)
     space.close()
 
 
+@pytest.mark.slow
 def test_a_thousand_times_and_nothing_is_left(client: FakeClient) -> None:
     client.begin()
     before = descriptors()
