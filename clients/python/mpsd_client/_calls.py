@@ -12,6 +12,20 @@ from mpsd_client._call import Call as Call
 from mpsd_client._call import after as after
 from mpsd_client._call import make_call as _call
 from mpsd_client._call import make_page as _page
+from mpsd_client._service_calls import arena_keep_state as arena_keep_state
+from mpsd_client._service_calls import arena_state as arena_state
+from mpsd_client._service_calls import service_change as service_change
+from mpsd_client._service_calls import service_enlist as service_enlist
+from mpsd_client._service_calls import service_failed as service_failed
+from mpsd_client._service_calls import service_follow as service_follow
+from mpsd_client._service_calls import service_get as service_get
+from mpsd_client._service_calls import service_handover as service_handover
+from mpsd_client._service_calls import service_join as service_join
+from mpsd_client._service_calls import service_leave as service_leave
+from mpsd_client._service_calls import service_list as service_list
+from mpsd_client._service_calls import service_ready as service_ready
+from mpsd_client._service_calls import service_serving as service_serving
+from mpsd_client._service_calls import service_yielded as service_yielded
 from mpsd_client._values import Page, Selector
 from mpsd_client._vault_calls import arena_change as arena_change
 from mpsd_client._vault_calls import arena_close as arena_close

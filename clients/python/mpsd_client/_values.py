@@ -23,6 +23,15 @@ from mpsd_client._fault_values import Party as Party
 from mpsd_client._fault_values import Reported as Reported
 from mpsd_client._fault_values import Standing as Standing
 from mpsd_client._fault_values import Xid as Xid
+from mpsd_client._service_values import Enlisted as Enlisted
+from mpsd_client._service_values import HandedOver as HandedOver
+from mpsd_client._service_values import Instruction as Instruction
+from mpsd_client._service_values import KeptState as KeptState
+from mpsd_client._service_values import Member as Member
+from mpsd_client._service_values import Promotion as Promotion
+from mpsd_client._service_values import Service as Service
+from mpsd_client._service_values import ServiceSettings as ServiceSettings
+from mpsd_client._service_values import StateKept as StateKept
 from mpsd_client._vault_values import Arena as Arena
 from mpsd_client._vault_values import ArenaLayout as ArenaLayout
 from mpsd_client._vault_values import ArenaUse as ArenaUse
