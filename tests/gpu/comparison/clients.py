@@ -17,9 +17,9 @@ ERROR = "error"
 
 
 class Client:
-    """Guards the list of events, which a thread of its own fills."""
+    """Guards the list of events, which a thread of its own fills.  has_input: it can be told something (`tell`)."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], has_input: bool = False) -> None:
         self.argv = list(argv)
         self.started_ns = time.monotonic_ns()
         self._events: list[Event] = []
@@ -29,7 +29,7 @@ class Client:
         self.process = subprocess.Popen(
             [word.replace("{start_ns}", str(self.started_ns)) for word in argv],
             env=dict(env),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd="/",
@@ -81,6 +81,15 @@ class Client:
                         return event
                 if self._is_over or not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     return None
+
+    def tell(self, line: str) -> None:
+        """At its standard input; nothing where it has ended."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
 
     @property
     def error_code(self) -> int | None:

@@ -164,8 +164,8 @@ class System:
         argv = [*self.user, *before, str(self.programs / program), *arguments, "--json", "--start-ns", "{start_ns}"]
         return self.spawn(argv)
 
-    def spawn(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Client:
-        client = Client(argv, self.environment() if env is None else env)
+    def spawn(self, argv: Sequence[str], env: Mapping[str, str] | None = None, has_input: bool = False) -> Client:
+        client = Client(argv, self.environment() if env is None else env, has_input)
         self.clients.append(client)
         return client
 

@@ -4,7 +4,8 @@
     steps.py --kind infer --arena steps                       the same with weights and cache in an arena
     LD_PRELOAD=.../libmpsd.so steps.py --kind train           the same under the shim
 
-To compare, run pairs in turns: a GPU's clock drifts more than an arena costs.  --rounds does so within one process.  A step of
+To compare, run in turns: a GPU's clock drifts more than an arena costs.  --rounds does so within one process; with --turns
+several processes live at once, and each makes its steps when it is told to, a line of standard input for each turn.  A step of
 `decode` is the time that the host needs to launch it, which scatters by a third; those of `infer` and `train` are the GPU's.
 """
 
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,7 +24,7 @@ import torch
 from model import Model, Shape
 from torch.nn import functional
 
-READ_ROWS, TRAIN_ROWS, LENGTH = 64, 16, 1024  # of texts: enough for the GPU to be what is waited for; 8 x 512 were not
+READ_ROWS, TRAIN_ROWS, LENGTH = 24, 8, 1024  # of texts: enough for the GPU to be what is waited for; 8 x 512 were not
 
 
 def _texts(shape: Shape, rows: int) -> torch.Tensor:
@@ -123,6 +125,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--warmup", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=0, help="with --arena: plain and arena in turns, so often")
+    parser.add_argument("--turns", action="store_true", help="make the steps at each line of standard input, until its end")
     parser.add_argument("--capacity", type=int, default=12 << 30, help="bytes of the arena")
     parser.add_argument("--seed", type=int, default=586)
     parser.add_argument("--small", action="store_true", help="a tiny model")
@@ -139,12 +142,23 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         median_ms(step, options.warmup)
+    if options.turns:
+        take_turns(steps["arena" if options.arena else "plain"], options.steps)
+        return
     for _ in range(options.rounds or 1):
         for name, step in steps.items():
             times[name] += median_ms(step, options.steps)
     for name, found in times.items():
         facts = {"kind": options.kind, "memory": name, "shim": has_shim, "pid": os.getpid(), **summary(found)}
         print(json.dumps({"event": "steps", **facts}), flush=True)
+
+
+def take_turns(step: Callable[[], None], count: int) -> None:
+    print(json.dumps({"event": "ready", "monotonic_ns": time.monotonic_ns()}), flush=True)
+    for _line in sys.stdin:
+        median_ms(step, 1)  # the GPU and the caches were another's
+        times = median_ms(step, count)
+        print(json.dumps({"event": "turn", "monotonic_ns": time.monotonic_ns(), **summary(times)}), flush=True)
 
 
 if __name__ == "__main__":

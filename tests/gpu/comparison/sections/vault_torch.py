@@ -62,10 +62,10 @@ def python_path(stage: Stage) -> str:
     return ":".join(map(str, [ROOT / "clients/python", *site]))
 
 
-def python(stage: Stage, *words: str, **more: str) -> Client:
+def python(stage: Stage, *words: str, has_input: bool = False, **more: str) -> Client:
     """PyTorch's Python, with mpsd_client."""
     env = {**stage.mpsd.environment(), "PYTHONPATH": python_path(stage), **more}
-    return stage.mpsd.spawn([str(stage.options.torch_python), *words], env)
+    return stage.mpsd.spawn([str(stage.options.torch_python), *words], env, has_input)
 
 
 class _Decoding:
