@@ -1,12 +1,17 @@
-"""Runs a Python program that uses CUDA, and at SIGUSR1 writes out of bounds in its name: on its context, with its memory.
+"""Runs a Python program that uses CUDA, and faults in its name, on its context: SIGUSR1 writes out of bounds, SIGUSR2 traps.
 
     fault_on_signal.py PROGRAM [arguments]
+
+Right before, it says so: {"event": "fault", "mode": "trap", "monotonic_ns": ...}.
 """
 
 import ctypes
+import json
+import os
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 
 PTX = b"""
@@ -21,7 +26,13 @@ PTX = b"""
 	st.volatile.global.u64 [%d1], %d2;
 	ret;
 }
+.visible .entry trap(.param .u64 p)
+{
+	trap;
+	ret;
+}
 """
+MODES = {signal.SIGUSR1: "oob_write", signal.SIGUSR2: "trap"}
 
 
 def fault(number: int, frame: object) -> None:
@@ -31,17 +42,26 @@ def fault(number: int, frame: object) -> None:
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(unused))
     cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
     cuda.cuCtxSetCurrent(context)
+    mode = MODES[signal.Signals(number)]
     for rc in (
         cuda.cuModuleLoadData(ctypes.byref(module), PTX),
-        cuda.cuModuleGetFunction(ctypes.byref(function), module, b"oob_write"),
+        cuda.cuModuleGetFunction(ctypes.byref(function), module, mode.encode()),
+        say(mode),
         cuda.cuLaunchKernel(function, *([1] * 6), 0, None, parameters, None),
     ):
         if rc:
             raise SystemExit(f"the fault could not be made: {rc}")
 
 
+def say(mode: str) -> int:
+    line = {"event": "fault", "mode": mode, "pid": os.getpid(), "monotonic_ns": time.monotonic_ns()}
+    os.write(1, (json.dumps(line) + "\n").encode())
+    return 0
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGUSR1, fault)
+    for each in MODES:
+        signal.signal(each, fault)
     sys.argv = sys.argv[1:]
     sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as if it had been started
     runpy.run_path(sys.argv[0], run_name="__main__")
