@@ -81,6 +81,11 @@ def copy_in(address: int, data: bytes) -> None:
     _call(_driver(), "cuMemcpyHtoD_v2", c_uint64(address), data, c_size_t(len(data)))
 
 
+def upload_graph(graph: int, stream: int) -> None:
+    """Brings an executable graph to the GPU, so that its first launch does not have to.  Raises CudaError."""
+    _call(_driver(), "cuGraphUpload", c_void_p(graph), c_void_p(stream))
+
+
 @functools.cache
 def _primary(ordinal: int) -> c_void_p:
     """Retained once, for the life of the process: arenas come and go, and others use it too."""

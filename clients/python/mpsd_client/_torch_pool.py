@@ -70,10 +70,10 @@ def pool(arena: Window) -> Iterator[None]:
     with the same pool.  Where the capacity is spent, torch.OutOfMemoryError.  What another thread allocates (backward() has its
     own) is not in it.  Not to be used with expandable_segments, which takes no memory from pools.
     """
+    if not arena.is_writable:
+        raise ValueError(f"arena {arena.name} is open for reading: only its writer puts something into it")
     torch.cuda.init()
     mine, handle = attached(arena), arena.handle
-    if not arena.is_writable:
-        raise ValueError(f"arena {arena.name} is open for reading")
     with torch.cuda.device(arena.device):
         with mine.lock:
             if mine.pool is None:

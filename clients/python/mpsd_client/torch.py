@@ -22,11 +22,25 @@ from mpsd_client import _cuda
 from mpsd_client._arena import Arena, Path, adopt
 from mpsd_client._errors import ErrorCode, Refused
 from mpsd_client._layout import LayoutError
+from mpsd_client._torch_graph import capture
 from mpsd_client._torch_load import load, load_into, tensor_of
 from mpsd_client._torch_pool import pool
+from mpsd_client._torch_rng import RNG_BYTES, rng_state, set_rng_state
 from mpsd_client._torch_save import EXTRA, save
 
-__all__ = ["Kept", "adopt", "keep", "load", "load_into", "pool", "save"]
+__all__ = [
+    "RNG_BYTES",
+    "Kept",
+    "adopt",
+    "capture",
+    "keep",
+    "load",
+    "load_into",
+    "pool",
+    "rng_state",
+    "save",
+    "set_rng_state",
+]
 
 
 @dataclass(frozen=True, slots=True)

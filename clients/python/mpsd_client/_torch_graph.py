@@ -1,0 +1,46 @@
+"""CUDA graphs of a process that may not write yet: captured, which runs nothing, and brought to the GPU."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mpsd_client import _cuda
+
+WARM_UPS = 3  # as PyTorch's page on CUDA graphs does: the first loads kernels, later ones find memory that is there
+
+
+def capture(step: Callable[[], object], warm_up: Callable[[], object] | None = None, *, share: Any = None) -> Any:
+    """A torch.cuda.CUDAGraph of what `step` launches on the current device.  It does not run here: so `step` may write to an
+    arena that is open for reading, and what it returns is no more than memory for results.  `graph.replay()` runs it.
+
+    warm_up: the same work on memory of this process's own, which does run, before: it loads kernels and lets libraries take
+    their workspaces.  Without it the first capture of an operation may fail.  share: a graph that never runs at the same time
+    as this one: they have their temporary memory in common.  What a capture raises comes through.
+    """
+    stream = _stream(torch.cuda.current_device())
+    if warm_up is not None:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                warm_up()
+        stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=None if share is None else share.pool(), stream=stream):
+        step()
+    _upload(graph, stream)
+    return graph
+
+
+@functools.cache
+def _stream(device: int) -> Any:
+    """One for all captures: cuBLAS keeps a workspace, tens of MiB, for each stream that it has seen."""
+    return torch.cuda.Stream(device)
+
+
+def _upload(graph: Any, stream: Any) -> None:
+    """What the first replay would otherwise do first.  PyTorch tells the handle from some version on."""
+    if hasattr(graph, "raw_cuda_graph_exec"):
+        _cuda.upload_graph(graph.raw_cuda_graph_exec(), stream.cuda_stream)
+        stream.synchronize()
