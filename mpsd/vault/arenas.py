@@ -12,32 +12,36 @@ import trio
 
 from mpsd.arena import Access, Allocation, Arena, ArenaSpec
 from mpsd.descriptors import close_all, close_apart
-from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoRoom, Stopping
+from mpsd.errors import ArenaBusy, BadRequest, KeeperFailed, NoRoom, Stopping
 from mpsd.legacy.devices import find_device
 from mpsd.model import ProcessId
 from mpsd.policy import arena_windows
 from mpsd.policy.arena_contents import Contents
 from mpsd.policy.arena_eviction import plan_eviction
-from mpsd.policy.arena_specs import check_readers, check_spec
-from mpsd.vault.entry import Entry, without
+from mpsd.policy.arena_specs import check_spec
+from mpsd.vault.entry import Entry
 from mpsd.vault.filling import Filling
 from mpsd.vault.holders import Holders
 from mpsd.vault.janitor import Janitor
 from mpsd.vault.shelf import Shelf
 from mpsd.vault.store import Row, VaultStore
+from mpsd.vault.terms import Terms
 
 LeaseOf = Callable[[ProcessId], int | None]
 _READY_SECONDS = 15.0  # the keeper is compared after a start
 
 
 class Arenas:
-    """Guards that an arena has one writer at a time, and that whoever adopts it sees the last commit and nothing else."""
+    """Guards that whoever adopts an arena sees the last commit and nothing else.
+
+    on_fenced, on_commit, on_told: called in the daemon once it is stored (terms.py, filling.py, shelf.py)."""
 
     def __init__(
         self,
         shelf: Shelf,
         store: VaultStore,
         filling: Filling,
+        terms: Terms,
         holders: Holders,
         janitor: Janitor,
         lease_of: LeaseOf,
@@ -45,12 +49,15 @@ class Arenas:
         self._shelf = shelf
         self._store = store
         self._filling = filling
+        self._terms = terms
         self._holders = holders
         self._janitor = janitor
         self._lease_of = lease_of
         self.ready = trio.Event()  # the keeper was compared, or does not answer
         self.is_over = False  # mpsd quits, and nothing is kept
-        self.schedule_changed = trio.Event()  # somebody's time may be over earlier than was thought
+        self.on_fenced = terms.on_fenced
+        self.on_commit = filling.on_commit
+        self.on_told = shelf.on_told
 
     # -- what is there ---------------------------------------------------------------------------------------------------
 
@@ -84,7 +91,7 @@ class Arenas:
         arena = replace(arena, base=shelf.place(window))
         arena = shelf.add(Entry(Row(replace(arena, id=self._store.add(arena))), Contents()))
         shelf.tell("created", arena, capacity_bytes=capacity)
-        self.schedule_changed.set()
+        self._shelf.schedule_changed.set()
         return arena
 
     async def change(self, arena_id: int, capacity_bytes: int | None, mode: int | None, ttl_seconds: float | None) -> Arena:
@@ -99,7 +106,7 @@ class Arenas:
             arena = self._resized(entry, arena, capacity_bytes)
         row = replace(entry.row, arena=arena)
         self._store.change(row)
-        self.schedule_changed.set()
+        self._shelf.schedule_changed.set()
         return self._shelf.change(entry, row)
 
     def _resized(self, entry: Entry, arena: Arena, capacity_bytes: int) -> Arena:
@@ -152,111 +159,47 @@ class Arenas:
 
     async def open(self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
         await self._begin()
-        entry = self._shelf.find_id(arena_id)
-        if access is Access.WRITE:
-            return await self._open_to_write(entry, process, wait_seconds)
-        arena = entry.arena
-        if process == arena.writer or process in arena.readers:
-            return arena
-        check_readers(arena)
-        return self._admit(entry, Access.READ, process, readers=(*arena.readers, process), unheld_since=None)
-
-    async def _open_to_write(self, entry: Entry, process: ProcessId, wait_seconds: float) -> Arena:
-        """In the order in which they came."""
-        ticket = object()
-        entry.queue.append(ticket)
-        try:
-            with trio.move_on_after(wait_seconds):
-                while True:
-                    entry.check_there()
-                    arena = entry.arena
-                    if arena.writer == process:
-                        return arena
-                    if arena.is_sealed:
-                        raise ArenaSealed(f"arena {arena.name} is sealed: nobody writes it any more")
-                    if arena.writer is None and entry.queue[0] is ticket:
-                        readers = without(arena.readers, process)
-                        facts = {"generation": arena.generation + 1, "readers": readers, "unheld_since": None}
-                        return self._admit(entry, Access.WRITE, process, writer=process, **facts)
-                    if arena.writer is not None and self._shelf.settings.is_prompt:
-                        self._holders.hurry(arena.writer)
-                    await entry.changed()
-        finally:
-            entry.queue.remove(ticket)
-            entry.notify()
-        raise ArenaBusy(self._why_busy(entry.arena))
-
-    def _why_busy(self, arena: Arena) -> str:
-        if arena.writer is None:
-            return f"others wait for arena {arena.name} too, and came first"
-        does = "has ended, and its work on the GPU not yet" if self._holders.has_ended(arena.writer) else "writes it"
-        return f"arena {arena.name} is busy: pid {arena.writer.pid} {does}"
-
-    def _admit(self, entry: Entry, access: Access, process: ProcessId, **facts: object) -> Arena:
-        """Raises BadRequest for a process that has ended, TooMany."""
-        self._holders.add(process)
-        row = entry.with_facts(**facts)
-        self._store.hold(row, process, access)
-        arena = entry.become(row)
-        self._shelf.tell("opened", arena, access=access.value, generation=arena.generation, pid=process.pid)
-        return arena
+        return await self._terms.open(self._shelf.find_id(arena_id), access, process, wait_seconds)
 
     async def close(self, arena_id: int, process: ProcessId) -> Arena:
         await self._begin()
-        entry = self._shelf.find_id(arena_id)
-        async with entry.lock:
-            entry.check_holder(process)
-            arena = self._let_go(entry, process)
-        self._shelf.tell("closed", arena, pid=process.pid)
+        arena = await self._terms.close(self._shelf.find_id(arena_id), process)
         await self._janitor.settled()
         return arena
 
     async def ended(self, process: ProcessId, seconds: float) -> None:
         """It is gone, and its work on the GPU too; `seconds` after it ended."""
-        for entry in list(self._shelf.by_id.values()):
-            arena = entry.arena
-            if process != arena.writer and process not in arena.readers:
-                continue
-            async with entry.lock:
-                was_writer = entry.arena.writer == process
-                if not was_writer and process not in entry.arena.readers:
-                    continue  # it had closed it, and that was answered meanwhile
-                arena = self._let_go(entry, process)
-            facts = {"pid": process.pid, "was_writer": was_writer}
-            self._shelf.tell("fenced", arena, seconds=round(seconds, 3), **facts)
-
-    def _let_go(self, entry: Entry, process: ProcessId) -> Arena:
-        """What its writer did not commit goes."""
-        arena = entry.arena
-        is_writer = arena.writer == process
-        readers = without(arena.readers, process)
-        is_held = bool(readers) or not (is_writer or arena.writer is None)
-        since = None if is_held else self._shelf.around.clock()
-        row = entry.with_facts(writer=None if is_writer else arena.writer, readers=readers, unheld_since=since)
-        self._store.let_go(row, process, takes_back=is_writer)
-        if is_writer:
-            self._filling.roll_back(entry)
-        arena = entry.become(row)
-        if not any(process in (each.arena.writer, *each.arena.readers) for each in self._shelf.by_id.values()):
-            self._holders.remove(process)
-        self.schedule_changed.set()
-        return arena
+        await self._terms.ended(process, seconds)
 
     async def seal(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
         await self._begin()
-        entry = self._shelf.find_id(arena_id)
-        async with entry.lock:
-            arena = entry.arena
-            if arena.is_sealed and arena.generation == generation and process in arena.readers:
-                return arena  # it asks once more
-            entry.check_writer(generation, process)
-            row = entry.with_facts(is_sealed=True, writer=None, readers=(*entry.arena.readers, process))
-            self._store.seal(row, process)
-            self._filling.roll_back(entry)
-            arena = entry.become(row)
-        self._shelf.tell("sealed", arena, generation=generation)
+        arena = await self._terms.seal(self._shelf.find_id(arena_id), generation, process)
         await self._janitor.settled()
         return arena
+
+    # -- what services do with it: no method of the socket -----------------------------------------------------------------
+
+    def reserve(self, is_served: Callable[[int], bool]) -> None:
+        """Whether an arena, by id, has a service with members: then nobody becomes its writer by `open`."""
+        self._terms.is_served = is_served
+
+    async def promote(self, arena_id: int, process: ProcessId, fenced: ProcessId | None) -> Arena:
+        """A reader, or the writer, becomes the writer of the next generation, at the last commit.
+
+        fenced: the writer before, which can write no more: the caller guarantees it.  It holds this arena no longer, and opens
+        none while it lives.  Raises ArenaBusy where another writes, ArenaSealed, NoSuchArena, NotAllowed (it does not hold the
+        arena, or is expelled itself), BadRequest (it has ended)."""
+        await self._begin()
+        return self._terms.promote(self._shelf.find_id(arena_id), process, fenced)
+
+    async def step_down(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
+        """The writer becomes a reader; what it did not commit is rolled back.  Raises StaleGeneration, NoSuchArena."""
+        await self._begin()
+        return self._terms.step_down(self._shelf.find_id(arena_id), generation, process)
+
+    def hurry(self, process: ProcessId) -> None:
+        """Somebody waits for its end: nothing of it is held any longer, from its end on."""
+        self._holders.hurry(process)
 
     # -- what is in it ---------------------------------------------------------------------------------------------------
 

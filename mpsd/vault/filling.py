@@ -5,7 +5,7 @@
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import trio
@@ -33,6 +33,7 @@ class Filling:
         self._keeper = keeper
         self._janitor = janitor
         self._check_memory = check_memory
+        self.on_commit: list[Callable[[Arena], None]] = []  # neither waits nor raises
 
     async def put(
         self, entry: Entry, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
@@ -97,6 +98,8 @@ class Filling:
                 row = await self._with_layout(entry, generation, process, layout)
             arena = self._commit(entry, replace(row, commits=row.commits + 1))
         self._shelf.tell("committed", arena, generation=generation, allocations=arena.allocations)
+        for each in self.on_commit:
+            each(arena)
         await self._janitor.settled()
         return arena
 
@@ -104,6 +107,7 @@ class Filling:
         """The row with the new layout, which the keeper holds."""
         read: Layout = await trio.to_thread.run_sync(read_layout, layout)
         try:
+            entry.check_writer(generation, process)
             arena = entry.arena
             if read.hash == arena.layout_hash:
                 return entry.row

@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from mpsd import processes
-from mpsd.errors import BadRequest, TooMany
+from mpsd.errors import BadRequest, NotAllowed, TooMany
 from mpsd.model import ProcessId
 
 log = structlog.get_logger()
@@ -54,6 +54,8 @@ class Holders:
         self._is_awaited = is_awaited
         self._waits: dict[ProcessId, _Wait] = {}
         self._ended: set[ProcessId] = set()
+        self._hurried: set[ProcessId] = set()
+        self._expelled: set[ProcessId] = set()
         self._alone = trio.Event()  # no mpsd before this one holds anything any more
         self._early: list[_Wait] = []
         self._nursery: trio.Nursery | None = None
@@ -64,7 +66,8 @@ class Holders:
         return len(self._waits)
 
     def add(self, process: ProcessId) -> None:
-        """Raises BadRequest for one that has ended, TooMany."""
+        """Raises BadRequest for one that has ended, NotAllowed for one that was expelled, TooMany."""
+        self._check_not_expelled(process)
         if process in self._waits:
             return
         uid = self._check_room(process)
@@ -74,6 +77,16 @@ class Holders:
                 os.close(pidfd)
             raise BadRequest(f"pid {process.pid} has ended")
         self._begin(_Wait(process, uid, pidfd))
+
+    def check(self, process: ProcessId) -> None:
+        """One that is waited for.  Raises BadRequest for one that has ended, NotAllowed for one that was expelled."""
+        self._check_not_expelled(process)
+        if self.has_ended(process) or not processes.is_alive(process):
+            raise BadRequest(f"pid {process.pid} has ended")
+
+    def _check_not_expelled(self, process: ProcessId) -> None:
+        if process in self._expelled:
+            raise NotAllowed(f"pid {process.pid} was fenced, and opens no arena any more: it has to end")
 
     def _check_room(self, process: ProcessId) -> int:
         """The user whose it is."""
@@ -91,17 +104,31 @@ class Holders:
 
     def remove(self, process: ProcessId) -> None:
         """It has nothing open any more."""
-        if process not in self._ended and (wait := self._waits.pop(process, None)) is not None:
+        if process in self._ended or process in self._expelled:
+            return
+        if (wait := self._waits.pop(process, None)) is not None:
+            self._hurried.discard(process)
             wait.scope.cancel()
+
+    def expel(self, process: ProcessId) -> None:
+        """It was fenced, and may still live: it opens nothing any more, and is waited for whatever it has open."""
+        self.restore(process)
+        self._expelled.add(process)
 
     def has_ended(self, process: ProcessId) -> bool:
         """It is being fenced."""
         return process in self._ended
 
-    def hurry(self, process: ProcessId) -> None:
-        """Somebody waits for its end: where it has ended, nothing of it is held any longer."""
+    def release(self, process: ProcessId) -> None:
+        """Where it has ended, nothing of it is held any longer."""
         if process in self._ended:
             self._holding.release(process)
+
+    def hurry(self, process: ProcessId) -> None:
+        """Somebody waits for its end: nothing of it is held any longer, from its end on."""
+        if process in self._waits:
+            self._hurried.add(process)
+        self.release(process)
 
     async def run(self, before: ProcessId | None, gone: Gone) -> None:
         """Until cancelled.  before: the mpsd that held clients before this one did."""
@@ -140,10 +167,12 @@ class Holders:
                 os.close(wait.pidfd)
             if self._waits.get(process) is wait:
                 del self._waits[process]
+                self._hurried.discard(process)
+                self._expelled.discard(process)
 
     async def _fence(self, process: ProcessId) -> None:
         began = trio.current_time()
-        if self._is_awaited(process):
+        if process in self._hurried or self._is_awaited(process):
             self._holding.release(process)
         await self._holding.wait_over(process)  # faults.hold_seconds at most
         await self._alone.wait()  # until the kernel has closed what a killed mpsd had open

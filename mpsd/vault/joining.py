@@ -18,6 +18,7 @@ from mpsd.vault.holders import Holders
 from mpsd.vault.janitor import Janitor
 from mpsd.vault.keeper import VaultKeeper
 from mpsd.vault.shelf import Shelf, Surroundings
+from mpsd.vault.terms import Terms
 from mpsd.vault.vault import Vault
 
 KEEPER = "vault-keeper"
@@ -58,7 +59,8 @@ def join_vault(
     holders = Holders(attachments, is_awaited)
     check_memory = check_simulated if config.backend == "sim" else check_exported
     filling = Filling(shelf, store, keeper, janitor, check_memory)
-    arenas = Arenas(shelf, store, filling, holders, janitor, lease_of)
+    terms = Terms(shelf, store, filling, holders)
+    arenas = Arenas(shelf, store, filling, terms, holders, janitor, lease_of)
     ours = processes.process_id(os.getpid())
     before = store.begin(ours) if ours else None
     return Vault(arenas, shelf, store, keeper, holders, janitor, before, check_memory, found.stored)

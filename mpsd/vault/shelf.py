@@ -25,6 +25,7 @@ from mpsd.wire.keeper import pack_stored
 
 log = structlog.get_logger()
 _OFTEN = frozenset({"committed", "opened", "closed"})  # what a program does all day
+OnTold = Callable[[str, Arena], None]  # what has happened to it, in the words of the events; neither waits nor raises
 LeaseBytes = Callable[[int, str], int | None]  # of a lease on a GPU; None: no limit, or no such lease any more
 
 
@@ -50,6 +51,8 @@ class Shelf:
         self.by_id: dict[int, Entry] = {}
         self.by_name: dict[str, Entry] = {}
         self.lost = trio.Event()
+        self.schedule_changed = trio.Event()  # somebody's time may be over earlier than was thought
+        self.on_told: list[OnTold] = []
         self.forgotten: list[str] = []  # systemd's names of what was lost: it may have it, from a keeper that was ended
         self._store = store
         self._serial = store.last_serial()
@@ -137,6 +140,8 @@ class Shelf:
             log.info("arena.event", what=what, arena=arena.name, owner_uid=arena.owner_uid, **facts)
         whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid, "owner_gid": arena.owner_gid}
         self.around.publish(f"arena.{what}", {**whose, "mode": arena.mode, "gpu": arena.gpu, **facts})
+        for each in self.on_told:
+            each(what, arena)
 
     # -- the keeper ------------------------------------------------------------------------------------------------------
 

@@ -105,15 +105,18 @@ class VaultStore:
         """It has the arena open from now on, in this way."""
         self._write([_changed(row), _held(row, process, access)])
 
-    def seal(self, row: Row, writer: ProcessId) -> None:
+    def promote(self, row: Row, process: ProcessId, fenced: ProcessId | None) -> None:
+        """It is the writer now, the one before has the arena open no longer, and what that did not commit is gone."""
+        released = [] if fenced is None else [_released(row, fenced)]
+        self._write([_changed(row), *released, _held(row, process, Access.WRITE), *_rolled_back(row)])
+
+    def demote(self, row: Row, writer: ProcessId) -> None:
         """It is a reader now, and what it did not commit is gone."""
         self._write([_changed(row), _held(row, writer, Access.READ), *_rolled_back(row)])
 
     def let_go(self, row: Row, process: ProcessId, *, takes_back: bool) -> None:
         """It has the arena open no longer.  takes_back: what it did not commit is gone."""
-        values = (row.arena.id, process.pid, process.start_time)
-        writes = [_changed(row), ("DELETE FROM holders WHERE arena_id = ? AND pid = ? AND start_time = ?", values)]
-        self._write(writes + (_rolled_back(row) if takes_back else []))
+        self._write([_changed(row), _released(row, process), *(_rolled_back(row) if takes_back else ())])
 
     def put(self, row: Row, added: Sequence[Allocation], replaced: Sequence[Allocation]) -> None:
         arena_id, number = row.arena.id, row.commits + 1
@@ -248,6 +251,11 @@ def _rolled_back(row: Row) -> list[Write]:
 
 def _held(row: Row, process: ProcessId, access: Access) -> Write:
     return "INSERT OR REPLACE INTO holders VALUES (?, ?, ?, ?)", (row.arena.id, process.pid, process.start_time, access.value)
+
+
+def _released(row: Row, process: ProcessId) -> Write:
+    values = (row.arena.id, process.pid, process.start_time)
+    return "DELETE FROM holders WHERE arena_id = ? AND pid = ? AND start_time = ?", values
 
 
 def _gone(one: Allocation) -> Write:

@@ -133,7 +133,7 @@ class Vault:
     async def _expire(self) -> None:
         await self.arenas.ready.wait()
         while True:
-            changed = self.arenas.schedule_changed = trio.Event()
+            changed = self.shelf.schedule_changed = trio.Event()
             now = self.shelf.around.clock()
             ends = {arena.id: end for arena in self.arenas.arenas() if (end := expires_at(arena)) is not None}
             over = [arena_id for arena_id, end in ends.items() if end <= now]

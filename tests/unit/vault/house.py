@@ -23,6 +23,7 @@ from mpsd.vault.janitor import Janitor
 from mpsd.vault.keeper import VaultKeeper
 from mpsd.vault.shelf import Shelf, Surroundings
 from mpsd.vault.store import VaultStore
+from mpsd.vault.terms import Terms
 from mpsd.vault.vault import Vault
 
 PROGRAM = native_directory() / "keeper" / "mpsd-keeper"
@@ -87,7 +88,8 @@ class House:
 
         holders = Holders(self.holding, is_awaited)
         filling = Filling(shelf, store, keeper, janitor, check_simulated)
-        arenas = Arenas(shelf, store, filling, holders, janitor, self.leases.get)
+        terms = Terms(shelf, store, filling, holders)
+        arenas = Arenas(shelf, store, filling, terms, holders, janitor, self.leases.get)
         self.made.append(Vault(arenas, shelf, store, keeper, holders, janitor, self.before, check_simulated, self.stored))
         return self.made[-1]
 

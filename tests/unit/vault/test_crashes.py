@@ -56,7 +56,16 @@ async def close_and_remove(vault: Vault, arena: Arena, process: ProcessId) -> No
     await vault.arenas.remove(arena.id)
 
 
-STEPS = (put_two, put_again, drop_fresh, drop_committed, commit, seal, close_and_remove)
+async def promote(vault: Vault, arena: Arena, process: ProcessId) -> None:
+    [reader] = arena.readers
+    await vault.arenas.promote(arena.id, reader, process)
+
+
+async def step_down(vault: Vault, arena: Arena, process: ProcessId) -> None:
+    await vault.arenas.step_down(arena.id, 1, process)
+
+
+STEPS = (put_two, put_again, drop_fresh, drop_committed, commit, seal, promote, step_down, close_and_remove)
 BEFORE = {0: b"0", 1: b"1"}
 SEEN = {  # what an adopter may find after a death at any point of the step
     commit: [BEFORE, {1: b"1", 2: b"2"}],
@@ -106,8 +115,8 @@ def was_killed(error: BaseException) -> bool:
 
 
 def _marked(step: Step):  # type: ignore[no-untyped-def]
-    """Two stand for all of them every day."""
-    return pytest.param(step, id=step.__name__, marks=() if step in (put_two, commit) else pytest.mark.slow)
+    """Three stand for all of them every day."""
+    return pytest.param(step, id=step.__name__, marks=() if step in (put_two, commit, promote) else pytest.mark.slow)
 
 
 @pytest.mark.parametrize("step", [_marked(step) for step in STEPS])
@@ -122,7 +131,9 @@ async def test_a_death_at_any_point_of_a_step_leaves_all_of_it_or_nothing(house,
                     if process in (arena.writer, *arena.readers):
                         await vault.arenas.close(arena.id, process)
                 await vault.arenas.remove(arena.id)
-            await prepared(vault, writer.process)
+            arena = await prepared(vault, writer.process)
+            if step is promote:
+                await vault.arenas.open(arena.id, Access.READ, other.process, 0)
         try:
             is_cut = await die_in(house, step, writer.process, deadly)
         except BaseException as exc:
@@ -143,6 +154,8 @@ async def check_whole(vault: Vault, step: Step, writer: ProcessId, other: Proces
         assert step is close_and_remove
         return
     [arena] = arenas
+    if step is promote:
+        assert (arena.generation, arena.writer, arena.readers) in [(1, writer, (other,)), (2, other, ())]
     if writer in (arena.writer, *arena.readers):
         await vault.arenas.close(arena.id, writer)
     await vault.arenas.open(arena.id, Access.READ, other, 0)

@@ -1,0 +1,186 @@
+"""Who has an arena open, and who writes it: by asking, by promotion, by ending.
+
+                 open (write), when nobody else may write
+    reader  <──────────────────────────────────────────────>  writer ──close, ended──> nobody
+                 promote, when the one before is fenced          │
+                 step_down, seal                                 `── what it did not commit is rolled back
+
+Every change of the writer is one transaction.  Prose: docs/vault.md, "Fencing", and docs/services.md.
+"""
+
+from collections.abc import Callable
+
+import trio
+
+from mpsd.arena import Access, Arena
+from mpsd.errors import ArenaBusy, ArenaSealed
+from mpsd.model import ProcessId
+from mpsd.policy.arena_specs import check_readers
+from mpsd.vault.entry import Entry, without
+from mpsd.vault.filling import Filling
+from mpsd.vault.holders import Holders
+from mpsd.vault.shelf import Shelf
+from mpsd.vault.store import VaultStore
+
+OnFenced = Callable[[Arena, ProcessId, bool], None]  # it had this arena open; whether to write
+
+
+class Terms:
+    """Guards that an arena has one writer at a time, and that the next one comes after the last one can write no more.
+
+    is_served: whether an arena has a service with members; then nobody becomes its writer by asking.
+    on_fenced: told, after it was stored, of a process that is gone.  Neither waits or raises.
+    """
+
+    def __init__(self, shelf: Shelf, store: VaultStore, filling: Filling, holders: Holders) -> None:
+        self._shelf = shelf
+        self._store = store
+        self._filling = filling
+        self._holders = holders
+        self.is_served: Callable[[int], bool] = lambda arena_id: False
+        self.on_fenced: list[OnFenced] = []
+
+    # -- who comes -------------------------------------------------------------------------------------------------------
+
+    async def open(self, entry: Entry, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
+        if access is Access.WRITE:
+            return await self._open_to_write(entry, process, wait_seconds)
+        arena = entry.arena
+        if process == arena.writer or process in arena.readers:
+            return arena
+        check_readers(arena)
+        return self._admit(entry, Access.READ, process, readers=(*arena.readers, process), unheld_since=None)
+
+    async def _open_to_write(self, entry: Entry, process: ProcessId, wait_seconds: float) -> Arena:
+        """In the order in which they came."""
+        ticket = object()
+        entry.queue.append(ticket)
+        try:
+            with trio.move_on_after(wait_seconds):
+                while True:
+                    entry.check_there()
+                    arena = entry.arena
+                    if arena.writer == process:
+                        return arena
+                    if arena.is_sealed:
+                        raise ArenaSealed(f"arena {arena.name} is sealed: nobody writes it any more")
+                    if self.is_served(arena.id):
+                        raise ArenaBusy(f"service {arena.name} has it: its members are promoted by mpsd")
+                    if arena.writer is None and entry.queue[0] is ticket:
+                        readers = without(arena.readers, process)
+                        facts = {"generation": arena.generation + 1, "readers": readers, "unheld_since": None}
+                        return self._admit(entry, Access.WRITE, process, writer=process, **facts)
+                    if arena.writer is not None and self._shelf.settings.is_prompt:
+                        self._holders.release(arena.writer)
+                    await entry.changed()
+        finally:
+            entry.queue.remove(ticket)
+            entry.notify()
+        raise ArenaBusy(self._why_busy(entry.arena))
+
+    def _why_busy(self, arena: Arena) -> str:
+        if arena.writer is None:
+            return f"others wait for arena {arena.name} too, and came first"
+        does = "has ended, and its work on the GPU not yet" if self._holders.has_ended(arena.writer) else "writes it"
+        return f"arena {arena.name} is busy: pid {arena.writer.pid} {does}"
+
+    def _admit(self, entry: Entry, access: Access, process: ProcessId, **facts: object) -> Arena:
+        """Raises BadRequest for a process that has ended, NotAllowed for one that was expelled, TooMany."""
+        self._holders.add(process)
+        row = entry.with_facts(**facts)
+        self._store.hold(row, process, access)
+        return self._tell_opened(entry.become(row), access, process)
+
+    def promote(self, entry: Entry, process: ProcessId, fenced: ProcessId | None) -> Arena:
+        """This reader is the writer of the next generation.  fenced: one that can write no more, by the word of the caller.
+
+        Waits for no lock, since a request of the one before may hold it: whoever waits asks `check_writer` afterwards.
+
+        Raises ArenaBusy, ArenaSealed, NotAllowed, BadRequest."""
+        entry.check_holder(process)
+        arena = entry.arena
+        if arena.is_sealed:
+            raise ArenaSealed(f"arena {arena.name} is sealed: nobody writes it any more")
+        if arena.writer not in (None, fenced, process):
+            raise ArenaBusy(self._why_busy(arena))
+        self._holders.check(process)
+        if fenced == process:
+            fenced = None
+        readers = tuple(each for each in arena.readers if each not in (process, fenced))
+        row = entry.with_facts(generation=arena.generation + 1, writer=process, readers=readers, unheld_since=None)
+        self._store.promote(row, process, fenced)
+        self._filling.roll_back(entry)
+        if fenced is not None:
+            self._holders.expel(fenced)
+        return self._tell_opened(entry.become(row), Access.WRITE, process)
+
+    def _tell_opened(self, arena: Arena, access: Access, process: ProcessId) -> Arena:
+        self._shelf.tell("opened", arena, access=access.value, generation=arena.generation, pid=process.pid)
+        return arena
+
+    # -- who goes --------------------------------------------------------------------------------------------------------
+
+    def step_down(self, entry: Entry, generation: int, process: ProcessId) -> Arena:
+        """The writer is a reader now.  Whoever asks once more is told the same."""
+        arena = entry.arena
+        if arena.writer is None and arena.generation == generation and process in arena.readers:
+            return arena
+        entry.check_writer(generation, process)
+        return self._tell_opened(self._demote(entry, process), Access.READ, process)
+
+    async def seal(self, entry: Entry, generation: int, process: ProcessId) -> Arena:
+        async with entry.lock:
+            arena = entry.arena
+            if arena.is_sealed and arena.generation == generation and process in arena.readers:
+                return arena  # it asks once more
+            entry.check_writer(generation, process)
+            arena = self._demote(entry, process, is_sealed=True)
+        self._shelf.tell("sealed", arena, generation=generation)
+        return arena
+
+    def _demote(self, entry: Entry, process: ProcessId, **facts: object) -> Arena:
+        """The writer to a reader."""
+        row = entry.with_facts(writer=None, readers=(*entry.arena.readers, process), **facts)
+        self._store.demote(row, process)
+        self._filling.roll_back(entry)
+        return entry.become(row)
+
+    async def close(self, entry: Entry, process: ProcessId) -> Arena:
+        async with entry.lock:
+            entry.check_holder(process)
+            arena = self._let_go(entry, process)
+        self._shelf.tell("closed", arena, pid=process.pid)
+        return arena
+
+    async def ended(self, process: ProcessId, seconds: float) -> None:
+        """It is gone, and its work on the GPU too; `seconds` after it ended."""
+        for entry in list(self._shelf.by_id.values()):
+            arena = entry.arena
+            if process != arena.writer and process not in arena.readers:
+                continue
+            async with entry.lock:
+                was_writer = entry.arena.writer == process
+                if not was_writer and process not in entry.arena.readers:
+                    continue  # it had closed it, and that was answered meanwhile
+                arena = self._let_go(entry, process)
+            facts = {"pid": process.pid, "was_writer": was_writer}
+            self._shelf.tell("fenced", arena, seconds=round(seconds, 3), **facts)
+            for each in self.on_fenced:
+                each(arena, process, was_writer)
+
+    def _let_go(self, entry: Entry, process: ProcessId) -> Arena:
+        """What its writer did not commit goes."""
+        arena = entry.arena
+        is_writer = arena.writer == process
+        readers = without(arena.readers, process)
+        is_held = bool(readers) or not (is_writer or arena.writer is None)
+        since = None if is_held else self._shelf.around.clock()
+        row = entry.with_facts(writer=None if is_writer else arena.writer, readers=readers, unheld_since=since)
+        self._store.let_go(row, process, takes_back=is_writer)
+        if is_writer:
+            self._filling.roll_back(entry)
+        arena = entry.become(row)
+        if not any(process in (each.arena.writer, *each.arena.readers) for each in self._shelf.by_id.values()):
+            self._holders.remove(process)
+        self._shelf.schedule_changed.set()
+        return arena

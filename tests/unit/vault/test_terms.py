@@ -1,0 +1,285 @@
+"""Promotion: a reader becomes the writer, and nothing of the one before counts.  Deaths on the way: test_crashes.py."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpsd.arena import GRANULE, Access, Arena
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, MpsdError, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.model import ProcessId
+from mpsd.vault.keeper import VaultKeeper
+from mpsd.vault.vault import Vault
+from tests.unit.vault.house import SPEC, a_process, at, committed, memory, opened, put, taken, until
+
+SECONDS = 10.0
+
+
+async def with_standby(vault: Vault, writer: ProcessId, standby: ProcessId) -> Arena:
+    """Committed 0; 1 is put and 0 is dropped since."""
+    arena = await committed(vault, writer)
+    await put(vault, arena, writer, 1)
+    await vault.arenas.drop(arena.id, 1, writer, [0])
+    return await vault.arenas.open(arena.id, Access.READ, standby, 0)
+
+
+def facts(vault: Vault) -> tuple[object, ...]:
+    arena = vault.arenas.find("model")
+    return arena.generation, arena.writer, arena.readers, arena.used_bytes, arena.allocations
+
+
+async def test_a_reader_is_promoted_to_the_last_commit(house, writer, other):
+    async with house.vault() as vault:
+        arena = await with_standby(vault, writer.process, other.process)
+        arena = await vault.arenas.promote(arena.id, other.process, writer.process)
+        assert facts(vault) == (2, other.process, (), GRANULE, 1)
+        assert await taken(vault, arena, other.process) == {0: b"0"}
+        await put(vault, arena, other.process, 1)
+        assert (await vault.arenas.commit(arena.id, 2, other.process, None)).allocations == 2
+        assert house.topics("arena.opened")[-1]["access"] == "write"
+        assert vault.shelf.account.used_bytes[SPEC.gpu] == 2 * GRANULE
+    async with house.vault() as vault:
+        assert facts(vault) == (2, other.process, (), 2 * GRANULE, 2)
+
+
+async def test_other_readers_stay(house, writer, other):
+    async with house.vault() as vault:
+        arena = await with_standby(vault, writer.process, other.process)
+        with a_process() as third:
+            await vault.arenas.open(arena.id, Access.READ, third.process, 0)
+            await vault.arenas.promote(arena.id, other.process, writer.process)
+            assert vault.arenas.find("model").readers == (third.process,)
+            await vault.arenas.close(arena.id, third.process)
+        assert vault.arenas.find("model").unheld_since is None
+
+
+async def test_nobody_is_promoted_beside_a_writer_that_is_not_fenced(house, writer, other):
+    async with house.vault() as vault:
+        arena = await with_standby(vault, writer.process, other.process)
+        before = facts(vault)
+        for fenced in (None, other.process):
+            with pytest.raises(ArenaBusy, match=f"pid {writer.process.pid} writes it"):
+                await vault.arenas.promote(arena.id, other.process, fenced)
+        assert facts(vault) == before
+
+
+async def test_who_cannot_be_promoted(house, writer, other):
+    async with house.vault() as vault:
+        arena = await with_standby(vault, writer.process, other.process)
+        with pytest.raises(NoSuchArena):
+            await vault.arenas.promote(7, other.process, writer.process)
+        with a_process() as third, pytest.raises(NotAllowed, match="not open"):
+            await vault.arenas.promote(arena.id, third.process, writer.process)
+        house.holding.hold(other.process)
+        other.end()
+        with pytest.raises(BadRequest, match="has ended"):
+            await vault.arenas.promote(arena.id, other.process, writer.process)
+        await vault.arenas.seal(arena.id, 1, writer.process)
+        with pytest.raises(ArenaSealed):
+            await vault.arenas.promote(arena.id, writer.process, None)
+        house.holding.held[other.process].set()
+
+
+async def test_the_writer_itself_begins_another_term(house, writer):
+    async with house.vault() as vault:
+        arena = await committed(vault, writer.process)
+        await put(vault, arena, writer.process, 1)
+        await vault.arenas.promote(arena.id, writer.process, writer.process)
+        assert facts(vault) == (2, writer.process, (), GRANULE, 1)
+        with pytest.raises(StaleGeneration):
+            await put(vault, arena, writer.process, 1)
+
+
+async def test_a_promoted_writer_is_waited_for_like_any_other(house, writer, other):
+    async with house.vault() as vault:
+        arena = await with_standby(vault, writer.process, other.process)
+        await vault.arenas.promote(arena.id, other.process, writer.process)
+        other.kill()
+        with a_process() as third:
+            assert (await vault.arenas.open(arena.id, Access.WRITE, third.process, SECONDS)).generation == 3
+
+
+# -- the one before ----------------------------------------------------------------------------------------------------
+
+Ask = Callable[[Vault, Arena, ProcessId], Awaitable[object]]
+ASKS: dict[str, Ask] = {
+    "put": lambda vault, arena, old: put(vault, arena, old, 4),
+    "put with the new generation": lambda vault, arena, old: vault.arenas.put(arena.id, 2, old, at(4), [memory()]),
+    "drop": lambda vault, arena, old: vault.arenas.drop(arena.id, 1, old, [0]),
+    "commit": lambda vault, arena, old: vault.arenas.commit(arena.id, 1, old, memory(b"layout")),
+    "seal": lambda vault, arena, old: vault.arenas.seal(arena.id, 1, old),
+    "take": lambda vault, arena, old: vault.arenas.take(arena.id, old, None, 1),
+    "layout": lambda vault, arena, old: vault.arenas.layout(arena.id, old),
+    "close": lambda vault, arena, old: vault.arenas.close(arena.id, old),
+    "step down": lambda vault, arena, old: vault.arenas.step_down(arena.id, 1, old),
+    "open to read": lambda vault, arena, old: vault.arenas.open(arena.id, Access.READ, old, 0),
+    "open to write": lambda vault, arena, old: vault.arenas.open(arena.id, Access.WRITE, old, 0),
+}
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asks=st.lists(st.sampled_from(sorted(ASKS)), min_size=1, max_size=6), when=st.integers(0, 5))
+def test_no_request_of_a_fenced_process_changes_anything(house, asks, when):
+    """Whatever it asks, in any order, before and after the promotion."""
+
+    async def fence() -> None:
+        with a_process() as old, a_process() as new:
+            async with house.vault() as vault:
+                arena = await with_standby(vault, old.process, new.process)
+                for ask in asks[:when]:
+                    await refused_or_done(ASKS[ask](vault, arena, old.process))
+                if (now := vault.arenas.find("model")).is_sealed:
+                    await clear(vault, old.process, new.process)
+                    return
+                await vault.arenas.promote(arena.id, new.process, old.process)
+                before, held = facts(vault), await taken(vault, arena, new.process)
+                assert before[:3] == (now.generation + 1, new.process, ())
+                for ask in (*asks[when:], *ASKS):
+                    assert await refused_or_done(ASKS[ask](vault, arena, old.process)), ask
+                    assert (facts(vault), await taken(vault, arena, new.process)) == (before, held)
+                await clear(vault, new.process)
+
+    trio.run(fence)
+
+
+async def refused_or_done(asked: Awaitable[object]) -> bool:
+    try:
+        await asked
+    except MpsdError:
+        return True
+    return False
+
+
+async def clear(vault: Vault, *processes: ProcessId) -> None:
+    arena = vault.arenas.find("model")
+    for process in processes:
+        if process in (arena.writer, *arena.readers):
+            await vault.arenas.close(arena.id, process)
+    await vault.arenas.remove(arena.id)
+
+
+async def test_a_fenced_process_that_lives_opens_nothing_until_it_is_gone(house, writer, other):
+    """Also when nobody writes any more; and what it asked for before is no way around."""
+    async with house.vault() as vault:
+        arena = await with_standby(vault, writer.process, other.process)
+        await vault.arenas.promote(arena.id, other.process, writer.process)
+        await vault.arenas.close(arena.id, other.process)
+        for access in Access:
+            with pytest.raises(NotAllowed, match="was fenced"):
+                await vault.arenas.open(arena.id, access, writer.process, 0)
+        assert vault.arenas.find("model").generation == 2
+        writer.kill()
+        await until(lambda: vault.holders.count == 0)
+        assert house.topics("arena.fenced") == []  # it held nothing any more
+
+
+async def test_what_the_one_before_has_under_way_comes_to_nothing(house, writer, other, monkeypatch):
+    """The promotion does not wait for it: the keeper may be slow."""
+    async with house.vault() as vault, trio.open_nursery() as nursery:
+        arena = await with_standby(vault, writer.process, other.process)
+        slow, refused = trio.Event(), []
+        keep = VaultKeeper.put
+
+        async def keep_slowly(keeper, items):  # type: ignore[no-untyped-def]
+            await slow.wait()
+            await keep(keeper, items)
+
+        async def ask(name: str) -> None:
+            with pytest.raises(StaleGeneration):
+                await ASKS[name](vault, arena, writer.process)
+            refused.append(name)
+
+        for name in ("put", "commit"):
+            monkeypatch.setattr(VaultKeeper, "put", keep_slowly)
+            nursery.start_soon(ask, name)
+        await until(lambda: vault.shelf.find("model").lock.statistics().tasks_waiting == 1)
+        await vault.arenas.promote(arena.id, other.process, writer.process)
+        slow.set()
+        await until(lambda: len(refused) == 2)
+        monkeypatch.undo()
+        assert facts(vault) == (2, other.process, (), GRANULE, 1)
+        assert vault.shelf.account.used_bytes[SPEC.gpu] == GRANULE
+        await vault.janitor.settled()
+        assert await vault.keeper.names() == vault.shelf.find("model").names()
+
+
+# -- handing over ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_writer_that_steps_down_is_a_reader_of_the_last_commit(house, writer, other):
+    async with house.vault() as vault:
+        arena = await with_standby(vault, writer.process, other.process)
+        for _ in range(2):  # it may ask once more
+            await vault.arenas.step_down(arena.id, 1, writer.process)
+            assert facts(vault) == (1, None, (other.process, writer.process), GRANULE, 1)
+        await vault.arenas.promote(arena.id, other.process, None)
+        assert facts(vault) == (2, other.process, (writer.process,), GRANULE, 1)
+        with pytest.raises(StaleGeneration):
+            await vault.arenas.step_down(arena.id, 1, writer.process)
+        await vault.arenas.step_down(arena.id, 2, other.process)
+        assert (await vault.arenas.promote(arena.id, writer.process, None)).generation == 3
+
+
+async def test_who_opens_to_write_does_not_slip_in_where_a_service_is(house, writer, other):
+    async with house.vault() as vault, trio.open_nursery() as nursery:
+        served: set[int] = set()
+        vault.arenas.reserve(served.__contains__)
+        arena = await opened(vault, writer.process)
+        refusals = []
+
+        async def wait() -> None:
+            with pytest.raises(ArenaBusy, match="service model has it: its members are promoted by mpsd"):
+                await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)
+            refusals.append(other.process)
+
+        nursery.start_soon(wait)
+        await until(lambda: len(vault.shelf.find("model").queue) == 1)
+        served.add(arena.id)
+        assert await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0) == arena  # it is the writer still
+        await vault.arenas.step_down(arena.id, 1, writer.process)
+        await until(lambda: bool(refusals))
+        with pytest.raises(ArenaBusy, match="service model"):
+            await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)
+        served.clear()
+        assert (await vault.arenas.open(arena.id, Access.WRITE, other.process, 0)).generation == 2
+
+
+# -- who is told -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+async def test_who_is_hurried_is_let_go_when_it_has_ended(house, writer, ends_first):
+    """Whatever vault.fence says, and whether or not it has ended already."""
+    house.holding.hold(writer.process)
+    async with house.vault() as vault:
+        await opened(vault, writer.process)
+        if ends_first:
+            writer.kill()
+            await until(lambda: vault.holders.has_ended(writer.process))
+        vault.arenas.hurry(writer.process)
+        if not ends_first:
+            assert house.holding.released == []
+            writer.kill()
+        await until(lambda: house.holding.released == [writer.process])
+        house.holding.held[writer.process].set()
+        await until(lambda: vault.holders.count == 0)
+
+
+async def test_the_daemon_is_told_of_commits_and_of_who_is_gone(house, writer, other):
+    async with house.vault() as vault:
+        told: list[object] = []
+        vault.arenas.on_fenced.append(lambda arena, process, was_writer: told.append((arena.writer, process, was_writer)))
+        vault.arenas.on_commit.append(lambda arena: told.append(arena.allocations))
+        vault.arenas.on_told.append(lambda what, arena: told.append(what))
+        arena = await committed(vault, writer.process)
+        await vault.arenas.open(arena.id, Access.READ, other.process, 0)
+        other.kill()
+        await until(lambda: (writer.process, other.process, False) in told)
+        writer.kill()
+        await until(lambda: (None, writer.process, True) in told)
+        assert [each for each in told if not isinstance(each, tuple)] == [
+            "created", "opened", "committed", 1, "opened", "fenced", "fenced",
+        ]  # fmt: skip
