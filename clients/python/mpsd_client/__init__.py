@@ -1,5 +1,5 @@
-"""A client of mpsd's socket: `Client` blocks, `AsyncClient` is for trio, `calls` has what can be asked; and arenas, which are
-GPU memory that outlives the process: `Arena`, `adopt`, and mpsd_client.torch.
+"""A client of mpsd's socket: `Client` blocks, `AsyncClient` is for trio, `calls` has what can be asked; arenas, which are GPU
+memory that outlives the process: `Arena`, `adopt`, and mpsd_client.torch; and services, which do so within moments: `Service`.
 
     from mpsd_client import Client, Selector, calls
 
@@ -14,7 +14,7 @@ from mpsd_client import _calls as calls
 from mpsd_client import _values as values
 from mpsd_client._calls import Call
 from mpsd_client._client import Client
-from mpsd_client._errors import Disconnected, ErrorCode, MpsdError, ProtocolError, Refused
+from mpsd_client._errors import Disconnected, Dismissed, ErrorCode, MpsdError, ProtocolError, Refused
 from mpsd_client._layout import Layout, LayoutError, TensorSpec
 from mpsd_client._record import Record, Schema
 from mpsd_client._values import Event, Lease, Lost, Page, Selector
@@ -22,10 +22,12 @@ from mpsd_client._values import Event, Lease, Lost, Page, Selector
 if TYPE_CHECKING:
     from mpsd_client._arena import Arena, adopt
     from mpsd_client._async_client import AsyncClient
+    from mpsd_client._service import Service
     from mpsd_client._session import CudaError
     from mpsd_client._state import State
     from mpsd_client._state_reader import StateError, StateReader
     from mpsd_client._tensor import Tensor
+    from mpsd_client._term import Term
     from mpsd_client._window import Block
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "Client",
     "CudaError",
     "Disconnected",
+    "Dismissed",
     "ErrorCode",
     "Event",
     "Layout",
@@ -49,11 +52,13 @@ __all__ = [
     "Refused",
     "Schema",
     "Selector",
+    "Service",
     "State",
     "StateError",
     "StateReader",
     "Tensor",
     "TensorSpec",
+    "Term",
     "adopt",
     "calls",
     "values",
@@ -65,10 +70,12 @@ _LAZY = {
     "AsyncClient": "_async_client",
     "Block": "_window",
     "CudaError": "_session",
+    "Service": "_service",
     "State": "_state",
     "StateError": "_state_reader",
     "StateReader": "_state_reader",
     "Tensor": "_tensor",
+    "Term": "_term",
     "adopt": "_arena",
 }
 

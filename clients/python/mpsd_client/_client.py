@@ -2,8 +2,10 @@
 
 import os
 import select
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -77,6 +79,11 @@ class Client:
 
     def close(self) -> None:
         self._sock.close()
+
+    def interrupt(self) -> None:
+        """From any thread: whoever waits in `ask` gets Disconnected, and so does whoever asks later."""
+        with suppress(OSError):  # it was not connected any more
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> "Client":
         return self

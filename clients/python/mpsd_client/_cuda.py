@@ -52,6 +52,15 @@ def uuid_of(ordinal: int) -> str:
     return f"GPU-{uuid.UUID(bytes=bytes_.raw)}"
 
 
+def current_gpu() -> str:
+    """`GPU-...` of the current context; of the first device that is visible where there is none.  Raises CudaError."""
+    current = c_int(0)
+    status = _driver().cuCtxGetDevice(byref(current))
+    if status not in (0, INVALID_CONTEXT):
+        raise CudaError(status, "cuCtxGetDevice failed")
+    return uuid_of(current.value if status == 0 else 0)
+
+
 @contextmanager
 def on_device(ordinal: int) -> Iterator[None]:
     """A context of this GPU is current in this thread: the one that is, or the primary one, which every library shares."""

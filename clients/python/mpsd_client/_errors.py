@@ -51,5 +51,9 @@ class Disconnected(MpsdError):
         self.why = why
 
 
+class Dismissed(MpsdError):
+    """This process serves no more, and another one may serve by now.  It has to end, and may be started again."""
+
+
 class ProtocolError(MpsdError):
     """What came is not what mpsd sends."""

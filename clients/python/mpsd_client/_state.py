@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from mpsd_client._native import ffi, lib
-from mpsd_client._record import Field, Schema, together, view_of
+from mpsd_client._record import Field, Record, Schema, together, view_of
 from mpsd_client._state_reader import check
 
 
@@ -75,6 +75,18 @@ class State:
         """Sets these fields; they are seen with the next publish.  Raises as `publish` does."""
         with self._lock:
             check(self._set(self._open(), values, lib.mpsd_state_changed))
+
+    def fill(self, record: Record) -> None:
+        """Sets the fields that a record, of any schema, has too with the same type; they are seen with the next publish."""
+        theirs = record.schema.fields if record.schema else {}
+        with self._lock:
+            handle = self._open()
+            for name, field in self._fields.items():
+                other = theirs.get(name)
+                if other is not None and other.type == field.type:
+                    found = record.data[other.offset : other.offset + other.bytes]
+                    self._record[field.offset : field.offset + field.bytes] = found
+            check(lib.mpsd_state_changed(handle, 0, self.schema.record_bytes))
 
     def view(self, name: str) -> memoryview:
         """The elements of a field, to be written in place (numpy.frombuffer takes it); say `changed` then, and publish."""

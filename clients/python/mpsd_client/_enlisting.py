@@ -1,0 +1,29 @@
+"""The first step of a member of a service: mpsd hears of it before CUDA begins in this process, and says what CUDA shall find
+in the environment."""
+
+import ctypes
+import os
+
+from mpsd_client import _calls as calls
+from mpsd_client._client import Client
+
+NOT_INITIALIZED = 3  # CUresult
+
+
+def has_cuda_begun() -> bool:
+    """Whether cuInit was called in this process.  What is only loaded, as PyTorch loads it, has not begun."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALIZED)
+
+
+def enlist(name: str, path: str | os.PathLike[str] | None) -> None:
+    """Raises RuntimeError: it is too late for that; Refused, OSError as Client does."""
+    if has_cuda_begun():
+        raise RuntimeError(
+            f"CUDA has begun in this process, which so has its fault domain: make Service({name!r}) before anything uses the GPU"
+        )
+    with Client(path, program="mpsd_client") as mpsd:
+        os.environ.update(mpsd.ask(calls.service_enlist(name)).environment)
