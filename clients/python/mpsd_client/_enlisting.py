@@ -23,7 +23,7 @@ def enlist(name: str, path: str | os.PathLike[str] | None) -> None:
     """Raises RuntimeError: it is too late for that; Refused, OSError as Client does."""
     if has_cuda_begun():
         raise RuntimeError(
-            f"CUDA has begun in this process, which so has its fault domain: make Service({name!r}) before anything uses the GPU"
+            f"CUDA has begun in this process, so that it has its fault domain: make Service({name!r}) before that"
         )
     with Client(path, program="mpsd_client") as mpsd:
         os.environ.update(mpsd.ask(calls.service_enlist(name)).environment)

@@ -82,8 +82,8 @@ class Service:
     def open(self) -> Arena:
         """The arena, mapped to read, made if it is not there; and this process is a member.  A context must be current.
 
-        Then build or adopt, warm up, and call `standby`.  `arena.layout` None: nobody has built it yet; whoever finds that in its
-        term does so.
+        Then adopt what there is, warm up, and call `standby`.  `arena.layout` None: nobody has built it yet, and whoever finds
+        that in its term does so.
         """
         with self._lock:
             self._check()
