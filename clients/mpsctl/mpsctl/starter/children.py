@@ -1,0 +1,110 @@
+"""Children: processes that are members, or will be, each with a process group, a reservation and a place for its output."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mpsd_client import values
+
+from mpsctl.starter import scribe
+from mpsctl.starter.plan import FAULTED, Make, Own
+
+MOST_LOG_BYTES = 16 << 20  # of a file, of which there are two for each member
+_TICK_SECONDS = 0.02  # longer than a tick of the clock that start times are told by
+
+
+@dataclass(slots=True)
+class Child:
+    """number: the lowest that no other child has.  member: what the service last said of it.  was_writer: so was it when it was
+    last seen.  Times are those of time.monotonic."""
+
+    number: int
+    make: Make
+    process: subprocess.Popen[bytes]
+    lease_id: int | None
+    began_at: float
+    began_wall: float
+    member: values.Member | None = None
+    was_writer: bool = False
+    faulted_at: float | None = None
+    is_stopping: bool = False
+    trouble: str = ""  # with its end
+    has_ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def see(self, member: values.Member | None) -> None:
+        """What the service says of it now; None: it is no member."""
+        self.member = member
+        if member is not None:
+            self.was_writer = member.is_writer
+            if member.standing == FAULTED and self.faulted_at is None:
+                self.faulted_at = time.monotonic()
+
+    def own(self) -> Own:
+        """As the planner sees it."""
+        member = self.member
+        return Own(
+            self.number,
+            self.make,
+            member.standing if member else "",
+            self.was_writer,
+            self.is_stopping,
+            member.since_at if member else self.began_wall,
+            0.0 if self.faulted_at is None else time.monotonic() - self.faulted_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where children run, and where their output goes.  command: words, not a line for a shell.  terminal: a descriptor, where
+    lines go with a prefix if there is no log_dir."""
+
+    name: str
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    log_dir: str | None
+    terminal: int
+
+    def begin(self, number: int, make: Make, lease: values.Lease | None, ended: Callable[[Child, int], None]) -> Child:
+        """ended: called in a thread of its own, with the status of the process, as subprocess has it.  Raises OSError."""
+        environ = dict(self.environ) | {"MPSD_SERVICE": self.name}
+        if lease is not None and lease.selector.value is not None:
+            environ["MPSD_LEASE"] = lease.selector.value
+        writer = self._begin_scribe(number)
+        try:
+            process = subprocess.Popen(
+                self.command, env=environ, stdin=subprocess.DEVNULL, stdout=writer.stdin, stderr=writer.stdin, process_group=0
+            )
+        finally:
+            if writer.stdin is not None:
+                writer.stdin.close()  # it ends when the child has
+        child = Child(number, make, process, lease.id if lease else None, time.monotonic(), time.time())
+        threading.Thread(target=_wait, args=(child, writer, ended), daemon=True).start()
+        time.sleep(_TICK_SECONDS)  # no two begin at the same time
+        return child
+
+    def _begin_scribe(self, number: int) -> subprocess.Popen[bytes]:
+        """In a session of its own, so that what ends the starter or a terminal does not end it."""
+        words = ["lines", f"{self.name}-{number}: "]
+        if self.log_dir is not None:
+            words = ["file", os.path.join(self.log_dir, f"{self.name}-{number}.log"), str(MOST_LOG_BYTES)]
+        program = [sys.executable, "-I", "-S", scribe.__file__, *words]
+        return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=self.terminal, start_new_session=True)
+
+
+def _wait(child: Child, writer: subprocess.Popen[bytes], ended: Callable[[Child, int], None]) -> None:
+    status = child.process.wait()
+    child.has_ended.set()
+    ended(child, status)
+    writer.wait()
+
+
+def free_number(children: Mapping[int, Child]) -> int:
+    return next(number for number in range(1, len(children) + 2) if number not in children)

@@ -1,0 +1,116 @@
+"""The children of a starter, together: begun with what is reserved for them, ended, and known again among the members."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from mpsd_client import Lease, values
+
+from mpsctl.starter import ending, reservations
+from mpsctl.starter.children import Child, Place, free_number
+from mpsctl.starter.groups import groups, share_out
+from mpsctl.starter.line import Line
+from mpsctl.starter.plan import Make
+from mpsctl.starter.telling import Teller, reservation
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """status: as subprocess has it."""
+
+    child: Child
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """All that could be done was done.  trouble: empty, or what did not work."""
+
+    child: Child
+    trouble: str
+
+
+class Crew:
+    """Guards that each child is in `children`, and its lease is kept, from its begin until its end was taken in."""
+
+    def __init__(
+        self, line: Line, place: Place, manner: ending.Manner, teller: Teller, put: Callable[[Ended | Stopped], None]
+    ) -> None:
+        """put: where news of children go, from other threads."""
+        self._line, self._place, self._manner, self._teller, self._put = line, place, manner, teller, put
+        self._renewed_at = time.monotonic()
+        self.children: dict[int, Child] = {}
+
+    def begin(self, make: Make, gpus: Sequence[str], *, is_enforced: bool, may_wait: bool) -> None:
+        """With a lease where one is wanted.  Raises Away, Refused, OSError."""
+        number, lease = free_number(self.children), None
+        if is_enforced and reservations.is_wanted(make):
+            lease = reservations.reserve(self._line, f"{self._place.name}-{number}", make, gpus, may_wait=may_wait)
+        try:
+            child = self._place.begin(number, make, lease, lambda child, status: self._put(Ended(child, status)))
+        except OSError:
+            if lease:
+                reservations.release(self._line, lease.id)
+            raise
+        self.children[number] = child
+        self._teller.tell("started", f"member {number} has started, pid {child.pid}{_with(lease, make)}",
+                          member=number, pid=child.pid, lease_id=child.lease_id)  # fmt: skip
+
+    def stop(self, number: int, why: str) -> None:
+        """Begins to; Stopped follows, and Ended where it has."""
+        child = self.children[number]
+        child.is_stopping = True
+        self._tell_of(child, "stopping", f"is ended: {why}", why=why)
+        end = lambda: self._put(Stopped(child, ending.end(child, self._line.connect, self._manner)))  # noqa: E731
+        threading.Thread(target=end, daemon=True).start()
+
+    def kill(self) -> None:
+        for child in self.children.values():
+            child.trouble = ""
+            ending.send(child, signal.SIGKILL)
+
+    def take_end(self, of: Ended) -> float:
+        """How long it lived."""
+        child, lived = of.child, time.monotonic() - of.child.began_at
+        del self.children[child.number]
+        if child.lease_id is not None:
+            reservations.release(self._line, child.lease_id)
+        how = f"with status {of.status}" if of.status >= 0 else f"by signal {-of.status}"
+        self._tell_of(child, "ended", f"has ended {how} after {lived:.3g} s", status=of.status, seconds=lived)
+        return lived
+
+    def take_stop(self, of: Stopped) -> None:
+        of.child.trouble = of.trouble
+        if of.trouble:
+            self._tell_of(of.child, "trouble", of.trouble, why=of.trouble)
+
+    def renew(self) -> None:
+        """What is due."""
+        now = time.monotonic()
+        if now >= self._renewed_at + reservations.RENEW_SECONDS:
+            self._renewed_at = now
+            for child in self.children.values():
+                if child.lease_id is not None:
+                    reservations.renew(self._line, child.lease_id)
+
+    def see(self, members: Iterable[values.Member], *, is_same_namespace: bool) -> tuple[values.Member, ...]:
+        """Those members that are nobody's here."""
+        own, others = share_out(
+            members, groups(child.pid for child in self.children.values()), is_same_namespace=is_same_namespace
+        )
+        for child in self.children.values():
+            child.see(own.get(child.pid))
+        return others
+
+    def _tell_of(self, child: Child, event: str, text: str, **facts: object) -> None:
+        self._teller.tell(event, f"member {child.number} (pid {child.pid}) {text}", member=child.number, pid=child.pid, **facts)
+
+
+def _with(lease: Lease | None, make: Make) -> str:
+    """What is reserved, and whether it waits for it."""
+    if lease is None:
+        return ""
+    queued = ", for which it waits in the queue" if lease.state == "queued" else ""
+    return f", with {reservation(lease.sm_percent, make.memory_bytes)} by lease {lease.id}{queued}"

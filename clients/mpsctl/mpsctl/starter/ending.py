@@ -1,0 +1,76 @@
+"""How a child is ended: its work on the GPU first, through mpsd; then by signals, from the mild to the strong.
+
+A signal alone may kill whoever shares the GPU with it: docs/ending.md.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+from mpsd_client import Client, MpsdError, calls
+
+from mpsctl.session import NoMpsd
+from mpsctl.starter.children import Child
+from mpsctl.starter.groups import Process, groups, is_in
+
+_LEFT = "left: "
+_MARGIN_SECONDS = 60.0  # what mpsd may need besides, where vendor daemons do not answer
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """drain_seconds: what is queued on the GPU may run so long.  grace_seconds: between SIGTERM and SIGKILL."""
+
+    drain_seconds: float = 1.0
+    grace_seconds: float = 5.0
+
+
+def end(child: Child, connect: Callable[[], Client], manner: Manner) -> str:
+    """Waits for its end, some seconds.  Empty where all is well, else what is not."""
+    trouble = _end_through_mpsd(child, connect, manner)
+    if child.has_ended.wait(0.1):
+        return trouble
+    if trouble.startswith(_LEFT):
+        return trouble  # a signal would hurt others
+    for each in (signal.SIGTERM, signal.SIGKILL):
+        send(child, each)
+        if child.has_ended.wait(manner.grace_seconds):
+            return trouble
+    return f"{trouble}; pid {child.pid} does not end".removeprefix("; ")
+
+
+def send(child: Child, number: signal.Signals) -> None:
+    """To its process group."""
+    if not child.has_ended.is_set():
+        try:
+            os.killpg(child.pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def _end_through_mpsd(child: Child, connect: Callable[[], Client], manner: Manner) -> str:
+    try:
+        with closing(connect()) as mpsd:
+            mpsd.timeout_seconds = 3 * (manner.drain_seconds + manner.grace_seconds) + _MARGIN_SECONDS
+            for pid, start_time in _clients(child, mpsd):
+                call = calls.client_stop(
+                    pid, start_time=start_time, way="drain", drain_seconds=manner.drain_seconds,
+                    grace_seconds=manner.grace_seconds,
+                )  # fmt: skip
+                left = [each.why or "no reason given" for each in mpsd.ask(call).processes if not each.has_ended]
+                if left:
+                    return _LEFT + left[0]
+    except (MpsdError, NoMpsd, OSError) as exc:
+        return f"not ended through mpsd, but by signals: {exc}"
+    return ""
+
+
+def _clients(child: Child, mpsd: Client) -> Iterator[Process]:
+    """Those of its processes that use a GPU, with the pids that mpsd has for them."""
+    group, is_same = groups([child.pid])[child.pid], mpsd.hello.pid == os.getpid()
+    found = {(each.pid, each.start_time) for each in mpsd.pages(calls.client_list())}
+    if child.member is not None:
+        found.add((child.member.pid, child.member.start_time))
+    return (each for each in sorted(found) if is_in(each, group, is_same_namespace=is_same))

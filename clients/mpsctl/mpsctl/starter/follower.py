@@ -1,0 +1,66 @@
+"""What mpsd says of the service, for a thread that only asks: by long polls, and again when mpsd has been started again."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mpsd_client import Client, Disconnected, ErrorCode, ProtocolError, Refused, calls, values
+
+from mpsctl.session import NoMpsd
+
+_POLL_SECONDS = 20.0  # less than a client waits for an answer
+_AGAIN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """mpsd is there.  is_privileged: it enforces leases.  is_same_namespace: its pids are ours."""
+
+    is_privileged: bool
+    is_same_namespace: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """None: there is no such arena, or nobody has ever joined it."""
+
+    service: values.Service | None
+
+
+News = Here | Gone | Seen
+
+
+def follow(name: str, connect: Callable[[], Client], tell: Callable[[News], None]) -> None:
+    """For ever."""
+    while True:
+        try:
+            with connect() as mpsd:
+                is_privileged = bool(mpsd.ask(calls.status()).facts.get("is_privileged", True))
+                tell(Here(is_privileged, mpsd.hello.pid == os.getpid()))
+                _look(name, mpsd, tell)
+        except (NoMpsd, Disconnected, TimeoutError, ProtocolError, Refused) as exc:
+            tell(Gone(str(exc)))
+        time.sleep(_AGAIN_SECONDS)
+
+
+def _look(name: str, mpsd: Client, tell: Callable[[News], None]) -> None:
+    revision: int | None = None
+    while True:
+        try:
+            found = mpsd.ask(calls.service_get(name, revision, _POLL_SECONDS))
+        except Refused as exc:
+            if exc.code != ErrorCode.NO_SUCH_ARENA:
+                raise
+            revision = None
+            tell(Seen(None))
+            time.sleep(_AGAIN_SECONDS)
+        else:
+            if found.revision != revision:
+                tell(Seen(found))
+            revision = found.revision

@@ -1,0 +1,55 @@
+"""What is reserved for a child: a lease by a token of its own.
+
+It lasts some minutes and is renewed, so that what a starter that was killed had reserved is free again.  A client that runs
+under a lease keeps what it has when that ends.
+"""
+
+import secrets
+from collections.abc import Sequence
+
+from mpsd_client import Lease, Refused, Selector, calls
+
+from mpsctl import words
+from mpsctl.starter.line import Away, Line
+from mpsctl.starter.plan import Make
+
+RENEW_SECONDS = 120.0
+_TTL_SECONDS = 600.0
+_WAIT_SECONDS = 86400.0
+_TOKEN_BYTES = 16
+
+
+def is_wanted(make: Make) -> bool:
+    return make.sm_percent is not None or make.memory_bytes is not None
+
+
+def reserve(line: Line, name: str, make: Make, gpus: Sequence[str], *, may_wait: bool) -> Lease:
+    """gpus: ordinals or UUIDs; none: every one.  Where it may wait, the lease may be queued: its client then waits.
+
+    Raises Away, Refused."""
+    sizes = [("", make.memory_bytes)] if make.memory_bytes else []
+    return line.ask(
+        calls.lease_create(
+            name,
+            Selector.of_token(secrets.token_hex(_TOKEN_BYTES)),
+            gpus=gpus,
+            sm_percent=make.sm_percent,
+            memory_bytes=words.spread(sizes, line.all(calls.device_list()), gpus) if sizes else None,
+            ttl_seconds=_TTL_SECONDS,
+            wait_seconds=_WAIT_SECONDS if may_wait else 0.0,
+        )
+    )
+
+
+def renew(line: Line, lease_id: int) -> None:
+    try:
+        line.ask(calls.lease_renew(lease_id))
+    except (Away, Refused):
+        pass  # whoever runs under it keeps what it has
+
+
+def release(line: Line, lease_id: int) -> None:
+    try:
+        line.ask(calls.lease_release(lease_id))
+    except (Away, Refused):
+        pass  # it ends by itself

@@ -1,0 +1,289 @@
+"""The starter itself: one thread takes in what happened, one thing after the other, asks the planner, and does what that says.
+
+    follower   what mpsd says of the service          one thread, for ever
+    crew       a thread waits for the end of each child, another one ends it
+    handover   a thread asks for it
+
+All of them only put news into one queue.  mpsd may be away: children go on, and nobody is started until it is back.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from mpsd_client import Refused, calls, values
+
+from mpsctl.__main__ import DONE, REFUSED
+from mpsctl.session import Session
+from mpsctl.starter import reservations
+from mpsctl.starter.children import Place
+from mpsctl.starter.crew import Crew, Ended, Stopped
+from mpsctl.starter.ending import Manner
+from mpsctl.starter.follower import Gone, Here, Seen, follow
+from mpsctl.starter.line import NO_ANSWER, Away, Line
+from mpsctl.starter.plan import SERVING, Deed, HandOver, Make, Other, Situation, Start, Stop, is_surge, plan
+from mpsctl.starter.restarts import MOST_EARLY, Restarts, ended
+from mpsctl.starter.settings import Given, Settings, changes, of_service
+from mpsctl.starter.telling import Teller, reservation
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_TICK_SECONDS = 1.0  # what becomes due by itself is looked for so often
+_SETTLE_SECONDS = 5.0  # after mpsd was away: members join it again
+_AGAIN_SECONDS = 5.0  # after a handover that was refused
+_HANDOVER_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the command line asks for.  gpus: none: the service's.  until_done: all ends when the active ended with status 0."""
+
+    given: Given
+    gpus: Sequence[str] = ()
+    manner: Manner = Manner()
+    until_done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _HandedOver:
+    """why: it was not; empty: it was."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Signal:
+    number: int
+
+
+class Starter:
+    """Guards that nobody is started or ended on what was true of a service before mpsd went away."""
+
+    def __init__(self, session: Session, place: Place, task: Task) -> None:
+        self._line, self._task = Line(session), task
+        self._teller, self._name = Teller(session.out, place.name), place.name
+        self._news: SimpleQueue[Any] = SimpleQueue()
+        self._crew = Crew(self._line, place, task.manner, self._teller, self._news.put)
+        self._given, self._settings = task.given, task.given.of(Settings())
+        self._changed_at = 0  # the revision of the service at which we changed its settings; older ones are no news
+        self._here: Here | None = None
+        self._service: values.Service | None = None
+        self._others: tuple[values.Member, ...] = ()
+        self._knows_service = self._is_unenforced = False
+        self._restarts, self._round, self._may_surge = Restarts(), 0, True
+        self._settled_at = self._free_at = 0.0  # when members have joined again; when there may be a handover
+        self._status: int | None = None  # with which all is to end
+
+    def run(self) -> int:
+        """Until told to end, or nothing is left to do.  The exit status."""
+        threading.Thread(target=follow, args=(self._name, self._line.connect, self._news.put), daemon=True).start()
+        with _signals(lambda number: self._news.put(_Signal(number))):
+            while (status := self._is_over()) is None:
+                for deed in plan(self._situation()):
+                    self._do(deed)
+                self._crew.renew()
+                self._listen()
+        return status
+
+    # -- what happened ---------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Until something has, or could be due; then all of it."""
+        try:
+            self._take(self._news.get(timeout=_TICK_SECONDS))
+            while True:
+                self._take(self._news.get_nowait())
+        except Empty:
+            pass
+
+    def _take(self, news: object) -> None:
+        match news:
+            case Here():
+                self._take_here(news)
+            case Gone(why):
+                if self._here is not None:
+                    self._teller.tell("mpsd_gone", f"mpsd is away, the members go on: {why}", why=why)
+                self._here = None
+            case Seen(service):
+                self._see(service)
+            case Ended():
+                self._take_end(news)
+            case Stopped():
+                self._crew.take_stop(news)
+            case _HandedOver(why):
+                self._free_at = time.monotonic() + _AGAIN_SECONDS if why else 0.0
+                if why:
+                    self._teller.tell("handover_failed", f"no handover: {why}", why=why)
+            case _Signal(number):
+                self._take_signal(number)
+
+    def _take_here(self, here: Here) -> None:
+        if self._knows_service and self._here is None:
+            self._teller.tell("mpsd_back", "mpsd is back")
+            self._settled_at = time.monotonic() + _SETTLE_SECONDS
+        self._here, self._knows_service, self._changed_at = here, False, 0
+
+    def _see(self, service: values.Service | None) -> None:
+        before, self._service, self._knows_service = self._service, service, True
+        self._teller.tell_differences(before, service)
+        if service is None:
+            if before is not None:  # another arena of this name begins with what this one had
+                self._given = Given(self._settings.standbys, self._settings.sm_percent, self._settings.memory_bytes)
+            self._others = self._crew.see((), is_same_namespace=True)
+            return
+        self._take_settings(service)
+        is_same = self._here is None or self._here.is_same_namespace
+        self._others = self._crew.see(service.members, is_same_namespace=is_same)
+
+    def _take_settings(self, service: values.Service) -> None:
+        if wanted := changes(self._given, service.settings):
+            try:
+                service = self._line.ask(calls.service_change(self._name, **wanted))
+            except Away:
+                return
+            except Refused as exc:
+                self._teller.tell("refused", f"the service goes on with its own settings: {exc.message}", why=exc.message)
+            self._changed_at = service.revision
+        self._given = Given()
+        found = of_service(service.settings)
+        if service.revision >= self._changed_at and found != self._settings:
+            self._settings, self._restarts = found, Restarts()
+            each = reservation(found.sm_percent, found.memory_bytes)
+            text = f"wanted now: {found.standbys + 1} members" + (f", each with {each}" if each else "")
+            self._teller.tell("wanted", text, members=found.standbys + 1, sm_percent=found.sm_percent,
+                              memory_bytes=found.memory_bytes)  # fmt: skip
+
+    def _take_end(self, of: Ended) -> None:
+        lived = self._crew.take_end(of)
+        if of.child.is_stopping or self._status is not None:
+            return
+        if self._task.until_done and of.status == 0 and of.child.was_writer:
+            self._end("the active has done its work")
+        else:
+            self._count(lived)
+
+    def _count(self, lived_seconds: float) -> None:
+        """One that ended unasked, or did not begin."""
+        self._restarts = ended(self._restarts, lived_seconds, time.monotonic())
+        if self._restarts.has_given_up:
+            text = f"{MOST_EARLY} members in a row have ended early: nobody is started until a setting is changed, or SIGHUP"
+            self._teller.tell("given_up", text)
+
+    def _take_signal(self, number: int) -> None:
+        if number == signal.SIGHUP:
+            self._round, self._restarts = self._round + 1, Restarts()
+            self._teller.tell("restart", "SIGHUP: all members are started anew, one after the other")
+        elif self._status is None:
+            self._end(signal.Signals(number).name)
+        else:
+            self._status = REFUSED
+            self._teller.tell("kill", "told again to end: the members are killed")
+            self._crew.kill()
+
+    def _end(self, why: str) -> None:
+        self._status = DONE
+        self._teller.tell("ending", f"{why}: the members are ended, the active last", why=why)
+        if self._others:
+            text = f"{len(self._others)} members that were not started here stay"
+            self._teller.tell("others", text, members=len(self._others))
+
+    def _is_over(self) -> int | None:
+        children = self._crew.children.values()
+        if self._status is not None and all(child.trouble for child in children):
+            return REFUSED if children else self._status
+        if self._restarts.has_given_up and not children:
+            return DONE if self._service is not None and self._service.phase == SERVING else REFUSED
+        return None
+
+    # -- what is done ----------------------------------------------------------------------------------------------------
+
+    def _situation(self) -> Situation:
+        now, restarts = time.monotonic(), self._restarts
+        is_known = self._here is not None and self._knows_service and now >= self._settled_at
+        make = Make(self._settings.sm_percent, self._settings.memory_bytes, self._round)
+        own = tuple(child.own() for child in self._crew.children.values())
+        if all(each.make == make for each in own):
+            self._may_surge = True  # the next rolling change tries it again
+        return Situation(
+            self._settings.standbys,
+            make,
+            own,
+            tuple(Other(each.standing, each.is_writer, each.since_at) for each in self._others),
+            self._service.phase if self._service else "",
+            self._status is not None,
+            is_known and now >= restarts.not_before and not restarts.has_given_up,
+            self._may_surge,
+            not is_known or now < self._free_at,
+        )
+
+    def _do(self, deed: Deed) -> None:
+        match deed:
+            case Start():
+                self._start()
+            case Stop(number, why):
+                self._crew.stop(number, why)
+            case HandOver(number):
+                self._hand_over(number)
+
+    def _start(self) -> None:
+        situation = self._situation()
+        if not situation.may_start:
+            return  # the one before did not come about
+        is_enforced = self._here is not None and self._here.is_privileged
+        if not is_enforced and not self._is_unenforced and reservations.is_wanted(situation.make):
+            self._is_unenforced = True
+            self._teller.tell("not_enforced", "mpsd is not root: leases are not enforced, NOTHING LIMITS these members")
+        gpus = self._task.gpus or ((self._service.gpu,) if self._service else ())
+        try:
+            self._crew.begin(situation.make, gpus, is_enforced=is_enforced, may_wait=not is_surge(situation))
+        except Away:
+            self._settled_at = time.monotonic() + _TICK_SECONDS
+        except Refused as exc:
+            self._take_refusal(situation, exc)
+        except OSError as exc:
+            self._teller.tell("trouble", f"a member cannot be started: {exc}", why=str(exc))
+            self._count(0.0)
+
+    def _take_refusal(self, situation: Situation, exc: Refused) -> None:
+        if is_surge(situation):
+            self._may_surge = False
+            self._teller.tell("no_room", f"no room for one more, so an old one makes way first: {exc.message}", why=exc.message)
+        else:
+            self._teller.tell("trouble", f"no lease for a member: {exc.message}", why=exc.message)
+            self._count(0.0)
+
+    def _hand_over(self, number: int) -> None:
+        member = self._crew.children[number].member
+        if member is not None:
+            self._free_at = float("inf")
+            text = f"member {number} (pid {member.pid}) is to take over"
+            self._teller.tell("handover", text, member=number, pid=member.pid)
+            ask = lambda: self._news.put(self._ask_handover(member.pid))  # noqa: E731
+            threading.Thread(target=ask, daemon=True).start()
+
+    def _ask_handover(self, pid: int) -> _HandedOver:
+        try:
+            with self._line.connect() as mpsd:
+                mpsd.timeout_seconds = 2 * _HANDOVER_SECONDS
+                mpsd.ask(calls.service_handover(self._name, pid, _HANDOVER_SECONDS))
+        except (*NO_ANSWER, Refused) as exc:
+            return _HandedOver(str(exc))
+        return _HandedOver()
+
+
+@contextmanager
+def _signals(take: Callable[[int], None]) -> Iterator[None]:
+    """What was ignored stays ignored, as by nohup."""
+    before = {each: signal.getsignal(each) for each in _SIGNALS}
+    for each, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(each, lambda number, frame: take(number))
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

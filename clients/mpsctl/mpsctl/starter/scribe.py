@@ -1,0 +1,76 @@
+"""Where a member's output goes: a program of its own beside each member, which outlives the starter.
+
+    python -I -S scribe.py lines PREFIX             each line to standard output, after a prefix
+    python -I -S scribe.py file PATH MOST_BYTES     to a file, mode 0600; one that is full becomes PATH.1
+
+Reads standard input to its end.  What cannot be written is gone: a member does not wait for a full disk or a closed terminal.
+Imports nothing of mpsctl.
+"""
+
+import os
+import signal
+import sys
+
+_CHUNK_BYTES = 65536
+
+
+def write_lines(prefix: bytes) -> None:
+    """A line that is longer than a chunk becomes several."""
+    rest = b""
+    while chunk := os.read(0, _CHUNK_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) >= _CHUNK_BYTES:
+            lines, rest = [*lines, rest], b""
+        _write(1, b"".join(prefix + line + b"\n" for line in lines))
+    if rest:
+        _write(1, prefix + rest + b"\n")
+
+
+def write_file(path: str, most_bytes: int) -> None:
+    try:
+        fd, size = _open(path)
+    except OSError:
+        fd, size = os.open(os.devnull, os.O_WRONLY), 0
+    while chunk := os.read(0, _CHUNK_BYTES):
+        if size and size + len(chunk) > most_bytes:
+            fd, size = _begin_anew(path, fd)
+        _write(fd, chunk)
+        size += len(chunk)
+
+
+def _open(path: str) -> tuple[int, int]:
+    """And how much is in it.  Never where a link leads."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    return fd, os.fstat(fd).st_size
+
+
+def _begin_anew(path: str, fd: int) -> tuple[int, int]:
+    """The same file, where there can be no other."""
+    try:
+        os.replace(path, f"{path}.1")
+        made = _open(path)
+    except OSError:
+        return fd, 0
+    os.close(fd)
+    return made
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except OSError:
+            return
+
+
+def main(words: list[str]) -> None:
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(each, signal.SIG_IGN)  # it ends when nobody can write to it any more
+    if words[0] == "lines":
+        write_lines(os.fsencode(words[1]))
+    else:
+        write_file(words[1], int(words[2]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,81 @@
+"""What a starter says: a line with the time for people, or an object a line; and what of a service is worth a line."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpsd_client import values
+
+from mpsctl.output import Output, plain
+from mpsctl.quantities import show_percent, show_size
+from mpsctl.starter.plan import SERVING
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """event: for programs, with the facts.  text: for people."""
+
+    event: str
+    text: str
+    facts: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Teller:
+    """Guards that a terminal that has gone ends nothing."""
+
+    out: Output
+    name: str
+
+    def tell(self, event: str, text: str, **facts: Any) -> None:
+        now = self.out.surroundings.now()
+        clock = time.strftime("%H:%M:%S", time.localtime(now))
+        try:
+            self.out.line({"time": now, "event": event, "service": self.name, **facts}, lambda: f"{clock} {self.name}: {text}")
+        except OSError:
+            pass
+
+    def tell_differences(self, before: values.Service | None, after: values.Service | None) -> None:
+        for each in differences(before, after):
+            self.tell(each.event, each.text, **each.facts)
+
+
+def differences(before: values.Service | None, after: values.Service | None) -> Iterator[Told]:
+    """Between two looks at a service; None: there is none."""
+    if after is None:
+        if before is not None:
+            yield Told("gone", "there is no such arena any more", {})
+        return
+    if after.last is not None and after.last != (before and before.last):
+        yield _promoted(after.last)
+    if before is not None and before.phase == SERVING and after.phase not in (SERVING, "yielding"):
+        yield Told("unserved", f"nobody serves now: {after.phase}", {"phase": after.phase})
+    was_ready = {each.pid for each in before.members if each.standing == "ready"} if before else set()
+    for each in after.members:
+        if each.standing == "ready" and each.pid not in was_ready:
+            yield Told("ready", f"pid {each.pid} in domain {each.domain} is ready", {"pid": each.pid, "domain": each.domain})
+    if before is not None and after.protection != before.protection:
+        text = f"unprotected: {after.protection}" if after.protection else "protected again"
+        yield Told("protection", text, {"protection": after.protection})
+
+
+def _promoted(of: values.Promotion) -> Told:
+    return Told("promoted", f"pid {of.to_pid} serves, generation {of.generation}: {promotion(of)}", plain(of))
+
+
+def promotion(of: values.Promotion) -> str:
+    """Why, and how long each part took, where that is known."""
+    parts = (("detected", of.detect_ms), ("fenced", of.fence_ms), ("promoted", of.promote_ms))
+    known = [f"{word} in {milliseconds(value)}" for word, value in parts if value is not None]
+    return ", ".join([of.cause, *known])
+
+
+def milliseconds(value: float) -> str:
+    return f"{value:.3g} ms" if value < 100 else f"{value:.0f} ms"
+
+
+def reservation(sm_percent: float | None, memory_bytes: int | None) -> str:
+    """Empty where nothing is reserved."""
+    parts = [f"{show_percent(sm_percent)} of the SMs" if sm_percent else "", show_size(memory_bytes) if memory_bytes else ""]
+    return ", ".join(filter(None, parts))

@@ -1,0 +1,180 @@
+"""What a starter does next: a row for each rule, and whole changes played to their end."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from mpsctl.starter.plan import (
+    FAULTED,
+    FAULTED_SECONDS,
+    READY,
+    Deed,
+    HandOver,
+    Make,
+    Other,
+    Own,
+    Situation,
+    Start,
+    Stop,
+    plan,
+)
+from mpsctl.starter.restarts import EARLY_SECONDS, MOST_EARLY, Restarts, ended
+
+NEW, OLD = Make(20.0), Make(40.0)
+WARMING = "warming"
+
+
+def own(number: int, standing: str = READY, **more: object) -> Own:
+    """The first one writes."""
+    return Own(number, **{"make": NEW, "standing": standing, "is_writer": number == 1, "since_at": float(number)} | more)  # type: ignore[arg-type]
+
+
+def old(number: int, standing: str = READY, **more: object) -> Own:
+    return own(number, standing, make=OLD, **more)
+
+
+def situation(*members: Own, standbys: int = 1, **more: object) -> Situation:
+    return Situation(standbys, NEW, members, **{"phase": "serving"} | more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("of", "deeds"),
+    [
+        pytest.param(situation(), (Start(), Start()), id="nobody is there"),
+        pytest.param(situation(standbys=0), (Start(),), id="no standby is wanted"),
+        pytest.param(situation(may_start=False), (), id="not yet"),
+        pytest.param(situation(own(1), own(2, "")), (), id="one that has not joined counts"),
+        pytest.param(situation(own(1), others=(Other(),)), (), id="another starter's counts"),
+        pytest.param(situation(own(1), others=(Other(FAULTED),)), (Start(),), id="one without its context does not"),
+        pytest.param(situation(own(1), own(2, FAULTED)), (Start(),), id="nor does a child without it"),
+        pytest.param(situation(own(1), own(2, is_stopping=True)), (Start(),), id="nor one that is ended"),
+        pytest.param(
+            situation(own(1), own(2, FAULTED, faulted_seconds=FAULTED_SECONDS), may_start=False),
+            (Stop(2, "a fault has cost it its context"),),
+            id="it may end by itself, for a while",
+        ),
+        pytest.param(situation(own(1), own(2), own(3)), (Stop(3, "fewer standbys are wanted"),), id="the last that came goes"),
+        pytest.param(situation(own(1), own(2, WARMING), own(3)), (Stop(2, "fewer standbys are wanted"),), id="the ready stays"),
+        pytest.param(situation(own(1), own(2), own(3), phase="promoting"), (), id="not while it is not known who serves"),
+        pytest.param(situation(own(1), own(2), others=(Other(since_at=9.0),)), (), id="another starter ends its own"),
+    ],
+)
+def test_as_many_as_are_wanted(of: Situation, deeds: tuple[Deed, ...]) -> None:
+    assert plan(of) == deeds
+
+
+REPLACED, NO_ROOM = "it is replaced", "there is no room for its successor beside it"
+
+
+@pytest.mark.parametrize(
+    ("of", "deeds"),
+    [
+        pytest.param(situation(old(1), old(2)), (Start(),), id="one more"),
+        pytest.param(situation(old(1), old(2), own(3, WARMING)), (), id="it warms"),
+        pytest.param(situation(old(1), old(2), own(3)), (HandOver(3),), id="it is ready"),
+        pytest.param(situation(old(1), old(2), own(3), is_busy=True), (), id="asked for already"),
+        pytest.param(situation(old(1), old(2), own(3), phase="yielding"), (), id="it takes over"),
+        pytest.param(
+            situation(old(1, is_writer=False), old(2), own(3, is_writer=True)), (Stop(1, REPLACED),), id="one may go"
+        ),
+        pytest.param(
+            situation(old(1, WARMING, is_writer=False), old(2), own(3, is_writer=True)),
+            (Stop(1, REPLACED),),
+            id="first who could not serve",
+        ),
+        pytest.param(situation(old(2), own(1), own(3, WARMING)), (), id="not the only standby"),
+        pytest.param(situation(old(1), own(2), standbys=0), (HandOver(2),), id="without standbys"),
+        pytest.param(situation(old(1), old(2), may_surge=False), (Stop(2, NO_ROOM),), id="no room for one more"),
+        pytest.param(situation(old(1), own(2, WARMING), may_surge=False), (), id="one at a time"),
+        pytest.param(situation(old(1), own(2), may_surge=False), (HandOver(2),), id="it has made room"),
+        pytest.param(situation(old(1), standbys=0, may_surge=False), (Stop(1, NO_ROOM),), id="nobody serves for a while"),
+        pytest.param(situation(old(1), others=(Other(),), may_surge=False), (Stop(1, NO_ROOM),), id="others serve meanwhile"),
+    ],
+)
+def test_a_rolling_change(of: Situation, deeds: tuple[Deed, ...]) -> None:
+    assert plan(of) == deeds
+
+
+def played(of: Situation) -> Iterator[Situation]:
+    """What is planned happens, a deed at a time; then whoever warms is ready.  Ends when nothing is planned any more."""
+    for _ in range(100):
+        yield of
+        deeds = plan(of)
+        if deeds:
+            of = _after(of, deeds[0])
+        elif any(each.standing != READY for each in of.own):
+            of = replace(of, own=tuple(replace(each, standing=READY) for each in of.own))
+        else:
+            return
+    raise AssertionError("it does not come to an end")
+
+
+def _after(of: Situation, deed: Deed) -> Situation:
+    match deed:
+        case Start():
+            number = max((each.number for each in of.own), default=0) + 1
+            made = Own(number, of.make, "", since_at=float(number), is_writer=not of.own and not of.others)
+            return replace(of, own=(*of.own, made), phase="serving")
+        case Stop(number):
+            left = tuple(each for each in of.own if each.number != number)
+            if left and not any(each.is_writer for each in left):
+                left = (replace(left[0], is_writer=True), *left[1:])
+            return replace(of, own=left)
+        case HandOver(number):
+            before = {each.number for each in of.own if each.is_writer}
+            moved = tuple(
+                replace(each, is_writer=each.number == number, standing=WARMING if each.number in before else each.standing)
+                for each in of.own
+            )
+            return replace(of, own=moved)
+
+
+def ready(of: Situation) -> int:
+    return sum(each.standing == READY and not each.is_writer for each in of.own)
+
+
+@pytest.mark.parametrize("standbys", [0, 1, 2, 3])
+def test_a_change_leaves_as_many_standbys_as_are_wanted(standbys: int) -> None:
+    """At each moment, and somebody serves."""
+    begin = situation(*(old(number) for number in range(1, standbys + 2)), standbys=standbys)
+    steps = list(played(begin))
+    assert [each.make for each in steps[-1].own] == [NEW] * (standbys + 1)
+    assert all(ready(each) >= standbys for each in steps)
+    assert all(any(member.is_writer for member in each.own) for each in steps)
+    assert max(len(each.own) for each in steps) == standbys + 2
+
+
+@pytest.mark.parametrize("standbys", [0, 1, 2, 3])
+def test_a_change_without_room_takes_one_at_a_time(standbys: int) -> None:
+    begin = situation(*(old(number) for number in range(1, standbys + 2)), standbys=standbys, may_surge=False)
+    steps = list(played(begin))
+    assert [each.make for each in steps[-1].own] == [NEW] * (standbys + 1)
+    assert all(ready(each) >= standbys - 1 for each in steps)
+    assert max(len(each.own) for each in steps) == standbys + 1
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3), (1, 0), (0, 2)])
+def test_other_numbers_of_standbys(before: int, after: int) -> None:
+    begin = situation(*(own(number) for number in range(1, before + 2)), standbys=after)
+    steps = list(played(begin))
+    assert len(steps[-1].own) == after + 1
+    assert all(member.is_writer for each in steps for member in each.own if member.number == 1)
+
+
+def test_at_the_end_standbys_go_first() -> None:
+    members = (own(1), own(2), own(3, ""))
+    assert plan(situation(*members, is_ending=True)) == (Stop(2, "the service ends"), Stop(3, "the service ends"))
+    stopping = tuple(replace(each, is_stopping=not each.is_writer) for each in members)
+    assert plan(situation(*stopping, is_ending=True)) == ()
+    assert plan(situation(members[0], is_ending=True)) == (Stop(1, "the service ends"),)
+
+
+def test_who_ends_early_is_replaced_ever_later() -> None:
+    restarts, waited = Restarts(), []
+    for _ in range(MOST_EARLY):
+        assert not restarts.has_given_up
+        restarts = ended(restarts, EARLY_SECONDS - 1, 100.0)
+        waited.append(restarts.not_before - 100.0)
+    assert waited == [0, 1, 2, 4, 8, 16, 30, 30, 30, 30]
+    assert restarts.has_given_up
+    assert ended(restarts, EARLY_SECONDS, 100.0) == Restarts()
