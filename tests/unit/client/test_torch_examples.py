@@ -1,0 +1,110 @@
+"""The examples that use PyTorch, on a CPU and without a service: a step that was cut off is done again by another process, which
+has no more than the memory and the number that was published; what comes out is what comes out without that."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "clients/python/examples"
+pytestmark = [pytest.mark.slow, pytest.mark.deadline(300)]
+DIFFUSION = ["--layers", "2", "--width", "128", "--size", "8", "--steps", "6", "--seed", "3", "--report-every", "1"]
+RESNET = ["--steps", "4", "--batch", "2", "--size", "32", "--seed", "3"]
+CUT_AT = 3  # the step that does not finish
+
+GO_ON = """
+import sys, torch, {name} as example
+asked = example.options()
+memory = torch.load({memory!r})
+torch.use_deterministic_algorithms(True)
+{go_on}
+"""
+GO_ON_WITH_THE_IMAGE = """
+model, _ = example.skeleton(asked)
+model.fill(asked.seed)
+example.sample(example.Sampler(asked, model, memory), {done}, example.Report("-"), lambda step: None, lambda: False)
+"""
+GO_ON_TRAINING = """
+training = example.Training(asked, *memory)
+example.train(training, {done}, example.Report("-"), lambda step: None, lambda: False)
+"""
+
+
+def told(command: list[str]) -> list[dict[str, Any]]:
+    """What a program reports."""
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=EXAMPLES, timeout=200)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def run(name: str, arguments: list[str]) -> list[dict[str, Any]]:
+    return told([sys.executable, f"{name}.py", "--memory", "plain", "--device", "cpu", *arguments])
+
+
+def go_on(name: str, how: str, memory: object, arguments: list[str], path: Path) -> list[dict[str, Any]]:
+    torch.save(memory, path)
+    text = GO_ON.format(name=name, memory=str(path), go_on=how.format(done=CUT_AT))
+    return told([sys.executable, "-c", text, *arguments])
+
+
+def example(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, Any]:
+    monkeypatch.setattr(sys, "argv", [name, "--memory", "plain", "--device", "cpu", *arguments])
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, module.options()
+
+
+def test_an_image_is_the_same_when_another_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run("diffusion", [*DIFFUSION, "--out", str(tmp_path / "whole.png")])
+    assert [each["event"] for each in whole] == ["begin", "context", "warm", "first_step", *6 * ["step"], "end"]
+    module, asked = example("diffusion", DIFFUSION, monkeypatch)
+    model, latents = module.skeleton(asked)
+    model.fill(asked.seed)
+    sampler = module.Sampler(asked, model, latents)
+    sampler.begin()
+    for step in range(CUT_AT):
+        sampler.step(step)
+    latents[(CUT_AT + 1) % 2].view(-1)[:10] = float("nan")  # half of the next one is written
+    arguments = [*DIFFUSION, "--memory", "plain", "--device", "cpu", "--out", str(tmp_path / "again.png")]
+    again = go_on("diffusion", GO_ON_WITH_THE_IMAGE, latents, arguments, tmp_path / "latents")
+    assert [each["n"] for each in again if each["event"] == "step"] == [4, 5, 6]
+    assert (again[-1]["digest"], again[-1]["latents"]) == (whole[-1]["digest"], whole[-1]["latents"])
+    assert (tmp_path / "again.png").read_bytes() == (tmp_path / "whole.png").read_bytes()
+
+
+def test_training_ends_the_same_when_another_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run("train_resnet", RESNET)
+    losses = [each["loss"] for each in whole if each["event"] == "step"]
+    assert len(losses) == 4
+    module, asked = example("train_resnet", RESNET, monkeypatch)
+    sets, seen = module.allocate(asked.steps)
+    assert sum(each.numel() for each in module.part(sets[0], "weights.").values()) == 25_557_032  # as ResNet-50 has
+    training = module.Training(asked, sets, seen)
+    training.begin()
+    for step in range(CUT_AT):
+        training.step(step)
+    for each in sets[(CUT_AT + 1) % 2].values():
+        each.fill_(7)  # whatever a step leaves behind that was cut off
+    arguments = [*RESNET, "--memory", "plain", "--device", "cpu"]
+    again = go_on("train_resnet", GO_ON_TRAINING, (sets, seen), arguments, tmp_path / "sets")
+    assert [each["loss"] for each in again if each["event"] == "step"] == losses[CUT_AT:]
+    assert (again[-1]["digest"], again[-1]["losses"]) == (whole[-1]["digest"], whole[-1]["losses"])
+
+
+@pytest.mark.parametrize("name", ["diffusion", "train_resnet"])
+def test_an_arena_on_a_cpu_is_refused(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"{name}.py", "--device", "cpu"], capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 2
+    assert "an arena is memory of a GPU" in done.stderr
