@@ -188,6 +188,7 @@ class Following:
                 return
             answer = self._answer(mpsd, told, said)
             told = answer or mpsd.ask(calls.service_follow(self._id, told.serial, self._patience(told)))
+            self._pause = SHORTEST_PAUSE
 
     def _take(self, mpsd: Client, told: Instruction) -> None:
         """Nobody hears of a promotion before the state of the term before is here."""
@@ -195,7 +196,7 @@ class Following:
         if self._term is None and told.state_serial != self._before_serial:
             self._fetch(mpsd)
         with self._changed:
-            self._is_joined, self._pause = True, SHORTEST_PAUSE
+            self._is_joined = True
             self._told = Told(told, at_ns)
             if self._term is not None:
                 self._hear_for(self._term)

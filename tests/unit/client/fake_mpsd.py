@@ -1,0 +1,205 @@
+"""mpsd as a member of a service sees it: a socket that answers, with one instruction that a test can change; and an arena."""
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from mpsd_client import State, StateReader
+from mpsd_client._session import Session
+from mpsd_client._values import Instruction
+
+FIELDS = {"step": "uint64", "name": "text[8]"}
+WAIT = 10.0  # seconds that a test waits for what must come
+HELLO = {
+    "version": 1, "minor": 3, "program": "", "uid": 0, "pid": 1, "is_operator": False, "idle_seconds": 60.0,
+    "datagram_bytes": 65536, "page": 100, "methods": [],
+}  # fmt: skip
+
+
+class FakeMpsd:
+    """Threads that answer.  Guards that whoever follows hears of each change."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.changed = threading.Condition()
+        self.now = Instruction(1, "standby", 0, "", 0, None)
+        self.said: list[tuple[str, dict[str, Any]]] = []
+        self.kept: StateReader | None = None
+        self.kept_fd = -1
+        self.refusals: dict[str, tuple[int, str]] = {}
+        self.may_keep = threading.Event()
+        self.may_keep.set()
+        self._peers: list[socket.socket] = []
+        self._listener: socket.socket | None = None
+        self.start()
+
+    def start(self) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(self.path))
+        self._listener.listen(16)
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def stop(self) -> None:
+        """As if it were killed."""
+        assert self._listener is not None
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.path.unlink()
+        with self.changed:
+            peers, self._peers = self._peers, []
+        for peer in peers:
+            with suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.stop()
+        if self.kept is not None:
+            self.kept.close()
+            os.close(self.kept_fd)
+
+    # -- what a test says and sees -------------------------------------------------------------------------------------
+
+    def tell(self, order: str = "", **facts: Any) -> None:
+        with self.changed:
+            facts |= {"order": order} if order else {}
+            self.now = replace(self.now, serial=self.now.serial + 1, **facts)
+            self.changed.notify_all()
+
+    def count(self, method: str) -> int:
+        with self.changed:
+            return [name for name, _ in self.said].count(method)
+
+    def wait_for(self, method: str, count: int = 1) -> dict[str, Any]:
+        """The parameters of this one, when it has come."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.count(method) >= count, WAIT), f"{method} was not said: {self.said}"
+            return [params for name, params in self.said if name == method][count - 1]
+
+    def keep(self, state: State) -> None:
+        """As if another one had given it."""
+        self._keep(os.dup(state.fd))
+
+    # -- threads -------------------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                peer, _ = listener.accept()
+                with self.changed:
+                    self._peers.append(peer)
+                threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        with suppress(OSError), peer:
+            while True:
+                data, fds, _, _ = socket.recv_fds(peer, 65536, 4)
+                if not data:
+                    return
+                _, number, method, params = msgpack.unpackb(data)
+                facts = params[0] if params else {}
+                if method in self.refusals:
+                    code, name = self.refusals[method]
+                    packed = msgpack.packb([1, number, {"code": code, "name": name, "message": method}, None])
+                    socket.send_fds(peer, [packed], [])
+                    continue
+                result, given = self._answer(method, facts, fds)
+                socket.send_fds(peer, [msgpack.packb([1, number, None, result])], given)
+
+    def _answer(self, method: str, facts: dict[str, Any], fds: list[int]) -> tuple[Any, list[int]]:
+        if method == "hello":
+            return HELLO, []
+        if method == "arena.keep_state":
+            assert self.may_keep.wait(WAIT)
+            self._keep(*fds)
+        with self.changed:
+            self.said.append((method, facts))
+            self.changed.notify_all()
+            if method == "service.follow":
+                self.changed.wait_for(lambda: self.now.serial != facts["after"], facts["wait_seconds"])
+            if method == "arena.keep_state":
+                return {"state_serial": self.now.state_serial}, []
+            if method == "arena.state":
+                has = self.kept is not None
+                found = {"state_serial": self.now.state_serial, "generation": self.now.generation}
+                return found, [self.kept_fd] if has else []
+            if method == "service.enlist":
+                return {"environment": {"MPSD_TEST_ENLISTED": facts["name"]}}, []
+            instruction = {name: getattr(self.now, name) for name in Instruction.__slots__}
+            return {} if method in ("service.serving", "service.failed", "service.leave") else instruction, []
+
+    def _keep(self, fd: int) -> None:
+        with self.changed:
+            if self.kept is not None:
+                self.kept.close()
+                os.close(self.kept_fd)
+            self.kept, self.kept_fd = StateReader.open(fd), fd
+            self.now = replace(self.now, serial=self.now.serial + 1, state_serial=self.now.state_serial + 1)
+            self.changed.notify_all()
+
+
+@dataclass
+class FakeArena:
+    """What a service does with one, in order; its session is real."""
+
+    name: str
+    path: Path
+    id: int = 7
+    layout: bytes | None = b"weights"
+    next_layout: bytes | None = None
+    done: list[str] = field(default_factory=list)
+    threads: set[str] = field(default_factory=set)
+    trouble: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self._session = Session(self.path)
+
+    def refresh(self) -> bool:
+        self._do("refresh")
+        has_changed, self.layout = self.layout != self.next_layout, self.next_layout
+        return has_changed
+
+    def _promoted(self, generation: int) -> None:
+        self._do(f"promoted {generation}")
+
+    def _yielded(self) -> None:
+        self._do("yielded")
+
+    def close(self) -> None:
+        self._do("close")
+        self._session.close()
+
+    def _do(self, what: str) -> None:
+        self.done.append(what)
+        self.threads.add(threading.current_thread().name)
+        if self.trouble is not None:
+            raise self.trouble
+
+
+class Waiting:
+    """A call in a thread of its own: what came of it."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._call = call
+        self.thread = threading.Thread(target=self._run, name="standby", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._call()
+        except Exception as exc:
+            self.error = exc
+
+    def get(self) -> Any:
+        self.thread.join(WAIT)
+        assert not self.thread.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.result

@@ -1,0 +1,384 @@
+"""A member of a service: what it says to mpsd, what it does with its arena, in which order; against a socket that answers."""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpsd_client import Dismissed, ErrorCode, Refused, Service, State, StateError, Term
+from mpsd_client import _enlisting as enlisting
+from mpsd_client import _service as module
+
+from tests.unit.client.fake_mpsd import FIELDS, FakeArena, FakeMpsd, Waiting
+
+LAYOUT = hashlib.sha256(b"weights").hexdigest()
+
+
+@pytest.fixture
+def mpsd(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMpsd]:
+    monkeypatch.delenv("MPSD_TEST_ENLISTED", raising=False)
+    made = FakeMpsd(short_dir / "mpsd.sock")
+    made.tell(layout_hash=LAYOUT)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def arena(mpsd: FakeMpsd, monkeypatch: pytest.MonkeyPatch) -> FakeArena:
+    made = FakeArena("llm", mpsd.path)
+    monkeypatch.setattr(module.Arena, "read", lambda name, path: made)
+    return made
+
+
+@pytest.fixture
+def service(mpsd: FakeMpsd, arena: FakeArena) -> Iterator[Service]:
+    with Service("llm", capacity=1 << 21, schema=FIELDS, rank=3, heartbeat=1.5, path=mpsd.path) as made:
+        made.open()
+        yield made
+        arena.trouble = None
+
+
+def serve(mpsd: FakeMpsd, service: Service, generation: int = 4) -> Term:
+    """A term, as soon as mpsd has heard of it."""
+    waiting = Waiting(service.active)
+    ready = mpsd.count("service.ready")
+    mpsd.wait_for("service.ready", ready or 1)
+    mpsd.tell("serve", generation=generation, writer_pid=os.getpid())
+    term = waiting.get()
+    assert isinstance(term, Term)
+    return term
+
+
+def test_a_member_enlists_before_cuda_and_joins_when_it_opens(mpsd: FakeMpsd, service: Service) -> None:
+    assert os.environ.pop("MPSD_TEST_ENLISTED") == "llm"
+    assert [name for name, _ in mpsd.said][:2] == ["service.enlist", "service.join"]
+    assert mpsd.wait_for("service.join") == {"id": 7, "rank": 3, "heartbeat_seconds": 1.5}
+    assert service.standby(timeout=0) is None
+    assert mpsd.count("service.ready") == 1
+
+
+def test_who_has_a_context_already_cannot_enlist(mpsd: FakeMpsd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enlisting, "has_cuda_begun", lambda: True)
+    with pytest.raises(RuntimeError, match="CUDA has begun in this process"):
+        Service("llm", capacity=1 << 21, schema=FIELDS, path=mpsd.path)
+    assert not mpsd.count("service.enlist")
+
+
+def test_the_one_that_is_promoted_has_the_last_record_and_the_memory(
+    mpsd: FakeMpsd, service: Service, arena: FakeArena
+) -> None:
+    """In the thread that waited; and mpsd can hand on what it has from the first moment."""
+    with State.create(FIELDS, generation=3) as before:
+        before.publish(step=41, name="a")
+        mpsd.keep(before)
+        before.publish(step=42)
+        began = time.monotonic_ns()
+        term = serve(mpsd, service)
+    assert arena.done == ["promoted 4"]
+    assert arena.threads == {"standby"}
+    assert term.record is not None
+    assert (dict(term.record), term.record.generation) == ({"step": 42, "name": "a"}, 3)
+    assert term.generation == 4
+    assert began < term.promoted_ns < time.monotonic_ns()
+    assert mpsd.wait_for("arena.keep_state") == {"id": 7, "generation": 4}
+    assert mpsd.wait_for("service.serving") == {"id": 7, "generation": 4}
+    assert mpsd.kept is not None
+    kept = mpsd.kept.read()
+    assert kept is not None
+    assert (dict(kept), kept.generation, kept.sequence) == ({"step": 42, "name": "a"}, 4, 1)
+    term.publish(step=43)
+    kept = mpsd.kept.read()
+    assert kept is not None
+    assert kept["step"] == 43
+
+
+def test_the_first_of_all_has_no_record_and_leaves_none_before_it_publishes(mpsd: FakeMpsd, service: Service) -> None:
+    term = serve(mpsd, service, 1)
+    assert term.record is None
+    mpsd.wait_for("service.serving")
+    assert mpsd.kept is not None
+    assert mpsd.kept.read() is None
+
+
+def test_nothing_is_acknowledged_that_a_further_standby_could_not_find(mpsd: FakeMpsd, service: Service) -> None:
+    """The term begins at once; its first publish waits for mpsd, later ones for nothing."""
+    mpsd.may_keep.clear()
+    term = serve(mpsd, service)
+    publishing = Waiting(lambda: term.publish(step=1))
+    publishing.thread.join(0.05)
+    assert publishing.thread.is_alive()
+    assert term.state.published == (4, 0)
+    mpsd.may_keep.set()
+    publishing.get()
+    assert term.state.published == (4, 1)
+
+
+def test_a_promotion_waits_for_the_record_that_belongs_to_it(mpsd: FakeMpsd, service: Service) -> None:
+    """The state of the one before is new in the very word that promotes."""
+    waiting = Waiting(service.active)
+    mpsd.wait_for("service.ready")
+    with State.create(FIELDS, generation=3) as before:
+        before.publish(step=9)
+        with mpsd.changed:
+            mpsd.keep(before)
+            mpsd.tell("serve", generation=4)
+    assert dict(waiting.get().record)["step"] == 9
+
+
+def test_fields_that_both_have_go_from_one_version_of_a_program_to_the_next(mpsd: FakeMpsd, service: Service) -> None:
+    with State.create({"name": "text[8]", "old": "int8", "step": "int64"}, generation=3) as before:
+        before.publish(name="b", step=5)
+        mpsd.keep(before)
+        term = serve(mpsd, service)
+    assert term.record is not None
+    assert term.record["step"] == 5
+    term.publish()
+    assert mpsd.kept is not None
+    kept = mpsd.kept.read()
+    assert kept is not None
+    assert dict(kept) == {"step": 0, "name": "b"}, "step is of another type now"
+
+
+def test_who_is_told_to_yield_stops_writing_first_and_may_come_again(
+    mpsd: FakeMpsd, service: Service, arena: FakeArena
+) -> None:
+    with serve(mpsd, service) as term:
+        term.publish(step=7)
+        assert not term.is_over
+        mpsd.tell("yield")
+        until(lambda: term.is_over)
+        term.publish(step=8)
+    assert arena.done == ["promoted 4", "yielded"]
+    assert mpsd.wait_for("service.yielded") == {"id": 7, "generation": 4}
+    with pytest.raises(Dismissed, match="its term is over"):
+        term.publish(step=9)
+    mpsd.tell("standby", generation=5)
+    waiting = Waiting(service.active)
+    mpsd.wait_for("service.ready", 2)
+    mpsd.tell("serve", generation=6)
+    again = waiting.get()
+    assert (again.generation, again.record["step"]) == (6, 8)
+    mpsd.wait_for("service.serving", 2)
+    again.publish(step=9)
+
+
+def test_a_yield_that_mpsd_takes_back_is_none(mpsd: FakeMpsd, service: Service) -> None:
+    term = serve(mpsd, service)
+    mpsd.tell("yield")
+    until(lambda: term.is_over)
+    mpsd.tell("serve")
+    until(lambda: not term.is_over)
+    term.publish(step=1)
+
+
+@pytest.mark.parametrize("order", ["leave", "standby"])
+def test_who_is_dismissed_publishes_nothing_more(mpsd: FakeMpsd, service: Service, order: str, arena: FakeArena) -> None:
+    """Told to leave, or found to be none that serves, since another one does."""
+    with serve(mpsd, service) as term:
+        term.publish(step=1)
+        mpsd.tell(order, generation=5, why="a fault has cost it its context")
+        until(lambda: term.is_over)
+        with pytest.raises(Dismissed, match="a fault has cost it its context"):
+            term.publish(step=2)
+        assert term.state.published[1] == 1
+    assert arena.done == ["promoted 4"], "its context may be lost"
+    assert not mpsd.count("service.yielded")
+    if order == "leave":
+        with pytest.raises(Dismissed, match="a fault"):
+            service.standby()
+
+
+def test_a_standby_that_is_told_to_leave_hears_it(mpsd: FakeMpsd, service: Service) -> None:
+    waiting = Waiting(service.standby)
+    mpsd.wait_for("service.ready")
+    mpsd.tell("leave")
+    with pytest.raises(Dismissed, match="mpsd told this process to leave"):
+        waiting.get()
+
+
+def test_a_standby_follows_what_the_active_commits(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    seen: list[Any] = []
+    service.on_commit(lambda of: seen.append((of.layout, threading.current_thread().name)))
+    waiting = Waiting(service.active)
+    mpsd.wait_for("service.ready")
+    arena.next_layout = b"more"
+    mpsd.tell(layout_hash=hashlib.sha256(b"more").hexdigest())
+    until(lambda: seen == [(b"more", "standby")])
+    mpsd.tell("serve", generation=4)
+    waiting.get()
+    assert arena.done == ["refresh", "promoted 4"]
+
+
+def test_nobody_is_ready_while_another_builds(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    """An empty arena with a writer: there is nothing to be warm with yet."""
+    arena.layout, arena.next_layout = None, b"weights"
+    mpsd.tell(layout_hash="", writer_pid=1)
+    mpsd.wait_for("service.follow", 2)
+    waiting = Waiting(service.standby)
+    waiting.thread.join(0.05)
+    assert not mpsd.count("service.ready")
+    mpsd.tell(layout_hash=LAYOUT)
+    mpsd.wait_for("service.ready")
+    assert arena.done == ["refresh"]
+    mpsd.tell("leave")
+    with pytest.raises(Dismissed):
+        waiting.get()
+
+
+def test_an_empty_arena_without_a_writer_is_anybodys(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    arena.layout = None
+    mpsd.tell(layout_hash="")
+    mpsd.wait_for("service.follow", 2)
+    promoted: list[Term] = []
+    service.on_promote(promoted.append)
+    term = serve(mpsd, service, 1)
+    assert promoted == [term]
+    assert term.arena.layout is None
+
+
+def test_a_term_goes_on_while_mpsd_is_gone_and_all_is_said_again_afterwards(mpsd: FakeMpsd, service: Service) -> None:
+    term = serve(mpsd, service)
+    term.publish(step=1)
+    mpsd.stop()
+    term.publish(step=2)
+    with mpsd.changed:
+        mpsd.said.clear()
+        mpsd.now = type(mpsd.now)(1, "serve", 4, LAYOUT, 0, os.getpid())  # the state was lost
+    mpsd.start()
+    for method in ("service.join", "arena.keep_state", "service.serving"):
+        mpsd.wait_for(method)
+    assert not term.is_over
+    term.publish(step=3)
+    assert mpsd.kept is not None
+    kept = mpsd.kept.read()
+    assert kept is not None
+    assert (kept["step"], kept.generation) == (3, 4)
+
+
+def test_a_standby_stays_ready_across_a_restart_of_mpsd(mpsd: FakeMpsd, service: Service) -> None:
+    waiting = Waiting(service.active)
+    mpsd.wait_for("service.ready")
+    mpsd.stop()
+    with mpsd.changed:
+        mpsd.said.clear()
+    mpsd.start()
+    mpsd.wait_for("service.ready")
+    mpsd.tell("serve", generation=4)
+    assert waiting.get().generation == 4
+
+
+def test_a_refusal_that_passes_is_asked_again_and_one_that_does_not_is_the_end(mpsd: FakeMpsd, service: Service) -> None:
+    waiting = Waiting(service.active)
+    mpsd.wait_for("service.ready")
+    mpsd.refusals["service.follow"] = (ErrorCode.KEEPER_FAILED, "KEEPER_FAILED")
+    mpsd.tell()
+    mpsd.wait_for("service.join", 3)
+    assert waiting.thread.is_alive()
+    mpsd.refusals["service.follow"] = (ErrorCode.NO_SUCH_ARENA, "NO_SUCH_ARENA")
+    with pytest.raises(Dismissed, match="NO_SUCH_ARENA"):
+        waiting.get()
+
+
+def test_an_exception_within_a_term_is_told_and_goes_on_its_way(mpsd: FakeMpsd, service: Service) -> None:
+    with pytest.raises(ValueError, match="mine"), serve(mpsd, service):
+        raise ValueError("mine")
+    assert mpsd.wait_for("service.failed") == {"id": 7, "why": "ValueError('mine')"}
+    with pytest.raises(Dismissed, match="it has failed"):
+        service.standby()
+
+
+@pytest.mark.parametrize("what", ["memory", "record", "callback"])
+def test_who_cannot_take_over_says_so(mpsd: FakeMpsd, service: Service, arena: FakeArena, what: str) -> None:
+    with State.create(FIELDS, generation=3) as before:
+        before.publish(step=1)
+        mpsd.keep(before)
+        if what == "memory":
+            arena.trouble = RuntimeError("no access")
+        elif what == "record":
+            with open(os.devnull, "rb") as nothing:
+                os.dup2(nothing.fileno(), mpsd.kept_fd)
+            mpsd.tell(state_serial=9)
+        else:
+            service.on_promote(lambda term: int(term.generation / 0))
+        waiting = Waiting(service.standby)
+        mpsd.wait_for("service.ready")
+        mpsd.tell("serve", generation=4)
+        expected = {"memory": RuntimeError, "record": StateError, "callback": ZeroDivisionError}[what]
+        with pytest.raises(expected):
+            waiting.get()
+    assert expected.__name__ in mpsd.wait_for("service.failed")["why"]
+
+
+def test_leaving_a_term_that_nobody_asked_for_ends_the_service(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    """In an order in which the next one need not wait for our end."""
+    with serve(mpsd, service) as term:
+        term.publish(step=1)
+    assert arena.done == ["promoted 4", "yielded", "close"]
+    words = [name for name, _ in mpsd.said if name in ("service.yielded", "service.leave")]
+    assert words[0] == "service.yielded"
+    assert "service.leave" in words
+    with pytest.raises(RuntimeError, match="is closed"):
+        service.standby()
+
+
+def test_closing_wakes_whoever_waits(mpsd: FakeMpsd, service: Service) -> None:
+    waiting = Waiting(service.standby)
+    mpsd.wait_for("service.ready")
+    service.close()
+    service.close()
+    with pytest.raises(Dismissed, match="was closed"):
+        waiting.get()
+
+
+def test_one_thread_waits_at_a_time(mpsd: FakeMpsd, service: Service) -> None:
+    waiting = Waiting(service.standby)
+    mpsd.wait_for("service.ready")
+    with pytest.raises(RuntimeError, match="already"):
+        service.standby()
+    mpsd.tell("serve", generation=4)
+    waiting.get()
+    with pytest.raises(RuntimeError, match="already"):
+        service.standby()
+
+
+def test_active_says_that_it_was_not_its_turn(service: Service) -> None:
+    with pytest.raises(TimeoutError, match="not this process's turn within 0 seconds"):
+        service.active(timeout=0)
+
+
+def test_what_is_not_open_cannot_stand_by(mpsd: FakeMpsd, arena: FakeArena) -> None:
+    made = Service("llm", capacity=1 << 21, schema=FIELDS, path=mpsd.path)
+    with pytest.raises(RuntimeError, match="is not open"):
+        made.standby()
+    mpsd.refusals["service.join"] = (ErrorCode.NOT_ALLOWED, "NOT_ALLOWED")
+    with pytest.raises(Refused, match="NOT_ALLOWED"):
+        made.open()
+    assert arena.done == ["close"]
+    made.close()
+
+
+def test_a_child_after_fork_has_no_part_in_it(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    term = serve(mpsd, service)
+    term.publish(step=1)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for call in (service.standby, service.open, lambda: term.publish(step=2)):
+            try:
+                call()
+            except (RuntimeError, StateError):
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+
+def until(look: Any) -> None:
+    """What must become true."""
+    deadline = time.monotonic() + 10
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
