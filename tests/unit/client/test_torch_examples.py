@@ -1,12 +1,12 @@
-"""The examples that use PyTorch, on a CPU and without a service: a step that was cut off is done again by another process, which
-has no more than the memory and the number that was published; what comes out is what comes out without that."""
+"""The examples that use PyTorch, on a CPU and without mpsd: a step that was cut off is done again by another process, which has
+no more than the memory and the number that was published; what comes out is what comes out without that."""
 
 import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,3 +108,51 @@ def test_an_arena_on_a_cpu_is_refused(name: str) -> None:
     )
     assert done.returncode == 2
     assert "an arena is memory of a GPU" in done.stderr
+
+
+class Term:
+    """Is told to yield before its second step."""
+
+    def __init__(self, done: int | None, steps: int) -> None:
+        self.generation, self.promoted_ns, self.arena, self.is_over = 1, 1, None, False
+        self.record = None if done is None else {"step": done}
+        self._left = steps
+        self.published: list[int] = []
+
+    def publish(self, step: int) -> None:
+        self.published.append(step)
+        self._left -= 1
+        self.is_over = not self._left
+
+    def __enter__(self) -> "Term":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("diffusion", DIFFUSION), ("train_resnet", RESNET)])
+def test_a_member_yields_between_steps_and_goes_on_when_it_serves_again(
+    name: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, asked = example(name, arguments, monkeypatch)
+    asked.out = tmp_path / "image.png"
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    if name == "diffusion":
+        model, latents = module.skeleton(asked)
+        model.fill(asked.seed)
+        monkeypatch.setattr(module.Member, "build", lambda self, arena: module.Sampler(asked, model, latents))
+    else:
+        made = module.Training(asked, *module.allocate(asked.steps))
+        monkeypatch.setattr(module.Member, "build", lambda self, arena: made)
+    terms = [Term(None, 2), Term(2, asked.steps)]
+    service = SimpleNamespace(
+        open=lambda: SimpleNamespace(layout=None), on_commit=lambda call: call, active=iter(terms).__next__, name=name
+    )
+    events: list[str] = []
+    module.Member(asked, lambda event, **facts: events.append(event)).run(service)
+    assert [each for term in terms for each in term.published] == list(range(1, asked.steps + 1))
+    told = [each for each in events if each != "step"]
+    assert told[:5] == ["context", "opened", "standby", "promoted", "first_step"]
+    assert told[5:] == ["yielded", "standby", "promoted", "first_step", "end"]
