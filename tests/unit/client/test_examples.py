@@ -35,6 +35,7 @@ async def run(house: House, short_dir: Path, name: str, *arguments: str) -> str:
 def test_every_example_is_tried_and_explained() -> None:
     tried = {"lease_a_share.py", "who.py", "watch.py", "culprits.py", "keep_renewing.py"}
     tried |= {"count_starts.py", "keep_a_model.py"}  # need memory: tests/integration/test_python_arena.py, and a GPU
+    tried |= {"count_service.py"}  # needs services: tests/integration/test_count_service.py
     tried |= {"diffusion.py", "train_resnet.py"}  # need PyTorch: test_torch_examples.py
     assert {path.name for path in EXAMPLES.glob("*.py")} == tried
     assert not [name for name in tried if name not in PAGE]
