@@ -38,13 +38,24 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptState:
+    """A forward state that is kept with an arena: a file of `bytes`, in the host's memory, which the writer of `generation`
+    made; the keeper holds it under a name made of `serial`, which is never given twice."""
+
+    serial: int
+    generation: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Arena:
     """What is known of one arena; what is in it is nobody's business here.
 
     gpu: UUID.  base, window_bytes: the addresses that all its processes see it at, the same in each.  capacity_bytes: how much
     it may hold.  used_bytes: held, committed or not.  allocations, layout_hash, layout_bytes: of the last commit; the hash is
     empty before the first.  generation: counts writers: what carries an older one is refused.  writer: the process that may
-    change it, also while it is being fenced.  unheld_since: None while somebody has it open.
+    change it, also while it is being fenced.  unheld_since: None while somebody has it open.  state_serial: of the forward
+    state that is kept with it; 0: none.
     """
 
     id: int
@@ -68,6 +79,7 @@ class Arena:
     lease_id: int | None = None  # of its creator; its memory counts against that lease
     ttl_seconds: float | None = None  # how long it stays with nobody holding it; None: until it is removed
     unheld_since: float | None = None
+    state_serial: int = 0
 
     @property
     def is_held(self) -> bool:

@@ -1,16 +1,20 @@
 """Opening one of mpsd's own SQLite files: private, with a write-ahead log, of a version that this mpsd reads."""
 
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from mpsd.errors import UnusablePath
 
 
-def open_database(path: Path, schema: str, version: int, synchronous: str, holds: str) -> sqlite3.Connection:
+def open_database(
+    path: Path, schema: str, version: int, synchronous: str, holds: str, upgrades: Mapping[int, str] = MappingProxyType({})
+) -> sqlite3.Connection:
     """Every statement is its own transaction unless one is begun.  Raises UnusablePath.
 
     schema: made where there is none.  synchronous: NORMAL outlives a `kill -9`, FULL a power cut too.  holds: what is in the
-    file, for the refusal.
+    file, for the refusal.  upgrades: what makes this version of an older one, by the older one.
     """
     try:
         path.touch(0o600)  # private from its first byte on
@@ -21,6 +25,9 @@ def open_database(path: Path, schema: str, version: int, synchronous: str, holds
         found = database.execute("PRAGMA user_version").fetchone()[0]
         if found == 0:
             database.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version={version}; COMMIT;")
+        elif found in upgrades:
+            database.executescript(f"BEGIN IMMEDIATE; {upgrades[found]} PRAGMA user_version={version}; COMMIT;")
+            found = version
     except (sqlite3.Error, OSError) as exc:
         raise UnusablePath(f"{path} cannot be used: {exc}; it holds {holds}") from None
     if found not in (0, version):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from mpsd.arena import Access, Allocation, Arena, ArenaSpec
+from mpsd.arena import Access, Allocation, Arena, ArenaSpec, KeptState
 from mpsd.fault import Incident
 from mpsd.lease import Grant, Identity, Lease, LeaseSpec
 from mpsd.legacy.board import Defaults, ServerView
@@ -220,6 +220,12 @@ class Arenas(Protocol):
 
     async def layout(self, arena_id: int, process: ProcessId) -> tuple[Arena, int]:
         """A sealed memory file; -1 before the first layout.  Raises NotAllowed unless it holds the arena."""
+
+    async def keep_state(self, arena_id: int, generation: int, process: ProcessId, state: int) -> Arena:
+        """The forward state of this generation (a descriptor), in the place of the one before.  Raises BadRequest, NoRoom."""
+
+    async def state(self, arena_id: int, process: ProcessId) -> tuple[KeptState, int] | None:
+        """With a descriptor.  None: none is kept.  Raises NotAllowed unless it holds the arena."""
 
     async def close(self, arena_id: int, process: ProcessId) -> Arena:
         """It holds the arena no longer.  What its writer did not commit is dropped."""

@@ -13,7 +13,7 @@ from mpsd.api.exchange import Handler, paged
 from mpsd.api.methods import arenas, clients, daemon, domains, events, faults, leases, limits, stop
 from mpsd.api.services import Services
 from mpsd.errors import MpsdError
-from mpsd.wire import arena_messages, messages
+from mpsd.wire import arena_messages, messages, service_messages
 from mpsd.wire.messages import ClientId, LeaseId, RenewLease
 
 Refuses = Callable[[Services, Peer, Any], MpsdError | None]
@@ -147,6 +147,10 @@ METHODS: dict[str, Method] = {
     ),
     "arena.take": _of_holder(arena_messages.TakeMemory, arenas.take, "Get the committed memory of an arena", gives=True),
     "arena.layout": _of_holder(arena_messages.ArenaId, arenas.layout, "Get the committed layout of an arena", gives=True),
+    "arena.keep_state": _of_holder(
+        service_messages.KeepState, arenas.keep_state, "Keep a forward state with an arena", takes=lambda ask: 1
+    ),
+    "arena.state": _of_holder(arena_messages.ArenaId, arenas.state, "Get the forward state of an arena", gives=True),
     "arena.close": _of_holder(arena_messages.ArenaId, arenas.close, "Hold an arena no longer", changes=True),
     "arena.seal": _of_holder(arena_messages.SealArena, arenas.seal, "Let nobody write an arena any more", changes=True),
     "arena.change": Method(

@@ -10,7 +10,7 @@ from functools import partial
 
 import trio
 
-from mpsd.arena import Access, Allocation, Arena, ArenaSpec
+from mpsd.arena import Access, Allocation, Arena, ArenaSpec, KeptState
 from mpsd.descriptors import close_all, close_apart
 from mpsd.errors import ArenaBusy, BadRequest, KeeperFailed, NoRoom, Stopping
 from mpsd.legacy.devices import find_device
@@ -34,7 +34,7 @@ _READY_SECONDS = 15.0  # the keeper is compared after a start
 class Arenas:
     """Guards that whoever adopts an arena sees the last commit and nothing else.
 
-    on_fenced, on_commit, on_told: called in the daemon once it is stored (terms.py, filling.py, shelf.py)."""
+    on_fenced, on_commit, on_state, on_told: called in the daemon once it is stored (terms.py, filling.py, shelf.py)."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class Arenas:
         self.is_over = False  # mpsd quits, and nothing is kept
         self.on_fenced = terms.on_fenced
         self.on_commit = filling.on_commit
+        self.on_state = filling.on_state
         self.on_told = shelf.on_told
 
     # -- what is there ---------------------------------------------------------------------------------------------------
@@ -183,18 +184,18 @@ class Arenas:
         """Whether an arena, by id, has a service with members: then nobody becomes its writer by `open`."""
         self._terms.is_served = is_served
 
-    async def promote(self, arena_id: int, process: ProcessId, fenced: ProcessId | None) -> Arena:
-        """A reader, or the writer, becomes the writer of the next generation, at the last commit.
+    def promote(self, arena_id: int, process: ProcessId, fenced: ProcessId | None) -> Arena:
+        """A reader, or the writer, becomes the writer of the next generation, at the last commit.  Waits for nobody.
 
         fenced: the writer before, which can write no more: the caller guarantees it.  It holds this arena no longer, and opens
         none while it lives.  Raises ArenaBusy where another writes, ArenaSealed, NoSuchArena, NotAllowed (it does not hold the
         arena, or is expelled itself), BadRequest (it has ended)."""
-        await self._begin()
+        self._check_begun()
         return self._terms.promote(self._shelf.find_id(arena_id), process, fenced)
 
-    async def step_down(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
+    def step_down(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
         """The writer becomes a reader; what it did not commit is rolled back.  Raises StaleGeneration, NoSuchArena."""
-        await self._begin()
+        self._check_begun()
         return self._terms.step_down(self._shelf.find_id(arena_id), generation, process)
 
     def hurry(self, process: ProcessId) -> None:
@@ -229,14 +230,34 @@ class Arenas:
         await self._begin()
         return await self._filling.layout(self._shelf.find_id(arena_id), process)
 
+    async def keep_state(self, arena_id: int, generation: int, process: ProcessId, state: int) -> Arena:
+        async with _owned((state,)):
+            await self._begin()
+            return await self._filling.keep_state(self._shelf.find_id(arena_id), generation, process, state)
+
+    async def state(self, arena_id: int, process: ProcessId) -> tuple[KeptState, int] | None:
+        await self._begin()
+        entry = self._shelf.find_id(arena_id)
+        entry.check_holder(process)
+        return await self._filling.state(entry)
+
+    async def state_descriptor(self, arena_id: int) -> int:
+        """For the daemon itself, whose it is; -1: none is kept.  Raises NoSuchArena, KeeperFailed."""
+        await self._begin()
+        found = await self._filling.state(self._shelf.find_id(arena_id))
+        return -1 if found is None else found[1]
+
     async def _begin(self) -> None:
         """Raises KeeperFailed, Stopping."""
+        with trio.move_on_after(0 if self.is_over else _READY_SECONDS):
+            await self.ready.wait()
+        self._check_begun()
+
+    def _check_begun(self) -> None:
         if self.is_over:
             raise Stopping("mpsd is quitting, and its vault has ended")
-        with trio.move_on_after(_READY_SECONDS):
-            await self.ready.wait()
-            return
-        raise KeeperFailed("the vault's keeper does not answer yet")
+        if not self.ready.is_set():
+            raise KeeperFailed("the vault's keeper does not answer yet")
 
 
 @asynccontextmanager

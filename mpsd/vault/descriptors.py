@@ -1,4 +1,4 @@
-"""What strangers' descriptors are: GPU memory, or a layout to be read.  Nothing is mapped: a stranger may truncate a file."""
+"""What strangers' descriptors are: GPU memory, a layout, a state.  Nothing is mapped: a stranger may truncate a file."""
 
 import fcntl
 import hashlib
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from mpsd.arena import MOST_LAYOUT_BYTES
 from mpsd.errors import BadRequest
+from mpsd.wire.state import HEAD, parse_head
 
 CONTROL_DEVICE = "/dev/nvidiactl"
 _CHUNK_BYTES = 1 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+_STATE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 CheckMemory = Callable[[int], None]  # raises BadRequest
 
@@ -67,6 +69,24 @@ def read_layout(descriptor: int) -> Layout:
         os.close(copy)
         raise
     return Layout(copy, digest.hexdigest(), size)
+
+
+def check_state(descriptor: int, generation: int) -> int:
+    """How long a stranger's forward state is, which the writer of this generation made: one that its readers can map.
+
+    Raises BadRequest."""
+    if not _is_memory_file(descriptor):
+        raise BadRequest("a forward state comes in a memory file, as mpsd_state_create makes it")
+    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _STATE_SEALS != _STATE_SEALS:
+        raise BadRequest("a forward state is sealed: it cannot shrink or grow, and its seals stay")
+    if os.fstatvfs(descriptor).f_bsize != os.sysconf("SC_PAGESIZE"):
+        raise BadRequest("a forward state is not in huge pages: those can be taken away from its readers")
+    head = parse_head(os.pread(descriptor, HEAD.size, 0))
+    if head.generation != generation:
+        raise BadRequest(f"a forward state of generation {generation} is wanted; found: {head.generation}")
+    if (size := os.fstat(descriptor).st_size) != head.file_bytes:
+        raise BadRequest(f"a forward state whose head says {head.file_bytes} bytes has {size}")
+    return size
 
 
 def _is_memory_file(descriptor: int) -> bool:

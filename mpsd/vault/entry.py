@@ -24,11 +24,15 @@ def layout_name(serial: int) -> str:
     return f"l.{serial:012x}"
 
 
+def state_name(serial: int) -> str:
+    return f"s.{serial:012x}"
+
+
 def serial_of(name: str) -> int:
     """0 for a name that is none of ours."""
     kind, dot, number = name.partition(".")
     try:
-        return int(number, 16) if kind in ("m", "l") and dot else 0
+        return int(number, 16) if kind in ("m", "l", "s") and dot else 0
     except ValueError:
         return 0
 
@@ -55,16 +59,28 @@ class Entry:
 
     def become(self, row: Row) -> Arena:
         """`row` is stored."""
-        counted = replace(row.arena, used_bytes=self.contents.used_bytes, allocations=self.contents.committed_count)
+        serial = 0 if row.state is None else row.state.serial
+        contents = self.contents
+        counted = replace(
+            row.arena, used_bytes=contents.used_bytes, allocations=contents.committed_count, state_serial=serial
+        )
         self.row = replace(row, arena=counted)
         self.notify()
         return counted
 
     def held(self) -> list[Held]:
         """All that the keeper should hold for it."""
-        memory = [Held(memory_name(each.serial), 1, each.bytes) for each in self.contents.all]
-        serial = self.row.layout_serial
-        return memory if serial is None else [*memory, Held(layout_name(serial), 1, self.arena.layout_bytes)]
+        found = [Held(memory_name(each.serial), 1, each.bytes) for each in self.contents.all]
+        if (serial := self.row.layout_serial) is not None:
+            found.append(Held(layout_name(serial), 1, self.arena.layout_bytes))
+        if (state := self.row.state) is not None:
+            found.append(Held(state_name(state.serial), 1, state.bytes))
+        return found
+
+    @property
+    def count(self) -> int:
+        """Of the descriptors that count against quotas."""
+        return self.contents.count + (self.row.state is not None)
 
     def names(self) -> list[str]:
         return [each.name for each in self.held()]

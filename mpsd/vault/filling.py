@@ -10,20 +10,24 @@ from dataclasses import replace
 
 import trio
 
-from mpsd.arena import Allocation, Arena
+from mpsd.arena import Allocation, Arena, KeptState
 from mpsd.errors import BadRequest
 from mpsd.model import ProcessId
-from mpsd.vault.descriptors import CheckMemory, Layout, read_layout
-from mpsd.vault.entry import Entry, layout_name, memory_name
+from mpsd.vault.descriptors import CheckMemory, Layout, check_state, read_layout
+from mpsd.vault.entry import Entry, layout_name, memory_name, state_name
 from mpsd.vault.janitor import Janitor
 from mpsd.vault.keeper import Item, VaultKeeper
 from mpsd.vault.shelf import Shelf
 from mpsd.vault.store import Row, VaultStore
 
+OnChange = Callable[[Arena], None]  # neither waits nor raises
+
 
 class Filling:
     """Guards that what is stored is held by the keeper.  The methods are those of
-    services.Arenas, once the keeper was compared."""
+    services.Arenas, once the keeper was compared.
+
+    on_commit, on_state: told, after it was stored, of a commit and of a forward state that is kept."""
 
     def __init__(
         self, shelf: Shelf, store: VaultStore, keeper: VaultKeeper, janitor: Janitor, check_memory: CheckMemory
@@ -33,7 +37,8 @@ class Filling:
         self._keeper = keeper
         self._janitor = janitor
         self._check_memory = check_memory
-        self.on_commit: list[Callable[[Arena], None]] = []  # neither waits nor raises
+        self.on_commit: list[OnChange] = []
+        self.on_state: list[OnChange] = []
 
     async def put(
         self, entry: Entry, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
@@ -155,6 +160,45 @@ class Filling:
                 return entry.arena, -1
             [descriptor] = await self._keeper.get([layout_name(entry.row.layout_serial)])
             return entry.arena, descriptor
+
+    async def keep_state(self, entry: Entry, generation: int, process: ProcessId, state: int) -> Arena:
+        size = check_state(state, generation)
+        async with entry.lock:
+            entry.check_writer(generation, process)
+            before = entry.row.state
+            row = await self._with_state(entry, generation, process, state, size)
+            if before is not None:
+                self._janitor.drop([state_name(before.serial)])
+            arena = entry.become(row)
+        for each in self.on_state:
+            each(arena)
+        return arena
+
+    async def _with_state(self, entry: Entry, generation: int, process: ProcessId, state: int, size: int) -> Row:
+        """The row with this state, which is stored and held."""
+        shelf, arena = self._shelf, entry.arena
+        more = int(entry.row.state is None)
+        shelf.account.check_growth(arena, 0, more, shelf.bounds(arena))
+        kept = KeptState(shelf.next_serial(), generation, size)
+        shelf.account.move(arena, 0, more)
+        try:
+            await self._keeper.put([Item(state_name(kept.serial), state, size)])
+            entry.check_writer(generation, process)
+            self._store.keep_state(arena.id, kept)
+        except BaseException:
+            shelf.account.move(arena, 0, -more)
+            self._janitor.drop([state_name(kept.serial)])
+            raise
+        return replace(entry.row, state=kept)
+
+    async def state(self, entry: Entry) -> tuple[KeptState, int] | None:
+        """With a descriptor of it."""
+        async with entry.lock:
+            entry.check_there()
+            if (kept := entry.row.state) is None:
+                return None
+            [descriptor] = await self._keeper.get([state_name(kept.serial)])
+            return kept, descriptor
 
     def roll_back(self, entry: Entry) -> None:
         """What is in it is as after the last commit; that is stored already."""

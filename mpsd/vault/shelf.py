@@ -110,14 +110,14 @@ class Shelf:
         arena = entry.become(entry.row)
         self.by_id[arena.id] = self.by_name[arena.name] = entry
         self.account.add(arena)
-        self.account.move(arena, arena.used_bytes, entry.contents.count)
+        self.account.move(arena, arena.used_bytes, entry.count)
         return arena
 
     def remove(self, entry: Entry) -> None:
         arena = entry.arena
         entry.is_removed = True
         del self.by_id[arena.id], self.by_name[arena.name]
-        self.account.move(arena, -entry.contents.used_bytes, -entry.contents.count)
+        self.account.move(arena, -entry.contents.used_bytes, -entry.count)
         self.account.remove(arena)
         entry.notify()
 
@@ -165,6 +165,7 @@ class Shelf:
             replace(
                 entry.with_facts(generation=entry.arena.generation + 1, layout_hash="", layout_bytes=0, is_sealed=False),
                 layout_serial=None,
+                state=None,
             )
             for entry in entries
         ]
@@ -177,6 +178,6 @@ class Shelf:
             before = entry.contents
             self.forgotten += map(pack_stored, entry.held())
             self.lost.set()
-            self.account.move(entry.arena, -before.used_bytes, -before.count)
+            self.account.move(entry.arena, -before.used_bytes, -entry.count)
             entry.contents = Contents()
             self.tell("lost", self.change(entry, row), lost_bytes=before.used_bytes)

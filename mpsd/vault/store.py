@@ -15,14 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpsd.arena import Access, Allocation, Arena
+from mpsd.arena import Access, Allocation, Arena, KeptState
 from mpsd.database import open_database
 from mpsd.errors import UnusablePath
 from mpsd.leases.store import read_boot_id
 from mpsd.model import ProcessId
 
-SCHEMA_VERSION = 1
-_SCHEMA = """
+SCHEMA_VERSION = 2
+_STATES = """
+CREATE TABLE states (serial INTEGER PRIMARY KEY AUTOINCREMENT, arena_id INTEGER NOT NULL UNIQUE, generation INTEGER NOT NULL,
+                     bytes INTEGER NOT NULL);
+"""
+_SCHEMA = f"""
 CREATE TABLE arenas (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, owner_uid INTEGER NOT NULL,
                      owner_gid INTEGER NOT NULL, mode INTEGER NOT NULL, gpu TEXT NOT NULL, base INTEGER NOT NULL,
                      window_bytes INTEGER NOT NULL, capacity_bytes INTEGER NOT NULL, created_at REAL NOT NULL,
@@ -38,7 +42,8 @@ CREATE TABLE holders (arena_id INTEGER NOT NULL, pid INTEGER NOT NULL, start_tim
 CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL);
 CREATE TABLE keeper (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
 CREATE TABLE daemon (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
-"""
+{_STATES}"""
+_UPGRADES = {1: _STATES}
 _CHANGING = (
     "mode", "window_bytes", "capacity_bytes", "layout_hash", "layout_bytes", "layout_serial", "commits", "generation",
     "is_sealed", "ttl_seconds", "unheld_since",
@@ -55,6 +60,7 @@ class Row:
     arena: Arena
     commits: int = 0
     layout_serial: int | None = None
+    state: KeptState | None = None
 
 
 class VaultStore:
@@ -63,7 +69,8 @@ class VaultStore:
     def __init__(self, path: Path, boot_id: str | None = None) -> None:
         self._path = path
         self.before_writing: Callable[[], object] = _nothing  # called before each statement that writes: tests die there
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", "which GPU memory belongs to which arena")
+        holds = "which GPU memory belongs to which arena"
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", holds, _UPGRADES)
         self._begin_boot(read_boot_id() if boot_id is None else boot_id)
 
     # -- what is there -------------------------------------------------------------------------------------------------------
@@ -83,8 +90,12 @@ class VaultStore:
         return [Allocation(place, size, serial, bool(put), bool(gone)) for place, size, serial, put, gone in found]
 
     def last_serial(self) -> int:
-        [(serial, layout)] = self._read("SELECT (SELECT max(serial) FROM allocations), (SELECT max(layout_serial) FROM arenas)")
-        return max(serial or 0, layout or 0)
+        """No later serial of a state was ever given; of others, none that is in use."""
+        [found] = self._read(
+            "SELECT (SELECT max(serial) FROM allocations), (SELECT max(layout_serial) FROM arenas),"
+            " (SELECT seq FROM sqlite_sequence WHERE name = 'states')"
+        )
+        return max(serial or 0 for serial in found)
 
     # -- what happens to an arena --------------------------------------------------------------------------------------------
 
@@ -134,9 +145,15 @@ class VaultStore:
         dropped = "DELETE FROM allocations WHERE arena_id = ? AND dropped_in IS NOT NULL"
         self._write([_changed(row), (dropped, (row.arena.id,))])
 
+    def keep_state(self, arena_id: int, state: KeptState) -> None:
+        """It is the arena's from now on, and the one before is gone."""
+        values = (state.serial, arena_id, state.generation, state.bytes)
+        self._write([_stateless(arena_id), ("INSERT INTO states VALUES (?, ?, ?, ?)", values)])
+
     def remove(self, arena_id: int) -> None:
         """Its allocations are left to `forget_allocations`: there may be many."""
-        self._write([("DELETE FROM arenas WHERE id = ?", (arena_id,)), ("DELETE FROM holders WHERE arena_id = ?", (arena_id,))])
+        keys = (("arenas", "id"), ("holders", "arena_id"), ("states", "arena_id"))
+        self._write([(f"DELETE FROM {table} WHERE {key} = ?", (arena_id,)) for table, key in keys])
 
     def removed(self) -> list[int]:
         """Arenas that are gone, and allocations of which are left."""
@@ -154,11 +171,12 @@ class VaultStore:
         """Their memory is gone, and so are their allocations; all at once."""
         writes: list[Write] = []
         for row in rows:
-            writes += [_changed(row), ("DELETE FROM allocations WHERE arena_id = ?", (row.arena.id,))]
+            gone = ("DELETE FROM allocations WHERE arena_id = ?", (row.arena.id,))
+            writes += [_changed(row), gone, _stateless(row.arena.id)]
         self._write(writes)
 
     def remove_all(self) -> None:
-        self._write([(f"DELETE FROM {table}", ()) for table in ("arenas", "allocations", "holders")])
+        self._write([(f"DELETE FROM {table}", ()) for table in ("arenas", "allocations", "holders", "states")])
 
     def begin(self, daemon: ProcessId) -> ProcessId | None:
         """This daemon uses the file from now on; the one that did before."""
@@ -198,7 +216,8 @@ class VaultStore:
             ttl_seconds=ttl,
             unheld_since=unheld_since,
         )  # fmt: skip
-        return Row(arena, commits, layout_serial)
+        states = self._read("SELECT serial, generation, bytes FROM states WHERE arena_id = ?", (arena_id,))
+        return Row(arena, commits, layout_serial, KeptState(*states[0]) if states else None)
 
     def _begin_boot(self, boot_id: str) -> None:
         """After a reboot pids mean other processes."""
@@ -256,6 +275,10 @@ def _held(row: Row, process: ProcessId, access: Access) -> Write:
 def _released(row: Row, process: ProcessId) -> Write:
     values = (row.arena.id, process.pid, process.start_time)
     return "DELETE FROM holders WHERE arena_id = ? AND pid = ? AND start_time = ?", values
+
+
+def _stateless(arena_id: int) -> Write:
+    return "DELETE FROM states WHERE arena_id = ?", (arena_id,)
 
 
 def _gone(one: Allocation) -> Write:

@@ -106,7 +106,7 @@ class Vault:
 
     def _is_ours(self, name: str, descriptor: int) -> bool:
         if not name.startswith("m."):
-            return name.startswith("l.")
+            return name.startswith(("l.", "s."))
         try:
             self.check_memory(descriptor)
         except BadRequest:

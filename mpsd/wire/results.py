@@ -113,6 +113,7 @@ def arena(of: Arena) -> Map:
         "allocations": of.allocations,
         "layout_hash": of.layout_hash,
         "layout_bytes": of.layout_bytes,
+        "state_serial": of.state_serial,
         "generation": of.generation,
         "is_sealed": of.is_sealed,
         "writer_pid": of.writer.pid if of.writer else None,

@@ -1,4 +1,4 @@
-"""arena.create, get, list, open, put, drop, commit, take, layout, close, seal, change, remove, make_room.
+"""arena.create, get, list, open, put, drop, commit, take, layout, keep_state, state, close, seal, change, remove, make_room.
 
 Who holds an arena is a process, and not a connection: connections come and go.
 """
@@ -29,6 +29,7 @@ from mpsd.wire.arena_messages import (
 )
 from mpsd.wire.messages import Page
 from mpsd.wire.results import Map
+from mpsd.wire.service_messages import KeepState
 
 _NOBODY = -1  # a user that nobody is
 _SERIAL = 0  # of an allocation that has none yet: the vault gives it one
@@ -156,6 +157,22 @@ async def layout(call: Call[ArenaId]) -> Map:
     arena, fd = await arenas_of(call.services).layout(call.ask.id, call.process())
     call.given.give([fd] if fd >= 0 else [])
     return {"layout_hash": arena.layout_hash, "layout_bytes": arena.layout_bytes}
+
+
+async def keep_state(call: Call[KeepState]) -> Map:
+    ask, process = call.ask, call.process()
+    arenas = arenas_of(call.services)
+    return {"state_serial": (await arenas.keep_state(ask.id, ask.generation, process, call.taken.take()[0])).state_serial}
+
+
+async def state(call: Call[ArenaId]) -> Map:
+    """Without a descriptor where none is kept."""
+    found = await arenas_of(call.services).state(call.ask.id, call.process())
+    if found is None:
+        return {"state_serial": 0, "generation": 0}
+    kept, fd = found
+    call.given.give([fd])
+    return {"state_serial": kept.serial, "generation": kept.generation}
 
 
 async def close(call: Call[ArenaId]) -> Map:

@@ -8,11 +8,12 @@ from typing import Any
 
 import trio
 
-from mpsd.arena import FIRST_ADDRESS, GRANULE, Access, Allocation, Arena, ArenaSpec
+from mpsd.arena import FIRST_ADDRESS, GRANULE, Access, Allocation, Arena, ArenaSpec, KeptState
 from mpsd.errors import (
     ArenaBusy,
     ArenaSealed,
     BadRequest,
+    MpsdError,
     NoRoom,
     NoSuchArena,
     NotAllowed,
@@ -32,6 +33,16 @@ class FakeMemory:
     fresh: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
     layout: bytes | None = None
+    state: tuple[int, int] | None = None  # its generation, and the descriptor
+
+    def keep(self, state: int, generation: int) -> None:
+        self.forget_state()
+        self.state = generation, state
+
+    def forget_state(self) -> None:
+        if self.state is not None:
+            os.close(self.state[1])
+            self.state = None
 
     def close(self, offset: int) -> None:
         os.close(self.held.pop(offset)[1])
@@ -208,6 +219,21 @@ class FakeArenas:
         os.write(made, layout)
         return arena, made
 
+    async def keep_state(self, arena_id: int, generation: int, process: ProcessId, state: int) -> Arena:
+        await trio.lowlevel.checkpoint()
+        try:
+            arena = self._written(arena_id, generation, process)
+        except MpsdError:
+            os.close(state)
+            raise
+        memory = self.memory[arena_id]
+        memory.keep(state, generation)
+        return self._keep(replace(arena, state_serial=arena.state_serial + 1), "")
+
+    async def state(self, arena_id: int, process: ProcessId) -> tuple[KeptState, int] | None:
+        arena, kept = self._held(arena_id, process), self.memory[arena_id].state
+        return None if kept is None else (KeptState(arena.state_serial, kept[0], 0), os.dup(kept[1]))
+
     async def close(self, arena_id: int, process: ProcessId) -> Arena:
         arena = self._held(arena_id, process)
         if arena.writer == process:
@@ -254,6 +280,7 @@ class FakeArenas:
         memory = self.memory.pop(arena_id)
         for offset in list(memory.held):
             memory.close(offset)
+        memory.forget_state()
 
     def close_all(self) -> None:
         for arena_id in list(self.memory):

@@ -55,6 +55,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "arena.commit": {"id": 1, "generation": 7, "has_layout": False},
     "arena.take": {"id": 1},
     "arena.layout": {"id": 1},
+    "arena.keep_state": {"id": 1, "generation": 7},
+    "arena.state": {"id": 1},
     "arena.close": {"id": 1},
     "arena.seal": {"id": 1, "generation": 7},
     "arena.change": {"id": 1, "mode": 0o600},
@@ -63,7 +65,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "events.subscribe": {"topics": ["*"]},
     "events.unsubscribe": {},
 }
-FDS = {"arena.put": (os.memfd_create("any"),)}
+FDS = {name: (os.memfd_create("any"),) for name in ("arena.put", "arena.keep_state")}
 
 NEEDS_OPERATOR = {name for name, method in METHODS.items() if method.privilege is Privilege.OPERATOR}
 NEEDS_CLIENT = {name for name, method in METHODS.items() if method.privilege is Privilege.CLIENT}
@@ -96,7 +98,8 @@ def test_privileges_are_what_they_were_meant_to_be() -> None:
     } == NEEDS_OWNER  # fmt: skip
     assert {"arena.get", "arena.open"} == NEEDS_ARENA
     assert {
-        "arena.put", "arena.drop", "arena.commit", "arena.take", "arena.layout", "arena.close", "arena.seal",
+        "arena.put", "arena.drop", "arena.commit", "arena.take", "arena.layout", "arena.keep_state", "arena.state",
+        "arena.close", "arena.seal",
     } == NEEDS_HOLDER  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def facts(vault: Vault) -> tuple[object, ...]:
 async def test_a_reader_is_promoted_to_the_last_commit(house, writer, other):
     async with house.vault() as vault:
         arena = await with_standby(vault, writer.process, other.process)
-        arena = await vault.arenas.promote(arena.id, other.process, writer.process)
+        arena = vault.arenas.promote(arena.id, other.process, writer.process)
         assert facts(vault) == (2, other.process, (), GRANULE, 1)
         assert await taken(vault, arena, other.process) == {0: b"0"}
         await put(vault, arena, other.process, 1)
@@ -49,7 +49,7 @@ async def test_other_readers_stay(house, writer, other):
         arena = await with_standby(vault, writer.process, other.process)
         with a_process() as third:
             await vault.arenas.open(arena.id, Access.READ, third.process, 0)
-            await vault.arenas.promote(arena.id, other.process, writer.process)
+            vault.arenas.promote(arena.id, other.process, writer.process)
             assert vault.arenas.find("model").readers == (third.process,)
             await vault.arenas.close(arena.id, third.process)
         assert vault.arenas.find("model").unheld_since is None
@@ -61,7 +61,7 @@ async def test_nobody_is_promoted_beside_a_writer_that_is_not_fenced(house, writ
         before = facts(vault)
         for fenced in (None, other.process):
             with pytest.raises(ArenaBusy, match=f"pid {writer.process.pid} writes it"):
-                await vault.arenas.promote(arena.id, other.process, fenced)
+                vault.arenas.promote(arena.id, other.process, fenced)
         assert facts(vault) == before
 
 
@@ -69,16 +69,16 @@ async def test_who_cannot_be_promoted(house, writer, other):
     async with house.vault() as vault:
         arena = await with_standby(vault, writer.process, other.process)
         with pytest.raises(NoSuchArena):
-            await vault.arenas.promote(7, other.process, writer.process)
+            vault.arenas.promote(7, other.process, writer.process)
         with a_process() as third, pytest.raises(NotAllowed, match="not open"):
-            await vault.arenas.promote(arena.id, third.process, writer.process)
+            vault.arenas.promote(arena.id, third.process, writer.process)
         house.holding.hold(other.process)
         other.end()
         with pytest.raises(BadRequest, match="has ended"):
-            await vault.arenas.promote(arena.id, other.process, writer.process)
+            vault.arenas.promote(arena.id, other.process, writer.process)
         await vault.arenas.seal(arena.id, 1, writer.process)
         with pytest.raises(ArenaSealed):
-            await vault.arenas.promote(arena.id, writer.process, None)
+            vault.arenas.promote(arena.id, writer.process, None)
         house.holding.held[other.process].set()
 
 
@@ -86,7 +86,7 @@ async def test_the_writer_itself_begins_another_term(house, writer):
     async with house.vault() as vault:
         arena = await committed(vault, writer.process)
         await put(vault, arena, writer.process, 1)
-        await vault.arenas.promote(arena.id, writer.process, writer.process)
+        vault.arenas.promote(arena.id, writer.process, writer.process)
         assert facts(vault) == (2, writer.process, (), GRANULE, 1)
         with pytest.raises(StaleGeneration):
             await put(vault, arena, writer.process, 1)
@@ -95,13 +95,17 @@ async def test_the_writer_itself_begins_another_term(house, writer):
 async def test_a_promoted_writer_is_waited_for_like_any_other(house, writer, other):
     async with house.vault() as vault:
         arena = await with_standby(vault, writer.process, other.process)
-        await vault.arenas.promote(arena.id, other.process, writer.process)
+        vault.arenas.promote(arena.id, other.process, writer.process)
         other.kill()
         with a_process() as third:
             assert (await vault.arenas.open(arena.id, Access.WRITE, third.process, SECONDS)).generation == 3
 
 
 # -- the one before ----------------------------------------------------------------------------------------------------
+
+async def step_down(vault: Vault, arena: Arena, old: ProcessId) -> object:
+    return vault.arenas.step_down(arena.id, 1, old)
+
 
 Ask = Callable[[Vault, Arena, ProcessId], Awaitable[object]]
 ASKS: dict[str, Ask] = {
@@ -113,7 +117,7 @@ ASKS: dict[str, Ask] = {
     "take": lambda vault, arena, old: vault.arenas.take(arena.id, old, None, 1),
     "layout": lambda vault, arena, old: vault.arenas.layout(arena.id, old),
     "close": lambda vault, arena, old: vault.arenas.close(arena.id, old),
-    "step down": lambda vault, arena, old: vault.arenas.step_down(arena.id, 1, old),
+    "step down": lambda vault, arena, old: step_down(vault, arena, old),
     "open to read": lambda vault, arena, old: vault.arenas.open(arena.id, Access.READ, old, 0),
     "open to write": lambda vault, arena, old: vault.arenas.open(arena.id, Access.WRITE, old, 0),
 }
@@ -134,7 +138,7 @@ def test_no_request_of_a_fenced_process_changes_anything(house, asks, when):
                 if (now := vault.arenas.find("model")).is_sealed:
                     await clear(vault, old.process, new.process)
                     return
-                await vault.arenas.promote(arena.id, new.process, old.process)
+                vault.arenas.promote(arena.id, new.process, old.process)
                 before, held = facts(vault), await taken(vault, arena, new.process)
                 assert before[:3] == (now.generation + 1, new.process, ())
                 for ask in (*asks[when:], *ASKS):
@@ -165,7 +169,7 @@ async def test_a_fenced_process_that_lives_opens_nothing_until_it_is_gone(house,
     """Also when nobody writes any more; and what it asked for before is no way around."""
     async with house.vault() as vault:
         arena = await with_standby(vault, writer.process, other.process)
-        await vault.arenas.promote(arena.id, other.process, writer.process)
+        vault.arenas.promote(arena.id, other.process, writer.process)
         await vault.arenas.close(arena.id, other.process)
         for access in Access:
             with pytest.raises(NotAllowed, match="was fenced"):
@@ -196,7 +200,7 @@ async def test_what_the_one_before_has_under_way_comes_to_nothing(house, writer,
             monkeypatch.setattr(VaultKeeper, "put", keep_slowly)
             nursery.start_soon(ask, name)
         await until(lambda: vault.shelf.find("model").lock.statistics().tasks_waiting == 1)
-        await vault.arenas.promote(arena.id, other.process, writer.process)
+        vault.arenas.promote(arena.id, other.process, writer.process)
         slow.set()
         await until(lambda: len(refused) == 2)
         monkeypatch.undo()
@@ -213,14 +217,14 @@ async def test_a_writer_that_steps_down_is_a_reader_of_the_last_commit(house, wr
     async with house.vault() as vault:
         arena = await with_standby(vault, writer.process, other.process)
         for _ in range(2):  # it may ask once more
-            await vault.arenas.step_down(arena.id, 1, writer.process)
+            vault.arenas.step_down(arena.id, 1, writer.process)
             assert facts(vault) == (1, None, (other.process, writer.process), GRANULE, 1)
-        await vault.arenas.promote(arena.id, other.process, None)
+        vault.arenas.promote(arena.id, other.process, None)
         assert facts(vault) == (2, other.process, (writer.process,), GRANULE, 1)
         with pytest.raises(StaleGeneration):
-            await vault.arenas.step_down(arena.id, 1, writer.process)
-        await vault.arenas.step_down(arena.id, 2, other.process)
-        assert (await vault.arenas.promote(arena.id, writer.process, None)).generation == 3
+            vault.arenas.step_down(arena.id, 1, writer.process)
+        vault.arenas.step_down(arena.id, 2, other.process)
+        assert vault.arenas.promote(arena.id, writer.process, None).generation == 3
 
 
 async def test_who_opens_to_write_does_not_slip_in_where_a_service_is(house, writer, other):
@@ -239,7 +243,7 @@ async def test_who_opens_to_write_does_not_slip_in_where_a_service_is(house, wri
         await until(lambda: len(vault.shelf.find("model").queue) == 1)
         served.add(arena.id)
         assert await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0) == arena  # it is the writer still
-        await vault.arenas.step_down(arena.id, 1, writer.process)
+        vault.arenas.step_down(arena.id, 1, writer.process)
         await until(lambda: bool(refusals))
         with pytest.raises(ArenaBusy, match="service model"):
             await vault.arenas.open(arena.id, Access.WRITE, other.process, SECONDS)

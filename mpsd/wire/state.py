@@ -1,0 +1,46 @@
+"""A forward state's file as bytes, as far as mpsd looks into one: its head.
+
+The specification is native/include/mpsd_state.h.  Whoever reads the record proves the rest (clients/c, code/state_reader.h).
+"""
+
+import struct
+from dataclasses import dataclass
+
+from mpsd.errors import BadRequest
+
+MAJOR = 1
+MAGIC = 0x7453706D
+SLOTS = 2
+LINE = 64  # bytes
+MOST_BYTES = 1 << 20  # of a record
+CONTROL_AT = 65536
+CONTROL_BYTES = 64
+HEAD = struct.Struct("=HHIQQII")  # and behind it what only readers need
+
+
+@dataclass(frozen=True, slots=True)
+class StateHead:
+    """generation: of the arena's writer that made it.  file_bytes: how long the file is."""
+
+    generation: int
+    file_bytes: int
+
+
+def parse_head(data: bytes) -> StateHead:
+    """Raises BadRequest, which says what was found."""
+    if len(data) < HEAD.size:
+        raise BadRequest(f"a forward state begins with a head; found: {len(data)} bytes")
+    major, minor, magic, generation, _, record_bytes, _ = HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise BadRequest(f"a forward state begins with {MAGIC:#x}; found: {magic:#x}")
+    if major != MAJOR:
+        raise BadRequest(f"a forward state of version {MAJOR} is wanted; found: {major}.{minor}")
+    if not 0 < record_bytes <= MOST_BYTES:
+        raise BadRequest(f"the record of a forward state has 1 to {MOST_BYTES} bytes; found: {record_bytes}")
+    return StateHead(generation, file_bytes(record_bytes))
+
+
+def file_bytes(record_bytes: int) -> int:
+    """Of the file that has records of this size."""
+    lines = -(-record_bytes // LINE)
+    return CONTROL_AT + CONTROL_BYTES + SLOTS * lines * LINE
