@@ -157,7 +157,7 @@ def count(term: Term, gpu: Gpu, step: int, asked: argparse.Namespace, report: Re
             is_first = False
         term.publish(step=step)  # and only now does it count
         if step % asked.every == 0:
-            report("step", n=step)
+            report("step", n=step, value=value)
         time.sleep(asked.pace)
     return value
 

@@ -9,6 +9,9 @@ from tests.gpu.comparison.sections import (
     cost,
     crowd,
     ending,
+    failover_count,
+    failover_fence,
+    failover_sync,
     faults,
     incidents,
     latch,
@@ -79,5 +82,8 @@ SECTIONS = (
     Section("vault_guards", 120, vault_guards.run),
     Section("vault_times", 250, vault_times.run),
     Section("vault_many", 120, vault_many.run),
+    Section("failover_count", 400, failover_count.run),
+    Section("failover_fence", 200, failover_fence.run),
+    Section("failover_sync", 90, failover_sync.run),
     Section("contract", 150, contract.run),
 )

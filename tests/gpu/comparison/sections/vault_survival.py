@@ -126,7 +126,7 @@ def _attempt(system: System, work: Work, way: str, is_mpsd_killed: bool) -> Tria
 def _trial(system: System, work: Work, way: str, is_mpsd_killed: bool) -> Trial:
     first = work.first(faults=way == FAULTED)
     vault.said(first, "ready")
-    server = _server_of(system, first) if way == DESERTED else 0
+    server = server_of(system, first) if way == DESERTED else 0
     _wait_until(first, work)
     if way == HURT:
         trials.started(system, "faulter", "oob_write", "--after", FAULT_AFTER)
@@ -165,7 +165,7 @@ def _wait_until(client: Client, work: Work) -> None:
         time.sleep(0.002)
 
 
-def _server_of(system: System, client: Client) -> int:
+def server_of(system: System, client: Client) -> int:
     """The MPS server that serves it; it is listed a moment after it came."""
     end = time.monotonic() + trials.READY_SECONDS
     while time.monotonic() < end:

@@ -1,0 +1,320 @@
+"""A service with a standby, disturbed in every way there is: what the sections about failover have in common.
+
+    fault ──detect──▶ mpsd decides ──fence──▶ promoted ──told──▶ the standby knows ──▶ its first useful step has ended
+
+The moment of the fault is that of whoever makes it, by its own clock, right before; the last one is the new active's, right
+after.  All clocks are CLOCK_MONOTONIC of one machine.  detect, fence and promote are mpsd's own figures (service.promoted).
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from mpsd_client import Client as Mpsd
+from mpsd_client import MpsdError, calls
+from mpsd_client._values import Service as ServiceView
+
+from tests.gpu.comparison import figures, trials, vault
+from tests.gpu.comparison.clients import Client, end_all
+from tests.gpu.comparison.listener import Listener
+from tests.gpu.comparison.sections.vault_survival import server_of
+from tests.gpu.comparison.stage import ROOT, Stage
+from tests.gpu.comparison.system import System, SystemFailed
+
+FAULTING = ROOT / "tests/gpu/fault_on_signal.py"
+SERVING_SECONDS = 60.0  # until a member serves, or waits to: PyTorch takes ten of them
+FAILOVER_SECONDS = 30.0
+DEATH_SECONDS = 10.0
+SPARE_SECONDS = 15.0
+
+TRAP_BESIDE = "a co-runner's trap"
+TRAP_OWN = "its own trap"
+OOB_BESIDE = "a co-runner's out-of-bounds write"
+OOB_OWN = "its own out-of-bounds write"
+KILLED = "kill -9"
+DESERTED = "its MPS server's death"
+STOPPED = "SIGSTOP, with a heartbeat"
+HANDED_OVER = "a planned handover"
+WAYS = (TRAP_BESIDE, TRAP_OWN, OOB_BESIDE, OOB_OWN, KILLED, DESERTED, STOPPED, HANDED_OVER)
+
+CONFIG = "[services]\nmost_promotions = 1000\n"  # a trial is no flapping
+# Milliseconds from the fault to the first useful step; of a memory fault, from the moment when the GPU answers again.
+GOALS = {TRAP_BESIDE: 20.0, TRAP_OWN: 20.0, OOB_BESIDE: 20.0, OOB_OWN: 20.0, KILLED: 250.0}
+_BESIDE = {TRAP_BESIDE: "trap", OOB_BESIDE: "oob_write"}
+_OWN = {TRAP_OWN: signal.SIGUSR2, OOB_OWN: signal.SIGUSR1}
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """What one disturbance came to, in milliseconds; None: not known.  total: from the fault to the end of the first useful
+    step.  told: from the fault until the standby knew.  step: from there to the end of its first useful step.  after_xid: from
+    the observation that fenced, which for a memory fault is when the GPU answers again.  lost, repeated: steps.  why: it failed
+    to be."""
+
+    way: str
+    total: float | None = None
+    told: float | None = None
+    detect: float | None = None
+    fence: float | None = None
+    promote: float | None = None
+    step: float | None = None
+    after_xid: float | None = None
+    lost: int = 0
+    repeated: int = 0
+    is_same: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """lost: steps that somebody was told of, and that the new one has not.  repeated: steps that it computed once more.
+    is_same: as in a run that nobody disturbed."""
+
+    lost: int
+    repeated: int
+    is_same: bool
+
+
+Check = Callable[[Client, Client], Outcome]  # of the old active and of the new one
+
+
+@dataclass(slots=True)
+class Crew:
+    """Guards that a service has one active and a standby, started anew where they are missing.  start: a member, which says
+    "standby" when it is warm and "promoted" when it serves.  wanted: members; more than two where a start takes long."""
+
+    stage: Stage
+    system: System
+    service: str
+    start: Callable[[], Client]
+    wanted: int = 2
+    members: list[Client] = field(default_factory=list)
+
+    def active(self) -> Client | None:
+        """The one that was promoted last, if it lives."""
+        serving = [(each.events("promoted")[-1]["generation"], each) for each in self.members if each.events("promoted")]
+        newest = max(serving, key=lambda pair: int(pair[0]), default=None)
+        return newest[1] if newest is not None and newest[1].is_running else None
+
+    def _standby(self) -> Client | None:
+        return next((each for each in self.members if each.events("standby") and not each.events("promoted")), None)
+
+    def settle(self) -> tuple[Client, Client]:
+        """Both, the standby warm.  Raises SystemFailed."""
+        for client in [each for each in self.members if not each.is_running]:
+            self._forget(client)
+        self.fill()
+        deadline = time.monotonic() + SERVING_SECONDS
+        while time.monotonic() < deadline:
+            active, standby = self.active(), self._standby()
+            if active is not None and standby is not None and self._is_protected():
+                return active, standby
+            if not all(each.is_running for each in self.members):
+                raise SystemFailed(f"a member ended: {[each.fate for each in self.members]} {self._words()}"[:300])
+            time.sleep(0.02)
+        raise SystemFailed(f"no active with a standby within {SERVING_SECONDS:.0f} s: {self._words()}"[:300])
+
+    def fill(self) -> None:
+        """Starts who is missing, and waits for nobody."""
+        while len(self.members) < self.wanted:
+            self.members.append(self.start())
+
+    def _is_protected(self) -> bool:
+        service = self.view()
+        ready = [each for each in service.members if each.standing == "ready" and not each.is_writer]
+        return service.phase == "serving" and bool(ready) and not service.protection
+
+    def successor(self, before: Client, since_ns: int) -> Client:
+        """Who was promoted since.  Raises SystemFailed."""
+        deadline = time.monotonic() + FAILOVER_SECONDS
+        while time.monotonic() < deadline:
+            for each in self.members:
+                if each is not before and any(said["monotonic_ns"] >= since_ns for said in each.events("promoted")):
+                    return each
+            time.sleep(0.002)
+        raise SystemFailed(f"nobody took over: {[each.fate for each in self.members]} {self._words()}"[:300])
+
+    def view(self) -> ServiceView:
+        with Mpsd(self.system.pipe / "mpsd.sock", program="compare") as mpsd:
+            return mpsd.ask(calls.service_get(self.service))
+
+    def domain_of(self, client: Client) -> str:
+        return next((each.domain for each in self.view().members if each.pid == client.pid), "")
+
+    def end(self) -> None:
+        """Standbys first, so that nobody is promoted."""
+        active = self.active()
+        for client in [*(each for each in self.members if each is not active), *([active] if active else [])]:
+            client.signal(signal.SIGCONT)
+            end_all([client])
+            self._forget(client)
+
+    def _forget(self, client: Client) -> None:
+        self.members.remove(client)
+        if client in self.system.clients:
+            self.system.clients.remove(client)
+
+    def _words(self) -> str:
+        return "; ".join(" ".join(each.other[-2:]) for each in self.members)
+
+
+@contextmanager
+def heard(system: System) -> Iterator[Listener]:
+    listener = Listener(system, "service.*", "fault.*")
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def disturb(crew: Crew, way: str, check: Check) -> Failover:
+    """One trial."""
+    active, _ = crew.settle()
+    with heard(crew.system) as listener:
+        since_ns = time.monotonic_ns()
+        began_ns, culprit = _strike(crew, way, active)
+        standby = crew.successor(active, since_ns)
+        promoted, first = standby.events("promoted")[-1], vault.said(standby, "first_step", FAILOVER_SECONDS)
+        facts = _promotion(listener, standby.pid)
+    _put_away(active, way, culprit)
+    crew.fill()
+    outcome = check(active, standby)
+    told_ns, step_ns = int(promoted["told_ns"]), int(first["monotonic_ns"])
+    fence, detect = facts.get("fence_ms"), facts.get("detect_ms")
+    return Failover(
+        way,
+        total=(step_ns - began_ns) / 1e6,
+        told=(told_ns - began_ns) / 1e6,
+        detect=detect,
+        fence=fence,
+        promote=facts.get("promote_ms"),
+        step=(step_ns - told_ns) / 1e6,
+        after_xid=None if detect is None else (step_ns - told_ns) / 1e6 + (fence or 0.0) + detect,
+        lost=outcome.lost,
+        repeated=outcome.repeated,
+        is_same=outcome.is_same,
+    )
+
+
+def _strike(crew: Crew, way: str, active: Client) -> tuple[int, Client | None]:
+    """When it was, and who did it where that is somebody else."""
+    if way in _BESIDE:
+        culprit = _beside(crew, active, _BESIDE[way])
+        return int(vault.said(culprit, "fault")["monotonic_ns"]), culprit
+    if way in _OWN:
+        active.signal(_OWN[way])
+        return int(vault.said(active, "fault")["monotonic_ns"]), None
+    if way == HANDED_OVER:
+        began_ns = time.monotonic_ns()
+        with Mpsd(crew.system.pipe / "mpsd.sock", program="compare", timeout_seconds=FAILOVER_SECONDS + 5) as mpsd:
+            mpsd.ask(calls.service_handover(crew.service, wait_seconds=FAILOVER_SECONDS))
+        return began_ns, None
+    server = server_of(crew.system, active) if way == DESERTED else 0
+    began_ns = time.monotonic_ns()
+    if way == DESERTED:
+        os.kill(server, signal.SIGKILL)
+    else:
+        active.signal(signal.SIGSTOP if way == STOPPED else signal.SIGKILL)
+    return began_ns, None
+
+
+def _beside(crew: Crew, active: Client, mode: str) -> Client:
+    """A client that faults in the active's domain, whichever that is by now."""
+    try:
+        with Mpsd(crew.system.pipe / "mpsd.sock", program="compare") as mpsd:
+            mpsd.ask(calls.client_move(active.pid, crew.domain_of(active)))  # where the next one like it is placed
+    except MpsdError as error:
+        raise SystemFailed(f"the co-runner could not be placed: {error}") from None
+    culprit = trials.started(crew.system, "faulter", mode, "--after", "0.3", "--linger", "0.2")
+    with Mpsd(crew.system.pipe / "mpsd.sock", program="compare") as mpsd:
+        domains = {each.pid: each.domain for each in mpsd.pages(calls.client_list())}
+    if domains.get(culprit.pid) != domains.get(active.pid):
+        raise SystemFailed(f"the co-runner came to {domains.get(culprit.pid)}, the active is in {domains.get(active.pid)}")
+    return culprit
+
+
+def _promotion(listener: Listener, pid: int) -> dict[str, float]:
+    """What mpsd says of it; it is said after the new one has said that it serves."""
+    deadline = time.monotonic() + FAILOVER_SECONDS
+    while time.monotonic() < deadline:
+        for event in listener.events("service.promoted"):
+            if event.facts.get("to_pid") == pid:
+                return {name: value for name, value in event.facts.items() if isinstance(value, int | float)}
+        time.sleep(0.01)
+    raise SystemFailed(f"mpsd never said that pid {pid} was promoted")
+
+
+def _put_away(active: Client, way: str, culprit: Client | None) -> None:
+    """Whoever was replaced ends by itself or by mpsd's hand; one that handed over is ended."""
+    if way == HANDED_OVER:
+        end_all([active])
+    if active.wait(DEATH_SECONDS) is None:
+        raise SystemFailed(f"{way}: the one before, pid {active.pid}, lives on")
+    if culprit is not None:
+        end_all([culprit])
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------------
+
+
+def run_ways(stage: Stage, crew: Crew, ways: Sequence[str], total: int, check: Check) -> None:
+    """Each so often; one that cannot be done is a failover that failed, and the next begins with a new daemon."""
+    for way in ways:
+        found: list[Failover] = []
+        try:
+            for _ in range(total):
+                found.append(_attempt(crew, way, check))
+                crew.system.wait_for_spare(SPARE_SECONDS)
+        finally:
+            report(stage, way, found, total)
+
+
+def _attempt(crew: Crew, way: str, check: Check) -> Failover:
+    try:
+        return disturb(crew, way, check)
+    except (SystemFailed, MpsdError, OSError) as error:
+        crew.stage.say(f"{way}: {error}")
+        end_all(crew.members)
+        crew.members.clear()
+        end_all(crew.system.clients)
+        crew.system.clients.clear()
+        crew.system.renew()
+        crew.system.warm(trials.READY_SECONDS)
+        return Failover(way, why=str(error)[:200])
+
+
+def report(stage: Stage, way: str, found: Sequence[Failover], total: int, who: str = "") -> None:
+    stage.keep(f"{who}{way}", [{name: getattr(each, name) for name in each.__slots__} for each in found])
+    good = [each for each in found if not each.why]
+    same = sum(each.is_same and not each.lost and each.repeated <= 1 for each in good)
+    stage.add(
+        f"{who}{way}: taken over, nothing lost, at most one step repeated, the same result",
+        mpsd=figures.of(same, total),
+        goal=figures.of(total, total),
+        met=same == total,
+        remark=f"lost {sum(each.lost for each in good)}, repeated {sum(each.repeated for each in good)}"
+        + "".join(f"; {why}" for why in dict.fromkeys(each.why for each in found if each.why)),
+    )
+    if not good:
+        return
+    goal = GOALS.get(way)
+    is_memory = way in (OOB_BESIDE, OOB_OWN)
+    judged = [each.after_xid if is_memory else each.total for each in good]
+    worst = max((each for each in judged if each is not None), default=None)
+    stage.add(
+        f"{who}{way}: fault to the end of the first useful step" + (" (goal: from the Xid on)" if is_memory else ""),
+        mpsd=_spread(good, "total"),
+        goal=f"<= {goal:.0f} ms" if goal else "",
+        met=None if goal is None or worst is None else worst <= goal,
+        remark="; ".join(
+            f"{name} {_spread(good, name)}" for name in ("told", "detect", "fence", "promote", "step", "after_xid")
+        ),
+    )
+
+
+def _spread(found: Sequence[Failover], name: str) -> str:
+    values = [value for each in found if (value := getattr(each, name)) is not None]
+    return f"{figures.ms(figures.median(values))} (worst {figures.ms(max(values, default=None))})" if values else "-"

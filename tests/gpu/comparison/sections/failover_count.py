@@ -1,0 +1,60 @@
+"""The smallest service, disturbed in every way there is: how long until the standby's first useful step, and what is lost."""
+
+import itertools
+import sys
+from pathlib import Path
+
+from tests.gpu.comparison import failover, vault
+from tests.gpu.comparison.clients import Client
+from tests.gpu.comparison.failover import Crew, Outcome
+from tests.gpu.comparison.stage import ROOT, Stage
+from tests.gpu.comparison.system import System, SystemFailed
+
+TRIALS = 10
+SERVICE = "count"
+PROGRAM = ROOT / "clients/python/examples/count_service.py"
+STEPS, PACE, HEARTBEAT = 10**9, "0.002", "0.25"
+sys.path.insert(0, str(PROGRAM.parent))
+
+
+def run(stage: Stage) -> None:
+    system = stage.another("count", stage.options.front_end, stage.mpsd, config=failover.CONFIG)
+    system.start()
+    system.warm(10)
+    crew = Crew(stage, system, SERVICE, lambda: start(stage, system))
+    try:
+        failover.run_ways(stage, crew, failover.WAYS, stage.trials(TRIALS), compare)
+    finally:
+        crew.end()
+    vault.remove(system, SERVICE)
+    system.quit()
+
+
+def start(stage: Stage, system: System) -> Client:
+    words = ("--service", SERVICE, "--steps", str(STEPS), "--pace", PACE, "--every", "1", "--heartbeat", HEARTBEAT)
+    return member(stage, system, PROGRAM, *words)
+
+
+def member(stage: Stage, system: System, program: Path, *words: str) -> Client:
+    """Of mpsd's own Python, without PyTorch."""
+    env = {**system.environment(), "PYTHONPATH": str(ROOT / "clients/python")}
+    return system.spawn([str(stage.options.python), str(failover.FAULTING), str(program), *words], env)
+
+
+def compare(before: Client, after: Client) -> Outcome:
+    """A step that was told of is in the record, and every value is that of an undisturbed run."""
+    told = [*before.events("step"), *after.events("step")]
+    if not told:
+        raise SystemFailed("no step was told of")
+    first = int(vault.said(after, "first_step")["step"])
+    last = max((int(step["n"]) for step in before.events("step")), default=0)
+    values = {int(step["n"]): int(step["value"]) for step in told}
+    is_same = len(values) == len({(step["n"], step["value"]) for step in told}) and _are_right(values)
+    return Outcome(lost=max(0, last - (first - 1)), repeated=int(first == last), is_same=is_same)
+
+
+def _are_right(values: dict[int, int]) -> bool:
+    from count_service import next_of
+
+    steps = sorted(values)
+    return all(values[b] == next_of(values[a]) for a, b in itertools.pairwise(steps) if b == a + 1)
