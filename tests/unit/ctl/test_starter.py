@@ -1,0 +1,161 @@
+"""The parts of a starter: where output goes, which member is whose child, what it says, what it wants."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mpsctl.starter import scribe
+from mpsctl.starter.children import Child, Place, free_number
+from mpsctl.starter.groups import groups, share_out
+from mpsctl.starter.plan import Make
+from mpsctl.starter.settings import Given, Settings, changes, of_service
+from mpsctl.starter.telling import differences
+from mpsd_client import values
+
+from tests.integration.process import wait_for
+
+WAITS_SECONDS = 20.0
+
+
+# -- output --------------------------------------------------------------------------------------------------------------
+
+
+def write(text: bytes, *words: str) -> bytes:
+    program = [sys.executable, "-I", "-S", scribe.__file__, *words]
+    return subprocess.run(program, input=text, stdout=subprocess.PIPE, timeout=WAITS_SECONDS, check=True).stdout
+
+
+def test_each_line_has_a_prefix() -> None:
+    long = b"x" * 200_000
+    assert write(b"one\n\ntwo", "lines", "llm-1: ") == b"llm-1: one\nllm-1: \nllm-1: two\n"
+    assert write(long, "lines", "").replace(b"\n", b"") == long
+
+
+def test_a_file_is_ones_own_and_does_not_grow_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "llm-1.log"
+    for text in (b"first " * 10, b"second " * 10, b"third " * 10):
+        write(text, "file", str(path), "100")
+    assert (path.read_bytes(), (tmp_path / "llm-1.log.1").read_bytes()) == (b"third " * 10, b"second " * 10)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_cannot_be_written_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """A link is not followed, a full device takes nothing; all is read."""
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for path in (tmp_path / "link", tmp_path / "no" / "such", Path("/dev/full")):
+        write(b"x" * 200_000, "file", str(path), "1000000")
+    assert not (tmp_path / "target").exists()
+
+
+# -- children ------------------------------------------------------------------------------------------------------------
+
+
+def begin(place: Place, lease: values.Lease | None = None) -> tuple[Child, list[int]]:
+    """And its status, when it has ended."""
+    statuses: list[int] = []
+    is_told = threading.Event()
+
+    def ended(child: Child, status: int) -> None:
+        statuses.append(status)
+        is_told.set()
+
+    child = place.begin(1, Make(), lease, ended)
+    assert is_told.wait(WAITS_SECONDS)
+    return child, statuses
+
+
+def test_a_child_is_told_its_service_and_its_lease(tmp_path: Path) -> None:
+    lease = values.Lease(
+        7, 0, False, "active", 0.0, None, 0, "llm-1", values.Selector.of_token("a-token"), (), 30.0, {}, 0, "shared", "", 1,
+        None, 0.0, "",
+    )  # fmt: skip
+    command = ["sh", "-c", "echo $MPSD_SERVICE $MPSD_LEASE; cut -d' ' -f5 /proc/$$/stat; echo $$"]
+    child, statuses = begin(Place("llm", command, os.environ, str(tmp_path), 1), lease)
+    assert (statuses, child.lease_id) == ([0], 7)
+    log = tmp_path / "llm-1.log"  # who writes it ends after the child has
+    wait_for("its output", lambda: log.read_text() == f"llm a-token\n{child.pid}\n{child.pid}\n")
+
+
+def test_how_it_ended_is_told(tmp_path: Path) -> None:
+    _, statuses = begin(Place("llm", ["sh", "-c", "kill -9 $$"], os.environ, str(tmp_path), 1))
+    assert statuses == [-signal.SIGKILL]
+
+
+def test_numbers_are_used_again() -> None:
+    assert free_number({}) == 1
+    assert free_number({1: None, 3: None}) == 2  # type: ignore[dict-item]
+
+
+def test_who_is_in_a_process_group() -> None:
+    """Whoever a child has started belongs to it; what has ended belongs to nobody."""
+    command = ["sh", "-c", "sleep 100 & echo $!; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as shell:
+        assert shell.stdout is not None
+        sleeper = int(shell.stdout.readline())
+        found = groups([shell.pid])[shell.pid]
+        os.killpg(shell.pid, signal.SIGKILL)
+    assert {pid for pid, _ in found} == {shell.pid, sleeper}
+    assert all(start_time > 0 for _, start_time in found)
+    wait_for("the end of both", lambda: groups([shell.pid]) == {shell.pid: frozenset()})
+
+
+def member(pid: int, start_time: int = 5, *, is_writer: bool = False, standing: str = "ready") -> values.Member:
+    return values.Member(pid, start_time, "d1", 0, standing, is_writer, True, 1.0)
+
+
+def test_members_are_known_again() -> None:
+    """In a pid namespace beside mpsd's by when they began."""
+    found = {10: frozenset({(10, 5), (11, 6)}), 20: frozenset({(20, 7)})}
+    mine, yours = member(11, 6), member(30, 7)
+    assert share_out((mine, yours), found, is_same_namespace=True) == ({10: mine}, (yours,))
+    assert share_out((mine, yours), found, is_same_namespace=False) == ({10: mine, 20: yours}, ())
+    two = (member(10), member(11, 6, is_writer=True))
+    assert share_out(two, found, is_same_namespace=True)[0] == {10: two[1]}
+
+
+# -- what is wanted, what is said ------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_comes_first_and_then_the_service() -> None:
+    theirs = values.ServiceSettings(2, 30.0, None, 0.0)
+    assert of_service(theirs) == Settings(2, 30.0, None)
+    assert of_service(values.ServiceSettings(1, 0.0, 0, 0.0)) == Settings(1, None, None)
+    given = Given(standbys=0, memory_bytes=5)
+    assert given.of(Settings()) == Settings(0, None, 5)
+    assert changes(given, theirs) == {"standbys": 0, "memory_bytes": 5}
+    assert changes(Given(standbys=2), theirs) == {}
+
+
+SERVICE = values.Service(
+    1, "llm", 0, "GPU-1", "serving", 7, 586, 3, values.ServiceSettings(1, None, None, 0.0),
+    (member(586, is_writer=True), member(587, standing="warming")), 0, None,
+)  # fmt: skip
+LAST = values.Promotion(9.0, "fault", 586, 587, 8, 0.4, 12.5, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        pytest.param({}, [], id="nothing"),
+        pytest.param({"last": LAST, "revision": 4}, ["promoted"], id="a promotion"),
+        pytest.param({"phase": "fencing"}, ["unserved"], id="nobody serves"),
+        pytest.param({"phase": "yielding"}, [], id="it serves while it yields"),
+        pytest.param({"members": (member(586), member(587))}, ["ready"], id="one is ready"),
+        pytest.param({"protection": "two in one domain"}, ["protection"], id="not protected"),
+    ],
+)
+def test_what_is_worth_a_line(after: dict[str, object], told: list[str]) -> None:
+    assert [each.event for each in differences(SERVICE, replace(SERVICE, **after))] == told  # type: ignore[arg-type]
+
+
+def test_a_promotion_is_told_in_its_parts() -> None:
+    (told,) = differences(SERVICE, replace(SERVICE, last=LAST))
+    assert told.text == "pid 587 serves, generation 8: fault, detected in 0.4 ms, fenced in 12.5 ms, promoted in 0.9 ms"
+    assert told.facts["to_pid"] == 587
+    (known,) = differences(SERVICE, replace(SERVICE, last=replace(LAST, cause="asked", detect_ms=None, fence_ms=None)))
+    assert known.text.endswith(": asked, promoted in 0.9 ms")
