@@ -245,10 +245,10 @@ class Arenas(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeeperView:
-    """The process that holds the arenas' memory.  state: "works", or why it does not.  held: how many descriptors."""
+    """The processes that hold the arenas' memory.  state: "works", or why not all do.  held: how many descriptors."""
 
     state: str
-    pid: int | None = None
+    pids: tuple[int, ...] = ()
     held: int = 0
 
 

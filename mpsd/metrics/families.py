@@ -161,11 +161,12 @@ def _of_arenas(source: Source) -> Iterator[Metric]:
     yield _histogram("mpsd_fence_seconds", "From the end of a process that held an arena to the end of its work on the GPU.",
                      tallies.fence)  # fmt: skip
     keeper = services.keeper()
-    works = keeper is None or keeper.state == "works" or not (keeper.held or keeper.pid)  # none is needed without memory
-    yield GaugeMetricFamily("mpsd_keeper_works", "Whether the process that holds the arenas' memory does what it is told.",
+    works = keeper is None or keeper.state == "works" or not (keeper.held or keeper.pids)  # none is needed without memory
+    yield GaugeMetricFamily("mpsd_keeper_works", "Whether all that hold the arenas' memory do what they are told.",
                             float(works))  # fmt: skip
-    held = keeper.held if keeper else 0
-    yield GaugeMetricFamily("mpsd_keeper_descriptors", "Descriptors that the keeper of the arenas holds.", held)
+    held, count = (keeper.held, len(keeper.pids)) if keeper else (0, 0)
+    yield GaugeMetricFamily("mpsd_keeper_descriptors", "Descriptors that the keepers of the arenas hold.", held)
+    yield GaugeMetricFamily("mpsd_keeper_processes", "Keepers of the arenas; one process may open so many files and no more.", count)
 
 
 def _state_of(arena: Arena) -> str:

@@ -67,6 +67,14 @@ class Contents:
     def all(self) -> list[Allocation]:
         return [*self._committed.values(), *self._fresh.values()]
 
+    @property
+    def newest(self) -> Allocation | None:
+        """The one that came last."""
+        for known in (self._fresh, self._committed):
+            for each in reversed(known.values()):
+                return each
+        return None
+
     # -- what is asked -----------------------------------------------------------------------------------------------------
 
     def plan_put(self, allocations: Sequence[Allocation], window_bytes: int) -> Put:

@@ -85,6 +85,12 @@ class Entry:
     def names(self) -> list[str]:
         return [each.name for each in self.held()]
 
+    @property
+    def newest_name(self) -> str | None:
+        """Of its memory: what comes next is best beside it."""
+        newest = self.contents.newest
+        return None if newest is None else memory_name(newest.serial)
+
     # -- who may ---------------------------------------------------------------------------------------------------------
 
     def check_there(self) -> None:

@@ -16,7 +16,8 @@ from mpsd.model import ProcessId
 from mpsd.vault.descriptors import CheckMemory, Layout, check_state, read_layout
 from mpsd.vault.entry import Entry, layout_name, memory_name, state_name
 from mpsd.vault.janitor import Janitor
-from mpsd.vault.keeper import Item, VaultKeeper
+from mpsd.vault.keeper import Item
+from mpsd.vault.keepers import VaultKeepers
 from mpsd.vault.shelf import Shelf
 from mpsd.vault.store import Row, VaultStore
 
@@ -30,7 +31,7 @@ class Filling:
     on_commit, on_state: told, after it was stored, of a commit and of a forward state that is kept."""
 
     def __init__(
-        self, shelf: Shelf, store: VaultStore, keeper: VaultKeeper, janitor: Janitor, check_memory: CheckMemory
+        self, shelf: Shelf, store: VaultStore, keeper: VaultKeepers, janitor: Janitor, check_memory: CheckMemory
     ) -> None:
         self._shelf = shelf
         self._store = store
@@ -68,7 +69,7 @@ class Filling:
         shelf.account.move(arena, change.growth_bytes, more)
         try:
             items = zip(numbered, names, fds, strict=True)
-            await self._keeper.put([Item(name, descriptor, each.bytes) for each, name, descriptor in items])
+            await self._keeper.put([Item(name, descriptor, each.bytes) for each, name, descriptor in items], entry.newest_name)
             entry.check_writer(generation, process)  # the memory that was there may have been lost meanwhile
             self._store.put(entry.row, change.added, change.replaced)
         except BaseException:
@@ -118,7 +119,7 @@ class Filling:
                 return entry.row
             self._shelf.account.check_layout(arena, read.bytes, self._shelf.bounds(arena))
             serial = self._shelf.next_serial()
-            await self._keeper.put([Item(layout_name(serial), read.descriptor, read.bytes)])
+            await self._keeper.put([Item(layout_name(serial), read.descriptor, read.bytes)], entry.newest_name)
         finally:
             os.close(read.descriptor)
         try:

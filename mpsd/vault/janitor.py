@@ -1,4 +1,7 @@
-"""Gives the memory back that belongs to nobody any more: what was forgotten on disk is dropped in the keeper, in order."""
+"""Gives the memory back that belongs to nobody any more: what was forgotten on disk is dropped in the keepers, in order.
+
+With a keeper that does not answer it goes when that is reached again: it is compared then.
+"""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,17 +10,16 @@ import structlog
 import trio
 
 from mpsd.errors import KeeperFailed, UnusablePath
-from mpsd.vault.keeper import VaultKeeper
+from mpsd.vault.keepers import VaultKeepers
 from mpsd.vault.store import VaultStore
 
 log = structlog.get_logger()
-_AGAIN_SECONDS = 2.0
 
 
 class Janitor:
     """Guards that what it was told is dropped also when whoever told it goes away."""
 
-    def __init__(self, keeper: VaultKeeper, store: VaultStore) -> None:
+    def __init__(self, keeper: VaultKeepers, store: VaultStore) -> None:
         self._keeper = keeper
         self._store = store
         self._names: deque[list[str]] = deque()
@@ -25,7 +27,6 @@ class Janitor:
         self._work = trio.Event()
         self._done = 0  # batches
         self._given = 0
-        self._is_stuck = False  # the keeper does not answer
         self._progress = trio.Event()
 
     def drop(self, names: Iterable[str]) -> None:
@@ -40,9 +41,9 @@ class Janitor:
         self._work.set()
 
     async def settled(self) -> None:
-        """What was given until now has been dropped, or will be when the keeper is reached again."""
+        """What was given until now has been dropped, or will be when its keeper is reached again."""
         until = self._given
-        while self._done < until and not self._is_stuck:
+        while self._done < until:
             await self._progress.wait()
 
     async def run(self) -> None:
@@ -55,22 +56,11 @@ class Janitor:
             await self._forget()
 
     async def _drop(self, names: list[str]) -> None:
-        """Nobody waits for a keeper that does not answer, but memory must not stay behind for ever."""
-        while True:
-            try:
-                await self._keeper.drop(names)
-                break
-            except (KeeperFailed, UnusablePath) as exc:
-                if not self._is_stuck:
-                    log.warning("vault.drop_later", count=len(names), why=str(exc))
-                self._is_stuck = True
-                self._tell()
-                await trio.sleep(_AGAIN_SECONDS)
-        self._is_stuck = False
+        try:
+            await self._keeper.drop(names)
+        except KeeperFailed as exc:
+            log.warning("vault.drop_later", count=len(names), why=str(exc))
         self._done += 1
-        self._tell()
-
-    def _tell(self) -> None:
         self._progress.set()
         self._progress = trio.Event()
 

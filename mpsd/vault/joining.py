@@ -16,7 +16,7 @@ from mpsd.vault.descriptors import check_exported, check_simulated
 from mpsd.vault.filling import Filling
 from mpsd.vault.holders import Holders
 from mpsd.vault.janitor import Janitor
-from mpsd.vault.keeper import VaultKeeper
+from mpsd.vault.keepers import VaultKeepers
 from mpsd.vault.shelf import Shelf, Surroundings
 from mpsd.vault.terms import Terms
 from mpsd.vault.vault import Vault
@@ -54,7 +54,7 @@ def join_vault(
     around = Surroundings(devices, lease_bytes, events.publish, forget_stored=notifier.forget_stored)
     shelf = Shelf(store, around, settings.vault(config))
     program = places.native_directory() / "keeper" / "mpsd-keeper"
-    keeper = VaultKeeper(program, found.claim.state_directory / KEEPER, config.vault.max_allocations, shelf.compare, store)
+    keeper = VaultKeepers(program, found.claim.state_directory / KEEPER, config.vault.max_allocations, shelf.compare, store)
     janitor = Janitor(keeper, store)
     holders = Holders(attachments, is_awaited)
     check_memory = check_simulated if config.backend == "sim" else check_exported

@@ -4,7 +4,7 @@ What the keeper holds is compared with it: what is missing there is lost for its
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -20,7 +20,6 @@ from mpsd.policy.arena_contents import Contents
 from mpsd.policy.arena_settings import VaultSettings
 from mpsd.vault.entry import Entry, serial_of
 from mpsd.vault.store import Row, VaultStore
-from mpsd.wire.keeper import Entry as Held
 from mpsd.wire.keeper import pack_stored
 
 log = structlog.get_logger()
@@ -145,13 +144,15 @@ class Shelf:
 
     # -- the keeper ------------------------------------------------------------------------------------------------------
 
-    def compare(self, held: Mapping[str, Held]) -> list[str]:
-        """Names that the keeper should not hold.  What it should and does not is lost.  Raises UnusablePath."""
+    def compare(self, held: Collection[str], is_all: bool) -> list[str]:
+        """Names that the keepers should not hold.  What they should and do not is lost, unless one was not asked yet (is_all).
+
+        Raises UnusablePath."""
         wanted: set[str] = set()
         lost = []
         for entry in self.by_id.values():
             names = entry.names()
-            if all(name in held for name in names):
+            if not is_all or all(name in held for name in names):
                 wanted.update(names)
             else:
                 lost.append(entry)
@@ -172,7 +173,7 @@ class Shelf:
         if not rows:
             return
         self._store.lose(rows)
-        log.error("vault.lost", arenas=len(rows), why="their keeper has died, or does not have their memory any more")
+        log.error("vault.lost", arenas=len(rows), why="a keeper of theirs has died, or does not have their memory any more")
         for row in rows:
             entry = self.by_id[row.arena.id]
             before = entry.contents

@@ -40,7 +40,7 @@ CREATE INDEX dropped_of_arena ON allocations (arena_id) WHERE dropped_in IS NOT 
 CREATE TABLE holders (arena_id INTEGER NOT NULL, pid INTEGER NOT NULL, start_time INTEGER NOT NULL, access TEXT NOT NULL,
                       PRIMARY KEY (arena_id, pid, start_time));
 CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL);
-CREATE TABLE keeper (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
+CREATE TABLE keepers (number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
 CREATE TABLE daemon (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
 {_STATES}"""
 _UPGRADES = {1: _STATES}
@@ -184,13 +184,13 @@ class VaultStore:
         self._write([("INSERT OR REPLACE INTO daemon VALUES (1, ?, ?)", (daemon.pid, daemon.start_time))])
         return ProcessId(*found[0]) if found else None
 
-    def keeper(self) -> ProcessId | None:
-        """The last one that was reached."""
-        found = self._read("SELECT pid, start_time FROM keeper")
-        return ProcessId(*found[0]) if found else None
+    def keepers(self) -> dict[int, ProcessId]:
+        """The last ones that were reached, by number."""
+        found = self._read("SELECT number, pid, start_time FROM keepers")
+        return {number: ProcessId(pid, start) for number, pid, start in found}
 
-    def save_keeper(self, keeper: ProcessId) -> None:
-        self._write([("INSERT OR REPLACE INTO keeper VALUES (1, ?, ?)", (keeper.pid, keeper.start_time))])
+    def save_keeper(self, number: int, keeper: ProcessId) -> None:
+        self._write([("INSERT OR REPLACE INTO keepers VALUES (?, ?, ?)", (number, keeper.pid, keeper.start_time))])
 
     def close(self) -> None:
         self._db.close()
@@ -223,7 +223,7 @@ class VaultStore:
         """After a reboot pids mean other processes."""
         if self._read("SELECT id FROM boot") != [(boot_id,)]:
             started = ("INSERT OR REPLACE INTO boot VALUES (1, ?)", (boot_id,))
-            self._write([*((f"DELETE FROM {table}", ()) for table in ("holders", "daemon", "keeper")), started])
+            self._write([*((f"DELETE FROM {table}", ()) for table in ("holders", "daemon", "keepers")), started])
 
     def _read(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         try:

@@ -1,10 +1,10 @@
 """The vault's life: what runs of it as long as mpsd, and what becomes of it when mpsd ends.
 
-    start    what is stored is loaded; the keeper that runs is reached, and compared; who held arenas is waited for again
-    kill -9  nothing: the keeper and the rows stay, and the next mpsd starts with them
+    start    what is stored is loaded; the keepers that run are reached, and compared; who held arenas is waited for again
+    kill -9  nothing: the keepers and the rows stay, and the next mpsd starts with them
     quit     "free": everything goes.  "keep": as after a kill
 
-The keeper is started by the first descriptor that it is to hold.
+A keeper is started by the first descriptor that no other one has room for.
 """
 
 import math
@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from mpsd.api.services import KeeperView
-from mpsd.errors import BadRequest, KeeperFailed, UnusablePath
+from mpsd.errors import BadRequest, KeeperFailed, NoRoom, UnusablePath
 from mpsd.model import ProcessId
 from mpsd.policy.arena_eviction import expires_at
 from mpsd.policy.arena_settings import VaultSettings
@@ -25,7 +25,8 @@ from mpsd.vault.arenas import Arenas
 from mpsd.vault.descriptors import CheckMemory
 from mpsd.vault.holders import Holders
 from mpsd.vault.janitor import Janitor
-from mpsd.vault.keeper import Item, VaultKeeper
+from mpsd.vault.keeper import Item
+from mpsd.vault.keepers import VaultKeepers
 from mpsd.vault.shelf import Shelf
 from mpsd.vault.store import VaultStore
 
@@ -41,7 +42,7 @@ class Vault:
     arenas: Arenas
     shelf: Shelf
     store: VaultStore
-    keeper: VaultKeeper
+    keeper: VaultKeepers
     holders: Holders
     janitor: Janitor
     before: ProcessId | None  # the mpsd that had this vault before
@@ -49,9 +50,7 @@ class Vault:
     stored: Sequence[Stored] = ()  # what systemd passed
 
     def view(self) -> KeeperView:
-        layouts = sum(entry.row.layout_serial is not None for entry in self.shelf.by_id.values())
-        held = self.shelf.account.allocations + layouts
-        return KeeperView(self.keeper.state, self.keeper.pid or None, held)
+        return KeeperView(self.keeper.state, tuple(self.keeper.pids), self.keeper.held)
 
     def configure(self, settings: VaultSettings) -> None:
         self.shelf.settings = settings
@@ -85,10 +84,10 @@ class Vault:
     async def _reach(self) -> None:
         try:
             await self.keeper.reach(self._handed())
-        except (KeeperFailed, UnusablePath) as exc:
+        except (KeeperFailed, NoRoom, UnusablePath) as exc:
             log.error("vault.keeper_silent", why=str(exc))
         else:
-            self.shelf.forgotten += [each.name for each in self.stored]  # the keeper has them, or nobody wants them
+            self.shelf.forgotten += [each.name for each in self.stored]  # keepers have them, or nobody wants them
         for each in self.stored:
             os.close(each.descriptor)
         self.stored = ()

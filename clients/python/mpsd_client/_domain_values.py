@@ -69,11 +69,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """The process that holds the arenas' memory.  state: "works", or why it does not."""
+    """The processes that hold the arenas' memory.  state: "works", or why not all do.  pid: the first one's."""
 
     state: str
     pid: int | None
     descriptors: int
+    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,9 @@ async def status(call: Call[Nothing]) -> Map:
 
 def _keeper(services: Services) -> Map | None:
     found = services.keeper()
-    return {"state": found.state, "pid": found.pid, "descriptors": found.held} if found else None
+    if found is None:
+        return None
+    return {"state": found.state, "pid": next(iter(found.pids), None), "pids": list(found.pids), "descriptors": found.held}
 
 
 async def health(call: Call[Nothing]) -> Map:

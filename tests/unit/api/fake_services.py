@@ -194,7 +194,7 @@ class Fakes:
             started_at=NOW,
             facts={"backend": "gpu", "mode": "privileged"},
             arenas=self.arenas,
-            keeper=lambda: KeeperView("works", 4711, 2),
+            keeper=lambda: KeeperView("works", (4711,), 2),
         )
 
     def changes(self) -> tuple[object, ...]:

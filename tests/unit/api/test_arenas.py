@@ -255,7 +255,7 @@ async def test_a_daemon_without_a_vault_says_so(tmp_path: Path) -> None:
 async def test_status_tells_of_the_keeper(tmp_path: Path) -> None:
     async with open_house(tmp_path) as house:
         told = await (await house.call_as(STRANGER)).ask("status")
-        assert (told["arenas"], told["keeper"]) == (2, {"state": "works", "pid": 4711, "descriptors": 2})
+        assert (told["arenas"], told["keeper"]) == (2, {"state": "works", "pid": 4711, "pids": [4711], "descriptors": 2})
 
 
 @pytest.mark.parametrize(

@@ -123,10 +123,10 @@ def test_what_becomes_of_arenas_is_counted(house: House) -> None:
 @pytest.mark.parametrize(
     ("view", "works", "held"),
     [
-        (KeeperView("works", 4711, 7), 1, 7),
-        (KeeperView("it hung up", None, 3), 0, 3),
-        (KeeperView("it does not answer", 4711, 0), 0, 0),
-        (KeeperView("there is none", None, 0), 1, 0),
+        (KeeperView("works", (4711, 4712), 7), 1, 7),
+        (KeeperView("it hung up", (), 3), 0, 3),
+        (KeeperView("it does not answer", (4711,), 0), 0, 0),
+        (KeeperView("there is none", (), 0), 1, 0),
         (None, 1, 0),
     ],
 )
@@ -135,6 +135,7 @@ def test_the_keeper_is_told_of(view: KeeperView | None, works: int, held: int, h
     house.fakes.services = lambda: services  # type: ignore[method-assign]
     assert house.values("mpsd_keeper_works") == {"mpsd_keeper_works": works}
     assert house.values("mpsd_keeper_descriptors") == {"mpsd_keeper_descriptors": held}
+    assert house.values("mpsd_keeper_processes") == {"mpsd_keeper_processes": len(view.pids) if view else 0}
 
 
 def test_a_label_from_outside_has_a_bounded_number_of_values() -> None:

@@ -20,7 +20,7 @@ from mpsd.vault.descriptors import check_simulated
 from mpsd.vault.filling import Filling
 from mpsd.vault.holders import Holders
 from mpsd.vault.janitor import Janitor
-from mpsd.vault.keeper import VaultKeeper
+from mpsd.vault.keepers import VaultKeepers
 from mpsd.vault.shelf import Shelf, Surroundings
 from mpsd.vault.store import VaultStore
 from mpsd.vault.terms import Terms
@@ -64,6 +64,7 @@ class House:
     lease_bytes: dict[tuple[int, str], int] = field(default_factory=dict)
     now: float = 1e9
     most: int = 4096
+    program: Path = PROGRAM  # of its keepers
     boot: str = "this boot"
     before: ProcessId | None = None  # the mpsd before
     stored: list[Stored] = field(default_factory=list)  # what systemd passes at the next start
@@ -80,7 +81,7 @@ class House:
             self.forgotten.extend,
         )
         shelf = Shelf(store, around, self.settings)
-        keeper = VaultKeeper(PROGRAM, self.directory / "keeper", self.most, shelf.compare, store)
+        keeper = VaultKeepers(self.program, self.directory / "keeper", self.most, shelf.compare, store)
         janitor = Janitor(keeper, store)
 
         def is_awaited(process: ProcessId) -> bool:
@@ -115,6 +116,12 @@ class House:
             for process in vault.keeper._processes:
                 process.kill()
                 process.wait()
+
+    def small_keepers(self, most: int) -> None:
+        """None of them holds more than so many descriptors, as where the kernel lets no process open more."""
+        self.program = self.directory / PROGRAM.name
+        self.program.write_text(f'#!/bin/sh\nexec {PROGRAM} "$@" --max {most}\n')
+        self.program.chmod(0o700)
 
 
 class Holder:

@@ -9,7 +9,7 @@ import pytest
 
 from mpsd.runtime.stored import Stored, take_stored
 from mpsd.wire.keeper import Entry, pack_stored, parse_stored
-from tests.unit.vault.house import committed, memory, taken, until
+from tests.unit.vault.house import committed, memory, opened, put, taken, until
 
 
 class Systemd:
@@ -55,6 +55,28 @@ async def test_what_systemd_kept_is_the_arenas_again(house, writer, systemd):
         assert await taken(vault, arena, writer.process) == {0: b"0", 1: b"1"}
         await until(lambda: set(house.forgotten) == names)  # or systemd would hold the memory for ever
         assert vault.keeper.pid != pid
+
+
+async def test_what_systemd_kept_of_several_is_spread_again(house, writer, systemd):
+    """One of them lives on, and has what it had."""
+    house.small_keepers(3)
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        for place in range(8):
+            await put(vault, arena, writer.process, place)
+        await vault.arenas.commit(arena.id, 1, writer.process, memory(b"layout"))
+        pids = vault.keeper.pids
+    assert len(pids) == 3
+    for pid in pids[:2]:
+        os.kill(pid, signal.SIGTERM)
+        house.stored += systemd.take()
+    assert len(house.stored) == 6
+    async with house.vault() as vault:
+        assert vault.arenas.find("model").generation == 1
+        assert await taken(vault, arena, writer.process) == {place: b"%d" % place for place in range(8)}
+        assert len(vault.keeper.pids) == 3
+        assert pids[2] in vault.keeper.pids
+        await until(lambda: len(house.forgotten) == 6)
 
 
 async def test_what_systemd_kept_and_nobody_knows_is_let_go(house, writer, systemd):

@@ -43,7 +43,7 @@ def _facts(session: Session, found: values.Status) -> Mapping[str, object]:
 
 def _keeper(found: values.Keeper) -> str:
     """Of the memory of arenas."""
-    pid = "" if found.pid is None else f", pid {found.pid}"
+    pid = f", pid {', '.join(map(str, found.pids))}" if found.pids else ""
     return f"{found.state}{pid}" + (f", holds {found.descriptors} descriptors" if found.descriptors else "")
 
 

@@ -1,0 +1,317 @@
+"""All keepers of the vault's memory: a process may open so many files and no more, and there may be more memory than that.
+
+    vault-keeper  vault-keeper-1  ...      their sockets; one is started when those before are full
+
+What one of them held is lost when it dies, for the whole of each arena that had something in it; the others go on.  A name is
+in one of them at most: names are given once, and a put goes to one.  Prose: docs/vault.md.
+"""
+
+import os
+import subprocess
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import trio
+
+from mpsd.errors import KeeperFailed, NoRoom, Stopping, UnusablePath
+from mpsd.model import ProcessId
+from mpsd.runtime.keeper_process import start_keeper
+from mpsd.vault.keeper import Item, KeeperGone, VaultKeeper
+
+log = structlog.get_logger()
+MOST_KEEPERS = 64
+_AGAIN_SECONDS = 5.0  # until what could not be stored is tried again
+
+# Given all names that are held, and whether that is all there is to know: the names that should not be held.
+Compare = Callable[[Collection[str], bool], Iterable[str]]
+
+
+class Memory(Protocol):
+    """Which keepers were reached last, by number, also by an mpsd before; raises UnusablePath."""
+
+    def keepers(self) -> Mapping[int, ProcessId]: ...
+    def save_keeper(self, number: int, keeper: ProcessId) -> None: ...
+
+
+class VaultKeepers:
+    """Guards that what `put` returned from is held, and that what should be held is compared with what is.
+
+    most: descriptors that all of them are to hold.  compare: called without a moment in which others run, whenever one was
+    reached again, and when one has died; may raise UnusablePath.
+    """
+
+    def __init__(self, program: Path, path: Path, most: int, compare: Compare, memory: Memory) -> None:
+        self._program = program
+        self._path = path
+        self._most = most
+        self._compare_with = compare
+        self._memory = memory
+        self._known: dict[int, ProcessId] = {}
+        self._keepers: dict[int, VaultKeeper] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []  # our children: those that this mpsd started
+        self._starting = trio.Lock()
+        self._nursery: trio.Nursery | None = None
+        self._is_begun = False  # those that ran were reached
+        self._is_over = False
+        self._surplus: list[str] = []
+        self._is_uncompared = False  # it could not be stored
+        self._work = trio.Event()
+
+    @property
+    def state(self) -> str:
+        """"works", or why not all do."""
+        if not self._keepers:
+            return "there is none, and nothing to hold"
+        silent = sum(not keeper.works for keeper in self._keepers.values())
+        if not silent:
+            return "works"
+        return "it does not answer" if len(self._keepers) == 1 else f"{silent} of {len(self._keepers)} do not answer"
+
+    @property
+    def pid(self) -> int:
+        """Of the first one; 0: there is none."""
+        return next(iter(self.pids), 0)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of those that are known."""
+        return [keeper.pid for _, keeper in sorted(self._keepers.items()) if keeper.pid]
+
+    @property
+    def held(self) -> int:
+        return sum(len(keeper.names) for keeper in self._keepers.values())
+
+    # -- what is asked of them -------------------------------------------------------------------------------------------
+
+    async def reach(self, handed: Sequence[Item] = ()) -> None:
+        """Connect to those that run, and compare; what none of them has is lost, but what is handed.
+
+        handed: what earlier keepers gave to somebody else before they ended.  Raises UnusablePath; KeeperFailed, NoRoom where
+        not all of that can be held.
+        """
+        self._find()
+        async with trio.open_nursery() as nursery:
+            for keeper in list(self._keepers.values()):
+                nursery.start_soon(_reach, keeper)
+        try:
+            await self._take(handed)
+        finally:
+            self._is_begun = True
+            self._compare()
+        await self._give_back()
+
+    async def put(self, items: Sequence[Item], beside: str | None = None) -> None:
+        """All of them are held when this returns, or none.  Starts a keeper where none has room.  Raises KeeperFailed, NoRoom.
+
+        beside: a name; they go to the keeper that has it, if there is room.  Nothing else runs between the last confirmation
+        and the return.
+        """
+        for _ in range(MOST_KEEPERS):
+            keeper = await self._with_room(len(items), beside)
+            keeper.reserved += len(items)
+            try:
+                return await keeper.put(items)
+            except KeeperGone:
+                continue
+            finally:
+                keeper.reserved -= len(items)
+        raise KeeperFailed("the vault's keepers die as soon as they are started")
+
+    async def get(self, names: Sequence[str]) -> list[int]:
+        """A duplicate of each.  Raises KeeperFailed, also where one is not there, or with a keeper that does not answer."""
+        found: dict[str, int] = {}
+        try:
+            for keeper, some in self._by_keeper(names):
+                found.update(zip(some, await keeper.get(some), strict=True))
+            if missing := [name for name in names if name not in found]:
+                raise KeeperFailed(f"no keeper of the vault that answers has {missing[0]}")
+        except BaseException:
+            for descriptor in found.values():
+                os.close(descriptor)
+            raise
+        return [found[name] for name in names]
+
+    async def drop(self, names: Iterable[str]) -> None:
+        """They are closed when this returns, in their keepers; what is not there is no mistake.  Raises KeeperFailed where one
+        does not answer; then they go when it is reached again."""
+        failure: KeeperFailed | None = None
+        for keeper, some in self._by_keeper(list(names)):
+            try:
+                await keeper.drop(some)
+            except KeeperGone:
+                continue
+            except KeeperFailed as exc:
+                failure = exc
+        if failure is not None:
+            raise failure
+
+    async def names(self) -> list[str]:
+        """Of all that they hold, as they say themselves.  Raises KeeperFailed."""
+        return [name for keeper in list(self._keepers.values()) for name in await keeper.listing()]
+
+    async def stop(self) -> None:
+        """End them, and so close everything they hold.  No other one is started.  Raises UnusablePath."""
+        self._is_over = True
+        if not self._is_begun:
+            self._find()
+        async with trio.open_nursery() as nursery:
+            for keeper in self._keepers.values():
+                nursery.start_soon(keeper.stop)
+        self._keepers.clear()
+        self._collect()
+
+    async def watch(self) -> None:
+        """Notices their deaths.  Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for keeper in self._keepers.values():
+                nursery.start_soon(self._watch, keeper)
+            self._nursery = nursery
+            try:
+                await self._tidy()
+            finally:
+                self._nursery = None
+
+    def close(self) -> None:
+        """Leave them alone; they go on."""
+        for keeper in self._keepers.values():
+            keeper.close()
+
+    # -- what a keeper tells ---------------------------------------------------------------------------------------------
+
+    def known(self, number: int) -> ProcessId | None:
+        return self._known.get(number)
+
+    def met(self, number: int, process: ProcessId) -> None:
+        self._known[number] = process
+        try:
+            self._memory.save_keeper(number, process)
+        except UnusablePath as exc:  # should its socket go, the next mpsd does not end it
+            log.error("store.failed", statement="which process is the vault's keeper", why=str(exc))
+
+    def listed(self, keeper: VaultKeeper) -> None:
+        if keeper.most_held * MOST_KEEPERS < self._most:
+            log.warning("vault.few_descriptors", wanted=self._most, found=keeper.most_held * MOST_KEEPERS)
+        is_new = keeper.number not in self._keepers
+        if is_new:
+            self._add(keeper)
+        if keeper.names or not is_new:
+            self._compare()
+
+    def gone(self, keeper: VaultKeeper) -> None:
+        if self._keepers.get(keeper.number) is keeper:
+            del self._keepers[keeper.number]
+        self._compare()
+
+    # -- which one -------------------------------------------------------------------------------------------------------
+
+    def _by_keeper(self, names: Sequence[str]) -> Iterator[tuple[VaultKeeper, list[str]]]:
+        for keeper in list(self._keepers.values()):
+            if some := [name for name in names if name in keeper.names]:
+                yield keeper, some
+
+    async def _with_room(self, count: int, beside: str | None) -> VaultKeeper:
+        """Raises KeeperFailed, NoRoom, Stopping."""
+        if (found := self._find_room(count, beside)) is not None:
+            return found
+        async with self._starting:
+            if (found := self._find_room(count, beside)) is None:  # else somebody has started it meanwhile
+                found = await self._start()
+        return found
+
+    def _find_room(self, count: int, beside: str | None) -> VaultKeeper | None:
+        """The emptiest: a whole arena has room there, perhaps."""
+        found = [each for each in self._keepers.values() if each.room >= count and not each.is_silent]
+        if beside is not None and (same := [each for each in found if beside in each.names]):
+            return same[0]
+        return max(found, key=lambda each: each.room, default=None)
+
+    async def _start(self) -> VaultKeeper:
+        if self._is_over:
+            raise Stopping("mpsd is quitting, and its vault has ended")
+        most = sum(keeper.most_held for keeper in self._keepers.values())
+        if most >= self._most or len(self._keepers) == MOST_KEEPERS:
+            if any(keeper.is_silent for keeper in self._keepers.values()):
+                raise KeeperFailed(f"of the vault's {len(self._keepers)} keepers those that answer have no room")
+            raise NoRoom(f"the vault's keepers, {len(self._keepers)}, can hold {most} descriptors, and hold {self.held}")
+        number = min(set(range(MOST_KEEPERS)) - set(self._keepers))
+        keeper = VaultKeeper(number, self._path_of(number), self._most, self)
+        await keeper.start(lambda: self._launch(number))
+        return keeper
+
+    def _launch(self, number: int) -> None:
+        self._collect()
+        self._processes.append(start_keeper(self._program, self._path_of(number), self._most, may_store=True))
+
+    def _path_of(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}-{number}") if number else self._path
+
+    def _find(self) -> None:
+        """Those that an mpsd before has started.  Raises UnusablePath."""
+        self._known = {**self._memory.keepers(), **self._known}
+        for number in range(MOST_KEEPERS):
+            if number not in self._keepers and (number in self._known or self._path_of(number).exists()):
+                self._add(VaultKeeper(number, self._path_of(number), self._most, self))
+
+    def _add(self, keeper: VaultKeeper) -> None:
+        self._keepers[keeper.number] = keeper
+        if self._nursery is not None:
+            self._nursery.start_soon(self._watch, keeper)
+
+    async def _watch(self, keeper: VaultKeeper) -> None:
+        await keeper.watch()
+        self._collect()
+
+    def _collect(self) -> None:
+        """So that those that have ended are no zombies."""
+        self._processes = [process for process in self._processes if process.poll() is None]
+
+    # -- what should be held ---------------------------------------------------------------------------------------------
+
+    async def _take(self, handed: Sequence[Item]) -> None:
+        before = None
+        for item in sorted(handed, key=lambda each: each.name):
+            if not any(self._by_keeper([item.name])):
+                await self.put([item], before)
+                before = item.name
+
+    def _compare(self) -> None:
+        """What is lost is lost at once; what nobody wants goes soon."""
+        if self._is_over or not self._is_begun:
+            return
+        held = set().union(*(keeper.names for keeper in self._keepers.values()))
+        is_all = all(keeper.is_listed for keeper in self._keepers.values())
+        try:
+            self._surplus += self._compare_with(held, is_all)
+            self._is_uncompared = False
+        except UnusablePath as exc:
+            log.error("store.failed", statement="what the vault's keepers held", why=str(exc))
+            self._is_uncompared = True
+        self._work.set()
+
+    async def _tidy(self) -> None:
+        while True:
+            await self._work.wait()  # for ever: nothing may ever be lost
+            self._work = trio.Event()
+            await self._give_back()
+            if self._is_uncompared:
+                await trio.sleep(_AGAIN_SECONDS)
+                self._compare()
+
+    async def _give_back(self) -> None:
+        names, self._surplus = self._surplus, []
+        try:
+            await self.drop(names)
+        except KeeperFailed as exc:  # they are surplus again when it is reached again
+            log.warning("vault.drop_later", count=len(names), why=str(exc))
+
+
+async def _reach(keeper: VaultKeeper) -> None:
+    """At mpsd's start; one that is silent is asked again, and again."""
+    try:
+        await keeper.reach()
+    except KeeperGone:
+        pass
+    except KeeperFailed as exc:
+        log.error("vault.keeper_silent", number=keeper.number, why=str(exc))
