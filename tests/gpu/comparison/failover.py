@@ -266,13 +266,13 @@ def run_ways(stage: Stage, crew: Crew, ways: Sequence[str], total: int, check: C
         found: list[Failover] = []
         try:
             for _ in range(total):
-                found.append(_attempt(crew, way, check))
+                found.append(attempt(crew, way, check))
                 crew.system.wait_for_spare(SPARE_SECONDS)
         finally:
             report(stage, way, found, total)
 
 
-def _attempt(crew: Crew, way: str, check: Check) -> Failover:
+def attempt(crew: Crew, way: str, check: Check) -> Failover:
     try:
         return disturb(crew, way, check)
     except (SystemFailed, MpsdError, OSError) as error:

@@ -11,6 +11,7 @@ from tests.gpu.comparison.sections import (
     ending,
     failover_count,
     failover_fence,
+    failover_runs,
     failover_sync,
     faults,
     incidents,
@@ -84,6 +85,8 @@ SECTIONS = (
     Section("vault_many", 120, vault_many.run),
     Section("failover_count", 400, failover_count.run),
     Section("failover_fence", 200, failover_fence.run),
+    Section("failover_diffusion", 300, failover_runs.run_diffusion),
+    Section("failover_training", 300, failover_runs.run_training),
     Section("failover_sync", 90, failover_sync.run),
     Section("contract", 150, contract.run),
 )

@@ -1,0 +1,97 @@
+"""A diffusion sampler and a training run, disturbed in the middle: image and weights are those of an undisturbed run."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tests.gpu.comparison import failover, figures, vault
+from tests.gpu.comparison.clients import Client
+from tests.gpu.comparison.failover import Crew, Outcome
+from tests.gpu.comparison.sections.vault_torch import has_torch, python_path
+from tests.gpu.comparison.stage import ROOT, Stage
+from tests.gpu.comparison.system import System, SystemFailed
+
+TRIALS = 10
+WAYS = (failover.KILLED, failover.TRAP_BESIDE, failover.TRAP_OWN, failover.OOB_BESIDE)
+EXAMPLES = ROOT / "clients/python/examples"
+RUN_SECONDS = 90.0
+IMAGE_STEPS, IMAGE_STRUCK_AT = 1500, 100
+TRAINING_STEPS, TRAINING_STRUCK_AT = 60, 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """counted_from: the number of the first step, as "step" tells it.  same: of its "end", what has to be as undisturbed."""
+
+    service: str
+    program: Path
+    words: tuple[str, ...]
+    struck_at: int
+    counted_from: int
+    same: tuple[str, ...]
+
+
+def run_diffusion(stage: Stage) -> None:
+    image = str(stage.work / "image.png")
+    words = ("--steps", str(IMAGE_STEPS), "--seed", "586", "--report-every", "10", "--out", image)
+    _run(stage, _Kind("dit", EXAMPLES / "diffusion.py", words, IMAGE_STRUCK_AT, 0, ("digest", "latents")))
+
+
+def run_training(stage: Stage) -> None:
+    words = ("--steps", str(TRAINING_STEPS), "--seed", "586")
+    _run(stage, _Kind("resnet", EXAMPLES / "train_resnet.py", words, TRAINING_STRUCK_AT, 1, ("digest",)))
+
+
+def _run(stage: Stage, kind: _Kind) -> None:
+    """Each trial is a run of its own, from the first step to the last."""
+    if not has_torch(stage):
+        return
+    service, program, words = kind.service, kind.program, kind.words
+    system = stage.another(service, stage.options.front_end, stage.mpsd, config=failover.CONFIG)
+    system.start()
+    system.warm(10)
+    plain = member(stage, system, program, *words, "--memory", "plain")
+    undisturbed = vault.said(plain, "end", RUN_SECONDS)
+    plain.wait(vault.EVENT_SECONDS)
+    system.clients.remove(plain)
+
+    def check(before: Client, after: Client) -> Outcome:
+        end = vault.said(after, "end", RUN_SECONDS)
+        first = int(vault.said(after, "first_step")["step"])
+        told = [int(step["n"]) + kind.counted_from for step in before.events("step")]
+        return Outcome(max(0, max(told, default=0) - first), 0, all(end[name] == undisturbed[name] for name in kind.same))
+
+    found: dict[str, list[failover.Failover]] = {way: [] for way in WAYS}
+    total = stage.trials(TRIALS)
+    for number in range(total):
+        way = WAYS[number % len(WAYS)]
+        crew = Crew(stage, system, service, partial(member, stage, system, program, *words, "--service", service))
+        try:
+            active, _ = crew.settle()
+            _wait_for_step(active, kind.struck_at)
+            crew.wanted = 0  # nobody is started in the place of who is struck
+            found[way].append(failover.attempt(crew, way, check))
+        except SystemFailed as error:
+            found[way].append(failover.Failover(way, why=str(error)[:200]))
+        crew.end()
+        vault.remove(system, service)
+    for way, trials in found.items():
+        if trials:
+            failover.report(stage, way, trials, len(trials), f"{service}: ")
+    stage.say(f"{figures.of(sum(each.is_same for trials in found.values() for each in trials), total)} the same")
+    system.quit()
+
+
+def member(stage: Stage, system: System, program: Path, *words: str) -> Client:
+    """Of PyTorch's Python; it can be told to fault."""
+    env = {**system.environment(), "PYTHONPATH": python_path(stage)}
+    return system.spawn([str(stage.options.torch_python), str(failover.FAULTING), str(program), *words], env)
+
+
+def _wait_for_step(client: Client, number: int) -> None:
+    """Raises SystemFailed when it ends before."""
+    since_ns = 0
+    while (step := client.wait_for("step", RUN_SECONDS, since_ns)) is not None and int(step["n"]) < number:
+        since_ns = int(step["monotonic_ns"]) + 1
+    if step is None:
+        raise SystemFailed(f"step {number} was never reached: {client.fate} {' '.join(client.other[-3:])}"[:300])
