@@ -25,6 +25,7 @@ from mpsd.accept import (
     between,
     or_empty,
 )
+from mpsd.failover_options import Services
 from mpsd.schema import Option, option, section
 from mpsd.vault_options import Vault
 
@@ -367,6 +368,7 @@ class Config:
     metrics: Metrics = section(Metrics)
     faults: Faults = section(Faults)
     vault: Vault = section(Vault)
+    services: Services = section(Services)
     stop: Stop = section(Stop)
     limits: Limits = section(Limits)
     log: Log = section(Log)

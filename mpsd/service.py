@@ -85,6 +85,13 @@ class Promotion:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver:
+    from_pid: int
+    to_pid: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceView:
     """revision: grows with each change.  protection: empty, or why a fault would cost the service more than a moment."""
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -84,6 +84,7 @@ class Pool:
     domains: dict[str, Domain] = field(default_factory=dict)
     on_adopted: Callable[[ProcessId, Domain], None] = lambda process, domain: None  # told of who was let in by an earlier mpsd
     on_gone: Callable[[ProcessId, Ending | None], None] = lambda process, ending: None  # told of the end of a member
+    avoid: Callable[[ProcessId], frozenset[str]] = lambda process: frozenset()  # domains of the others of its service
     on_news: Callable[[Domain, News], None] = lambda domain, news: None  # told of what a domain's log tells
     is_stopping: bool = False
     drained: dict[str, Drained] = field(default_factory=dict)  # GPUs that take nobody, by their UUIDs
@@ -151,7 +152,7 @@ class Pool:
         """The domain this process joins.  Waits as long as there is none; raises Stopping when mpsd quits meanwhile."""
         told = ""
         while (domain := self.place_now(ask, process)) is None:
-            decision = self._decide(ask)
+            decision = self._decide(ask, process)
             if isinstance(decision, Create):
                 self.create(tuple(uuid for uuid in self.gpus if uuid in decision.gpus))
             elif isinstance(decision, Wait) and decision.reason != told:
@@ -167,10 +168,12 @@ class Pool:
         home = self.home_of(process) if process else None
         if home is not None and self._is_bound(home, process):
             return home
-        decision = self._decide(ask)
+        decision = self._decide(ask, process)
         return self._join(self.domains[decision.domain], ask, process) if isinstance(decision, Join) else None
 
-    def _decide(self, ask: Ask) -> Join | Create | Wait:
+    def _decide(self, ask: Ask, process: ProcessId | None) -> Join | Create | Wait:
+        if process is not None and (others := self.avoid(process)):
+            ask = replace(ask, avoid=others)
         if drained := sorted(ask.gpus & self.drained.keys()):
             return Wait(f"GPU {drained[0]} takes nobody: {self.drained[drained[0]].why}")
         return place(ask, self.views(), self.rules(ask.gpus))

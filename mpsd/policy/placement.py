@@ -4,10 +4,11 @@ The rules, in order (docs/domains.md, "Placement"):
 
 1. a process that is in a domain stays in it while the domain lives (the caller's business: it knows the process);
 2. only domains that are READY, have a place free, and serve nobody, or the same user and those with the same key;
-3. of these the one wished for; then one with the same key; then the fullest, because two busy domains on one GPU time-slice;
-   then one that has served before; then the oldest;
-4. none: create one while the bound allows it;
-5. else wait, and say for what.
+3. of these one where none of its service is; then the one wished for; then one with the same key; then the fullest, because
+   two busy domains on one GPU time-slice; then one that has served before; then the oldest;
+4. none, or others of its service are in all of them: create one while the bound allows it, or wait for one that is starting;
+5. else one where others of its service are;
+6. else wait, and say for what.
 
 In EXCLUSIVE_PROCESS compute mode a GPU admits one MPS server: there is one domain, it queues other users itself as the
 vendor's does, and nobody is moved away from a fault.
@@ -22,12 +23,14 @@ from mpsd.model import DomainState, DomainView
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A process that wants in: its user, the GPUs (UUIDs) its domain must have been started with, the key of a domain that it
-    does not share with others (empty: it shares), and the name of a domain that an operator wishes for it (empty: none)."""
+    does not share with others (empty: it shares), the name of a domain that an operator wishes for it (empty: none), and those
+    that it is to keep out of if it can: others of its service are there."""
 
     uid: int
     gpus: frozenset[str]
     key: str = ""
     wish: str = ""
+    avoid: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +63,17 @@ _COMING = (DomainState.STARTING, DomainState.RECYCLING)  # a DEAD one pauses bef
 def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Create | Wait:
     ours = [domain for domain in domains if domain.gpus == ask.gpus and domain.state is not DomainState.GONE]
     open_to_ask = [domain for domain in ours if _may_join(ask, domain, rules)]
-    if open_to_ask:
-        return Join(min(open_to_ask, key=lambda domain: _preference(ask, domain)).name)
+    if apart := [domain for domain in open_to_ask if domain.name not in ask.avoid]:
+        return _join(ask, apart)
     if any(domain.state in _COMING and not domain.clients for domain in ours):
         return Wait("its fault domain is starting")
     if len(ours) < (1 if rules.is_exclusive else rules.max_domains):
         return Create(ask.gpus)
-    return Wait(_why(ours, rules))
+    return _join(ask, open_to_ask) if open_to_ask else Wait(_why(ours, rules))
+
+
+def _join(ask: Ask, domains: Sequence[DomainView]) -> Join:
+    return Join(min(domains, key=lambda domain: _preference(ask, domain)).name)
 
 
 def _may_join(ask: Ask, domain: DomainView, rules: Rules) -> bool:

@@ -16,7 +16,11 @@ itself, and whether it seems to be dead.  So there is one `writer` from the mome
 | it ended | fenced: the GPU may still work for it | forgotten |
 | it is silent | fenced when there is a successor; alone it goes on | not promoted until it is ready again |
 | it is too slow to yield | fenced when there is a successor; alone it is told to go on | |
-| it is too slow to take over, or fails | fenced | |
+| it is too slow to take over | fenced | |
+| it says that it cannot go on | fenced | |
+
+Who writes the arena, and was promoted by nobody, is its `holder`: an earlier mpsd may have promoted it, or it opened the arena
+by itself.  Nobody is promoted beside it; it is ended by nobody; when it joins, it is the one that serves.
 
 Promotions are counted, also those that fail and those that were asked for: at most `most_promotions` in `window_seconds`; a
 service whose processes die of their work waits, rather than spoil every standby.  Nobody is started here.
@@ -39,11 +43,13 @@ from mpsd.policy.succession_words import (
     Faulted,
     Fence,
     Fenced,
+    Held,
     Joined,
     Keep,
     Limits,
     Member,
     Phase,
+    Placed,
     Promote,
     Promoted,
     Ready,
@@ -84,7 +90,8 @@ def may_promote_at(service: Service, at: float, limits: Limits) -> float:
     if limits.most_promotions < 1:
         return float("inf")
     recent = [each for each in service.promotions if each > at - limits.window_seconds]
-    return at if len(recent) < limits.most_promotions else recent[-limits.most_promotions] + limits.window_seconds
+    when = at if len(recent) < limits.most_promotions else recent[-limits.most_promotions] + limits.window_seconds
+    return max(when, service.not_before)
 
 
 # -- facts ---------------------------------------------------------------------------------------------------------------
@@ -98,18 +105,27 @@ def _note(service: Service, event: Event, at: float, limits: Limits) -> Service 
                 return Refuse(f"{process.pid} is a member already")
             if len(service.members) >= MOST_MEMBERS:
                 return Refuse(f"a service has up to {MOST_MEMBERS} members")
-            return replace(service, members=(*service.members, Member(process, domain, rank)))
+            return _with_new(service, Member(process, domain, rank))
+        case Placed(process, domain):
+            member = service.member(process)
+            return _with(service, replace(member, domain=domain)) if member else Refuse(f"{process.pid} is no member")
+        case Held(process):
+            if service.writer is not None:
+                return Refuse(f"{service.writer.pid} writes already")
+            return replace(service, holder=process)
         case Ready(process):
             return _note_standing(service, process, Standing.READY)
         case Silent(process):
             return _note_standing(service, process, Standing.SILENT)
-        case Faulted(domain):
-            ill = (replace(each, standing=Standing.FAULTED) if each.domain == domain else each for each in service.members)
-            return replace(service, members=tuple(ill))
+        case Faulted(domain, process):
+            ill = (each for each in service.members if each.domain == domain and process in (None, each.process))
+            return _with(service, *(replace(each, standing=Standing.FAULTED) for each in ill))
         case Ended(process):
             return _without(service, process)
         case Asked(to):
             return _note_wish(service, to, at, limits)
+        case Fenced(process) if process == service.holder:
+            return replace(service, holder=None)
         case Fenced(process) | Promoted(process) | Failed(process):
             if process != service.writer:
                 return Refuse(f"{process.pid} is not the one that writes")
@@ -140,8 +156,17 @@ def _note_wish(service: Service, to: ProcessId | None, at: float, limits: Limits
     return asked
 
 
-def _with(service: Service, member: Member) -> Service:
-    return replace(service, members=tuple(member if each.process == member.process else each for each in service.members))
+def _with_new(service: Service, member: Member) -> Service:
+    """Whoever holds the arena serves."""
+    if member.process != service.holder:
+        return replace(service, members=(*service.members, member))
+    serving = replace(service, phase=Phase.SERVING, writer=member.process, holder=None, deadline=None)
+    return replace(serving, members=(*service.members, replace(member, standing=Standing.READY)))
+
+
+def _with(service: Service, *changed: Member) -> Service:
+    by_process = {each.process: each for each in changed}
+    return replace(service, members=tuple(by_process.get(each.process, each) for each in service.members))
 
 
 def _without(service: Service, process: ProcessId) -> Service:
@@ -185,8 +210,10 @@ def _must_go(service: Service, writer: ProcessId, event: Event, is_late: bool) -
     member = service.member(writer)
     if member is None or member.standing is Standing.FAULTED:
         return True
+    if isinstance(event, Failed):
+        return True
     if service.phase is Phase.PROMOTING:
-        return is_late or isinstance(event, Failed) or member.standing is Standing.SILENT
+        return is_late or member.standing is Standing.SILENT
     if member.standing is Standing.SILENT or (service.phase is Phase.YIELDING and is_late):
         return successor(service) is not None
     return False
@@ -203,7 +230,7 @@ def _released(service: Service, writer: ProcessId) -> Service:
 
 
 def _promoted_next(service: Service, at: float, limits: Limits) -> tuple[Service, Decision | None]:
-    next_, when = successor(service), may_promote_at(service, at, limits)
+    next_, when = successor(service) if service.holder is None else None, may_promote_at(service, at, limits)
     if next_ is None or when > at:
         return replace(service, deadline=None if next_ is None or when == float("inf") else when), None
     recent = tuple(each for each in service.promotions if each > at - limits.window_seconds)
@@ -219,6 +246,8 @@ def _promoted_next(service: Service, at: float, limits: Limits) -> tuple[Service
 
 
 def _why_nobody(service: Service) -> str:
+    if service.holder is not None:
+        return f"pid {service.holder.pid} writes the arena, and is no member"
     if not service.members:
         return "no process is left"
     return "no standby is ready" if successor(service) is None else "too many promotions in too short a time"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from mpsd.model import ProcessId
 
@@ -52,13 +53,17 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class Service:
     """members: in the order in which they joined.  writer: who may write, or could; also while it is fenced, and when it is no
-    member any more.  wish: who shall be next.  promotions: when the last ones were.  deadline: when Elapsed is wanted."""
+    member any more.  holder: who writes the arena, and is none of the service's: it is waited for.  wish: who shall be next.
+    promotions: when the last ones were.  not_before: until then others may be heard of who come first.  deadline: when Elapsed
+    is wanted."""
 
     phase: Phase = Phase.IDLE
     members: tuple[Member, ...] = ()
     writer: ProcessId | None = None
+    holder: ProcessId | None = None
     wish: ProcessId | None = None
     promotions: tuple[float, ...] = ()
+    not_before: float = -inf
     deadline: float | None = None
 
     def member(self, process: ProcessId | None) -> Member | None:
@@ -76,6 +81,21 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """Where its context lives is known only now."""
+
+    process: ProcessId
+    domain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The arena is written by this process, which nobody promoted: an earlier mpsd may have, or it opened it itself."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """It has its context and has mapped the arena; or it is heard of again."""
 
@@ -84,9 +104,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Faulted:
-    """In this domain: all of its processes are concerned."""
+    """In this domain: all of its processes are concerned, or this one alone."""
 
     domain: str
+    process: ProcessId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +145,7 @@ class Promoted:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It says that it could not take over."""
+    """It says that it cannot take over, or go on."""
 
     process: ProcessId
 
@@ -134,7 +155,7 @@ class Elapsed:
     """The deadline has come."""
 
 
-Event = Joined | Ready | Faulted | Ended | Silent | Asked | Fenced | Promoted | Failed | Elapsed
+Event = Joined | Placed | Held | Ready | Faulted | Ended | Silent | Asked | Fenced | Promoted | Failed | Elapsed
 
 # -- what to do --------------------------------------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ SOURCES = sorted(
 )
 
 PURE = (
-    "errors", "model", "arena", "fault", "lease", "service", "stop", "options", "vault_options", "accept", "schema", "wire",
-    "legacy", "policy",
+    "errors", "model", "arena", "fault", "lease", "service", "stop", "options", "vault_options",
+    "failover_options", "accept", "schema", "wire", "legacy", "policy",
 )  # fmt: skip
 # What would let a pure module wait, or touch the world.
 IMPURE = {

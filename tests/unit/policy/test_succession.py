@@ -15,11 +15,13 @@ from mpsd.policy.succession_words import (
     Faulted,
     Fence,
     Fenced,
+    Held,
     Joined,
     Keep,
     Limits,
     Member,
     Phase,
+    Placed,
     Promote,
     Promoted,
     Ready,
@@ -58,6 +60,11 @@ EVENTS = {
     "a fault in the writer's domain": Faulted("a"),
     "a fault in the standby's domain": Faulted("b"),
     "a fault elsewhere": Faulted("z"),
+    "a fault of the writer alone": Faulted("a", A),
+    "a fault of somebody else there": Faulted("a", STRANGER),
+    "somebody else writes": Held(STRANGER),
+    "where one lives is known": Placed(B, "e"),
+    "where a stranger lives is known": Placed(STRANGER, "e"),
     "the writer ends": Ended(A),
     "the standby ends": Ended(B),
     "a stranger ends": Ended(STRANGER),
@@ -78,11 +85,13 @@ EVENTS = {
 }
 STAYS = {
     "a third one joins", "the standby is ready", "the writer is heard of", "a fault in the standby's domain",
-    "a fault elsewhere", "the standby ends", "a stranger ends", "the standby is silent",
+    "a fault elsewhere", "the standby ends", "a stranger ends", "the standby is silent", "a fault of somebody else there",
+    "where one lives is known",
 }  # fmt: skip
 REFUSES = {
     "one joins again", "a stranger is ready", "a stranger is silent", "a handover to one that warms",
     "a handover to the writer", "the standby is fenced", "the standby says it serves", "the standby says it failed",
+    "where a stranger lives is known",
 }  # fmt: skip
 FENCING = (Phase.FENCING, (Fence(A),))
 NEXT = (Phase.PROMOTING, (Promote(B),))
@@ -91,6 +100,8 @@ WALKED: dict[Phase, dict[str, object]] = {
         "the standby is ready": NEXT,
         "the writer is heard of": (Phase.PROMOTING, (Promote(A),)),
         "a fault in the writer's domain": (Phase.IDLE, ()),
+        "a fault of the writer alone": (Phase.IDLE, ()),
+        "somebody else writes": (Phase.IDLE, ()),
         "the writer ends": (Phase.IDLE, ()),
         "the writer is silent": (Phase.IDLE, ()),
         "a handover": REFUSED,
@@ -102,6 +113,8 @@ WALKED: dict[Phase, dict[str, object]] = {
     },
     Phase.PROMOTING: {
         "a fault in the writer's domain": FENCING,
+        "a fault of the writer alone": FENCING,
+        "somebody else writes": REFUSED,
         "the writer ends": FENCING,
         "the writer is silent": FENCING,
         "a handover": REFUSED,
@@ -113,28 +126,34 @@ WALKED: dict[Phase, dict[str, object]] = {
     },
     Phase.SERVING: {
         "a fault in the writer's domain": FENCING,
+        "a fault of the writer alone": FENCING,
+        "somebody else writes": REFUSED,
         "the writer ends": FENCING,
         "the writer is silent": FENCING,
         "a handover": (Phase.YIELDING, (Yield(A),)),
         "a handover to the standby": (Phase.YIELDING, (Yield(A),)),
         "the writer is fenced": NEXT,
         "the writer serves": (Phase.SERVING, ()),
-        "the writer failed": (Phase.SERVING, ()),
+        "the writer failed": FENCING,
         "time": (Phase.SERVING, ()),
     },
     Phase.YIELDING: {
         "a fault in the writer's domain": FENCING,
+        "a fault of the writer alone": FENCING,
+        "somebody else writes": REFUSED,
         "the writer ends": FENCING,
         "the writer is silent": FENCING,
         "a handover": REFUSED,
         "a handover to the standby": REFUSED,
         "the writer is fenced": NEXT,
         "the writer serves": (Phase.YIELDING, ()),
-        "the writer failed": (Phase.YIELDING, ()),
+        "the writer failed": FENCING,
         "time": FENCING,
     },
     Phase.FENCING: {
         "a fault in the writer's domain": (Phase.FENCING, ()),
+        "a fault of the writer alone": (Phase.FENCING, ()),
+        "somebody else writes": REFUSED,
         "the writer ends": (Phase.FENCING, ()),
         "the writer is silent": (Phase.FENCING, ()),
         "a handover": REFUSED,
@@ -217,6 +236,35 @@ def test_a_writer_that_is_no_member_any_more_still_is_the_writer() -> None:
     assert (gone.writer, gone.member(A), decisions) == (A, None, (Fence(A),))
     assert isinstance(decide(gone, Joined(A, "a"), NOW, LIMITS)[1][0], Refuse)
     assert decide(gone, Fenced(A), NOW, LIMITS)[1] == (Promote(B),)
+
+
+def test_nobody_is_promoted_beside_who_writes_already() -> None:
+    held, _ = decide(service(Phase.IDLE), Held(STRANGER), NOW, LIMITS)
+    waits, decisions = decide(held, Ready(B), NOW, LIMITS)
+    assert (waits.phase, waits.writer, decisions) == (Phase.IDLE, None, ())
+    assert decide(waits, Fenced(STRANGER), NOW, LIMITS)[1] == (Promote(B),)
+
+
+def test_who_writes_already_serves_when_it_joins() -> None:
+    """As after a restart of mpsd."""
+    held, _ = decide(Service(), Held(A), NOW, LIMITS)
+    other, _ = decide(held, Joined(B, "b"), NOW, LIMITS)
+    serving, decisions = decide(other, Joined(A, "a"), NOW, LIMITS)
+    assert (serving.phase, serving.writer, serving.holder, decisions) == (Phase.SERVING, A, None, ())
+    assert serving.member(A) == Member(A, "a", 0, READY)
+
+
+def test_nobody_is_promoted_before_others_may_have_been_heard_of() -> None:
+    early = replace(service(Phase.IDLE), not_before=NOW + 3)
+    waits, decisions = decide(early, Ready(C), NOW, LIMITS)
+    assert (waits.deadline, decisions) == (NOW + 3, ())
+    both, _ = decide(waits, Ready(B), NOW + 1, LIMITS)
+    assert decide(both, Elapsed(), NOW + 3, LIMITS)[1] == (Promote(B),)
+
+
+def test_where_one_lives_is_known_later() -> None:
+    placed, _ = decide(service(Phase.SERVING), Placed(B, "e"), NOW, LIMITS)
+    assert placed.member(B) == Member(B, "e", 1, READY)
 
 
 def test_nothing_follows_from_a_deadline_that_has_not_come() -> None:

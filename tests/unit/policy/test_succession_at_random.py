@@ -129,7 +129,7 @@ class World:
             self.processes[process].is_alive = False
             self.tell(Ended(process))
         elif what == "fault":
-            self.tell(Faulted(self.chance.choice(DOMAINS)))
+            self.tell(Faulted(self.chance.choice(DOMAINS), self.chance.choice([None, None, process])))
         elif what == "silent":
             self.tell(Silent(process))
         elif what == "ready" and self.processes[process].is_alive:

@@ -1,0 +1,31 @@
+"""The options of services (docs/services.md)."""
+
+from dataclasses import dataclass
+
+from mpsd.accept import NOT_NEGATIVE, POSITIVE, between
+from mpsd.schema import option
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Arenas with an active process and standbys (docs/services.md)."""
+
+    most_promotions: int = option(
+        3,
+        "So many promotions of a service within window_seconds, then it waits: one whose processes die of their work would "
+        "otherwise spoil every standby.",
+        accept=between(1, 1000),
+    )
+    window_seconds: float = option(60.0, "See most_promotions.", accept=POSITIVE)
+    yield_seconds: float = option(10.0, "How long an active may take to let go, when it is asked to.", accept=POSITIVE)
+    promote_seconds: float = option(10.0, "How long a standby may take to begin, when it is told to.", accept=POSITIVE)
+    fence_seconds: float = option(5.0, "After so long, ending an active is tried again.", accept=POSITIVE)
+    settle_sm: float = option(
+        0.0,
+        "Seconds from the first trustworthy sign of an SM exception until nothing of its domain is taken to write any more.",
+        accept=NOT_NEGATIVE,
+    )
+    settle_mmu: float = option(0.01, "The same for a memory fault, from its Xid on.", accept=NOT_NEGATIVE)
+    follow_grace: float = option(
+        10.0, "A standby that has not asked what to do for so many seconds is silent, and is not promoted.", accept=POSITIVE
+    )
