@@ -58,11 +58,11 @@ async def close_and_remove(vault: Vault, arena: Arena, process: ProcessId) -> No
 
 async def promote(vault: Vault, arena: Arena, process: ProcessId) -> None:
     [reader] = arena.readers
-    await vault.arenas.promote(arena.id, reader, process)
+    vault.arenas.promote(arena.id, reader, process)
 
 
 async def step_down(vault: Vault, arena: Arena, process: ProcessId) -> None:
-    await vault.arenas.step_down(arena.id, 1, process)
+    vault.arenas.step_down(arena.id, 1, process)
 
 
 STEPS = (put_two, put_again, drop_fresh, drop_committed, commit, seal, promote, step_down, close_and_remove)
