@@ -19,7 +19,7 @@ def has_cuda_begun() -> bool:
     return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALIZED)
 
 
-def enlist(name: str, path: str | os.PathLike[str] | None) -> None:
+def enlist(name: str, path: str) -> None:
     """Raises RuntimeError: it is too late for that; Refused, OSError as Client does."""
     if has_cuda_begun():
         raise RuntimeError(

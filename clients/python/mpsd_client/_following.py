@@ -28,7 +28,13 @@ ANSWER_SECONDS = 10.0  # that it may take beyond that
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two tries to reach mpsd
 HAND_SECONDS = 0.5  # that a promotion waits for its thread, before mpsd is asked again whether it is still so
 STOP_SECONDS = 2.0  # that the thread may take to end
-PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.VENDOR_FAILED, ErrorCode.TOO_MANY)
+PASSING = (  # what is asked again, after joining anew
+    ErrorCode.STOPPING,
+    ErrorCode.KEEPER_FAILED,
+    ErrorCode.VENDOR_FAILED,
+    ErrorCode.TOO_MANY,
+    ErrorCode.STALE_GENERATION,  # said of a term that is over: mpsd's next word tells what is
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +50,7 @@ class Following:
     methods are for others."""
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, session: Session, arena_id: int, rank: int, heartbeat: float
+        self, path: str, session: Session, arena_id: int, rank: int, heartbeat: float
     ) -> None:
         self._path, self._session, self._id = path, session, arena_id
         self._rank, self._heartbeat = rank, heartbeat
@@ -113,7 +119,11 @@ class Following:
         """Its memory is read-only already.  Raises Refused."""
         with self._changed:
             self._term, self._yielded, self._is_ready = None, term.generation, False
-        self._say(calls.service_yielded(self._id, term.generation))
+        try:
+            self._say(calls.service_yielded(self._id, term.generation))
+        except Refused as exc:
+            if exc.code != ErrorCode.STALE_GENERATION:  # the thread was faster, and another one serves
+                raise
 
     def say_failed(self, why: str) -> None:
         """This process is no member from now on."""

@@ -27,6 +27,7 @@ from mpsd_client._client import Client
 from mpsd_client._enlisting import enlist
 from mpsd_client._errors import Dismissed, ErrorCode, MpsdError, Refused
 from mpsd_client._following import LEAVE, Following, Told, dismissed
+from mpsd_client._place import socket_path
 from mpsd_client._record import Schema
 from mpsd_client._state import State
 from mpsd_client._term import Term
@@ -66,7 +67,8 @@ class Service:
     ) -> None:
         self.name, self.capacity, self.rank, self.heartbeat = name, capacity, rank, heartbeat
         self.schema = schema if isinstance(schema, Schema) else Schema.of(schema)
-        self._gpu, self._window, self._mode, self._ttl, self._path = gpu, window, mode, ttl, path
+        self._gpu, self._window, self._mode, self._ttl = gpu, window, mode, ttl
+        self._path = socket_path(path)  # now: to enlist may change the directory that CUDA looks into
         self._pid = os.getpid()
         self._lock = threading.RLock()  # protects what is below
         self._waiting = threading.Lock()  # held by the thread within standby(); never taken with _lock held
@@ -77,7 +79,7 @@ class Service:
         self._refreshed_for = ""  # the hash of a layout
         self._on_commit: list[Callable[[Arena], object]] = []
         self._on_promote: list[Callable[[Term], object]] = []
-        enlist(name, path)
+        enlist(name, self._path)
 
     def open(self) -> Arena:
         """The arena, mapped to read, made if it is not there; and this process is a member.  A context must be current.
