@@ -26,6 +26,7 @@ _STATES = """
 CREATE TABLE states (serial INTEGER PRIMARY KEY AUTOINCREMENT, arena_id INTEGER NOT NULL UNIQUE, generation INTEGER NOT NULL,
                      bytes INTEGER NOT NULL);
 """
+_KEEPERS = "CREATE TABLE keepers (number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL);"
 _SCHEMA = f"""
 CREATE TABLE arenas (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, owner_uid INTEGER NOT NULL,
                      owner_gid INTEGER NOT NULL, mode INTEGER NOT NULL, gpu TEXT NOT NULL, base INTEGER NOT NULL,
@@ -40,10 +41,9 @@ CREATE INDEX dropped_of_arena ON allocations (arena_id) WHERE dropped_in IS NOT 
 CREATE TABLE holders (arena_id INTEGER NOT NULL, pid INTEGER NOT NULL, start_time INTEGER NOT NULL, access TEXT NOT NULL,
                       PRIMARY KEY (arena_id, pid, start_time));
 CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL);
-CREATE TABLE keepers (number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
 CREATE TABLE daemon (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
-{_STATES}"""
-_UPGRADES = {1: _STATES}
+{_KEEPERS}{_STATES}"""
+_UPGRADES = {1: f"{_STATES}{_KEEPERS} INSERT INTO keepers SELECT 0, pid, start_time FROM keeper; DROP TABLE keeper;"}
 _CHANGING = (
     "mode", "window_bytes", "capacity_bytes", "layout_hash", "layout_bytes", "layout_serial", "commits", "generation",
     "is_sealed", "ttl_seconds", "unheld_since",

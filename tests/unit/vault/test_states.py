@@ -1,0 +1,270 @@
+"""The forward state that is kept with an arena: whose it is, what becomes of it, and what is refused."""
+
+import errno
+import fcntl
+import os
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from mpsd_client import State, StateReader
+
+from mpsd.arena import GRANULE, Access, Arena, KeptState
+from mpsd.errors import BadRequest, KeeperFailed, NoRoom, NotAllowed, StaleGeneration
+from mpsd.model import ProcessId
+from mpsd.policy.arena_settings import VaultSettings
+from mpsd.vault.descriptors import check_state
+from mpsd.vault.store import VaultStore
+from mpsd.vault.vault import Vault
+from mpsd.wire.state import HEAD, MAGIC, file_bytes
+from tests.descriptors import descriptors
+from tests.unit.vault.house import SPEC, a_process, committed, memory, opened, put, until
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@pytest.fixture
+def state() -> Iterator[State]:
+    with State.create({"step": "uint64"}, generation=1) as made:
+        yield made
+
+
+async def keep(vault: Vault, arena: Arena, process: ProcessId, state: State) -> Arena:
+    generation = state.published[0]
+    return await vault.arenas.keep_state(arena.id, generation, process, os.dup(state.fd))
+
+
+async def step_of(vault: Vault, arena: Arena, process: ProcessId) -> tuple[int, object] | None:
+    """The serial and the last step of the state that this process is given."""
+    found = await vault.arenas.state(arena.id, process)
+    if found is None:
+        return None
+    kept, descriptor = found
+    with StateReader.open(descriptor, generation=kept.generation) as reader:
+        record = reader.read()
+    os.close(descriptor)
+    return kept.serial, None if record is None else record["step"]
+
+
+# -- what becomes of it ------------------------------------------------------------------------------------------------
+
+
+async def test_a_standby_reads_what_the_writer_published_last(house, writer, other, state):
+    """After the end of its writer too, and after that of an mpsd."""
+    async with house.vault() as vault:
+        told = []
+        vault.arenas.on_state.append(lambda arena: told.append(arena.state_serial))
+        arena = await opened(vault, writer.process)
+        await vault.arenas.open(arena.id, Access.READ, other.process, 0)
+        assert await step_of(vault, arena, other.process) is None
+        assert await vault.arenas.state_descriptor(arena.id) == -1
+        kept = await keep(vault, arena, writer.process, state)
+        assert told == [kept.state_serial] == [1]
+        state.publish(step=7)
+        assert await step_of(vault, arena, other.process) == (1, 7)
+        state.publish(step=8)
+        writer.kill()
+        await until(lambda: vault.arenas.find("model").writer is None)
+    state.close()
+    async with house.vault() as vault:
+        assert vault.arenas.find("model").state_serial == 1
+        assert await step_of(vault, arena, other.process) == (1, 8)
+        own = await vault.arenas.state_descriptor(arena.id)
+        assert os.fstat(own).st_size == file_bytes(8)
+        os.close(own)
+
+
+async def test_promotion_leaves_it_until_the_new_writer_keeps_its_own(house, writer, other, state):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await vault.arenas.open(arena.id, Access.READ, other.process, 0)
+        await keep(vault, arena, writer.process, state)
+        state.publish(step=7)
+        vault.arenas.promote(arena.id, other.process, writer.process)
+        found = await vault.arenas.state(arena.id, other.process)
+        assert found is not None
+        assert found[0] == KeptState(1, 1, file_bytes(8))
+        os.close(found[1])
+        with pytest.raises(StaleGeneration):
+            await keep(vault, arena, writer.process, state)
+        with State.create({"step": "uint64"}, generation=2) as own:
+            own.publish(step=8)
+            await keep(vault, arena, other.process, own)
+        assert await step_of(vault, arena, other.process) == (2, 8)
+        await vault.janitor.settled()
+        assert await vault.keeper.names() == ["s.000000000002"]
+
+
+async def test_it_goes_with_its_arena(house, writer, state):
+    async with house.vault() as vault:
+        arena = await committed(vault, writer.process)
+        before = descriptors()
+        await keep(vault, arena, writer.process, state)
+        assert (vault.shelf.account.allocations, vault.view().held) == (2, 2)
+        await vault.arenas.close(arena.id, writer.process)
+        await vault.arenas.remove(arena.id)
+        assert (vault.shelf.account.allocations, await vault.keeper.names()) == (0, [])
+        await until(lambda: descriptors() == before - 1)  # the writer's pidfd
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        assert (await keep(vault, arena, writer.process, state)).state_serial > 2  # serials of states are never given twice
+
+
+async def test_it_is_lost_with_its_keeper(house, writer, state):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await keep(vault, arena, writer.process, state)
+        [pid] = {process.pid for process in vault.store.keepers().values()}
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: bool(house.topics("arena.lost")))
+        found = vault.arenas.find("model")
+        assert (found.generation, found.state_serial, vault.shelf.account.allocations) == (2, 0, 0)
+        with pytest.raises(StaleGeneration):
+            await keep(vault, arena, writer.process, state)
+        with State.create({"step": "uint64"}, generation=2) as again:
+            await keep(vault, arena, writer.process, again)
+        assert await step_of(vault, arena, writer.process) == (2, None)
+
+
+# -- who may, and how many ---------------------------------------------------------------------------------------------
+
+
+async def test_only_the_writer_keeps_one_and_only_who_holds_the_arena_gets_it(house, writer, other, state):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await vault.arenas.open(arena.id, Access.READ, other.process, 0)
+        await keep(vault, arena, writer.process, state)
+        before = descriptors()
+        with pytest.raises(StaleGeneration):
+            await keep(vault, arena, other.process, state)
+        with a_process() as third, pytest.raises(NotAllowed, match="not open"):
+            await vault.arenas.state(arena.id, third.process)
+        assert descriptors() == before
+
+
+async def test_it_counts_as_a_descriptor(house, writer, state):
+    house.settings = VaultSettings(max_allocations=1)
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        for _ in range(3):  # each in the place of the one before
+            await keep(vault, arena, writer.process, state)
+        with pytest.raises(NoRoom, match=r"vault\.max_allocations"):
+            await put(vault, arena, writer.process, 0)
+        await vault.janitor.settled()
+        assert (await vault.keeper.names(), vault.shelf.account.allocations) == (["s.000000000003"], 1)
+        second = await opened(vault, writer.process, replace(SPEC, name="second"))
+        with pytest.raises(NoRoom, match=r"vault\.max_allocations"):
+            await keep(vault, second, writer.process, state)
+
+
+async def test_what_the_keeper_refused_is_not_counted(house, writer, state, monkeypatch):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await keep(vault, arena, writer.process, state)
+
+        async def fail(*_: object) -> None:
+            raise KeeperFailed("it does not answer")
+
+        monkeypatch.setattr(vault.keeper, "put", fail)
+        with pytest.raises(KeeperFailed):
+            await keep(vault, arena, writer.process, state)
+        assert (vault.arenas.find("model").state_serial, vault.shelf.account.allocations) == (1, 1)
+        assert await step_of(vault, arena, writer.process) == (1, None)
+
+
+# -- what is none ------------------------------------------------------------------------------------------------------
+
+
+def made(*, flags: int = 0, seals: int = SEALS, size: int = file_bytes(8), magic: int = MAGIC, generation: int = 1) -> int:
+    descriptor = os.memfd_create("state", os.MFD_ALLOW_SEALING | flags)
+    os.ftruncate(descriptor, size)
+    if not flags:
+        os.pwrite(descriptor, HEAD.pack(1, 0, magic, generation, 0, 8, 0), 0)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def huge() -> int:
+    try:
+        return made(flags=os.MFD_HUGETLB, size=2 << 20)
+    except OSError as exc:
+        if exc.errno not in (errno.EINVAL, errno.ENOMEM, errno.EPERM, errno.ENODEV):
+            raise
+        pytest.skip(f"no huge pages here: {exc}")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (memory, "is sealed"),
+        (lambda: os.open("/dev/zero", os.O_RDONLY), "comes in a memory file"),
+        (lambda: made(seals=fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL), "is sealed"),
+        (lambda: made(seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL), "is sealed"),
+        (lambda: made(seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW), "its seals stay"),
+        (huge, "huge pages"),
+        (lambda: made(magic=1), "found: 0x1"),
+        (lambda: made(generation=2), "generation 1 is wanted; found: 2"),
+        (lambda: made(size=file_bytes(8) + 1), f"says {file_bytes(8)} bytes has {file_bytes(8) + 1}"),
+        (lambda: made(size=file_bytes(8) - 64), "says"),
+    ],
+)
+def test_what_its_readers_could_not_use_is_refused(make: Callable[[], int], why: str) -> None:
+    descriptor = make()
+    try:
+        with pytest.raises(BadRequest, match=why):
+            check_state(descriptor, 1)
+    finally:
+        os.close(descriptor)
+
+
+async def test_a_refused_one_is_closed(house, writer, state):
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        before = descriptors()
+        with pytest.raises(BadRequest, match="generation 2 is wanted; found: 1"):
+            await vault.arenas.keep_state(arena.id, 2, writer.process, os.dup(state.fd))
+        assert descriptors() == before
+
+
+# -- an mpsd before ----------------------------------------------------------------------------------------------------
+
+FIRST = """
+CREATE TABLE arenas (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, owner_uid INTEGER NOT NULL,
+                     owner_gid INTEGER NOT NULL, mode INTEGER NOT NULL, gpu TEXT NOT NULL, base INTEGER NOT NULL,
+                     window_bytes INTEGER NOT NULL, capacity_bytes INTEGER NOT NULL, created_at REAL NOT NULL,
+                     layout_hash TEXT NOT NULL, layout_bytes INTEGER NOT NULL, layout_serial INTEGER,
+                     commits INTEGER NOT NULL, generation INTEGER NOT NULL, is_sealed INTEGER NOT NULL, lease_id INTEGER,
+                     ttl_seconds REAL, unheld_since REAL);
+CREATE TABLE allocations (serial INTEGER PRIMARY KEY, arena_id INTEGER NOT NULL, place INTEGER NOT NULL, bytes INTEGER NOT NULL,
+                          put_in INTEGER NOT NULL, dropped_in INTEGER);
+CREATE INDEX allocations_of_arena ON allocations (arena_id, put_in);
+CREATE INDEX dropped_of_arena ON allocations (arena_id) WHERE dropped_in IS NOT NULL;
+CREATE TABLE holders (arena_id INTEGER NOT NULL, pid INTEGER NOT NULL, start_time INTEGER NOT NULL, access TEXT NOT NULL,
+                      PRIMARY KEY (arena_id, pid, start_time));
+CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL);
+CREATE TABLE keeper (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
+CREATE TABLE daemon (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
+INSERT INTO arenas VALUES (1, 'model', 0, 0, 384, 'GPU', 35184372088832, 2147483648, 1073741824, 1e9, '', 0, NULL, 1, 1, 0,
+                           NULL, NULL, NULL);
+INSERT INTO allocations VALUES (5, 1, 0, 2097152, 1, NULL);
+INSERT INTO holders VALUES (1, 7, 8, 'write');
+INSERT INTO boot VALUES (1, 'this boot');
+INSERT INTO keeper VALUES (1, 4711, 99);
+PRAGMA user_version=1;
+"""  # as the first version made it
+
+
+def test_what_the_first_version_stored_is_read(tmp_path):
+    path = tmp_path / "vault.db"
+    database = sqlite3.connect(path)
+    database.executescript(FIRST)
+    database.close()
+    for _ in range(2):  # the second time it is of this version
+        store = VaultStore(path, "this boot")
+        [row] = store.arenas()
+        assert (row.arena.writer, row.state, store.last_serial()) == (ProcessId(7, 8), None, 5)
+        assert [each.bytes for each in store.allocations(row)] == [GRANULE]
+        assert ProcessId(4711, 99) in store.keepers().values()
+        store.close()
