@@ -108,3 +108,8 @@ class ServiceView:
     promotions: int  # since mpsd began
     last: Promotion | None
     protection: str = ""
+
+
+def is_unserved(of: ServiceView) -> bool:
+    """It has processes, and none of them serves or is told to."""
+    return bool(of.members) and of.phase in (Phase.IDLE, Phase.FENCING)
