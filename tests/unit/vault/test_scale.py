@@ -1,7 +1,7 @@
 """Many arenas, many allocations: what one call costs does not grow with them."""
 
 import os
-import resource
+import signal
 import time
 import tracemalloc
 from dataclasses import replace
@@ -10,53 +10,73 @@ import pytest
 import trio
 
 from mpsd.arena import GRANULE, Access
+from mpsd.model import ProcessId
 from mpsd.policy.arena_settings import VaultSettings
-from tests.unit.vault.house import SPEC, at, memory, opened
+from mpsd.vault.vault import Vault
+from tests.unit.vault.house import SPEC, at, memory, opened, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.deadline(600)]
 ARENAS, EACH = 1000, 100
-
-
-def most_held() -> int:
-    """What the kernel lets a keeper hold here."""
-    return min(ARENAS * EACH, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 2000)
+KEEPER = 19_900  # descriptors of one, where a process may open 20,000 files
 
 
 async def test_a_hundred_thousand_allocations_cost_each_the_same(house, writer):
-    """Of a thousand arenas, as many as this machine's limit of open files allows; put, commit and take, first ones and last."""
-    total = most_held()
+    """Of a thousand arenas: put and commit of the first and of the last, a restart of mpsd, and the death of one keeper, which
+    costs what it had."""
+    house.small_keepers(KEEPER)
     house.most = 131072
     house.settings = VaultSettings(max_arenas=ARENAS, user_arenas=ARENAS, user_allocations=131072)
-    spent: list[float] = []
     async with house.vault() as vault:
-        piece = memory(b"x")
-        tracemalloc.start()
-        for number in range(total // EACH):
-            began = time.perf_counter()
-            arena = await opened(vault, writer.process, replace(SPEC, name=f"a{number}"))
-            await vault.arenas.put(arena.id, 1, writer.process, at(*range(EACH)), [os.dup(piece) for _ in range(EACH)])
-            await vault.arenas.commit(arena.id, 1, writer.process, None)
-            spent.append(time.perf_counter() - began)
-        os.close(piece)
-        bytes_each = tracemalloc.get_traced_memory()[0] / total
-        tracemalloc.stop()
-        assert len(await vault.keeper.names()) == total
+        spent, bytes_each = await filled(vault, writer.process)
+        assert len(await vault.keeper.names()) == ARENAS * EACH
+        keepers = len(vault.keeper.pids)
     first, last = sorted(spent[:50])[25], sorted(spent[-50:])[25]
     each = f"{first / EACH * 1e6:.0f} us each at first, {last / EACH * 1e6:.0f} at the end"
-    print(f"{total} allocations: {each}, {bytes_each:.0f} bytes")
+    print(f"{ARENAS * EACH} allocations in {keepers} keepers: {each}, {bytes_each:.0f} bytes")
+    assert keepers >= ARENAS * EACH / KEEPER
     assert last < 3 * first
     assert bytes_each < 1000
     began = time.perf_counter()
     async with house.vault() as vault:
         restart = time.perf_counter() - began
         print(f"a restart with them: {restart:.2f} s")
-        assert sum(each.allocations for each in vault.arenas.arenas()) == total
+        assert sum(each.allocations for each in vault.arenas.arenas()) == ARENAS * EACH
+        assert len(vault.keeper.pids) == keepers
         assert restart < 10
+        held = len(vault.keeper._keepers[1].names)
+        began = time.perf_counter()
+        os.kill(vault.keeper.pids[1], signal.SIGKILL)
+        await until(lambda: bool(house.topics("arena.lost")))
+        noticed = time.perf_counter() - began
+        lost = len(house.topics("arena.lost"))
+        print(f"one keeper killed: {held} descriptors of it, {lost} arenas lost, {ARENAS - lost} live, after {noticed:.2f} s")
+        assert held / EACH <= lost <= held / EACH + 4  # those that it shares with others
+        left = (ARENAS - lost) * EACH
+        await until(lambda: vault.keeper.held == left)
+        assert sum(each.allocations for each in vault.arenas.arenas()) == left
+        assert len(await vault.keeper.names()) == left
+
+
+async def filled(vault: Vault, process: ProcessId) -> tuple[list[float], float]:
+    """The seconds that each arena took, and what an allocation costs in bytes."""
+    spent: list[float] = []
+    tracemalloc.start()
+    for number in range(ARENAS):
+        pieces = [memory() for _ in range(EACH)]
+        began = time.perf_counter()
+        arena = await opened(vault, process, replace(SPEC, name=f"a{number}"))
+        await vault.arenas.put(arena.id, 1, process, at(*range(EACH)), pieces)
+        await vault.arenas.commit(arena.id, 1, process, None)
+        spent.append(time.perf_counter() - began)
+    bytes_each = tracemalloc.get_traced_memory()[0] / (ARENAS * EACH)
+    tracemalloc.stop()
+    return spent, bytes_each
 
 
 async def test_one_arena_of_many_allocations(house, writer, other):
     """Adopted in pages, none dearer than another; a commit of all is as quick as of none; removed while others are served."""
-    total = most_held() // 128 * 128
+    total = ARENAS * EACH // 128 * 128
+    house.small_keepers(KEEPER)
     house.most = 131072
     house.settings = VaultSettings(user_allocations=131072)
     async with house.vault() as vault:
