@@ -78,7 +78,7 @@ def test_a_child_is_told_its_service_and_its_lease(tmp_path: Path) -> None:
     child, statuses = begin(Place("llm", command, os.environ, str(tmp_path), 1), lease)
     assert (statuses, child.lease_id) == ([0], 7)
     log = tmp_path / "llm-1.log"  # who writes it ends after the child has
-    wait_for("its output", lambda: log.read_text() == f"llm a-token\n{child.pid}\n{child.pid}\n")
+    wait_for("its output", lambda: log.exists() and log.read_text() == f"llm a-token\n{child.pid}\n{child.pid}\n")
 
 
 def test_how_it_ended_is_told(tmp_path: Path) -> None:
