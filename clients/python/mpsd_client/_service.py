@@ -286,6 +286,8 @@ class Service:
                 self._term = None
         elif error is None and term.is_over:
             self._yield(term)
+        elif error is not None:
+            self.__exit__(type(error), error, None)
         else:
             with suppress(BufferError):  # tensors of it are still there; then it goes with the process
                 self.close()
