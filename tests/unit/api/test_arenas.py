@@ -43,6 +43,9 @@ RULES: dict[str, tuple[str, dict[str, Any], tuple[str, str, str, str]]] = {
     "take": ("arena.take", {"id": 1}, ("done", NO, HIDDEN, NO)),
     "take what is private": ("arena.take", {"id": 2}, (NO, HIDDEN, HIDDEN, NO)),
     "commit": ("arena.commit", {"id": 1, "generation": 7, "has_layout": False}, ("done", STALE, HIDDEN, STALE)),
+    "keep a state": ("arena.keep_state", {"id": 1, "generation": 7}, ("done", STALE, HIDDEN, STALE)),
+    "get the state": ("arena.state", {"id": 1}, ("done", NO, HIDDEN, NO)),
+    "get the state of what is private": ("arena.state", {"id": 2}, (NO, HIDDEN, HIDDEN, NO)),
     "close": ("arena.close", {"id": 1}, ("done", NO, HIDDEN, NO)),
 }  # fmt: skip
 
@@ -54,7 +57,8 @@ async def test_who_may_what(rule: str, tmp_path: Path) -> None:
     for peer in (OWNER, MEMBER, STRANGER, OPERATOR):
         async with open_house(tmp_path) as house:
             add_processes(house)
-            found.append(await outcome(await house.call_as(peer), method, **said))
+            fds = [house.any_fd()] if method == "arena.keep_state" else []
+            found.append(await outcome(await house.call_as(peer), method, fds=fds, **said))
     assert tuple(found) == expected
 
 
@@ -276,6 +280,9 @@ async def test_status_tells_of_the_keeper(tmp_path: Path) -> None:
         ("arena.change", {"id": 1, "mode": 0o1777}),
         ("arena.change", {"id": 1, "capacity_bytes": 0}),
         ("arena.make_room", {"gpu": "0", "bytes": 0}),
+        ("arena.keep_state", {"id": 1}),
+        ("arena.keep_state", {"id": 1, "generation": 7}),
+        ("arena.state", {}),
         ("arena.create", {"name": "x", "gpu": "0", "capacity_bytes": 1 << 62}),
         ("arena.create", {"name": "x", "gpu": "0", "capacity_bytes": GRANULE, "ttl_seconds": 0}),
         ("arena.put", {"id": 1, "generation": 7, "allocations": [[0]]}),

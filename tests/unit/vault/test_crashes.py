@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from mpsd_client import State, StateReader
 from trio.testing import wait_all_tasks_blocked
 
 from mpsd import processes
@@ -65,7 +66,13 @@ async def step_down(vault: Vault, arena: Arena, process: ProcessId) -> None:
     vault.arenas.step_down(arena.id, 1, process)
 
 
-STEPS = (put_two, put_again, drop_fresh, drop_committed, commit, seal, promote, step_down, close_and_remove)
+async def keep_state(vault: Vault, arena: Arena, process: ProcessId, step: int = 2) -> None:
+    with State.create({"step": "uint64"}, generation=1) as state:
+        state.publish(step=step)
+        await vault.arenas.keep_state(arena.id, 1, process, os.dup(state.fd))
+
+
+STEPS = (put_two, put_again, drop_fresh, drop_committed, commit, seal, promote, step_down, keep_state, close_and_remove)
 BEFORE = {0: b"0", 1: b"1"}
 SEEN = {  # what an adopter may find after a death at any point of the step
     commit: [BEFORE, {1: b"1", 2: b"2"}],
@@ -73,11 +80,12 @@ SEEN = {  # what an adopter may find after a death at any point of the step
 
 
 async def prepared(vault: Vault, process: ProcessId) -> Arena:
-    """Two that are committed, with a layout, and one that is not."""
+    """Two that are committed, with a layout, and one that is not; and a forward state."""
     arena = await opened(vault, process)
     await put(vault, arena, process, 0, 1)
     arena = await vault.arenas.commit(arena.id, 1, process, memory(b"layout 1"))
     await put(vault, arena, process, 2)
+    await keep_state(vault, arena, process, 1)
     return arena
 
 
@@ -154,6 +162,7 @@ async def check_whole(vault: Vault, step: Step, writer: ProcessId, other: Proces
     names = await vault.keeper.names()
     assert sorted(names) == sorted(name for entry in vault.shelf.by_id.values() for name in entry.names())
     assert vault.shelf.account.used_bytes[SPEC.gpu] == sum(each.used_bytes for each in arenas)
+    assert vault.shelf.account.allocations == sum(entry.count for entry in vault.shelf.by_id.values())
     if not arenas:
         assert step is close_and_remove
         return
@@ -163,11 +172,20 @@ async def check_whole(vault: Vault, step: Step, writer: ProcessId, other: Proces
     if writer in (arena.writer, *arena.readers):
         await vault.arenas.close(arena.id, writer)
     await vault.arenas.open(arena.id, Access.READ, other, 0)
+    assert await state_step(vault, arena) in ([1, 2] if step is keep_state else [1])
     assert await taken(vault, arena, other) in SEEN.get(step, [BEFORE])
     found, layout = await vault.arenas.layout(arena.id, other)
     text = os.pread(layout, 100, 0)
     os.close(layout)
     assert text == (b"layout 2" if found.allocations and 0 not in await taken(vault, arena, other) else b"layout 1")
+
+
+async def state_step(vault: Vault, arena: Arena) -> object:
+    descriptor = await vault.arenas.state_descriptor(arena.id)
+    with StateReader.open(descriptor) as reader:
+        record = reader.read()
+    os.close(descriptor)
+    return None if record is None else record["step"]
 
 
 # -- the keeper's own death ------------------------------------------------------------------------------------------------

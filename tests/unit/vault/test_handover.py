@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from mpsd_client import State
 
 from mpsd.runtime.stored import Stored, take_stored
 from mpsd.wire.keeper import Entry, pack_stored, parse_stored
@@ -46,12 +47,14 @@ async def test_what_systemd_kept_is_the_arenas_again(house, writer, systemd):
     async with house.vault() as vault:
         arena = await committed(vault, writer.process, places=(0, 1))
         await vault.arenas.commit(arena.id, 1, writer.process, memory(b"layout"))
+        with State.create({"step": "uint64"}, generation=1) as state:
+            serial = (await vault.arenas.keep_state(arena.id, 1, writer.process, os.dup(state.fd))).state_serial
         pid = vault.keeper.pid
     os.kill(pid, signal.SIGTERM)
     house.stored = systemd.take()
     names = {each.name for each in house.stored}
     async with house.vault() as vault:
-        assert vault.arenas.find("model").generation == 1
+        assert (vault.arenas.find("model").generation, vault.arenas.find("model").state_serial) == (1, serial)
         assert await taken(vault, arena, writer.process) == {0: b"0", 1: b"1"}
         await until(lambda: set(house.forgotten) == names)  # or systemd would hold the memory for ever
         assert vault.keeper.pid != pid
