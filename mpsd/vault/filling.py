@@ -183,7 +183,7 @@ class Filling:
         kept = KeptState(shelf.next_serial(), generation, size)
         shelf.account.move(arena, 0, more)
         try:
-            await self._keeper.put([Item(state_name(kept.serial), state, size)])
+            await self._keeper.put([Item(state_name(kept.serial), state, size)], entry.newest_name)
             entry.check_writer(generation, process)
             self._store.keep_state(arena.id, kept)
         except BaseException:
