@@ -22,6 +22,9 @@ from mpsd.domains.pool import Pool
 from mpsd.domains.refuser import Refuser
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import AlreadyRunning, BadConfiguration, ErrorCode, MpsdError, UnusablePath
+from mpsd.failover.ends import MOST as MOST_WATCHED
+from mpsd.failover.joining import join_failover
+from mpsd.failover.store import ServiceStore
 from mpsd.faults.desk import FaultDesk
 from mpsd.faults.joining import join_faults
 from mpsd.faults.store import FaultStore
@@ -65,7 +68,7 @@ from mpsd.vault.store import VaultStore
 log = structlog.get_logger()
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, the vendor's exit status when it sees none
 _DESCRIPTORS_PER_CONNECTION = 4  # the client's, the domain's, a pidfd; and five of each client, which has several
-_DESCRIPTORS_BESIDES = 512 + MOST_HOLDERS
+_DESCRIPTORS_BESIDES = 512 + MOST_HOLDERS + MOST_WATCHED
 
 
 def main(config: Config, invocation: Invocation) -> int:
@@ -137,7 +140,9 @@ async def _run(
         opened.callback(vault_store.close)
         audit = open_audit(str(claim.log_directory), config.log.max_bytes)
         opened.callback(audit.close)
-        stores = store, lease_store, fault_store, vault_store
+        service_store = ServiceStore(claim.state_directory / "services.db")
+        opened.callback(service_store.close)
+        stores = store, lease_store, fault_store, vault_store, service_store
         daemon = _build(Found(config, invocation, environ, claim, public, devices, is_privileged, *stores, audit, stored))
         daemon.on_signal = Signals(config, invocation, journal, public, audit).take
         become_reaper()
@@ -182,9 +187,9 @@ def _build(found: Found) -> Daemon:
     faults = join_faults(found, pool, book, stopper, events)
     notifier = Notifier(found.environ)
     vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events, notifier)
+    failover = join_failover(found, pool, vault, stopper, faults.desk, events)
     refuser = Refuser(vendor, claim.state_directory / "refuser", pool_settings.visible_devices)
-    asked = settings.metrics(config)
-    metrics = Metrics(asked, events) if asked else None
+    metrics = Metrics(asked, events) if (asked := settings.metrics(config)) else None
     admission = metrics.timing(book) if metrics else book
     relayed = _build_relay(found, pool, admission, faults.desk, refuser) if found.is_privileged else None
     if relayed and metrics:
@@ -206,6 +211,7 @@ def _build(found: Found) -> Daemon:
         faults.sources.standing,
         vault.arenas,
         vault.view,
+        failover,
     )
     api = Api(services, settings.api(config), events, found.audit)
     daemon = Daemon(
@@ -222,6 +228,7 @@ def _build(found: Found) -> Daemon:
         events,
         faults,
         vault,
+        failover,
         partial(metrics.serve, services, _readings(found, relayed, api)) if metrics else None,
         _ignore_signal,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mpsd.api.audit import Audit
 from mpsd.config import Invocation
+from mpsd.failover.store import ServiceStore
 from mpsd.faults.store import FaultStore
 from mpsd.leases.store import LeaseStore
 from mpsd.model import Device
@@ -31,5 +32,6 @@ class Found:
     lease_store: LeaseStore
     fault_store: FaultStore
     vault_store: VaultStore
+    service_store: ServiceStore
     audit: Audit
     stored: Sequence[Stored]

@@ -9,6 +9,7 @@ from mpsd.api.server import ApiSettings
 from mpsd.config import Invocation
 from mpsd.domains.pool import PoolSettings
 from mpsd.domains.vendor import VendorProgram
+from mpsd.failover.settings import FailoverSettings
 from mpsd.faults.kernel_log import KERNEL_LOG
 from mpsd.faults.kmod_records import Mode
 from mpsd.lease import Refusal
@@ -19,8 +20,10 @@ from mpsd.metrics.server import MetricsSettings
 from mpsd.model import Device
 from mpsd.options import Config
 from mpsd.policy.arena_settings import Eviction, VaultSettings
+from mpsd.policy.fault_fence import Settle
 from mpsd.policy.fault_settings import FaultSettings
 from mpsd.policy.settings import AdmissionSettings, Quota
+from mpsd.policy.succession_words import Limits
 from mpsd.relay.conversation import RelaySettings
 from mpsd.runtime.sessions import SessionSettings
 from mpsd.uvm.standing import UvmSettings
@@ -166,6 +169,18 @@ def vault(config: Config) -> VaultSettings:
         is_kept=config.vault.keep == "keep",
         operators=frozenset({0, os.geteuid()}),
     )
+
+
+def failover(config: Config) -> FailoverSettings:
+    limits = Limits(
+        most_promotions=config.services.most_promotions,
+        window_seconds=config.services.window_seconds,
+        yield_seconds=config.services.yield_seconds,
+        promote_seconds=config.services.promote_seconds,
+        fence_seconds=config.services.fence_seconds,
+    )
+    settle = Settle(config.services.settle_sm, config.services.settle_mmu)
+    return FailoverSettings(limits, settle, config.services.follow_grace)
 
 
 def admission(config: Config) -> AdmissionSettings:

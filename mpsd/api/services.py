@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from mpsd.api.failover import Failover
 from mpsd.arena import Access, Allocation, Arena, ArenaSpec, KeptState
 from mpsd.fault import Incident
 from mpsd.lease import Grant, Identity, Lease, LeaseSpec
@@ -257,8 +258,8 @@ class Services:
     """Everything that a method may reach.
 
     find_process: None where no process has the pid.  facts: what `status` says besides, as the backend and the mode.
-    started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.  arenas: None in a daemon that
-    keeps no memory.  keeper: None likewise.
+    started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.  arenas, failover: None in a
+    daemon that keeps no memory.  keeper: None likewise.
     """
 
     leases: Leases
@@ -273,3 +274,4 @@ class Services:
     fault_sources: Callable[[], Mapping[str, str]] = dict
     arenas: Arenas | None = None
     keeper: Callable[[], KeeperView | None] = lambda: None
+    failover: Failover | None = None

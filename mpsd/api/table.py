@@ -10,7 +10,7 @@ from typing import Any
 
 from mpsd.api.authority import Peer
 from mpsd.api.exchange import Handler, paged
-from mpsd.api.methods import arenas, clients, daemon, domains, events, faults, leases, limits, stop
+from mpsd.api.methods import arenas, clients, daemon, domains, events, faults, leases, limits, services, stop
 from mpsd.api.services import Services
 from mpsd.errors import MpsdError
 from mpsd.wire import arena_messages, messages, service_messages
@@ -176,6 +176,53 @@ METHODS: dict[str, Method] = {
         "Free memory of arenas that nobody holds",
         changes=True,
         told=arenas.room_made,
+    ),
+    "service.enlist": Method(
+        Privilege.ANYONE,
+        service_messages.ServiceName,
+        services.enlist,
+        "Say that this process will be a member of a service",
+        may_be_given_up=True,
+    ),
+    "service.join": _of_holder(service_messages.JoinService, services.join, "Become a member of a service", changes=True),
+    "service.ready": _of_holder(service_messages.ServiceId, services.ready, "Say that one could take over"),
+    "service.follow": _of_holder(
+        service_messages.FollowService, services.follow, "Be told what to do", may_be_given_up=True
+    ),
+    "service.serving": _of_holder(service_messages.ServiceTerm, services.serving, "Say that one has taken over", changes=True),
+    "service.yielded": _of_holder(
+        service_messages.ServiceTerm, services.yielded, "Say that one has stopped writing", changes=True
+    ),
+    "service.failed": _of_holder(
+        service_messages.FailedMember, services.failed, "Say that one cannot take over, or go on", changes=True
+    ),
+    "service.leave": _of_holder(service_messages.ServiceId, services.leave, "Be a member no longer", changes=True),
+    "service.get": Method(
+        Privilege.ARENA,
+        service_messages.GetService,
+        services.get,
+        "One service",
+        refusal=arenas.refusal_by_mode,
+        may_be_given_up=True,
+    ),
+    "service.list": Method(Privilege.SEEN, messages.Page, paged(services.list_services), "Services, by the id of their arena"),
+    "service.handover": Method(
+        Privilege.OWNER,
+        service_messages.Handover,
+        services.handover,
+        "Let another member serve",
+        changes=True,
+        refusal=arenas.refusal_of_others,
+        told=services.told_handover,
+        may_be_given_up=True,
+    ),
+    "service.change": Method(
+        Privilege.OWNER,
+        service_messages.ChangeService,
+        services.change,
+        "Change how many standbys a service is to have, and what each member gets",
+        changes=True,
+        refusal=arenas.refusal_of_others,
     ),
     "events.subscribe": Method(Privilege.SEEN, messages.Subscribe, events.subscribe, "Be told of events from now on"),
     "events.unsubscribe": Method(Privilege.ANYONE, messages.Nothing, events.unsubscribe, "Be told no more events"),

@@ -35,6 +35,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpu": Family(),
     "blame": Family(for_operators=True),
     "arena": Family(owner="owner_uid", by_mode=True),
+    "service": Family(owner="owner_uid"),
 }
 
 

@@ -46,6 +46,7 @@ _MOST_RECENT = 256
 class FaultDesk:
     """Guards that every observation is judged by what mpsd knew at that moment, and that what comes of it is kept and told.
 
+    on_seen: told of each observation, with its domain where that is known, before anything else is done about it.
     on_incident: told of each new revision of an incident; what holds or releases memory, and what acts, hang here.
     on_arrival: of each connection of a client, and whether it is its first.  on_hang_up: of the end of each.
     watches_since: when mpsd began to see who comes and goes, in a machine where clients were there before it.
@@ -73,6 +74,7 @@ class FaultDesk:
             store.save(replace(left, revision=left.revision + 1, is_settled=True))
         self._acquit_at = math.inf  # trio time: then whoever waits for a suspected domain looks again
         self._news = trio.Event()
+        self.on_seen: list[Callable[[Observation], None]] = []
         self.on_incident: list[Callable[[Incident], None]] = []
         self.on_arrival: list[Callable[[ProcessId, Domain, bool], None]] = []
         self.on_hang_up: list[Callable[[ProcessId], None]] = []
@@ -92,7 +94,11 @@ class FaultDesk:
             domain, seen = None, replace(seen, domain="")
         if domain is not None:
             gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
-            seen = replace(seen, domain=domain.name, gpu=gpu, present=self._present(domain))
+            seen = replace(seen, domain=domain.name, gpu=gpu)
+        for tell in self.on_seen:
+            tell(seen)
+        if domain is not None:
+            seen = replace(seen, present=self._present(domain))
             if (is_proof(seen) and not seen.is_contained) or seen.xid in ENDS_SERVER:
                 self._suspect(domain)
         log.info("fault.seen", source=seen.source.value, domain=seen.domain, gpu=seen.gpu, xid=seen.xid, text=seen.text,

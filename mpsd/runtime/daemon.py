@@ -20,6 +20,7 @@ from mpsd.api.server import Api
 from mpsd.domains.pool import Pool
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import KeeperFailed, VendorFailed
+from mpsd.failover.failover import Failover
 from mpsd.faults.core_directory import CORES, remove_if_empty
 from mpsd.faults.faults import Faults
 from mpsd.leases.book import LeaseBook
@@ -60,6 +61,7 @@ class Daemon:
     events: EventBus
     faults: Faults
     vault: Vault
+    failover: Failover
     serve_metrics: Callable[..., Awaitable[None]] | None  # None: nobody asked for them
     on_signal: Callable[["Daemon", int], Awaitable[None]]
     stop: trio.Event = field(default_factory=trio.Event)  # set: leave now, whatever still runs
@@ -72,6 +74,7 @@ class Daemon:
             self._services = services
             services.start_soon(self.faults.run)
             services.start_soon(self.vault.run)
+            services.start_soon(self.failover.run)
             await services.start(self.pool.run, self.store.domains())
             async with trio.open_nursery() as conversations:
                 await self._settle(held, is_old, conversations)

@@ -66,5 +66,6 @@ class Signals:
         daemon.faults.desk.configure(settings.faults(new))
         daemon.faults.kmod_policy.configure(settings.kmod_mode(new))
         daemon.vault.configure(settings.vault(new))
+        daemon.failover.configure(settings.failover(new))
         daemon.book.configure(settings.admission(new))
         daemon.pool.notify()

@@ -86,6 +86,10 @@ def may_see(peer: Peer, arena: Arena) -> bool:
     return peer.is_operator or arena.owner_uid == peer.uid or _may(peer, arena, Access.READ)
 
 
+def may_write(peer: Peer, arena: Arena) -> bool:
+    return peer.is_operator or _may(peer, arena, Access.WRITE)
+
+
 def _may(peer: Peer, arena: Arena, access: Access) -> bool:
     return may(access, arena.mode, arena.owner_uid, arena.owner_gid, peer.uid, peer.gids)
 

@@ -15,6 +15,8 @@ from mpsd.processes import process_id
 from mpsd.stop import Asker, Manner, Report, Stopped, Target, TargetKind, plan
 from tests.unit.api.fake_arenas import FakeArenas
 from tests.unit.api.fake_arenas import furnish as furnish_arenas
+from tests.unit.api.fake_failover import FakeFailover
+from tests.unit.api.fake_failover import furnish as furnish_failover
 from tests.unit.api.fake_incidents import NOW as NOW
 from tests.unit.api.fake_incidents import known_faults
 from tests.unit.legacy.fake_board import DEVICES, FakeBoard
@@ -176,6 +178,7 @@ class Fakes:
         self.domains = FakeDomains(self.board)
         self.stopper = FakeStopper(self.leases)
         self.arenas = FakeArenas(self.leases.publish)
+        self.failover = FakeFailover(self.arenas)
 
     def find_process(self, pid: int) -> ProcessId | None:
         if pid not in self.processes:
@@ -194,13 +197,14 @@ class Fakes:
             started_at=NOW,
             facts={"backend": "gpu", "mode": "privileged"},
             arenas=self.arenas,
+            failover=self.failover,
             keeper=lambda: KeeperView("works", (4711,), 2),
         )
 
     def changes(self) -> tuple[object, ...]:
         """What a change would change."""
         done = (list(self.board.ended), list(self.domains.done), list(self.stopper.done), dict(self.faults.held))
-        return (dict(self.leases.made), self.board.present, dict(self.arenas.made), *done)
+        return (dict(self.leases.made), self.board.present, dict(self.arenas.made), dict(self.failover.views), *done)
 
 
 def furnished(publish: Callable[[str, Mapping[str, Any]], None]) -> Fakes:
@@ -220,6 +224,7 @@ def furnished(publish: Callable[[str, Mapping[str, Any]], None]) -> Fakes:
         fakes.leases.waiting.append(FakeQueued(number, uid, "no share is free", process=queued))
         fakes.processes[queued.pid] = queued.start_time
     furnish_arenas(fakes.arenas, UUIDS[0])
+    furnish_failover(fakes.failover)
     return fakes
 
 

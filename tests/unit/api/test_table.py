@@ -62,6 +62,18 @@ CALLS: dict[str, dict[str, Any]] = {
     "arena.change": {"id": 1, "mode": 0o600},
     "arena.remove": {"name": "cache"},
     "arena.make_room": {"gpu": "0", "bytes": 1},
+    "service.enlist": {"name": "weights"},
+    "service.join": {"id": 1},
+    "service.ready": {"id": 1},
+    "service.follow": {"id": 1},
+    "service.serving": {"id": 1, "generation": 7},
+    "service.yielded": {"id": 1, "generation": 7},
+    "service.failed": {"id": 1, "why": "out of memory"},
+    "service.leave": {"id": 1},
+    "service.get": {"name": "weights"},
+    "service.list": {},
+    "service.handover": {"name": "weights"},
+    "service.change": {"name": "weights", "standbys": 2},
     "events.subscribe": {"topics": ["*"]},
     "events.unsubscribe": {},
 }
@@ -73,7 +85,7 @@ NEEDS_OWNER = {name for name, method in METHODS.items() if method.privilege is P
 NEEDS_ARENA = {name for name, method in METHODS.items() if method.privilege is Privilege.ARENA}
 NEEDS_HOLDER = {name for name, method in METHODS.items() if method.privilege is Privilege.HOLDER}
 HIDING = NEEDS_OWNER | NEEDS_ARENA | NEEDS_HOLDER
-HIDDEN = {"lease": "NO_SUCH_LEASE", "client": "NO_SUCH_CLIENT", "arena": "NO_SUCH_ARENA"}
+HIDDEN = {"lease": "NO_SUCH_LEASE", "client": "NO_SUCH_CLIENT", "arena": "NO_SUCH_ARENA", "service": "NO_SUCH_ARENA"}
 HOLDS_NOT = {"NOT_ALLOWED", "STALE_GENERATION"}
 
 
@@ -95,11 +107,14 @@ def test_privileges_are_what_they_were_meant_to_be() -> None:
     assert {"fault.report", "fault.guards"} == NEEDS_CLIENT
     assert {
         "lease.renew", "lease.release", "lease.get", "client.why", "client.terminate", "arena.change", "arena.remove",
+        "service.handover", "service.change",
     } == NEEDS_OWNER  # fmt: skip
-    assert {"arena.get", "arena.open"} == NEEDS_ARENA
+    assert {"arena.get", "arena.open", "service.get"} == NEEDS_ARENA
     assert {
         "arena.put", "arena.drop", "arena.commit", "arena.take", "arena.layout", "arena.keep_state", "arena.state",
         "arena.close", "arena.seal",
+        "service.join", "service.ready", "service.follow", "service.serving", "service.yielded", "service.failed",
+        "service.leave",
     } == NEEDS_HOLDER  # fmt: skip
 
 

@@ -1,0 +1,126 @@
+"""service.enlist, join, ready, follow, serving, yielded, failed, leave; get, list, handover, change.
+
+A member is a process, and not a connection: connections come and go.
+"""
+
+from mpsd.api.exchange import Call, Rows
+from mpsd.api.failover import Failover
+from mpsd.api.methods.arenas import arenas_of, may_see, may_write
+from mpsd.api.services import Services
+from mpsd.errors import KeeperFailed, NoSuchArena, NotAllowed
+from mpsd.service import ServiceSettings, ServiceView
+from mpsd.wire import service_results
+from mpsd.wire.messages import Page
+from mpsd.wire.results import Map
+from mpsd.wire.service_messages import (
+    ChangeService,
+    FailedMember,
+    FollowService,
+    GetService,
+    Handover,
+    JoinService,
+    ServiceId,
+    ServiceName,
+    ServiceTerm,
+)
+
+_NOBODY = -1  # a user that nobody is
+
+
+def failover_of(services: Services) -> Failover:
+    """Raises KeeperFailed."""
+    if services.failover is None:
+        raise KeeperFailed("this mpsd keeps no memory, and has no services")
+    return services.failover
+
+
+# -- members -------------------------------------------------------------------------------------------------------------
+
+
+async def enlist(call: Call[ServiceName]) -> Map:
+    """Of an arena that is not there yet the asker will be the owner."""
+    peer, name, process = call.peer, call.ask.name, call.process()
+    try:
+        arena = arenas_of(call.services).find(name)
+        owner_uid = arena.owner_uid if may_write(peer, arena) else peer.uid
+    except NoSuchArena:
+        owner_uid = peer.uid
+    return {"environment": dict(await failover_of(call.services).enlist(name, owner_uid, process, peer.uid))}
+
+
+async def join(call: Call[JoinService]) -> Map:
+    ask = call.ask
+    arena = arenas_of(call.services).find_id(ask.id)
+    if not may_write(call.peer, arena):
+        raise NotAllowed(f"arena {arena.name} is user {arena.owner_uid}'s; its mode {arena.mode:03o} lets you not write it")
+    joined = failover_of(call.services).join(ask.id, call.process(), ask.rank, ask.heartbeat_seconds)
+    return service_results.instruction(joined)
+
+
+async def ready(call: Call[ServiceId]) -> Map:
+    return service_results.instruction(failover_of(call.services).ready(call.ask.id, call.process()))
+
+
+async def follow(call: Call[FollowService]) -> Map:
+    ask = call.ask
+    told = await failover_of(call.services).follow(ask.id, call.process(), ask.after, ask.wait_seconds)
+    return service_results.instruction(told)
+
+
+async def serving(call: Call[ServiceTerm]) -> Map:
+    failover_of(call.services).serving(call.ask.id, call.ask.generation, call.process())
+    return {}
+
+
+async def yielded(call: Call[ServiceTerm]) -> Map:
+    told = failover_of(call.services).yielded(call.ask.id, call.ask.generation, call.process())
+    return service_results.instruction(told)
+
+
+async def failed(call: Call[FailedMember]) -> Map:
+    failover_of(call.services).failed(call.ask.id, call.process(), call.ask.why)
+    return {}
+
+
+async def leave(call: Call[ServiceId]) -> Map:
+    failover_of(call.services).leave(call.ask.id, call.process())
+    return {}
+
+
+# -- those who look, and owners --------------------------------------------------------------------------------------------
+
+
+async def get(call: Call[GetService]) -> Map:
+    ask = call.ask
+    arena = arenas_of(call.services).find(ask.name)
+    return service_results.service(await failover_of(call.services).get(arena.id, ask.after, ask.wait_seconds))
+
+
+def list_services(call: Call[Page]) -> Rows[ServiceView]:
+    arenas = {arena.id: arena for arena in arenas_of(call.services).arenas() if may_see(call.peer, arena)}
+    found = failover_of(call.services).services()
+    return Rows(((each.id, None if each.id in arenas else _NOBODY, each) for each in found), service_results.service)
+
+
+async def handover(call: Call[Handover]) -> Map:
+    ask = call.ask
+    arena = arenas_of(call.services).find(ask.name)
+    return service_results.handed_over(await failover_of(call.services).handover(arena.id, ask.to_pid, ask.wait_seconds))
+
+
+def told_handover(result: Map) -> str:
+    """For the audit."""
+    return f"pid {result['from_pid']} to pid {result['to_pid']} in {result['seconds']:.3f} s"
+
+
+async def change(call: Call[ChangeService]) -> Map:
+    ask, failover = call.ask, failover_of(call.services)
+    arena = arenas_of(call.services).find(ask.name)
+    old = failover.settings(arena.id)
+    wanted = ServiceSettings(
+        standbys=old.standbys if ask.standbys is None else ask.standbys,
+        sm_percent=old.sm_percent if ask.sm_percent is None else ask.sm_percent or None,
+        memory_bytes=old.memory_bytes if ask.memory_bytes is None else ask.memory_bytes or None,
+        heartbeat_seconds=old.heartbeat_seconds if ask.heartbeat_seconds is None else ask.heartbeat_seconds,
+    )
+    return service_results.service(failover.change(arena.id, wanted))

@@ -1,0 +1,369 @@
+"""Desk: what happens to services is told here, and what policy/succession.py decides then is done.
+
+Everything is done at once, without a wait: from what a fault's first observation tells to the answer that a standby waits for
+there is one transaction, the arena's new writer.  Prose: docs/services.md.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, Protocol
+
+import structlog
+import trio
+
+from mpsd.arena import Arena
+from mpsd.errors import MpsdError, NoSuchArena, UnusablePath
+from mpsd.failover.ends import Ends
+from mpsd.failover.evidence import Evidence
+from mpsd.failover.seats import Entry, Handing
+from mpsd.failover.settings import FailoverSettings
+from mpsd.failover.store import ServiceStore
+from mpsd.failover.views import cause_of, protection, view
+from mpsd.fault import Observation
+from mpsd.model import ProcessId
+from mpsd.policy.fault_fence import is_fault_of_domain
+from mpsd.policy.succession import decide, successor
+from mpsd.policy.succession_words import (
+    Decision,
+    Elapsed,
+    Ended,
+    Event,
+    Failed,
+    Faulted,
+    Fence,
+    Fenced,
+    Held,
+    Keep,
+    Phase,
+    Placed,
+    Promote,
+    Promoted,
+    Ready,
+    Refuse,
+    Service,
+    Silent,
+    Standing,
+    Unserved,
+    Yield,
+)
+from mpsd.service import Cause, ServiceSettings, ServiceView
+
+log = structlog.get_logger()
+_GONE = frozenset({"removed", "expired", "evicted"})
+_LOUD = frozenset({"unserved", "unprotected", "silent", "fencing"})
+
+
+class Vault(Protocol):
+    """Of the vault, what services need (vault/arenas.py)."""
+
+    def arenas(self) -> Sequence[Arena]: ...
+    def find_id(self, arena_id: int) -> Arena: ...
+    def promote(self, arena_id: int, process: ProcessId, fenced: ProcessId | None) -> Arena: ...
+    def step_down(self, arena_id: int, generation: int, process: ProcessId) -> Arena: ...
+    def hurry(self, process: ProcessId) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What services know of the rest of the daemon.
+
+    domain_of: where a process has its contexts; empty: not known.  fault_since: of a domain in FAULT, trio time.  end: ends a
+    process, its GPU work first; raises MpsdError.  clock: seconds since the epoch.
+    """
+
+    domain_of: Callable[[ProcessId], str]
+    fault_since: Callable[[str], float | None]
+    end: Callable[[ProcessId], Awaitable[object]]
+    publish: Callable[[str, Mapping[str, Any]], None]
+    clock: Callable[[], float] = time.time
+    clock_ns: Callable[[], int] = time.monotonic_ns
+
+
+class Desk:
+    """Guards that what was decided for a service is done, and that nobody is the writer of its arena besides."""
+
+    def __init__(
+        self, vault: Vault, around: Around, store: ServiceStore, settings: FailoverSettings, is_multiuser: bool
+    ) -> None:
+        """Raises UnusablePath."""
+        self.vault, self.around, self.settings = vault, around, settings
+        self.evidence = Evidence(is_multiuser)
+        self.ends = Ends(self._ended)
+        self.entries: dict[int, Entry] = {}
+        self.on_fence: Callable[[Entry, ProcessId], None] = lambda entry, writer: None  # told to fence, again perhaps
+        self.on_end: list[Callable[[ProcessId], None]] = []
+        self.woken = trio.Event()  # something is due earlier than was thought
+        self._store = store
+        self._grace_until = -inf  # trio time: others may come who were there before mpsd was started anew
+        known = {arena.id: arena for arena in vault.arenas()}
+        for arena_id, asked in store.load(known).items():
+            self.entries[arena_id] = Entry(known[arena_id], asked, is_stored=True)
+
+    def begin(self) -> None:
+        """Now mpsd runs."""
+        self._grace_until = trio.current_time() + self.settings.follow_grace
+        for entry in self.entries.values():
+            self._meet(entry)
+
+    # -- services --------------------------------------------------------------------------------------------------------
+
+    def entry(self, arena_id: int) -> Entry:
+        """Made where there is none.  Raises NoSuchArena."""
+        arena = self.vault.find_id(arena_id)
+        if (entry := self.entries.get(arena_id)) is None:
+            entry = self.entries[arena_id] = Entry(arena, ServiceSettings())
+            self._meet(entry)
+        return entry
+
+    def _meet(self, entry: Entry) -> None:
+        """One that somebody served before has members that have yet to join again, if mpsd was started just now."""
+        if entry.arena.generation:
+            entry.service = replace(entry.service, not_before=self._grace_until)
+        if entry.arena.writer is not None:
+            self.tell(entry, Held(entry.arena.writer))
+
+    def is_served(self, arena_id: int) -> bool:
+        entry = self.entries.get(arena_id)
+        return entry is not None and bool(entry.service.members)
+
+    def change(self, entry: Entry, settings: ServiceSettings) -> None:
+        self._store.save(entry.arena.id, settings)
+        entry.settings, entry.is_stored = settings, True
+        self._show(entry)
+
+    def views(self) -> Iterator[ServiceView]:
+        return (view(self.entries[arena_id]) for arena_id in sorted(self.entries))
+
+    def leave_if_empty(self, entry: Entry) -> None:
+        """A service goes with its last process, unless its owner has asked for something."""
+        if not (entry.seats or entry.is_stored or entry.service.members) and entry.service.writer is None:
+            self._remove(entry)
+
+    def _remove(self, entry: Entry) -> None:
+        entry.is_removed = True
+        self.entries.pop(entry.arena.id, None)
+        if entry.is_stored:
+            try:
+                self._store.forget(entry.arena.id)
+            except UnusablePath as exc:  # the next mpsd forgets it
+                log.error("store.failed", statement="a service that has gone", why=str(exc))
+        entry.instruct()
+
+    # -- what happens ----------------------------------------------------------------------------------------------------
+
+    def tell(self, entry: Entry, event: Event, happened_ns: int | None = None, why: str = "") -> str:
+        """Empty, or why that could not be; then nothing has changed.  Does what follows."""
+        before = entry.service
+        entry.service, decisions = decide(before, event, trio.current_time(), self.settings.limits)
+        if decisions and isinstance(decisions[0], Refuse):
+            return decisions[0].why
+        seat = entry.seats.get(event.process) if isinstance(event, Fenced) else None
+        if seat is not None and before.phase is Phase.FENCING:
+            seat.dismissed = seat.dismissed or "it was fenced"
+        self._time(entry, before, event, happened_ns)
+        self._tell_event(entry, before, event, why)
+        for decision in decisions:
+            self._carry_out(entry, decision)
+        self._show(entry)
+        return ""
+
+    def see(self, seen: Observation) -> None:
+        """Of a fault, from any source, as early as can be."""
+        try:
+            self.evidence.take(seen, self.settings.settle)
+            if is_fault_of_domain(seen):
+                self.fault(seen.domain, seen.seen_ns)
+        except Exception:  # others have to know of the fault too
+            log.exception("service.bug", domain=seen.domain)
+
+    def fault(self, domain: str, happened_ns: int, process: ProcessId | None = None) -> None:
+        """All contexts there are lost, or those of this process."""
+        for entry in list(self.entries.values()):
+            concerned = [each for each in entry.service.members if each.domain == domain and process in (None, each.process)]
+            if any(each.standing is not Standing.FAULTED for each in concerned):
+                self.tell(entry, Faulted(domain, process), happened_ns)
+            writer = entry.service.writer
+            seat = entry.seats.get(writer) if writer is not None else None
+            if seat is not None and entry.service.phase is Phase.FENCING and seat.domain == domain:
+                self.on_fence(entry, seat.process)  # what has been seen now may show that it writes no more
+
+    def _ended(self, process: ProcessId, seen_ns: int) -> None:
+        try:
+            self._note_end(process, seen_ns)
+        except Exception:
+            log.exception("service.bug", pid=process.pid)
+
+    def _note_end(self, process: ProcessId, seen_ns: int) -> None:
+        for entry in list(self.entries.values()):
+            if (seat := entry.seats.get(process)) is None:
+                continue
+            seat.is_gone = True
+            if entry.service.member(process) is not None:
+                self.tell(entry, Ended(process), seen_ns)
+            self._show(entry)
+            self.leave_if_empty(entry)
+        for told in self.on_end:
+            told(process)
+
+    def heard_of(self, what: str, arena: Arena) -> None:
+        """The vault tells of an arena.  Never raises."""
+        entry = self.entries.get(arena.id)
+        if entry is None:
+            return
+        entry.arena = arena
+        try:
+            if what in _GONE:
+                self._remove(entry)
+            elif not entry.is_promoting:
+                self._compare(entry)
+        except Exception:
+            log.exception("service.bug", service=arena.name)
+
+    def _compare(self, entry: Entry) -> None:
+        """Who writes, and who has it open at all, is the arena's to say."""
+        writer, arena = entry.service.writer, entry.arena
+        if writer is not None and arena.writer != writer:
+            self.tell(entry, Fenced(writer))
+        holder = entry.service.holder
+        if holder is not None and arena.writer != holder:
+            self.tell(entry, Fenced(holder))
+        if entry.service.writer is None and arena.writer not in (None, entry.cleared, entry.service.holder):
+            self.tell(entry, Held(arena.writer))
+        for member in entry.service.members:
+            if member.process not in (entry.arena.writer, *entry.arena.readers):
+                entry.seats.pop(member.process, None)
+                self.tell(entry, Ended(member.process))
+        self._show(entry)
+        self.leave_if_empty(entry)
+
+    # -- what is decided -------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, entry: Entry, decision: Decision) -> None:
+        match decision:
+            case Promote(process):
+                self._promote(entry, process)
+            case Fence(process):
+                self.publish(entry, "fencing", pid=process.pid)
+                self.on_fence(entry, process)
+            case Yield(process):
+                self.publish(entry, "yielding", pid=process.pid)
+            case Keep(process):
+                entry.handing = None
+                self.publish(entry, "kept", pid=process.pid)
+            case Unserved(why):
+                self.publish(entry, "unserved", why=why)
+
+    def _promote(self, entry: Entry, process: ProcessId) -> None:
+        handing = entry.handing
+        if handing is None:
+            handing = entry.handing = Handing(Cause.FIRST, None, None, self.around.clock_ns())
+        handing.begun_ns = self.around.clock_ns()
+        fenced = entry.cleared if entry.cleared == entry.arena.writer else None
+        entry.is_promoting = True
+        try:
+            entry.arena = self.vault.promote(entry.arena.id, process, fenced)
+            entry.cleared = None
+        except MpsdError as exc:
+            refusal: MpsdError | None = exc
+        else:
+            refusal = None
+        finally:
+            entry.is_promoting = False
+        if refusal is not None:
+            self._not_promoted(entry, process, refusal)
+            return
+        entry.instruct()  # first of all: it waits for that
+        from_pid = handing.writer.pid if handing.writer else None
+        self.publish(entry, "promoting", to_pid=process.pid, from_pid=from_pid, cause=handing.cause.value)
+
+    def _not_promoted(self, entry: Entry, process: ProcessId, refusal: MpsdError) -> None:
+        log.error("service.not_promoted", service=entry.arena.name, pid=process.pid, why=str(refusal))
+        try:
+            entry.arena = self.vault.find_id(entry.arena.id)
+        except NoSuchArena:
+            return  # it goes with its service
+        if (seat := entry.seats.get(process)) is not None:
+            seat.dismissed = f"it could not be promoted: {refusal}"
+        self.tell(entry, Failed(process), why=str(refusal))
+
+    def fenced(self, entry: Entry, writer: ProcessId) -> None:
+        """A fault has torn down its contexts, and it was killed: the arena need not wait for its end."""
+        entry.cleared = writer
+        self.tell(entry, Fenced(writer), why="a fault has ended all work of its domain")
+
+    # -- what is told ----------------------------------------------------------------------------------------------------
+
+    def _show(self, entry: Entry) -> None:
+        """To everybody who waits."""
+        gone = [p for p, seat in entry.seats.items() if seat.is_gone and p not in (entry.service.writer, entry.cleared)]
+        for process in gone:
+            del entry.seats[process]
+        self._end_grace(entry)
+        shared = protection(entry)
+        if shared != entry.protection:
+            entry.protection = shared
+            if shared:
+                self.publish(entry, "unprotected", why=shared)
+        dying = entry.service.writer if entry.service.phase is Phase.FENCING else entry.service.holder
+        if dying is not None and successor(entry.service) is not None:
+            self.vault.hurry(dying)
+        now = replace(view(entry), revision=0)
+        if now != entry.shown:
+            entry.shown, entry.revision = now, entry.revision + 1
+        entry.instruct()
+        self.woken.set()
+
+    def _end_grace(self, entry: Entry) -> None:
+        """Everybody who could be has been heard of."""
+        service, arena = entry.service, entry.arena
+        if service.not_before == -inf or not service.members:
+            return
+        ready = {each.process for each in service.members if each.standing is Standing.READY}
+        if all(each in ready for each in (arena.writer, *arena.readers) if each is not None):
+            entry.service = replace(service, not_before=-inf)
+            self.tell(entry, Elapsed())
+
+    def _time(self, entry: Entry, before: Service, event: Event, happened_ns: int | None) -> None:
+        """How long what takes."""
+        now, after = self.around.clock_ns(), entry.service
+        served = before.phase in (Phase.SERVING, Phase.PROMOTING, Phase.YIELDING)
+        is_over = after.phase in (Phase.FENCING, Phase.YIELDING) or isinstance(event, Fenced)
+        if served and is_over and before.writer is not None:
+            is_asked = before.phase is Phase.YIELDING and not isinstance(event, Faulted | Ended)
+            if not (is_asked and entry.handing):
+                entry.handing = Handing(cause_of(event, before), before.writer, happened_ns, now)
+        if isinstance(event, Fenced) and entry.handing is not None and event.process == before.writer:
+            entry.handing.fenced_ns = now
+        if isinstance(event, Promoted) and before.phase is Phase.PROMOTING and entry.handing and after.writer:
+            entry.last = entry.handing.over(self.around.clock(), after.writer, entry.arena.generation, now)
+            entry.promotions += 1
+            entry.handing = None
+
+    def _tell_event(self, entry: Entry, before: Service, event: Event, why: str) -> None:
+        member = entry.service.member(getattr(event, "process", None))
+        match event:
+            case Ready(process) if member != before.member(process):
+                self.publish(entry, "ready", pid=process.pid)
+            case Silent(process) if member != before.member(process):
+                self.publish(entry, "silent", pid=process.pid)
+            case Ended(process) if before.member(process) is not None:
+                self.publish(entry, "left", pid=process.pid)
+            case Fenced(process):
+                self.publish(entry, "fenced", pid=process.pid, why=why)
+            case Promoted(process) if before.phase is Phase.PROMOTING and entry.last is not None:
+                last = entry.last
+                facts = {name: getattr(last, name) for name in ("from_pid", "to_pid", "generation", "detect_ms", "fence_ms")}
+                self.publish(entry, "promoted", cause=last.cause.value, **facts, promote_ms=last.promote_ms)
+            case Placed(process, domain):
+                log.debug("service.placed", pid=process.pid, domain=domain)
+
+    def publish(self, entry: Entry, what: str, **facts: object) -> None:
+        arena = entry.arena
+        if what in _LOUD:
+            log.warning("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
+        else:
+            log.info("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
+        whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid}
+        self.around.publish(f"service.{what}", {**whose, **facts})

@@ -1,0 +1,72 @@
+"""The ends of processes: each is told once, at the moment at which its pidfd is readable."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import structlog
+import trio
+
+from mpsd import processes
+from mpsd.errors import BadRequest, TooMany
+from mpsd.model import ProcessId
+
+log = structlog.get_logger()
+MOST = 8192  # each needs a descriptor
+OnEnd = Callable[[ProcessId, int], None]  # and when it was seen, of CLOCK_MONOTONIC
+
+
+class Ends:
+    """Guards that each process is waited for once, and that a signal reaches no later process with its pid."""
+
+    def __init__(self, on_end: OnEnd) -> None:
+        self._on_end = on_end
+        self._pidfds: dict[ProcessId, int] = {}
+        self._nursery: trio.Nursery | None = None
+
+    def watch(self, process: ProcessId) -> None:
+        """Raises BadRequest for one that has ended, TooMany."""
+        if process in self._pidfds:
+            return
+        if len(self._pidfds) >= MOST or self._nursery is None:
+            raise TooMany(f"{MOST} processes are members of services, and no more may be")
+        pidfd = processes.open_pidfd(process)
+        if pidfd is None:
+            raise BadRequest(f"pid {process.pid} has ended")
+        self._pidfds[process] = pidfd
+        self._nursery.start_soon(self._wait, process, pidfd)
+
+    def is_watched(self, process: ProcessId) -> bool:
+        return process in self._pidfds
+
+    def kill(self, process: ProcessId) -> bool:
+        """SIGKILL.  Whether it was sent, or had no one to reach any more."""
+        pidfd = self._pidfds.get(process)
+        try:
+            if pidfd is not None:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        except OSError as exc:
+            log.error("service.not_killed", pid=process.pid, why=exc.strerror)
+            return False
+        return True
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    async def _wait(self, process: ProcessId, pidfd: int) -> None:
+        try:
+            await trio.lowlevel.wait_readable(pidfd)  # for ever: as long as it lives
+            seen_ns = time.monotonic_ns()
+        finally:
+            os.close(pidfd)
+            del self._pidfds[process]
+        self._on_end(process, seen_ns)

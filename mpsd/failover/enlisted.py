@@ -1,0 +1,86 @@
+"""Processes that will be members: from before their CUDA begins they are kept apart from others of their service.
+
+Without root nobody places a process: it is told where to go, by an environment variable.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+import trio
+
+from mpsd.errors import TooMany
+from mpsd.failover.desk import Desk
+from mpsd.model import ProcessId
+
+MOST = 4096
+MOST_OF_USER = 1024  # so that one user cannot keep the others out
+_ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A domain, and what has to be in the environment of who goes there."""
+
+    domain: str
+    environment: Mapping[str, str]
+
+
+# One that is not among these domains, if there is any.  None: mpsd places whoever connects.
+FindPlace = Callable[[frozenset[str]], Awaitable[Place]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """name, uid: of the service, and of its owner.  by: whose process it is.  domain: which it was told; empty: none."""
+
+    name: str
+    uid: int
+    by: int
+    domain: str = ""
+
+
+class Enlisted:
+    """Guards that a process is kept apart from the others of one service, and that so many at most are."""
+
+    def __init__(self, desk: Desk, find_place: FindPlace | None) -> None:
+        self._desk, self._find_place = desk, find_place
+        self._plans: dict[ProcessId, _Plan] = {}
+        self._one_at_a_time = trio.Lock()  # so that each knows where the one before was sent
+        desk.on_end.append(self.forget)
+
+    async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
+        """What has to be in its environment.  Raises TooMany, BadRequest (it has ended), Stopping."""
+        if process not in self._plans:
+            self._check_room(uid)
+            self._desk.ends.watch(process)
+        self._plans[process] = plan = _Plan(name, owner_uid, uid)
+        if self._find_place is None:
+            return {}
+        async with self._one_at_a_time:
+            place = await self._find_place(self.avoid(process))
+            self._plans[process] = _Plan(name, owner_uid, plan.by, place.domain)
+        return place.environment
+
+    def _check_room(self, uid: int) -> None:
+        if len(self._plans) >= MOST:
+            raise TooMany(f"{MOST} processes are enlisted, and no more may be")
+        if uid != _ROOT and sum(plan.by == uid for plan in self._plans.values()) >= MOST_OF_USER:
+            raise TooMany(f"{MOST_OF_USER} processes of user {uid} are enlisted, and no more may be")
+
+    def forget(self, process: ProcessId) -> None:
+        self._plans.pop(process, None)
+
+    def avoid(self, process: ProcessId | None) -> frozenset[str]:
+        """The domains of the others of its service."""
+        plan = self._plans.get(process) if process is not None else None
+        if plan is None:
+            return frozenset()
+        ours = (p for p, other in self._plans.items() if (other.name, other.uid) == (plan.name, plan.uid))
+        domains = {self._domain(each) for each in ours if each != process}
+        for entry in self._desk.entries.values():
+            if (entry.arena.name, entry.arena.owner_uid) == (plan.name, plan.uid):
+                domains |= {each.domain for each in entry.service.members if each.process != process}
+        return frozenset(domains - {""})
+
+    def _domain(self, process: ProcessId) -> str:
+        return self._desk.around.domain_of(process) or self._plans[process].domain

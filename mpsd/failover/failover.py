@@ -1,0 +1,240 @@
+"""What members, owners and starters ask of services: the methods of the socket, less who may (api/methods/services.py)."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import trio
+
+from mpsd.arena import Arena
+from mpsd.errors import ArenaBusy, BadRequest, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.failover.desk import Desk
+from mpsd.failover.enlisted import Enlisted
+from mpsd.failover.fencing import Fencing
+from mpsd.failover.seats import Entry, Seat
+from mpsd.failover.servers import Servers
+from mpsd.failover.settings import FailoverSettings
+from mpsd.failover.views import view
+from mpsd.model import ProcessId
+from mpsd.policy.succession_words import (
+    Asked,
+    Elapsed,
+    Ended,
+    Failed,
+    Joined,
+    Phase,
+    Promoted,
+    Ready,
+    Silent,
+    Standing,
+)
+from mpsd.service import HandedOver, Instruction, Order, ServiceSettings, ServiceView
+
+
+class Failover:
+    """Guards that what a process says counts for itself alone, and that who is silent is noticed."""
+
+    def __init__(self, desk: Desk, enlisted: Enlisted, servers: Servers, ready: trio.Event) -> None:
+        """ready: the vault is."""
+        self._desk, self._enlisted, self._servers, self._ready = desk, enlisted, servers, ready
+        self._fencing = Fencing(desk)
+
+    def configure(self, settings: FailoverSettings) -> None:
+        self._desk.settings = settings
+
+    async def run(self) -> None:
+        """Lives as long as mpsd."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._desk.ends.run)
+            await nursery.start(self._fencing.run)
+            await self._ready.wait()  # for ever, where the vault's keeper is not to be had: then nobody joins
+            self._desk.begin()
+            nursery.start_soon(self._servers.run)
+            nursery.start_soon(self._watch_time)
+
+    # -- members ---------------------------------------------------------------------------------------------------------
+
+    async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
+        return await self._enlisted.enlist(name, owner_uid, process, uid)
+
+    def join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
+        desk = self._desk
+        arena = self._held(arena_id, process)
+        desk.ends.watch(process)
+        entry = desk.entry(arena_id)
+        if (seat := entry.seats.get(process)) is not None:
+            seat.heartbeat_seconds = heartbeat_seconds
+            self._hear(entry, seat)
+            return seat.told
+        around = desk.around
+        domain, now = around.domain_of(process), trio.current_time()
+        told = Instruction(0, Order.STANDBY, arena.generation, arena.layout_hash, arena.state_serial, arena.writer)
+        seat = Seat(process, domain, around.clock_ns(), around.clock(), heartbeat_seconds, now, told)
+        entry.sit(seat)
+        if refused := desk.tell(entry, Joined(process, domain, rank)):
+            del entry.seats[process]
+            desk.leave_if_empty(entry)
+            raise BadRequest(f"pid {process.pid} cannot join service {arena.name}: {refused}")
+        desk.publish(entry, "joined", pid=process.pid, domain=domain, rank=rank)
+        if domain and around.fault_since(domain) is not None:
+            desk.fault(domain, around.clock_ns(), process)
+        return seat.told
+
+    def ready(self, arena_id: int, process: ProcessId) -> Instruction:
+        entry, seat = self._seat(arena_id, process)
+        seat.is_ready = True
+        member = entry.service.member(process)
+        if member is not None and member.standing is not Standing.FAULTED:
+            self._desk.tell(entry, Ready(process))
+        self._hear(entry, seat)
+        return seat.told
+
+    async def follow(self, arena_id: int, process: ProcessId, after: int | None, wait_seconds: float) -> Instruction:
+        entry, seat = self._seat(arena_id, process)
+        seat.asking += 1
+        try:
+            self._hear(entry, seat)
+            with trio.move_on_after(wait_seconds if after is not None else 0):
+                while after is not None and seat.told.serial <= after and entry.seats.get(process) is seat:
+                    await entry.changed()
+        finally:
+            seat.asking -= 1
+            seat.heard_at = trio.current_time()
+            self._desk.woken.set()
+        if entry.seats.get(process) is not seat:
+            raise NotAllowed(f"pid {process.pid} is no member of service {entry.arena.name} any more")
+        return seat.told
+
+    def serving(self, arena_id: int, generation: int, process: ProcessId) -> None:
+        entry, _ = self._seat(arena_id, process)
+        self._check_writer(entry, generation, process)
+        self._desk.tell(entry, Promoted(process))
+
+    def yielded(self, arena_id: int, generation: int, process: ProcessId) -> Instruction:
+        """Said again, it is answered as before."""
+        _, seat = self._seat(arena_id, process)
+        self._desk.vault.step_down(arena_id, generation, process)
+        return seat.told
+
+    def failed(self, arena_id: int, process: ProcessId, why: str) -> None:
+        entry, seat = self._seat(arena_id, process)
+        seat.dismissed = seat.dismissed or f"it said that it failed: {why}"
+        event = Failed(process) if entry.service.writer == process else Ended(process)
+        self._desk.publish(entry, "failed", pid=process.pid, why=why)
+        self._desk.tell(entry, event, self._desk.around.clock_ns(), why)
+
+    def leave(self, arena_id: int, process: ProcessId) -> None:
+        """Whoever writes has stopped."""
+        entry, _ = self._seat(arena_id, process)
+        if entry.service.writer == process and entry.arena.writer == process:
+            self._desk.vault.step_down(arena_id, entry.arena.generation, process)
+        entry.seats.pop(process, None)
+        self._desk.tell(entry, Ended(process))
+        self._enlisted.forget(process)
+        self._desk.leave_if_empty(entry)
+
+    # -- owners ----------------------------------------------------------------------------------------------------------
+
+    async def get(self, arena_id: int, after: int | None, wait_seconds: float) -> ServiceView:
+        entry = self._find(arena_id)
+        with trio.move_on_after(wait_seconds if after is not None else 0):
+            while after is not None and entry.revision <= after and not entry.is_removed:
+                await entry.changed()
+        return view(self._find(arena_id))
+
+    def services(self) -> Sequence[ServiceView]:
+        """By id."""
+        return list(self._desk.views())
+
+    async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:
+        desk, entry = self._desk, self._find(arena_id)
+        name, began, from_ = entry.arena.name, trio.current_time(), entry.service.writer
+        to = next((each.process for each in entry.service.members if each.process.pid == to_pid), None)
+        if to_pid is not None and to is None:
+            raise BadRequest(f"pid {to_pid} is no member of service {name}")
+        if refused := desk.tell(entry, Asked(to), desk.around.clock_ns()):
+            raise ArenaBusy(f"service {name} cannot be handed over: {refused}")
+        assert from_ is not None, "it serves"
+        with trio.move_on_after(wait_seconds):
+            while not entry.is_removed:
+                writer, phase = entry.service.writer, entry.service.phase
+                if phase is Phase.SERVING and writer == from_:
+                    raise ArenaBusy(f"service {name} was not handed over: pid {from_.pid} goes on, as nobody could take over")
+                if phase is Phase.SERVING and writer is not None:
+                    return HandedOver(from_.pid, writer.pid, trio.current_time() - began)
+                await entry.changed()
+        raise ArenaBusy(f"service {name} is not handed over yet: it is {entry.service.phase}")
+
+    def change(self, arena_id: int, settings: ServiceSettings) -> ServiceView:
+        entry = self._desk.entry(arena_id)
+        self._desk.change(entry, settings)
+        return view(entry)
+
+    def settings(self, arena_id: int) -> ServiceSettings:
+        entry = self._desk.entries.get(arena_id)
+        return entry.settings if entry else ServiceSettings()
+
+    # -- steps -----------------------------------------------------------------------------------------------------------
+
+    def _find(self, arena_id: int) -> Entry:
+        if (entry := self._desk.entries.get(arena_id)) is None:
+            arena = self._desk.vault.find_id(arena_id)
+            raise NoSuchArena(f"arena {arena.name} has no service")
+        return entry
+
+    def _held(self, arena_id: int, process: ProcessId) -> Arena:
+        arena = self._desk.vault.find_id(arena_id)
+        if process != arena.writer and process not in arena.readers:
+            raise NotAllowed(f"pid {process.pid} has arena {arena.name} not open")
+        return arena
+
+    def _seat(self, arena_id: int, process: ProcessId) -> tuple[Entry, Seat]:
+        entry = self._desk.entries.get(arena_id)
+        if entry is None or (seat := entry.seats.get(process)) is None:
+            raise NotAllowed(f"pid {process.pid} has not joined the service of arena {arena_id}")
+        return entry, seat
+
+    def _check_writer(self, entry: Entry, generation: int, process: ProcessId) -> None:
+        arena = entry.arena
+        if arena.writer != process or entry.service.writer != process or arena.generation != generation:
+            asked = f"pid {process.pid} does not serve {arena.name} in generation {generation}"
+            raise StaleGeneration(f"{asked}: it is at {arena.generation}")
+
+    # -- silence ---------------------------------------------------------------------------------------------------------
+
+    def _hear(self, entry: Entry, seat: Seat) -> None:
+        """It is there."""
+        seat.heard_at = trio.current_time()
+        member = entry.service.member(seat.process)
+        is_back = member is not None and member.standing is Standing.SILENT and entry.service.writer != seat.process
+        if is_back and seat.is_ready:
+            self._desk.tell(entry, Ready(seat.process))
+
+    async def _watch_time(self) -> None:
+        """Deadlines of services, and standbys that do not ask any more."""
+        desk = self._desk
+        while True:
+            desk.woken = trio.Event()
+            for entry in list(desk.entries.values()):
+                if entry.service.deadline is not None and entry.service.deadline <= trio.current_time():
+                    desk.tell(entry, Elapsed())
+                for process in self._silent(entry):
+                    desk.tell(entry, Silent(process))
+            with trio.move_on_at(self._next()):
+                await desk.woken.wait()
+
+    def _silent(self, entry: Entry) -> list[ProcessId]:
+        late = trio.current_time() - self._desk.settings.follow_grace
+        return [each.process for each in self._standbys(entry) if each.heard_at <= late]
+
+    def _next(self) -> float:
+        grace, due = self._desk.settings.follow_grace, math.inf
+        for entry in self._desk.entries.values():
+            heard = [each.heard_at + grace for each in self._standbys(entry)]
+            due = min([due, math.inf if entry.service.deadline is None else entry.service.deadline, *heard])
+        return due
+
+    def _standbys(self, entry: Entry) -> list[Seat]:
+        """That are ready, and do not ask at the moment."""
+        ready = [each.process for each in entry.service.members if each.standing is Standing.READY]
+        seats = (entry.seats.get(process) for process in ready if process != entry.service.writer)
+        return [seat for seat in seats if seat is not None and not seat.asking]

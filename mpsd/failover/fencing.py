@@ -1,0 +1,114 @@
+"""How the writer of a service is fenced: by what a fault has done, by its own end, or by ending it.
+
+| what is known | what is done | it is fenced when |
+|---|---|---|
+| its domain's contexts are torn down (policy/fault_fence.py) | SIGKILL, which harms nobody there | at once |
+| its MPS server has ended | SIGKILL, likewise | nothing of it is held (vault/holders.py) |
+| it has ended | | the same |
+| a fault, which may still run | nothing, `fence_seconds` long: what proves it comes soon | as above |
+| it said that it cannot go on | a second to let go by itself | as below |
+| else: it is silent, or too late | its GPU work is ended, then it is (runtime/stopping.py) | as above |
+
+Where somebody waits to take over, mpsd holds nothing of it beyond its end.  Prose: docs/services.md, "Fencing".
+"""
+
+import structlog
+import trio
+
+from mpsd.errors import MpsdError
+from mpsd.failover.desk import Desk
+from mpsd.failover.seats import Entry, Seat
+from mpsd.model import ProcessId
+from mpsd.policy.succession_words import Fenced, Phase, Standing
+from mpsd.service import Cause
+
+log = structlog.get_logger()
+_LETTING_GO_SECONDS = 1.0
+
+
+class Fencing:
+    """Guards that a writer is ended by one task at a time, and is told to be fenced when it is."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._nursery: trio.Nursery | None = None
+        desk.on_fence = self.fence
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    def fence(self, entry: Entry, writer: ProcessId) -> None:
+        """May be asked for again, when more is known."""
+        desk, seat = self._desk, entry.seats.get(writer)
+        if entry.arena.writer != writer:
+            desk.tell(entry, Fenced(writer))
+            return
+        if self._is_torn_down(entry, writer):
+            return
+        if seat is None or seat.is_gone or self._nursery is None or entry.stopping == writer:
+            return  # the vault tells when nothing of it is held any more
+        if seat.is_orphan:
+            desk.ends.kill(writer)
+            return
+        entry.stopping = writer
+        self._nursery.start_soon(self._end, entry, writer, self._patience(entry, writer))
+
+    def _is_torn_down(self, entry: Entry, writer: ProcessId) -> bool:
+        """Or will be in a moment; then it is asked again."""
+        seat = entry.seats.get(writer)
+        seconds = None if seat is None or not seat.domain else self._settles_in(seat)
+        if seconds is None:
+            return False
+        if seconds > 0:
+            if self._nursery is not None:
+                self._nursery.start_soon(self._later, entry, writer, seconds)
+            return True
+        if not self._desk.ends.kill(writer):
+            return False
+        self._desk.fenced(entry, writer)
+        return True
+
+    def _settles_in(self, seat: Seat) -> float | None:
+        """None: nothing is known that would say so."""
+        desk = self._desk
+        at_ns = desk.evidence.fenced_at_ns(seat.domain, seat.since_ns)
+        if at_ns is not None:
+            return (at_ns - desk.around.clock_ns()) / 1e9
+        since = desk.around.fault_since(seat.domain)
+        settle = desk.settings.settle
+        return None if since is None else since + max(settle.sm, settle.mmu) - trio.current_time()
+
+    async def _later(self, entry: Entry, writer: ProcessId, seconds: float) -> None:
+        await trio.sleep(seconds)
+        if self._is_due(entry, writer):
+            self.fence(entry, writer)
+
+    def _patience(self, entry: Entry, writer: ProcessId) -> float:
+        member = entry.service.member(writer)
+        if member is not None and member.standing is Standing.FAULTED:
+            return self._desk.settings.limits.fence_seconds
+        has_failed = entry.handing is not None and entry.handing.cause is Cause.FAILED
+        return _LETTING_GO_SECONDS if has_failed else 0.0
+
+    async def _end(self, entry: Entry, writer: ProcessId, patience: float) -> None:
+        """Whatever goes wrong in here ends this attempt; it is asked for again."""
+        try:
+            await trio.sleep(patience)
+            if self._is_due(entry, writer) and not entry.seats[writer].is_gone:
+                await self._desk.around.end(writer)
+        except MpsdError as exc:
+            log.error("service.not_ended", service=entry.arena.name, pid=writer.pid, why=str(exc))
+        except Exception:
+            log.exception("service.bug", service=entry.arena.name, pid=writer.pid)
+        finally:
+            if entry.stopping == writer:
+                entry.stopping = None
+
+    def _is_due(self, entry: Entry, writer: ProcessId) -> bool:
+        return entry.service.writer == writer and entry.service.phase is Phase.FENCING and writer in entry.seats

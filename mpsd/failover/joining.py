@@ -1,0 +1,70 @@
+"""The one place that builds services, and joins them with the vault, the domains, and what sees faults."""
+
+import os
+from collections.abc import Awaitable, Callable
+
+from mpsd import settings
+from mpsd.api.events import EventBus
+from mpsd.domains.pool import Pool
+from mpsd.errors import VendorFailed
+from mpsd.failover.desk import Around, Desk
+from mpsd.failover.enlisted import Enlisted, FindPlace, Place
+from mpsd.failover.failover import Failover
+from mpsd.failover.servers import Servers
+from mpsd.faults.desk import FaultDesk
+from mpsd.found import Found
+from mpsd.model import DomainState, ProcessId
+from mpsd.policy.placement import Ask
+from mpsd.runtime.stopping import Stopper
+from mpsd.stop import Asker, Manner, Target, TargetKind
+from mpsd.vault.vault import Vault
+
+_OPERATOR = Asker(None, 0)
+
+
+def join_failover(
+    found: Found, pool: Pool, vault: Vault, stopper: Stopper, desk_of_faults: FaultDesk, events: EventBus
+) -> Failover:
+    """Raises UnusablePath."""
+
+    def domain_of(process: ProcessId) -> str:
+        home = pool.home_of(process) or pool.domain_of_process(process.pid)
+        return home.name if home is not None else ""
+
+    def fault_since(name: str) -> float | None:
+        domain = pool.domains.get(name)
+        return domain.fault_since if domain is not None and domain.state is DomainState.FAULT else None
+
+    around = Around(domain_of, fault_since, _ending(stopper), events.publish)
+    desk = Desk(vault.arenas, around, found.service_store, settings.failover(found.config), pool.settings.is_multiuser)
+    enlisted = Enlisted(desk, None if found.is_privileged else _finding(pool))
+    failover = Failover(desk, enlisted, Servers(desk, pool), vault.arenas.ready)
+    vault.arenas.reserve(desk.is_served)
+    vault.arenas.on_told.append(desk.heard_of)
+    vault.arenas.on_state.append(lambda arena: desk.heard_of("state", arena))
+    desk_of_faults.on_seen.append(desk.see)
+    pool.avoid = enlisted.avoid
+    return failover
+
+
+def _ending(stopper: Stopper) -> Callable[[ProcessId], Awaitable[object]]:
+    async def end(process: ProcessId) -> None:
+        """Raises MpsdError where it lives still."""
+        target = Target(TargetKind.PID, str(process.pid), process.start_time)
+        report = await stopper.stop(target, Manner(), _OPERATOR)
+        left = [each.why for each in report.stopped if not each.has_ended]
+        if left:
+            raise VendorFailed(left[0])
+
+    return end
+
+
+def _finding(pool: Pool) -> FindPlace:
+    """Clients reach a domain's own daemon by its own directory."""
+    gpus = frozenset(pool.gpus)
+
+    async def find(avoid: frozenset[str]) -> Place:
+        domain = await pool.place(Ask(os.geteuid(), gpus, avoid=avoid), None)
+        return Place(domain.name, {"CUDA_MPS_PIPE_DIRECTORY": str(domain.control.pipe_directory)})
+
+    return find

@@ -1,0 +1,134 @@
+"""One service while mpsd runs: its processes, what each was told, and who waits for it to change."""
+
+import time
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from mpsd.arena import Arena
+from mpsd.model import ProcessId
+from mpsd.policy.succession_words import Phase, Service, Standing
+from mpsd.service import Cause, Instruction, Order, Promotion, ServiceSettings, ServiceView
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A process that has joined, until it leaves or ends; also while it is fenced, and after it was dismissed.
+
+    domain: empty: not known yet.  since_ns: when it joined, of CLOCK_MONOTONIC.  is_ready: it said so, whatever else became of
+    it.  is_orphan: its MPS server has ended.  asking: how many of its questions wait.  heard_at: when the last one was answered
+    (trio time).  dismissed: why it has to end.
+    """
+
+    process: ProcessId
+    domain: str
+    since_ns: int
+    since_at: float
+    heartbeat_seconds: float
+    heard_at: float
+    told: Instruction
+    is_ready: bool = False
+    is_gone: bool = False
+    is_orphan: bool = False
+    asking: int = 0
+    dismissed: str = ""
+
+
+@dataclass(slots=True)
+class Handing:
+    """From what ended one term to the beginning of the next; nanoseconds of CLOCK_MONOTONIC, None: not known, or not yet."""
+
+    cause: Cause
+    writer: ProcessId | None
+    happened_ns: int | None
+    decided_ns: int
+    fenced_ns: int | None = None
+    begun_ns: int | None = None
+
+    def over(self, at: float, to: ProcessId, generation: int, now_ns: int) -> Promotion:
+        had_writer = self.writer is not None
+        return Promotion(
+            at,
+            self.cause,
+            self.writer.pid if self.writer else None,
+            to.pid,
+            generation,
+            _ms(self.happened_ns, self.decided_ns),
+            _ms(self.decided_ns, self.fenced_ns) if had_writer else None,
+            _ms(self.begun_ns, now_ns),
+        )
+
+
+def _ms(since_ns: int | None, until_ns: int | None) -> float | None:
+    return None if since_ns is None or until_ns is None else round(max(0, until_ns - since_ns) / 1e6, 3)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """Guards what each process was told last: a number for it that grows, also across restarts of mpsd, with each change.
+
+    cleared: who wrote, and can write no more because of a fault, though the arena still has it as its writer.
+    """
+
+    arena: Arena
+    settings: ServiceSettings
+    is_stored: bool = False  # its settings are
+    service: Service = field(default_factory=Service)
+    seats: dict[ProcessId, Seat] = field(default_factory=dict)
+    cleared: ProcessId | None = None
+    handing: Handing | None = None
+    promotions: int = 0
+    last: Promotion | None = None
+    is_removed: bool = False
+    is_promoting: bool = False  # the vault is being told
+    stopping: ProcessId | None = None  # its writer, which is being ended
+    protection: str = ""
+    shown: ServiceView | None = None
+    revision: int = field(default_factory=lambda: time.monotonic_ns() // 1000)
+    _serial: int = field(default_factory=lambda: time.monotonic_ns() // 1000)
+    _changed: trio.Event = field(default_factory=trio.Event)
+
+    def sit(self, seat: Seat) -> None:
+        self.seats[seat.process] = seat
+        self._serial += 1
+        seat.told = replace(seat.told, serial=self._serial)
+
+    def instruct(self) -> None:
+        """Everybody is told how things are; whoever waits, if something is new."""
+        for seat in self.seats.values():
+            told = self._instruction(seat)
+            if told != seat.told:
+                self._serial += 1
+                seat.told = replace(told, serial=self._serial)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def changed(self) -> None:
+        await self._changed.wait()
+
+    def _instruction(self, seat: Seat) -> Instruction:
+        arena = self.arena
+        order, why = self._order(seat)
+        return Instruction(
+            seat.told.serial, order, arena.generation, arena.layout_hash, arena.state_serial, arena.writer, why
+        )
+
+    def _order(self, seat: Seat) -> tuple[Order, str]:
+        service, member = self.service, self.service.member(seat.process)
+        if seat.dismissed:
+            return Order.LEAVE, seat.dismissed
+        if member is not None and member.standing is Standing.FAULTED:
+            return Order.LEAVE, f"a fault in domain {member.domain} has cost it its context"
+        if service.writer != seat.process:
+            return Order.STANDBY, ""
+        if service.phase is Phase.FENCING:
+            return Order.LEAVE, "it is being fenced"
+        if service.phase is Phase.YIELDING:
+            return Order.YIELD, "a handover was asked for"
+        return (Order.SERVE, "") if self.arena.writer == seat.process else (Order.STANDBY, "")
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Of its writer; 0: none is expected."""
+        seat = self.seats.get(self.service.writer) if self.service.writer else None
+        return (seat.heartbeat_seconds if seat else 0.0) or self.settings.heartbeat_seconds

@@ -1,0 +1,69 @@
+"""Whose MPS server has ended: then its contexts are lost, and nothing but its process is left.
+
+Also where a process came to live, if that was not known when it joined.
+"""
+
+import time
+
+import trio
+
+from mpsd import processes
+from mpsd.domains.pool import Pool
+from mpsd.errors import MpsdError
+from mpsd.failover.desk import Desk
+from mpsd.failover.ends import Ends
+from mpsd.model import ProcessId
+from mpsd.policy.succession_words import Placed
+
+
+class Servers:
+    """Guards that the end of a server that members of services use is noticed at once, and each is watched once."""
+
+    def __init__(self, desk: Desk, pool: Pool) -> None:
+        self._desk, self._pool = desk, pool
+        self._ends = Ends(self._ended)
+        self._clients: dict[ProcessId, tuple[str, frozenset[int]]] = {}  # of each server: its domain, and pids
+
+    async def run(self) -> None:
+        """Lives as long as mpsd."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._ends.run)
+            while True:
+                self.look()
+                await self._pool.changed()
+
+    def look(self) -> None:
+        ours = {process.pid for entry in self._desk.entries.values() for process in entry.seats}
+        for name, domain in self._pool.domains.items():
+            for pid, server in domain.servers.items():
+                if clients := ours.intersection(server.client_pids):
+                    self._watch(pid, name, frozenset(clients))
+        for entry in list(self._desk.entries.values()):
+            for process, seat in list(entry.seats.items()):
+                if not seat.domain and (domain_name := self._desk.around.domain_of(process)):
+                    seat.domain = domain_name
+                    self._desk.tell(entry, Placed(process, domain_name))
+
+    def _watch(self, pid: int, domain: str, clients: frozenset[int]) -> None:
+        server = processes.process_id(pid)
+        if server is None:
+            known = next((each for each in self._clients if each.pid == pid), None)
+            if known is None:
+                self._lost(domain, clients)
+            return
+        try:
+            self._ends.watch(server)
+            self._clients[server] = (domain, clients)
+        except MpsdError:
+            pass  # it has just ended: the next look tells, or its clients' own ends do
+
+    def _ended(self, server: ProcessId, seen_ns: int) -> None:
+        domain, clients = self._clients.pop(server, ("", frozenset()))
+        self._lost(domain, clients, seen_ns)
+
+    def _lost(self, domain: str, clients: frozenset[int], seen_ns: int | None = None) -> None:
+        for entry in list(self._desk.entries.values()):
+            for process, seat in list(entry.seats.items()):
+                if seat.domain == domain and process.pid in clients and not seat.is_orphan and not seat.is_gone:
+                    seat.is_orphan = True
+                    self._desk.fault(domain, seen_ns or time.monotonic_ns(), process)

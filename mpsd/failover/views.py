@@ -1,0 +1,84 @@
+"""What is seen of a service: its view, who protects it, and why a term has ended."""
+
+from collections import Counter
+
+from mpsd.failover.seats import Entry
+from mpsd.policy.succession_words import (
+    Asked,
+    Elapsed,
+    Event,
+    Failed,
+    Faulted,
+    Phase,
+    Service,
+    Silent,
+    Standing,
+)
+from mpsd.service import Cause, MemberView, ServiceView
+
+_CAUSES = {Faulted: Cause.FAULT, Silent: Cause.SILENT, Asked: Cause.ASKED, Failed: Cause.FAILED}
+
+
+def cause_of(event: Event, before: Service) -> Cause:
+    """Why who served then serves no more."""
+    if isinstance(event, Elapsed):
+        return Cause.ASKED if before.phase is Phase.YIELDING else Cause.FAILED
+    member = before.member(before.writer)
+    if type(event) not in _CAUSES and member is not None and member.standing is Standing.SILENT:
+        return Cause.SILENT  # a successor has come for it
+    return _CAUSES.get(type(event), Cause.ENDED)
+
+
+def protection(entry: Entry) -> str:
+    """Empty, or why a fault would cost the service more than a moment: two of its processes are in one domain."""
+    service = entry.service
+    writer = service.member(service.writer)
+    if writer is None or service.phase not in (Phase.PROMOTING, Phase.SERVING, Phase.YIELDING):
+        return ""
+    standbys = [each for each in service.members if each.standing is Standing.READY and each.process != writer.process]
+    if not standbys or any(each.domain != writer.domain for each in standbys) or not writer.domain:
+        return ""
+    return f"pid {', '.join(str(each.process.pid) for each in (writer, *standbys))} share domain {writer.domain}"
+
+
+def view(entry: Entry) -> ServiceView:
+    arena, service = entry.arena, entry.service
+    return ServiceView(
+        arena.id,
+        arena.name,
+        arena.owner_uid,
+        arena.gpu,
+        service.phase,
+        arena.generation,
+        service.writer or service.holder,
+        entry.revision,
+        entry.settings,
+        _members(entry),
+        entry.promotions,
+        entry.last,
+        entry.protection or _alone(service),
+    )
+
+
+def _alone(service: Service) -> str:
+    standbys = [each for each in service.members if each.process != service.writer]
+    if service.writer is None or any(each.standing is Standing.READY for each in standbys):
+        return ""
+    return "no standby is ready" if standbys else "it has no standby"
+
+
+def _members(entry: Entry) -> tuple[MemberView, ...]:
+    members = entry.service.members
+    crowd = Counter(each.domain for each in members if each.domain)
+    return tuple(
+        MemberView(
+            each.process,
+            each.domain,
+            each.rank,
+            each.standing,
+            each.process == entry.service.writer,
+            crowd[each.domain] <= 1,
+            entry.seats[each.process].since_at if each.process in entry.seats else 0.0,
+        )
+        for each in members
+    )

@@ -1,0 +1,109 @@
+"""Services in memory: what members say is noted, and nobody is promoted by anybody but the owner."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from mpsd.errors import ArenaBusy, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.model import ProcessId
+from mpsd.policy.succession_words import Phase, Standing
+from mpsd.service import (
+    Cause,
+    HandedOver,
+    Instruction,
+    MemberView,
+    Order,
+    Promotion,
+    ServiceSettings,
+    ServiceView,
+)
+from tests.unit.api.fake_arenas import FakeArenas
+
+NOW = 1_700_000_000.0
+
+
+@dataclass
+class FakeFailover:
+    arenas: FakeArenas
+    views: dict[int, ServiceView] = field(default_factory=dict)
+    enlisted: dict[ProcessId, str] = field(default_factory=dict)
+    said: list[tuple[object, ...]] = field(default_factory=list)
+
+    async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
+        self.enlisted[process] = name
+        return {"CUDA_MPS_PIPE_DIRECTORY": "/run/mpsd/domains/d2/pipe"}
+
+    def join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
+        arena = self.arenas.find_id(arena_id)
+        if process not in (arena.writer, *arena.readers):
+            raise NotAllowed(f"pid {process.pid} has arena {arena.name} not open")
+        return self._told(arena_id, process)
+
+    def ready(self, arena_id: int, process: ProcessId) -> Instruction:
+        return self._told(arena_id, process)
+
+    async def follow(self, arena_id: int, process: ProcessId, after: int | None, wait_seconds: float) -> Instruction:
+        return self._told(arena_id, process)
+
+    def serving(self, arena_id: int, generation: int, process: ProcessId) -> None:
+        self._term(arena_id, generation, process)
+
+    def yielded(self, arena_id: int, generation: int, process: ProcessId) -> Instruction:
+        self._term(arena_id, generation, process)
+        return self._told(arena_id, process)
+
+    def failed(self, arena_id: int, process: ProcessId, why: str) -> None:
+        self._told(arena_id, process)
+        self.said.append(("failed", process.pid, why))
+
+    def leave(self, arena_id: int, process: ProcessId) -> None:
+        self._told(arena_id, process)
+        self.said.append(("leave", process.pid))
+
+    async def get(self, arena_id: int, after: int | None, wait_seconds: float) -> ServiceView:
+        return self._view(arena_id)
+
+    def services(self) -> list[ServiceView]:
+        return list(self.views.values())
+
+    async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:
+        writer = self._view(arena_id).writer
+        if writer is None:
+            raise ArenaBusy("the service is idle")
+        self.said.append(("handover", arena_id, to_pid))
+        return HandedOver(writer.pid, to_pid or writer.pid, 0.25)
+
+    def settings(self, arena_id: int) -> ServiceSettings:
+        return self._view(arena_id).settings
+
+    def change(self, arena_id: int, settings: ServiceSettings) -> ServiceView:
+        self.views[arena_id] = replace(self._view(arena_id), settings=settings)
+        return self.views[arena_id]
+
+    def _view(self, arena_id: int) -> ServiceView:
+        if arena_id not in self.views:
+            raise NoSuchArena(f"arena {arena_id} has no service")
+        return self.views[arena_id]
+
+    def _told(self, arena_id: int, process: ProcessId) -> Instruction:
+        arena = self.arenas.find_id(arena_id)
+        if process not in [member.process for member in self._view(arena_id).members]:
+            raise NotAllowed(f"pid {process.pid} is no member")
+        order = Order.SERVE if arena.writer == process else Order.STANDBY
+        return Instruction(41, order, arena.generation, arena.layout_hash, 3, arena.writer)
+
+    def _term(self, arena_id: int, generation: int, process: ProcessId) -> None:
+        self._told(arena_id, process)
+        if self.arenas.find_id(arena_id).generation != generation:
+            raise StaleGeneration(f"arena {arena_id} is at another generation than {generation}")
+
+
+def furnish(failover: FakeFailover) -> None:
+    """That of arena 1, "weights", which client 586 serves."""
+    arena = failover.arenas.find_id(1)
+    writer = ProcessId(586, 5860)
+    member = MemberView(writer, "d1", 0, Standing.READY, True, True, NOW)
+    last = Promotion(NOW, Cause.FIRST, None, 586, 7, promote_ms=0.5)
+    failover.views[1] = ServiceView(
+        1, arena.name, arena.owner_uid, arena.gpu, Phase.SERVING, 7, writer, 12, ServiceSettings(), (member,), 1, last,
+        "it has no standby",
+    )  # fmt: skip
