@@ -1,4 +1,4 @@
-"""What mpsd and its keeper need for a thousand arenas with a hundred thousand allocations, and for a thousand writers that die.
+"""What mpsd and its keepers need for a thousand arenas with a hundred thousand allocations; what deaths cost then.
 
     .venv/bin/python tests/bench/bench_vault.py [--gpu] [--trials 20] [--json FILE] [--plot FILE]
 
@@ -20,7 +20,7 @@ def measure(stage: Stage, asked: argparse.Namespace) -> None:
     found = vault_many.run(stage)
     lines = {
         "mpsd": [(size.allocations, size.mpsd_mib) for size in found],
-        "mpsd-keeper": [(size.allocations, size.keeper_mib) for size in found],
+        "all keepers": [(size.allocations, size.keeper_mib) for size in found],
     }
     setting.plot(asked.plot, "Resident memory", "allocations", "MiB", lines)
 

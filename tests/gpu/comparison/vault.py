@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ LEFT_FREE = 2 << 30  # of the GPU's memory, always
 FREED_SECONDS = 20.0
 MOST_STARTS = 10
 PIDFD_GETFD = 438
-KEEPER_SOCKET = "vault-keeper"
+KEEPER_SOCKET = re.compile(r"/vault-keeper(-\d+)?$")
 
 
 def unit(stage: Stage) -> int:
@@ -139,11 +140,12 @@ def kill_mpsd(system: System) -> None:
         raise SystemFailed(f"mpsd, pid {pid}, does not die")
 
 
-def keeper_pid(system: System) -> int:
-    """The vault's: the one that listens at its socket.  0 where there is none."""
-    inodes = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines() if line.endswith(f"/{KEEPER_SOCKET}")}
+def keeper_pids(system: System) -> list[int]:
+    """The vault's: those that listen at its sockets."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    sockets = {f"socket:[{line.split()[6]}]" for line in lines if KEEPER_SOCKET.search(line)}
     pids = [pid for pid in processes.started_below(system.place) if processes.program_name(pid) == "mpsd-keeper"]
-    return next((pid for pid in pids if any(f"socket:[{inode}]" in _descriptors_of(pid) for inode in inodes)), 0)
+    return [pid for pid in pids if not sockets.isdisjoint(_descriptors_of(pid))]
 
 
 def _descriptors_of(pid: int) -> set[str]:

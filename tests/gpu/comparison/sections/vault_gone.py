@@ -107,8 +107,9 @@ def _churn(stage: Stage) -> None:
     for number in range(kills):
         time.sleep(chance.uniform(*BETWEEN_SECONDS))
         vault.kill_mpsd(system)
-        if number == kills // 2 and (keeper := vault.keeper_pid(system)):
-            os.kill(keeper, signal.SIGKILL)
+        if number == kills // 2:
+            for keeper in vault.keeper_pids(system):
+                os.kill(keeper, signal.SIGKILL)
         system.start()
     churned = vault.said(client, "churned")
     client.wait(vault.EVENT_SECONDS)

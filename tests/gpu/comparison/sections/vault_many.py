@@ -1,24 +1,28 @@
-"""A thousand arenas with a hundred thousand allocations: what mpsd and its keeper need, and how long an operation takes, as
-they grow; a thousand writers that die; whether a descriptor is left anywhere.
+"""A thousand arenas with a hundred thousand allocations: what mpsd and its keepers need, and how long an operation takes, as
+they grow; mpsd killed with all of them, and one keeper; a thousand writers that die; whether a descriptor is left anywhere.
 
 Of the two kinds, "real" allocations are memory of their own, 2 MiB each, as far as the GPU's memory goes; the others are one
 memory that is given again and again, by whoever speaks the protocol by hand: what mpsd alone costs, with all hundred thousand.
+Each is a descriptor; where a process may not open so many files there are several keepers, and mpsd sees to that.
 """
 
-import resource
-from contextlib import suppress
+import os
+import signal
+import time
 from dataclasses import dataclass
+from typing import Any
 
 from tests.gpu.comparison import figures, processes, vault
 from tests.gpu.comparison.clients import Event
 from tests.gpu.comparison.stage import Stage
 from tests.gpu.comparison.system import System, SystemFailed
+from tests.gpu.comparison.vault_wire import Wire
 
 ARENAS, EACH = 1000, 100
 SHARES = (0.01, 0.1, 1.0)
-MOST_DESCRIPTORS, OWN_DESCRIPTORS = 250_000, 200
 PROBE = 5  # arenas that are made to be measured, when the rest is there
 CYCLES = 1000
+FENCE_SECONDS = 30.0
 OPERATIONS = ("create_ms", "fill_ms", "commit_ms", "close_ms")
 SLOWER = 3.0  # than with a hundredth
 CONFIG = "[vault]\nmax_arenas = 4096\nuser_arenas = 4096\nmax_allocations = 200000\nuser_allocations = 200000\n"
@@ -26,45 +30,35 @@ CONFIG = "[vault]\nmax_arenas = 4096\nuser_arenas = 4096\nmax_allocations = 2000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """arenas, allocations: as many as there were.  memory: of mpsd and of its keeper, in MiB; descriptors likewise."""
+    """arenas, allocations: as many as there were.  memory: of mpsd and of its keepers, in MiB; descriptors likewise."""
 
     arenas: int
     allocations: int
     mpsd_mib: float
     keeper_mib: float
     mpsd_descriptors: int
+    keepers: int
     keeper_descriptors: int
     probe: Event
 
 
 def run(stage: Stage) -> list[Size]:
     """The sizes that the shared ones grew through."""
-    most = _most_descriptors()
     system = stage.another("many", stage.options.front_end, stage.mpsd, config=CONFIG)
     system.start()
     system.warm(10)
     arenas = max(PROBE, round(ARENAS * min(1.0, stage.options.trials / 20)))
     if not stage.options.is_simulated:  # which knows some thousand blocks, and has no memory
-        room = min(vault.free_bytes(system) // vault.GRANULE, most)
-        _grow(stage, system, "real", arenas, _each(room, arenas), ())
+        room = vault.free_bytes(system) // vault.GRANULE
+        _grow(stage, system, "real", arenas, max(1, min(EACH, room // (arenas + PROBE))), ())
+        vault.remove_all(system)
         vault.wait_until_free(system, room * vault.GRANULE)
-    found = _grow(stage, system, "shared", arenas, _each(most, arenas), ("--shared",))
+    found = _grow(stage, system, "shared", arenas, EACH, ("--shared",))
+    _restart(stage, system, found[-1])
+    _one_keeper(stage, system, found[-1])
+    vault.remove_all(system)
     _crash(stage, system)
     return found
-
-
-def _each(most: int, arenas: int) -> int:
-    """Allocations of each arena, whose layout is a descriptor too."""
-    return max(1, min(EACH, most // (arenas + PROBE) - 1))
-
-
-def _most_descriptors() -> int:
-    """That the keeper can hold: the limit that it inherits, where the machine does not let us raise it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, MOST_DESCRIPTORS))
-        return MOST_DESCRIPTORS
-    return hard - OWN_DESCRIPTORS
 
 
 def _grow(stage: Stage, system: System, kind: str, arenas: int, each: int, how: tuple[str, ...]) -> list[Size]:
@@ -76,7 +70,6 @@ def _grow(stage: Stage, system: System, kind: str, arenas: int, each: int, how: 
         made = max(made, wanted)
         found.append(_size(system, made, each, how))
     _report(stage, kind, found, each)
-    vault.remove_all(system)
     return found
 
 
@@ -88,14 +81,15 @@ def _make(system: System, name: str, first: int, arenas: int, each: int, how: tu
 def _size(system: System, arenas: int, each: int, how: tuple[str, ...]) -> Size:
     """A few more are made, which tells what one costs beside all the others."""
     probe = _make(system, "probe", 0, PROBE, each, how)
-    mpsd, keeper = system.pid(), vault.keeper_pid(system)
+    mpsd, keepers = system.pid(), vault.keeper_pids(system)
     found = Size(
         arenas,
         arenas * each,
         processes.memory_mib(mpsd)[0],
-        processes.memory_mib(keeper)[0],
+        sum(processes.memory_mib(pid)[0] for pid in keepers),
         vault.descriptors(mpsd),
-        vault.descriptors(keeper),
+        len(keepers),
+        sum(map(vault.descriptors, keepers)),
         probe,
     )
     vault.remove(system, *(f"probe-{number}" for number in range(PROBE)))
@@ -103,15 +97,16 @@ def _size(system: System, arenas: int, each: int, how: tuple[str, ...]) -> Size:
 
 
 def _report(stage: Stage, kind: str, found: list[Size], each: int) -> None:
-    first = found[0].probe
+    first_size, first = found[0], found[0].probe
     for size in found:
         stage.keep(f"{kind}: {size.arenas} arenas", {name: getattr(size, name) for name in Size.__slots__})
         stage.add(
             f"{size.arenas} arenas, {size.allocations:,} {kind} allocations: resident, descriptors",
             mpsd=f"mpsd {size.mpsd_mib:.1f} MiB, {size.mpsd_descriptors}; "
-            f"keeper {size.keeper_mib:.1f} MiB, {size.keeper_descriptors}",
+            f"keepers ({size.keepers}) {size.keeper_mib:.1f} MiB, {size.keeper_descriptors}",
             goal="as many as allocations, and a few" if size is found[-1] else "",
             met=size.keeper_descriptors >= size.allocations if size is found[-1] else None,
+            remark=_bytes_each(first_size, size),
         )
         slower = max(size.probe[name] / max(first[name], 0.05) for name in OPERATIONS)
         stage.add(
@@ -124,6 +119,68 @@ def _report(stage: Stage, kind: str, found: list[Size], each: int) -> None:
         )
 
 
+def _bytes_each(first: Size, size: Size) -> str:
+    if size is first:
+        return ""
+    each = 2**20 / (size.allocations - first.allocations)
+    mpsd, keepers = (size.mpsd_mib - first.mpsd_mib) * each, (size.keeper_mib - first.keeper_mib) * each
+    return f"{mpsd:.0f} and {keepers:.0f} bytes for each more"
+
+
+def _restart(stage: Stage, system: System, size: Size) -> None:
+    """From the start to the first answer about what an arena holds, before which mpsd has compared what it should have."""
+    vault.kill_mpsd(system)
+    started = system.start()
+    began = time.monotonic()
+    with Wire(system.pipe) as wire:
+        arena = wire.ask("arena.open", name="shared-0", access="read")
+        wire.ask("arena.close", id=arena["id"])
+        compared = (time.monotonic() - began) * 1000
+        there = _arenas(wire)
+    whole = sum(each["allocations"] == size.allocations // size.arenas for each in there)
+    stage.add(
+        f"mpsd killed with {size.allocations:,} allocations",
+        mpsd=f"{figures.ms(started + compared)} until an arena is open again; {whole} arenas whole",
+        goal="all",
+        met=whole == size.arenas,
+        remark=f"{figures.ms(started)} until it is up",
+    )
+
+
+def _one_keeper(stage: Stage, system: System, size: Size) -> None:
+    """The arenas that had something in it are empty; all the others are as before."""
+    pids = vault.keeper_pids(system)
+    if not pids:
+        raise SystemFailed("there is no keeper")
+    held = vault.descriptors(pids[0])
+    began = time.monotonic()
+    os.kill(pids[0], signal.SIGKILL)
+    each = size.allocations // size.arenas
+    with Wire(system.pipe) as wire:
+        while not (empty := sum(not arena["allocations"] for arena in _arenas(wire))):
+            if time.monotonic() > began + vault.EVENT_SECONDS:
+                raise SystemFailed("mpsd does not notice that its keeper is dead")
+        noticed = (time.monotonic() - began) * 1000
+        whole = sum(arena["allocations"] == each for arena in _arenas(wire))
+    most = -(-held // each) + len(pids) * 2  # an arena may be in two of them
+    stage.add(
+        f"one of {len(pids)} keepers killed",
+        mpsd=f"{empty} arenas lost, {whole} as before",
+        goal="those that had memory in it, and no other",
+        met=empty + whole == size.arenas and empty <= most,
+        remark=f"it held {held:,}; noticed after {figures.ms(noticed)}",
+    )
+
+
+def _arenas(wire: Wire) -> list[dict[str, Any]]:
+    found, after = [], None
+    while True:
+        page = wire.ask("arena.list", **({"after": after} if after is not None else {}))
+        found += page["items"]
+        if (after := page["next"]) is None:
+            return found
+
+
 def _crash(stage: Stage, system: System) -> None:
     """Counted after some have died: what is opened once and kept belongs to nobody's death."""
     cycles = stage.trials(CYCLES)
@@ -132,7 +189,7 @@ def _crash(stage: Stage, system: System) -> None:
     crashed = vault.run(system, "crashed", "crash", "--arena", "crash", "--cycles", cycles)
     after = _descriptors(system)
     stage.add(
-        f"{cycles} writers killed, each with memory that was not committed: descriptors of mpsd, keeper",
+        f"{cycles} writers killed, each with memory that was not committed: descriptors of mpsd, keepers",
         mpsd=f"{before} before, {after} after",
         goal="none more",
         met=crashed["killed"] == cycles and after[0] <= before[0] + 2 and after[1] <= before[1],
@@ -142,7 +199,11 @@ def _crash(stage: Stage, system: System) -> None:
 
 
 def _descriptors(system: System) -> tuple[int, int]:
-    mpsd, keeper = system.pid(), vault.keeper_pid(system)
-    if not mpsd or not keeper:
-        raise SystemFailed("mpsd or its keeper is gone")
-    return vault.descriptors(mpsd), vault.descriptors(keeper)
+    """When what the last writer left was given back: the next one is admitted then."""
+    with Wire(system.pipe) as wire:
+        arena = wire.ask("arena.open", name="crash", access="write", wait_seconds=FENCE_SECONDS)
+        wire.ask("arena.close", id=arena["id"])
+    mpsd, keepers = system.pid(), vault.keeper_pids(system)
+    if not mpsd or not keepers:
+        raise SystemFailed("mpsd or its keepers are gone")
+    return vault.descriptors(mpsd), sum(map(vault.descriptors, keepers))
