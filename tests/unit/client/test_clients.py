@@ -66,6 +66,20 @@ CALLS: dict[str, Call[Any]] = {
     "arena.change": calls.arena_change(1, capacity_bytes=16 << 30, mode=0o644, ttl_seconds=0),
     "arena.remove": calls.arena_remove("cache"),
     "arena.make_room": calls.arena_make_room("0", 1 << 30),
+    "arena.keep_state": calls.arena_keep_state(1, 7, MEMORY),
+    "arena.state": calls.arena_state(1),
+    "service.enlist": calls.service_enlist("weights"),
+    "service.join": calls.service_join(1, rank=1, heartbeat_seconds=0.5),
+    "service.ready": calls.service_ready(1),
+    "service.follow": calls.service_follow(1, after=3, wait_seconds=0.1),
+    "service.serving": calls.service_serving(1, 7),
+    "service.yielded": calls.service_yielded(1, 7),
+    "service.failed": calls.service_failed(1, "so"),
+    "service.leave": calls.service_leave(1),
+    "service.get": calls.service_get("weights", after=3, wait_seconds=0.1),
+    "service.list": calls.service_list(),
+    "service.handover": calls.service_handover("weights", 586, wait_seconds=1),
+    "service.change": calls.service_change("weights", standbys=2, sm_percent=0, memory_bytes=1 << 30, heartbeat_seconds=0),
 }
 
 
@@ -80,8 +94,13 @@ async def serving(tmp_path: Path, short_dir: Path, **settings: Any) -> AsyncIter
 
 
 def admit_this_process(house: House) -> None:
-    """It is a client, and writes arena 1."""
-    house.fakes.arenas.made[1] = dataclasses.replace(house.fakes.arenas.made[1], writer=process_id(os.getpid()))
+    """It is a client, writes arena 1, and is the member that serves it."""
+    this = process_id(os.getpid())
+    assert this is not None
+    house.fakes.arenas.made[1] = dataclasses.replace(house.fakes.arenas.made[1], writer=this)
+    served = house.fakes.failover.views[1]
+    member = dataclasses.replace(served.members[0], process=this)
+    house.fakes.failover.views[1] = dataclasses.replace(served, members=(member,))
     house.fakes.leases.admit(os.getpid(), os.getuid(), Grant("none"), process_id(os.getpid()))
 
 
@@ -124,7 +143,7 @@ def without_descriptors(found: Any) -> Any:
     if isinstance(found, values.Taken):
         close_all(found.fds)
         return dataclasses.replace(found, fds=())
-    if isinstance(found, values.ArenaLayout) and found.fd is not None:
+    if isinstance(found, values.ArenaLayout | values.KeptState) and found.fd is not None:
         os.close(found.fd)
         return dataclasses.replace(found, fd=None)
     return found
