@@ -19,6 +19,8 @@ from mpsd.lease import FULL_PERCENT, Lease, LeaseState, Refusal
 from mpsd.metrics.source import Source
 from mpsd.metrics.tallies import Histogram
 from mpsd.model import DomainState
+from mpsd.policy.succession_words import Phase, Standing
+from mpsd.service import Cause, is_unserved
 
 WAITING, STARTING, RUNNING = "waiting", "starting", "running"  # of clients, as client.list has them
 _ARENA_STATES = ("written", "read", "unheld")
@@ -169,12 +171,32 @@ def _of_arenas(source: Source) -> Iterator[Metric]:
     yield GaugeMetricFamily("mpsd_keeper_processes", "Keepers of the arenas; one process may open so many files and no more.", count)
 
 
+def _of_services(source: Source) -> Iterator[Metric]:
+    services, tallies = source.services.failover.services() if source.services.failover else (), source.tallies
+    phases = {phase.value: 0 for phase in Phase} | Counter(each.phase.value for each in services)
+    yield _gauge("mpsd_services", "Services, by phase.", "phase", phases)
+    unserved = sum(is_unserved(each) for each in services)
+    yield GaugeMetricFamily("mpsd_services_unserved", "Services that have processes, and nobody serves.", unserved)
+    unprotected = sum(each.phase is Phase.SERVING and bool(each.protection) for each in services)
+    yield GaugeMetricFamily("mpsd_services_unprotected", "Services that a fault would cost more than a moment.", unprotected)
+    standings = {standing.value: 0 for standing in Standing}
+    standings |= Counter(member.standing.value for each in services for member in each.members)
+    yield _gauge("mpsd_service_members", "Processes of services, the active ones too.", "standing", standings)
+    causes = {cause.value: 0 for cause in Cause} | tallies.promotions
+    yield _counter("mpsd_service_promotions", "How often a process began to serve, by why.", "cause", causes)
+    took = HistogramMetricFamily("mpsd_service_promotion_seconds", "What a promotion took, by its parts.", labels=("part",))
+    for part, histogram in tallies.promotion.items():
+        took.add_metric((part,), histogram.cumulated(), histogram.sum)
+    yield took
+
+
 def _state_of(arena: Arena) -> str:
     return "written" if arena.writer is not None else "read" if arena.readers else "unheld"
 
 
 _SUBJECTS: tuple[Callable[[Source], Iterator[Metric]], ...] = (
     _of_daemon, _of_connections, _of_clients, _of_queue, _of_leases, _of_gpus, _of_domains, _of_arenas,
+    _of_services,
 )  # fmt: skip
 
 

@@ -17,6 +17,8 @@ OTHER = "other"
 
 ADMISSION_SECONDS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
 FENCE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+PROMOTION_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0)
+PARTS = ("detect", "fence", "promote")  # of a promotion
 HANDSHAKE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -53,9 +55,13 @@ class Tallies:
     vendor_restarts: int = 0
     arenas_lost: int = 0
     arenas_evicted: int = 0
+    promotions: Counter[str] = field(default_factory=Counter)  # by cause
     admission: Histogram = field(default_factory=lambda: Histogram(ADMISSION_SECONDS))
     handshake: Histogram = field(default_factory=lambda: Histogram(HANDSHAKE_SECONDS))
     fence: Histogram = field(default_factory=lambda: Histogram(FENCE_SECONDS))
+    promotion: Mapping[str, Histogram] = field(
+        default_factory=lambda: {part: Histogram(PROMOTION_SECONDS) for part in PARTS}
+    )
 
     def hear(self, event: Event) -> None:
         self.topics[event.topic] += 1
@@ -87,6 +93,13 @@ class Tallies:
         if isinstance(seconds, int | float):
             self.fence.observe(seconds)
 
+    def _take_promoted(self, facts: Mapping[str, Any]) -> None:
+        _count(self.promotions, facts.get("cause"))
+        for part, histogram in self.promotion.items():
+            took = facts.get(f"{part}_ms")
+            if isinstance(took, int | float):
+                histogram.observe(took / 1000)
+
 
 def _count(counter: Counter[str], value: object) -> None:
     word = str(value)
@@ -101,4 +114,5 @@ _TAKE: Mapping[str, Callable[[Tallies, Mapping[str, Any]], None]] = {
     "client.refused": Tallies._take_refused,
     "domain.fault": Tallies._take_domain_fault,
     "fault.xid": Tallies._take_xid,
+    "service.promoted": Tallies._take_promoted,
 }

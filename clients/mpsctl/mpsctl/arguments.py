@@ -21,7 +21,7 @@ USAGE = 2
 class Argument:
     """name: with dashes, an option; without, by its place.
 
-    count: "" exactly one, "?" perhaps one, "*" any number (an option: said again and again).
+    count: "" exactly one, "?" perhaps one, "*" any number (an option: said again and again), "+" one or more.
     instead: options with the same word here exclude each other, and one of them must be there.
     """
 

@@ -23,7 +23,8 @@ QUANTITIES = (
 )
 STATUSES = (
     ("0", "Done."),
-    ("1", "mpsd said no; or it is not well (health); or the answer could not be written."),
+    ("1", "mpsd said no; or it is not well (health); or the answer could not be written; or members of a "
+     "service end as soon as they begin, and nobody serves (service run)."),
     ("2", "The command line is wrong."),
     ("3", "There is no mpsd at the socket, or it ended, or it did not answer within 30 seconds."),
     ("130", "Interrupted, as by Ctrl-C."),
@@ -42,6 +43,8 @@ EXAMPLES = (
     ("mpsctl why 4711", "Which rule gave process 4711 what it has."),
     ("mpsctl events 'fault.*' --json | jq .facts", "Every fault, as it happens."),
     ("mpsctl queue --json | jq 'length'", "How many wait."),
+    ("mpsctl service run llm --standbys 1 --sm 30% --log-dir /var/log/llm -- python member.py",
+     "A service with one standby, each member with 30 percent of the SMs."),
 )  # fmt: skip
 
 
@@ -85,7 +88,7 @@ def _command(command: Command) -> Iterator[str]:
 
 def _usage(each: Argument) -> str:
     if not each.is_option:
-        return {"*": f"[{each.shown}...]", "?": f"[{each.shown}]"}.get(each.count, each.shown)
+        return {"*": f"[{each.shown}...]", "?": f"[{each.shown}]", "+": f"{each.shown}..."}.get(each.count, each.shown)
     return f"[{' '.join(filter(None, (each.name, each.shown)))}]"
 
 

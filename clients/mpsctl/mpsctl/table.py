@@ -5,7 +5,7 @@ import functools
 import pwd
 
 from mpsctl.arguments import Argument, Command, build_parser
-from mpsctl.commands import arenas, clients, daemon, domains, environment, events, faults, leases, stop
+from mpsctl.commands import arenas, clients, daemon, domains, environment, events, faults, leases, services, stop
 from mpsctl.incident import CLASSES
 from mpsctl.quantities import (
     Unfit,
@@ -19,7 +19,8 @@ from mpsctl.quantities import (
 from mpsctl.top import follow as top
 
 GROUPS = {"lease": "make, renew, give back or show one lease", "domain": "begin, empty or refresh a fault domain",
-          "limits": "what clients without a lease get", "arena": "show, make, change or remove one arena"}  # fmt: skip
+          "limits": "what clients without a lease get", "arena": "show, make, change or remove one arena",
+          "service": "run, show, change or hand over one service"}  # fmt: skip
 
 
 def parse_user(text: str) -> int:
@@ -140,9 +141,10 @@ COMMANDS: tuple[Command, ...] = (
     ), "For a program that was mended: it is placed and admitted as everybody is, from its next start on. For a GPU that is "
        "drained, by its UUID: it takes clients again."),
     *arenas.COMMANDS,
+    *services.COMMANDS,
     Command("events", "What happens, as it happens", events.follow, (
         Argument("topics", "a topic, or a family: lease.*, client.*, domain.*, fault.*, gpu.*, blame.*, "
-                 "arena.*; otherwise all",
+                 "arena.*, service.*; otherwise all",
                  metavar="TOPIC", count="*"),
         Argument("--count", "end after so many", metavar="N", parse=functools.partial(parse_number_of, 1, 10**9)),
     ), "A line `events.lost` stands where this reader was too slow. End it with Ctrl-C."),

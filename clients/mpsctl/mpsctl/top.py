@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from mpsd_client import Disconnected
+from mpsd_client import Disconnected, values
 
 from mpsctl import words
 from mpsctl.output import NOTHING, Column, table
@@ -108,8 +108,15 @@ def _title(standing: Standing) -> Sequence[str]:
     return (
         f"{clock}  mpsd {status.version} is {status.state}, up {show_duration(status.uptime_seconds)}; "
         f"domains: {_counts(status.domains)}",
-        f"clients: {_counts(standing.states)}; leases: {status.leases_active} active, {status.leases_queued} queued",
+        f"clients: {_counts(standing.states)}; leases: {status.leases_active} active, {status.leases_queued} queued"
+        f"{_services(status)}",
     )
+
+
+def _services(status: values.Status) -> str:
+    """Where there are some."""
+    unserved = f" ({status.services_unserved} unserved)" if status.services_unserved else ""
+    return f"; services: {status.services}{unserved}" if status.services else ""
 
 
 def _counts(states: Mapping[str, int]) -> str:

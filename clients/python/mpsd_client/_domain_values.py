@@ -98,6 +98,8 @@ class Status:
     facts: Mapping[str, Any]
     arenas: int = 0
     keeper: Keeper | None = None
+    services: int = 0
+    services_unserved: int = 0
 
 
 @dataclass(frozen=True, slots=True)

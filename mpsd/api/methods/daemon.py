@@ -9,6 +9,7 @@ from mpsd.api.exchange import Call
 from mpsd.api.services import Services
 from mpsd.lease import LeaseState
 from mpsd.model import DomainState
+from mpsd.service import is_unserved
 from mpsd.wire.messages import Nothing
 from mpsd.wire.results import Map
 
@@ -18,6 +19,7 @@ async def status(call: Call[Nothing]) -> Map:
     services, state = call.services, call.state
     views = services.domains.views()
     leases = Counter(lease.state for lease in services.leases.leases())
+    served = services.failover.services() if services.failover else ()
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -33,6 +35,8 @@ async def status(call: Call[Nothing]) -> Map:
         "queue": len(services.leases.queue()),
         "arenas": len(services.arenas.arenas()) if services.arenas else 0,
         "keeper": _keeper(services),
+        "services": len(served),
+        "services_unserved": sum(map(is_unserved, served)),
         "connections": state.connections(),
         "subscribers": state.events.subscribers,
         "events_lost": state.events.lost,

@@ -19,7 +19,10 @@ from mpsd.api.authority import Peer
 from mpsd.api.methods import daemon
 from mpsd.api.server import MODE
 from mpsd.lease import Grant, LeaseSpec, Selector, SelectorKind
+from mpsd.model import ProcessId
+from mpsd.policy.succession_words import Standing
 from mpsd.runtime.sockets import listen
+from mpsd.service import Cause, MemberView, Promotion, ServiceSettings, ServiceView
 from tests.unit.api.fake_incidents import suspected
 from tests.unit.api.fake_services import NOW, UUIDS
 from tests.unit.api.house import OPERATOR, House, open_house
@@ -113,7 +116,23 @@ def furnish(desk: Desk) -> None:
     fakes.faults.keep(replace(suspected(), number=4, began_at=NOW + 1))  # since mpsd was started
     fakes.domains.members[0] = replace(fakes.domains.members[0], watched=True, shield=True, held=True)
     fakes.domains.members[1] = replace(fakes.domains.members[1], watched=True)
+    desk.house.fakes.failover.views[1] = served(desk)
     desk.house.bus.publish("domain.fault", {"domain": "d2", "was": "ready", "gpus": list(UUIDS), "clients": 1})
+
+
+def served(desk: Desk) -> ServiceView:
+    """That of arena 1, which has been through a fault."""
+    before = desk.house.fakes.failover.views[1]
+    standby = MemberView(ProcessId(601, 6010), "d2", 1, Standing.READY, False, True, NOW - 3600)
+    late = MemberView(ProcessId(602, 6020), "d3", 1, Standing.WARMING, False, True, NOW)
+    return replace(
+        before,
+        settings=ServiceSettings(2, 30.0, 20 << 30, 2.5),
+        members=(*before.members, standby, late),
+        promotions=2,
+        last=Promotion(NOW - 125, Cause.FAULT, 599, 586, 7, 0.42, 12.5, 0.7),
+        protection="",
+    )
 
 
 @contextmanager

@@ -45,6 +45,10 @@ DOCUMENTS: dict[str, tuple[tuple[str, ...], type, bool]] = {
     "arena change": (("cache", "--ttl", "1h"), values.Arena, False),
     "arena remove": (("cache",), values.Arena, False),
     "arena make-room": (("1M",), values.RoomMade, False),
+    "services": ((), values.Service, True),
+    "service show": (("weights",), values.Service, False),
+    "service handover": (("weights",), values.HandedOver, False),
+    "service change": (("weights", "--standbys", "2"), values.Service, False),
     "events": (("--count", "1"), values.Event, False),
     "status": ((), values.Status, False),
     "health": ((), values.Health, False),
@@ -53,7 +57,7 @@ DOCUMENTS: dict[str, tuple[tuple[str, ...], type, bool]] = {
 
 
 def test_every_command_has_its_document() -> None:
-    assert {*DOCUMENTS, "completion", "env"} == {command.words for command in COMMANDS}
+    assert {*DOCUMENTS, "completion", "env", "service run"} == {command.words for command in COMMANDS}
 
 
 @pytest.mark.parametrize("words", set(DOCUMENTS) - {"events"})

@@ -29,6 +29,8 @@ SHOWN = {
     "arenas": ("arenas",),
     "arena-show": ("arena", "show", "weights"),
     "arena-show-unheld": ("arena", "show", "cache"),
+    "services": ("services",),
+    "service-show": ("service", "show", "weights"),
     "top": ("top", "--once"),
 }
 

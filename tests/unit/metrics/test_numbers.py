@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from mpsd.errors import Refused
 from mpsd.lease import Grant, Refusal
 from mpsd.metrics.tallies import MOST_VALUES, OTHER, Histogram, Tallies
 from mpsd.model import Credentials, DomainState, ProcessId
+from mpsd.policy.succession_words import Phase, Standing
+from mpsd.service import MemberView, ServiceSettings, ServiceView
 from tests.unit.api.fake_services import UUIDS
 from tests.unit.metrics.house import House
 
@@ -120,6 +123,43 @@ def test_what_becomes_of_arenas_is_counted(house: House) -> None:
     assert house.values("mpsd_arenas_evicted") == {"mpsd_arenas_evicted_total": 1}
 
 
+SERVICE = ServiceView(
+    1, "llm", 1000, UUIDS[0], Phase.SERVING, 7, ProcessId(5, 5), 1, ServiceSettings(),
+    (
+        MemberView(ProcessId(5, 5), "d1", 0, Standing.READY, True, True, 1.0),
+        MemberView(ProcessId(6, 6), "d2", 0, Standing.WARMING, False, True, 2.0),
+    ),
+    0, None,
+)  # fmt: skip
+
+
+def test_services_are_counted(house: House) -> None:
+    """One without processes is unserved for good reason: its owner has ended it."""
+    found = [
+        SERVICE,
+        replace(SERVICE, protection="no standby is ready"),
+        replace(SERVICE, phase=Phase.IDLE, protection="no standby is ready"),
+        replace(SERVICE, phase=Phase.IDLE, members=()),
+    ]
+    services = replace(house.fakes.services(), failover=SimpleNamespace(services=lambda: found))
+    house.fakes.services = lambda: services  # type: ignore[method-assign]
+    phases = house.values("mpsd_services")
+    assert (phases["serving"], phases["idle"], phases["fencing"]) == (2, 2, 0)
+    assert house.values("mpsd_services_unserved") == {"mpsd_services_unserved": 1}
+    assert house.values("mpsd_services_unprotected") == {"mpsd_services_unprotected": 1}
+    assert house.values("mpsd_service_members") == {"ready": 3, "warming": 3, "faulted": 0, "silent": 0}
+
+
+def test_promotions_are_counted_and_timed(house: House) -> None:
+    house.bus.publish("service.promoted", {"cause": "fault", "detect_ms": 0.5, "fence_ms": 12.0, "promote_ms": None})
+    house.bus.publish("service.promoted", {"cause": "first", "promote_ms": 2})
+    causes = house.values("mpsd_service_promotions")
+    assert (causes["fault"], causes["first"], causes["asked"]) == (1, 1, 0)
+    samples = house.families()["mpsd_service_promotion_seconds"].samples
+    sums = {sample.labels["part"]: sample.value for sample in samples if sample.name.endswith("_sum")}
+    assert sums == pytest.approx({"detect": 0.0005, "fence": 0.012, "promote": 0.002})
+
+
 @pytest.mark.parametrize(
     ("view", "works", "held"),
     [
@@ -185,6 +225,7 @@ async def test_admissions_are_timed(house: House, autojump_clock: trio.testing.M
         "mpsd_admission_seconds": [1],
         "mpsd_handshake_seconds": [1],
         "mpsd_fence_seconds": [0],
+        "mpsd_service_promotion_seconds": [0, 0, 0],
     }
 
 

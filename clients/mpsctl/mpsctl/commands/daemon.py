@@ -35,6 +35,7 @@ def _facts(session: Session, found: values.Status) -> Mapping[str, object]:
         "queue": found.queue,
         "arenas": found.arenas if found.keeper else None,
         "keeper": _keeper(found.keeper) if found.keeper else None,
+        "services": _services(found) if found.services else None,
         "connections": f"{found.connections}, of these {found.subscribers} for events",
         "lost": ", ".join(f"{count} {what}" for what, count in lost.items() if count),
         **{name.replace("_", " "): value for name, value in found.facts.items()},
@@ -45,6 +46,11 @@ def _keeper(found: values.Keeper) -> str:
     """Of the memory of arenas."""
     pid = f", pid {', '.join(map(str, found.pids))}" if found.pids else ""
     return f"{found.state}{pid}" + (f", holds {found.descriptors} descriptors" if found.descriptors else "")
+
+
+def _services(found: values.Status) -> str:
+    unserved = f", {found.services_unserved} of them unserved" if found.services_unserved else ""
+    return f"{found.services}{unserved}"
 
 
 def health(session: Session) -> int:

@@ -55,9 +55,10 @@ def differences(before: values.Service | None, after: values.Service | None) -> 
     for each in after.members:
         if each.standing == "ready" and each.pid not in was_ready:
             yield Told("ready", f"pid {each.pid} in domain {each.domain} is ready", {"pid": each.pid, "domain": each.domain})
-    if before is not None and after.protection != before.protection:
-        text = f"unprotected: {after.protection}" if after.protection else "protected again"
-        yield Told("protection", text, {"protection": after.protection})
+    protection = after.protection if after.phase == SERVING else ""
+    if protection != (before.protection if before and before.phase == SERVING else ""):
+        text = f"unprotected: {protection}" if protection else "protected"
+        yield Told("protection", text, {"protection": protection})
 
 
 def _promoted(of: values.Promotion) -> Told:

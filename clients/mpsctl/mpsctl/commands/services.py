@@ -1,0 +1,266 @@
+"""services; service show, handover, change, run."""
+
+import functools
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mpsd_client import calls, values
+
+from mpsctl import words
+from mpsctl.arguments import Argument, Command
+from mpsctl.output import Column, facts
+from mpsctl.quantities import (
+    Unfit,
+    parse_duration,
+    parse_number_of,
+    parse_percent,
+    parse_size,
+    show_duration,
+)
+from mpsctl.session import Session
+from mpsctl.starter import telling
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+NONE = "none"
+MOST_STANDBYS = 8
+_MARGIN_SECONDS = 30.0  # for the answer, besides what it may wait
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_WAITS_SECONDS = 30.0
+
+
+def parse_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise Unfit("letters, digits, dots, underscores and hyphens")
+    return text
+
+
+def parse_percent_or_none(text: str) -> float:
+    """0 for none."""
+    return 0.0 if text == NONE else parse_percent(text)
+
+
+def parse_size_or_none(text: str) -> int:
+    return 0 if text == NONE else parse_size(text)
+
+
+def parse_heartbeat(text: str) -> float:
+    return 0.0 if text == NONE else parse_duration(text)
+
+
+# -- looking -------------------------------------------------------------------------------------------------------------
+
+
+def list_services(session: Session) -> int:
+    found = session.all(calls.service_list(limit=1000))
+    session.out.document(found, lambda: session.out.table(_columns(session), found, "no services"))
+    return 0
+
+
+def _columns(session: Session) -> Sequence[Column[values.Service]]:
+    return (
+        Column("NAME", lambda each: each.name, may_be_cut=True, least=8),
+        Column("PHASE", lambda each: each.phase),
+        Column("ACTIVE", lambda each: each.writer_pid, is_number=True),
+        Column("DOMAIN", lambda each: domain(each), may_be_cut=True, least=6),
+        Column("READY", lambda each: f"{ready(each)}/{each.settings.standbys}", is_number=True),
+        Column("GEN", lambda each: each.generation, is_number=True),
+        Column("LAST", lambda each: _ago(session, each.last.at) if each.last else None, is_number=True),
+        Column("CAUSE", lambda each: each.last.cause if each.last else None),
+        Column("TOOK", lambda each: _took(each.last), is_number=True),
+        Column("PROTECTED", lambda each: each.protection or "yes", may_be_cut=True, least=9),
+    )
+
+
+def domain(of: values.Service) -> str | None:
+    """Of the active."""
+    return next((each.domain for each in of.members if each.is_writer), None)
+
+
+def ready(of: values.Service) -> int:
+    """Standbys that could take over now."""
+    return sum(each.standing == "ready" and not each.is_writer for each in of.members)
+
+
+def _ago(session: Session, moment: float) -> str:
+    return show_duration(max(0.0, session.out.surroundings.now() - moment))
+
+
+def _took(of: values.Promotion | None) -> str | None:
+    """From what happened until the new one served, as far as it is known."""
+    known = [each for each in (of.detect_ms, of.fence_ms, of.promote_ms) if each is not None] if of else []
+    return telling.milliseconds(sum(known)) if known else None
+
+
+def show(session: Session) -> int:
+    found = session.ask(calls.service_get(session.asked.name))
+    session.out.document(found, lambda: _report(session, found))
+    return 0
+
+
+def _report(session: Session, found: values.Service) -> "RenderableType":
+    from rich.console import Group
+
+    return Group(facts(_facts(session, found)), "", session.out.table(_member_columns(session), found.members, "no members"))
+
+
+def _facts(session: Session, found: values.Service) -> Mapping[str, object]:
+    names = words.ordinals(session.all(calls.device_list()))
+    writer = f"pid {found.writer_pid}" if found.writer_pid is not None else "nobody"
+    settings, last = found.settings, found.last
+    return {
+        "service": found.name,
+        "owner": session.user_name(found.owner_uid),
+        "GPU": words.gpus((found.gpu,), names),
+        "phase": found.phase,
+        "active": f"{writer}, generation {found.generation}",
+        "standbys": f"{ready(found)} ready of {settings.standbys} wanted",
+        "each with": telling.reservation(settings.sm_percent, settings.memory_bytes) or "nothing reserved",
+        "heartbeat": f"{settings.heartbeat_seconds:g} s" if settings.heartbeat_seconds else "none",
+        "protected": found.protection or "yes",
+        "promotions": f"{found.promotions} since mpsd began",
+        **({} if last is None else _last(session, last)),
+    }
+
+
+def _last(session: Session, last: values.Promotion) -> Mapping[str, object]:
+    before = f"pid {last.from_pid}" if last.from_pid is not None else "nobody"
+    return {
+        "last": f"{_ago(session, last.at)} ago, {last.cause}: from {before} to pid {last.to_pid}, generation {last.generation}",
+        "detected in": _part(last.detect_ms),
+        "fenced in": _part(last.fence_ms),
+        "promoted in": _part(last.promote_ms),
+    }
+
+
+def _part(milliseconds: float | None) -> str | None:
+    return None if milliseconds is None else telling.milliseconds(milliseconds)
+
+
+def _member_columns(session: Session) -> Sequence[Column[values.Member]]:
+    return (
+        Column("PID", lambda each: each.pid, is_number=True),
+        Column("DOMAIN", lambda each: each.domain, may_be_cut=True, least=6),
+        Column("STANDING", lambda each: each.standing),
+        Column("ROLE", lambda each: "active" if each.is_writer else "standby"),
+        Column("RANK", lambda each: each.rank, is_number=True),
+        Column("APART", lambda each: "yes" if each.is_apart else "no"),
+        Column("FOR", lambda each: _ago(session, each.since_at), is_number=True),
+    )
+
+
+# -- changing ------------------------------------------------------------------------------------------------------------
+
+
+def hand_over(session: Session) -> int:
+    asked = session.asked
+    wait = _WAITS_SECONDS if asked.wait is None else asked.wait
+    session.mpsd.timeout_seconds = wait + _MARGIN_SECONDS
+    done = session.ask(calls.service_handover(asked.name, asked.to, wait))
+    said = f"pid {done.to_pid} serves in place of pid {done.from_pid}, after {telling.milliseconds(done.seconds * 1000)}"
+    session.out.document(done, lambda: said)
+    return 0
+
+
+def change(session: Session) -> int:
+    asked = session.asked
+    changed = session.ask(
+        calls.service_change(
+            asked.name, standbys=asked.standbys, sm_percent=asked.sm, memory_bytes=asked.memory,
+            heartbeat_seconds=asked.heartbeat,
+        )
+    )  # fmt: skip
+    session.out.document(changed, lambda: _sentence(changed))
+    return 0
+
+
+def _sentence(found: values.Service) -> str:
+    settings = found.settings
+    with_ = telling.reservation(settings.sm_percent, settings.memory_bytes)
+    each = f"each with {with_}" if with_ else "nothing reserved"
+    heartbeat = f"{settings.heartbeat_seconds:g} s" if settings.heartbeat_seconds else "none"
+    return f"service {found.name}: {settings.standbys} standbys besides the active, {each}; heartbeat {heartbeat}"
+
+
+def run(session: Session) -> int:
+    """Until its signals say otherwise."""
+    from mpsctl.starter.children import Place
+    from mpsctl.starter.ending import Manner
+    from mpsctl.starter.runner import Starter, Task
+    from mpsctl.starter.settings import Given
+
+    asked, out = session.asked, session.out
+    if trouble := _trouble(asked.command_words, asked.log_dir):
+        print(f"mpsctl service run: {trouble}", file=out.surroundings.stderr)
+        return 2
+    session.ask(calls.status())  # where there is no mpsd at the start, that is said and the end
+    gpus = [gpu for given in asked.gpu or () for gpu in given.split(",")]
+    manner = Manner() if asked.drain is None else Manner(drain_seconds=asked.drain)
+    terminal = (sys.stderr if out.is_json else sys.stdout).fileno()
+    place = Place(asked.name, asked.command_words, out.surroundings.environ, asked.log_dir, terminal)
+    task = Task(Given(asked.standbys, asked.sm, asked.memory), gpus, manner, asked.until_done)
+    return Starter(session, place, task).run()
+
+
+def _trouble(command: Sequence[str], log_dir: str | None) -> str:
+    if shutil.which(command[0]) is None:
+        return f"there is no program {command[0]}"
+    if log_dir is not None:
+        try:
+            os.makedirs(log_dir, mode=0o700, exist_ok=True)
+        except OSError as exc:
+            return f"{log_dir} cannot be made: {exc.strerror}"
+        if not os.access(log_dir, os.W_OK | os.X_OK):
+            return f"{log_dir} cannot be written to"
+    return ""
+
+
+_SERVICE = Argument("name", "of the service, as `mpsctl services` shows it", parse=parse_name)
+_STANDBYS = Argument("--standbys", "how many besides the active", metavar="N",
+                     parse=functools.partial(parse_number_of, 0, MOST_STANDBYS))  # fmt: skip
+_SM_HELP = "the share of the SMs that each member has: 30%"
+_MEMORY_HELP = "the memory that each member has: 4G"
+
+COMMANDS = (
+    Command("services", "List services: arenas with a process that serves them, and standbys", list_services, (),
+            "READY is how many standbys could take over now, and how many are wanted. LAST, CAUSE and TOOK are of the last "
+            "promotion: how long ago, why, and how long it took from what happened until the new one served."),
+    Command("service show", "Everything about one service, its members and its last promotion too", show, (_SERVICE,)),
+    Command("service handover", "Let a standby serve in place of the active, which stays as a standby", hand_over, (
+        _SERVICE,
+        Argument("--to", "to this one; otherwise to whoever is next", metavar="PID",
+                 parse=functools.partial(parse_number_of, 1, 2**31 - 1)),
+        Argument("--wait", "how long it may take; otherwise 30s", metavar="DURATION", parse=parse_duration),
+    )),
+    Command("service change", "Change how many standbys there are, and what each member has", change, (
+        _SERVICE,
+        _STANDBYS,
+        Argument("--sm", f"{_SM_HELP}; {NONE}: nothing is reserved", metavar="PERCENT", parse=parse_percent_or_none),
+        Argument("--memory", f"{_MEMORY_HELP}; {NONE}: no limit", metavar="SIZE", parse=parse_size_or_none),
+        Argument("--heartbeat", f"an active whose forward state stands still for so long is taken to hang; {NONE}: never",
+                 metavar="DURATION", parse=parse_heartbeat),
+    ), "What is not named stays. Its starter (service run) does it: another share or other memory is a rolling change, in "
+       "which members are replaced one after the other, and a new one takes over before the old one is ended."),
+    Command("service run", "Keep the members of a service running: the active and its standbys", run, (
+        Argument("name", "of the service, and of its arena", parse=parse_name),
+        _STANDBYS,
+        Argument("--sm", _SM_HELP, metavar="PERCENT", parse=parse_percent),
+        Argument("--memory", _MEMORY_HELP, metavar="SIZE", parse=parse_size),
+        Argument("--gpu", "where shares and memory are reserved; otherwise on the service's GPU, and on every one before there "
+                 "is a service", metavar="GPU[,GPU...]", count="*"),
+        Argument("--log-dir", "where NAME-N.log has the output of member N; otherwise it is printed, with a prefix",
+                 metavar="DIR"),
+        Argument("--drain", "how long the work that a member has queued on the GPU may run when it is ended; otherwise 1s",
+                 metavar="DURATION", parse=parse_duration),
+        Argument("--until-done", "end all when the active has ended with status 0", is_flag=True),
+        Argument("command_words", "what each member is started as, with MPSD_SERVICE=NAME in its environment",
+                 metavar="COMMAND", count="+"),
+    ), "Write -- before COMMAND. What is not named is as the service has it, or 1 standby and nothing reserved. SIGTERM and "
+       "SIGINT end the members through mpsd, the active last; again, they are killed. SIGHUP starts all members anew, one "
+       "after the other. When mpsctl is killed they go on, and another `service run` of the same name counts them."),
+)  # fmt: skip

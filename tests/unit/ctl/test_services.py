@@ -1,0 +1,70 @@
+"""What the commands of services make mpsd do, and say of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpsd.service import ServiceSettings
+from tests.unit.api.house import OWNER, STRANGER
+from tests.unit.ctl.desk import furnish, open_desk
+
+SETTINGS = ServiceSettings(2, 30.0, 20 << 30, 2.5)  # of the furnished one
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        ("", {}),
+        ("--standbys 0", {"standbys": 0}),
+        ("--sm 12.5% --memory 8G", {"sm_percent": 12.5, "memory_bytes": 8 << 30}),
+        ("--sm none --memory none", {"sm_percent": None, "memory_bytes": None}),
+        ("--heartbeat 500ms", {"heartbeat_seconds": 0.5}),
+        ("--heartbeat none", {"heartbeat_seconds": 0.0}),
+    ],
+)
+async def test_what_is_not_named_stays(words: str, changed: dict[str, Any], tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        furnish(desk)
+        await desk.answer("service", "change", "weights", *words.split(), peer=OWNER)
+        assert desk.house.fakes.failover.views[1].settings == replace(SETTINGS, **changed)
+
+
+async def test_what_is_wanted_now_is_said(tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        out = await desk.answer("service", "change", "weights", "--standbys", "3", "--sm", "30%", "--memory", "20G", peer=OWNER)
+    said = "service weights: 3 standbys besides the active, each with 30% of the SMs, 20G; heartbeat none\n"
+    assert out == said
+
+
+@pytest.mark.parametrize(("words", "to_pid"), [((), None), (("--to", "601"), 601)])
+async def test_a_handover_goes_to_whom_was_named(
+    words: tuple[str, ...], to_pid: int | None, tmp_path: Path, short_dir: Path
+) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        out = await desk.answer("service", "handover", "weights", *words, peer=OWNER)
+        assert desk.house.fakes.failover.said == [("handover", 1, to_pid)]
+    assert out == f"pid {to_pid or 586} serves in place of pid 586, after 250 ms\n"
+
+
+@pytest.mark.parametrize("words", ["show", "change", "handover"])
+async def test_what_is_another_users_is_not_there(words: str, tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        done = await desk.run("service", words, "weights", peer=STRANGER)
+        assert await desk.answer("services", peer=STRANGER) == "no services\n"
+    assert done.status == 1
+    assert "NO_SUCH_ARENA" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        pytest.param(("there-is-no-such-program",), "there is no program there-is-no-such-program", id="no program"),
+        pytest.param(("--log-dir", "/dev/null/logs", "true"), "/dev/null/logs cannot be made: Not a directory", id="no place"),
+    ],
+)
+async def test_what_cannot_be_run_is_said_at_once(words: tuple[str, ...], why: str, tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        done = await desk.run("service", "run", "llm", *words)
+    assert (done.status, done.err) == (2, f"mpsctl service run: {why}\n")
