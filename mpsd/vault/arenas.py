@@ -34,7 +34,7 @@ _READY_SECONDS = 15.0  # the keeper is compared after a start
 class Arenas:
     """Guards that whoever adopts an arena sees the last commit and nothing else.
 
-    on_fenced, on_commit, on_state, on_told: called in the daemon once it is stored (terms.py, filling.py, shelf.py)."""
+    on_state, on_told: called in the daemon once it is stored (filling.py, shelf.py)."""
 
     def __init__(
         self,
@@ -55,8 +55,6 @@ class Arenas:
         self._lease_of = lease_of
         self.ready = trio.Event()  # the keeper was compared, or does not answer
         self.is_over = False  # mpsd quits, and nothing is kept
-        self.on_fenced = terms.on_fenced
-        self.on_commit = filling.on_commit
         self.on_state = filling.on_state
         self.on_told = shelf.on_told
 

@@ -21,14 +21,12 @@ from mpsd.vault.keepers import VaultKeepers
 from mpsd.vault.shelf import Shelf
 from mpsd.vault.store import Row, VaultStore
 
-OnChange = Callable[[Arena], None]  # neither waits nor raises
-
 
 class Filling:
     """Guards that what is stored is held by the keeper.  The methods are those of
     services.Arenas, once the keeper was compared.
 
-    on_commit, on_state: told, after it was stored, of a commit and of a forward state that is kept."""
+    on_state: told of a forward state that is kept, once it is stored; neither waits nor raises."""
 
     def __init__(
         self, shelf: Shelf, store: VaultStore, keeper: VaultKeepers, janitor: Janitor, check_memory: CheckMemory
@@ -38,8 +36,7 @@ class Filling:
         self._keeper = keeper
         self._janitor = janitor
         self._check_memory = check_memory
-        self.on_commit: list[OnChange] = []
-        self.on_state: list[OnChange] = []
+        self.on_state: list[Callable[[Arena], None]] = []
 
     async def put(
         self, entry: Entry, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
@@ -104,8 +101,6 @@ class Filling:
                 row = await self._with_layout(entry, generation, process, layout)
             arena = self._commit(entry, replace(row, commits=row.commits + 1))
         self._shelf.tell("committed", arena, generation=generation, allocations=arena.allocations)
-        for each in self.on_commit:
-            each(arena)
         await self._janitor.settled()
         return arena
 

@@ -22,14 +22,11 @@ from mpsd.vault.holders import Holders
 from mpsd.vault.shelf import Shelf
 from mpsd.vault.store import VaultStore
 
-OnFenced = Callable[[Arena, ProcessId, bool], None]  # it had this arena open; whether to write
-
 
 class Terms:
     """Guards that an arena has one writer at a time, and that the next one comes after the last one can write no more.
 
     is_served: whether an arena has a service with members; then nobody becomes its writer by asking.
-    on_fenced: told, after it was stored, of a process that is gone.  Neither waits or raises.
     """
 
     def __init__(self, shelf: Shelf, store: VaultStore, filling: Filling, holders: Holders) -> None:
@@ -38,7 +35,6 @@ class Terms:
         self._filling = filling
         self._holders = holders
         self.is_served: Callable[[int], bool] = lambda arena_id: False
-        self.on_fenced: list[OnFenced] = []
 
     # -- who comes -------------------------------------------------------------------------------------------------------
 
@@ -165,8 +161,6 @@ class Terms:
                 arena = self._let_go(entry, process)
             facts = {"pid": process.pid, "was_writer": was_writer}
             self._shelf.tell("fenced", arena, seconds=round(seconds, 3), **facts)
-            for each in self.on_fenced:
-                each(arena, process, was_writer)
 
     def _let_go(self, entry: Entry, process: ProcessId) -> Arena:
         """What its writer did not commit goes."""

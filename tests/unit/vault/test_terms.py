@@ -272,18 +272,14 @@ async def test_who_is_hurried_is_let_go_when_it_has_ended(house, writer, ends_fi
         await until(lambda: vault.holders.count == 0)
 
 
-async def test_the_daemon_is_told_of_commits_and_of_who_is_gone(house, writer, other):
+async def test_the_daemon_is_told_of_all_that_happens_to_an_arena(house, writer, other):
     async with house.vault() as vault:
-        told: list[object] = []
-        vault.arenas.on_fenced.append(lambda arena, process, was_writer: told.append((arena.writer, process, was_writer)))
-        vault.arenas.on_commit.append(lambda arena: told.append(arena.allocations))
-        vault.arenas.on_told.append(lambda what, arena: told.append(what))
+        told: list[tuple[object, ...]] = []
+        vault.arenas.on_told.append(lambda what, arena: told.append((what, arena.writer, arena.readers)))
         arena = await committed(vault, writer.process)
         await vault.arenas.open(arena.id, Access.READ, other.process, 0)
         other.kill()
-        await until(lambda: (writer.process, other.process, False) in told)
+        await until(lambda: ("fenced", writer.process, ()) in told)
         writer.kill()
-        await until(lambda: (None, writer.process, True) in told)
-        assert [each for each in told if not isinstance(each, tuple)] == [
-            "created", "opened", "committed", 1, "opened", "fenced", "fenced",
-        ]  # fmt: skip
+        await until(lambda: ("fenced", None, ()) in told)
+        assert [what for what, *_ in told] == ["created", "opened", "committed", "opened", "fenced", "fenced"]
