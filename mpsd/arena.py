@@ -28,6 +28,7 @@ class Allocation:
     """`bytes` of GPU memory at `offset` of the window; the keeper holds it under a name made of `serial`.
 
     is_committed: part of the last committed layout.  is_dropped: it goes at the next commit.  Both: an adopter still gets it.
+    since: the commit that it comes with; of those that were committed at one offset, no two have the same.
     """
 
     offset: int
@@ -35,6 +36,7 @@ class Allocation:
     serial: int
     is_committed: bool = False
     is_dropped: bool = False
+    since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,9 @@ class Arena:
 
     gpu: UUID.  base, window_bytes: the addresses that all its processes see it at, the same in each.  capacity_bytes: how much
     it may hold.  used_bytes: held, committed or not.  allocations, layout_hash, layout_bytes: of the last commit; the hash is
-    empty before the first.  generation: counts writers: what carries an older one is refused.  writer: the process that may
-    change it, also while it is being fenced.  unheld_since: None while somebody has it open.  state_serial: of the forward
-    state that is kept with it; 0: none.
+    empty before the first.  commit: its number, which only grows.  generation: counts writers: what carries an older one is
+    refused.  writer: the process that may change it, also while it is being fenced.  unheld_since: None while somebody has it
+    open.  state_serial: of the forward state that is kept with it; 0: none.
     """
 
     id: int
@@ -72,6 +74,7 @@ class Arena:
     allocations: int = 0
     layout_hash: str = ""  # SHA-256 in hex of the layout's bytes
     layout_bytes: int = 0
+    commit: int = 0
     generation: int = 0
     is_sealed: bool = False
     writer: ProcessId | None = None
@@ -84,6 +87,21 @@ class Arena:
     @property
     def is_held(self) -> bool:
         return self.writer is not None or bool(self.readers)
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Some of what was committed last, in the order of the offsets, and of which arena it is, as it was then.
+
+    fds: of the layout, where has_layout, and of each allocation that came after the commit that was known; they are closed by
+    whoever gets this.  has_more: behind the last of them.
+    """
+
+    arena: Arena
+    allocations: tuple[Allocation, ...]
+    fds: tuple[int, ...]
+    has_layout: bool
+    has_more: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from mpsd.api.failover import Failover
-from mpsd.arena import Access, Allocation, Arena, ArenaSpec, KeptState
+from mpsd.arena import Access, Allocation, Arena, ArenaSpec, KeptState, Portion
 from mpsd.fault import Incident
 from mpsd.lease import Grant, Identity, Lease, LeaseSpec
 from mpsd.legacy.board import Defaults, ServerView
@@ -212,9 +212,19 @@ class Arenas(Protocol):
         """What was put is there, what was dropped is gone, and the layout (a descriptor to read; None: as it was) holds: all
         of it or nothing."""
 
+    def openings(self, arena_id: int, process: ProcessId) -> int:
+        """How often it has opened the arena since it holds it, as far as this mpsd knows: 1: it had it not before."""
+
     async def take(
-        self, arena_id: int, process: ProcessId, after: int | None, limit: int
-    ) -> tuple[list[Allocation], list[int]]:
+        self,
+        arena_id: int,
+        process: ProcessId,
+        after: int | None,
+        limit: int,
+        known: int = 0,
+        *,
+        with_layout: bool = False,
+    ) -> Portion:
         """Committed allocations beyond an offset, by offset, and a descriptor of each.
 
         Raises NotAllowed unless it holds it."""
@@ -228,8 +238,9 @@ class Arenas(Protocol):
     async def state(self, arena_id: int, process: ProcessId) -> tuple[KeptState, int] | None:
         """With a descriptor.  None: none is kept.  Raises NotAllowed unless it holds the arena."""
 
-    async def close(self, arena_id: int, process: ProcessId) -> Arena:
-        """It holds the arena no longer.  What its writer did not commit is dropped."""
+    async def close(self, arena_id: int, process: ProcessId, openings: int | None = None) -> Arena:
+        """It holds the arena no longer.  What its writer did not commit is dropped.  openings: nothing is done unless it has
+        opened the arena so often."""
 
     async def seal(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
         """Nobody writes it any more; the writer is a reader now."""

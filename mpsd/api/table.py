@@ -132,6 +132,7 @@ METHODS: dict[str, Method] = {
         "Hold an arena, to write or to read",
         changes=True,
         refusal=arenas.refusal_by_mode,
+        gives=True,
         may_be_given_up=True,
     ),
     "arena.put": _of_holder(
@@ -151,7 +152,7 @@ METHODS: dict[str, Method] = {
         service_messages.KeepState, arenas.keep_state, "Keep a forward state with an arena", takes=lambda ask: 1
     ),
     "arena.state": _of_holder(arena_messages.ArenaId, arenas.state, "Get the forward state of an arena", gives=True),
-    "arena.close": _of_holder(arena_messages.ArenaId, arenas.close, "Hold an arena no longer", changes=True),
+    "arena.close": _of_holder(arena_messages.CloseArena, arenas.close, "Hold an arena no longer", changes=True),
     "arena.seal": _of_holder(arena_messages.SealArena, arenas.seal, "Let nobody write an arena any more", changes=True),
     "arena.change": Method(
         Privilege.OWNER,

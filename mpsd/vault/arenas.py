@@ -10,7 +10,7 @@ from functools import partial
 
 import trio
 
-from mpsd.arena import Access, Allocation, Arena, ArenaSpec, KeptState
+from mpsd.arena import Access, Allocation, Arena, ArenaSpec, KeptState, Portion
 from mpsd.descriptors import close_all, close_apart
 from mpsd.errors import ArenaBusy, BadRequest, KeeperFailed, NoRoom, Stopping
 from mpsd.legacy.devices import find_device
@@ -158,11 +158,18 @@ class Arenas:
 
     async def open(self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
         await self._begin()
-        return await self._terms.open(self._shelf.find_id(arena_id), access, process, wait_seconds)
+        entry = self._shelf.find_id(arena_id)
+        before = int(entry.is_held_by(process))
+        arena = await self._terms.open(entry, access, process, wait_seconds)
+        entry.openings[process] = entry.openings.get(process, before) + 1
+        return arena
 
-    async def close(self, arena_id: int, process: ProcessId) -> Arena:
+    def openings(self, arena_id: int, process: ProcessId) -> int:
+        return self._shelf.find_id(arena_id).openings.get(process, 0)
+
+    async def close(self, arena_id: int, process: ProcessId, openings: int | None = None) -> Arena:
         await self._begin()
-        arena = await self._terms.close(self._shelf.find_id(arena_id), process)
+        arena = await self._terms.close(self._shelf.find_id(arena_id), process, openings)
         await self._janitor.settled()
         return arena
 
@@ -219,10 +226,17 @@ class Arenas:
             return await self._filling.commit(self._shelf.find_id(arena_id), generation, process, layout)
 
     async def take(
-        self, arena_id: int, process: ProcessId, after: int | None, limit: int
-    ) -> tuple[list[Allocation], list[int]]:
+        self,
+        arena_id: int,
+        process: ProcessId,
+        after: int | None,
+        limit: int,
+        known: int = 0,
+        *,
+        with_layout: bool = False,
+    ) -> Portion:
         await self._begin()
-        return await self._filling.take(self._shelf.find_id(arena_id), process, after, limit)
+        return await self._filling.take(self._shelf.find_id(arena_id), process, after, limit, known, with_layout)
 
     async def layout(self, arena_id: int, process: ProcessId) -> tuple[Arena, int]:
         await self._begin()

@@ -46,6 +46,7 @@ class Entry:
     contents: Contents
     lock: trio.Lock = field(default_factory=trio.Lock)
     queue: deque[object] = field(default_factory=deque)  # who waits to write, in order
+    openings: dict[ProcessId, int] = field(default_factory=dict)  # how often this mpsd was asked, by who has it open
     is_removed: bool = False
     _changed: trio.Event = field(default_factory=trio.Event)
 
@@ -62,7 +63,8 @@ class Entry:
         serial = 0 if row.state is None else row.state.serial
         contents = self.contents
         counted = replace(
-            row.arena, used_bytes=contents.used_bytes, allocations=contents.committed_count, state_serial=serial
+            row.arena, used_bytes=contents.used_bytes, allocations=contents.committed_count, commit=row.commits,
+            state_serial=serial,
         )
         self.row = replace(row, arena=counted)
         self.notify()
@@ -108,9 +110,12 @@ class Entry:
             asked = f"pid {process.pid} is not the writer of generation {generation} of {arena.name}"
             raise StaleGeneration(f"{asked}: it is at {arena.generation}, and written by {writer}")
 
+    def is_held_by(self, process: ProcessId) -> bool:
+        return process == self.arena.writer or process in self.arena.readers
+
     def check_holder(self, process: ProcessId) -> None:
         self.check_there()
-        if process != self.arena.writer and process not in self.arena.readers:
+        if not self.is_held_by(process):
             raise NotAllowed(f"pid {process.pid} has arena {self.arena.name} not open")
 
     # -- waiting ---------------------------------------------------------------------------------------------------------

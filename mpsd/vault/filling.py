@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import trio
 
-from mpsd.arena import Allocation, Arena, KeptState
+from mpsd.arena import Allocation, Arena, KeptState, Portion
 from mpsd.errors import BadRequest
 from mpsd.model import ProcessId
 from mpsd.vault.descriptors import CheckMemory, Layout, check_state, read_layout
@@ -58,7 +58,8 @@ class Filling:
     ) -> bool:
         """Whether something was replaced.  What was asked for is counted before the keeper takes it: others ask meanwhile."""
         shelf, arena = self._shelf, entry.arena
-        numbered = [Allocation(each.offset, each.bytes, shelf.next_serial()) for each in allocations]
+        since = entry.row.commits + 1
+        numbered = [Allocation(each.offset, each.bytes, shelf.next_serial(), since=since) for each in allocations]
         change = entry.contents.plan_put(numbered, arena.window_bytes)
         more = len(change.added) - len(change.replaced)
         shelf.account.check_growth(arena, change.growth_bytes, more, shelf.bounds(arena))
@@ -142,12 +143,17 @@ class Filling:
         return self._shelf.change(entry, row)
 
     async def take(
-        self, entry: Entry, process: ProcessId, after: int | None, limit: int
-    ) -> tuple[list[Allocation], list[int]]:
+        self, entry: Entry, process: ProcessId, after: int | None, limit: int, known: int, with_layout: bool
+    ) -> Portion:
+        """All of it of one commit."""
         async with entry.lock:
             entry.check_holder(process)
-            found = entry.contents.committed_after(after, limit)
-            return found, await self._keeper.get([memory_name(each.serial) for each in found]) if found else []
+            found = entry.contents.committed_after(after, limit + 1)
+            some, layout = tuple(found[:limit]), entry.row.layout_serial if with_layout else None
+            names = [] if layout is None else [layout_name(layout)]
+            names += [memory_name(each.serial) for each in some if each.since > known]
+            fds = await self._keeper.get(names) if names else []
+            return Portion(entry.arena, some, tuple(fds), layout is not None, len(found) > limit)
 
     async def layout(self, entry: Entry, process: ProcessId) -> tuple[Arena, int]:
         async with entry.lock:

@@ -85,9 +85,9 @@ class VaultStore:
         return [self._row(values) for values in found]
 
     def allocations(self, row: Row) -> list[Allocation]:
-        statement = "SELECT place, bytes, serial, put_in <= ?, dropped_in IS NOT NULL FROM allocations WHERE arena_id = ?"
-        found = self._read(statement, (row.commits, row.arena.id))
-        return [Allocation(place, size, serial, bool(put), bool(gone)) for place, size, serial, put, gone in found]
+        statement = "SELECT place, bytes, serial, put_in, dropped_in IS NOT NULL FROM allocations WHERE arena_id = ?"
+        found = self._read(statement, (row.arena.id,))
+        return [Allocation(place, size, no, put <= row.commits, bool(gone), put) for place, size, no, put, gone in found]
 
     def last_serial(self) -> int:
         """No later serial of a state was ever given; of others, none that is in use."""

@@ -141,9 +141,12 @@ class Terms:
         self._filling.roll_back(entry)
         return entry.become(row)
 
-    async def close(self, entry: Entry, process: ProcessId) -> Arena:
+    async def close(self, entry: Entry, process: ProcessId, openings: int | None) -> Arena:
+        """openings: only where it has opened the arena so often."""
         async with entry.lock:
             entry.check_holder(process)
+            if openings not in (None, entry.openings.get(process, 0)):
+                return entry.arena
             arena = self._let_go(entry, process)
         self._shelf.tell("closed", arena, pid=process.pid)
         return arena
@@ -173,6 +176,7 @@ class Terms:
         self._store.let_go(row, process, takes_back=is_writer)
         if is_writer:
             self._filling.roll_back(entry)
+        entry.openings.pop(process, None)
         arena = entry.become(row)
         if not any(process in (each.arena.writer, *each.arena.readers) for each in self._shelf.by_id.values()):
             self._holders.remove(process)

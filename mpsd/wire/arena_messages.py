@@ -14,6 +14,7 @@ MOST_DROPPED = 1024  # at once
 _MOST_BYTES = LAST_ADDRESS - FIRST_ADDRESS  # all windows together
 _NAME = word(1, 128)
 _GENERATION = whole(0, 2**63 - 1)
+_COMMIT = whole(0, 2**63 - 1)
 _SIZE = whole(GRANULE, _MOST_BYTES)
 _MODE = whole(0, 0o777)
 _OFFSET = multiple(GRANULE, 0, _MOST_BYTES - GRANULE)
@@ -40,6 +41,8 @@ class OpenArena:
     name: str = param(_NAME)
     access: Access = param(choice(Access))
     wait_seconds: float = param(PATIENCE, 0.0)
+    takes: int = param(whole(0, MOST_DESCRIPTORS - 1), 0)  # the layout comes with them
+    known: int = param(_COMMIT, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +72,25 @@ class CommitArena:
 
 @dataclass(frozen=True, slots=True)
 class TakeMemory:
-    """What comes behind the offset `after`."""
+    """What comes behind the offset `after`; without descriptors for what the commit `known` had too."""
 
     id: int = param(ID)
     after: int | None = param(maybe(whole(0, _MOST_BYTES)), None)
     limit: int = param(whole(1, MOST_DESCRIPTORS), MOST_DESCRIPTORS)
+    known: int = param(_COMMIT, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaId:
     id: int = param(ID)
+
+
+@dataclass(frozen=True, slots=True)
+class CloseArena:
+    """openings: only where it was asked for so often."""
+
+    id: int = param(ID)
+    openings: int | None = param(maybe(whole(1, 2**63 - 1)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mpsd.arena import Arena
+from mpsd.arena import Arena, Portion
 from mpsd.lease import Grant, Lease, Selector, SelectorKind
 from mpsd.legacy.board import Defaults, ServerView
 from mpsd.model import Device, DomainView, ProcessId
@@ -113,6 +113,7 @@ def arena(of: Arena) -> Map:
         "allocations": of.allocations,
         "layout_hash": of.layout_hash,
         "layout_bytes": of.layout_bytes,
+        "commit": of.commit,
         "state_serial": of.state_serial,
         "generation": of.generation,
         "is_sealed": of.is_sealed,
@@ -123,3 +124,9 @@ def arena(of: Arena) -> Map:
         "created_at": of.created_at,
         "unheld_since": of.unheld_since,
     }
+
+
+def portion(of: Portion) -> Map:
+    """Its descriptors travel beside it."""
+    items = [[each.offset, each.bytes, each.since] for each in of.allocations]
+    return {"commit": of.arena.commit, "items": items, "next": of.allocations[-1].offset if of.has_more else None}

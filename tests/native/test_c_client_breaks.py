@@ -38,16 +38,15 @@ def relay(machine: Machine, short_dir: Path) -> Iterator[Relay]:
 
 STEPS = {  # what is called -> what to do before it, and the line
     "arena.create": ([], "create {name} 67108864"),
-    "arena.get": (["create {name} 67108864"], "open {name} write 0"),
+    "arena.get": (["create {name} 67108864", "open {name} write 0"], "close"),
     "arena.open": (["create {name} 67108864"], "open {name} write 5"),
-    "arena.take": (["create {name} 67108864"], "open {name} write 0"),
+    "arena.take": (
+        ["create {name} 536870912", "open {name} write 0", *["alloc 1"] * 128, "commit", "close"],
+        "open {name} write 0",
+    ),
     "arena.put": (["create {name} 67108864", "open {name} write 0", "alloc 1"], "flush"),
     "arena.drop": (["create {name} 67108864", "open {name} write 0", "alloc 1", "commit", "free {first}"], "flush"),
     "arena.commit": (["create {name} 67108864", "open {name} write 0", "alloc 1"], "commit words"),
-    "arena.layout": (
-        ["create {name} 67108864", "open {name} write 0", "commit words", "close", "open {name} read 0"],
-        "layout",
-    ),
     "arena.seal": (["create {name} 67108864", "open {name} write 0", "commit"], "seal"),
     "arena.close": (["create {name} 67108864", "open {name} write 0"], "close"),
     "arena.remove": (["create {name} 67108864"], "remove {name}"),

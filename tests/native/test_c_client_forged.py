@@ -51,6 +51,7 @@ def kept(machine: Machine, relay: Relay, program: Path) -> Iterator[Drive]:
     drive.do("close")
     try:
         yield drive
+        drive.do("remove kept")
         drive.end()
     finally:
         drive.clear()
@@ -117,71 +118,87 @@ def more_descriptors(frame: Frame) -> None:
 
 def other_memory(frame: Frame) -> None:
     """A descriptor, but of no memory of the GPU's."""
-    os.close(frame.fds[0])
-    frame.fds[0] = os.memfd_create("no GPU memory")
+    os.close(frame.fds[1])
+    frame.fds[1] = os.memfd_create("no GPU memory")
+
+
+def without_descriptors(frame: Frame) -> None:
+    while frame.fds:
+        fewer_descriptors(frame)
+
+
+def two_pages(frame: Frame) -> None:
+    """The second is of the commit that there really is, and so of another."""
+    fewer_descriptors(frame)
+    result = frame.value[3]
+    frame.value[3] = {**result, "items": result["items"][:2], "next": G, "commit": result["commit"] + 1}
 
 
 def at_offsets(*pairs: tuple[int, int]) -> Callable[[Frame], None]:
-    return with_result(items=[list(pair) for pair in pairs])
+    return with_result(items=[[*pair, 1] for pair in pairs])
 
 
 G = GRANULE
 WRONG_ANSWERS = [
     # any answer
-    pytest.param("arena.get", with_raw(b""), "", id="the end instead of an answer"),
-    pytest.param("arena.get", with_raw(b"\xc1"), "EPROTO", id="no MessagePack"),
-    pytest.param("arena.get", with_raw(b"\xdd\xff\xff\xff\xff"), "EPROTO", id="an array of four billion"),
-    pytest.param("arena.get", with_raw(b"\x91" * 60000), "EPROTO", id="deep nesting"),
-    pytest.param("arena.get", with_raw(bytes(70000)), "EMSGSIZE", id="a datagram that is too long"),
-    pytest.param("arena.get", cut, "EPROTO", id="cut off"),
-    pytest.param("arena.get", longer, "EPROTO", id="more behind it"),
-    pytest.param("arena.get", with_frame(0, 0), "EPROTO", id="a request"),
-    pytest.param("arena.get", with_frame(0, 7), "EPROTO", id="another kind"),
-    pytest.param("arena.get", with_frame(1, 4_000_000_000), "EPROTO", id="an answer to another request"),
-    pytest.param("arena.get", with_frame(1, -1), "EPROTO", id="a negative id"),
-    pytest.param("arena.get", with_frame(3, None), "EPROTO", id="no result"),
-    pytest.param("arena.get", with_frame(3, [1, 2]), "EPROTO", id="a result that is no map"),
-    pytest.param("arena.get", with_error("no"), "EPROTO", id="an error that is no map"),
-    pytest.param("arena.get", with_error({}), "EPROTO", id="an error without a code"),
-    pytest.param("arena.get", with_error({"code": 0}), "EPROTO", id="an error that is none"),
-    pytest.param("arena.get", with_error({"code": 2**40}), "EPROTO", id="an error whose code is no code"),
-    pytest.param("arena.get", with_error({"code": 20, "message": "x" * 60000}), "ENOENT", id="very many words"),
-    pytest.param("arena.get", with_error({"code": 999, "name": 7}), "EREMOTEIO", id="a code of a later version"),
+    pytest.param("arena.open", with_raw(b""), "", id="the end instead of an answer"),
+    pytest.param("arena.open", with_raw(b"\xc1"), "EPROTO", id="no MessagePack"),
+    pytest.param("arena.open", with_raw(b"\xdd\xff\xff\xff\xff"), "EPROTO", id="an array of four billion"),
+    pytest.param("arena.open", with_raw(b"\x91" * 60000), "EPROTO", id="deep nesting"),
+    pytest.param("arena.open", with_raw(bytes(70000)), "EMSGSIZE", id="a datagram that is too long"),
+    pytest.param("arena.open", cut, "EPROTO", id="cut off"),
+    pytest.param("arena.open", longer, "EPROTO", id="more behind it"),
+    pytest.param("arena.open", with_frame(0, 0), "EPROTO", id="a request"),
+    pytest.param("arena.open", with_frame(0, 7), "EPROTO", id="another kind"),
+    pytest.param("arena.open", with_frame(1, 4_000_000_000), "EPROTO", id="an answer to another request"),
+    pytest.param("arena.open", with_frame(1, -1), "EPROTO", id="a negative id"),
+    pytest.param("arena.open", with_frame(3, None), "EPROTO", id="no result"),
+    pytest.param("arena.open", with_frame(3, [1, 2]), "EPROTO", id="a result that is no map"),
+    pytest.param("arena.open", with_error("no"), "EPROTO", id="an error that is no map"),
+    pytest.param("arena.open", with_error({}), "EPROTO", id="an error without a code"),
+    pytest.param("arena.open", with_error({"code": 0}), "EPROTO", id="an error that is none"),
+    pytest.param("arena.open", with_error({"code": 2**40}), "EPROTO", id="an error whose code is no code"),
+    pytest.param("arena.open", with_error({"code": 20, "message": "x" * 60000}), "ENOENT", id="very many words"),
+    pytest.param("arena.open", with_error({"code": 999, "name": 7}), "EREMOTEIO", id="a code of a later version"),
     # arenas
     *(
-        pytest.param("arena.get", without(field), "EPROTO", id=f"an arena without {field}")
+        pytest.param("arena.open", without(field), "EPROTO", id=f"an arena without {field}")
         for field in ("id", "base", "window_bytes", "capacity_bytes", "generation", "is_sealed")
     ),
-    pytest.param("arena.get", with_result(base="here"), "EPROTO", id="a base that is no number"),
-    pytest.param("arena.get", with_result(base=-1), "EPROTO", id="a negative base"),
-    pytest.param("arena.get", with_result(base=0), "EPROTO", id="base 0"),
-    pytest.param("arena.get", with_result(base=4096), "EPROTO", id="a base that is not granular"),
-    pytest.param("arena.get", with_result(base=2**64 - G), "EPROTO", id="a window that wraps"),
-    pytest.param("arena.get", with_result(base=0x7FFF_FFE0_0000_0000), "EADDRINUSE", id="a window where no address is"),
-    pytest.param("arena.get", with_result(gpu="GPU-00000000-0000-0000-0000-000000000000"), "EXDEV", id="another GPU"),
-    pytest.param("arena.get", with_result(gpu=""), "EXDEV", id="no GPU"),
-    pytest.param("arena.open", with_result(id=99), "EAGAIN", id="another arena at every attempt"),
+    pytest.param("arena.open", with_result(base="here"), "EPROTO", id="a base that is no number"),
+    pytest.param("arena.open", with_result(base=-1), "EPROTO", id="a negative base"),
+    pytest.param("arena.open", with_result(base=0), "EPROTO", id="base 0"),
+    pytest.param("arena.open", with_result(base=4096), "EPROTO", id="a base that is not granular"),
+    pytest.param("arena.open", with_result(base=2**64 - G), "EPROTO", id="a window that wraps"),
+    pytest.param("arena.open", with_result(base=0x7FFF_FFE0_0000_0000), "EADDRINUSE", id="a window where no address is"),
+    pytest.param("arena.open", with_result(gpu="GPU-00000000-0000-0000-0000-000000000000"), "EXDEV", id="another GPU"),
+    pytest.param("arena.open", with_result(gpu=""), "EXDEV", id="no GPU"),
     pytest.param("arena.open", with_error({"code": 2, "name": "NOT_ALLOWED", "message": ""}), "EACCES", id="not allowed"),
     # what is taken
-    pytest.param("arena.take", fewer_descriptors, "EPROTO", id="a descriptor missing"),
-    pytest.param("arena.take", more_descriptors, "EPROTO", id="a descriptor too many"),
-    pytest.param("arena.take", other_memory, "EBADMSG", id="a descriptor of no GPU memory"),
-    pytest.param("arena.take", without("items"), "EPROTO", id="no items"),
-    pytest.param("arena.take", with_result(items=[[0], [G, G], [2 * G, G]]), "EPROTO", id="an item of one number"),
-    pytest.param("arena.take", at_offsets((0, G), (0, G), (2 * G, G)), "EPROTO", id="the same place twice"),
-    pytest.param("arena.take", at_offsets((G, G), (0, G), (2 * G, G)), "EPROTO", id="not in order"),
-    pytest.param("arena.take", at_offsets((0, G), (G, G), (3 * G, 2 * G)), "EBADMSG", id="more than the memory has"),
-    pytest.param("arena.take", at_offsets((0, G), (G, G), (1 << 50, G)), "EPROTO", id="outside of the window"),
-    pytest.param("arena.take", at_offsets((0, G), (G, G), (2 * G, 2**64 - G)), "EPROTO", id="a size that wraps"),
-    pytest.param("arena.take", at_offsets((0, G), (G, G), (2 * G, 0)), "EPROTO", id="nothing at all"),
-    pytest.param("arena.take", at_offsets((0, G), (G, G), (2 * G + 4096, G)), "EPROTO", id="not granular"),
-    pytest.param("arena.take", with_result(next=0), "EPROTO", id="a next that was before"),
-    pytest.param("arena.take", with_result(next="more"), "EPROTO", id="a next that is no number"),
+    pytest.param("arena.open", fewer_descriptors, "EPROTO", id="a descriptor missing"),
+    pytest.param("arena.open", more_descriptors, "EPROTO", id="a descriptor too many"),
+    pytest.param("arena.open", other_memory, "EBADMSG", id="a descriptor of no GPU memory"),
+    pytest.param("arena.open", without("items"), "EPROTO", id="no items"),
+    pytest.param("arena.open", with_result(items=[[0], [G, G, 1], [2 * G, G, 1]]), "EPROTO", id="an item of one number"),
+    pytest.param("arena.open", at_offsets((0, G), (0, G), (2 * G, G)), "EPROTO", id="the same place twice"),
+    pytest.param("arena.open", at_offsets((G, G), (0, G), (2 * G, G)), "EPROTO", id="not in order"),
+    pytest.param("arena.open", at_offsets((0, G), (G, G), (3 * G, 2 * G)), "EBADMSG", id="more than the memory has"),
+    pytest.param("arena.open", at_offsets((0, G), (G, G), (1 << 50, G)), "EPROTO", id="outside of the window"),
+    pytest.param("arena.open", at_offsets((0, G), (G, G), (2 * G, 2**64 - G)), "EPROTO", id="a size that wraps"),
+    pytest.param("arena.open", at_offsets((0, G), (G, G), (2 * G, 0)), "EPROTO", id="nothing at all"),
+    pytest.param("arena.open", at_offsets((0, G), (G, G), (2 * G + 4096, G)), "EPROTO", id="not granular"),
+    pytest.param("arena.open", with_result(next=0), "EPROTO", id="a next that was before"),
+    pytest.param("arena.open", with_result(next="more"), "EPROTO", id="a next that is no number"),
+    pytest.param("arena.open", without("commit"), "EPROTO", id="no commit"),
+    pytest.param("arena.open", with_result(items=[[0, G, 0], [G, G, 1], [2 * G, G, 1]]), "EPROTO", id="one that is not new"),
+    pytest.param("arena.open", two_pages, "EAGAIN", id="a page of another commit at every attempt"),
     # the layout
-    pytest.param("arena.layout", with_result(layout_bytes=6), "EPROTO", id="a layout of another size"),
-    pytest.param("arena.layout", with_result(layout_bytes=2**40), "EPROTO", id="a layout that is too large"),
-    pytest.param("arena.layout", fewer_descriptors, "EPROTO", id="a layout without a descriptor"),
-    pytest.param("arena.layout", more_descriptors, "EPROTO", id="a layout with two"),
+    pytest.param("arena.open", with_result(layout_bytes=6), "EPROTO", id="a layout of another size"),
+    pytest.param("arena.open", with_result(layout_bytes=2**40), "EPROTO", id="a layout that is too large"),
+    pytest.param("arena.open", with_result(layout_bytes=0), "EPROTO", id="a layout of no size"),
+    pytest.param("arena.open", with_result(has_layout=False), "EPROTO", id="a layout that is said not to be there"),
+    pytest.param("arena.open", without("has_layout"), "EPROTO", id="a layout, perhaps"),
+    pytest.param("arena.open", without_descriptors, "EPROTO", id="a layout without a descriptor"),
 ]
 
 

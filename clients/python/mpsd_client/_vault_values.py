@@ -31,6 +31,7 @@ class Arena:
     ttl_seconds: float | None
     created_at: float
     unheld_since: float | None
+    commit: int = 0  # of the last commit; it only grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,13 @@ class Committed:
     layout_hash: str
     allocations: int
     used_bytes: int
+    commit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Offset and size of each allocation, and its descriptor, which whoever asked closes.  next: None: there are no more."""
+    """Offset and size of each allocation, the commit that it came with, and its descriptor, which whoever asked closes.  next:
+    None: there are no more."""
 
     items: tuple[tuple[int, ...], ...]
     next: int | None

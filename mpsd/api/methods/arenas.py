@@ -4,6 +4,7 @@ Who holds an arena is a process, and not a connection: connections come and go.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from mpsd.api.authority import Peer
@@ -18,6 +19,7 @@ from mpsd.wire.arena_messages import (
     ArenaId,
     ArenaName,
     ChangeArena,
+    CloseArena,
     CommitArena,
     CreateArena,
     DropMemory,
@@ -123,8 +125,21 @@ def list_arenas(call: Call[Page]) -> Rows[Arena]:
 
 async def open_arena(call: Call[OpenArena]) -> Map:
     arenas, ask = arenas_of(call.services), call.ask
-    found = arenas.find(ask.name)
-    return results.arena(await arenas.open(found.id, ask.access, call.process(), ask.wait_seconds))
+    found, process = arenas.find(ask.name), call.process()
+    arena = await arenas.open(found.id, ask.access, process, ask.wait_seconds)
+    openings = arenas.openings(arena.id, process)
+    if not ask.takes:
+        return {**results.arena(arena), "openings": openings}
+    try:
+        taken = await arenas.take(arena.id, process, None, ask.takes, ask.known, with_layout=True)
+    except MpsdError:
+        with suppress(MpsdError):
+            await arenas.close(arena.id, process, 1)
+        raise
+    call.given.give(taken.fds)
+    return {
+        **results.arena(taken.arena), **results.portion(taken), "openings": openings, "has_layout": taken.has_layout,
+    }  # fmt: skip
 
 
 async def put(call: Call[PutMemory]) -> Map:
@@ -144,16 +159,15 @@ async def commit(call: Call[CommitArena]) -> Map:
     arenas = arenas_of(call.services)
     layout = call.taken.take()[0] if ask.has_layout else None
     arena = await arenas.commit(ask.id, ask.generation, process, layout)
-    return {"layout_hash": arena.layout_hash, "allocations": arena.allocations, "used_bytes": arena.used_bytes}
+    facts = {"layout_hash": arena.layout_hash, "allocations": arena.allocations, "used_bytes": arena.used_bytes}
+    return {**facts, "commit": arena.commit}
 
 
 async def take(call: Call[TakeMemory]) -> Map:
-    """`next` where there may be more."""
     ask = call.ask
-    found, fds = await arenas_of(call.services).take(ask.id, call.process(), ask.after, ask.limit)
-    call.given.give(fds)
-    more = found[-1].offset if len(found) == ask.limit else None
-    return {"items": [[each.offset, each.bytes] for each in found], "next": more}
+    taken = await arenas_of(call.services).take(ask.id, call.process(), ask.after, ask.limit, ask.known)
+    call.given.give(taken.fds)
+    return results.portion(taken)
 
 
 async def layout(call: Call[ArenaId]) -> Map:
@@ -179,8 +193,8 @@ async def state(call: Call[ArenaId]) -> Map:
     return {"state_serial": kept.serial, "generation": kept.generation}
 
 
-async def close(call: Call[ArenaId]) -> Map:
-    return results.arena(await arenas_of(call.services).close(call.ask.id, call.process()))
+async def close(call: Call[CloseArena]) -> Map:
+    return results.arena(await arenas_of(call.services).close(call.ask.id, call.process(), call.ask.openings))
 
 
 async def seal(call: Call[SealArena]) -> Map:

@@ -174,6 +174,15 @@ static void whole(const char *verb, char **words)
 		layout();
 	} else if (!strcmp(verb, "seal")) {
 		say(mpsd_arena_seal(arena), "");
+	} else if (!strcmp(verb, "refresh")) {
+		int rc = mpsd_arena_refresh(arena);
+
+		snprintf(text, sizeof(text), "%d", rc);
+		say(rc < 0 ? rc : 0, text);
+	} else if (!strcmp(verb, "promoted")) {
+		say(mpsd_arena_promoted(arena, strtoull(words[1], NULL, 0)), "");
+	} else if (!strcmp(verb, "yielded")) {
+		say(mpsd_arena_yielded(arena), "");
 	} else if (!strcmp(verb, "list")) {
 		list();
 	} else if (!strcmp(verb, "facts")) {
@@ -259,7 +268,7 @@ int main(void)
 			continue;
 		if (is_one_of(words[0], "alloc free fill check guard hooks "))
 			memory(words[0], words);
-		else if (is_one_of(words[0], "flush commit layout seal list facts close forget "))
+		else if (is_one_of(words[0], "flush commit layout seal refresh promoted yielded list facts close forget "))
 			whole(words[0], words);
 		else
 			outside(words[0], words);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The other end of the socket, in a thread: answers as mpsd does for one arena, or whatever `spoil` makes of it.  It keeps nothing,
- * and gives the same three allocations always: enough for a client to go through all of its paths. */
+/* The other end of the socket, in a thread: answers as mpsd does for one arena, or whatever `spoil` makes of it.  It keeps nothing
+ * but a number: each commit has three allocations, the first of which is as old as the arena, and one more each second time; and
+ * whoever reads it again may find the next commit.  Enough for a client to go through all of its paths. */
 #ifndef MPSD_TEST_FAKE_MPSD_H
 #define MPSD_TEST_FAKE_MPSD_H
 
@@ -19,8 +20,10 @@ static struct {
 	void (*spoil)(struct fake_answer *answer); /* NULL: nothing is changed */
 	pthread_mutex_t lock;                       /* protects all below */
 	uint64_t generation;
+	uint64_t commit;
+	int is_busy; /* others commit, each time that it is opened */
 	int talkers; /* connections */
-} other = { .listener = -1, .lock = PTHREAD_MUTEX_INITIALIZER, .generation = 1 };
+} other = { .listener = -1, .lock = PTHREAD_MUTEX_INITIALIZER, .generation = 1, .commit = 1 };
 
 static uint64_t other_generation(void)
 {
@@ -52,9 +55,21 @@ static void other_is_quiet(void)
 	}
 }
 
-static void answer_arena(struct mpsd_pack *pack)
+static uint64_t other_commit(int change)
 {
-	mpsd_pack_map(pack, 9);
+	uint64_t commit;
+
+	pthread_mutex_lock(&other.lock);
+	other.commit += other.is_busy ? (uint64_t)change : 0;
+	commit = other.commit;
+	pthread_mutex_unlock(&other.lock);
+	return commit;
+}
+
+/* So many more fields follow. */
+static void answer_arena(struct mpsd_pack *pack, uint32_t others)
+{
+	mpsd_pack_map(pack, 11 + others);
 	mpsd_pack_text(pack, "id");
 	mpsd_pack_uint(pack, 7);
 	mpsd_pack_text(pack, "gpu");
@@ -73,41 +88,66 @@ static void answer_arena(struct mpsd_pack *pack)
 	mpsd_pack_uint(pack, other_generation());
 	mpsd_pack_text(pack, "is_sealed");
 	mpsd_pack_bool(pack, 0);
+	mpsd_pack_text(pack, "openings");
+	mpsd_pack_uint(pack, 1);
+	mpsd_pack_text(pack, "commit");
+	mpsd_pack_uint(pack, other_commit(0));
 }
 
-static void answer_take(struct fake_answer *answer)
+/* Allocations from one on, of the two to three there are behind the first; the first is of commit 1, the others of the last one. */
+static void answer_items(struct fake_answer *answer, uint64_t from, uint64_t until, uint64_t known, uint64_t commit)
 {
 	struct mpsd_pack *pack = &answer->pack;
 
-	mpsd_pack_map(pack, 2);
 	mpsd_pack_text(pack, "items");
-	mpsd_pack_array(pack, 3);
-	for (unsigned i = 0; i < 3; i++) {
-		mpsd_pack_array(pack, 2);
-		mpsd_pack_uint(pack, (uint64_t)i * MPSD_GRANULE);
+	mpsd_pack_array(pack, (uint32_t)(until - from));
+	for (uint64_t i = from; i < until; i++) {
+		uint64_t since = i ? commit : 1;
+
+		mpsd_pack_array(pack, 3);
+		mpsd_pack_uint(pack, i * MPSD_GRANULE);
 		mpsd_pack_uint(pack, MPSD_GRANULE);
-		answer->fds[answer->fd_count++] = memfd_create("item", MFD_CLOEXEC);
+		mpsd_pack_uint(pack, since);
+		if (since > known)
+			answer->fds[answer->fd_count++] = memfd_create("item", MFD_CLOEXEC);
 	}
-	mpsd_pack_text(pack, "next");
-	mpsd_pack_nil(pack);
 }
 
-static void answer_layout(struct fake_answer *answer)
+/* All but the last one come with the opening, so that there are two pages. */
+static void answer_open(struct fake_answer *answer, uint64_t known)
 {
+	uint64_t commit = other_commit(1);
 	int fd = memfd_create("layout", MFD_CLOEXEC);
 
 	if (ftruncate(fd, 5) < 0)
 		abort();
-	mpsd_pack_map(&answer->pack, 1);
-	mpsd_pack_text(&answer->pack, "layout_bytes");
-	mpsd_pack_uint(&answer->pack, 5);
 	answer->fds[answer->fd_count++] = fd;
+	answer_arena(&answer->pack, 3);
+	mpsd_pack_text(&answer->pack, "has_layout");
+	mpsd_pack_bool(&answer->pack, 1);
+	answer_items(answer, 0, 2 + commit % 2, known, commit);
+	mpsd_pack_text(&answer->pack, "next");
+	mpsd_pack_uint(&answer->pack, (1 + commit % 2) * MPSD_GRANULE);
+}
+
+static void answer_take(struct fake_answer *answer, uint64_t known)
+{
+	uint64_t commit = other_commit(0);
+
+	mpsd_pack_map(&answer->pack, 3);
+	mpsd_pack_text(&answer->pack, "commit");
+	mpsd_pack_uint(&answer->pack, commit);
+	answer_items(answer, 2 + commit % 2, 3 + commit % 2, known, commit);
+	mpsd_pack_text(&answer->pack, "next");
+	mpsd_pack_nil(&answer->pack);
 }
 
 /* Of a request that was read. */
-static void answer_to(struct fake_answer *answer, uint64_t id, const char *method, size_t bytes)
+static void answer_to(struct fake_answer *answer, uint64_t id, const char *method, size_t bytes, struct mpsd_unpack *params)
 {
 	struct mpsd_pack *pack = &answer->pack;
+	uint64_t known = 0, takes = 0;
+	uint32_t entries;
 
 	mpsd_pack_begin(pack, answer->bytes, sizeof(answer->bytes));
 	answer->fd_count = 0;
@@ -115,12 +155,16 @@ static void answer_to(struct fake_answer *answer, uint64_t id, const char *metho
 	mpsd_pack_uint(pack, 1);
 	mpsd_pack_uint(pack, id);
 	mpsd_pack_nil(pack);
+	if (mpsd_unpack_array(params, &entries) == 0 && entries) {
+		mpsd_unpack_find_uint(params, "known", &known);
+		mpsd_unpack_find_uint(params, "takes", &takes);
+	}
 	if (bytes == 10 && !memcmp(method, "arena.take", bytes))
-		answer_take(answer);
-	else if (bytes == 12 && !memcmp(method, "arena.layout", bytes))
-		answer_layout(answer);
+		answer_take(answer, known);
+	else if (takes)
+		answer_open(answer, known);
 	else
-		answer_arena(pack);
+		answer_arena(pack, 0);
 }
 
 static void talk_with(int fd)
@@ -141,7 +185,7 @@ static void talk_with(int fd)
 		if (mpsd_unpack_array(&at, &entries) < 0 || mpsd_unpack_uint(&at, &kind) < 0 || mpsd_unpack_uint(&at, &id) < 0 ||
 		    mpsd_unpack_text(&at, &method, &length) < 0)
 			abort(); /* the client itself never says anything wrong */
-		answer_to(&answer, id, method, length);
+		answer_to(&answer, id, method, length, &at);
 		if (other.spoil)
 			other.spoil(&answer);
 		if (answer.pack.used)

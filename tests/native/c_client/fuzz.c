@@ -137,9 +137,18 @@ static void use(struct mpsd_arena *arena)
 	int found;
 
 	for (uint32_t left = any(any(8) ? 30 : 300); left; left--) {
-		switch (any(10)) {
+		switch (any(13)) {
 		case 0:
 			mpsd_arena_flush(arena);
+			break;
+		case 10:
+			mpsd_arena_refresh(arena);
+			break;
+		case 11:
+			mpsd_arena_promoted(arena, other_generation() + any(2));
+			break;
+		case 12:
+			mpsd_arena_yielded(arena);
 			break;
 		case 1:
 			mpsd_arena_commit(arena, any(2) ? "words" : NULL, 5);
@@ -172,6 +181,7 @@ static void round_of(struct mpsd_session *session)
 	struct mpsd_arena *arena = NULL;
 
 	fake.fail_permille = any(4) ? 0 : any(100);
+	other.is_busy = any(3) == 0;
 	if (mpsd_arena_open(session, &fake_driver, "arena", any(4) ? MPSD_WRITE : MPSD_READ, any(8) ? 0 : 0.01, &arena) == 0) {
 		use(arena);
 		mpsd_arena_close(arena);

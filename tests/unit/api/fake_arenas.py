@@ -2,13 +2,14 @@
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import trio
 
-from mpsd.arena import FIRST_ADDRESS, GRANULE, Access, Allocation, Arena, ArenaSpec, KeptState
+from mpsd.arena import FIRST_ADDRESS, GRANULE, Access, Allocation, Arena, ArenaSpec, KeptState, Portion
 from mpsd.errors import (
     ArenaBusy,
     ArenaSealed,
@@ -63,6 +64,7 @@ class FakeArenas:
     publish: Callable[[str, Mapping[str, Any]], None]
     made: dict[int, Arena] = field(default_factory=dict)
     memory: dict[int, FakeMemory] = field(default_factory=dict)
+    opened: Counter[tuple[int, ProcessId]] = field(default_factory=Counter)
     waiting: int = 0  # for somebody to be fenced
     _changed: trio.Event = field(default_factory=trio.Event)
     _next_id: int = 1
@@ -110,6 +112,7 @@ class FakeArenas:
         return self._keep(arena, "created")
 
     async def open(self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
+        self.opened[arena_id, process] += 1
         with trio.move_on_after(wait_seconds):
             while access is Access.WRITE and self.find_id(arena_id).writer not in (None, process):
                 self.waiting += 1
@@ -200,15 +203,28 @@ class FakeArenas:
         for offset in list(memory.dropped):
             memory.close(offset)
         memory.fresh.clear()
-        return self._keep(arena, "committed", generation=generation)
+        return self._keep(replace(arena, commit=arena.commit + 1), "committed", generation=generation)
 
     async def take(
-        self, arena_id: int, process: ProcessId, after: int | None, limit: int
-    ) -> tuple[list[Allocation], list[int]]:
+        self,
+        arena_id: int,
+        process: ProcessId,
+        after: int | None,
+        limit: int,
+        known: int = 0,
+        *,
+        with_layout: bool = False,
+    ) -> Portion:
         memory = self.memory[self._held(arena_id, process).id]
-        offsets = [offset for offset in memory.committed if after is None or offset > after][:limit]
-        found = [Allocation(offset, memory.held[offset][0], 1, is_committed=True) for offset in offsets]
-        return found, [os.dup(memory.held[offset][1]) for offset in offsets]
+        offsets = [offset for offset in memory.committed if after is None or offset > after]
+        found = [Allocation(offset, memory.held[offset][0], 1, is_committed=True, since=1) for offset in offsets[:limit]]
+        arena, layout = await self.layout(arena_id, process) if with_layout else (self.find_id(arena_id), -1)
+        fds = [layout] if layout >= 0 else []
+        fds += [os.dup(memory.held[each.offset][1]) for each in found if each.since > known]
+        return Portion(arena, tuple(found), tuple(fds), layout >= 0, len(offsets) > limit)
+
+    def openings(self, arena_id: int, process: ProcessId) -> int:
+        return self.opened[arena_id, process]
 
     async def layout(self, arena_id: int, process: ProcessId) -> tuple[Arena, int]:
         arena = self._held(arena_id, process)
@@ -234,8 +250,10 @@ class FakeArenas:
         arena, kept = self._held(arena_id, process), self.memory[arena_id].state
         return None if kept is None else (KeptState(arena.state_serial, kept[0], 0), os.dup(kept[1]))
 
-    async def close(self, arena_id: int, process: ProcessId) -> Arena:
+    async def close(self, arena_id: int, process: ProcessId, openings: int | None = None) -> Arena:
         arena = self._held(arena_id, process)
+        if openings not in (None, self.opened[arena_id, process]):
+            return arena
         if arena.writer == process:
             self.fence(arena_id)
         readers = tuple(reader for reader in arena.readers if reader != process)
@@ -296,6 +314,6 @@ def furnish(arenas: FakeArenas, gpu: str) -> None:
         memory.held[0] = (GRANULE, os.memfd_create(name, os.MFD_CLOEXEC))
         memory.layout = b"{}" if number == 1 else None
         base, size = FIRST_ADDRESS + (number << 40), 8 << 30
-        arena = Arena(number, name, 1000, 1100, mode, gpu, base, 2 * size, size, NOW, generation=7)
+        arena = Arena(number, name, 1000, 1100, mode, gpu, base, 2 * size, size, NOW, commit=1, generation=7)
         arenas._keep(replace(arena, writer=writer if number == 1 else None), "")
     arenas._next_id = 3

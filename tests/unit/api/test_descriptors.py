@@ -104,13 +104,16 @@ async def test_what_is_put_comes_out_again_with_close_on_exec(tmp_path: Path) ->
         held = house.fakes.arenas.memory[1].held
         assert not any(os.get_inheritable(fd) for _, fd in held.values())
         assert await caller.ask("arena.take", id=1, after=0, limit=2) == {
-            "items": [[GRANULE, GRANULE], [2 * GRANULE, GRANULE]],
-            "next": 2 * GRANULE,
+            "commit": told["commit"],
+            "items": [[GRANULE, GRANULE, 1], [2 * GRANULE, GRANULE, 1]],
+            "next": None,
         }
         taken = caller.take_fds()
         assert [os.fstat(fd).st_ino for fd in taken] == [os.fstat(fd).st_ino for fd in (first, second)]
         close_all(taken)
-        assert await caller.ask("arena.take", id=1, after=2 * GRANULE) == {"items": [], "next": None}
+        assert (await caller.ask("arena.take", id=1, after=0, limit=1, known=1))["next"] == GRANULE
+        assert caller.take_fds() == []
+        assert (await caller.ask("arena.take", id=1, after=2 * GRANULE))["items"] == []
         assert (await caller.ask("arena.layout", id=1))["layout_bytes"] == 2
         [found] = caller.take_fds()
         assert os.pread(found, 10, 0) == b"{}"

@@ -49,7 +49,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "arena.create": {"name": "more", "gpu": "0", "capacity_bytes": 1 << 30},
     "arena.get": {"name": "weights"},
     "arena.list": {},
-    "arena.open": {"name": "weights", "access": "read"},
+    "arena.open": {"name": "weights", "access": "read", "takes": 127},
     "arena.put": {"id": 1, "generation": 7, "allocations": [[GRANULE, GRANULE]]},
     "arena.drop": {"id": 1, "generation": 7, "offsets": [0]},
     "arena.commit": {"id": 1, "generation": 7, "has_layout": False},

@@ -201,11 +201,11 @@ async def taken(vault: Vault, arena: Arena, process: ProcessId) -> dict[int, byt
     found: dict[int, bytes] = {}
     after: int | None = None
     while True:
-        items, fds = await vault.arenas.take(arena.id, process, after, 128)
-        found |= {item.offset // GRANULE: read(fd) for item, fd in zip(items, fds, strict=True)}
-        if len(items) < 128:
+        taken = await vault.arenas.take(arena.id, process, after, 128)
+        found |= {item.offset // GRANULE: read(fd) for item, fd in zip(taken.allocations, taken.fds, strict=True)}
+        if not taken.has_more:
             return found
-        after = items[-1].offset
+        after = taken.allocations[-1].offset
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -53,9 +53,14 @@ MPSD_API int mpsd_arena_create(struct mpsd_session *session, const char *name, c
 MPSD_API int mpsd_arena_remove(struct mpsd_session *session, const char *name);
 
 /* Everything that is committed is mapped, or nothing.  wait_seconds: for another writer to go (up to 3600).  The driver's table
- * is copied. */
+ * is copied.  One question to mpsd, and another for each 128 allocations beyond the first 127. */
 MPSD_API int mpsd_arena_open(struct mpsd_session *session, const struct mpsd_driver *driver, const char *name,
 			     enum mpsd_access access, double wait_seconds, struct mpsd_arena **out);
+/* The same where no context is current yet: enter is called when the arena's GPU is known, before anything is mapped, and makes one
+ * of that GPU (a UUID) current; it may be called more than once.  Not 0: -errno, and nothing is opened. */
+MPSD_API int mpsd_arena_open_on(struct mpsd_session *session, const struct mpsd_driver *driver, const char *name,
+				enum mpsd_access access, double wait_seconds, int (*enter)(void *argument, const char *gpu), void *argument,
+				struct mpsd_arena **out);
 /* Unmaps all, frees the window, gives the arena back.  The arena is gone whatever comes back.  NULL is taken. */
 MPSD_API int mpsd_arena_close(struct mpsd_arena *arena);
 /* Frees the memory of the process alone: where the context is dead, and in a child after fork. */
@@ -69,10 +74,22 @@ MPSD_API int mpsd_arena_free(struct mpsd_arena *arena, uint64_t address);
 MPSD_API int mpsd_arena_flush(struct mpsd_arena *arena);
 /* All allocations there are now, and the layout: all of it or nothing.  layout NULL: the layout stays. */
 MPSD_API int mpsd_arena_commit(struct mpsd_arena *arena, const void *layout, size_t bytes);
-/* Of the last commit.  *bytes: to be freed with free(); NULL and 0 before the first. */
+/* Of the commit that is mapped: the last one of this writer, or as open or refresh found it.  *bytes: to be freed with free(); NULL
+ * and 0 where there is none. */
 MPSD_API int mpsd_arena_layout(struct mpsd_arena *arena, void **bytes, size_t *count);
 /* What is committed can be changed by nobody any more, and is mapped read-only here.  What is not committed: -EBUSY. */
 MPSD_API int mpsd_arena_seal(struct mpsd_arena *arena);
+
+/* Of a reader: what was committed since is mapped, what is gone is unmapped, once the GPU has done with it; all of it, or it is as it
+ * was, as far as the driver can.  How many allocations came or went, and one more where the layout is another; 0: it is the same.
+ * Of a writer too that has nothing uncommitted (else -EBUSY). */
+MPSD_API int mpsd_arena_refresh(struct mpsd_arena *arena);
+/* mpsd has made this process the writer, of this generation: what is mapped can be written.  mpsd is not asked; that the last commit
+ * is mapped is the caller's care (refresh).  On failure it is a reader still.  -ESTALE: it is at a later generation. */
+MPSD_API int mpsd_arena_promoted(struct mpsd_arena *arena, uint64_t generation);
+/* The reverse, before mpsd is told (service.yielded): waits for the GPU; then nothing can be written here.  What is not committed:
+ * -EBUSY.  On failure it is the writer still.  Of a reader: 0. */
+MPSD_API int mpsd_arena_yielded(struct mpsd_arena *arena);
 
 /* Left free on either side of each further allocation; rounded up to MPSD_GRANULE. */
 MPSD_API int mpsd_arena_set_guard(struct mpsd_arena *arena, uint64_t guard_bytes);
@@ -82,9 +99,10 @@ MPSD_API uint64_t mpsd_arena_id(const struct mpsd_arena *arena);
 MPSD_API uint64_t mpsd_arena_base(const struct mpsd_arena *arena);
 MPSD_API uint64_t mpsd_arena_window_bytes(const struct mpsd_arena *arena);
 MPSD_API int mpsd_arena_device(const struct mpsd_arena *arena);          /* CUdevice */
-MPSD_API uint64_t mpsd_arena_generation(struct mpsd_arena *arena);       /* of this writer */
+MPSD_API uint64_t mpsd_arena_generation(struct mpsd_arena *arena);       /* of this writer, or of the one there was */
 MPSD_API uint64_t mpsd_arena_capacity_bytes(struct mpsd_arena *arena);
 MPSD_API uint64_t mpsd_arena_used_bytes(struct mpsd_arena *arena);       /* as it counts against the capacity */
+MPSD_API const char *mpsd_arena_gpu(const struct mpsd_arena *arena);     /* its UUID */
 MPSD_API struct mpsd_session *mpsd_arena_session(const struct mpsd_arena *arena);
 /* The allocation that an address lies in.  0 or -ENOENT. */
 MPSD_API int mpsd_arena_find(struct mpsd_arena *arena, uint64_t address, struct mpsd_allocation *found);

@@ -84,9 +84,11 @@ MPSD_API void mpsd_arena_forget(struct mpsd_arena *arena)
 	free(arena);
 }
 
-MPSD_API int mpsd_arena_open(struct mpsd_session *session, const struct mpsd_driver *driver, const char *name, enum mpsd_access access,
-			     double wait_seconds, struct mpsd_arena **out)
+MPSD_API int mpsd_arena_open_on(struct mpsd_session *session, const struct mpsd_driver *driver, const char *name,
+				enum mpsd_access access, double wait_seconds, int (*enter)(void *argument, const char *gpu), void *argument,
+				struct mpsd_arena **out)
 {
+	struct mpsd_entrance entrance = { enter, argument };
 	struct mpsd_arena *arena;
 	int rc = -EAGAIN;
 
@@ -104,12 +106,18 @@ MPSD_API int mpsd_arena_open(struct mpsd_session *session, const struct mpsd_dri
 	snprintf(arena->name, sizeof(arena->name), "%s", name);
 	pthread_mutex_init(&arena->lock, NULL);
 	for (int i = 0; i < MPSD_OPEN_ATTEMPTS && rc == -EAGAIN; i++)
-		rc = mpsd_open_once(arena, wait_seconds);
+		rc = mpsd_open_once(arena, &entrance, wait_seconds);
 	if (rc < 0)
 		mpsd_arena_forget(arena);
 	else
 		*out = arena;
 	return rc;
+}
+
+MPSD_API int mpsd_arena_open(struct mpsd_session *session, const struct mpsd_driver *driver, const char *name, enum mpsd_access access,
+			     double wait_seconds, struct mpsd_arena **out)
+{
+	return mpsd_arena_open_on(session, driver, name, access, wait_seconds, NULL, NULL, out);
 }
 
 MPSD_API int mpsd_arena_close(struct mpsd_arena *arena)
@@ -128,7 +136,7 @@ MPSD_API int mpsd_arena_close(struct mpsd_arena *arena)
 	mpsd_place_clear(arena);
 	pthread_mutex_unlock(&arena->lock);
 	if (rc != -ECONNREFUSED && rc != -ETIMEDOUT) /* else it is waited for no longer: it will see that this process ends */
-		rc = mpsd_give_back(arena->session, arena->id);
+		rc = mpsd_give_back(arena->session, arena->id, 0);
 	mpsd_arena_forget(arena);
 	return rc;
 }
@@ -233,9 +241,7 @@ MPSD_API int mpsd_arena_layout(struct mpsd_arena *arena, void **bytes, size_t *c
 
 	if (rc < 0)
 		return rc;
-	if (arena->access != MPSD_WRITE) {
-		rc = mpsd_fetch_layout(arena->session, arena->id, &made, &size);
-	} else if (arena->layout) { /* nobody else commits */
+	if (arena->layout) {
 		size = arena->layout_bytes;
 		made = malloc(size ? size : 1);
 		if (made)
@@ -251,14 +257,6 @@ MPSD_API int mpsd_arena_layout(struct mpsd_arena *arena, void **bytes, size_t *c
 	return rc;
 }
 
-static inline int mpsd_is_all_committed(const struct mpsd_arena *arena)
-{
-	for (size_t i = 0; i < arena->count; i++)
-		if (!(arena->items[i].flags & MPSD_ITEM_COMMITTED) || arena->items[i].flags & MPSD_ITEM_DROPPED)
-			return 0;
-	return 1;
-}
-
 static inline int mpsd_seal_op(struct mpsd_arena *arena, const void *argument)
 {
 	unsigned char bytes[64];
@@ -267,7 +265,7 @@ static inline int mpsd_seal_op(struct mpsd_arena *arena, const void *argument)
 	int rc;
 
 	(void)argument;
-	if (arena->lost || arena->is_layout_lost || !mpsd_is_all_committed(arena))
+	if (!mpsd_is_all_committed(arena))
 		return mpsd_fail(arena->session, -EBUSY, 0, 0, "arena %s: sealing what is not committed: commit first", arena->name);
 	mpsd_pack_arena(&pack, bytes, sizeof(bytes), arena->id, arena->generation, 0);
 	rc = mpsd_call(arena->session, "arena.seal", bytes, pack.used, NULL, 0, 1, 0, NULL);

@@ -5,6 +5,7 @@
 
 struct mpsd_facts { /* of an arena, as mpsd says them */
 	uint64_t id, base, window_bytes, capacity_bytes, allocations, layout_bytes, generation;
+	uint64_t openings; /* arena.open: how many times this process has asked for it since it has it; else 0 */
 	int is_sealed;
 	char gpu[64];
 	char layout_hash[65];
@@ -32,6 +33,8 @@ static inline int mpsd_read_facts(struct mpsd_session *session, const char *meth
 	if (!facts->base || !facts->window_bytes || facts->base % MPSD_GRANULE || facts->window_bytes % MPSD_GRANULE ||
 	    facts->base + facts->window_bytes < facts->base)
 		return mpsd_broken(session, method, "the window is no range of addresses");
+	if (mpsd_unpack_find_uint(result, "openings", &facts->openings) < 0)
+		facts->openings = 0;
 	mpsd_copy_text(result, "gpu", facts->gpu, sizeof(facts->gpu));
 	mpsd_copy_text(result, "layout_hash", facts->layout_hash, sizeof(facts->layout_hash));
 	return 0;
@@ -69,31 +72,34 @@ static inline int mpsd_ask_by_name(struct mpsd_session *session, const char *met
 	return rc;
 }
 
+/* What arena.open is asked for. */
+struct mpsd_wish {
+	const char *name;
+	enum mpsd_access access;
+	unsigned takes; /* how much of what is committed is to come with the answer */
+	uint64_t known; /* the commit whose memory is here: what is as old comes without a descriptor */
+};
+
 /* Asks for access once: who waits does so on a connection of its own, which others do not wait for. */
-static inline int mpsd_ask_access(struct mpsd_session *session, const char *name, enum mpsd_access access, double wait_seconds,
-				  struct mpsd_facts *facts)
+static inline int mpsd_ask_access(struct mpsd_session *session, const struct mpsd_wish *wish, double wait_seconds,
+				  struct mpsd_answer *answer)
 {
 	unsigned char bytes[256];
-	struct mpsd_answer answer;
 	struct mpsd_pack pack;
-	int rc;
 
 	mpsd_pack_begin(&pack, bytes, sizeof(bytes));
-	mpsd_pack_map(&pack, 3);
+	mpsd_pack_map(&pack, 5);
 	mpsd_pack_text(&pack, "name");
-	mpsd_pack_text(&pack, name);
+	mpsd_pack_text(&pack, wish->name);
 	mpsd_pack_text(&pack, "access");
-	mpsd_pack_text(&pack, access == MPSD_WRITE ? "write" : "read");
+	mpsd_pack_text(&pack, wish->access == MPSD_WRITE ? "write" : "read");
 	mpsd_pack_text(&pack, "wait_seconds");
 	mpsd_pack_double(&pack, wait_seconds);
-	if (pack.failed)
-		return mpsd_fail(session, -EINVAL, 0, 0, "arena.open: the name of an arena has at most 128 characters");
-	rc = mpsd_call(session, "arena.open", bytes, pack.used, NULL, 0, 1, wait_seconds, &answer);
-	if (rc < 0)
-		return rc;
-	rc = mpsd_read_facts(session, "arena.open", &answer.result, facts);
-	mpsd_answer_clear(&answer);
-	return rc;
+	mpsd_pack_text(&pack, "takes");
+	mpsd_pack_uint(&pack, wish->takes);
+	mpsd_pack_text(&pack, "known");
+	mpsd_pack_uint(&pack, wish->known);
+	return mpsd_call(session, "arena.open", bytes, pack.used, NULL, 0, 1, wait_seconds, answer);
 }
 
 /* "id", and "generation" where the method has it; so many other fields follow. */
@@ -109,25 +115,30 @@ static inline void mpsd_pack_arena(struct mpsd_pack *pack, void *bytes, size_t r
 	}
 }
 
-/* We hold the arena no longer.  That we did not is as good. */
-static inline int mpsd_give_back(struct mpsd_session *session, uint64_t id)
+/* We hold the arena no longer.  That we did not is as good.  openings: not where this process has asked for it more often than
+ * so: then another part of it has it open; 0: always. */
+static inline int mpsd_give_back(struct mpsd_session *session, uint64_t id, uint64_t openings)
 {
 	unsigned char bytes[64];
 	struct mpsd_pack pack;
 	int rc;
 
-	mpsd_pack_arena(&pack, bytes, sizeof(bytes), id, 0, 0);
+	mpsd_pack_arena(&pack, bytes, sizeof(bytes), id, 0, openings ? 1 : 0);
+	if (openings) {
+		mpsd_pack_text(&pack, "openings");
+		mpsd_pack_uint(&pack, openings);
+	}
 	rc = mpsd_call(session, "arena.close", bytes, pack.used, NULL, 0, 1, 0, NULL);
 	return rc == -ENOENT || rc == -EACCES ? 0 : rc;
 }
 
 /* The same after a failure, whose words stay. */
-static inline void mpsd_give_back_quietly(struct mpsd_session *session, uint64_t id)
+static inline void mpsd_give_back_quietly(struct mpsd_session *session, uint64_t id, uint64_t openings)
 {
 	struct mpsd_words kept;
 	int has_words = mpsd_keep_words(session, &kept);
 
-	mpsd_give_back(session, id);
+	mpsd_give_back(session, id, openings);
 	if (has_words)
 		mpsd_restore_words(session, &kept);
 }

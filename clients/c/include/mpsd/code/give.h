@@ -151,6 +151,7 @@ static inline int mpsd_layout_file(struct mpsd_arena *arena, const void *layout,
 static inline int mpsd_tell_commit(struct mpsd_arena *arena, const void *layout, size_t layout_bytes)
 {
 	unsigned char bytes[128];
+	struct mpsd_answer answer;
 	struct mpsd_pack pack;
 	int fd = -1, rc;
 
@@ -162,10 +163,23 @@ static inline int mpsd_tell_commit(struct mpsd_arena *arena, const void *layout,
 	mpsd_pack_arena(&pack, bytes, sizeof(bytes), arena->id, arena->generation, 1);
 	mpsd_pack_text(&pack, "has_layout");
 	mpsd_pack_bool(&pack, fd >= 0);
-	rc = mpsd_call(arena->session, "arena.commit", bytes, pack.used, &fd, fd >= 0, 1, 0, NULL);
+	rc = mpsd_call(arena->session, "arena.commit", bytes, pack.used, &fd, fd >= 0, 1, 0, &answer);
 	if (fd >= 0)
 		close(fd);
+	if (rc < 0)
+		return rc;
+	if (mpsd_unpack_find_uint(&answer.result, "commit", &arena->commit) < 0)
+		rc = mpsd_broken(arena->session, "arena.commit", "it has no number");
+	mpsd_answer_clear(&answer);
 	return rc;
+}
+
+static inline int mpsd_is_all_committed(const struct mpsd_arena *arena)
+{
+	for (size_t i = 0; i < arena->count; i++)
+		if (!(arena->items[i].flags & MPSD_ITEM_COMMITTED) || arena->items[i].flags & MPSD_ITEM_DROPPED)
+			return 0;
+	return !arena->lost && !arena->is_layout_lost;
 }
 
 static inline void mpsd_committed(struct mpsd_arena *arena)

@@ -62,6 +62,11 @@ MPSD_API int mpsd_arena_device(const struct mpsd_arena *arena)
 	return (int)arena->device;
 }
 
+MPSD_API const char *mpsd_arena_gpu(const struct mpsd_arena *arena)
+{
+	return arena->gpu;
+}
+
 MPSD_API struct mpsd_session *mpsd_arena_session(const struct mpsd_arena *arena)
 {
 	return arena->session;

@@ -15,17 +15,23 @@ static inline int mpsd_stale(struct mpsd_arena *arena, const char *why)
 /* The writer again, of a new generation that has nothing yet.  0 or -errno. */
 static inline int mpsd_write_again(struct mpsd_arena *arena)
 {
+	struct mpsd_wish wish = { arena->name, MPSD_WRITE, 0, 0 };
+	struct mpsd_answer answer;
 	struct mpsd_facts facts;
-	int rc = mpsd_ask_access(arena->session, arena->name, MPSD_WRITE, 0, &facts);
+	int rc = mpsd_ask_access(arena->session, &wish, 0, &answer);
 
 	if (rc == -EBUSY || rc == -ENOENT || rc == -EROFS || rc == -EACCES)
 		return mpsd_stale(arena, "another has written since, or it was removed or sealed");
 	if (rc < 0)
 		return rc;
+	rc = mpsd_read_facts(arena->session, "arena.open", &answer.result, &facts);
+	mpsd_answer_clear(&answer);
+	if (rc < 0)
+		return rc;
 	if (facts.id == arena->id && facts.generation == arena->generation)
 		return mpsd_stale(arena, "mpsd says so, and says that it is not");
 	if (facts.id != arena->id || facts.base != arena->base || facts.window_bytes < arena->window_bytes || facts.allocations) {
-		mpsd_give_back_quietly(arena->session, facts.id);
+		mpsd_give_back_quietly(arena->session, facts.id, 0);
 		return mpsd_stale(arena, "another has written since");
 	}
 	arena->generation = facts.generation;

@@ -17,6 +17,8 @@ enum {
 	MPSD_ITEM_DROPPED = 4, /* not mapped any more, and without a handle */
 	MPSD_ITEM_UNTOLD = 8,  /* of a dropped one */
 	MPSD_ITEM_LOST = 16,   /* mpsd's keeper died: it has to be given again */
+	MPSD_ITEM_NEW = 32,    /* taken, and not in the arena's table yet */
+	MPSD_ITEM_GONE = 64,   /* in the table, and not in what was taken */
 };
 #define MPSD_PROMPT_BYTES ((uint64_t)256 << 20) /* of dropped memory that mpsd has not been told of, at most */
 
@@ -57,7 +59,8 @@ struct mpsd_arena { /* up to device: written by open alone */
 	unsigned untold;
 	uint64_t untold_bytes;
 	double quiet_until; /* CLOCK_MONOTONIC: mpsd could not be told; until then it is only where it must be */
-	void *layout; /* a writer's own copy of the last one committed */
+	uint64_t commit; /* what the items were as of; mpsd counts them; 0: not known, or none */
+	void *layout;    /* of that commit, or of a later one of ours */
 	size_t layout_bytes;
 	int is_layout_lost; /* mpsd has it no more */
 };

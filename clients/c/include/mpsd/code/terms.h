@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: MIT */
+/* mpsd/code/terms.h: a reader that follows the writer's commits, becomes the writer, and is a reader again. */
+#ifndef MPSD_CODE_TERMS_H
+#define MPSD_CODE_TERMS_H
+
+/* All that is mapped, or as it was as far as the driver can. */
+static inline int mpsd_change_access(struct mpsd_arena *arena, enum mpsd_access access)
+{
+	enum mpsd_access before = arena->access;
+	struct mpsd_words kept;
+	int rc, has_words;
+
+	arena->access = access;
+	rc = mpsd_place_allow_all(arena);
+	if (rc == 0)
+		return 0;
+	arena->access = before;
+	has_words = mpsd_keep_words(arena->session, &kept);
+	mpsd_place_allow_all(arena);
+	if (has_words)
+		mpsd_restore_words(arena->session, &kept);
+	return rc;
+}
+
+static inline int mpsd_promoted_locked(struct mpsd_arena *arena, uint64_t generation)
+{
+	int rc;
+
+	if (arena->is_sealed)
+		return mpsd_fail(arena->session, -EROFS, 0, 0, "arena %s is sealed: nobody writes it any more", arena->name);
+	if (generation < arena->generation || (arena->access == MPSD_WRITE && generation != arena->generation))
+		return mpsd_fail(arena->session, -ESTALE, 0, 0, "arena %s: it is at generation %llu here, and cannot be written as %llu",
+				 arena->name, (unsigned long long)arena->generation, (unsigned long long)generation);
+	if (arena->access == MPSD_WRITE)
+		return 0;
+	rc = mpsd_change_access(arena, MPSD_WRITE);
+	if (rc == 0)
+		arena->generation = generation;
+	return rc;
+}
+
+MPSD_API int mpsd_arena_promoted(struct mpsd_arena *arena, uint64_t generation)
+{
+	int rc = mpsd_arena_lock(arena);
+
+	if (rc < 0)
+		return rc;
+	rc = mpsd_promoted_locked(arena, generation);
+	pthread_mutex_unlock(&arena->lock);
+	return rc;
+}
+
+static inline int mpsd_yielded_locked(struct mpsd_arena *arena)
+{
+	CUresult found;
+
+	if (arena->access != MPSD_WRITE)
+		return 0;
+	if (!mpsd_is_all_committed(arena))
+		return mpsd_fail(arena->session, -EBUSY, 0, 0, "arena %s: yielding what is not committed: commit or free it first",
+				 arena->name);
+	found = arena->driver.cuCtxSynchronize(); /* what the GPU still writes is written before the next writer comes */
+	if (found != CUDA_SUCCESS)
+		return mpsd_cuda_fail(arena, found, "cuCtxSynchronize", arena->base, 0);
+	return mpsd_change_access(arena, MPSD_READ);
+}
+
+MPSD_API int mpsd_arena_yielded(struct mpsd_arena *arena)
+{
+	int rc = mpsd_arena_lock(arena);
+
+	if (rc < 0)
+		return rc;
+	rc = mpsd_yielded_locked(arena);
+	pthread_mutex_unlock(&arena->lock);
+	return rc;
+}
+
+/* Whether what mpsd says is of this arena, and of this writer's generation. */
+static inline int mpsd_check_ours(struct mpsd_arena *arena, const struct mpsd_facts *facts)
+{
+	if (facts->id != arena->id || facts->base != arena->base || facts->window_bytes < arena->window_bytes) {
+		mpsd_give_back(arena->session, facts->id, 1);
+		return mpsd_fail(arena->session, -ENOENT, 0, 0, "arena %s was removed; another one has its name", arena->name);
+	}
+	if (arena->access == MPSD_WRITE && facts->generation != arena->generation)
+		return mpsd_stale(arena, "another has written since, or mpsd's keeper has died");
+	return 0;
+}
+
+static inline int mpsd_refresh_once(struct mpsd_arena *arena)
+{
+	struct mpsd_taken taken;
+	struct mpsd_answer answer;
+	int rc, is_same_layout;
+
+	memset(&taken, 0, sizeof(taken));
+	rc = mpsd_ask_opening(arena, arena->session, MPSD_READ, 0, &taken, &answer);
+	if (rc < 0)
+		return rc;
+	rc = mpsd_check_ours(arena, &taken.facts);
+	if (rc < 0)
+		mpsd_answer_clear(&answer);
+	else
+		rc = mpsd_take(arena, &answer, &taken);
+	is_same_layout = taken.layout_bytes == arena->layout_bytes &&
+			 (!arena->layout || (taken.layout && !memcmp(taken.layout, arena->layout, arena->layout_bytes)));
+	if (rc == 0)
+		rc = mpsd_renew(arena, &taken);
+	if (rc >= 0)
+		mpsd_learn(arena, &taken.facts);
+	mpsd_taken_clear(arena, &taken);
+	return rc < 0 ? rc : rc + !is_same_layout;
+}
+
+MPSD_API int mpsd_arena_refresh(struct mpsd_arena *arena)
+{
+	int rc = mpsd_arena_lock(arena);
+
+	if (rc < 0)
+		return rc;
+	if (arena->access == MPSD_WRITE && !mpsd_is_all_committed(arena))
+		rc = mpsd_fail(arena->session, -EBUSY, 0, 0, "arena %s: there is what is not committed", arena->name);
+	else
+		rc = -EAGAIN;
+	for (int i = 0; i < MPSD_OPEN_ATTEMPTS && rc == -EAGAIN; i++)
+		rc = mpsd_refresh_once(arena);
+	pthread_mutex_unlock(&arena->lock);
+	return rc;
+}
+
+#endif
