@@ -63,6 +63,7 @@ class Vault(Protocol):
     def promote(self, arena_id: int, process: ProcessId, fenced: ProcessId | None) -> Arena: ...
     def step_down(self, arena_id: int, generation: int, process: ProcessId) -> Arena: ...
     def hurry(self, process: ProcessId) -> None: ...
+    async def state_descriptor(self, arena_id: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Desk:
         self.entries: dict[int, Entry] = {}
         self.on_fence: Callable[[Entry, ProcessId], None] = lambda entry, writer: None  # told to fence, again perhaps
         self.on_end: list[Callable[[ProcessId], None]] = []
-        self.woken = trio.Event()  # something is due earlier than was thought
+        self._woken = trio.Event()
         self._store = store
         self._grace_until = -inf  # trio time: others may come who were there before mpsd was started anew
         known = {arena.id: arena for arena in vault.arenas()}
@@ -123,6 +124,14 @@ class Desk:
             entry.service = replace(entry.service, not_before=self._grace_until)
         if entry.arena.writer is not None:
             self.tell(entry, Held(entry.arena.writer))
+
+    def wake(self) -> None:
+        """Something is due earlier than was thought."""
+        self._woken.set()
+        self._woken = trio.Event()
+
+    async def woken(self) -> None:
+        await self._woken.wait()
 
     def is_served(self, arena_id: int) -> bool:
         entry = self.entries.get(arena_id)
@@ -313,7 +322,7 @@ class Desk:
         if now != entry.shown:
             entry.shown, entry.revision = now, entry.revision + 1
         entry.instruct()
-        self.woken.set()
+        self.wake()
 
     def _end_grace(self, entry: Entry) -> None:
         """Everybody who could be has been heard of."""

@@ -10,6 +10,7 @@ from mpsd.errors import ArenaBusy, BadRequest, NoSuchArena, NotAllowed, StaleGen
 from mpsd.failover.desk import Desk
 from mpsd.failover.enlisted import Enlisted
 from mpsd.failover.fencing import Fencing
+from mpsd.failover.heartbeats import Heartbeats
 from mpsd.failover.seats import Entry, Seat
 from mpsd.failover.servers import Servers
 from mpsd.failover.settings import FailoverSettings
@@ -36,7 +37,7 @@ class Failover:
     def __init__(self, desk: Desk, enlisted: Enlisted, servers: Servers, ready: trio.Event) -> None:
         """ready: the vault is."""
         self._desk, self._enlisted, self._servers, self._ready = desk, enlisted, servers, ready
-        self._fencing = Fencing(desk)
+        self._fencing, self._heartbeats = Fencing(desk), Heartbeats(desk)
 
     def configure(self, settings: FailoverSettings) -> None:
         self._desk.settings = settings
@@ -49,6 +50,7 @@ class Failover:
             await self._ready.wait()  # for ever, where the vault's keeper is not to be had: then nobody joins
             self._desk.begin()
             nursery.start_soon(self._servers.run)
+            nursery.start_soon(self._heartbeats.run)
             nursery.start_soon(self._watch_time)
 
     # -- members ---------------------------------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ class Failover:
         finally:
             seat.asking -= 1
             seat.heard_at = trio.current_time()
-            self._desk.woken.set()
+            self._desk.wake()
         if entry.seats.get(process) is not seat:
             raise NotAllowed(f"pid {process.pid} is no member of service {entry.arena.name} any more")
         return seat.told
@@ -213,14 +215,13 @@ class Failover:
         """Deadlines of services, and standbys that do not ask any more."""
         desk = self._desk
         while True:
-            desk.woken = trio.Event()
             for entry in list(desk.entries.values()):
                 if entry.service.deadline is not None and entry.service.deadline <= trio.current_time():
                     desk.tell(entry, Elapsed())
                 for process in self._silent(entry):
                     desk.tell(entry, Silent(process))
             with trio.move_on_at(self._next()):
-                await desk.woken.wait()
+                await desk.woken()
 
     def _silent(self, entry: Entry) -> list[ProcessId]:
         late = trio.current_time() - self._desk.settings.follow_grace

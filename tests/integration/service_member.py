@@ -1,0 +1,147 @@
+"""A member of a service, with nothing but the calls: it counts in a file while it serves.
+
+    service_member.py NAME FILE [--rank N] [--warm SECONDS] [--heartbeat SECONDS] [--stubborn]
+
+Lines of JSON: {"event", "pid", ...}.  In FILE is the number that it has come to; only who holds the lock of FILE.lock counts.
+--stubborn: it does not let go when it is told to.  While there is FILE.PID it stands still, as a hung program does.
+"""
+
+import argparse
+import ctypes
+import fcntl
+import json
+import os
+import sys
+import time
+from ctypes import byref, c_void_p
+from pathlib import Path
+from typing import Any
+
+from mpsd_client import Client, Refused, State, calls
+
+GRANULE = 2 << 20
+
+
+def say(event: str, **facts: Any) -> None:
+    print(json.dumps({"event": event, "pid": os.getpid(), "ns": time.monotonic_ns()} | facts), flush=True)
+
+
+def begin_cuda() -> Any:
+    driver = ctypes.CDLL("libcuda.so.1")
+    context = c_void_p()
+    for status in (driver.cuInit(0), driver.cuDevicePrimaryCtxRetain(byref(context), 0), driver.cuCtxSetCurrent(context)):
+        assert status == 0, f"CUDA error {status}"
+    return driver
+
+
+class Member:
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked = asked
+        self.path = Path(asked.file)
+        self.mpsd: Client | None = None
+        self.arena = 0
+        self.serial: int | None = None
+        self.lock = -1
+        self.state: State | None = None
+
+    def connect(self) -> Client:
+        """As often as it takes: mpsd may be away."""
+        while self.mpsd is None:
+            try:
+                self.mpsd = Client(timeout_seconds=20)
+                if self.arena:
+                    self.join()
+            except (OSError, Refused):
+                self.mpsd = None
+                time.sleep(0.02)
+        return self.mpsd
+
+    def ask(self, call: Any) -> Any:
+        while True:
+            try:
+                return self.connect().ask(call)
+            except OSError:
+                self.mpsd = None
+
+    def join(self) -> None:
+        assert self.mpsd is not None
+        self.mpsd.ask(calls.service_join(self.arena, self.asked.rank, self.asked.heartbeat))
+        self.serial = None
+
+    def open(self) -> None:
+        try:
+            self.ask(calls.arena_create(self.asked.name, "0", 4 * GRANULE))
+        except Refused:
+            pass  # it is there
+        arena = self.ask(calls.arena_open(self.asked.name, "read"))
+        self.arena = arena.id
+        self.join()
+
+    def run(self) -> None:
+        self.ask(calls.service_enlist(self.asked.name))
+        begin_cuda()
+        self.open()
+        time.sleep(self.asked.warm)
+        self.ask(calls.service_ready(self.arena))
+        say("ready")
+        term = 0
+        while True:
+            told = self.ask(calls.service_follow(self.arena, self.serial, 0.02 if term else 10.0))
+            is_new, self.serial = told.serial != self.serial, told.serial
+            if told.order == "leave":
+                say("dismissed", why=told.why)
+                return
+            if told.order == "serve" and told.generation != term:
+                term = self.begin(told.generation)
+            if told.order == "yield" and term and not self.asked.stubborn:
+                self.let_go(term)
+                term = 0
+            if told.order == "standby" and is_new and not term:
+                self.ask(calls.service_ready(self.arena))
+            if term:
+                self.count(term)
+
+    def begin(self, generation: int) -> int:
+        """Whoever was fenced by a fault was killed an instant ago: its lock goes with it."""
+        say("promoted", generation=generation)
+        self.lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        for _ in range(200):
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.005)
+        else:
+            say("two write")
+            sys.exit(1)
+        self.state = State.create({"n": "uint64"}, generation=generation)
+        self.ask(calls.arena_keep_state(self.arena, generation, self.state.fd))
+        self.ask(calls.service_serving(self.arena, generation))
+        say("serving", generation=generation)
+        return generation
+
+    def count(self, generation: int) -> None:
+        while Path(f"{self.path}.{os.getpid()}").exists():
+            time.sleep(0.05)
+        assert self.state is not None
+        n = (int(self.path.read_text()) if self.path.exists() else 0) + 1
+        new = self.path.with_suffix(".new")
+        new.write_text(str(n))
+        new.replace(self.path)
+        self.state.publish(n=n)
+
+    def let_go(self, generation: int) -> None:
+        os.close(self.lock)
+        self.ask(calls.service_yielded(self.arena, generation))
+        say("yielded")
+
+
+if __name__ == "__main__":
+    known = argparse.ArgumentParser()
+    known.add_argument("name")
+    known.add_argument("file")
+    known.add_argument("--rank", type=int, default=0)
+    known.add_argument("--warm", type=float, default=0.0)
+    known.add_argument("--heartbeat", type=float, default=0.0)
+    known.add_argument("--stubborn", action="store_true")
+    Member(known.parse_args()).run()
