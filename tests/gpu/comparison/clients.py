@@ -91,6 +91,17 @@ class Client:
         except BrokenPipeError:
             pass
 
+    def wait_for_line(self, beginning: str, seconds: float) -> str | None:
+        """The first line that is no event and begins so; None as `wait_for` has it."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                for line in self.other:
+                    if line.startswith(beginning):
+                        return line
+                if self._is_over or not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    return None
+
     @property
     def error_code(self) -> int | None:
         """The CUDA error that ended it."""

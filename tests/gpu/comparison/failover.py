@@ -28,7 +28,6 @@ FAULTING = ROOT / "tests/gpu/fault_on_signal.py"
 SERVING_SECONDS = 60.0  # until a member serves, or waits to: PyTorch takes ten of them
 FAILOVER_SECONDS = 30.0
 DEATH_SECONDS = 10.0
-SPARE_SECONDS = 15.0
 
 TRAP_BESIDE = "a co-runner's trap"
 TRAP_OWN = "its own trap"
@@ -99,26 +98,22 @@ class Crew:
         newest = max(serving, key=lambda pair: int(pair[0]), default=None)
         return newest[1] if newest is not None and newest[1].is_running else None
 
-    def _standby(self) -> Client | None:
-        return next((each for each in self.members if each.events("standby") and not each.events("promoted")), None)
-
-    def settle(self) -> tuple[Client, Client]:
-        """Both, the standby warm.  Raises SystemFailed."""
-        for client in [each for each in self.members if not each.is_running]:
-            self._forget(client)
-        self.fill()
+    def settle(self) -> Client:
+        """The active, when a standby is warm, if one is wanted.  Raises SystemFailed."""
         deadline = time.monotonic() + SERVING_SECONDS
         while time.monotonic() < deadline:
-            active, standby = self.active(), self._standby()
-            if active is not None and standby is not None and self._is_protected():
-                return active, standby
-            if not all(each.is_running for each in self.members):
-                raise SystemFailed(f"a member ended: {[each.fate for each in self.members]} {self._words()}"[:300])
+            self.fill()
+            active = self.active()
+            if active is not None and (self.wanted < 2 or self._is_protected()):
+                return active
             time.sleep(0.02)
         raise SystemFailed(f"no active with a standby within {SERVING_SECONDS:.0f} s: {self._words()}"[:300])
 
     def fill(self) -> None:
         """Starts who is missing, and waits for nobody."""
+        for client in [each for each in self.members if not each.is_running]:
+            self.stage.say(f"pid {client.pid}: {client.fate} {' '.join(client.other[-2:])}"[:200])
+            self._forget(client)
         while len(self.members) < self.wanted:
             self.members.append(self.start())
 
@@ -170,9 +165,10 @@ def heard(system: System) -> Iterator[Listener]:
         listener.close()
 
 
-def disturb(crew: Crew, way: str, check: Check) -> Failover:
-    """One trial."""
-    active, _ = crew.settle()
+def disturb(crew: Crew, way: str, check: Check, before: Callable[[], None]) -> Failover:
+    """One trial.  before: called when the crew is complete."""
+    active = crew.settle()
+    before()
     with heard(crew.system) as listener:
         since_ns = time.monotonic_ns()
         began_ns, culprit = _strike(crew, way, active)
@@ -260,29 +256,32 @@ def _put_away(active: Client, way: str, culprit: Client | None) -> None:
 # -- rows ----------------------------------------------------------------------------------------------------------------
 
 
-def run_ways(stage: Stage, crew: Crew, ways: Sequence[str], total: int, check: Check) -> None:
+def run_ways(
+    stage: Stage,
+    crew: Crew,
+    ways: Sequence[str],
+    total: int,
+    check: Check,
+    before: Callable[[], None] = lambda: None,
+    who: str = "",
+) -> None:
     """Each so often; one that cannot be done is a failover that failed, and the next begins with a new daemon."""
     for way in ways:
         found: list[Failover] = []
         try:
             for _ in range(total):
-                found.append(attempt(crew, way, check))
-                crew.system.wait_for_spare(SPARE_SECONDS)
+                found.append(attempt(crew, way, check, before))
         finally:
-            report(stage, way, found, total)
+            report(stage, way, found, total, who)
 
 
-def attempt(crew: Crew, way: str, check: Check) -> Failover:
+def attempt(crew: Crew, way: str, check: Check, before: Callable[[], None] = lambda: None) -> Failover:
     try:
-        return disturb(crew, way, check)
+        return disturb(crew, way, check, before)
     except (SystemFailed, MpsdError, OSError) as error:
         crew.stage.say(f"{way}: {error}")
         end_all(crew.members)
         crew.members.clear()
-        end_all(crew.system.clients)
-        crew.system.clients.clear()
-        crew.system.renew()
-        crew.system.warm(trials.READY_SECONDS)
         return Failover(way, why=str(error)[:200])
 
 

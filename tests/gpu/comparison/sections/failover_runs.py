@@ -67,10 +67,9 @@ def _run(stage: Stage, kind: _Kind) -> None:
         way = WAYS[number % len(WAYS)]
         crew = Crew(stage, system, service, partial(member, stage, system, program, *words, "--service", service))
         try:
-            active, _ = crew.settle()
-            _wait_for_step(active, kind.struck_at)
-            crew.wanted = 0  # nobody is started in the place of who is struck
-            found[way].append(failover.attempt(crew, way, check))
+            crew.settle()
+            crew.wanted = 1  # nobody is started in the place of who is struck
+            found[way].append(failover.attempt(crew, way, check, partial(_wait_for_step, crew, kind.struck_at)))
         except SystemFailed as error:
             found[way].append(failover.Failover(way, why=str(error)[:200]))
         crew.end()
@@ -88,9 +87,10 @@ def member(stage: Stage, system: System, program: Path, *words: str) -> Client:
     return system.spawn([str(stage.options.torch_python), str(failover.FAULTING), str(program), *words], env)
 
 
-def _wait_for_step(client: Client, number: int) -> None:
-    """Raises SystemFailed when it ends before."""
-    since_ns = 0
+def _wait_for_step(crew: Crew, number: int) -> None:
+    """Of the active.  Raises SystemFailed when it ends before."""
+    client, since_ns = crew.active(), 0
+    assert client is not None
     while (step := client.wait_for("step", RUN_SECONDS, since_ns)) is not None and int(step["n"]) < number:
         since_ns = int(step["monotonic_ns"]) + 1
     if step is None:

@@ -1,0 +1,184 @@
+"""A language model that serves streams, disturbed: no connection drops, no token is lost, all are those of an undisturbed run.
+
+Beside it, what there is without: the process is started again, and reads all prompts again (cold); a process that was kept,
+with its weights in host memory and no part in MPS, loads them (sleeping).
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from tests.gpu.comparison import failover, figures, vault
+from tests.gpu.comparison.clients import Client, end_all
+from tests.gpu.comparison.failover import Crew, Outcome
+from tests.gpu.comparison.llm import NOWHERE, Llm
+from tests.gpu.comparison.sections.vault_torch import has_torch
+from tests.gpu.comparison.stage import Stage
+from tests.gpu.comparison.system import System, SystemFailed
+
+TRIALS, BASELINE_TRIALS = 10, 3
+STREAMS, TOKENS = 8, 600
+STRUCK_AFTER = 40  # steps of the load
+SERVICE = "llm"
+MEMBERS = 4  # PyTorch takes ten seconds to start: several at once
+SHAPES = os.environ.get("FAILOVER_SHAPES", "0.5B").split(",")
+WAYS = tuple(way for way in failover.WAYS if way != failover.STOPPED)
+
+
+def run(stage: Stage) -> None:
+    if not stage.options.is_simulated and not has_torch(stage):
+        return
+    for shape in SHAPES:
+        system = stage.another("llm", stage.options.front_end, stage.mpsd, config=failover.CONFIG)
+        system.start()
+        system.warm(10)
+        llm = Llm(stage, system, SERVICE, shape)
+        crew = Crew(stage, system, SERVICE, llm.member, wanted=1)
+        try:
+            _serve(stage, crew, llm, shape)
+        finally:
+            crew.end()
+            llm.end()
+        vault.remove(system, SERVICE)
+        system.quit()
+        if not stage.options.is_simulated:
+            _baselines(stage, shape)
+
+
+def _serve(stage: Stage, crew: Crew, llm: Llm, shape: str) -> None:
+    crew.settle()
+    alone = vault.free_bytes(crew.system)
+    crew.wanted = 2
+    crew.settle()
+    stage.add(
+        f"{shape}: what a standby takes of the GPU's memory, context and server included",
+        mpsd=f"{(alone - vault.free_bytes(crew.system)) / (1 << 20):.0f} MiB",
+        remark="weights and cache are the active's",
+    )
+    crew.wanted = MEMBERS
+    undisturbed = llm.load("undisturbed", requests=STREAMS, tokens=TOKENS).result()
+    stage.keep(f"{shape}: undisturbed", {name: undisturbed[name] for name in ("tokens_per_second", "worst_gap_ms", "digest")})
+    trial = _Trial(stage, crew, llm, str(undisturbed["digest"]))
+    failover.run_ways(stage, crew, WAYS, stage.trials(TRIALS), trial.check, before=trial.begin, who=f"{shape}: ")
+    gaps = trial.gaps_ms
+    stage.add(
+        f"{shape}: the longest time between two tokens of a stream, in a trial",
+        mpsd=f"median {figures.ms(figures.median(gaps))}, worst {figures.ms(max(gaps, default=None))}",
+        remark=f"undisturbed {undisturbed['worst_gap_ms']} ms; {undisturbed['tokens_per_second']} tokens/s",
+    )
+
+
+class _Trial:
+    """Streams that run while somebody is struck.  Guards what they were promised."""
+
+    def __init__(self, stage: Stage, crew: Crew, llm: Llm, digest: str) -> None:
+        self._stage, self._crew, self._llm, self._digest = stage, crew, llm, digest
+        self._counts: dict[str, int] = {}
+        self.gaps_ms: list[float] = []
+
+    def begin(self) -> None:
+        active = self._crew.active()
+        assert active is not None
+        self._counts = self._llm.counts()
+        self._load = self._llm.load("disturbed", requests=STREAMS, tokens=TOKENS)
+        wait_for_steps(active, STRUCK_AFTER)
+
+    def check(self, before: Client, after: Client) -> Outcome:
+        found, counts = self._load.result(), self._llm.counts()
+        self.gaps_ms.append(float(found["worst_gap_ms"]))
+        grown = {name: counts[name] - self._counts.get(name, 0) for name in ("again", "differing", "unfinished")}
+        if found["dropped"] or found["wrong"] or grown["differing"]:
+            self._stage.say(f"dropped {found['dropped']}, wrong {found['wrong']}, differing {grown['differing']}")
+        is_same = found["digest"] == self._digest and not (found["dropped"] or found["wrong"] or grown["differing"])
+        return Outcome(lost=len(after.events("lost")), repeated=-(-grown["again"] // STREAMS), is_same=is_same)
+
+
+def wait_for_steps(client: Client, count: int) -> None:
+    """So many more than now.  Raises SystemFailed."""
+    begun = client.events("step")
+    since_ns = time.monotonic_ns()
+    first = int(begun[-1]["n"]) if begun else 0
+    while (step := client.wait_for("step", vault.EVENT_SECONDS, since_ns)) is not None and int(step["n"]) < first + count:
+        since_ns = int(step["monotonic_ns"]) + 1
+    if step is None:
+        raise SystemFailed(f"no steps are made: {client.fate} {' '.join(client.other[-3:])}"[:300])
+
+
+# -- without -------------------------------------------------------------------------------------------------------------
+
+
+def _baselines(stage: Stage, shape: str) -> None:
+    """On the vendor's MPS, with the same load."""
+    system = stage.vendor
+    system.renew()
+    llm = Llm(stage, system, "plain", shape)
+    try:
+        for way, strike in ((failover.KILLED, _kill), (failover.TRAP_BESIDE, _trap)):
+            cold = [_cold(system, llm, strike) for _ in range(stage.trials(BASELINE_TRIALS))]
+            _add(stage, f"{shape}: {way}, cold restart", cold)
+            sleeping = [_sleeping(system, llm, strike) for _ in range(stage.trials(BASELINE_TRIALS))]
+            _add(stage, f"{shape}: {way}, a kept process that sleeps", sleeping)
+    finally:
+        llm.end()
+
+
+def _cold(system: System, llm: Llm, strike: Callable[[System, Client], int]) -> float | None:
+    first = llm.member("--memory", "plain")
+    vault.said(first, "promoted", failover.SERVING_SECONDS)
+    return _struck(system, llm, first, strike, lambda: llm.member("--memory", "plain"))
+
+
+def _sleeping(system: System, llm: Llm, strike: Callable[[System, Client], int]) -> float | None:
+    first = llm.member("--memory", "plain")
+    sleeper = llm.member("--memory", "host", has_input=True, environment={"CUDA_MPS_PIPE_DIRECTORY": NOWHERE})
+    vault.said(sleeper, "sleeping", failover.SERVING_SECONDS)
+    vault.said(first, "promoted", failover.SERVING_SECONDS)
+
+    def wake() -> Client:
+        sleeper.tell("go")
+        return sleeper
+
+    return _struck(system, llm, first, strike, wake)
+
+
+def _struck(
+    system: System, llm: Llm, first: Client, strike: Callable[[System, Client], int], begin: Callable[[], Client]
+) -> float | None:
+    """Milliseconds from the fault to the first useful step of who comes next.  None: nobody served again."""
+    load = llm.load("baseline", requests=STREAMS, tokens=TOKENS)
+    wait_for_steps(first, STRUCK_AFTER)
+    began_ns = strike(system, first)
+    if first.wait(failover.FAILOVER_SECONDS) is None:
+        end_all([first])
+    found = None
+    deadline = time.monotonic() + failover.SERVING_SECONDS
+    second = begin()
+    while (step := second.wait_for("first_step", failover.SERVING_SECONDS)) is None and time.monotonic() < deadline:
+        second = begin()  # a server in FAULT refuses newcomers until the last of its clients has ended
+    if step is not None:
+        found = (int(step["monotonic_ns"]) - began_ns) / 1e6
+        load.result()
+    end_all([each for each in system.clients if each is not llm.front])
+    system.clients[:] = [llm.front]
+    return found
+
+
+def _kill(system: System, client: Client) -> int:
+    began_ns = time.monotonic_ns()
+    client.signal(9)
+    return began_ns
+
+
+def _trap(system: System, client: Client) -> int:
+    culprit = system.client("faulter", "trap", "--after", "0.2", "--linger", "0.2")
+    return int(vault.said(culprit, "fault")["monotonic_ns"])
+
+
+def _add(stage: Stage, what: str, found: Sequence[float | None]) -> None:
+    known = [each for each in found if each is not None]
+    stage.keep(what, list(found))
+    stage.add(
+        f"{what}: fault to the first useful step",
+        vendor=f"{figures.ms(figures.median(known))} (worst {figures.ms(max(known, default=None))})",
+        remark=f"{figures.of(len(known), len(found))} served again; all prompts are read again, with what was made of them",
+    )
