@@ -27,7 +27,7 @@ class Vault:
     user_arenas: int = option(256, "Most arenas of one user.", accept=between(1, 65536))
     max_allocations: int = option(
         131072,
-        "Most allocations and layouts at once; each is a descriptor that the vault's keeper holds.",
+        "Most allocations and layouts at once; each is a descriptor that a keeper of the vault holds.",
         accept=between(64, 1_000_000),
         needs_restart=True,
     )

@@ -157,10 +157,8 @@ class VaultKeeper:
                 await self._open()
                 await self._ask([Request(Op.STOP)])
                 await self._link.see_end()
-            except KeeperGone:
-                pass
-            except KeeperFailed as exc:
-                log.error("vault.keeper_silent", number=self.number, why=str(exc))
+            except KeeperFailed:
+                pass  # it is ended all the same
             self.is_gone = True
             self._end()
 
@@ -203,7 +201,9 @@ class VaultKeeper:
     def _fail(self, exc: KeeperFailed) -> None:
         """One that hung up may be there, or be gone: it is asked again at once."""
         self._link.close()
-        self.is_silent = not isinstance(exc, HungUp)
+        was_silent, self.is_silent = self.is_silent, not isinstance(exc, HungUp)
+        if self.is_silent and not was_silent:
+            log.error("vault.keeper_silent", number=self.number, pid=self.pid, why=str(exc))
         self._broken.set()
 
     async def _open(self) -> None:

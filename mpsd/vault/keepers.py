@@ -9,6 +9,7 @@ in one of them at most: names are given once, and a put goes to one.  Prose: doc
 import os
 import subprocess
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -308,10 +309,6 @@ class VaultKeepers:
 
 
 async def _reach(keeper: VaultKeeper) -> None:
-    """At mpsd's start; one that is silent is asked again, and again."""
-    try:
+    """Where it is silent it is asked again, and again."""
+    with suppress(KeeperFailed):
         await keeper.reach()
-    except KeeperGone:
-        pass
-    except KeeperFailed as exc:
-        log.error("vault.keeper_silent", number=keeper.number, why=str(exc))

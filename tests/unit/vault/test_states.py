@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from mpsd_client import State, StateReader
+from trio.testing import wait_all_tasks_blocked
 
 from mpsd.arena import GRANULE, Access, Arena, KeptState
 from mpsd.errors import BadRequest, KeeperFailed, NoRoom, NotAllowed, StaleGeneration
@@ -136,6 +137,7 @@ async def test_only_the_writer_keeps_one_and_only_who_holds_the_arena_gets_it(ho
         arena = await opened(vault, writer.process)
         await vault.arenas.open(arena.id, Access.READ, other.process, 0)
         await keep(vault, arena, writer.process, state)
+        await wait_all_tasks_blocked()  # its keeper is watched by a descriptor from now on
         before = descriptors()
         with pytest.raises(StaleGeneration):
             await keep(vault, arena, other.process, state)
