@@ -108,6 +108,7 @@ class Terms:
         self._filling.roll_back(entry)
         if fenced is not None:
             self._holders.expel(fenced)
+            entry.openings.pop(fenced, None)
         return self._tell_opened(entry.become(row), Access.WRITE, process)
 
     def _tell_opened(self, arena: Arena, access: Access, process: ProcessId) -> Arena:

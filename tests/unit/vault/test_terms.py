@@ -1,16 +1,17 @@
 """Promotion: a reader becomes the writer, and nothing of the one before counts.  Deaths on the way: test_crashes.py."""
 
+import os
 from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mpsd_client import State
 
 from mpsd.arena import GRANULE, Access, Arena
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, MpsdError, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.model import ProcessId
-from mpsd.vault.keeper import VaultKeeper
 from mpsd.vault.vault import Vault
 from tests.unit.vault.house import SPEC, a_process, at, committed, memory, opened, put, taken, until
 
@@ -103,6 +104,11 @@ async def test_a_promoted_writer_is_waited_for_like_any_other(house, writer, oth
 
 # -- the one before ----------------------------------------------------------------------------------------------------
 
+async def keep_state(vault: Vault, arena: Arena, old: ProcessId) -> object:
+    with State.create({"step": "uint64"}, generation=1) as state:
+        return await vault.arenas.keep_state(arena.id, 1, old, os.dup(state.fd))
+
+
 async def step_down(vault: Vault, arena: Arena, old: ProcessId) -> object:
     return vault.arenas.step_down(arena.id, 1, old)
 
@@ -114,10 +120,11 @@ ASKS: dict[str, Ask] = {
     "drop": lambda vault, arena, old: vault.arenas.drop(arena.id, 1, old, [0]),
     "commit": lambda vault, arena, old: vault.arenas.commit(arena.id, 1, old, memory(b"layout")),
     "seal": lambda vault, arena, old: vault.arenas.seal(arena.id, 1, old),
+    "keep a state": keep_state,
     "take": lambda vault, arena, old: vault.arenas.take(arena.id, old, None, 1),
     "layout": lambda vault, arena, old: vault.arenas.layout(arena.id, old),
     "close": lambda vault, arena, old: vault.arenas.close(arena.id, old),
-    "step down": lambda vault, arena, old: step_down(vault, arena, old),
+    "step down": step_down,
     "open to read": lambda vault, arena, old: vault.arenas.open(arena.id, Access.READ, old, 0),
     "open to write": lambda vault, arena, old: vault.arenas.open(arena.id, Access.WRITE, old, 0),
 }
@@ -139,11 +146,11 @@ def test_no_request_of_a_fenced_process_changes_anything(house, asks, when):
                     await clear(vault, old.process, new.process)
                     return
                 vault.arenas.promote(arena.id, new.process, old.process)
-                before, held = facts(vault), await taken(vault, arena, new.process)
-                assert before[:3] == (now.generation + 1, new.process, ())
+                before, held = vault.arenas.find("model"), await taken(vault, arena, new.process)
+                assert (before.generation, before.writer, before.readers) == (now.generation + 1, new.process, ())
                 for ask in (*asks[when:], *ASKS):
                     assert await refused_or_done(ASKS[ask](vault, arena, old.process)), ask
-                    assert (facts(vault), await taken(vault, arena, new.process)) == (before, held)
+                    assert (vault.arenas.find("model"), await taken(vault, arena, new.process)) == (before, held)
                 await clear(vault, new.process)
 
     trio.run(fence)
@@ -180,33 +187,35 @@ async def test_a_fenced_process_that_lives_opens_nothing_until_it_is_gone(house,
         assert house.topics("arena.fenced") == []  # it held nothing any more
 
 
-async def test_what_the_one_before_has_under_way_comes_to_nothing(house, writer, other, monkeypatch):
+@pytest.mark.parametrize("name", ["put", "commit", "keep a state"])
+async def test_what_the_one_before_has_under_way_comes_to_nothing(house, writer, other, monkeypatch, name):
     """The promotion does not wait for it: the keeper may be slow."""
     async with house.vault() as vault, trio.open_nursery() as nursery:
         arena = await with_standby(vault, writer.process, other.process)
-        slow, refused = trio.Event(), []
-        keep = VaultKeeper.put
+        begun, slow = trio.Event(), trio.Event()
+        keep = vault.keeper.put
 
-        async def keep_slowly(keeper, items):  # type: ignore[no-untyped-def]
+        async def keep_slowly(*what: object) -> None:
+            begun.set()
             await slow.wait()
-            await keep(keeper, items)
+            await keep(*what)
 
-        async def ask(name: str) -> None:
+        async def ask() -> None:
             with pytest.raises(StaleGeneration):
                 await ASKS[name](vault, arena, writer.process)
-            refused.append(name)
 
-        for name in ("put", "commit"):
-            monkeypatch.setattr(VaultKeeper, "put", keep_slowly)
-            nursery.start_soon(ask, name)
-        await until(lambda: vault.shelf.find("model").lock.statistics().tasks_waiting == 1)
+        monkeypatch.setattr(vault.keeper, "put", keep_slowly)
+        nursery.start_soon(ask)
+        await begun.wait()
         vault.arenas.promote(arena.id, other.process, writer.process)
-        slow.set()
-        await until(lambda: len(refused) == 2)
-        monkeypatch.undo()
         assert facts(vault) == (2, other.process, (), GRANULE, 1)
-        assert vault.shelf.account.used_bytes[SPEC.gpu] == GRANULE
+        slow.set()
+        while nursery.child_tasks:
+            await trio.lowlevel.checkpoint()
         await vault.janitor.settled()
+        assert facts(vault) == (2, other.process, (), GRANULE, 1)
+        account = vault.shelf.account
+        assert (account.used_bytes[SPEC.gpu], account.allocations) == (GRANULE, 1)
         assert await vault.keeper.names() == vault.shelf.find("model").names()
 
 
