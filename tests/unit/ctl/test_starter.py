@@ -153,6 +153,12 @@ def test_what_is_worth_a_line(after: dict[str, object], told: list[str]) -> None
     assert [each.event for each in differences(SERVICE, replace(SERVICE, **after))] == told  # type: ignore[arg-type]
 
 
+def test_a_service_that_is_found_is_told_as_it_is() -> None:
+    (told,) = differences(None, replace(SERVICE, last=LAST))
+    assert told.text == "there is a service, generation 7: pid 586 serves; members: 586, 587"
+    assert [each.event for each in differences(SERVICE, None)] == ["gone"]
+
+
 def test_a_promotion_is_told_in_its_parts() -> None:
     (told,) = differences(SERVICE, replace(SERVICE, last=LAST))
     assert told.text == "pid 587 serves, generation 8: fault, detected in 0.4 ms, fenced in 12.5 ms, promoted in 0.9 ms"

@@ -73,7 +73,7 @@ def _columns(session: Session) -> Sequence[Column[values.Service]]:
         Column("LAST", lambda each: _ago(session, each.last.at) if each.last else None, is_number=True),
         Column("CAUSE", lambda each: each.last.cause if each.last else None),
         Column("TOOK", lambda each: _took(each.last), is_number=True),
-        Column("PROTECTED", lambda each: each.protection or "yes", may_be_cut=True, least=9),
+        Column("PROTECTED", protection, may_be_cut=True, least=9),
     )
 
 
@@ -85,6 +85,10 @@ def domain(of: values.Service) -> str | None:
 def ready(of: values.Service) -> int:
     """Standbys that could take over now."""
     return sum(each.standing == "ready" and not each.is_writer for each in of.members)
+
+
+def protection(of: values.Service) -> str:
+    return of.protection or ("yes" if of.writer_pid is not None else "nobody serves")
 
 
 def _ago(session: Session, moment: float) -> str:
@@ -122,7 +126,7 @@ def _facts(session: Session, found: values.Service) -> Mapping[str, object]:
         "standbys": f"{ready(found)} ready of {settings.standbys} wanted",
         "each with": telling.reservation(settings.sm_percent, settings.memory_bytes) or "nothing reserved",
         "heartbeat": f"{settings.heartbeat_seconds:g} s" if settings.heartbeat_seconds else "none",
-        "protected": found.protection or "yes",
+        "protected": protection(found),
         "promotions": f"{found.promotions} since mpsd began",
         **({} if last is None else _last(session, last)),
     }

@@ -34,7 +34,7 @@ from mpsctl.starter.telling import Teller, reservation
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _TICK_SECONDS = 1.0  # what becomes due by itself is looked for so often
 _SETTLE_SECONDS = 5.0  # after mpsd was away: members join it again
-_AGAIN_SECONDS = 5.0  # after a handover that was refused
+_AGAIN_SECONDS = 10.0  # after a handover that was refused
 _HANDOVER_SECONDS = 60.0
 
 
@@ -74,7 +74,8 @@ class Starter:
         self._service: values.Service | None = None
         self._others: tuple[values.Member, ...] = ()
         self._knows_service = self._is_unenforced = False
-        self._restarts, self._round, self._may_surge = Restarts(), 0, True
+        self._restarts, self._round = Restarts(), 0
+        self._make, self._may_surge = Make(), True
         self._settled_at = self._free_at = 0.0  # when members have joined again; when there may be a handover
         self._status: int | None = None  # with which all is to end
 
@@ -206,8 +207,8 @@ class Starter:
         is_known = self._here is not None and self._knows_service and now >= self._settled_at
         make = Make(self._settings.sm_percent, self._settings.memory_bytes, self._round)
         own = tuple(child.own() for child in self._crew.children.values())
-        if all(each.make == make for each in own):
-            self._may_surge = True  # the next rolling change tries it again
+        if make != self._make:
+            self._make, self._may_surge = make, True  # each rolling change tries it again
         return Situation(
             self._settings.standbys,
             make,

@@ -45,13 +45,15 @@ def differences(before: values.Service | None, after: values.Service | None) -> 
     """Between two looks at a service; None: there is none."""
     if after is None:
         if before is not None:
-            yield Told("gone", "there is no such arena any more", {})
+            yield Told("gone", "there is no such service any more", {})
         return
-    if after.last is not None and after.last != (before and before.last):
+    if before is None:
+        yield _found(after)
+    elif after.last is not None and after.last != before.last:
         yield _promoted(after.last)
     if before is not None and before.phase == SERVING and after.phase not in (SERVING, "yielding"):
         yield Told("unserved", f"nobody serves now: {after.phase}", {"phase": after.phase})
-    was_ready = {each.pid for each in before.members if each.standing == "ready"} if before else set()
+    was_ready = {each.pid for each in (before or after).members if each.standing == "ready"}
     for each in after.members:
         if each.standing == "ready" and each.pid not in was_ready:
             yield Told("ready", f"pid {each.pid} in domain {each.domain} is ready", {"pid": each.pid, "domain": each.domain})
@@ -59,6 +61,13 @@ def differences(before: values.Service | None, after: values.Service | None) -> 
     if protection != (before.protection if before and before.phase == SERVING else ""):
         text = f"unprotected: {protection}" if protection else "protected"
         yield Told("protection", text, {"protection": protection})
+
+
+def _found(of: values.Service) -> Told:
+    pids = [each.pid for each in of.members]
+    who = "nobody serves yet" if of.writer_pid is None else f"pid {of.writer_pid} serves"
+    text = f"there is a service, generation {of.generation}: {who}; members: {', '.join(map(str, pids)) or 'none'}"
+    return Told("found", text, {"writer_pid": of.writer_pid, "generation": of.generation, "pids": pids})
 
 
 def _promoted(of: values.Promotion) -> Told:
