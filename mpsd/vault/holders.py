@@ -54,8 +54,8 @@ class Holders:
         self._is_awaited = is_awaited
         self._waits: dict[ProcessId, _Wait] = {}
         self._ended: set[ProcessId] = set()
-        self._hurried: set[ProcessId] = set()
-        self._expelled: set[ProcessId] = set()
+        self._hurried: set[ProcessId] = set()  # somebody waits for their end
+        self._expelled: set[ProcessId] = set()  # fenced before their end
         self._alone = trio.Event()  # no mpsd before this one holds anything any more
         self._early: list[_Wait] = []
         self._nursery: trio.Nursery | None = None

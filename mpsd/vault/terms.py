@@ -1,11 +1,11 @@
 """Who has an arena open, and who writes it: by asking, by promotion, by ending.
 
-                 open (write), when nobody else may write
-    reader  <──────────────────────────────────────────────>  writer ──close, ended──> nobody
-                 promote, when the one before is fenced          │
-                 step_down, seal                                 `── what it did not commit is rolled back
+    reader ──open (write), when nobody else may write──> writer ──close, ended──> nobody
+           ──promote, when the one before is fenced────>
+           <────────────────step_down, seal─────────────
 
-Every change of the writer is one transaction.  Prose: docs/vault.md, "Fencing", and docs/services.md.
+Whenever somebody is the writer no longer, what it did not commit is rolled back.  Every change of the writer is one
+transaction.  Prose: docs/vault.md, "Fencing".
 """
 
 from collections.abc import Callable
