@@ -1,0 +1,63 @@
+"""What it costs to be a service while nothing happens: steps of a model in an arena, each published, with a standby beside, and
+those of the same model in PyTorch's own memory without any of it; in turns.
+"""
+
+import statistics
+
+from tests.gpu.comparison import failover, figures, vault
+from tests.gpu.comparison.clients import Client, end_all
+from tests.gpu.comparison.failover import Crew
+from tests.gpu.comparison.llm import Llm
+from tests.gpu.comparison.sections.vault_torch import has_torch
+from tests.gpu.comparison.stage import Stage
+
+TURNS = 30
+STREAMS, TOKENS = 16, 300
+SKIPPED = 40  # steps of a turn, in which prompts are still read
+MOST_RATIO = 1.002
+
+
+def run(stage: Stage) -> None:
+    if not stage.options.is_simulated and not has_torch(stage):
+        return
+    system = stage.another("cost", stage.options.front_end, stage.mpsd, config=failover.CONFIG)
+    system.start()
+    system.warm(10)
+    service, plain = Llm(stage, system, "cost", slots=STREAMS), Llm(stage, system, "plain", slots=STREAMS)
+    crew = Crew(stage, system, "cost", service.member)
+    alone = plain.member("--memory", "plain")
+    try:
+        active = crew.settle()
+        vault.said(alone, "promoted", failover.SERVING_SECONDS)
+        turns = [(_turn(service, active), _turn(plain, alone)) for _ in range(stage.trials(TURNS))]
+    finally:
+        end_all([alone])
+        crew.end()
+        service.end()
+        plain.end()
+    _report(stage, turns)
+    vault.remove(system, "cost")
+    system.quit()
+
+
+def _turn(llm: Llm, member: Client) -> float:
+    """Milliseconds a step, when all prompts have been read."""
+    before = member.events("step")
+    llm.load("turn", requests=STREAMS, tokens=TOKENS).result()
+    steps = member.events("step")[len(before) :][SKIPPED // 10 :]
+    first, last = steps[0], steps[-1]
+    return (last["monotonic_ns"] - first["monotonic_ns"]) / 1e6 / (int(last["n"]) - int(first["n"]))
+
+
+def _report(stage: Stage, turns: list[tuple[float, float]]) -> None:
+    stage.keep("turns, ms a step", turns)
+    ratio = statistics.median(ours / theirs for ours, theirs in turns)
+    stage.add(
+        f"a decode step of {STREAMS} streams, as a service with a standby beside one that is neither ({len(turns)} turns each)",
+        vendor=f"{figures.median([theirs for _, theirs in turns]):.3f} ms",
+        mpsd=f"{figures.median([ours for ours, _ in turns]):.3f} ms",
+        ratio=f"{ratio:.4f}",
+        goal=f"<= {MOST_RATIO}",
+        met=ratio <= MOST_RATIO,
+        remark=figures.pair_range([ours for ours, _ in turns], [theirs for _, theirs in turns]),
+    )

@@ -1,0 +1,89 @@
+"""A running service's share of the SMs is changed by a planned handover: `mpsctl service run`, then `mpsctl service change`."""
+
+import json
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpsd_client import Client as Mpsd
+from mpsd_client import calls
+
+from tests.gpu.comparison import failover, figures, vault
+from tests.gpu.comparison.clients import end_all
+from tests.gpu.comparison.sections.failover_count import PROGRAM
+from tests.gpu.comparison.stage import ROOT, Stage
+from tests.gpu.comparison.system import System, SystemFailed
+
+TRIALS = 10
+SERVICE = "resized"
+SHARES = (40.0, 60.0)
+
+
+def run(stage: Stage) -> None:
+    system = stage.another("resize", stage.options.front_end, stage.mpsd, config=failover.CONFIG)
+    system.start()
+    system.warm(10)
+    report = stage.work / "resized.events"
+    words = ("--steps", str(10**9), "--pace", "0.001", "--every", "1", "--report", str(report))
+    member = [str(stage.options.python), str(PROGRAM), *words]
+    env = {**system.environment(), "PYTHONPATH": f"{ROOT}/clients/python:{ROOT}/clients/mpsctl"}
+    run = ["service", "run", SERVICE, "--standbys", "1", "--sm", f"{SHARES[0]:g}", "--json", "--", *member]
+    starter = system.spawn([str(stage.options.python), "-m", "mpsctl", *run], env)
+    gaps: list[float] = []
+    handovers: list[float] = []
+    try:
+        _wait(system, SHARES[0])
+        for number in range(stage.trials(TRIALS)):
+            share = SHARES[(number + 1) % 2]
+            _mpsctl(stage, env, "service", "change", SERVICE, "--sm", f"{share:g}")
+            last = _wait(system, share)
+            handovers.append(float(last.promote_ms or 0.0) + float(last.fence_ms or 0.0))
+            gaps.append(_gap_ms(report, int(last.generation)))
+    finally:
+        end_all([starter], 20.0)
+    stage.keep("handovers, ms", handovers)
+    stage.keep("longest time between two steps, ms", gaps)
+    stage.add(
+        "the share of a running service is changed: the handover, as mpsd has it",
+        mpsd=f"{figures.ms(figures.median(handovers))} (worst {figures.ms(max(handovers, default=None))})",
+        remark=f"{len(handovers)} changes between {SHARES[0]:g} and {SHARES[1]:g} % of the SMs",
+    )
+    stage.add(
+        "the same, the time between the last step of the one and the first of the other",
+        mpsd=f"{figures.ms(figures.median(gaps))} (worst {figures.ms(max(gaps, default=None))})",
+    )
+    vault.remove(system, SERVICE)
+    system.quit()
+
+
+def _mpsctl(stage: Stage, env: dict[str, str], *words: str) -> None:
+    argv: Sequence[str] = [str(stage.options.python), "-m", "mpsctl", *words]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode:
+        raise SystemFailed(f"mpsctl {' '.join(words)}: {done.stderr.strip()[-200:]}")
+
+
+def _wait(system: System, share: float) -> Any:
+    """Until the active and a standby have this share; the last promotion."""
+    deadline = time.monotonic() + failover.SERVING_SECONDS
+    while time.monotonic() < deadline:
+        with Mpsd(system.pipe / "mpsd.sock", program="compare") as mpsd:
+            found = [each for each in mpsd.pages(calls.service_list()) if each.name == SERVICE]
+            leases = {each.pid: each.sm_percent for each in mpsd.pages(calls.client_list())}
+        if found and found[0].phase == "serving":
+            shares = [leases.get(each.pid) for each in found[0].members if each.standing == "ready" or each.is_writer]
+            if len(shares) == 2 and all(each == share for each in shares):
+                return found[0].last
+        time.sleep(0.05)
+    raise SystemFailed(f"the service has not come to {share:g} %")
+
+
+def _gap_ms(report: Path, generation: int) -> float:
+    """From the last step before this term to its first one."""
+    events = [json.loads(line) for line in report.read_text().splitlines() if line.startswith("{")]
+    at = next(number for number, each in enumerate(events) if each["event"] == "promoted" and each["generation"] == generation)
+    first = next(each for each in events[at:] if each["event"] == "first_step" and each["pid"] == events[at]["pid"])
+    steps = (int(each["monotonic_ns"]) for each in events if each["event"] == "step")
+    return (int(first["monotonic_ns"]) - max(at_ns for at_ns in steps if at_ns < first["monotonic_ns"])) / 1e6
