@@ -1,0 +1,168 @@
+"""A process that serves the model, or stands by to do so.
+
+    mpsctl service run llm -- python member.py --backend /tmp/llm.sock --shape 0.5B
+
+Each process started so is a member of the service (--memory arena): one makes tokens, the others wait with the same memory
+mapped and the same graphs captured.  What it does, and when, it says as JSON lines (--report).  For comparison:
+
+--memory plain   without mpsd, in memory that ends with the process, as most servers do
+--memory host    the same, with weights that wait in host memory until a line comes on standard input
+
+--engine toy needs no PyTorch: see toy.py.
+"""
+
+import argparse
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from link import Link
+from makers import Maker, TorchMaker, ToyMaker
+from record import Forward, Nowhere, schema, slots_of
+from report import Report
+from scheduler import Scheduler, Size
+from serving import Serving
+
+LOOK_SECONDS = 1.0  # how often a standby looks whether it was told to stop
+UNHELD_SECONDS = 3600.0  # that the arena stays when no member is there
+
+
+def maker_of(options: argparse.Namespace, size: Size) -> Maker:
+    if options.engine == "toy":
+        return ToyMaker(size, options.pace, has_gpu=options.memory == "arena")
+    return TorchMaker(options.shape, size, options.seed, options.device)
+
+
+def hello(maker: Maker, size: Size, generation: int) -> dict[str, Any]:
+    return {"generation": generation, "pid": os.getpid(), "vocab": maker.engine.vocab, "length": size.length}
+
+
+def settle() -> None:
+    """What there is now stays: the collector, which would need milliseconds for it, need not look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+class Member:
+    """The parts that all ways of serving have in common."""
+
+    def __init__(self, options: argparse.Namespace, report: Report) -> None:
+        self.options, self.report = options, report
+        self.size = Size.of(options.slots, options.length, options.page, options.pages)
+        self.maker = maker_of(options, self.size)
+        self.is_stopping = threading.Event()
+
+    def in_arena(self) -> None:
+        """A member of the service, until it is told to stop.  Raises Dismissed."""
+        from mpsd_client import Service
+
+        options, maker = self.options, self.maker
+        service = Service(
+            options.service, capacity=maker.capacity_bytes, schema=schema(self.size), rank=options.rank, ttl=UNHELD_SECONDS
+        )
+        with service:
+            maker.begin()
+            self.report.say("context")
+            arena = service.open()
+            self.report.say("opened", layout=arena.layout is not None)
+            service.on_commit(maker.adopt)
+            if arena.layout is not None:
+                maker.adopt(arena)
+                self.report.say("warm")
+            settle()
+            self.report.say("standby")
+            while not self.is_stopping.is_set():
+                if term := service.standby(LOOK_SECONDS):
+                    with term:
+                        self._serve(term)
+                    if not term.is_over:
+                        return
+                    self.report.say("yielded", generation=term.generation)
+
+    def _serve(self, term: Any) -> None:
+        """A term.  On the way to the first step nobody is asked and nothing is made that could be made before."""
+        if term.arena.layout is None:
+            self.maker.build(term.arena)
+            self.report.say("warm")
+            settle()
+        scheduler, step = Scheduler(self.size), 0
+        if term.record is not None:
+            scheduler.restore(slots_of(term.record, self.size))
+            step = term.record["step"]
+        facts = {"generation": term.generation, "told_ns": term.promoted_ns, "record": term.record is not None}
+        self.report.say("promoted", **facts, busy=len(scheduler.requests))
+        journal = Forward(term.state, term.publish, self.size)
+        link = Link(self.options.backend, hello(self.maker, self.size, term.generation))
+        serving = Serving(self.maker.engine, scheduler, journal, link, self.report, step=step)
+        serving.run(lambda: term.is_over or self.is_stopping.is_set())
+
+    def alone(self) -> None:
+        """Without mpsd, until it is told to stop.  The newest one serves."""
+        self.maker.begin()
+        self.report.say("context")
+        if self.options.memory == "host":
+            sleeper = self.maker.sleeping()
+            self.report.say("sleeping")
+            sys.stdin.readline()
+            self.report.say("woken")
+            sleeper.wake()
+        else:
+            self.maker.plain()
+        self.report.say("warm")
+        settle()
+        generation = time.monotonic_ns()
+        self.report.say("promoted", generation=generation, told_ns=generation, record=False)
+        link = Link(self.options.backend, hello(self.maker, self.size, generation))
+        serving = Serving(self.maker.engine, Scheduler(self.size), Nowhere(), link, self.report)
+        serving.run(self.is_stopping.is_set)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--service", default=os.environ.get("MPSD_SERVICE", "llm"), help="name of the service and its arena")
+    parser.add_argument("--backend", required=True, help="the front end's socket for members")
+    parser.add_argument("--engine", choices=("torch", "toy"), default="torch")
+    parser.add_argument("--memory", choices=("arena", "plain", "host"), default="arena")
+    parser.add_argument("--shape", default="0.5B", help="tiny, 0.5B, 1.5B, 3B, 7B, 14B: those of Qwen2.5")
+    parser.add_argument("--slots", type=int, default=16, help="requests that are computed at once")
+    parser.add_argument("--length", type=int, default=1024, help="tokens of a request at most, its prompt included")
+    parser.add_argument("--page", type=int, default=16, help="tokens of which keys and values lie in one page")
+    parser.add_argument("--pages", type=int, default=0, help="of all requests together; 0: enough for all slots")
+    parser.add_argument("--seed", type=int, default=586, help="of the weights")
+    parser.add_argument("--rank", type=int, default=0, help="of several standbys, the lowest serves next")
+    parser.add_argument("--device", default="cuda", help="PyTorch's word; cpu needs --memory plain")
+    parser.add_argument("--pace", type=float, default=0.0, help="toy: seconds that a step takes")
+    parser.add_argument("--report", default="-", help="a file to append to; -: standard output")
+    parser.add_argument("--report-every", type=int, default=0, help="of so many steps one is told of; 0: none")
+    options = parser.parse_args()
+    if options.device != "cuda" and options.memory != "plain":
+        parser.error("--device other than cuda needs --memory plain")
+    return options
+
+
+def main() -> None:
+    options = parse()
+    report = Report(options.report, options.report_every)
+    report.say("begin", memory=options.memory, engine=options.engine)
+    member = Member(options, report)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: member.is_stopping.set())
+    if options.memory == "arena":
+        from mpsd_client import Dismissed
+
+        try:
+            member.in_arena()
+        except Dismissed as exc:  # another one serves, or will; whoever started this one may start one more
+            report.say("dismissed", why=str(exc))
+            raise SystemExit(1) from None
+    else:
+        member.alone()
+    report.say("end")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""What a member does and when, as JSON lines: {"event", "pid", "monotonic_ns", ...}.  For measurements and for curiosity."""
+
+import json
+import os
+import time
+from typing import Any
+
+
+class Report:
+    """Whole lines, also of a process that is killed.  path: a file to append to; "-": standard output.  every: how many steps
+    from one that is told of to the next; 0: none."""
+
+    def __init__(self, path: str, every: int = 0) -> None:
+        self._fd = 1 if path == "-" else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._every = every
+
+    def say(self, event: str, **facts: Any) -> None:
+        line = {"event": event, "pid": os.getpid(), "monotonic_ns": time.monotonic_ns(), **facts}
+        os.write(self._fd, (json.dumps(line) + "\n").encode())
+
+    def step(self, number: int) -> None:
+        if self._every and number % self._every == 0:
+            self.say("step", n=number)

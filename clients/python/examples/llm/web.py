@@ -1,0 +1,132 @@
+"""HTTP/1.1 as far as streams of JSON lines need it, over trio; the bytes are h11's.  One request for each connection."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+import trio
+
+HEADER_BYTES = 16 << 10
+MOST_BODY = 1 << 20
+RECEIVE_BYTES = 1 << 16
+REQUEST_SECONDS = 10.0  # for a request to arrive
+SEND_SECONDS = 30.0  # for a client to take what it is given: a slow one is bounded by the tokens of its request, and by this
+
+
+class BadRequest(Exception):
+    """status: what the client is answered."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Exchange:
+    """A request that has come, and its answer.  Guards that an answer is begun once."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES)
+        self.has_begun = False
+
+    async def receive(self) -> tuple[str, str, bytes] | None:
+        """Method, path, body; None where nothing came.  Raises BadRequest, trio.BrokenResourceError."""
+        try:
+            with trio.fail_after(REQUEST_SECONDS):
+                return await self._receive()
+        except h11.RemoteProtocolError as exc:
+            raise BadRequest(exc.error_status_hint, str(exc)) from None
+        except trio.TooSlowError:
+            raise BadRequest(408, f"no whole request within {REQUEST_SECONDS:g} seconds") from None
+
+    async def _receive(self) -> tuple[str, str, bytes] | None:
+        method = path = ""
+        body = bytearray()
+        while True:
+            event = self._h11.next_event()
+            if event is h11.NEED_DATA:
+                if self._h11.they_are_waiting_for_100_continue:
+                    await self._send(h11.InformationalResponse(status_code=100, headers=[]))
+                self._h11.receive_data(bytes(await self._stream.receive_some(RECEIVE_BYTES)))
+            elif isinstance(event, h11.Request):
+                method, path = event.method.decode(), event.target.partition(b"?")[0].decode("ascii", "replace")
+            elif isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > MOST_BODY:
+                    raise BadRequest(413, f"a request has at most {MOST_BODY} bytes")
+            elif isinstance(event, h11.EndOfMessage):
+                return method, path, bytes(body)
+            else:
+                return None
+
+    async def begin(self, status: int, **headers: str) -> None:
+        """JSON lines follow."""
+        self.has_begun = True
+        told = {"content-type": "application/x-ndjson", "cache-control": "no-store", "connection": "close", **headers}
+        await self._send(h11.Response(status_code=status, headers=[(name.replace("_", "-"), told[name]) for name in told]))
+
+    async def lines(self, lines: list[dict[str, Any]]) -> None:
+        """In one piece.  Raises trio.TooSlowError, BrokenResourceError."""
+        await self._send(h11.Data(data=b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
+
+    async def end(self) -> None:
+        await self._send(h11.EndOfMessage())
+
+    async def answer(self, status: int, facts: dict[str, Any], **headers: str) -> None:
+        """All of it."""
+        await self.begin(status, **headers)
+        await self.lines([facts])
+        await self.end()
+
+    async def wait_for_end(self) -> None:
+        """Until the client hangs up, or ends its side, which is taken for the same.  What it still says is not read as HTTP."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while await self._stream.receive_some(RECEIVE_BYTES):
+                pass
+
+    async def _send(self, event: Any) -> None:
+        with trio.fail_after(SEND_SECONDS):
+            await self._stream.send_all(self._h11.send(event) or b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, text: str) -> "Url":
+        """http://host:port, or host:port.  Raises ValueError."""
+        host, _, port = text.removeprefix("http://").rstrip("/").rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"host:port is expected, not {text}")
+        return cls(host, int(port))
+
+
+async def ask(url: Url, method: str, path: str, body: bytes, hear: Callable[[int, Any], None]) -> int:
+    """The client's side: hears the status and a line, for each line of the answer; gives the status.
+
+    Raises OSError, trio.BrokenResourceError and h11.RemoteProtocolError: the connection was dropped.
+    """
+    connection, status, rest = h11.Connection(h11.CLIENT), 0, b""
+    async with await trio.open_tcp_stream(url.host, url.port) as stream:
+        headers = [("host", f"{url.host}:{url.port}"), ("content-length", str(len(body))), ("connection", "close")]
+        parts = (h11.Request(method=method, target=path, headers=headers), h11.Data(data=body), h11.EndOfMessage())
+        await stream.send_all(b"".join(connection.send(part) or b"" for part in parts))
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                connection.receive_data(bytes(await stream.receive_some(RECEIVE_BYTES)))
+            elif isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                *lines, rest = (rest + bytes(event.data)).split(b"\n")
+                for line in lines:
+                    hear(status, json.loads(line))
+            elif isinstance(event, h11.EndOfMessage):
+                return status
+            else:
+                raise trio.BrokenResourceError("the connection has ended")
