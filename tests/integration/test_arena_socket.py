@@ -60,7 +60,7 @@ def contents(mpsd: Client, arena: values.Arena, limit: int = 128) -> dict[int, b
     after = None
     while True:
         taken = mpsd.ask(calls.arena_take(arena.id, after, limit))
-        for (offset, _), fd in zip(taken.items, taken.fds, strict=True):
+        for (offset, *_), fd in zip(taken.items, taken.fds, strict=True):
             found[offset // GRANULE] = os.pread(fd, 16, 0).rstrip(b"\0")
         close_all(taken.fds)
         if taken.next is None:
