@@ -17,10 +17,12 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from mpsd_client import _cuda, _layout
+from mpsd_client import _layout
+from mpsd_client._entrance import Entrance
 from mpsd_client._layout import DATA_TYPES, Layout, LayoutError, Spans, TensorSpec
 from mpsd_client._native import ffi, lib
 from mpsd_client._session import Session
+from mpsd_client._state import State
 from mpsd_client._tensor import Tensor
 from mpsd_client._window import Block, Window
 
@@ -35,10 +37,10 @@ class Arena(Window):
     visible to CUDA here), LayoutError.
     """
 
-    def __init__(self, session: Session, handle: Any, found: Mapping[str, Any], device: int, is_writable: bool) -> None:
+    def __init__(self, session: Session, handle: Any, name: str, is_writable: bool) -> None:
         """Not to be called: see the class methods."""
-        super().__init__(session, handle, found, device, is_writable)
-        self._layout: bytes | None = None
+        super().__init__(session, handle, name, is_writable)
+        self._layout = self._fetch_layout()
         self._tensors: Layout | None = None
         self._spans: Spans | None = None  # when the layout was first looked at
 
@@ -101,20 +103,15 @@ class Arena(Window):
 
     @classmethod
     def _open(cls, session: Session, name: str, is_writable: bool, wait: float) -> "Arena":
-        found = session.ask("arena.get", {"name": name})
-        device = _cuda.device_of(str(found["gpu"]))
-        driver, out = ffi.new("struct mpsd_driver *"), ffi.new("struct mpsd_arena **")
-        session.check(lib.mpsd_driver_load(driver, ffi.NULL, ffi.NULL))
+        out = ffi.new("struct mpsd_arena **")
         access = lib.MPSD_WRITE if is_writable else lib.MPSD_READ
-        with _cuda.on_device(device):
-            _open_handle(session, driver, name, access, wait, out)
-            arena = cls(session, out[0], found, device, is_writable)
+        with Entrance() as entrance:
+            _open_handle(session, entrance, name, access, wait, out)
             try:
-                arena._layout = arena._fetch_layout()
+                return cls(session, out[0], name, is_writable)
             except BaseException:
                 lib.mpsd_arena_close(out[0])
                 raise
-        return arena
 
     # -- the layout --------------------------------------------------------------------------------------------------
 
@@ -143,7 +140,7 @@ class Arena(Window):
 
     @property
     def layout(self) -> bytes | None:
-        """As it was committed last, by this process or before it was opened; None where nothing was."""
+        """As it was committed last, by this process, or before it was opened or refreshed; None where nothing was."""
         return self._layout
 
     @property
@@ -210,6 +207,50 @@ class Arena(Window):
             self.free(block)
         return sum(block.bytes for block in unused)
 
+    # -- a reader that follows, and may become the writer ------------------------------------------------------------
+
+    def refresh(self) -> bool:
+        """What was committed since is mapped, and what is gone is not any more; whether anything has changed.
+
+        Waits for the GPU where memory goes: nothing of ours may use that later.  Raises OSError (EBUSY: this is the writer, and
+        something is not committed).
+        """
+        with self._working() as handle:
+            changed = self._session.check(lib.mpsd_arena_refresh(handle))
+            if changed:
+                self._layout, self._tensors, self._spans = self._fetch_layout(), None, None
+            return changed > 0
+
+    def _promoted(self, generation: int) -> None:
+        """mpsd has made this process the writer of this generation (Service): what is mapped can be written."""
+        with self._working() as handle:
+            self._session.check(lib.mpsd_arena_promoted(handle, generation))
+            self.is_writable = True
+
+    def _yielded(self) -> None:
+        """Nothing of this process writes any more; mpsd is to be told.  Raises OSError (EBUSY: something is not committed)."""
+        with self._working() as handle:
+            self._session.check(lib.mpsd_arena_yielded(handle))
+            self.is_writable = False
+
+    def keep_state(self, state: State) -> int:
+        """The writer's forward state is with the arena from now on, and outlives this process; its serial.
+
+        Once for each generation: what is published later is in shared memory.  Raises Refused (STALE_GENERATION, BAD_REQUEST:
+        the state is of another generation)."""
+        with self._lock:
+            self._open_handle()
+            params = {"id": self.id, "generation": self.generation}
+            found, _ = self._session.ask("arena.keep_state", params, (state.fd,))
+            return int(found["state_serial"])
+
+    def fetch_state(self) -> tuple[int, int, int] | None:
+        """What is kept: a descriptor for StateReader, which is the caller's to close, its writer's generation, its serial."""
+        with self._lock:
+            self._open_handle()
+            found, fds = self._session.ask("arena.state", {"id": self.id})
+        return (fds[0], int(found["generation"]), int(found["state_serial"])) if fds else None
+
     def pool(self) -> AbstractContextManager[None]:
         """What PyTorch allocates within, in this thread, lies in the arena: mpsd_client.torch.pool."""
         from mpsd_client import torch
@@ -230,6 +271,7 @@ class Arena(Window):
                 raise
 
     def _fetch_layout(self) -> bytes | None:
+        """Of what is mapped; mpsd is not asked."""
         out, count = ffi.new("void **"), ffi.new("size_t *")
         self._session.check(lib.mpsd_arena_layout(self._open_handle(), out, count))
         if out[0] == ffi.NULL:
@@ -240,13 +282,18 @@ class Arena(Window):
             lib.free(out[0])
 
 
-def _open_handle(session: Session, driver: Any, name: str, access: int, wait: float, out: Any) -> None:
+def _open_handle(session: Session, entrance: Entrance, name: str, access: int, wait: float, out: Any) -> None:
     """Waits in slices, so that Ctrl-C is heard between them."""
+    driver = ffi.new("struct mpsd_driver *")
+    session.check(lib.mpsd_driver_load(driver, ffi.NULL, ffi.NULL))
     deadline = time.monotonic() + wait
     while True:
         left = max(0.0, deadline - time.monotonic())
-        done = lib.mpsd_arena_open(session.handle, driver, name.encode(), access, min(left, SLICE_SECONDS), out)
+        done = lib.mpsd_arena_open_on(
+            session.handle, driver, name.encode(), access, min(left, SLICE_SECONDS), *entrance.call, out
+        )
         if done != -errno.EBUSY or left <= SLICE_SECONDS:
+            entrance.check()
             session.check(done)
             return
 

@@ -4,7 +4,7 @@ Everything about arenas that needs descriptors or the driver goes this way; mpsd
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -53,21 +53,24 @@ class Session:
             raise CudaError(code, words)
         raise OSError(-result, words)
 
-    def ask(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """A question without descriptors, which may be asked twice."""
+    def ask(self, method: str, params: Mapping[str, Any], fds: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
+        """A question that may be asked twice.  fds: go with it, and stay the caller's; those that come are the caller's too."""
         answer = ffi.new("struct mpsd_answer *")
         packed = msgpack.packb(dict(params))
-        self.check(lib.mpsd_call(self.handle, method.encode(), packed, len(packed), ffi.NULL, 0, 1, 0.0, answer))
+        given = ffi.new("int[]", list(fds))
+        self.check(lib.mpsd_call(self.handle, method.encode(), packed, len(packed), given, len(fds), 1, 0.0, answer))
         try:
             size = int(ffi.cast("uintptr_t", answer.result.end)) - int(ffi.cast("uintptr_t", answer.result.at))
             found = msgpack.unpackb(bytes(ffi.buffer(answer.result.at, size)))
+            if not isinstance(found, dict):
+                raise ProtocolError(f"the result of {method} is no map")
+            taken = list(answer.fds[0 : answer.fd_count])
+            answer.fd_count = 0
         except ValueError:
             raise ProtocolError(f"the result of {method} is not MessagePack") from None
         finally:
             lib.mpsd_answer_clear(answer)
-        if not isinstance(found, dict):
-            raise ProtocolError(f"the result of {method} is no map")
-        return found
+        return found, taken
 
     def close(self) -> None:
         """After its arenas; twice does nothing."""

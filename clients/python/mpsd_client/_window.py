@@ -4,7 +4,7 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,7 @@ class Window:
     capacity), ValueError (it is closed).
     """
 
-    def __init__(self, session: Session, handle: Any, found: Mapping[str, Any], device: int, is_writable: bool) -> None:
+    def __init__(self, session: Session, handle: Any, name: str, is_writable: bool) -> None:
         """Not to be called: see Arena's class methods.  Takes session and handle."""
         self._session, self._handle, self._pid = session, handle, os.getpid()
         self._lock = threading.RLock()  # protects what is below; the C library has its own
@@ -51,10 +51,10 @@ class Window:
         self._lent: weakref.WeakSet[Tensor] = weakref.WeakSet()  # whose addresses somebody asked for
         self._before_close: Callable[[], None] | None = None
         self.attached: Any = None  # what mpsd_client.torch keeps for as long as the arena is open
-        self.device = device
+        self.device = int(lib.mpsd_arena_device(handle))
         self.is_writable = is_writable
-        self.name = str(found["name"])
-        self.gpu = str(found["gpu"])
+        self.name = name
+        self.gpu = ffi.string(lib.mpsd_arena_gpu(handle)).decode()
         self.id = int(lib.mpsd_arena_id(handle))
         self.base = int(lib.mpsd_arena_base(handle))
         self.window_bytes = int(lib.mpsd_arena_window_bytes(handle))

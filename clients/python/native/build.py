@@ -40,6 +40,7 @@ struct mpsd_arena *mpsd_torch_use(int device, struct mpsd_arena *arena);
 int mpsd_torch_forget(struct mpsd_arena *arena);
 void *mpsd_torch_alloc(ssize_t size, int device, void *stream);
 void mpsd_torch_free(void *address, ssize_t size, int device, void *stream);
+extern "Python" int mpsd_client_enter(void *entrance, const char *gpu);
 """
 SOURCE = """
 #define MPSD_NO_CUDA_H
