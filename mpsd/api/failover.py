@@ -17,7 +17,7 @@ class Failover(Protocol):
     async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
         """What has to be in its environment before CUDA begins.  uid: whose process it is.  Raises TooMany, Stopping."""
 
-    def join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
+    async def join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
         """Who is a member already is one still.  Raises NotAllowed (it has the arena not open), BadRequest, TooMany."""
 
     def ready(self, arena_id: int, process: ProcessId) -> Instruction: ...

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import trio
 
 from mpsd.arena import Arena
-from mpsd.errors import ArenaBusy, BadRequest, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.errors import ArenaBusy, BadRequest, KeeperFailed, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.failover.desk import Desk
 from mpsd.failover.enlisted import Enlisted
 from mpsd.failover.fencing import Fencing
@@ -30,6 +30,8 @@ from mpsd.policy.succession_words import (
 )
 from mpsd.service import HandedOver, Instruction, Order, ServiceSettings, ServiceView
 
+_BEGIN_SECONDS = 15.0  # the keeper is compared after a start
+
 
 class Failover:
     """Guards that what a process says counts for itself alone, and that who is silent is noticed."""
@@ -37,6 +39,7 @@ class Failover:
     def __init__(self, desk: Desk, enlisted: Enlisted, servers: Servers, ready: trio.Event) -> None:
         """ready: the vault is."""
         self._desk, self._enlisted, self._servers, self._ready = desk, enlisted, servers, ready
+        self._begun = trio.Event()
         self._fencing, self._heartbeats = Fencing(desk), Heartbeats(desk)
 
     def configure(self, settings: FailoverSettings) -> None:
@@ -49,6 +52,7 @@ class Failover:
             await nursery.start(self._fencing.run)
             await self._ready.wait()  # for ever, where the vault's keeper is not to be had: then nobody joins
             self._desk.begin()
+            self._begun.set()
             nursery.start_soon(self._servers.run)
             nursery.start_soon(self._heartbeats.run)
             nursery.start_soon(self._watch_time)
@@ -58,7 +62,14 @@ class Failover:
     async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
         return await self._enlisted.enlist(name, owner_uid, process, uid)
 
-    def join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
+    async def join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
+        with trio.move_on_after(_BEGIN_SECONDS):
+            await self._begun.wait()
+        if not self._begun.is_set():
+            raise KeeperFailed("the vault's keeper does not answer yet")
+        return self._join(arena_id, process, rank, heartbeat_seconds)
+
+    def _join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
         desk = self._desk
         arena = self._held(arena_id, process)
         desk.ends.watch(process)

@@ -38,11 +38,14 @@ class Servers:
             for pid, server in domain.servers.items():
                 if clients := ours.intersection(server.client_pids):
                     self._watch(pid, name, frozenset(clients))
+        for domain_name in {seat.domain for entry in self._desk.entries.values() for seat in entry.seats.values()}:
+            if domain_name and self._desk.around.fault_since(domain_name) is not None:
+                self._desk.fault(domain_name, time.monotonic_ns())  # if its log did not tell
         for entry in list(self._desk.entries.values()):
             for process, seat in list(entry.seats.items()):
-                if not seat.domain and (domain_name := self._desk.around.domain_of(process)):
-                    seat.domain = domain_name
-                    self._desk.tell(entry, Placed(process, domain_name))
+                if not seat.domain and (found := self._desk.around.domain_of(process)):
+                    seat.domain = found
+                    self._desk.tell(entry, Placed(process, found))
 
     def _watch(self, pid: int, domain: str, clients: frozenset[int]) -> None:
         server = processes.process_id(pid)

@@ -74,7 +74,7 @@ class Watch:
     holdings: list[Holding] = field(default_factory=list)
     _listeners: dict[Holding, trio.CancelScope] = field(default_factory=dict)
     _woken: trio.Event = field(default_factory=trio.Event)
-    _released: bool = False
+    _released: trio.Event = field(default_factory=trio.Event)
     _has_faulted: bool = False
     _seen_ending: Ending | None = None
     _is_refused: bool = False  # there is no use in looking again before it wakes us
@@ -95,7 +95,7 @@ class Watch:
 
     def release(self) -> None:
         """Hold nothing for it once it has ended."""
-        self._released = True
+        self._released.set()
 
     async def guard(self, base: int, length: int) -> bool:
         """It has guards there: GPU faults are asked for and told.  False: nobody listens to this client.  Raises TooMany."""
@@ -252,13 +252,14 @@ class Watch:
         if self._is_worth_holding:
             log.info("uvm.held", pid=self.process.pid, domain=self.domain, ended=str(ending or "unknown"))
             with trio.move_on_after(self.settings.hold_seconds):
-                while self._is_worth_holding:  # noqa: ASYNC110 who is in its domain is asked, not told
-                    await trio.sleep(_COMPANY_SECONDS)
+                while self._is_worth_holding:
+                    with trio.move_on_after(_COMPANY_SECONDS):  # who is in its domain is asked, not told
+                        await self._released.wait()
             log.info("uvm.released", pid=self.process.pid, seconds=round(trio.current_time() - began, 3))
 
     @property
     def _is_worth_holding(self) -> bool:
-        return not self._released and not self._has_faulted and self.has_company()
+        return not self._released.is_set() and not self._has_faulted and self.has_company()
 
     async def _let_go(self, holdings: list[Holding]) -> None:
         """Closing the last descriptor of a dead client takes its work off the GPU, which can take a while: in a thread."""

@@ -17,7 +17,7 @@ from ctypes import byref, c_void_p
 from pathlib import Path
 from typing import Any
 
-from mpsd_client import Client, Refused, State, calls
+from mpsd_client import Client, Disconnected, Refused, State, calls
 
 GRANULE = 2 << 20
 
@@ -51,7 +51,7 @@ class Member:
                 self.mpsd = Client(timeout_seconds=20)
                 if self.arena:
                     self.join()
-            except (OSError, Refused):
+            except (OSError, Refused, Disconnected):
                 self.mpsd = None
                 time.sleep(0.02)
         return self.mpsd
@@ -60,7 +60,7 @@ class Member:
         while True:
             try:
                 return self.connect().ask(call)
-            except OSError:
+            except (OSError, Disconnected):
                 self.mpsd = None
 
     def join(self) -> None:

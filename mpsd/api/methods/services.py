@@ -53,7 +53,7 @@ async def join(call: Call[JoinService]) -> Map:
     arena = arenas_of(call.services).find_id(ask.id)
     if not may_write(call.peer, arena):
         raise NotAllowed(f"arena {arena.name} is user {arena.owner_uid}'s; its mode {arena.mode:03o} lets you not write it")
-    joined = failover_of(call.services).join(ask.id, call.process(), ask.rank, ask.heartbeat_seconds)
+    joined = await failover_of(call.services).join(ask.id, call.process(), ask.rank, ask.heartbeat_seconds)
     return service_results.instruction(joined)
 
 

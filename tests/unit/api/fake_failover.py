@@ -32,7 +32,7 @@ class FakeFailover:
         self.enlisted[process] = name
         return {"CUDA_MPS_PIPE_DIRECTORY": "/run/mpsd/domains/d2/pipe"}
 
-    def join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
+    async def join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
         arena = self.arenas.find_id(arena_id)
         if process not in (arena.writer, *arena.readers):
             raise NotAllowed(f"pid {process.pid} has arena {arena.name} not open")
