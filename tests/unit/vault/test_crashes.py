@@ -67,9 +67,9 @@ async def step_down(vault: Vault, arena: Arena, process: ProcessId) -> None:
 
 
 async def keep_state(vault: Vault, arena: Arena, process: ProcessId, step: int = 2) -> None:
-    with State.create({"step": "uint64"}, generation=1) as state:
+    with State.create({"step": "int64"}, generation=arena.generation) as state:
         state.publish(step=step)
-        await vault.arenas.keep_state(arena.id, 1, process, os.dup(state.fd))
+        await vault.arenas.keep_state(arena.id, arena.generation, process, os.dup(state.fd))
 
 
 STEPS = (put_two, put_again, drop_fresh, drop_committed, commit, seal, promote, step_down, keep_state, close_and_remove)
@@ -304,6 +304,10 @@ async def one_cycle(vault: Vault, chance: random.Random, writer: ProcessId, othe
             if chance.random() < 0.5:
                 await vault.arenas.commit(arena.id, arena.generation, arena.writer, memory(b"%d" % cuts))
             await vault.arenas.drop(arena.id, arena.generation, arena.writer, [chance.randrange(64) * GRANULE])
+            if chance.random() < 0.2:
+                await keep_state(vault, arena, arena.writer, cuts)
+            if chance.random() < 0.2:
+                vault.arenas.promote(arena.id, arena.writer, None)
             if chance.random() < 0.3:
                 await vault.arenas.close(arena.id, arena.writer)
             if vault.keeper.pids and chance.random() < 0.02:
