@@ -153,12 +153,11 @@ class VaultKeeper:
     async def stop(self) -> None:
         """End it, and so close everything it holds."""
         async with self._lock:
-            try:
+            with suppress(KeeperFailed):  # it is ended all the same
+                self._check_not_silent()
                 await self._open()
                 await self._ask([Request(Op.STOP)])
                 await self._link.see_end()
-            except KeeperFailed:
-                pass  # it is ended all the same
             self.is_gone = True
             self._end()
 
@@ -299,7 +298,8 @@ class VaultKeeper:
             with suppress(ProcessLookupError):
                 os.kill(keeper.pid, signal.SIGKILL)
         self._link.close()
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):  # who starts the next one is told
+            self._path.unlink(missing_ok=True)
 
 
 async def _see_ended(pid: int) -> None:

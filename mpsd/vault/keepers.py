@@ -44,12 +44,13 @@ class VaultKeepers:
     """
 
     def __init__(self, program: Path, path: Path, most: int, compare: Compare, memory: Memory) -> None:
+        """Raises UnusablePath."""
         self._program = program
         self._path = path
         self._most = most
         self._compare_with = compare
         self._memory = memory
-        self._known: dict[int, ProcessId] = {}
+        self._known = dict(memory.keepers())
         self._keepers: dict[int, VaultKeeper] = {}
         self._processes: list[subprocess.Popen[bytes]] = []  # our children: those that this mpsd started
         self._starting = trio.Lock()
@@ -89,8 +90,8 @@ class VaultKeepers:
     async def reach(self, handed: Sequence[Item] = ()) -> None:
         """Connect to those that run, and compare; what none of them has is lost, but what is handed.
 
-        handed: what earlier keepers gave to somebody else before they ended.  Raises UnusablePath; KeeperFailed, NoRoom where
-        not all of that can be held.
+        handed: what earlier keepers gave to somebody else before they ended.  Raises KeeperFailed, NoRoom where not all of that
+        can be held.
         """
         self._find()
         async with trio.open_nursery() as nursery:
@@ -153,7 +154,7 @@ class VaultKeepers:
         return [name for keeper in list(self._keepers.values()) for name in await keeper.listing()]
 
     async def stop(self) -> None:
-        """End them, and so close everything they hold.  No other one is started.  Raises UnusablePath."""
+        """End them, and so close everything they hold.  No other one is started."""
         self._is_over = True
         if not self._is_begun:
             self._find()
@@ -249,8 +250,7 @@ class VaultKeepers:
         return self._path.with_name(f"{self._path.name}-{number}") if number else self._path
 
     def _find(self) -> None:
-        """Those that an mpsd before has started.  Raises UnusablePath."""
-        self._known = {**self._memory.keepers(), **self._known}
+        """Those that an mpsd before has started."""
         for number in range(MOST_KEEPERS):
             if number not in self._keepers and (number in self._known or self._path_of(number).exists()):
                 self._add(VaultKeeper(number, self._path_of(number), self._most, self))

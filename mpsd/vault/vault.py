@@ -84,7 +84,7 @@ class Vault:
     async def _reach(self) -> None:
         try:
             await self.keeper.reach(self._handed())
-        except (KeeperFailed, NoRoom, UnusablePath) as exc:
+        except (KeeperFailed, NoRoom) as exc:
             log.error("vault.keeper_silent", why=str(exc))
         else:
             self.shelf.forgotten += [each.name for each in self.stored]  # keepers have them, or nobody wants them

@@ -316,6 +316,20 @@ async def test_quit_ends_them_all(small, writer):
         assert vault.arenas.arenas() == []
 
 
+async def test_a_quit_waits_for_none_that_is_silent(small, writer, impatient):
+    """It is killed: nothing else gives its memory back."""
+    async with small.vault() as vault:
+        first, *_ = await three(vault, writer.process)
+        pids = vault.keeper.pids
+        os.kill(pids[0], signal.SIGSTOP)
+        with pytest.raises(KeeperFailed):
+            await taken(vault, first, writer.process)
+        impatient.setattr("mpsd.vault.keeper_link.SECONDS", 10.0)
+        await vault.end()
+        await until(lambda: have_ended(pids))
+    assert list(small.directory.glob("keeper*")) == []
+
+
 async def test_a_quit_before_they_were_reached_ends_them_all(small, writer):
     async with small.vault() as vault:
         await three(vault, writer.process)
