@@ -152,14 +152,14 @@ class VaultKeeper:
 
     async def stop(self) -> None:
         """End it, and so close everything it holds."""
-        async with self._lock:
-            with suppress(KeeperFailed):  # it is ended all the same
-                self._check_not_silent()
-                await self._open()
+        with suppress(KeeperFailed):  # it is ended all the same
+            async with self._talk():
                 await self._ask([Request(Op.STOP)])
                 await self._link.see_end()
-            self.is_gone = True
-            self._end()
+        self.is_gone = True
+        self._end()
+        async with self._lock:
+            self._link.close()
 
     async def watch(self) -> None:
         """Notices its death, and reaches it again when it hung up or was silent.  Until it has ended."""
@@ -286,6 +286,7 @@ class VaultKeeper:
         if self.is_listed:
             log.error("vault.keeper_died", pid=self.pid, number=self.number, held=len(self.names))
         self.names = set()
+        self._link.close()
         self._end()
         self._met.set()
         self._owner.gone(self)
@@ -297,7 +298,6 @@ class VaultKeeper:
             log.error("vault.keeper_killed", pid=keeper.pid)
             with suppress(ProcessLookupError):
                 os.kill(keeper.pid, signal.SIGKILL)
-        self._link.close()
         with suppress(OSError):  # who starts the next one is told
             self._path.unlink(missing_ok=True)
 
