@@ -231,6 +231,40 @@ def test_access_that_was_given_in_an_answer_that_cannot_be_read_is_given_back(
         assert mpsd.ask(calls.arena_get("kept")).writer_pid is None
 
 
+def another_memory(frame: Frame) -> None:
+    """In the place of the first one, and it is no memory of the GPU's."""
+    with_result(items=[[0, G, 100], [G, G, 1], [2 * G, G, 1]])(frame)
+    frame.fds.append(os.memfd_create("no GPU memory"))
+
+
+WRONG_REFRESHES = {
+    "a descriptor missing": (fewer_descriptors, "EPROTO"),
+    "a descriptor too many": (more_descriptors, "EPROTO"),
+    "a descriptor of no GPU memory": (another_memory, "EBADMSG"),
+    "an item of one number": (with_result(items=[[0]]), "EPROTO"),
+    "one that is not new and not here": (at_offsets((0, G), (5 * G, G)), "EPROTO"),
+    "no commit": (without("commit"), "EPROTO"),
+    "another arena of this name": (with_result(id=99), "ENOENT"),
+    "a refusal": (with_error({"code": 2, "name": "NOT_ALLOWED", "message": ""}), "EACCES"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_REFRESHES)
+def test_a_wrong_answer_leaves_a_reader_as_it_was(kept: Drive, relay: Relay, wrong: str) -> None:
+    """What it has mapped it still has; and it follows as soon as the answers are right."""
+    change, error = WRONG_REFRESHES[wrong]
+    kept.do("open kept read 0")
+    before = kept.do("list"), kept.do("layout"), kept.do("descriptors")
+    relay.change = only("arena.open", change)
+    answer = kept.ask("refresh")
+    relay.change = None
+    assert (answer.error, bool(answer.words)) == (error, True), answer
+    assert (kept.do("list"), kept.do("layout"), kept.do("descriptors")) == before
+    kept.do(f"check {before[0].partition(':')[0]} {2 * MIB} 1")
+    assert kept.do("refresh") == "0"
+    kept.do("close")
+
+
 STALE = {"code": 22, "name": "STALE_GENERATION", "message": "forged"}
 
 

@@ -181,6 +181,20 @@ static void whole(const char *verb, char **words)
 		say(rc < 0 ? rc : 0, text);
 	} else if (!strcmp(verb, "promoted")) {
 		say(mpsd_arena_promoted(arena, strtoull(words[1], NULL, 0)), "");
+	} else if (!strcmp(verb, "replaced")) { /* mpsd lets us go, and another may write; here nothing changes */
+		say(mpsd_give_back(session, mpsd_arena_id(arena), 0), "");
+	} else if (!strcmp(verb, "chosen")) { /* mpsd makes this reader the writer; here nothing changes */
+		struct mpsd_wish wish = { arena->name, MPSD_WRITE, 0, 0 };
+		struct mpsd_answer answer;
+		struct mpsd_facts facts;
+		int rc = mpsd_ask_access(session, &wish, 20, &answer);
+
+		if (rc == 0)
+			rc = mpsd_read_facts(session, "arena.open", &answer.result, &facts);
+		snprintf(text, sizeof(text), "%llu", rc == 0 ? (unsigned long long)facts.generation : 0);
+		if (rc == 0)
+			mpsd_answer_clear(&answer);
+		say(rc, text);
 	} else if (!strcmp(verb, "yielded")) {
 		say(mpsd_arena_yielded(arena), "");
 	} else if (!strcmp(verb, "list")) {
@@ -268,7 +282,7 @@ int main(void)
 			continue;
 		if (is_one_of(words[0], "alloc free fill check guard hooks "))
 			memory(words[0], words);
-		else if (is_one_of(words[0], "flush commit layout seal refresh promoted yielded list facts close forget "))
+		else if (is_one_of(words[0], "flush commit layout seal refresh promoted yielded replaced chosen list facts close forget "))
 			whole(words[0], words);
 		else
 			outside(words[0], words);

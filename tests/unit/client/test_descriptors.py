@@ -127,7 +127,7 @@ def put_and_take(mpsd: Client) -> bytes:
         close_all((memory, layout))
     taken = mpsd.ask(calls.arena_take(1, after=0))
     found = mpsd.ask(calls.arena_layout(1))
-    assert (taken.items, found.layout_bytes, found.fd) == (((GRANULE, 2 * GRANULE),), 2, found.fd)
+    assert (taken.items, found.layout_bytes, found.fd) == (((GRANULE, 2 * GRANULE, 1),), 2, found.fd)
     assert found.fd is not None
     assert not any(map(os.get_inheritable, (*taken.fds, found.fd)))
     try:
