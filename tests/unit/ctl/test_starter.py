@@ -92,7 +92,7 @@ def test_numbers_are_used_again() -> None:
 
 
 def test_who_is_in_a_process_group() -> None:
-    """Whoever a child has started belongs to it; what has ended belongs to nobody."""
+    """Whoever a child has started belongs to it."""
     command = ["sh", "-c", "sleep 100 & echo $!; wait"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as shell:
         assert shell.stdout is not None
@@ -101,7 +101,7 @@ def test_who_is_in_a_process_group() -> None:
         os.killpg(shell.pid, signal.SIGKILL)
     assert {pid for pid, _ in found} == {shell.pid, sleeper}
     assert all(start_time > 0 for _, start_time in found)
-    wait_for("the end of both", lambda: groups([shell.pid]) == {shell.pid: frozenset()})
+    wait_for("the end of both", lambda: groups([shell.pid]) == {shell.pid: set()})
 
 
 def member(pid: int, start_time: int = 5, *, is_writer: bool = False, standing: str = "ready") -> values.Member:

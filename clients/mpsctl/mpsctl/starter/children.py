@@ -5,12 +5,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from mpsd_client import values
 
 from mpsctl.starter import scribe
+from mpsctl.starter.groups import Process, groups
 from mpsctl.starter.plan import FAULTED, Make, Own
 
 MOST_LOG_BYTES = 16 << 20  # of a file, of which there are two for each member
@@ -19,8 +20,8 @@ _TICK_SECONDS = 0.02  # longer than a tick of the clock that start times are tol
 
 @dataclass(slots=True)
 class Child:
-    """number: the lowest that no other child has.  member: what the service last said of it.  was_writer: so was it when it was
-    last seen.  Times are those of time.monotonic."""
+    """number: the lowest that no other child has.  processes: of its group, and those of it that the service may still name.
+    member: what that last said of it.  was_writer: so was it when it was last seen.  Times are those of time.monotonic."""
 
     number: int
     make: Make
@@ -28,6 +29,7 @@ class Child:
     lease_id: int | None
     began_at: float
     began_wall: float
+    processes: Set[Process]
     member: values.Member | None = None
     was_writer: bool = False
     faulted_at: float | None = None
@@ -38,6 +40,12 @@ class Child:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    def look(self, group: Set[Process]) -> None:
+        """These are in its process group now.  Who leads it, and the member that it was, may have ended a moment ago."""
+        leader = {each for each in self.processes if each[0] == self.pid}
+        member = {(self.member.pid, self.member.start_time)} if self.member else set()
+        self.processes = {*group, *leader, *member}
 
     def see(self, member: values.Member | None) -> None:
         """What the service says of it now; None: it is no member."""
@@ -85,7 +93,8 @@ class Place:
         finally:
             if writer.stdin is not None:
                 writer.stdin.close()  # it ends when the child has
-        child = Child(number, make, process, lease.id if lease else None, time.monotonic(), time.time())
+        child = Child(number, make, process, lease.id if lease else None, time.monotonic(), time.time(), set())
+        child.look(groups([child.pid])[child.pid])  # nobody has waited for its end yet
         threading.Thread(target=_wait, args=(child, writer, ended), daemon=True).start()
         time.sleep(_TICK_SECONDS)  # no two begin at the same time
         return child

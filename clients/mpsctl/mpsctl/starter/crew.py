@@ -97,11 +97,13 @@ class Crew:
 
     def see(self, members: Iterable[values.Member], *, is_same_namespace: bool) -> tuple[values.Member, ...]:
         """Those members that are nobody's here."""
-        own, others = share_out(
-            members, groups(child.pid for child in self.children.values()), is_same_namespace=is_same_namespace
-        )
+        found = groups(child.pid for child in self.children.values())
         for child in self.children.values():
-            child.see(own.get(child.pid))
+            child.look(found[child.pid])
+        known = {number: child.processes for number, child in self.children.items()}
+        own, others = share_out(members, known, is_same_namespace=is_same_namespace)
+        for number, child in self.children.items():
+            child.see(own.get(number))
         return others
 
     def _tell_of(self, child: Child, event: str, text: str, **facts: object) -> None:

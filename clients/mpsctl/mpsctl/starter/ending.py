@@ -69,7 +69,7 @@ def _end_through_mpsd(child: Child, connect: Callable[[], Client], manner: Manne
 
 def _clients(child: Child, mpsd: Client) -> Iterator[Process]:
     """Those of its processes that use a GPU, with the pids that mpsd has for them."""
-    group, is_same = groups([child.pid])[child.pid], mpsd.hello.pid == os.getpid()
+    group, is_same = {*child.processes, *groups([child.pid])[child.pid]}, mpsd.hello.pid == os.getpid()
     found = {(each.pid, each.start_time) for each in mpsd.pages(calls.client_list())}
     if child.member is not None:
         found.add((child.member.pid, child.member.start_time))

@@ -1,0 +1,152 @@
+"""`mpsctl service run`, with the real daemon: members that are killed, changed, counted by another starter, ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpsd_client import Refused, calls, values
+
+from tests.integration.machine import Machine
+from tests.integration.process import is_running, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.deadline(120)]
+MEMBER = Path(__file__).with_name("service_member.py")
+WAITS_SECONDS = 40.0
+END_SECONDS = 60.0
+
+
+class Starter:
+    """One, of the service "count", whose members count in a file."""
+
+    def __init__(self, machine: Machine, *words: str) -> None:
+        self.machine, self.file, self.logs = machine, machine.place / "count", machine.place / "logs"
+        self._said = machine.place / f"starter-{len(list(machine.place.glob('starter-*')))}"
+        command = [sys.executable, "-m", "mpsctl", "service", "run", "count", "--json", "--log-dir", str(self.logs), *words]
+        with self._said.open("wb") as file:
+            self.process = subprocess.Popen(
+                [*command, "--", sys.executable, str(MEMBER), "count", str(self.file)], env=machine.variables, stdout=file
+            )
+
+    def text(self) -> str:
+        return self._said.read_text()
+
+    def said(self, event: str) -> list[Any]:
+        lines = [json.loads(line) for line in self.text().splitlines(keepends=True) if line.endswith("\n")]
+        return [line for line in lines if line["event"] == event]
+
+    def service(self) -> values.Service | None:
+        with self.machine.mpsd() as mpsd:
+            try:
+                return mpsd.ask(calls.service_get("count"))
+            except Refused:
+                return None
+
+    def wait(self, what: str, is_so: Callable[[values.Service], bool]) -> values.Service:
+        """For a service that is served, protected, and so."""
+
+        def look() -> values.Service | None:
+            found = self.service()
+            is_well = found is not None and found.phase == "serving" and not found.protection
+            return found if found is not None and is_well and is_so(found) else None
+
+        return wait_for(what, look, WAITS_SECONDS)
+
+    def counts_on(self) -> None:
+        before = int(self.file.read_text())
+        wait_for("the count to go on", lambda: int(self.file.read_text() or "0") > before, WAITS_SECONDS)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(END_SECONDS)
+
+
+@contextmanager
+def begun(machine: Machine, *words: str) -> Iterator[Starter]:
+    starter = Starter(machine, *words)
+    try:
+        yield starter
+    finally:
+        starter.process.kill()
+        starter.process.wait()
+        print(starter.text())  # shown where the test fails
+
+
+def pids(service: values.Service) -> set[int]:
+    return {member.pid for member in service.members}
+
+
+def test_members_are_kept_changed_and_ended(machine: Machine) -> None:
+    """The active is killed: the standby serves, and there is another.  All are replaced by such with another share.  In the
+    end nothing is left."""
+    machine.configure("[services]\nmost_promotions = 100\n")
+    machine.start()
+    with begun(machine, "--standbys", "1", "--sm", "20%") as starter:
+        first = starter.wait("two members", lambda it: len(it.members) == 2 and it.settings.sm_percent == 20.0)
+        assert first.writer_pid is not None
+        os.kill(first.writer_pid, signal.SIGKILL)
+        second = starter.wait("another standby", lambda it: it.writer_pid != first.writer_pid and len(it.members) == 2)
+        starter.counts_on()
+
+        with machine.mpsd() as mpsd:
+            mpsd.ask(calls.service_change("count", sm_percent=30.0))
+        third = starter.wait("new members alone", lambda it: len(it.members) == 2 and not pids(it) & pids(second))
+        starter.counts_on()
+        assert third.last is not None
+        assert third.last.cause == "asked"
+        assert third.generation == second.generation + 1
+        wait_for("the end of the old ones", lambda: not any(map(is_running, pids(second))), WAITS_SECONDS)
+        with machine.mpsd() as mpsd:
+            wait_for("their leases alone", lambda: [it.sm_percent for it in mpsd.pages(calls.lease_list())] == [30.0, 30.0])
+
+        assert starter.end() == 0
+        assert not any(map(is_running, pids(third)))
+        assert [event["member"] for event in starter.said("stopping")][-1] == _number(starter, third.writer_pid)
+        with machine.mpsd() as mpsd:
+            assert not list(mpsd.pages(calls.lease_list()))
+    assert {path.name for path in starter.logs.iterdir()} >= {"count-1.log", "count-2.log"}
+
+
+def _number(starter: Starter, pid: int | None) -> Any:
+    return next(event["member"] for event in starter.said("started") if event["pid"] == pid)
+
+
+def test_another_starter_counts_those_of_the_one_that_was_killed(machine: Machine) -> None:
+    """And adds one where that was asked for; it ends its own alone."""
+    machine.start()
+    with begun(machine) as killed:
+        first = killed.wait("two members", lambda it: len(it.members) == 2)
+        killed.process.kill()
+        killed.process.wait()
+    killed.counts_on()
+    with begun(machine, "--standbys", "2") as starter:
+        second = starter.wait("a third member", lambda it: len(it.members) == 3)
+        assert pids(first) < pids(second)
+        assert second.writer_pid == first.writer_pid
+        assert [event["pid"] for event in starter.said("started")] == list(pids(second) - pids(first))
+        assert starter.end(signal.SIGINT) == 0
+    assert {pid for pid in pids(second) if is_running(pid)} == pids(first)
+    killed.counts_on()
+
+
+def test_the_starter_waits_for_mpsd(machine: Machine) -> None:
+    """Killed, and started again: nobody is started or ended for that."""
+    machine.start()
+    with begun(machine) as starter:
+        first = starter.wait("two members", lambda it: len(it.members) == 2)
+        machine.kill_daemon()
+        machine.kill_daemon()
+        wait_for("the starter to notice", lambda: starter.said("mpsd_gone"), WAITS_SECONDS)
+        machine.start()
+        wait_for("the starter to notice", lambda: starter.said("mpsd_back"), WAITS_SECONDS)
+        second = starter.wait("the same members", lambda it: len(it.members) == 2)
+        assert pids(second) == pids(first)
+        assert starter.end() == 0
+        assert len(starter.said("started")) == 2
+    assert not any(map(is_running, pids(first)))
