@@ -293,12 +293,17 @@ class Service:
                 self.close()
 
     def _yield(self, term: Term) -> None:
-        """Nothing writes any more when mpsd hears of it."""
+        """Nothing writes any more when mpsd hears of it.  Raises OSError (EBUSY): there is memory that was not committed."""
         assert self._arena is not None
         assert self._following is not None
         term.end("its term is over")
-        self._arena._yielded()
-        with self._lock:
-            self._term = None
+        try:
+            self._arena._yielded()
+        except BaseException as exc:
+            self._following.say_failed(repr(exc))
+            raise
+        finally:
+            with self._lock:
+                self._term = None
         self._following.say_yielded(term)
         term.state.close()
