@@ -16,7 +16,7 @@ from ctypes import c_size_t, c_ssize_t, c_uint64, c_void_p
 from functools import partial
 from typing import Any
 
-from mpsd_client import Arena, Layout, TensorSpec, adopt
+from mpsd_client import Arena, Layout, State, StateReader, TensorSpec, adopt
 from mpsd_client import _native as native
 from mpsd_client._cuda import on_device
 from mpsd_client._native import lib
@@ -152,6 +152,72 @@ def look(name: str) -> None:
         }
         del kv, versioned, interface
     say(**facts)
+
+
+def follow(name: str) -> None:
+    """Reads, and looks again when a line comes; a view of what stayed is as good as before."""
+    with Arena.read(name) as arena:
+        kv = arena["kv"]
+        say(names=list(arena), changed=arena.refresh())
+        sys.stdin.readline()
+        say(
+            changed=arena.refresh(),
+            names=list(arena),
+            extra=arena.extra,
+            right=is_there(arena, kv.address, 3, kv.nbytes) and is_there(arena, arena["more"].address, 6, arena["more"].nbytes),
+            gone=refusal(lambda: arena["weights"]),
+            blocks=[block.bytes // MIB for block in arena.blocks()],
+            again=arena.refresh(),
+        )
+        del kv
+
+
+def let_follow(name: str) -> None:
+    """The writer beside it."""
+    with Arena.create(name, 32 * MIB) as arena:
+        fill(arena)
+        reader = subprocess.Popen([sys.executable, __file__, "follow", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with reader:
+            assert reader.stdin is not None
+            assert reader.stdout is not None
+            first = json.loads(reader.stdout.readline())
+            more = arena.allocate(2 * MIB)
+            poke(arena, more.address, 6, more.bytes)
+            arena.free(arena.blocks()[0])
+            arena.commit(Layout({"kv": arena.tensors["kv"], "more": dense(more.offset, "uint8", 2 * MIB)}, {"step": 8}))
+            reader.stdin.write(b"on\n")
+            reader.stdin.flush()
+            say(first=first, second=json.loads(reader.stdout.readline()))
+
+
+def terms(name: str) -> None:
+    """What a service's member does: the writer is a reader, and the writer again; its forward state is kept meanwhile."""
+    with Arena.create(name, 32 * MIB) as arena, State.create({"step": "uint64"}, generation=1) as state:
+        found: dict[str, Any] = {"none": arena.fetch_state(), "uncommitted": None}
+        fill(arena)
+        serial = arena.keep_state(state)
+        state.publish(step=7)
+        kept = arena.fetch_state()
+        assert kept is not None
+        with StateReader.open(kept[0], generation=kept[1]) as reader:
+            record = reader.read()
+        os.close(kept[0])
+        found |= {"kept": [kept[1], kept[2] == serial, record and record["step"]]}
+        block = arena.allocate(MIB)
+        found["uncommitted"] = refusal(arena._yielded)
+        arena.free(block)
+        arena._yielded()
+        kv = arena["kv"]
+        found |= {"reading": [arena.is_writable, kv.is_read_only], "allocate": refusal(lambda: arena.allocate(MIB))}
+        found["stale"] = refusal(lambda: arena._promoted(0))
+        arena._promoted(2)
+        found |= {"writing": [arena.is_writable, kv.is_read_only], "generation": arena.generation}
+        arena._promoted(2)
+        kv.frombytes(pattern(5, kv.nbytes)[: kv.nbytes])
+        found["right"] = is_there(arena, kv.address, 5, kv.nbytes)
+        del kv
+        say(**found)
+        arena.forget()  # generation 2 was not mpsd's word
 
 
 def on_gpu(name: str, new_on: str = "") -> None:

@@ -88,6 +88,31 @@ def test_a_reader_is_beside_a_writer_and_another_writer_is_not(vault: Machine) -
     assert reader["commit"].startswith("PermissionError")
 
 
+def test_a_reader_follows_its_writer(vault: Machine) -> None:
+    said = run(vault, "let_follow", "followed")
+    assert said["first"] == {"names": ["weights", "slanted", "kv"], "changed": False}
+    gone = said["second"].pop("gone")
+    assert said["second"] == {
+        "changed": True,
+        "names": ["kv", "more"],
+        "extra": {"step": 8},
+        "right": True,
+        "blocks": [2, 2],
+        "again": False,
+    }
+    assert gone == "KeyError: 'weights'"
+
+
+def test_an_arena_is_a_readers_and_a_writers_as_mpsd_says(vault: Machine) -> None:
+    said = run(vault, "terms", "terms")
+    assert said["none"] is None
+    assert said["kept"] == [1, True, 7]
+    assert said["uncommitted"].startswith("OSError: [Errno 16] arena terms: yielding what is not committed")
+    assert (said["reading"], said["writing"], said["generation"], said["right"]) == ([False, True], [True, False], 2, True)
+    assert said["allocate"].startswith("PermissionError")
+    assert said["stale"].startswith("OSError: [Errno 116] ")
+
+
 def test_what_cannot_be_is_refused_in_words_and_leaves_the_arena_whole(vault: Machine) -> None:
     said = run(vault, "refusals", "refused")
     expected = {
