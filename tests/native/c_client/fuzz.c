@@ -127,6 +127,21 @@ static void spoil(struct fake_answer *answer)
 	}
 }
 
+static int count_granules(void *argument, const struct mpsd_allocation *one)
+{
+	*(long *)argument += (long)(one->bytes / MPSD_GRANULE);
+	return 0;
+}
+
+/* What the arena says that it has is what is mapped, after every success and every failure. */
+static void must_agree(struct mpsd_arena *arena)
+{
+	long granules = 0;
+
+	must(mpsd_arena_for_each(arena, count_granules, &granules) == 0 && granules == fake.mappings, "what is there is mapped");
+	must(fake.handles >= 0 && mpsd_arena_used_bytes(arena) / MPSD_GRANULE >= (uint64_t)granules, "what is mapped counts");
+}
+
 /* Whatever comes of it. */
 static void use(struct mpsd_arena *arena)
 {
@@ -173,6 +188,7 @@ static void use(struct mpsd_arena *arena)
 		default:
 			mpsd_arena_alloc(arena, 1 + any(8 * MPSD_GRANULE), &address);
 		}
+		must_agree(arena);
 	}
 }
 
