@@ -18,6 +18,7 @@ RECEIVE_BYTES = 1 << 18
 MOST_BYTES = 8 << 20  # of a line, and of what a member has not taken yet
 HELLO_SECONDS = 5.0
 BACKLOG = 16
+WRONG = (trio.BrokenResourceError, LookupError, TypeError, ValueError)  # a broken connection, or words that are not ours
 
 
 def listen(path: str) -> trio.SocketListener:
@@ -68,15 +69,18 @@ class Backend:
     async def serve(self, stream: trio.SocketStream) -> None:
         """A conversation with a member, until it or another one with a higher generation ends it."""
         async with stream:
-            with suppress(trio.BrokenResourceError):
+            try:
                 lines, said = Lines(stream), None
                 with trio.move_on_after(HELLO_SECONDS):
                     said = await lines.receive()
-                hello = (said or {}).get("hello")
-                if hello is None or hello["generation"] < self.generation:
+                if said is None:
+                    return  # it looked whether somebody is there, or is silent
+                if said["hello"]["generation"] < self.generation:
                     complain(f"a member is sent away, since its generation is not {self.generation} or later: {said!r:.80}")
-                else:
-                    await self._converse(stream, lines, hello)
+                    return
+                await self._converse(stream, lines, said["hello"])
+            except WRONG as exc:
+                complain(f"a member is sent away: {exc!r:.200}")
 
     async def _converse(self, stream: trio.SocketStream, lines: "Lines", hello: dict[str, Any]) -> None:
         if self.member is not None:
@@ -90,8 +94,9 @@ class Backend:
             self.tell("all", {})
             nursery.start_soon(self._send, stream, member)
             try:
-                with suppress(trio.BrokenResourceError):  # within, since a nursery would wrap it
-                    await self._hear(lines)
+                await self._hear(lines)
+            except WRONG as exc:  # within, since a nursery would wrap it
+                complain(f"the member of generation {self.generation} is gone: {exc!r:.200}")
             finally:
                 if self.member is member:
                     self.member = None
