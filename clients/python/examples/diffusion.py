@@ -1,6 +1,6 @@
 """A diffusion sampler that survives faults: the image is, byte for byte, that of a run without one.
 
-    mpsctl service run dit -- python diffusion.py --service dit --out image.png --steps 50 --seed 1
+    mpsctl service run dit --until-done -- python diffusion.py --service dit --out image.png --steps 50 --seed 1
 
 Each process that is started so is a member of the service: one makes steps, the others wait with the same memory mapped.  The
 model (a DiT, random weights) and two buffers of latents are in the arena.  Step n reads buffer n % 2, writes the other, and is
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mpsd_client import Arena, Service, Term
 
 CAPACITY_BYTES = 8 << 30  # at most
+DISMISSED = 3  # exit status
 UNHELD_SECONDS = 3600.0  # that the arena stays when no member is there
 CHANNELS, PATCH, ZOOM = 4, 2, 8  # of latents; latents of a token; pixels of a latent, each way
 FREQUENCIES = 128
@@ -213,6 +214,7 @@ def run_service(asked: argparse.Namespace, report: Report) -> None:
             Member(asked, report).run(service)
     except Dismissed as told:  # all that it had is in the arena; whoever has started this process starts another one
         print(f"diffusion.py: {told}", file=sys.stderr)
+        sys.exit(DISMISSED)
 
 
 class Member:
@@ -266,7 +268,7 @@ class Member:
         """Whether the image is there."""
         if self.sampler is None:
             self.sampler = self.build(term.arena)
-        done: Any = 0 if term.record is None else term.record["step"]
+        done: Any = term.record["step"] if term.record else 0
         if not done:
             self.sampler.begin()
         return sample(self.sampler, done, self.report, lambda step: term.publish(step=step), lambda: term.is_over)

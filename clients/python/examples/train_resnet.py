@@ -1,6 +1,6 @@
 """ResNet-50, trained so that a fault costs the step that it hits and no more: losses and weights are those of a run without it.
 
-    mpsctl service run resnet -- python train_resnet.py --service resnet --steps 200 --seed 1
+    mpsctl service run resnet --until-done -- python train_resnet.py --service resnet --steps 200 --seed 1
 
 Each process that is started so is a member of the service: one trains, the others wait with the same memory mapped.  All that
 training needs (weights, momentum, statistics of the norms) is in the arena twice.  Step n reads set n % 2, writes all of the
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mpsd_client import Arena, Service, Term
 
 CAPACITY_BYTES = 2 << 30  # at most
+DISMISSED = 3  # exit status
 UNHELD_SECONDS = 3600.0  # that the arena stays when no member is there
 DEPTHS = (3, 4, 6, 3)  # bottlenecks of each width
 CLASSES = 1000
@@ -218,6 +219,7 @@ def run_service(asked: argparse.Namespace, report: Report) -> None:
             Member(asked, report).run(service)
     except Dismissed as told:  # all that it had is in the arena; whoever has started this process starts another one
         print(f"train_resnet.py: {told}", file=sys.stderr)
+        sys.exit(DISMISSED)
 
 
 class Member:
@@ -268,7 +270,7 @@ class Member:
         """Whether it is trained."""
         if self.training is None:
             self.training = self.build(term.arena)
-        done: Any = 0 if term.record is None else term.record["step"]
+        done: Any = term.record["step"] if term.record else 0
         if not done:
             self.training.begin()
         return train(self.training, done, self.report, lambda step: term.publish(step=step), lambda: term.is_over)
