@@ -1,6 +1,6 @@
 """The comparison itself, in a tiny version on the simulator: every section runs, and says what it should.
 
-The sections of the vault and of the shim are in test_vault_on_sim.py.
+The sections of the vault and of the shim are in test_vault_on_sim.py, those of failover in test_failover_on_sim.py.
 """
 
 import json
@@ -19,7 +19,7 @@ from tests.gpu.comparison.stage import CLIENTS, FRONT_END, SIMULATOR
 
 COMPARE = Path(__file__).with_name("compare")
 NEEDED = (SIMULATOR / "bin/nvidia-cuda-mps-control", SIMULATOR / "lib/libcuda.so.1", CLIENTS / "counter", FRONT_END)
-OTHERS = tuple(section.name for section in SECTIONS if not section.name.startswith(("contract", "vault_", "shim_")))
+OTHERS = tuple(section.name for section in SECTIONS if not section.name.startswith(("contract", "vault_", "shim_", "failover_")))
 # Sections whose goals are speeds: a simulated GPU has none.
 SPEED = ("startup", "throughput", "pytorch", "memory_faults", "other_faults", "watched", "recovery")
 

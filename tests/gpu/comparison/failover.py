@@ -6,12 +6,14 @@ The moment of the fault is that of whoever makes it, by its own clock, right bef
 after.  All clocks are CLOCK_MONOTONIC of one machine.  detect, fence and promote are mpsd's own figures (service.promoted).
 """
 
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from mpsd_client import Client as Mpsd
 from mpsd_client import MpsdError, calls
@@ -43,6 +45,7 @@ WAYS = (TRAP_BESIDE, TRAP_OWN, OOB_BESIDE, OOB_OWN, KILLED, DESERTED, STOPPED, H
 CONFIG = "[services]\nmost_promotions = 1000\n"  # a trial is no flapping
 # Milliseconds from the fault to the first useful step; of a memory fault, from the moment when the GPU answers again.
 GOALS = {TRAP_BESIDE: 20.0, TRAP_OWN: 20.0, OOB_BESIDE: 20.0, OOB_OWN: 20.0, KILLED: 250.0}
+AFTER_RECOVERY = ("kernel_log", "nvml", "vendor_log")
 _BESIDE = {TRAP_BESIDE: "trap", OOB_BESIDE: "oob_write"}
 _OWN = {TRAP_OWN: signal.SIGUSR2, OOB_OWN: signal.SIGUSR1}
 
@@ -51,8 +54,8 @@ _OWN = {TRAP_OWN: signal.SIGUSR2, OOB_OWN: signal.SIGUSR1}
 class Failover:
     """What one disturbance came to, in milliseconds; None: not known.  total: from the fault to the end of the first useful
     step.  told: from the fault until the standby knew.  step: from there to the end of its first useful step.  after_xid: from
-    the observation that fenced, which for a memory fault is when the GPU answers again.  lost, repeated: steps.  why: it failed
-    to be."""
+    when the driver or the vendor's server told of the fault: of a memory fault, when the GPU has recovered.  lost, repeated:
+    steps.  why: it failed to be."""
 
     way: str
     total: float | None = None
@@ -182,16 +185,15 @@ def disturb(crew: Crew, way: str, check: Check, before: Callable[[], None]) -> F
     crew.fill()
     outcome = check(active, standby)
     told_ns, step_ns = int(promoted["told_ns"]), int(first["monotonic_ns"])
-    fence, detect = facts.get("fence_ms"), facts.get("detect_ms")
     return Failover(
         way,
         total=(step_ns - began_ns) / 1e6,
         told=(told_ns - began_ns) / 1e6,
-        detect=detect,
-        fence=fence,
+        detect=facts.get("detect_ms"),
+        fence=facts.get("fence_ms"),
         promote=facts.get("promote_ms"),
         step=(step_ns - told_ns) / 1e6,
-        after_xid=None if detect is None else (step_ns - told_ns) / 1e6 + (fence or 0.0) + detect,
+        after_xid=_since_xid(crew.system, began_ns, step_ns),
         lost=outcome.lost,
         repeated=outcome.repeated,
         is_same=outcome.is_same,
@@ -244,6 +246,19 @@ def _promotion(listener: Listener, pid: int) -> dict[str, float]:
                 return {name: value for name, value in event.facts.items() if isinstance(value, int | float)}
         time.sleep(0.01)
     raise SystemFailed(f"mpsd never said that pid {pid} was promoted")
+
+
+def _since_xid(system: System, began_ns: int, end_ns: int) -> float | None:
+    """Milliseconds from the first that mpsd saw of the fault after the driver had dealt with it; its log counts whole ones."""
+    to_epoch = time.time() - time.monotonic()
+    seen = []
+    for line in (system.log / "mpsd.log").read_text(errors="replace").splitlines():
+        if '"fault.seen"' in line:
+            facts = json.loads(line)
+            at = datetime.fromisoformat(facts["time"]).timestamp() - to_epoch
+            if facts.get("source") in AFTER_RECOVERY and at >= began_ns / 1e9 - 0.001:
+                seen.append(at)
+    return end_ns / 1e6 - min(seen) * 1e3 if seen else None
 
 
 def _put_away(active: Client, way: str, culprit: Client | None) -> None:

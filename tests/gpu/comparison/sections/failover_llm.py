@@ -17,10 +17,10 @@ from tests.gpu.comparison.stage import Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
 TRIALS, BASELINE_TRIALS = 10, 3
-STREAMS, TOKENS = 8, 600
+STREAMS, TOKENS, FEW_TOKENS = 8, 600, 150  # few: on the simulator
 STRUCK_AFTER = 40  # steps of the load
 SERVICE = "llm"
-MEMBERS = 4  # PyTorch takes ten seconds to start: several at once
+MEMBERS = 4  # PyTorch takes ten seconds to start: several at once; two on the simulator
 SHAPES = os.environ.get("FAILOVER_SHAPES", "0.5B").split(",")
 WAYS = tuple(way for way in failover.WAYS if way != failover.STOPPED)
 
@@ -55,10 +55,11 @@ def _serve(stage: Stage, crew: Crew, llm: Llm, shape: str) -> None:
         mpsd=f"{(alone - vault.free_bytes(crew.system)) / (1 << 20):.0f} MiB",
         remark="weights and cache are the active's",
     )
-    crew.wanted = MEMBERS
-    undisturbed = llm.load("undisturbed", requests=STREAMS, tokens=TOKENS).result()
+    crew.wanted = 2 if stage.options.is_simulated else MEMBERS
+    tokens = FEW_TOKENS if stage.options.is_simulated else TOKENS
+    undisturbed = llm.load("undisturbed", requests=STREAMS, tokens=tokens).result()
     stage.keep(f"{shape}: undisturbed", {name: undisturbed[name] for name in ("tokens_per_second", "worst_gap_ms", "digest")})
-    trial = _Trial(stage, crew, llm, str(undisturbed["digest"]))
+    trial = _Trial(stage, crew, llm, tokens, str(undisturbed["digest"]))
     failover.run_ways(stage, crew, WAYS, stage.trials(TRIALS), trial.check, before=trial.begin, who=f"{shape}: ")
     gaps = trial.gaps_ms
     stage.add(
@@ -71,8 +72,8 @@ def _serve(stage: Stage, crew: Crew, llm: Llm, shape: str) -> None:
 class _Trial:
     """Streams that run while somebody is struck.  Guards what they were promised."""
 
-    def __init__(self, stage: Stage, crew: Crew, llm: Llm, digest: str) -> None:
-        self._stage, self._crew, self._llm, self._digest = stage, crew, llm, digest
+    def __init__(self, stage: Stage, crew: Crew, llm: Llm, tokens: int, digest: str) -> None:
+        self._stage, self._crew, self._llm, self._tokens, self._digest = stage, crew, llm, tokens, digest
         self._counts: dict[str, int] = {}
         self.gaps_ms: list[float] = []
 
@@ -80,7 +81,7 @@ class _Trial:
         active = self._crew.active()
         assert active is not None
         self._counts = self._llm.counts()
-        self._load = self._llm.load("disturbed", requests=STREAMS, tokens=TOKENS)
+        self._load = self._llm.load("disturbed", requests=STREAMS, tokens=self._tokens)
         wait_for_steps(active, STRUCK_AFTER)
 
     def check(self, before: Client, after: Client) -> Outcome:
