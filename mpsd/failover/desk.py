@@ -146,9 +146,17 @@ class Desk:
         return (view(self.entries[arena_id]) for arena_id in sorted(self.entries))
 
     def leave_if_empty(self, entry: Entry) -> None:
-        """A service goes with its last process, unless its owner has asked for something."""
-        if not (entry.seats or entry.is_stored or entry.service.members) and entry.service.writer is None:
+        """A service goes with its last process, unless its owner has asked for something; its promotions count for a while."""
+        if not entry.is_removed and self.may_leave_at(entry) <= trio.current_time():
             self._remove(entry)
+
+    def may_leave_at(self, entry: Entry) -> float:
+        """Trio time; infinite while somebody has it."""
+        service = entry.service
+        if entry.seats or entry.is_stored or service.members or service.writer is not None:
+            return inf
+        last = max(service.promotions, default=-inf)
+        return last + self.settings.limits.window_seconds
 
     def _remove(self, entry: Entry) -> None:
         entry.is_removed = True

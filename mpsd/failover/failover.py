@@ -223,27 +223,29 @@ class Failover:
             self._desk.tell(entry, Ready(seat.process))
 
     async def _watch_time(self) -> None:
-        """Deadlines of services, and standbys that do not ask any more."""
+        """Deadlines of services, standbys that do not ask any more, and services that nobody has."""
         desk = self._desk
         while True:
+            now, due = trio.current_time(), math.inf
             for entry in list(desk.entries.values()):
-                if entry.service.deadline is not None and entry.service.deadline <= trio.current_time():
+                if entry.service.deadline is not None and entry.service.deadline <= now:
                     desk.tell(entry, Elapsed())
-                for process in self._silent(entry):
-                    desk.tell(entry, Silent(process))
-            with trio.move_on_at(self._next()):
+                for seat in self._standbys(entry):
+                    if self._silent_at(seat) <= now:
+                        desk.tell(entry, Silent(seat.process))
+                desk.leave_if_empty(entry)
+                due = min(due, self._next(entry))
+            with trio.move_on_at(due):
                 await desk.woken()
 
-    def _silent(self, entry: Entry) -> list[ProcessId]:
-        late = trio.current_time() - self._desk.settings.follow_grace
-        return [each.process for each in self._standbys(entry) if each.heard_at <= late]
+    def _next(self, entry: Entry) -> float:
+        """When it is to be looked at again."""
+        deadline = math.inf if entry.service.deadline is None else entry.service.deadline
+        emptied = math.inf if entry.is_removed else self._desk.may_leave_at(entry)
+        return min([deadline, emptied, *map(self._silent_at, self._standbys(entry))])
 
-    def _next(self) -> float:
-        grace, due = self._desk.settings.follow_grace, math.inf
-        for entry in self._desk.entries.values():
-            heard = [each.heard_at + grace for each in self._standbys(entry)]
-            due = min([due, math.inf if entry.service.deadline is None else entry.service.deadline, *heard])
-        return due
+    def _silent_at(self, seat: Seat) -> float:
+        return seat.heard_at + self._desk.settings.follow_grace
 
     def _standbys(self, entry: Entry) -> list[Seat]:
         """That are ready, and do not ask at the moment."""
