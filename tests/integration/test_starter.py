@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mpsd_client import Refused, calls, values
 
-from tests.integration.machine import Machine
+from tests.integration.machine import ROOT, Machine
 from tests.integration.process import is_running, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.deadline(120)]
@@ -150,3 +150,28 @@ def test_the_starter_waits_for_mpsd(machine: Machine) -> None:
         assert starter.end() == 0
         assert len(starter.said("started")) == 2
     assert not any(map(is_running, pids(first)))
+
+
+def test_without_root_it_says_that_nothing_is_enforced(strangers: Machine) -> None:
+    strangers.start()
+    command = [strangers.variables["MPSD_PYTHON"], "-m", "mpsctl", "service", "run", "count", "--json", "--sm", "20%"]
+    environ = strangers.variables | {"PYTHONPATH": f"{ROOT / 'clients/mpsctl'}:{ROOT / 'clients/python'}"}
+    starter = subprocess.Popen(
+        [*command, "--standbys", "0", "--", "sleep", "1000"],
+        env=environ,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        user=strangers.uid,
+    )
+    assert starter.stdout is not None
+    try:
+        said = [json.loads(starter.stdout.readline()) for _ in range(2)]
+        assert [each["event"] for each in said] == ["not_enforced", "started"]
+        assert said[1]["lease_id"] is None
+        starter.terminate()
+        assert starter.wait(END_SECONDS) == 0
+    finally:
+        starter.kill()
+        starter.communicate()
+    assert not is_running(said[1]["pid"])

@@ -75,6 +75,9 @@ REPLACED, NO_ROOM = "it is replaced", "there is no room for its successor beside
         pytest.param(situation(old(1), old(2), own(3), is_busy=True), (), id="asked for already"),
         pytest.param(situation(old(1), old(2), own(3), phase="yielding"), (), id="it takes over"),
         pytest.param(
+            situation(old(1, is_writer=False), old(2), own(3, is_writer=True), phase="promoting"), (), id="it is not there yet"
+        ),
+        pytest.param(
             situation(old(1, is_writer=False), old(2), own(3, is_writer=True)), (Stop(1, REPLACED),), id="one may go"
         ),
         pytest.param(

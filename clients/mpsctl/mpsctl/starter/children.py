@@ -21,7 +21,8 @@ _TICK_SECONDS = 0.02  # longer than a tick of the clock that start times are tol
 @dataclass(slots=True)
 class Child:
     """number: the lowest that no other child has.  processes: of its group, and those of it that the service may still name.
-    member: what that last said of it.  was_writer: so was it when it was last seen.  Times are those of time.monotonic."""
+    member: what that last said of it.  was_writer: so was it when it was last seen; has_served: ever.  Times are those of
+    time.monotonic."""
 
     number: int
     make: Make
@@ -32,6 +33,8 @@ class Child:
     processes: Set[Process]
     member: values.Member | None = None
     was_writer: bool = False
+    has_served: bool = False
+    member_pid: int = 0  # as mpsd sees it
     faulted_at: float | None = None
     is_stopping: bool = False
     trouble: str = ""  # with its end
@@ -52,6 +55,8 @@ class Child:
         self.member = member
         if member is not None:
             self.was_writer = member.is_writer
+            self.member_pid = member.pid
+            self.has_served = self.has_served or member.is_writer
             if member.standing == FAULTED and self.faulted_at is None:
                 self.faulted_at = time.monotonic()
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 READY, FAULTED = "ready", "faulted"  # standings
 SERVING = "serving"  # of a service
+_ON_THE_WAY = ("promoting", "yielding", "fencing")  # it is not known yet who serves
 FAULTED_SECONDS = 10.0  # a member that a fault has cost its context may end by itself
 
 
@@ -92,6 +93,8 @@ def plan(of: Situation) -> tuple[Deed, ...]:
     old = _old(of)
     if _missing(of) > 0:
         return (*ill, *([Start()] * _missing(of) if of.may_start else ()))
+    if of.phase in _ON_THE_WAY:
+        return ill
     return (*ill, *(_rolling(of, old) if old else _surplus(of)))
 
 
@@ -153,7 +156,7 @@ def _rolling(of: Situation, old: Sequence[Own]) -> Iterator[Deed]:
     writer = next((each for each in old if each.is_writer), None)
     next_ = next((each for each in made if each.standing == READY and not each.is_writer), None)
     if writer is not None and next_ is not None:
-        if of.phase == SERVING and not of.is_busy:
+        if not of.is_busy:
             yield HandOver(next_.number)
         return
     standbys = sorted((each for each in old if not each.is_writer), key=lambda each: (each.standing == READY, each.number))

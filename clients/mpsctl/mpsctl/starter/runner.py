@@ -21,7 +21,7 @@ from mpsd_client import Refused, calls, values
 from mpsctl.__main__ import DONE, REFUSED
 from mpsctl.session import Session
 from mpsctl.starter import reservations
-from mpsctl.starter.children import Place
+from mpsctl.starter.children import Child, Place
 from mpsctl.starter.crew import Crew, Ended, Stopped
 from mpsctl.starter.ending import Manner
 from mpsctl.starter.follower import Gone, Here, Seen, follow
@@ -162,10 +162,16 @@ class Starter:
         lived = self._crew.take_end(of)
         if of.child.is_stopping or self._status is not None:
             return
-        if self._task.until_done and of.status == 0 and of.child.was_writer:
+        if self._task.until_done and of.status == 0 and self._has_done_its_work(of.child):
             self._end("the active has done its work")
         else:
             self._count(lived)
+
+    def _has_done_its_work(self, child: Child) -> bool:
+        """It served, and has not handed over to another."""
+        last = self._service.last if self._service else None
+        has_served = child.has_served or (last is not None and last.to_pid == child.pid)
+        return has_served and not (last is not None and last.cause == "asked" and last.from_pid == child.member_pid)
 
     def _count(self, lived_seconds: float) -> None:
         """One that ended unasked, or did not begin."""

@@ -51,7 +51,7 @@ def differences(before: values.Service | None, after: values.Service | None) -> 
         yield _found(after)
     elif after.last is not None and after.last != before.last:
         yield _promoted(after.last)
-    if before is not None and before.phase == SERVING and after.phase not in (SERVING, "yielding"):
+    if before is not None and before.phase == SERVING and after.phase in ("idle", "fencing"):
         yield Told("unserved", f"nobody serves now: {after.phase}", {"phase": after.phase})
     was_ready = {each.pid for each in (before or after).members if each.standing == "ready"}
     for each in after.members:
