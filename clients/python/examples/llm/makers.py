@@ -7,6 +7,7 @@ import ctypes
 from array import array
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine import Engine
@@ -115,18 +116,15 @@ class ToyMaker:
         """The primary context, current in this thread."""
         if not self.has_gpu:
             return
-        driver, device, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
-        for name, *arguments in (
-            ("cuInit", 0),
-            ("cuDeviceGet", ctypes.byref(device), 0),
-            ("cuDevicePrimaryCtxRetain", ctypes.byref(context), device),
-            ("cuCtxSetCurrent", context),
-        ):
-            if status := getattr(driver, str(name))(*arguments):
-                raise RuntimeError(f"{name}: error {status}")
+        self.driver, device, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
+        call(self.driver, "cuInit", 0)
+        call(self.driver, "cuDeviceGet", ctypes.byref(device), 0)
+        call(self.driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        call(self.driver, "cuCtxSetCurrent", context)
 
     def plain(self) -> None:
-        memories = [PlainMemory(count) for count in self.cells.values()]
+        make = partial(GpuMemory, self.driver) if self.has_gpu else PlainMemory
+        memories = [make(count) for count in self.cells.values()]
         self.engine = ToyEngine(self.size, memories[0], memories[1], self.pace_seconds)
 
     def sleeping(self) -> Sleeper:
@@ -147,8 +145,34 @@ class ToyMaker:
         self.engine = ToyEngine(self.size, memories[0], memories[1], self.pace_seconds)
 
 
+def call(driver: ctypes.CDLL, name: str, *arguments: Any) -> None:
+    if status := getattr(driver, name)(*arguments):
+        raise RuntimeError(f"{name}: error {status}")
+
+
+class GpuMemory:
+    """Cells on the GPU, of this process; one copy by the driver for each access."""
+
+    def __init__(self, driver: ctypes.CDLL, count: int) -> None:
+        self._driver, memory = driver, ctypes.c_uint64()
+        call(driver, "cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(CELL_BYTES * count))
+        self._address = memory.value
+        call(driver, "cuMemsetD32_v2", memory, 0, ctypes.c_size_t(count))
+
+    def read(self, first: int, count: int) -> "array[int]":
+        cells = array("I", bytes(CELL_BYTES * count))
+        self._copy("cuMemcpyDtoH_v2", cells.buffer_info()[0], self._address + CELL_BYTES * first, cells)
+        return cells
+
+    def write(self, first: int, cells: "array[int]") -> None:
+        self._copy("cuMemcpyHtoD_v2", self._address + CELL_BYTES * first, cells.buffer_info()[0], cells)
+
+    def _copy(self, name: str, to: int, source: int, cells: "array[int]") -> None:
+        call(self._driver, name, ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(CELL_BYTES * len(cells)))
+
+
 class ArenaMemory:
-    """Cells on the GPU, one copy by the driver for each access."""
+    """Cells in an arena, likewise."""
 
     def __init__(self, arena: "Arena", name: str) -> None:
         self._arena, self._address = arena, arena[name].address

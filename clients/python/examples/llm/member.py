@@ -27,13 +27,14 @@ from report import Report
 from scheduler import Scheduler, Size
 from serving import Serving
 
+DISMISSED = 3  # the status of a member that was told to leave
 LOOK_SECONDS = 1.0  # how often a standby looks whether it was told to stop
 UNHELD_SECONDS = 3600.0  # that the arena stays when no member is there
 
 
 def maker_of(options: argparse.Namespace, size: Size) -> Maker:
     if options.engine == "toy":
-        return ToyMaker(size, options.pace, has_gpu=options.memory == "arena")
+        return ToyMaker(size, options.pace, has_gpu=options.device == "cuda")
     return TorchMaker(options.shape, size, options.seed, options.device)
 
 
@@ -134,7 +135,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pages", type=int, default=0, help="of all requests together; 0: enough for all slots")
     parser.add_argument("--seed", type=int, default=586, help="of the weights")
     parser.add_argument("--rank", type=int, default=0, help="of several standbys, the lowest serves next")
-    parser.add_argument("--device", default="cuda", help="PyTorch's word; cpu needs --memory plain")
+    parser.add_argument("--device", default="cuda", help="PyTorch's word; cpu, the toy's too, needs --memory plain")
     parser.add_argument("--pace", type=float, default=0.0, help="toy: seconds that a step takes")
     parser.add_argument("--report", default="-", help="a file to append to; -: standard output")
     parser.add_argument("--report-every", type=int, default=0, help="of so many steps one is told of; 0: none")
@@ -158,7 +159,7 @@ def main() -> None:
             member.in_arena()
         except Dismissed as exc:  # another one serves, or will; whoever started this one may start one more
             report.say("dismissed", why=str(exc))
-            raise SystemExit(1) from None
+            raise SystemExit(DISMISSED) from None
     else:
         member.alone()
     report.say("end")
