@@ -76,7 +76,8 @@ class Service:
         self._following: Following | None = None
         self._term: Term | None = None
         self._is_closed = False
-        self._refreshed_for = ""  # the hash of a layout
+        self._hashed: tuple[bytes | None, str] = None, ""  # a layout, and its hash
+        self._refreshed_for = ""  # the hash of another that was told
         self._on_commit: list[Callable[[Arena], object]] = []
         self._on_promote: list[Callable[[Term], object]] = []
         enlist(name, self._path)
@@ -240,8 +241,9 @@ class Service:
 
     def _is_behind(self, arena: Arena, told: Instruction) -> bool:
         """Whether another layout was committed than is mapped here."""
-        mine = "" if arena.layout is None else hashlib.sha256(arena.layout).hexdigest()
-        return told.layout_hash not in (mine, self._refreshed_for)
+        if self._hashed[0] is not arena.layout:  # 16 MiB of layout are not hashed while somebody waits
+            self._hashed = arena.layout, "" if arena.layout is None else hashlib.sha256(arena.layout).hexdigest()
+        return told.layout_hash not in (self._hashed[1], self._refreshed_for)
 
     def _refresh(self, arena: Arena, told: Instruction) -> None:
         """In this thread, since it needs the context."""
