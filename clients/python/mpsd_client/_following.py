@@ -220,6 +220,8 @@ class Following:
         if found.fd is not None:
             try:
                 before = StateReader.open(found.fd)
+                with suppress(StateError):  # it is written at this moment; what is damaged then will be so later
+                    before.read()  # its pages are there when they matter
             except StateError as exc:
                 before = exc
             finally:

@@ -91,6 +91,7 @@ class Service:
         with self._lock:
             self._check()
             if self._arena is None:
+                State.create(self.schema, generation=1).close()  # what cannot be is found out now, and the next one is faster
                 arena = self._open_arena()
                 following = Following(self._path, arena._session, arena.id, self.rank, self.heartbeat)
                 try:
