@@ -1,5 +1,5 @@
-"""The LLM example as a person starts it, with the engine that needs no PyTorch: members are killed, hurt by faults and handed over
-while clients read, who notice nothing."""
+"""The LLM example as a person starts it, with the engine that needs no PyTorch: members are killed, hurt by faults and handed
+over while clients read, who notice nothing."""
 
 import json
 import os

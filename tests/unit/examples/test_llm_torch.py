@@ -14,6 +14,7 @@ from torch_engine import TorchEngine, captured  # noqa: E402
 
 from tests.unit.examples.llm_house import Fate, House  # noqa: E402
 
+pytestmark = pytest.mark.slow
 SIZE = Size.of(slots=4, length=96, page=8)
 SHAPE = SHAPES["tiny"]
 

@@ -70,19 +70,22 @@ class Member:
             self.report.say("context")
             arena = service.open()
             self.report.say("opened", layout=arena.layout is not None)
-            service.on_commit(maker.adopt)
+            service.on_commit(self._adopt)
             if arena.layout is not None:
-                maker.adopt(arena)
-                self.report.say("warm")
-            settle()
+                self._adopt(arena)
             self.report.say("standby")
             while not self.is_stopping.is_set():
                 if term := service.standby(LOOK_SECONDS):
                     with term:
                         self._serve(term)
-                    if not term.is_over:
-                        return
-                    self.report.say("yielded", generation=term.generation)
+                    if not self.is_stopping.is_set():
+                        self.report.say("yielded", generation=term.generation)
+
+    def _adopt(self, arena: Any) -> None:
+        """What somebody has built: everything is ready for a term but the right to write."""
+        self.maker.adopt(arena)
+        self.report.say("warm")
+        settle()
 
     def _serve(self, term: Any) -> None:
         """A term.  On the way to the first step nobody is asked and nothing is made that could be made before."""

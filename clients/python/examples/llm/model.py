@@ -143,9 +143,9 @@ class Model(nn.Module):
         return self.norm(x)
 
 
-def cache_of(shape: Shape, pages: int, page: int) -> Tensor:
-    """Zeros, since what is hidden counts nothing only if it is a number."""
-    return torch.zeros(shape.layers, 2, pages, page, shape.kv_heads, shape.head)
+def cache_of(shape: Shape, pages: int, page: int, dtype: torch.dtype) -> Tensor:
+    """On the default device.  Zeros, since what is hidden counts nothing only if it is a number."""
+    return torch.zeros(shape.layers, 2, pages, page, shape.kv_heads, shape.head, dtype=dtype)
 
 
 def be_deterministic() -> None:

@@ -70,7 +70,7 @@ class TorchEngine:
             with device:
                 return {
                     "model": Model(self.shape, size.length),
-                    "kv": cache_of(self.shape, size.pages, size.page),
+                    "kv": cache_of(self.shape, size.pages, size.page, self.dtype),
                     "history": torch.zeros((size.slots + 1) * size.length, dtype=torch.int32),
                 }
         finally:
@@ -92,7 +92,7 @@ class TorchEngine:
     def warm(self, capture: Callable[[Callable[[], None], Callable[[], None]], Any]) -> None:
         """capture: mpsd_client.torch.capture, or `captured` below."""
         with self.device:
-            kv = cache_of(self.shape, 1, self.size.page).to(self.dtype)
+            kv = cache_of(self.shape, 1, self.size.page, self.dtype)
             history = torch.zeros_like(self._history)
         self._table.zero_()
         if self.device.type == "cuda":
@@ -207,7 +207,7 @@ class Asleep:
         """The weights are loaded, everything else is made anew."""
         engine, size = self._engine, self._engine.size
         with engine.device:
-            kv = cache_of(engine.shape, size.pages, size.page).to(engine.dtype)
+            kv = cache_of(engine.shape, size.pages, size.page, engine.dtype)
             history = torch.zeros((size.slots + 1) * size.length, dtype=torch.int32)
         engine.adopt(self._load, {"kv": kv, "history": history})
         engine.warm(captured)
