@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from mpsctl.starter.plan import (
     FAULTED,
-    FAULTED_SECONDS,
+    ILL_SECONDS,
     READY,
+    SILENT,
     Deed,
     HandOver,
     Make,
@@ -49,10 +50,15 @@ def situation(*members: Own, standbys: int = 1, **more: object) -> Situation:
         pytest.param(situation(own(1), own(2, FAULTED)), (Start(),), id="nor does a child without it"),
         pytest.param(situation(own(1), own(2, is_stopping=True)), (Start(),), id="nor one that is ended"),
         pytest.param(
-            situation(own(1), own(2, FAULTED, faulted_seconds=FAULTED_SECONDS), may_start=False),
-            (Stop(2, "a fault has cost it its context"),),
+            situation(own(1), own(2, FAULTED, ill_seconds=ILL_SECONDS[FAULTED]), may_start=False),
+            (Stop(2, "it is faulted"),),
             id="it may end by itself, for a while",
         ),
+        pytest.param(situation(own(1), own(2, SILENT, ill_seconds=20.0)), (), id="one that is silent may be heard of again"),
+        pytest.param(
+            situation(own(1), own(2, SILENT, ill_seconds=ILL_SECONDS[SILENT])), (Stop(2, "it is silent"),), id="it is not"
+        ),
+        pytest.param(situation(own(1, SILENT, ill_seconds=99.0), own(2)), (), id="of the active mpsd decides"),
         pytest.param(situation(own(1), own(2), own(3)), (Stop(3, "fewer standbys are wanted"),), id="the last that came goes"),
         pytest.param(situation(own(1), own(2, WARMING), own(3)), (Stop(2, "fewer standbys are wanted"),), id="the ready stays"),
         pytest.param(situation(own(1), own(2), own(3), phase="promoting"), (), id="not while it is not known who serves"),

@@ -9,13 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mpsctl.session import NoMpsd
 from mpsctl.starter import scribe
 from mpsctl.starter.children import Child, Place, free_number
+from mpsctl.starter.ending import Manner, end
 from mpsctl.starter.groups import groups, share_out
+from mpsctl.starter.line import Line
 from mpsctl.starter.plan import Make
 from mpsctl.starter.settings import Given, Settings, changes, of_service
 from mpsctl.starter.telling import differences
-from mpsd_client import values
+from mpsd_client import Client, Disconnected, calls, values
 
 from tests.integration.process import wait_for
 
@@ -86,6 +89,40 @@ def test_how_it_ended_is_told(tmp_path: Path) -> None:
     assert statuses == [-signal.SIGKILL]
 
 
+def no_mpsd() -> Client:
+    raise NoMpsd("no mpsd")
+
+
+@pytest.mark.parametrize("command", ["exec sleep 1000", "trap '' TERM; echo; while :; do sleep 1000; done"])
+def test_without_mpsd_a_child_is_ended_by_signals(command: str, tmp_path: Path) -> None:
+    """From the mild to the strong."""
+    is_told = threading.Event()
+    place = Place("llm", ["sh", "-c", command], os.environ, str(tmp_path), 1)
+    child = place.begin(1, Make(), None, lambda child, status: is_told.set())
+    if "trap" in command:
+        log = tmp_path / "llm-1.log"
+        wait_for("its first line", lambda: log.exists() and log.read_text(), WAITS_SECONDS)
+    assert end(child, no_mpsd, Manner(grace_seconds=0.2)) == "not ended through mpsd, but by signals: no mpsd"
+    assert is_told.wait(WAITS_SECONDS)
+
+
+def test_a_connection_that_mpsd_ended_is_made_anew() -> None:
+    class Stale:
+        closed = 0
+
+        def ask(self, call: object) -> str:
+            if not self.closed:
+                raise Disconnected(None)
+            return "asked again"
+
+        def close(self) -> None:
+            self.closed += 1
+
+    session = Stale()
+    assert Line(session).ask(calls.status()) == "asked again"  # type: ignore[arg-type, comparison-overlap]
+    assert session.closed == 1
+
+
 def test_numbers_are_used_again() -> None:
     assert free_number({}) == 1
     assert free_number({1: None, 3: None}) == 2  # type: ignore[dict-item]
@@ -101,7 +138,6 @@ def test_who_is_in_a_process_group() -> None:
         os.killpg(shell.pid, signal.SIGKILL)
     assert {pid for pid, _ in found} == {shell.pid, sleeper}
     assert all(start_time > 0 for _, start_time in found)
-    wait_for("the end of both", lambda: groups([shell.pid]) == {shell.pid: set()})
 
 
 def member(pid: int, start_time: int = 5, *, is_writer: bool = False, standing: str = "ready") -> values.Member:

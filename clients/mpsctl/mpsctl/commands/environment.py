@@ -17,7 +17,7 @@ FLAGS = (
 
 
 def env(session: Session) -> int:
-    found = variables(_directory(session), core_dumps=session.asked.core_dumps)
+    found = variables(directory(session), core_dumps=session.asked.core_dumps)
     session.out.document(found, lambda: "\n".join(f"export {name}={shlex.quote(value)}" for name, value in found.items()))
     return 0
 
@@ -31,7 +31,7 @@ def variables(directory: str, *, core_dumps: bool) -> Mapping[str, str]:
     return found
 
 
-def _directory(session: Session) -> str:
+def directory(session: Session) -> str:
     """Where the socket is that we would ask."""
     socket: str | None = getattr(session.asked, "socket", None)
     if socket is not None:

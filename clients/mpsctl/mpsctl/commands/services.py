@@ -12,6 +12,7 @@ from mpsd_client import calls, values
 
 from mpsctl import words
 from mpsctl.arguments import Argument, Command
+from mpsctl.commands.environment import directory
 from mpsctl.output import Column, facts
 from mpsctl.quantities import (
     Unfit,
@@ -206,7 +207,8 @@ def run(session: Session) -> int:
     gpus = [gpu for given in asked.gpu or () for gpu in given.split(",")]
     manner = Manner() if asked.drain is None else Manner(drain_seconds=asked.drain)
     terminal = (sys.stderr if out.is_json else sys.stdout).fileno()
-    place = Place(asked.name, asked.command_words, out.surroundings.environ, asked.log_dir, terminal)
+    environ = {**out.surroundings.environ, "CUDA_MPS_PIPE_DIRECTORY": directory(session)}  # they ask the same mpsd
+    place = Place(asked.name, asked.command_words, environ, asked.log_dir, terminal)
     task = Task(Given(asked.standbys, asked.sm, asked.memory), gpus, manner, asked.until_done)
     return Starter(session, place, task).run()
 

@@ -12,7 +12,7 @@ from mpsd_client import values
 
 from mpsctl.starter import scribe
 from mpsctl.starter.groups import Process, groups
-from mpsctl.starter.plan import FAULTED, Make, Own
+from mpsctl.starter.plan import ILL_SECONDS, Make, Own
 
 MOST_LOG_BYTES = 16 << 20  # of a file, of which there are two for each member
 _TICK_SECONDS = 0.02  # longer than a tick of the clock that start times are told by
@@ -35,9 +35,9 @@ class Child:
     was_writer: bool = False
     has_served: bool = False
     member_pid: int = 0  # as mpsd sees it
-    faulted_at: float | None = None
+    ill_at: float | None = None
     is_stopping: bool = False
-    trouble: str = ""  # with its end
+    is_left: bool = False  # it could not be ended
     has_ended: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -57,8 +57,10 @@ class Child:
             self.was_writer = member.is_writer
             self.member_pid = member.pid
             self.has_served = self.has_served or member.is_writer
-            if member.standing == FAULTED and self.faulted_at is None:
-                self.faulted_at = time.monotonic()
+            if member.standing not in ILL_SECONDS:
+                self.ill_at = None
+            elif self.ill_at is None:
+                self.ill_at = time.monotonic()
 
     def own(self) -> Own:
         """As the planner sees it."""
@@ -70,7 +72,7 @@ class Child:
             self.was_writer,
             self.is_stopping,
             member.since_at if member else self.began_wall,
-            0.0 if self.faulted_at is None else time.monotonic() - self.faulted_at,
+            0.0 if self.ill_at is None else time.monotonic() - self.ill_at,
         )
 
 

@@ -68,7 +68,7 @@ class Crew:
 
     def kill(self) -> None:
         for child in self.children.values():
-            child.trouble = ""
+            child.is_left = False
             ending.send(child, signal.SIGKILL)
 
     def take_end(self, of: Ended) -> float:
@@ -82,9 +82,9 @@ class Crew:
         return lived
 
     def take_stop(self, of: Stopped) -> None:
-        of.child.trouble = of.trouble
         if of.trouble:
             self._tell_of(of.child, "trouble", of.trouble, why=of.trouble)
+        of.child.is_left = bool(of.trouble) and not of.child.has_ended.is_set()
 
     def renew(self) -> None:
         """What is due."""

@@ -34,7 +34,11 @@ class Line:
 
     def _try(self, asked: Callable[[], T]) -> T:
         try:
-            return asked()
+            try:
+                return asked()
+            except Disconnected:  # mpsd ends connections that were silent for long
+                self.session.close()
+                return asked()
         except NO_ANSWER as exc:
             self.session.close()
             raise Away(str(exc)) from None

@@ -13,10 +13,10 @@ more (`may_surge` is false), an old standby makes way first, and there is one fe
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-READY, FAULTED = "ready", "faulted"  # standings
+READY, FAULTED, SILENT = "ready", "faulted", "silent"  # standings
 SERVING = "serving"  # of a service
 _ON_THE_WAY = ("promoting", "yielding", "fencing")  # it is not known yet who serves
-FAULTED_SECONDS = 10.0  # a member that a fault has cost its context may end by itself
+ILL_SECONDS = {FAULTED: 10.0, SILENT: 30.0}  # it may end by itself, or be heard of again
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """A child.  standing: of the member that it is; empty while it has not joined.  since_at: when it did."""
+    """A child.  standing: of the member that it is; empty while it has not joined.  since_at: when it did.  ill_seconds: for
+    how long it has been one of ILL_SECONDS."""
 
     number: int
     make: Make = Make()
@@ -38,7 +39,7 @@ class Own:
     is_writer: bool = False
     is_stopping: bool = False
     since_at: float = 0.0
-    faulted_seconds: float = 0.0
+    ill_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def plan(of: Situation) -> tuple[Deed, ...]:
     """In order.  Only what can be done at once: it is asked again when something has changed."""
     if of.is_ending:
         return tuple(_ending(of))
-    ill = tuple(Stop(each.number, "a fault has cost it its context") for each in of.own if _is_overdue(each))
+    ill = tuple(Stop(each.number, f"it is {each.standing}") for each in of.own if _is_overdue(each))
     old = _old(of)
     if _missing(of) > 0:
         return (*ill, *([Start()] * _missing(of) if of.may_start else ()))
@@ -117,7 +118,8 @@ def _ending(of: Situation) -> Iterator[Stop]:
 
 
 def _is_overdue(of: Own) -> bool:
-    return of.standing == FAULTED and not of.is_stopping and of.faulted_seconds >= FAULTED_SECONDS
+    """Of the active, mpsd has to decide."""
+    return not (of.is_stopping or of.is_writer) and of.ill_seconds >= ILL_SECONDS.get(of.standing, float("inf"))
 
 
 def _alive(of: Situation) -> Sequence[Own]:

@@ -200,7 +200,7 @@ class Starter:
 
     def _is_over(self) -> int | None:
         children = self._crew.children.values()
-        if self._status is not None and all(child.trouble for child in children):
+        if self._status is not None and all(child.is_left for child in children):
             return REFUSED if children else self._status
         if self._restarts.has_given_up and not children:
             return DONE if self._service is not None and self._service.phase == SERVING else REFUSED
