@@ -17,10 +17,13 @@ from mpsd.arena import Arena
 from mpsd.errors import MpsdError, NoSuchArena, UnusablePath
 from mpsd.failover.ends import Ends
 from mpsd.failover.evidence import Evidence
-from mpsd.failover.seats import Entry, Handing
+from mpsd.failover.handing import Handing
+from mpsd.failover.seats import Entry
 from mpsd.failover.settings import FailoverSettings
 from mpsd.failover.store import ServiceStore
-from mpsd.failover.views import cause_of, protection, view
+from mpsd.failover.telling import Telling
+from mpsd.failover.timing import note_times
+from mpsd.failover.views import protection, view
 from mpsd.fault import Observation
 from mpsd.model import ProcessId
 from mpsd.policy.fault_fence import is_fault_of_domain
@@ -37,13 +40,8 @@ from mpsd.policy.succession_words import (
     Held,
     Keep,
     Phase,
-    Placed,
     Promote,
-    Promoted,
-    Ready,
     Refuse,
-    Service,
-    Silent,
     Standing,
     Unserved,
     Yield,
@@ -52,7 +50,6 @@ from mpsd.service import Cause, ServiceSettings, ServiceView
 
 log = structlog.get_logger()
 _GONE = frozenset({"removed", "expired", "evicted"})
-_LOUD = frozenset({"unserved", "unprotected", "silent", "fencing"})
 
 
 class Vault(Protocol):
@@ -90,12 +87,13 @@ class Desk:
     ) -> None:
         """Raises UnusablePath."""
         self.vault, self.around, self.settings = vault, around, settings
-        self.evidence = Evidence(is_multiuser)
+        self.evidence, self.telling = Evidence(is_multiuser), Telling(around.publish)
         self.ends = Ends(self._ended)
         self.entries: dict[int, Entry] = {}
         self.on_fence: Callable[[Entry, ProcessId], None] = lambda entry, writer: None  # told to fence, again perhaps
         self.on_end: list[Callable[[ProcessId], None]] = []
         self._woken = trio.Event()
+        self._promotions = 0
         self._store = store
         self._grace_until = -inf  # trio time: others may come who were there before mpsd was started anew
         known = {arena.id: arena for arena in vault.arenas()}
@@ -179,21 +177,25 @@ class Desk:
         seat = entry.seats.get(event.process) if isinstance(event, Fenced) else None
         if seat is not None and before.phase is Phase.FENCING:
             seat.dismissed = seat.dismissed or "it was fenced"
-        self._time(entry, before, event, happened_ns)
-        self._tell_event(entry, before, event, why)
-        for decision in decisions:
-            self._carry_out(entry, decision)
-        self._show(entry)
+        with self.telling.at_the_end():
+            note_times(entry, before, event, happened_ns, self.around.clock_ns(), self.around.clock())
+            self.telling.tell(entry, before, event, why)
+            for decision in decisions:
+                self._carry_out(entry, decision)
+            self._show(entry)
         return ""
 
-    def see(self, seen: Observation) -> None:
-        """Of a fault, from any source, as early as can be."""
+    def see(self, seen: Observation) -> bool:
+        """Of a fault, from any source, as early as can be.  Whether somebody was promoted, and is to be told."""
+        before = self._promotions
         try:
             self.evidence.take(seen, self.settings.settle)
             if is_fault_of_domain(seen):
-                self.fault(seen.domain, seen.seen_ns)
+                with self.telling.at_the_end():
+                    self.fault(seen.domain, seen.seen_ns)
         except Exception:  # others have to know of the fault too
             log.exception("service.bug", domain=seen.domain)
+        return self._promotions != before
 
     def fault(self, domain: str, happened_ns: int, process: ProcessId | None = None) -> None:
         """All contexts there are lost, or those of this process."""
@@ -262,15 +264,15 @@ class Desk:
             case Promote(process):
                 self._promote(entry, process)
             case Fence(process):
-                self.publish(entry, "fencing", pid=process.pid)
+                self.telling.publish(entry, "fencing", pid=process.pid)
                 self.on_fence(entry, process)
             case Yield(process):
-                self.publish(entry, "yielding", pid=process.pid)
+                self.telling.publish(entry, "yielding", pid=process.pid)
             case Keep(process):
                 entry.handing = None
-                self.publish(entry, "kept", pid=process.pid)
+                self.telling.publish(entry, "kept", pid=process.pid)
             case Unserved(why):
-                self.publish(entry, "unserved", why=why)
+                self.telling.publish(entry, "unserved", why=why)
 
     def _promote(self, entry: Entry, process: ProcessId) -> None:
         handing = entry.handing
@@ -291,9 +293,10 @@ class Desk:
         if refusal is not None:
             self._not_promoted(entry, process, refusal)
             return
+        self._promotions += 1
         entry.instruct()  # first of all: it waits for that
         from_pid = handing.writer.pid if handing.writer else None
-        self.publish(entry, "promoting", to_pid=process.pid, from_pid=from_pid, cause=handing.cause.value)
+        self.telling.publish(entry, "promoting", to_pid=process.pid, from_pid=from_pid, cause=handing.cause.value)
 
     def _not_promoted(self, entry: Entry, process: ProcessId, refusal: MpsdError) -> None:
         log.error("service.not_promoted", service=entry.arena.name, pid=process.pid, why=str(refusal))
@@ -322,7 +325,7 @@ class Desk:
         if shared != entry.protection:
             entry.protection = shared
             if shared:
-                self.publish(entry, "unprotected", why=shared)
+                self.telling.publish(entry, "unprotected", why=shared)
         dying = entry.service.writer if entry.service.phase is Phase.FENCING else entry.service.holder
         if dying is not None and successor(entry.service) is not None:
             self.vault.hurry(dying)
@@ -341,46 +344,3 @@ class Desk:
         if all(each in ready for each in (arena.writer, *arena.readers) if each is not None):
             entry.service = replace(service, not_before=-inf)
             self.tell(entry, Elapsed())
-
-    def _time(self, entry: Entry, before: Service, event: Event, happened_ns: int | None) -> None:
-        """How long what takes."""
-        now, after = self.around.clock_ns(), entry.service
-        served = before.phase in (Phase.SERVING, Phase.PROMOTING, Phase.YIELDING)
-        is_over = after.phase in (Phase.FENCING, Phase.YIELDING) or isinstance(event, Fenced)
-        if served and is_over and before.writer is not None:
-            is_asked = before.phase is Phase.YIELDING and not isinstance(event, Faulted | Ended)
-            if not (is_asked and entry.handing):
-                entry.handing = Handing(cause_of(event, before), before.writer, happened_ns, now)
-        if isinstance(event, Fenced) and entry.handing is not None and event.process == before.writer:
-            entry.handing.fenced_ns = now
-        if isinstance(event, Promoted) and before.phase is Phase.PROMOTING and entry.handing and after.writer:
-            entry.last = entry.handing.over(self.around.clock(), after.writer, entry.arena.generation, now)
-            entry.promotions += 1
-            entry.handing = None
-
-    def _tell_event(self, entry: Entry, before: Service, event: Event, why: str) -> None:
-        member = entry.service.member(getattr(event, "process", None))
-        match event:
-            case Ready(process) if member != before.member(process):
-                self.publish(entry, "ready", pid=process.pid)
-            case Silent(process) if member != before.member(process):
-                self.publish(entry, "silent", pid=process.pid)
-            case Ended(process) if before.member(process) is not None:
-                self.publish(entry, "left", pid=process.pid)
-            case Fenced(process):
-                self.publish(entry, "fenced", pid=process.pid, why=why)
-            case Promoted(process) if before.phase is Phase.PROMOTING and entry.last is not None:
-                last = entry.last
-                facts = {name: getattr(last, name) for name in ("from_pid", "to_pid", "generation", "detect_ms", "fence_ms")}
-                self.publish(entry, "promoted", cause=last.cause.value, **facts, promote_ms=last.promote_ms)
-            case Placed(process, domain):
-                log.debug("service.placed", pid=process.pid, domain=domain)
-
-    def publish(self, entry: Entry, what: str, **facts: object) -> None:
-        arena = entry.arena
-        if what in _LOUD:
-            log.warning("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
-        else:
-            log.info("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
-        whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid}
-        self.around.publish(f"service.{what}", {**whose, **facts})

@@ -87,7 +87,7 @@ class Failover:
             del entry.seats[process]
             desk.leave_if_empty(entry)
             raise BadRequest(f"pid {process.pid} cannot join service {arena.name}: {refused}")
-        desk.publish(entry, "joined", pid=process.pid, domain=domain, rank=rank)
+        desk.telling.publish(entry, "joined", pid=process.pid, domain=domain, rank=rank)
         if domain and around.fault_since(domain) is not None:
             desk.fault(domain, around.clock_ns(), process)
         return seat.told
@@ -132,7 +132,7 @@ class Failover:
         entry, seat = self._seat(arena_id, process)
         seat.dismissed = seat.dismissed or f"it said that it failed: {why}"
         event = Failed(process) if entry.service.writer == process else Ended(process)
-        self._desk.publish(entry, "failed", pid=process.pid, why=why)
+        self._desk.telling.publish(entry, "failed", pid=process.pid, why=why)
         self._desk.tell(entry, event, self._desk.around.clock_ns(), why)
 
     def leave(self, arena_id: int, process: ProcessId) -> None:

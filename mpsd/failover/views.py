@@ -1,32 +1,10 @@
-"""What is seen of a service: its view, who protects it, and why a term has ended."""
+"""What is seen of a service: its view, and who protects it."""
 
 from collections import Counter
 
 from mpsd.failover.seats import Entry
-from mpsd.policy.succession_words import (
-    Asked,
-    Elapsed,
-    Event,
-    Failed,
-    Faulted,
-    Phase,
-    Service,
-    Silent,
-    Standing,
-)
-from mpsd.service import Cause, MemberView, ServiceView
-
-_CAUSES = {Faulted: Cause.FAULT, Silent: Cause.SILENT, Asked: Cause.ASKED, Failed: Cause.FAILED}
-
-
-def cause_of(event: Event, before: Service) -> Cause:
-    """Why who served then serves no more."""
-    if isinstance(event, Elapsed):
-        return Cause.ASKED if before.phase is Phase.YIELDING else Cause.FAILED
-    member = before.member(before.writer)
-    if type(event) not in _CAUSES and member is not None and member.standing is Standing.SILENT:
-        return Cause.SILENT  # a successor has come for it
-    return _CAUSES.get(type(event), Cause.ENDED)
+from mpsd.policy.succession_words import Phase, Service, Standing
+from mpsd.service import MemberView, ServiceView
 
 
 def protection(entry: Entry) -> str:

@@ -7,6 +7,7 @@ response what is done (reactions.py).  Everything but waiting is done at once.  
 import math
 import signal
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,12 +42,14 @@ SUSPECT_SECONDS = 2.0  # by then the vendor's server has said FAULT, or it was a
 # By which a process ends itself, after an error of its own as well (signal(7)); 0: it ended without one.
 OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 _MOST_RECENT = 256
+_BREATH_SECONDS = 0.001
 
 
 class FaultDesk:
     """Guards that every observation is judged by what mpsd knew at that moment, and that what comes of it is kept and told.
 
-    on_seen: told of each observation, with its domain where that is known, before anything else is done about it.
+    on_seen: told of each observation, with its domain where that is known, before anything else is done about it; says whether
+    somebody is being told something now who must not wait for the rest, which follows a moment later.
     on_incident: told of each new revision of an incident; what holds or releases memory, and what acts, hang here.
     on_arrival: of each connection of a client, and whether it is its first.  on_hang_up: of the end of each.
     watches_since: when mpsd began to see who comes and goes, in a machine where clients were there before it.
@@ -74,7 +77,8 @@ class FaultDesk:
             store.save(replace(left, revision=left.revision + 1, is_settled=True))
         self._acquit_at = math.inf  # trio time: then whoever waits for a suspected domain looks again
         self._news = trio.Event()
-        self.on_seen: list[Callable[[Observation], None]] = []
+        self.on_seen: list[Callable[[Observation], bool]] = []
+        self._later: deque[tuple[Observation, int]] = deque()  # observations to be judged, and when they were seen
         self.on_incident: list[Callable[[Incident], None]] = []
         self.on_arrival: list[Callable[[ProcessId, Domain, bool], None]] = []
         self.on_hang_up: list[Callable[[ProcessId], None]] = []
@@ -95,15 +99,23 @@ class FaultDesk:
         if domain is not None:
             gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
             seen = replace(seen, domain=domain.name, gpu=gpu)
+        is_urgent = False
         for tell in self.on_seen:
-            tell(seen)
+            is_urgent |= tell(seen)
         if domain is not None:
             seen = replace(seen, present=self._present(domain))
             if (is_proof(seen) and not seen.is_contained) or seen.xid in ENDS_SERVER:
                 self._suspect(domain)
+        if self._later or (is_urgent and self._has_begun):
+            self._later.append((seen, self._clock()))
+            self._news.set()
+        else:
+            self._judge(seen, self._clock())
+
+    def _judge(self, seen: Observation, now_ns: int) -> None:
         log.info("fault.seen", source=seen.source.value, domain=seen.domain, gpu=seen.gpu, xid=seen.xid, text=seen.text,
                  pid=seen.process and seen.process.pid, is_proof=seen.is_proof)  # fmt: skip
-        self._took(self._fusion.take(seen, self._clock()))
+        self._took(self._fusion.take(seen, now_ns))
 
     def hear(self, domain: Domain, news: News) -> None:
         """A line of a domain's log."""
@@ -301,7 +313,12 @@ class FaultDesk:
         """Settles incidents and lets suspicions decay; lives as long as mpsd."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_domains)
+            self._has_begun = True
             while True:
+                if self._later:
+                    await trio.sleep(_BREATH_SECONDS)
+                while self._later:
+                    self._judge(*self._later.popleft())
                 self._took(self._fusion.settle(self._clock()))
                 if changes := self._blame.decay(time.time()):
                     self._store.save_blame(self._blame.state)

@@ -88,6 +88,18 @@ async def test_a_handover_makes_a_standby_of_the_one_that_served(room, autojump_
         assert standings == {first: Standing.WARMING, second: Standing.READY, third: Standing.READY}
 
 
+async def test_what_befalls_others_in_a_handover_is_not_why_it_was(room, autojump_clock: MockClock):
+    async with room.mpsd():
+        first = await room.serves("a")
+        second, third = await room.member("b"), await room.member("c")
+        with trio.move_on_after(0):
+            await room.failover.handover(1, second.pid, 0)
+        await room.die(third)
+        room.failover.yielded(1, 1, first)
+        room.serving(second)
+        assert (room.view().last.cause, room.view().last.from_pid) == (Cause.ASKED, first.pid)
+
+
 async def test_a_handover_that_cannot_be_is_refused(room, autojump_clock: MockClock):
     async with room.mpsd():
         with pytest.raises(NoSuchArena):

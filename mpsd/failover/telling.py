@@ -1,0 +1,78 @@
+"""What happens to services, as the log and events tell it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+
+from mpsd.failover.seats import Entry
+from mpsd.policy.succession_words import (
+    Ended,
+    Event,
+    Fenced,
+    Phase,
+    Placed,
+    Promoted,
+    Ready,
+    Service,
+    Silent,
+)
+
+log = structlog.get_logger()
+_LOUD = frozenset({"unserved", "unprotected", "silent", "fencing", "failed"})
+
+
+class Telling:
+    """Guards that what was decided is done before it is told: logs and events take longer than that."""
+
+    def __init__(self, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
+        self._publish = publish
+        self._depth = 0  # of what follows from what
+        self._unsaid: list[tuple[Entry, str, dict[str, object]]] = []
+
+    @contextmanager
+    def at_the_end(self) -> Iterator[None]:
+        """Of the outermost of these, in the order in which it happened."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._say()
+
+    def publish(self, entry: Entry, what: str, **facts: object) -> None:
+        self._unsaid.append((entry, what, facts))
+        if not self._depth:
+            self._say()
+
+    def _say(self) -> None:
+        unsaid, self._unsaid = self._unsaid, []
+        for entry, what, facts in unsaid:
+            arena = entry.arena
+            if what in _LOUD:
+                log.warning("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
+            else:
+                log.info("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
+            whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid}
+            self._publish(f"service.{what}", {**whose, **facts})
+
+    def tell(self, entry: Entry, before: Service, event: Event, why: str) -> None:
+        """Before what follows from it is carried out."""
+        member = entry.service.member(getattr(event, "process", None))
+        match event:
+            case Ready(process) if member != before.member(process):
+                self.publish(entry, "ready", pid=process.pid)
+            case Silent(process) if member != before.member(process):
+                self.publish(entry, "silent", pid=process.pid)
+            case Ended(process) if before.member(process) is not None:
+                self.publish(entry, "left", pid=process.pid)
+            case Fenced(process):
+                self.publish(entry, "fenced", pid=process.pid, why=why)
+            case Promoted() if before.phase is Phase.PROMOTING and entry.last is not None:
+                last = entry.last
+                facts = {name: getattr(last, name) for name in ("from_pid", "to_pid", "generation", "detect_ms", "fence_ms")}
+                self.publish(entry, "promoted", cause=last.cause.value, **facts, promote_ms=last.promote_ms)
+            case Placed(process, domain):
+                log.debug("service.placed", pid=process.pid, domain=domain)

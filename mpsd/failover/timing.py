@@ -1,0 +1,47 @@
+"""Why a term has ended, and how long each part of a handing-over takes, as events come."""
+
+from mpsd.failover.handing import Handing
+from mpsd.failover.seats import Entry
+from mpsd.policy.succession_words import (
+    Asked,
+    Elapsed,
+    Ended,
+    Event,
+    Failed,
+    Faulted,
+    Fenced,
+    Phase,
+    Promoted,
+    Service,
+    Silent,
+    Standing,
+)
+from mpsd.service import Cause
+
+_CAUSES = {Faulted: Cause.FAULT, Silent: Cause.SILENT, Asked: Cause.ASKED, Failed: Cause.FAILED}
+
+
+def cause_of(event: Event, before: Service) -> Cause:
+    """Why who served then serves no more."""
+    if isinstance(event, Elapsed):
+        return Cause.ASKED if before.phase is Phase.YIELDING else Cause.FAILED
+    member = before.member(before.writer)
+    if type(event) not in _CAUSES and member is not None and member.standing is Standing.SILENT:
+        return Cause.SILENT  # a successor has come for it
+    return _CAUSES.get(type(event), Cause.ENDED)
+
+
+def note_times(entry: Entry, before: Service, event: Event, happened_ns: int | None, now_ns: int, at: float) -> None:
+    """After the event: a term is over, its writer is fenced, another one serves.  at: seconds since the epoch."""
+    after = entry.service
+    begins = after.phase is not before.phase and after.phase in (Phase.FENCING, Phase.YIELDING)
+    lets_go = isinstance(event, Fenced) and event.process == before.writer
+    is_asked = before.phase is Phase.YIELDING and not isinstance(event, Faulted | Ended)
+    if (begins and not is_asked) or (lets_go and entry.handing is None):
+        entry.handing = Handing(cause_of(event, before), before.writer, happened_ns, now_ns)
+    if lets_go and entry.handing is not None:
+        entry.handing.fenced_ns = now_ns
+    if isinstance(event, Promoted) and before.phase is Phase.PROMOTING and entry.handing and after.writer:
+        entry.last = entry.handing.over(at, after.writer, entry.arena.generation, now_ns)
+        entry.promotions += 1
+        entry.handing = None
