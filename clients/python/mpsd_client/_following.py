@@ -116,9 +116,11 @@ class Following:
             self._changed.notify_all()
 
     def say_yielded(self, term: Term) -> None:
-        """Its memory is read-only already.  Raises Refused."""
+        """Its memory is read-only already, and its state is that of the term before now.  Raises Refused, StateError."""
+        before = StateReader.open(term.state.fd)
         with self._changed:
             self._term, self._yielded, self._is_ready = None, term.generation, False
+            self._before, self._before_serial = before, term.kept_serial
         try:
             self._say(calls.service_yielded(self._id, term.generation))
         except Refused as exc:
@@ -227,7 +229,9 @@ class Following:
             finally:
                 os.close(found.fd)
         with self._changed:
-            self._before, self._before_serial = before, found.state_serial
+            self._before_serial = found.state_serial
+            if before is not None:  # else mpsd has lost it: what is mapped here is the last one still
+                self._before = before
 
     def _hear_for(self, term: Term) -> None:
         """What the word that came last means for the term."""

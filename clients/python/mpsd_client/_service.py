@@ -15,8 +15,8 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -88,8 +88,8 @@ class Service:
         Then adopt what there is, warm up, and call `standby`.  `arena.layout` None: nobody has built it yet, and whoever finds
         that in its term does so.
         """
+        self._check()
         with self._lock:
-            self._check()
             if self._arena is None:
                 State.create(self.schema, generation=1).close()  # what cannot be is found out now, and the next one is faster
                 arena = self._open_arena()
@@ -123,8 +123,8 @@ class Service:
         callbacks raise.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        self._check()
         with self._lock:
-            self._check()
             arena, following = self._arena, self._following
             if arena is None or following is None:
                 raise RuntimeError(f"service {self.name} is not open")
@@ -147,15 +147,15 @@ class Service:
 
         Raises BufferError: somebody still has memory of it; all else is done then.
         """
+        if self._pid != os.getpid():  # after fork: nobody waits for a lock here that a thread of the parent's held
+            if self._arena is not None:
+                self._arena.close()
+            return
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             arena, following, term = self._arena, self._following, self._term
-        if self._pid != os.getpid():
-            if arena is not None:
-                arena.close()
-            return
         if term is not None and arena is not None and not term.is_dismissed:
             with suppress(MpsdError, OSError):
                 self._yield(term)
@@ -248,16 +248,17 @@ class Service:
 
     def _refresh(self, arena: Arena, told: Instruction) -> None:
         """In this thread, since it needs the context."""
-        has_changed = arena.refresh()
-        self._refreshed_for = told.layout_hash
-        if has_changed:
-            for call in self._on_commit:
-                call(arena)
+        with self._telling_of_failure():
+            has_changed = arena.refresh()
+            self._refreshed_for = told.layout_hash
+            if has_changed:
+                for call in self._on_commit:
+                    call(arena)
 
     def _promote(self, arena: Arena, following: Following, told: Told) -> Term:
         """Nothing is asked here: memory is mapped, the record is in shared memory, and mpsd hears of it by the other thread."""
         generation = told.what.generation
-        try:
+        with self._telling_of_failure():
             arena._promoted(generation)
             record = following.last_record()
             state = State.create(self.schema, generation=generation)
@@ -270,10 +271,17 @@ class Service:
             following.begin(term)
             for call in self._on_promote:
                 call(term)
+            return term
+
+    @contextmanager
+    def _telling_of_failure(self) -> Iterator[None]:
+        """Who cannot do this cannot serve."""
+        try:
+            yield
         except BaseException as exc:
-            following.say_failed(repr(exc))
+            if self._following is not None:
+                self._following.say_failed(repr(exc))
             raise
-        return term
 
     # -- to end a term -------------------------------------------------------------------------------------------------
 
@@ -300,13 +308,9 @@ class Service:
         assert self._arena is not None
         assert self._following is not None
         term.end("its term is over")
-        try:
+        with self._lock:
+            self._term = None
+        with self._telling_of_failure():
             self._arena._yielded()
-        except BaseException as exc:
-            self._following.say_failed(repr(exc))
-            raise
-        finally:
-            with self._lock:
-                self._term = None
         self._following.say_yielded(term)
         term.state.close()

@@ -85,6 +85,15 @@ class FakeMpsd:
         """As if another one had given it."""
         self._keep(os.dup(state.fd))
 
+    def lose(self) -> None:
+        """The state that was kept."""
+        assert self.kept is not None
+        with self.changed:
+            self.kept.close()
+            os.close(self.kept_fd)
+            self.kept = None
+            self.tell(state_serial=0)
+
     # -- threads -------------------------------------------------------------------------------------------------------
 
     def _accept(self, listener: socket.socket) -> None:

@@ -129,6 +129,19 @@ def test_a_promotion_waits_for_the_record_that_belongs_to_it(mpsd: FakeMpsd, ser
     assert dict(waiting.get().record)["step"] == 9
 
 
+def test_a_state_that_mpsd_has_lost_is_read_where_it_is_mapped(mpsd: FakeMpsd, service: Service) -> None:
+    with State.create(FIELDS, generation=3) as before:
+        before.publish(step=4)
+        mpsd.keep(before)
+        mpsd.wait_for("arena.state")
+        mpsd.lose()
+        mpsd.wait_for("arena.state", 2)
+        before.publish(step=5)
+        term = serve(mpsd, service)
+    assert term.record is not None
+    assert term.record["step"] == 5
+
+
 def test_fields_that_both_have_go_from_one_version_of_a_program_to_the_next(mpsd: FakeMpsd, service: Service) -> None:
     with State.create({"name": "text[8]", "old": "int8", "step": "int64"}, generation=3) as before:
         before.publish(name="b", step=5)
@@ -211,6 +224,16 @@ def test_a_standby_follows_what_the_active_commits(mpsd: FakeMpsd, service: Serv
     mpsd.tell("serve", generation=4)
     waiting.get()
     assert arena.done == ["refresh", "promoted 4"]
+
+
+def test_who_cannot_follow_what_was_committed_says_so(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    service.on_commit(lambda of: int("none"))
+    waiting = Waiting(service.active)
+    mpsd.wait_for("service.ready")
+    mpsd.tell(layout_hash="another")
+    with pytest.raises(ValueError, match="none"):
+        waiting.get()
+    assert "ValueError" in mpsd.wait_for("service.failed")["why"]
 
 
 def test_nobody_is_ready_while_another_builds(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
