@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tests.integration.process import wait_for
 pytestmark = pytest.mark.slow
 EXAMPLE = ROOT / "clients/python/examples/count_service.py"
 STEPS = 400
+SLOWLY = ("--pace", "0.05")  # so that the other one is ready long before the end
 
 
 class Counter:
@@ -25,9 +27,13 @@ class Counter:
     def __init__(self, machine: Machine, name: str, *words: str) -> None:
         self.report = machine.place / f"{name}-{len(list(machine.place.glob('*.jsonl')))}.jsonl"
         self.report.touch()
-        command = [sys.executable, str(EXAMPLE), "--service", name, "--steps", str(STEPS), "--pace", "0.01", "--every", "10"]
+        if machine.uid is not None:
+            os.chown(self.report, machine.uid, -1)
+        command = [sys.executable, str(EXAMPLE), "--service", name, "--steps", str(STEPS), "--every", "2"]
         command += ["--check", "--report", str(self.report), *words]
-        self.process = subprocess.Popen(command, env=machine.variables, stderr=subprocess.PIPE, text=True)
+        command[0] = machine.variables["MPSD_PYTHON"]
+        variables = machine.variables | {"PYTHONPATH": str(ROOT / "clients/python")}
+        self.process = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True, **machine._user(None))
 
     def events(self, name: str) -> list[dict[str, Any]]:
         lines = self.report.read_text().splitlines(keepends=True)
@@ -86,7 +92,7 @@ def wait_until_ready(machine: Machine, name: str, pid: int) -> None:
 
 def test_it_goes_on_when_it_is_killed(machine_of_services: Machine, digest: int) -> None:
     machine = machine_of_services
-    first = Counter(machine, "killed")
+    first = Counter(machine, "killed", *SLOWLY)
     assert first.wait("promoted")["record"] is False
     second = Counter(machine, "killed", "--rank", "1")
     wait_until_ready(machine, "killed", second.process.pid)
@@ -100,11 +106,11 @@ def test_it_goes_on_when_it_is_killed(machine_of_services: Machine, digest: int)
     assert first.end() == -signal.SIGKILL
 
 
-def test_it_is_handed_over_and_back(machine_of_services: Machine, digest: int) -> None:
+def test_it_is_handed_over_and_back(machine_of_services: Machine) -> None:
     machine = machine_of_services
-    first = Counter(machine, "handed")
+    first = Counter(machine, "handed", *SLOWLY)
     first.wait("step")
-    second = Counter(machine, "handed")
+    second = Counter(machine, "handed", *SLOWLY)
     wait_until_ready(machine, "handed", second.process.pid)
     with machine.mpsd() as mpsd:
         handed = mpsd.ask(calls.service_handover("handed"))
@@ -115,14 +121,15 @@ def test_it_is_handed_over_and_back(machine_of_services: Machine, digest: int) -
         assert mpsd.ask(calls.service_handover("handed")).to_pid == first.process.pid
     second.wait("yielded")
     assert first.wait("first_step", 2)["step"] > second.wait("first_step")["step"]
-    assert first.wait("end")["digest"] == second.wait("end")["digest"] == digest
-    assert (first.end(), second.end()) == (0, 0)
+    second.process.kill()
+    first.process.kill()
+    assert (first.end(), second.end()) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
 def test_a_term_outlives_mpsd(machine_of_services: Machine, digest: int) -> None:
     """The one that counts does not wait for it; the one that waits takes over from a later mpsd."""
     machine = machine_of_services
-    first = Counter(machine, "outlived")
+    first = Counter(machine, "outlived", *SLOWLY)
     first.wait("step")
     second = Counter(machine, "outlived")
     wait_until_ready(machine, "outlived", second.process.pid)
@@ -136,3 +143,20 @@ def test_a_term_outlives_mpsd(machine_of_services: Machine, digest: int) -> None
     assert second.wait("end")["digest"] == digest
     assert second.end() == 0
     assert first.end() == -signal.SIGKILL
+
+
+@pytest.mark.root
+def test_without_root_each_goes_where_it_is_told(strangers: Machine, digest: int) -> None:
+    """By its environment, which enlisting changes; and mpsd is found in the directory that was meant before that."""
+    strangers.start()
+    first = Counter(strangers, "humble", *SLOWLY)
+    first.wait("step")
+    second = Counter(strangers, "humble")
+    wait_until_ready(strangers, "humble", second.process.pid)
+    with strangers.mpsd() as mpsd:
+        members = mpsd.ask(calls.service_get("humble")).members
+    assert all(each.is_apart for each in members)
+    first.process.send_signal(signal.SIGKILL)
+    assert second.wait("promoted")["generation"] == 2
+    assert second.wait("end")["digest"] == digest
+    assert (first.end(), second.end()) == (-signal.SIGKILL, 0)
