@@ -38,6 +38,7 @@ class Member:
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
         self.path = Path(asked.file)
+        self.socket = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"], "mpsd.sock")  # also when CUDA is told to go elsewhere
         self.mpsd: Client | None = None
         self.arena = 0
         self.serial: int | None = None
@@ -48,7 +49,7 @@ class Member:
         """As often as it takes: mpsd may be away."""
         while self.mpsd is None:
             try:
-                self.mpsd = Client(timeout_seconds=20)
+                self.mpsd = Client(self.socket, timeout_seconds=20)
                 if self.arena:
                     self.join()
             except (OSError, Refused, Disconnected):
@@ -78,7 +79,7 @@ class Member:
         self.join()
 
     def run(self) -> None:
-        self.ask(calls.service_enlist(self.asked.name))
+        os.environ.update(self.ask(calls.service_enlist(self.asked.name)).environment)
         begin_cuda()
         self.open()
         time.sleep(self.asked.warm)
