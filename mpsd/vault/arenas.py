@@ -90,7 +90,6 @@ class Arenas:
         arena = replace(arena, base=shelf.place(window))
         arena = shelf.add(Entry(Row(replace(arena, id=self._store.add(arena))), Contents()))
         shelf.tell("created", arena, capacity_bytes=capacity)
-        self._shelf.schedule_changed.set()
         return arena
 
     async def change(self, arena_id: int, capacity_bytes: int | None, mode: int | None, ttl_seconds: float | None) -> Arena:
@@ -105,7 +104,6 @@ class Arenas:
             arena = self._resized(entry, arena, capacity_bytes)
         row = replace(entry.row, arena=arena)
         self._store.change(row)
-        self._shelf.schedule_changed.set()
         return self._shelf.change(entry, row)
 
     def _resized(self, entry: Entry, arena: Arena, capacity_bytes: int) -> Arena:
@@ -115,7 +113,7 @@ class Arenas:
             raise BadRequest(f"arena {arena.name} holds {arena.used_bytes} bytes, more than {capacity}")
         wanted = replace(arena, capacity_bytes=capacity, window_bytes=window)
         self._shelf.account.check_arena(wanted, self._shelf.bounds(arena))
-        if not arena_windows.may_end_at(self._shelf.windows(entry), arena.base, arena.base + window):
+        if not arena_windows.may_end_at(self._shelf.windows(arena), arena.base, arena.base + window):
             raise NoRoom(f"the window of {arena.name} cannot grow to {window} bytes: another one lies behind it")
         return wanted
 

@@ -4,6 +4,7 @@ What the keeper holds is compared with it: what is missing there is lost for its
 """
 
 import time
+from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from mpsd.model import Device
 from mpsd.policy import arena_windows
 from mpsd.policy.arena_account import ArenaAccount, Bounds
 from mpsd.policy.arena_contents import Contents
+from mpsd.policy.arena_eviction import expires_at
 from mpsd.policy.arena_settings import VaultSettings
 from mpsd.vault.entry import Entry, serial_of
 from mpsd.vault.store import Row, VaultStore
@@ -50,7 +52,9 @@ class Shelf:
         self.by_id: dict[int, Entry] = {}
         self.by_name: dict[str, Entry] = {}
         self.lost = trio.Event()
+        self.ends: dict[int, float] = {}  # when arenas are over that nobody has open; whoever is opened stays in it until then
         self.schedule_changed = trio.Event()  # somebody's time may be over earlier than was thought
+        self._windows: list[arena_windows.Window] = []  # of all, in order
         self.on_told: list[OnTold] = []
         self.forgotten: list[str] = []  # systemd's names of what was lost: it may have it, from a keeper that was ended
         self._store = store
@@ -88,13 +92,13 @@ class Shelf:
         lease = None if arena.lease_id is None else self.around.lease_bytes(arena.lease_id, arena.gpu)
         return Bounds(self.settings, gpu.total_bytes, lease)
 
-    def windows(self, but: Entry | None = None) -> list[arena_windows.Window]:
-        arenas = (entry.arena for entry in self.by_id.values() if entry is not but)
-        return [(arena.base, arena.base + arena.window_bytes) for arena in arenas]
+    def windows(self, but: Arena) -> list[arena_windows.Window]:
+        """Of all others."""
+        return [window for window in self._windows if window != _window(but)]
 
     def place(self, size: int) -> int:
         """Raises NoRoom."""
-        base = arena_windows.place(self.windows(), size)
+        base = arena_windows.place(self._windows, size)
         if base is None:
             raise NoRoom(f"no {size} bytes of addresses in a row are free for another window")
         return base
@@ -110,6 +114,8 @@ class Shelf:
         self.by_id[arena.id] = self.by_name[arena.name] = entry
         self.account.add(arena)
         self.account.move(arena, arena.used_bytes, entry.count)
+        insort(self._windows, _window(arena))
+        self.schedule(arena)
         return arena
 
     def remove(self, entry: Entry) -> None:
@@ -118,6 +124,8 @@ class Shelf:
         del self.by_id[arena.id], self.by_name[arena.name]
         self.account.move(arena, -entry.contents.used_bytes, -entry.count)
         self.account.remove(arena)
+        self._windows.remove(_window(arena))
+        self.ends.pop(arena.id, None)
         entry.notify()
 
     def change(self, entry: Entry, row: Row) -> Arena:
@@ -125,7 +133,19 @@ class Shelf:
         old = entry.arena
         arena = entry.become(row)
         self.account.change(old, arena)
+        if _window(old) != _window(arena):
+            self._windows.remove(_window(old))
+            insort(self._windows, _window(arena))
+        self.schedule(arena)
         return arena
+
+    def schedule(self, arena: Arena) -> None:
+        """Its time may be over at another moment than was thought."""
+        if (end := expires_at(arena)) is None:
+            self.ends.pop(arena.id, None)
+        else:
+            self.ends[arena.id] = end
+            self.schedule_changed.set()
 
     def count(self, entry: Entry, bytes_before: int, count_before: int) -> None:
         """What is in it has changed since it was so much."""
@@ -182,3 +202,7 @@ class Shelf:
             self.account.move(entry.arena, -before.used_bytes, -entry.count)
             entry.contents = Contents()
             self.tell("lost", self.change(entry, row), lost_bytes=before.used_bytes)
+
+
+def _window(arena: Arena) -> arena_windows.Window:
+    return arena.base, arena.base + arena.window_bytes

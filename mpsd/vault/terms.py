@@ -181,5 +181,5 @@ class Terms:
         arena = entry.become(row)
         if not any(process in (each.arena.writer, *each.arena.readers) for each in self._shelf.by_id.values()):
             self._holders.remove(process)
-        self._shelf.schedule_changed.set()
+        self._shelf.schedule(arena)
         return arena

@@ -18,7 +18,6 @@ import trio
 from mpsd.api.services import KeeperView
 from mpsd.errors import BadRequest, KeeperFailed, NoRoom, UnusablePath
 from mpsd.model import ProcessId
-from mpsd.policy.arena_eviction import expires_at
 from mpsd.policy.arena_settings import VaultSettings
 from mpsd.runtime.stored import Stored
 from mpsd.vault.arenas import Arenas
@@ -133,17 +132,18 @@ class Vault:
         await self.arenas.ready.wait()
         while True:
             changed = self.shelf.schedule_changed = trio.Event()
-            now = self.shelf.around.clock()
-            ends = {arena.id: end for arena in self.arenas.arenas() if (end := expires_at(arena)) is not None}
-            over = [arena_id for arena_id, end in ends.items() if end <= now]
-            for arena_id in over:
-                self._expire_one(arena_id)
-            patience = min((end - now for end in ends.values() if end > now), default=math.inf)
-            with trio.move_on_after(patience if not over else 0):
+            now, ends = self.shelf.around.clock(), self.shelf.ends
+            for arena_id in [arena_id for arena_id, end in ends.items() if end <= now]:
+                self._expire_one(arena_id, now)
+            with trio.move_on_after(max(0.0, min(ends.values(), default=math.inf) - now)):
                 await changed.wait()
 
-    def _expire_one(self, arena_id: int) -> None:
+    def _expire_one(self, arena_id: int, now: float) -> None:
+        self.shelf.schedule(self.shelf.by_id[arena_id].arena)  # somebody may have it open
+        if self.shelf.ends.get(arena_id, math.inf) > now:
+            return
         try:
             self.arenas.expire(arena_id)
         except UnusablePath as exc:
             log.error("store.failed", statement="an arena whose time is over", why=str(exc))
+            self.shelf.ends[arena_id] = now + _AGAIN_SECONDS

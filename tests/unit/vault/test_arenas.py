@@ -236,8 +236,10 @@ async def test_its_time_runs_while_nobody_has_it_open(house, writer):
     async with house.vault() as vault:
         arena = await opened(vault, writer.process, replace(SPEC, ttl_seconds=60.0))
         house.now += 3600
-        await vault.arenas.create(replace(SPEC, name="other"), USER, USER, None)  # it looks again
+        await vault.arenas.create(replace(SPEC, name="other", ttl_seconds=1e9), USER, USER, None)  # it looks again
+        await trio.testing.wait_all_tasks_blocked()
         assert vault.arenas.find("model").ttl_seconds == 60.0
+        assert list(vault.shelf.ends) == [vault.arenas.find("other").id]
         await vault.arenas.close(arena.id, writer.process)
         house.now += 61
         await vault.arenas.change(vault.arenas.find("other").id, None, None, 5.0)
