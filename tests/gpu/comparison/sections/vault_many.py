@@ -157,11 +157,12 @@ def _one_keeper(stage: Stage, system: System, size: Size) -> None:
     os.kill(pids[0], signal.SIGKILL)
     each = size.allocations // size.arenas
     with Wire(system.pipe) as wire:
-        while not (empty := sum(not arena["allocations"] for arena in _arenas(wire))):
+        while all(arena["allocations"] for arena in _arenas(wire)):
             if time.monotonic() > began + vault.EVENT_SECONDS:
                 raise SystemFailed("mpsd does not notice that its keeper is dead")
         noticed = (time.monotonic() - began) * 1000
-        whole = sum(arena["allocations"] == each for arena in _arenas(wire))
+        there = _arenas(wire)
+    empty, whole = (sum(arena["allocations"] == count for arena in there) for count in (0, each))
     most = -(-held // each) + len(pids) * 2  # an arena may be in two of them
     stage.add(
         f"one of {len(pids)} keepers killed",
