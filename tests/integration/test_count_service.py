@@ -15,7 +15,6 @@ from mpsd_client import MpsdError, calls
 from tests.integration.machine import ROOT, Machine, open_machine
 from tests.integration.process import wait_for
 
-pytestmark = pytest.mark.slow
 EXAMPLE = ROOT / "clients/python/examples/count_service.py"
 STEPS = 400
 SLOWLY = ("--pace", "0.05")  # so that the other one is ready long before the end
@@ -106,6 +105,7 @@ def test_it_goes_on_when_it_is_killed(machine_of_services: Machine, digest: int)
     assert first.end() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_it_is_handed_over_and_back(machine_of_services: Machine) -> None:
     machine = machine_of_services
     first = Counter(machine, "handed", *SLOWLY)
@@ -126,6 +126,7 @@ def test_it_is_handed_over_and_back(machine_of_services: Machine) -> None:
     assert (first.end(), second.end()) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_term_outlives_mpsd(machine_of_services: Machine, digest: int) -> None:
     """The one that counts does not wait for it; the one that waits takes over from a later mpsd."""
     machine = machine_of_services
@@ -145,6 +146,7 @@ def test_a_term_outlives_mpsd(machine_of_services: Machine, digest: int) -> None
     assert first.end() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_without_root_each_goes_where_it_is_told(strangers: Machine, digest: int) -> None:
     """By its environment, which enlisting changes; and mpsd is found in the directory that was meant before that."""
