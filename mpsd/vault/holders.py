@@ -68,6 +68,8 @@ class Holders:
     def add(self, process: ProcessId) -> None:
         """Raises BadRequest for one that has ended, NotAllowed for one that was expelled, TooMany."""
         self._check_not_expelled(process)
+        if process in self._ended:  # nobody would be told of its end again
+            raise BadRequest(f"pid {process.pid} has ended")
         if process in self._waits:
             return
         uid = self._check_room(process)

@@ -125,6 +125,19 @@ async def test_a_process_that_has_ended_is_not_admitted(house, writer):
         assert vault.arenas.find("model").generation == 0
 
 
+@pytest.mark.parametrize("access", list(Access))
+async def test_a_process_that_is_being_fenced_gets_nothing_more(house, writer, access):
+    """Its end has been noticed already, and will not be again."""
+    house.holding.hold(writer.process)
+    async with house.vault() as vault:
+        await opened(vault, writer.process)
+        further = await vault.arenas.create(replace(SPEC, name="further"), USER, USER, None)
+        writer.end()
+        await until(lambda: vault.holders.has_ended(writer.process))
+        with pytest.raises(BadRequest, match="has ended"):
+            await vault.arenas.open(further.id, access, writer.process, 0)
+
+
 async def test_the_end_of_a_reader_is_noticed(house, writer, other):
     house.holding.hold(other.process)
     async with house.vault() as vault:
