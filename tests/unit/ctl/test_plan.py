@@ -182,8 +182,14 @@ def test_who_ends_early_is_replaced_ever_later() -> None:
     restarts, waited = Restarts(), []
     for _ in range(MOST_EARLY):
         assert not restarts.has_given_up
-        restarts = ended(restarts, EARLY_SECONDS - 1, 100.0)
+        restarts = ended(restarts, EARLY_SECONDS - 1, False, 100.0)
         waited.append(restarts.not_before - 100.0)
     assert waited == [0, 1, 2, 4, 8, 16, 30, 30, 30, 30]
     assert restarts.has_given_up
-    assert ended(restarts, EARLY_SECONDS, 100.0) == Restarts()
+    assert ended(restarts, EARLY_SECONDS, False, 100.0) == Restarts()
+
+
+def test_one_that_was_ready_is_replaced_at_once() -> None:
+    """As often as it is."""
+    assert ended(Restarts(), 1.0, True, 100.0) == Restarts()
+    assert ended(Restarts(3, 50.0), 1.0, True, 100.0) == Restarts(3, 50.0)

@@ -12,7 +12,7 @@ from mpsd_client import values
 
 from mpsctl.starter import scribe
 from mpsctl.starter.groups import Process, groups
-from mpsctl.starter.plan import ILL_SECONDS, Make, Own
+from mpsctl.starter.plan import ILL_SECONDS, READY, Make, Own
 
 MOST_LOG_BYTES = 16 << 20  # of a file, of which there are two for each member
 _TICK_SECONDS = 0.02  # longer than a tick of the clock that start times are told by
@@ -33,6 +33,7 @@ class Child:
     processes: Set[Process]
     member: values.Member | None = None
     was_writer: bool = False
+    was_ready: bool = False  # ever
     has_served: bool = False
     member_pid: int = 0  # as mpsd sees it
     ill_at: float | None = None
@@ -56,6 +57,7 @@ class Child:
         if member is not None:
             self.was_writer = member.is_writer
             self.member_pid = member.pid
+            self.was_ready = self.was_ready or member.standing == READY
             self.has_served = self.has_served or member.is_writer
             if member.standing not in ILL_SECONDS:
                 self.ill_at = None

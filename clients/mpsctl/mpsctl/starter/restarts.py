@@ -1,4 +1,4 @@
-"""When one that has ended is replaced: at once, and ever later where they end as soon as they were started.  Pure."""
+"""When one that has ended is replaced: at once, and ever later where they end before they were of any use.  Pure."""
 
 from dataclasses import dataclass
 
@@ -19,9 +19,11 @@ class Restarts:
         return self.early >= MOST_EARLY
 
 
-def ended(before: Restarts, lived_seconds: float, at: float) -> Restarts:
-    """One has, unasked."""
+def ended(before: Restarts, lived_seconds: float, was_ready: bool, at: float) -> Restarts:
+    """One has, unasked.  One that was ready says nothing of how the next one will begin: a fault may have ended it."""
     if lived_seconds >= EARLY_SECONDS:
         return Restarts()
+    if was_ready:
+        return before
     early = before.early + 1
     return Restarts(early, at + (0.0 if early == 1 else min(_LONGEST_SECONDS, 2.0 ** (early - 2))))

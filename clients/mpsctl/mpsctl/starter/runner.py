@@ -165,7 +165,7 @@ class Starter:
         if self._task.until_done and of.status == 0 and self._has_done_its_work(of.child):
             self._end("the active has done its work")
         else:
-            self._count(lived)
+            self._count(lived, was_ready=of.child.was_ready)
 
     def _has_done_its_work(self, child: Child) -> bool:
         """It served, and has not handed over to another."""
@@ -173,10 +173,10 @@ class Starter:
         has_served = child.has_served or (last is not None and last.to_pid == child.pid)
         return has_served and not (last is not None and last.cause == "asked" and last.from_pid == child.member_pid)
 
-    def _count(self, lived_seconds: float) -> None:
+    def _count(self, lived_seconds: float, *, was_ready: bool) -> None:
         """One that ended unasked, or did not begin."""
-        self._restarts = ended(self._restarts, lived_seconds, time.monotonic())
-        if self._restarts.has_given_up:
+        before, self._restarts = self._restarts, ended(self._restarts, lived_seconds, was_ready, time.monotonic())
+        if self._restarts.has_given_up and not before.has_given_up:
             text = f"{MOST_EARLY} members in a row have ended early: nobody is started until a setting is changed, or SIGHUP"
             self._teller.tell("given_up", text)
 
@@ -253,7 +253,7 @@ class Starter:
             self._take_refusal(situation, exc)
         except OSError as exc:
             self._teller.tell("trouble", f"a member cannot be started: {exc}", why=str(exc))
-            self._count(0.0)
+            self._count(0.0, was_ready=False)
 
     def _take_refusal(self, situation: Situation, exc: Refused) -> None:
         if is_surge(situation):
@@ -261,7 +261,7 @@ class Starter:
             self._teller.tell("no_room", f"no room for one more, so an old one makes way first: {exc.message}", why=exc.message)
         else:
             self._teller.tell("trouble", f"no lease for a member: {exc.message}", why=exc.message)
-            self._count(0.0)
+            self._count(0.0, was_ready=False)
 
     def _hand_over(self, number: int) -> None:
         member = self._crew.children[number].member
