@@ -11,7 +11,8 @@ from dataclasses import replace
 import trio
 
 from mpsd.arena import Allocation, Arena, KeptState, Portion
-from mpsd.errors import BadRequest
+from mpsd.descriptors import close_all
+from mpsd.errors import BadRequest, KeeperFailed
 from mpsd.model import ProcessId
 from mpsd.vault.descriptors import CheckMemory, Layout, check_state, read_layout
 from mpsd.vault.entry import Entry, layout_name, memory_name, state_name
@@ -148,11 +149,15 @@ class Filling:
         """All of it of one commit."""
         async with entry.lock:
             entry.check_holder(process)
-            found = entry.contents.committed_after(after, limit + 1)
+            contents = entry.contents
+            found = contents.committed_after(after, limit + 1)
             some, layout = tuple(found[:limit]), entry.row.layout_serial if with_layout else None
             names = [] if layout is None else [layout_name(layout)]
             names += [memory_name(each.serial) for each in some if each.since > known]
             fds = await self._keeper.get(names) if names else []
+            if entry.contents is not contents:
+                close_all(fds)
+                raise KeeperFailed(f"the memory of arena {entry.arena.name} was lost while it was taken")
             return Portion(entry.arena, some, tuple(fds), layout is not None, len(found) > limit)
 
     async def layout(self, entry: Entry, process: ProcessId) -> tuple[Arena, int]:

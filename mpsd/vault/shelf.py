@@ -181,10 +181,12 @@ class Shelf:
         return [name for name in held if name not in wanted]
 
     def _lose(self, entries: Iterable[Entry]) -> None:
-        """Their writers, where they live, are told when they ask for something next: their generation is another."""
+        """Their writers, where they live, are told when they ask for something next: their generation is another.  So is the
+        commit, for whoever is taking it in pages."""
         rows = [
             replace(
                 entry.with_facts(generation=entry.arena.generation + 1, layout_hash="", layout_bytes=0, is_sealed=False),
+                commits=entry.row.commits + 1,
                 layout_serial=None,
                 state=None,
             )

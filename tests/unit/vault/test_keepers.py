@@ -11,9 +11,11 @@ from structlog.testing import capture_logs
 
 from mpsd import processes
 from mpsd.arena import GRANULE, Access, Arena
+from mpsd.descriptors import close_all
 from mpsd.errors import KeeperFailed, NoRoom, UnusablePath
 from mpsd.model import ProcessId
 from mpsd.vault.vault import Vault
+from tests.descriptors import descriptors
 from tests.unit.vault.house import SPEC, House, at, committed, memory, opened, put, taken, until
 
 MOST = 6  # that one keeper holds
@@ -155,6 +157,31 @@ async def test_a_keepers_death_costs_the_arenas_that_had_something_in_it(small, 
     async with small.vault() as vault:
         assert states(vault) == expected  # what was put since is not committed
         await check_whole(vault)
+
+
+async def test_what_is_lost_while_it_is_taken_is_given_to_nobody(small, writer, monkeypatch):
+    """Half of a model is none, also on its way; and what is taken in pages is seen to be another."""
+    async with small.vault() as vault:
+        second = (await three(vault, writer.process))[1]
+        first_page = await vault.arenas.take(second.id, writer.process, None, 1)
+        [*_, last] = vault.keeper._keepers.values()
+        get = last.get
+
+        async def and_another_dies(names: list[str]) -> list[int]:
+            found = await get(names)
+            os.kill(vault.keeper.pids[0], signal.SIGKILL)
+            await until(lambda: len(small.topics("arena.lost")) == 2)
+            return found
+
+        monkeypatch.setattr(last, "get", and_another_dies)
+        before = descriptors()
+        with pytest.raises(KeeperFailed, match="was lost"):
+            await vault.arenas.take(second.id, writer.process, None, 128)
+        assert descriptors() <= before
+        next_page = await vault.arenas.take(second.id, writer.process, first_page.allocations[-1].offset, 128)
+        assert next_page.allocations == ()
+        assert next_page.arena.commit > first_page.arena.commit
+        close_all(first_page.fds)
 
 
 async def test_one_dies_while_there_is_no_mpsd(small, writer):
