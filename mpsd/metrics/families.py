@@ -168,7 +168,7 @@ def _of_arenas(source: Source) -> Iterator[Metric]:
                             float(works))  # fmt: skip
     held, count = (keeper.held, len(keeper.pids)) if keeper else (0, 0)
     yield GaugeMetricFamily("mpsd_keeper_descriptors", "Descriptors that the keepers of the arenas hold.", held)
-    yield GaugeMetricFamily("mpsd_keeper_processes", "Keepers of the arenas; one process may open so many files and no more.", count)
+    yield GaugeMetricFamily("mpsd_keeper_processes", "Keepers of the arenas: as many as their descriptors take.", count)
 
 
 def _of_services(source: Source) -> Iterator[Metric]:
