@@ -78,6 +78,24 @@ def test_a_connection_that_breaks_in_the_middle_of_a_call_is_not_noticed(
     drive.do("call health")
 
 
+@pytest.mark.parametrize("when", ["before mpsd heard it", "after mpsd did it"])
+def test_what_is_on_its_way_when_a_connection_breaks_is_given_again(
+    relay: Relay, machine: Machine, begin: Begin, name: str, when: str
+) -> None:
+    """Allocating does not wait for mpsd's answer to what was allocated before."""
+    drive = begin(machine, relay.path)
+    drive.do(f"create {name} {400 * MIB}")
+    drive.do(f"open {name} write 0")
+    (relay.lose if when.startswith("after") else relay.refuse)["arena.put"] = 1
+    places = [drive.do(f"alloc {2 * MIB}") for _ in range(140)]
+    drive.do(f"free {places.pop(100)}")
+    drive.do("commit")
+    assert relay.lose.get("arena.put", 0) == relay.refuse.get("arena.put", 0) == 0
+    drive.do("close")
+    drive.do(f"open {name} read 0")
+    assert [each.partition(":")[0] for each in drive.do("list").split()] == places
+
+
 def test_what_may_not_be_done_twice_is_not(relay: Relay, machine: Machine, begin: Begin) -> None:
     """Its caller is told that nobody knows whether it was done."""
     drive = begin(machine, relay.path)

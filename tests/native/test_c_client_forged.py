@@ -308,6 +308,31 @@ def test_a_quota_that_is_spent_is_said_and_what_waits_still_waits(kept: Drive, r
     kept.do("close")
 
 
+def test_allocating_ends_soon_when_mpsd_takes_no_more(relay: Relay, machine: Machine, program: Path) -> None:
+    """What was refused is known when the next ones are to be sent; from then on each allocation is refused."""
+    drive = Drive(program, machine.variables)
+    try:
+        drive.do(f"session {relay.path}")
+        drive.do(f"create full {1024 * MIB}")
+        drive.do("open full write 0")
+        relay.change = only("arena.put", with_error({"code": 16, "name": "NO_ROOM", "message": "the quota is spent"}))
+        made = 0
+        while (answer := drive.ask(f"alloc {2 * MIB}")).result == 0:
+            made += 1
+        assert (answer.error, 64 <= made <= 192) == ("ENOSPC", True), (answer, made)
+        assert drive.ask(f"alloc {2 * MIB}").error == "ENOSPC"
+        relay.change = None
+        drive.do(f"alloc {2 * MIB}")
+        drive.do("commit")
+        assert len(drive.do("list").split()) == made + 1
+        drive.do("close")
+        drive.do("remove full")
+        drive.end()
+    finally:
+        relay.change = None
+        drive.clear()
+
+
 def test_an_answer_that_never_comes_is_not_waited_for_longer_than_was_said(kept: Drive, relay: Relay) -> None:
     kept.do("patience 5 0.05")
     relay.change = only("health", with_raw(msgpack.packb([2, "some.event", [{}]])))

@@ -70,6 +70,7 @@ extern "C" {
 #include "mpsd/code/words.h"
 #include "mpsd/code/wire.h"
 #include "mpsd/code/exchange.h"
+#include "mpsd/code/owed.h"
 #include "mpsd/code/session.h"
 #include "mpsd/code/ask.h"
 #include "mpsd/code/space.h"

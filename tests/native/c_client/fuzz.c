@@ -4,6 +4,7 @@
  * Usage: fuzz SECONDS [SEED].  Prints the seed first, so that a failure can be repeated (as far as threads can). */
 #define MPSD_GREET_SECONDS 0.005
 #define MPSD_ANSWER_SECONDS 0.02
+#define MPSD_BATCH 3
 #include "fake_mpsd.h"
 
 #include <dirent.h>

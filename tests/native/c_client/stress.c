@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Stress: threads that share one session and one arena, while connections break now and then.  Built with ThreadSanitizer.
  * Usage: stress THREADS ROUNDS.  Prints PASS last. */
+#define MPSD_BATCH 2
 #include "fake_mpsd.h"
 
 static struct mpsd_session *session;

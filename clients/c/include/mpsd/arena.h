@@ -11,7 +11,7 @@
  *   -EBADMSG       a descriptor is no GPU memory, or not of the size that the arena says
  *   -EIO           another call of the driver failed; mpsd_error_cuda() says how
  *
- * A refusal of the quota (-ENOSPC) comes with flush and commit; what was allocated is still there then, and waits.
+ * A refusal of the quota (-ENOSPC) comes with flush, commit, or a later alloc; what was allocated is still there then, and waits.
  * CUDA has no read-only export: read access is mapped read-only by this library, which is a promise and no wall.
  */
 #ifndef MPSD_ARENA_H

@@ -11,6 +11,18 @@ static inline int mpsd_give_op(struct mpsd_arena *arena, const void *argument)
 	return mpsd_give(arena);
 }
 
+static inline int mpsd_send_op(struct mpsd_arena *arena, const void *argument)
+{
+	(void)argument;
+	return mpsd_send(arena);
+}
+
+static inline int mpsd_finish_op(struct mpsd_arena *arena, const void *argument)
+{
+	(void)argument;
+	return mpsd_finish_sent(arena);
+}
+
 static inline int mpsd_drops_op(struct mpsd_arena *arena, const void *argument)
 {
 	(void)argument;
@@ -125,8 +137,8 @@ static inline int mpsd_alloc_locked(struct mpsd_arena *arena, uint64_t bytes, ui
 	if (!bytes || bytes > arena->window_bytes)
 		return mpsd_fail(arena->session, bytes ? -ENOSPC : -EINVAL, 0, 0, "arena %s: %llu bytes, in a window of %llu",
 				 arena->name, (unsigned long long)bytes, (unsigned long long)arena->window_bytes);
-	if (arena->waiting >= MPSD_BATCH) /* before anything is done: what cannot be given must not become more */
-		rc = mpsd_settle(arena, mpsd_give_op, NULL);
+	if (arena->waiting - arena->sent >= MPSD_BATCH) /* before anything is done: what cannot be given must not become more */
+		rc = mpsd_settle(arena, mpsd_send_op, NULL);
 	memset(&item, 0, sizeof(item));
 	item.bytes = (bytes + MPSD_GRANULE - 1) / MPSD_GRANULE * MPSD_GRANULE;
 	if (rc == 0)
@@ -164,6 +176,10 @@ static inline int mpsd_free_locked(struct mpsd_arena *arena, uint64_t address)
 
 	if (rc < 0)
 		return rc;
+	if (item && item->flags & MPSD_ITEM_SENT) { /* whether mpsd has it is known then */
+		mpsd_settle(arena, mpsd_finish_op, NULL);
+		item = mpsd_space_at(arena, address);
+	}
 	if (!item)
 		return mpsd_fail(arena->session, -ENOENT, 0, 0, "arena %s: no allocation begins at 0x%llx", arena->name,
 				 (unsigned long long)address);

@@ -75,6 +75,8 @@ MPSD_API void mpsd_arena_forget(struct mpsd_arena *arena)
 {
 	if (!arena)
 		return;
+	if (arena->sent && getpid() == arena->pid)
+		mpsd_disown(arena->session);
 	while (arena->count)
 		mpsd_space_remove(arena, arena->count - 1);
 	if (getpid() == arena->pid)

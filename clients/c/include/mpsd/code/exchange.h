@@ -179,18 +179,18 @@ static inline int mpsd_receive(struct mpsd_session *session, const char *method,
 			 rc == -EPROTO || rc == -EMSGSIZE ? "mpsd's answer is no answer of the protocol" : strerror(-rc));
 }
 
-/* One request on the connection there is.  Results as those of mpsd_receive(); *was_sent: mpsd may have taken it. */
-static inline int mpsd_exchange(struct mpsd_session *session, const char *method, const void *params, size_t params_bytes,
-				const int *fds, unsigned fd_count, double until, int *was_sent, struct mpsd_answer *answer)
+/* One request, on the connection there is.  0; -ECONNRESET: the connection has ended; else -errno with words. */
+static inline int mpsd_send_request(struct mpsd_session *session, const char *method, const void *params, size_t params_bytes,
+				    const int *fds, unsigned fd_count, double until, uint32_t *id)
 {
-	uint32_t id = session->next_id++;
 	struct mpsd_pack pack;
 	int rc;
 
+	*id = session->next_id++;
 	mpsd_pack_begin(&pack, session->datagram, MPSD_DATAGRAM_BYTES);
 	mpsd_pack_array(&pack, 4);
 	mpsd_pack_uint(&pack, 0);
-	mpsd_pack_uint(&pack, id);
+	mpsd_pack_uint(&pack, *id);
 	mpsd_pack_text(&pack, method);
 	mpsd_pack_array(&pack, params_bytes ? 1 : 0);
 	mpsd_pack_raw(&pack, params, params_bytes);
@@ -202,9 +202,20 @@ static inline int mpsd_exchange(struct mpsd_session *session, const char *method
 		mpsd_hang_up(session);
 		return mpsd_fail(session, rc, 0, 0, "%s: sending: %s", method, strerror(-rc));
 	}
-	*was_sent = rc == 0;
-	rc = mpsd_receive(session, method, id, until, answer); /* also where it was not sent: why, may still be there to read */
 	return rc;
+}
+
+/* One request and its answer.  Results as those of mpsd_receive(); *was_sent: mpsd may have taken it. */
+static inline int mpsd_exchange(struct mpsd_session *session, const char *method, const void *params, size_t params_bytes,
+				const int *fds, unsigned fd_count, double until, int *was_sent, struct mpsd_answer *answer)
+{
+	uint32_t id;
+	int rc = mpsd_send_request(session, method, params, params_bytes, fds, fd_count, until, &id);
+
+	if (rc < 0 && rc != -ECONNRESET)
+		return rc;
+	*was_sent = rc == 0;
+	return mpsd_receive(session, method, id, until, answer); /* also where it was not sent: why, may still be there to read */
 }
 
 #endif

@@ -76,16 +76,48 @@ static inline int mpsd_gather(struct mpsd_arena *arena, unsigned wanted, size_t 
 	return count;
 }
 
-static inline void mpsd_given(struct mpsd_arena *arena, const size_t *places, int count)
+static inline void mpsd_given(struct mpsd_arena *arena, struct mpsd_item *item)
 {
-	for (int i = 0; i < count; i++) {
-		struct mpsd_item *item = &arena->items[places[i]];
+	close(item->fd);
+	item->fd = -1;
+	arena->waiting--;
+	arena->lost -= (item->flags & MPSD_ITEM_LOST) != 0;
+	item->flags &= ~(unsigned)MPSD_ITEM_LOST;
+}
 
-		close(item->fd);
-		item->fd = -1;
-		arena->waiting--;
-		arena->lost -= (item->flags & MPSD_ITEM_LOST) != 0;
-		item->flags &= ~(unsigned)MPSD_ITEM_LOST;
+/* The answer to what was SENT: it was given, or waits again.  -errno: mpsd refused it. */
+static inline int mpsd_finish_sent(struct mpsd_arena *arena)
+{
+	int rc;
+
+	if (!arena->sent)
+		return 0;
+	rc = mpsd_outcome(arena->session, NULL);
+	for (size_t i = 0; i < arena->count && arena->sent; i++) {
+		struct mpsd_item *item = &arena->items[i];
+
+		if (!(item->flags & MPSD_ITEM_SENT))
+			continue;
+		item->flags &= ~(unsigned)MPSD_ITEM_SENT;
+		arena->sent--;
+		if (rc == 0)
+			mpsd_given(arena, item);
+	}
+	if (rc == -ECONNRESET) /* nobody knows; a put may be repeated */
+		rc = 0;
+	arena->is_refused = rc < 0;
+	return rc;
+}
+
+static inline void mpsd_pack_puts(struct mpsd_arena *arena, struct mpsd_pack *pack, void *bytes, size_t room, const size_t *places, int count)
+{
+	mpsd_pack_arena(pack, bytes, room, arena->id, arena->generation, 1);
+	mpsd_pack_text(pack, "allocations");
+	mpsd_pack_array(pack, (uint32_t)count);
+	for (int i = 0; i < count; i++) {
+		mpsd_pack_array(pack, 2);
+		mpsd_pack_uint(pack, arena->items[places[i]].offset);
+		mpsd_pack_uint(pack, arena->items[places[i]].bytes);
 	}
 }
 
@@ -94,27 +126,20 @@ static inline int mpsd_give_puts(struct mpsd_arena *arena, unsigned wanted)
 {
 	unsigned char bytes[128 + 20 * MPSD_DESCRIPTORS];
 	size_t places[MPSD_DESCRIPTORS], from = 0;
-	int fds[MPSD_DESCRIPTORS], count, rc;
+	int fds[MPSD_DESCRIPTORS], count, rc = mpsd_finish_sent(arena);
 	struct mpsd_pack pack;
 
-	while (arena->waiting || arena->lost) {
+	while (rc == 0 && (arena->waiting || arena->lost)) {
 		count = mpsd_gather(arena, wanted, &from, places, fds);
 		if (count <= 0)
 			return count;
-		mpsd_pack_arena(&pack, bytes, sizeof(bytes), arena->id, arena->generation, 1);
-		mpsd_pack_text(&pack, "allocations");
-		mpsd_pack_array(&pack, (uint32_t)count);
-		for (int i = 0; i < count; i++) {
-			mpsd_pack_array(&pack, 2);
-			mpsd_pack_uint(&pack, arena->items[places[i]].offset);
-			mpsd_pack_uint(&pack, arena->items[places[i]].bytes);
-		}
+		mpsd_pack_puts(arena, &pack, bytes, sizeof(bytes), places, count);
 		rc = mpsd_call(arena->session, "arena.put", bytes, pack.used, fds, (unsigned)count, 1, 0, NULL);
-		if (rc < 0)
-			return rc;
-		mpsd_given(arena, places, count);
+		for (int i = 0; rc == 0 && i < count; i++)
+			mpsd_given(arena, &arena->items[places[i]]);
+		arena->is_refused = rc < 0;
 	}
-	return 0;
+	return rc;
 }
 
 /* Drops first: their places may be those of what was allocated since. */
@@ -123,6 +148,32 @@ static inline int mpsd_give(struct mpsd_arena *arena)
 	int rc = mpsd_give_drops(arena);
 
 	return rc < 0 ? rc : mpsd_give_puts(arena, 0);
+}
+
+/* The same, but what waits is only sent, if that can be: mpsd is at work on it while more is allocated. */
+static inline int mpsd_send(struct mpsd_arena *arena)
+{
+	unsigned char bytes[128 + 20 * MPSD_DESCRIPTORS];
+	size_t places[MPSD_DESCRIPTORS], from = 0;
+	int fds[MPSD_DESCRIPTORS], count, rc = mpsd_finish_sent(arena);
+	struct mpsd_pack pack;
+
+	if (rc == 0)
+		rc = mpsd_give_drops(arena);
+	if (rc < 0)
+		return rc;
+	if (arena->is_refused)
+		return mpsd_give_puts(arena, 0);
+	count = mpsd_gather(arena, 0, &from, places, fds);
+	if (count <= 0)
+		return count;
+	mpsd_pack_puts(arena, &pack, bytes, sizeof(bytes), places, count);
+	if (mpsd_call_soon(arena->session, "arena.put", bytes, pack.used, fds, (unsigned)count) < 0)
+		return mpsd_give_puts(arena, 0);
+	for (int i = 0; i < count; i++)
+		arena->items[places[i]].flags |= MPSD_ITEM_SENT;
+	arena->sent = (unsigned)count;
+	return 0;
 }
 
 /* -- commit --------------------------------------------------------------------------------------------------------- */

@@ -44,6 +44,7 @@ static inline int mpsd_lose(struct mpsd_arena *arena)
 {
 	int is_whole = 1;
 
+	mpsd_finish_sent(arena); /* what came of it counts no more */
 	for (size_t i = arena->count; i-- > 0;) {
 		struct mpsd_item *item = &arena->items[i];
 

@@ -83,6 +83,7 @@ static inline int mpsd_call_locked(struct mpsd_session *session, const char *met
 	double give_up = mpsd_now() + session->reconnect_seconds;
 	int rc, was_sent;
 
+	mpsd_collect_first(session);
 	for (int losses = 0;; losses++) {
 		rc = mpsd_connect(session, give_up);
 		if (rc < 0)
@@ -134,6 +135,8 @@ MPSD_API void mpsd_session_close(struct mpsd_session *session)
 
 	if (!session)
 		return;
+	if (session->owed.state == MPSD_OWED_KNOWN && session->owed.rc == 0)
+		mpsd_answer_clear(&session->owed.answer);
 	mpsd_hang_up(session);
 	for (words = session->words; words; words = next) {
 		next = words->next;

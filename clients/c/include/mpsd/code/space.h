@@ -3,15 +3,18 @@
  * mpsd/code/space.h: what an arena is, and which places of its window are taken.  No I/O.
  *
  *   WAITING --put--> given --commit--> COMMITTED          a place that is free()d:
- *      WAITING              is forgotten at once
+ *      WAITING              is forgotten at once, or when mpsd has answered where it is SENT
  *      given                DROPPED | UNTOLD, until mpsd has been told
  *      COMMITTED            the same, and then DROPPED until the next commit: an adopter would still get it
  */
 #ifndef MPSD_CODE_SPACE_H
 #define MPSD_CODE_SPACE_H
 
+#ifndef MPSD_BATCH
+#define MPSD_BATCH 64 /* what waits is sent when there is so much of it */
+#endif
+
 enum {
-	MPSD_BATCH = 64,      /* what waits is sent when there is so much of it */
 	MPSD_ITEM_COMMITTED = 1,
 	MPSD_ITEM_ADOPTED = 2,
 	MPSD_ITEM_DROPPED = 4, /* not mapped any more, and without a handle */
@@ -19,6 +22,7 @@ enum {
 	MPSD_ITEM_LOST = 16,   /* mpsd's keeper died: it has to be given again */
 	MPSD_ITEM_NEW = 32,    /* taken, and not in the arena's table yet */
 	MPSD_ITEM_GONE = 64,   /* in the table, and not in what was taken */
+	MPSD_ITEM_SENT = 128,  /* of a waiting one: mpsd was told, and has not answered yet */
 };
 #define MPSD_PROMPT_BYTES ((uint64_t)256 << 20) /* of dropped memory that mpsd has not been told of, at most */
 
@@ -55,6 +59,8 @@ struct mpsd_arena { /* up to device: written by open alone */
 	size_t room;
 	size_t full_before; /* no place between the items before this one fits anything */
 	unsigned waiting; /* items with a descriptor */
+	unsigned sent;    /* of these; 0: the session owes us no answer */
+	int is_refused;   /* the last put was: the next one is waited for */
 	unsigned lost;    /* items that are LOST */
 	unsigned untold;
 	uint64_t untold_bytes;

@@ -136,79 +136,102 @@ static inline int mpsd_take_page(struct mpsd_arena *arena, struct mpsd_taken *ta
 }
 
 /* Where the next page goes on: the last offset of this one; UINT64_MAX: there is none. */
-static inline int mpsd_find_next(struct mpsd_arena *arena, const struct mpsd_taken *taken, const struct mpsd_answer *answer, uint64_t *next)
+static inline int mpsd_find_next(struct mpsd_arena *arena, const struct mpsd_answer *answer, uint64_t *next)
 {
 	struct mpsd_unpack more;
 
 	*next = UINT64_MAX;
-	if (mpsd_unpack_find(&answer->result, "next", &more) < 0)
+	if (mpsd_unpack_find(&answer->result, "next", &more) < 0 ||
+	    (mpsd_unpack_kind(&more) != MPSD_KIND_NIL && mpsd_unpack_uint(&more, next) < 0))
 		return mpsd_broken(arena->session, "arena.take", "no next");
-	if (mpsd_unpack_kind(&more) == MPSD_KIND_NIL)
-		return 0;
-	if (mpsd_unpack_uint(&more, next) < 0 || !taken->count || *next != taken->items[taken->count - 1].offset)
-		return mpsd_broken(arena->session, "arena.take", "next is not the last offset");
 	return 0;
 }
 
-static inline int mpsd_ask_page(struct mpsd_arena *arena, struct mpsd_taken *taken, uint64_t after, struct mpsd_answer *answer)
+static inline void mpsd_pack_page(struct mpsd_arena *arena, const struct mpsd_taken *taken, uint64_t after, struct mpsd_pack *pack,
+				  void *bytes, size_t room)
 {
+	mpsd_pack_arena(pack, bytes, room, arena->id, 0, 3);
+	mpsd_pack_text(pack, "after");
+	mpsd_pack_uint(pack, after);
+	mpsd_pack_text(pack, "limit");
+	mpsd_pack_uint(pack, taken->most);
+	mpsd_pack_text(pack, "known");
+	mpsd_pack_uint(pack, arena->commit);
+}
+
+/* is_owed: it was asked for before, and its answer is owed. */
+static inline int mpsd_ask_page(struct mpsd_arena *arena, struct mpsd_taken *taken, uint64_t after, int is_owed, struct mpsd_answer *answer)
+{
+	int rc = is_owed ? mpsd_outcome(arena->session, answer) : -ECONNRESET;
 	unsigned char bytes[96];
 	struct mpsd_pack pack;
-	int rc;
 
-	do {
-		mpsd_pack_arena(&pack, bytes, sizeof(bytes), arena->id, 0, 3);
-		mpsd_pack_text(&pack, "after");
-		mpsd_pack_uint(&pack, after);
-		mpsd_pack_text(&pack, "limit");
-		mpsd_pack_uint(&pack, taken->most);
-		mpsd_pack_text(&pack, "known");
-		mpsd_pack_uint(&pack, arena->commit);
+	while (rc == -ECONNRESET || (rc == -EMFILE && (taken->most /= 2))) { /* few descriptors may be open here */
+		mpsd_pack_page(arena, taken, after, &pack, bytes, sizeof(bytes));
 		rc = mpsd_call(arena->session, "arena.take", bytes, pack.used, NULL, 0, 1, 0, answer);
-	} while (rc == -EMFILE && (taken->most /= 2)); /* few descriptors may be open here */
+	}
 	return rc;
 }
 
-/* The first page, which came with arena.open, and the layout. */
-static inline int mpsd_take_first(struct mpsd_arena *arena, struct mpsd_taken *taken, struct mpsd_answer *answer)
+/* What came with arena.open: the layout; its allocations are the first page. */
+static inline int mpsd_take_first(struct mpsd_arena *arena, struct mpsd_taken *taken, struct mpsd_answer *answer, unsigned *used)
 {
 	struct mpsd_unpack at;
-	int has_layout, rc = 0;
+	int has_layout;
 
 	if (mpsd_unpack_find_uint(&answer->result, "commit", &taken->commit) < 0 ||
 	    mpsd_unpack_find(&answer->result, "has_layout", &at) < 0 || mpsd_unpack_bool(&at, &has_layout) < 0)
 		return mpsd_broken(arena->session, "arena.open", "no commit");
 	if (has_layout != (taken->facts.layout_bytes != 0) || (has_layout && !answer->fd_count))
 		return mpsd_broken(arena->session, "arena.open", "a layout and its size do not fit");
-	if (has_layout)
-		rc = mpsd_read_layout(arena->session, answer->fds[0], taken->facts.layout_bytes, &taken->layout);
 	taken->layout_bytes = (size_t)taken->facts.layout_bytes;
-	return rc < 0 ? rc : mpsd_take_page(arena, taken, answer, (unsigned)has_layout);
+	*used = (unsigned)has_layout;
+	return has_layout ? mpsd_read_layout(arena->session, answer->fds[0], taken->facts.layout_bytes, &taken->layout) : 0;
 }
 
-/* All of it.  answer: of arena.open, with taken->facts; cleared here.  -EAGAIN: another was committed meanwhile. */
+/* Of a later page.  -EAGAIN: it is of another commit. */
+static inline int mpsd_check_commit(struct mpsd_arena *arena, const struct mpsd_taken *taken, const struct mpsd_answer *answer)
+{
+	uint64_t commit;
+
+	if (mpsd_unpack_find_uint(&answer->result, "commit", &commit) < 0)
+		return mpsd_broken(arena->session, "arena.take", "no commit");
+	if (commit != taken->commit)
+		return mpsd_fail(arena->session, -EAGAIN, 0, 0, "arena %s was committed meanwhile, again and again", arena->name);
+	return 0;
+}
+
+/* All of it; while one page is imported, mpsd is at work on the next.  answer: of arena.open, with taken->facts; cleared here.
+ * -EAGAIN: another was committed meanwhile. */
 static inline int mpsd_take(struct mpsd_arena *arena, struct mpsd_answer *answer, struct mpsd_taken *taken)
 {
-	int rc = mpsd_take_first(arena, taken, answer);
-	uint64_t next, commit;
+	unsigned char bytes[96];
+	struct mpsd_pack pack;
+	unsigned used = 0;
+	uint64_t next;
+	int is_owed, rc = mpsd_take_first(arena, taken, answer, &used);
 
-	if (rc == 0)
-		rc = mpsd_find_next(arena, taken, answer, &next);
-	mpsd_answer_clear(answer);
-	while (rc == 0 && next != UINT64_MAX) {
-		rc = mpsd_ask_page(arena, taken, next, answer);
+	while (rc == 0) {
+		rc = mpsd_find_next(arena, answer, &next);
+		if (rc < 0)
+			break;
+		mpsd_pack_page(arena, taken, next, &pack, bytes, sizeof(bytes));
+		is_owed = next != UINT64_MAX && mpsd_call_soon(arena->session, "arena.take", bytes, pack.used, NULL, 0) == 0;
+		rc = mpsd_take_page(arena, taken, answer, used);
+		if (rc == 0 && next != UINT64_MAX && (!taken->count || next != taken->items[taken->count - 1].offset))
+			rc = mpsd_broken(arena->session, "arena.take", "next is not the last offset");
+		mpsd_answer_clear(answer);
+		if (rc < 0 && is_owed)
+			mpsd_disown(arena->session);
+		if (rc < 0 || next == UINT64_MAX)
+			return rc;
+		rc = mpsd_ask_page(arena, taken, next, is_owed, answer);
 		if (rc < 0)
 			return rc;
-		if (mpsd_unpack_find_uint(&answer->result, "commit", &commit) < 0)
-			rc = mpsd_broken(arena->session, "arena.take", "no commit");
-		else if (commit != taken->commit)
-			rc = mpsd_fail(arena->session, -EAGAIN, 0, 0, "arena %s was committed meanwhile, again and again", arena->name);
-		else
-			rc = mpsd_take_page(arena, taken, answer, 0);
-		if (rc == 0)
-			rc = mpsd_find_next(arena, taken, answer, &next);
-		mpsd_answer_clear(answer);
+		rc = mpsd_check_commit(arena, taken, answer);
+		used = 0;
 	}
+	mpsd_answer_clear(answer);
 	return rc;
 }
 

@@ -13,6 +13,18 @@ struct mpsd_words { /* of one thread; only that thread reads and writes what is 
 	char text[MPSD_WORDS_ROOM];
 };
 
+enum mpsd_owed_state { MPSD_OWED_NONE = 0, MPSD_OWED_SENT = 1, MPSD_OWED_KNOWN = 2, MPSD_OWED_UNWANTED = 3 };
+
+struct mpsd_owed { /* an answer that is read later: owed.h */
+	enum mpsd_owed_state state;
+	const char *method;
+	uint32_t id;
+	double until;
+	int rc;                 /* once it is KNOWN; and then its words, or what it brought */
+	struct mpsd_words words;
+	struct mpsd_answer answer;
+};
+
 struct mpsd_session {
 	pthread_mutex_t lock; /* protects fd to parting_words: one request at a time; taken under an arena's */
 	int fd;               /* -1: not connected */
@@ -20,6 +32,7 @@ struct mpsd_session {
 	unsigned char *datagram; /* MPSD_DATAGRAM_BYTES, for requests */
 	double reconnect_seconds;
 	double answer_seconds;
+	struct mpsd_owed owed;
 	int parting_code; /* of the last goodbye; 0: none */
 	char parting_words[256];
 
@@ -82,8 +95,11 @@ static inline int mpsd_keep_words(struct mpsd_session *session, struct mpsd_word
 {
 	const struct mpsd_words *words = mpsd_words_of(session, 0);
 
-	if (words)
-		*kept = *words;
+	if (words) { /* next and thread are others' too */
+		kept->code = words->code;
+		kept->cuda = words->cuda;
+		memcpy(kept->text, words->text, sizeof(kept->text));
+	}
 	return words != NULL;
 }
 
