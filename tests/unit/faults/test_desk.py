@@ -65,6 +65,23 @@ async def test_a_suspected_domain_is_let_go_after_two_seconds_and_whoever_waits_
     assert woken == {"default": pytest.approx(2.0, abs=0.02), "d2": pytest.approx(3.4, abs=0.02)}
 
 
+async def test_who_must_not_wait_is_told_before_the_rest_is_done_and_in_order(room, autojump_clock):
+    """As a standby that takes over: an incident is stored, which takes as long as all the rest."""
+    room.domain()
+    room.desk.on_seen.append(lambda seen: seen.xid == 43)
+    async with trio.open_nursery() as nursery:
+        running(room, nursery)
+        await trio.testing.wait_all_tasks_blocked()
+        room.xid(43, "default")
+        room.xid(13, "default")
+        assert room.told == []
+        await trio.sleep(0.002)
+        assert [incident.xids for incident in room.told] == [(43,), (43, 13)]
+        room.xid(31, "default")
+        assert room.last.xids == (43, 13, 31)
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_domain_that_is_known_to_fault_is_not_suspected_as_well(room, autojump_clock):
     domain = room.domain()
     domain.state = DomainState.FAULT

@@ -35,6 +35,25 @@ def test_domains_of_ones_own_and_wishes(domains, ask, expected):
     assert place(ask, domains, RULES) == expected
 
 
+APART = Ask(0, GPU, avoid=frozenset({"d1"}))
+BUSY, IDLE = view("d1", clients=3, uid=0), view("d2", public=False)
+
+
+@pytest.mark.parametrize(
+    ("domains", "ask", "rules", "expected"),
+    [
+        pytest.param([BUSY, IDLE], APART, RULES, Join("d2"), id="where none of its service is"),
+        pytest.param([BUSY, IDLE], Ask(0, GPU, wish="d1", avoid=APART.avoid), RULES, Join("d2"), id="whatever was wished"),
+        pytest.param([view("d1")], APART, RULES, Create(GPU), id="a new one rather than that"),
+        pytest.param([BUSY, view("d2", STARTING)], APART, RULES, Wait("its fault domain is starting"), id="it waits for one"),
+        pytest.param([BUSY, view("d2", FAULT, 1, 0)], APART, Rules(2), Join("d1"), id="else where they are"),
+        pytest.param([BUSY], APART, Rules(8, is_exclusive=True), Join("d1"), id="where one is all there can be"),
+    ],
+)
+def test_members_of_a_service_are_kept_apart(domains, ask, rules, expected):
+    assert place(ask, domains, rules) == expected
+
+
 @pytest.mark.parametrize(
     ("domains", "uid", "rules", "expected"),
     [
