@@ -6,7 +6,7 @@ The engine is the toy, whose cells live on; the record is a real forward state; 
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import Pages
 from scheduler import Size
@@ -132,6 +132,7 @@ def test_a_record_without_memory_is_made_good_with_what_the_client_has() -> None
     assert stream.tokens == continued([4, 5, 6], 12)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 6)), max_size=40))
 def test_no_page_has_two_owners(acts: list[tuple[bool, int]]) -> None:
     pages, owned = Pages(12), []

@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from link import Link
@@ -57,15 +58,25 @@ class Member:
         self.maker = maker_of(options, self.size)
         self.is_stopping = threading.Event()
 
+    def heed_signals(self) -> None:
+        """From here on to be told to stop is to end after the step that is under way."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.is_stopping.set())
+
     def in_arena(self) -> None:
         """A member of the service, until it is told to stop.  Raises Dismissed."""
         from mpsd_client import Service
 
         options, maker = self.options, self.maker
         service = Service(
-            options.service, capacity=maker.capacity_bytes, schema=schema(self.size), rank=options.rank, ttl=UNHELD_SECONDS
+            options.service,
+            capacity=maker.capacity_bytes,
+            schema=schema(self.size),
+            rank=options.rank,
+            heartbeat=options.heartbeat,
+            ttl=UNHELD_SECONDS,
         )
-        with service:
+        with suppress(BufferError), service:  # which the engine's tensors cause: the arena is closed by the end of the process
             maker.begin()
             self.report.say("context")
             arena = service.open()
@@ -73,6 +84,7 @@ class Member:
             service.on_commit(self._adopt)
             if arena.layout is not None:
                 self._adopt(arena)
+            self.heed_signals()
             self.report.say("standby")
             while not self.is_stopping.is_set():
                 if term := service.standby(LOOK_SECONDS):
@@ -118,6 +130,7 @@ class Member:
             self.maker.plain()
         self.report.say("warm")
         settle()
+        self.heed_signals()
         generation = time.monotonic_ns()
         self.report.say("promoted", generation=generation, told_ns=generation, record=False)
         link = Link(self.options.backend, hello(self.maker, self.size, generation))
@@ -138,6 +151,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pages", type=int, default=0, help="of all requests together; 0: enough for all slots")
     parser.add_argument("--seed", type=int, default=586, help="of the weights")
     parser.add_argument("--rank", type=int, default=0, help="of several standbys, the lowest serves next")
+    parser.add_argument("--heartbeat", type=float, default=0.0, help="seconds of silence, then another one serves; 0: never")
     parser.add_argument("--device", default="cuda", help="PyTorch's word; cpu, the toy's too, needs --memory plain")
     parser.add_argument("--pace", type=float, default=0.0, help="toy: seconds that a step takes")
     parser.add_argument("--report", default="-", help="a file to append to; -: standard output")
@@ -153,8 +167,6 @@ def main() -> None:
     report = Report(options.report, options.report_every)
     report.say("begin", memory=options.memory, engine=options.engine)
     member = Member(options, report)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: member.is_stopping.set())
     if options.memory == "arena":
         from mpsd_client import Dismissed
 

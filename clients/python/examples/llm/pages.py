@@ -28,10 +28,10 @@ class Pages:
     def take_these(self, pages: Iterable[int]) -> None:
         """Those that a record says are in use.  Raises ValueError: one of them is not free, so the record cannot be right."""
         wanted = list(pages)
-        left = set(self._free)
-        if len(set(wanted)) != len(wanted) or not left.issuperset(wanted):
+        taken = set(wanted)
+        if len(taken) != len(wanted) or not taken.issubset(self._free):
             raise ValueError(f"pages that are not free, or twice: {wanted}")
-        self._free = [page for page in self._free if page not in set(wanted)]
+        self._free = [page for page in self._free if page not in taken]
 
     def give_back(self, pages: Iterable[int]) -> None:
         self._free.extend(reversed(list(pages)))

@@ -111,10 +111,8 @@ class Scheduler:
         """Those of a record.  Raises ValueError: they cannot be so."""
         if [slot.number for slot in slots] != list(range(self.size.slots)):
             raise ValueError(f"the record has {len(slots)} slots, not {self.size.slots}")
-        for slot in slots:
-            if slot.phase is not Phase.FREE:
-                self._pages.take_these(slot.pages)
-                self._by_request[slot.request] = slot
+        self._pages.take_these(page for slot in slots for page in slot.pages)
+        self._by_request = {slot.request: slot for slot in slots if slot.phase is not Phase.FREE}
         self.slots = list(slots)
 
     def find(self, request: int) -> Slot | None:

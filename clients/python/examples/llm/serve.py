@@ -75,7 +75,7 @@ def end(process: "subprocess.Popen[bytes] | subprocess.Popen[str] | None") -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--listen", default="127.0.0.1:8080", help="host:port for clients")
     parser.add_argument("--service", default="llm", help="name of the service and its arena")
     parser.add_argument("--standbys", type=int, default=1, help="members besides the one that serves")
