@@ -135,15 +135,16 @@ class Following:
             self._dismiss(f"it has failed: {why:.400}")
             self._changed.notify_all()
 
-    def stop(self) -> None:
-        """Leaves, and ends the thread, or at least waits no longer."""
+    def stop(self, *, has_stopped: bool) -> None:
+        """Leaves where nothing can be written here any more, and ends the thread, or at least waits no longer."""
         with self._changed:
             if self._is_over and not self._is_joined:
                 return
             self._is_over = True
             self._changed.notify_all()
-        with suppress(MpsdError):
-            self._say(calls.service_leave(self._id))
+        if has_stopped:
+            with suppress(MpsdError):
+                self._say(calls.service_leave(self._id))
         if mpsd := self._mpsd:
             mpsd.interrupt()
         self._thread.join(STOP_SECONDS)

@@ -145,7 +145,8 @@ class Service:
     def close(self) -> None:
         """Yields if it serves, leaves, closes the arena; twice does nothing.  The GPU must be done with the arena's memory.
 
-        Raises BufferError: somebody still has memory of it; all else is done then.
+        Raises BufferError: somebody still has memory of it; all else is done then, but where this process could not yield
+        mpsd waits for its end.
         """
         if self._pid != os.getpid():  # after fork: nobody waits for a lock here that a thread of the parent's held
             if self._arena is not None:
@@ -159,8 +160,8 @@ class Service:
         if term is not None and arena is not None and not term.is_dismissed:
             with suppress(MpsdError, OSError):
                 self._yield(term)
-        if following is not None:
-            following.stop()
+        if following is not None and arena is not None:
+            following.stop(has_stopped=not arena.is_writable)  # else mpsd is told when nothing is mapped any more
         if term is not None:
             term.end("the service was closed")
         if arena is not None:

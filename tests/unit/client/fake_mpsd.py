@@ -164,6 +164,8 @@ class FakeArena:
     done: list[str] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
     trouble: BaseException | None = None
+    yield_trouble: BaseException | None = None
+    is_writable: bool = False
 
     def __post_init__(self) -> None:
         self._session = Session(self.path)
@@ -175,9 +177,13 @@ class FakeArena:
 
     def _promoted(self, generation: int) -> None:
         self._do(f"promoted {generation}")
+        self.is_writable = True
 
     def _yielded(self) -> None:
         self._do("yielded")
+        if self.yield_trouble is not None:
+            raise self.yield_trouble
+        self.is_writable = False
 
     def close(self) -> None:
         self._do("close")

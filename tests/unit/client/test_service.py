@@ -1,5 +1,6 @@
 """A member of a service: what it says to mpsd, what it does with its arena, in which order; against a socket that answers."""
 
+import errno
 import hashlib
 import os
 import threading
@@ -346,6 +347,24 @@ def test_leaving_a_term_that_nobody_asked_for_ends_the_service(mpsd: FakeMpsd, s
     assert "service.leave" in words
     with pytest.raises(RuntimeError, match="is closed"):
         service.standby()
+
+
+@pytest.mark.parametrize("why", ["dismissed", "cannot yield"])
+def test_who_may_still_write_does_not_say_that_it_has_left(
+    mpsd: FakeMpsd, service: Service, arena: FakeArena, why: str
+) -> None:
+    """mpsd would promote the next one at once; to close the arena waits for the GPU, and says so too."""
+    term = serve(mpsd, service)
+    term.publish(step=1)
+    if why == "dismissed":
+        mpsd.tell("leave", why="it is being fenced")
+        until(lambda: term.is_over)
+    else:
+        arena.yield_trouble = OSError(errno.EBUSY, "something is not committed")
+    service.close()
+    assert arena.done[-1] == "close"
+    assert not mpsd.count("service.leave")
+    assert not mpsd.count("service.yielded")
 
 
 def test_closing_wakes_whoever_waits(mpsd: FakeMpsd, service: Service) -> None:
