@@ -243,6 +243,8 @@ class Desk:
     def _compare(self, entry: Entry) -> None:
         """Who writes, and who has it open at all, is the arena's to say."""
         writer, arena = entry.service.writer, entry.arena
+        if arena.writer != entry.cleared:
+            entry.cleared = None
         if writer is not None and arena.writer != writer:
             self.tell(entry, Fenced(writer))
         holder = entry.service.holder

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import trio
 
 from mpsd.arena import Arena
-from mpsd.errors import ArenaBusy, BadRequest, KeeperFailed, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.failover.desk import Desk
 from mpsd.failover.enlisted import Enlisted
 from mpsd.failover.fencing import Fencing
@@ -72,6 +72,8 @@ class Failover:
     def _join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
         desk = self._desk
         arena = self._held(arena_id, process)
+        if arena.is_sealed:
+            raise ArenaSealed(f"arena {arena.name} is sealed: nobody writes it any more")
         desk.ends.watch(process)
         entry = desk.entry(arena_id)
         if (seat := entry.seats.get(process)) is not None:
@@ -90,6 +92,7 @@ class Failover:
         desk.telling.publish(entry, "joined", pid=process.pid, domain=domain, rank=rank)
         if domain and around.fault_since(domain) is not None:
             desk.fault(domain, around.clock_ns(), process)
+        self._servers.look()
         return seat.told
 
     def ready(self, arena_id: int, process: ProcessId) -> Instruction:

@@ -68,6 +68,9 @@ class FakeEnds:
 
 
 class NoServers:
+    def look(self) -> None:
+        pass
+
     async def run(self) -> None:
         await trio.sleep_forever()
 

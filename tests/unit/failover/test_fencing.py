@@ -224,6 +224,17 @@ async def test_a_fault_in_which_all_are_lost_waits_for_a_new_one(room, autojump_
         assert (room.order(fresh), room.vault.made[1].writer) == ("serve", fresh)
 
 
+async def test_a_service_whose_last_ones_a_fault_has_ended_goes_some_time(room, autojump_clock: MockClock):
+    async with room.mpsd():
+        first = await room.serves("a")
+        room.tear_down("a")
+        room.xid(43, "a")
+        await trio.sleep(1)
+        room.vault.fenced(first)
+        await trio.sleep(61)
+        assert room.failover.services() == []
+
+
 async def test_who_has_ended_and_is_not_fenced_yet_is_by_a_fault(room, autojump_clock: MockClock):
     async with room.mpsd():
         first = await room.serves("a")

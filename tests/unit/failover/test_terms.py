@@ -1,11 +1,13 @@
 """Who serves, what each member is told, and who is told of it."""
 
+from dataclasses import replace
+
 import pytest
 import trio
 import trio.testing
 from trio.testing import MockClock
 
-from mpsd.errors import ArenaBusy, BadRequest, NoSuchArena, NotAllowed, StaleGeneration, UnusablePath
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, NotAllowed, StaleGeneration, UnusablePath
 from mpsd.policy.succession_words import Phase, Standing
 from mpsd.service import Cause, Order, ServiceSettings
 
@@ -210,6 +212,15 @@ async def test_only_who_has_joined_is_told_something(room, autojump_clock: MockC
         with pytest.raises(NotAllowed):
             await room.failover.follow(1, stranger, None, 0)
         assert room.failover.services() == []
+
+
+async def test_nobody_joins_where_nobody_can_write(room, autojump_clock: MockClock):
+    async with room.mpsd():
+        process = room.process("a")
+        room.vault.open(process)
+        room.vault.made[1] = replace(room.vault.made[1], is_sealed=True)
+        with pytest.raises(ArenaSealed):
+            await room.failover.join(1, process, 0, 0)
 
 
 async def test_a_member_that_joins_again_is_the_member_that_it_was(room, autojump_clock: MockClock):
