@@ -22,6 +22,8 @@ NOTHING = "-"  # in a cell without a value
 STYLES = {  # of words that are states
     "fault": "bold red", "dead": "bold red", "silent": "red", "queued": "yellow", "waiting": "yellow", "starting": "cyan",
     "draining": "yellow", "recycling": "cyan", "stopping": "yellow", "active": "green", "ready": "green", "running": "green",
+    "serving": "green", "promoting": "cyan", "warming": "cyan", "yielding": "yellow", "idle": "yellow", "fencing": "red",
+    "faulted": "bold red",
 }  # fmt: skip
 
 

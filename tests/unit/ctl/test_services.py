@@ -62,6 +62,11 @@ async def test_what_is_another_users_is_not_there(words: str, tmp_path: Path, sh
     [
         pytest.param(("there-is-no-such-program",), "there is no program there-is-no-such-program", id="no program"),
         pytest.param(("--log-dir", "/dev/null/logs", "true"), "/dev/null/logs cannot be made: Not a directory", id="no place"),
+        pytest.param(
+            ("--sm", "30%", "true"),
+            "this machine has several GPUs, and there is no service yet: --gpu says where to reserve",
+            id="which GPU",
+        ),
     ],
 )
 async def test_what_cannot_be_run_is_said_at_once(words: tuple[str, ...], why: str, tmp_path: Path, short_dir: Path) -> None:

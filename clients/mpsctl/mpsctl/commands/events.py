@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LOST = "events.lost"
-_HAPPENED = {"fault": "red", "dead": "red", "refused": "red", "silent": "red", "queued": "yellow", "expired": "yellow"}
+_HAPPENED = {
+    "fault": "red", "dead": "red", "refused": "red", "silent": "red", "unserved": "red", "queued": "yellow", "expired": "yellow",
+}  # fmt: skip
 
 
 def follow(session: Session) -> int:

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mpsd_client import calls, values
+from mpsd_client import Refused, calls, values
 
 from mpsctl import words
+from mpsctl.__main__ import USAGE
 from mpsctl.arguments import Argument, Command
 from mpsctl.commands.environment import directory
 from mpsctl.output import Column, facts
@@ -200,17 +201,28 @@ def run(session: Session) -> int:
     from mpsctl.starter.settings import Given
 
     asked, out = session.asked, session.out
-    if trouble := _trouble(asked.command_words, asked.log_dir):
-        print(f"mpsctl service run: {trouble}", file=out.surroundings.stderr)
-        return 2
-    session.ask(calls.status())  # where there is no mpsd at the start, that is said and the end
     gpus = [gpu for given in asked.gpu or () for gpu in given.split(",")]
+    if trouble := _trouble(asked.command_words, asked.log_dir) or _trouble_with_gpus(session, gpus):
+        print(f"mpsctl service run: {trouble}", file=out.surroundings.stderr)
+        return USAGE
     manner = Manner() if asked.drain is None else Manner(drain_seconds=asked.drain)
     terminal = (sys.stderr if out.is_json else sys.stdout).fileno()
     environ = {**out.surroundings.environ, "CUDA_MPS_PIPE_DIRECTORY": directory(session)}  # they ask the same mpsd
     place = Place(asked.name, asked.command_words, environ, asked.log_dir, terminal)
     task = Task(Given(asked.standbys, asked.sm, asked.memory), gpus, manner, asked.until_done)
     return Starter(session, place, task).run()
+
+
+def _trouble_with_gpus(session: Session, gpus: Sequence[str]) -> str:
+    """Also finds out whether there is an mpsd: without one nothing is begun."""
+    devices, asked = session.all(calls.device_list()), session.asked
+    if gpus or len(devices) == 1 or (asked.sm is None and asked.memory is None):
+        return ""
+    try:
+        session.ask(calls.service_get(asked.name))
+    except Refused:
+        return "this machine has several GPUs, and there is no service yet: --gpu says where to reserve"
+    return ""
 
 
 def _trouble(command: Sequence[str], log_dir: str | None) -> str:
@@ -257,8 +269,8 @@ COMMANDS = (
         _STANDBYS,
         Argument("--sm", _SM_HELP, metavar="PERCENT", parse=parse_percent),
         Argument("--memory", _MEMORY_HELP, metavar="SIZE", parse=parse_size),
-        Argument("--gpu", "where shares and memory are reserved; otherwise on the service's GPU, and on every one before there "
-                 "is a service", metavar="GPU[,GPU...]", count="*"),
+        Argument("--gpu", "where shares and memory are reserved; otherwise on the service's GPU, or the only one",
+                 metavar="GPU[,GPU...]", count="*"),
         Argument("--log-dir", "where NAME-N.log has the output of member N; otherwise it is printed, with a prefix",
                  metavar="DIR"),
         Argument("--drain", "how long the work that a member has queued on the GPU may run when it is ended; otherwise 1s",
