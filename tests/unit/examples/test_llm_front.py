@@ -25,20 +25,19 @@ class House:
     front: Front
     url: Url
     place: str
-    noted: Path
     members: list["Member"] = field(default_factory=list)
 
 
 @asynccontextmanager
 async def open_house(short_dir: Path, most: int = 8, patience: float = 20.0) -> AsyncIterator[House]:
-    place, noted = str(short_dir / "llm.sock"), short_dir / "record"
-    with noted.open("w") as record, trio.fail_after(20):
-        front = Front(most, patience, record)
+    place = str(short_dir / "llm.sock")
+    with trio.fail_after(20):
+        front = Front(most, patience, None)
         clients = await trio.open_tcp_listeners(0, host="127.0.0.1")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(trio.serve_listeners, front.backend.serve, [listen(place)]))
             nursery.start_soon(partial(trio.serve_listeners, front.serve, clients))
-            house = House(front, Url("127.0.0.1", clients[0].socket.getsockname()[1]), place, noted)
+            house = House(front, Url("127.0.0.1", clients[0].socket.getsockname()[1]), place)
             yield house
             for member in house.members:
                 await member.stream.aclose()

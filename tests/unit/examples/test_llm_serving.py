@@ -132,6 +132,20 @@ def test_a_record_without_memory_is_made_good_with_what_the_client_has() -> None
     assert stream.tokens == continued([4, 5, 6], 12)
 
 
+def test_a_client_who_has_more_than_the_record_is_believed_and_it_is_told() -> None:
+    """It must not be; here the record of a term before is put back."""
+    house = open_house()
+    stream = house.begin([4, 5, 6], 12)
+    house.serve(Fate(20))
+    old, has = house.state, len(stream.tokens)
+    house.serve(Fate(20))
+    assert has < len(stream.tokens) < 12
+    house.state = old
+    assert house.serve(Fate(None))
+    assert stream.tokens == continued([4, 5, 6], 12)
+    assert "lost" in house.report.said
+
+
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 6)), max_size=40))
 def test_no_page_has_two_owners(acts: list[tuple[bool, int]]) -> None:

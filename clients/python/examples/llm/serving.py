@@ -105,10 +105,11 @@ class Serving:
             self._link.say("tokens", news)
 
     def _hear(self) -> None:
-        for key, value in self._link.hear():
-            if self._connection != self._link.connections:
-                self._connection, self._is_told_all, self._wanted = self._link.connections, False, set()
-                self._scheduler.queue.clear()  # it will name them again
+        said = self._link.hear()
+        if self._connection != self._link.connections:
+            self._connection, self._is_told_all, self._wanted = self._link.connections, False, set()
+            self._scheduler.queue.clear()  # it will name them again
+        for key, value in said:
             if key == "request":
                 self._take(of_facts(value))
             elif key == "all":
