@@ -96,6 +96,23 @@ def test_what_is_on_its_way_when_a_connection_breaks_is_given_again(
     assert [each.partition(":")[0] for each in drive.do("list").split()] == places
 
 
+def test_what_mpsd_may_have_is_not_forgotten_here(relay: Relay, machine: Machine, begin: Begin, name: str) -> None:
+    """Whether it came to mpsd was not heard, and it is freed: its place is another one's then."""
+    drive = begin(machine, relay.path)
+    drive.do(f"create {name} {400 * MIB}")
+    drive.do(f"open {name} write 0")
+    relay.lose["arena.put"] = 1
+    places = [drive.do(f"alloc {2 * MIB}") for _ in range(65)]
+    for each in places[:2]:
+        drive.do(f"free {each}")
+    drive.do("flush")
+    assert drive.do(f"alloc {4 * MIB}") == places[0]
+    drive.do("commit")
+    drive.do("close")
+    drive.do(f"open {name} read 0")
+    assert [each.partition(":")[0] for each in drive.do("list").split()] == [places[0], *places[2:]]
+
+
 def test_what_may_not_be_done_twice_is_not(relay: Relay, machine: Machine, begin: Begin) -> None:
     """Its caller is told that nobody knows whether it was done."""
     drive = begin(machine, relay.path)

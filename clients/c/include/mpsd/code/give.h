@@ -85,30 +85,6 @@ static inline void mpsd_given(struct mpsd_arena *arena, struct mpsd_item *item)
 	item->flags &= ~(unsigned)MPSD_ITEM_LOST;
 }
 
-/* The answer to what was SENT: it was given, or waits again.  -errno: mpsd refused it. */
-static inline int mpsd_finish_sent(struct mpsd_arena *arena)
-{
-	int rc;
-
-	if (!arena->sent)
-		return 0;
-	rc = mpsd_outcome(arena->session, NULL);
-	for (size_t i = 0; i < arena->count && arena->sent; i++) {
-		struct mpsd_item *item = &arena->items[i];
-
-		if (!(item->flags & MPSD_ITEM_SENT))
-			continue;
-		item->flags &= ~(unsigned)MPSD_ITEM_SENT;
-		arena->sent--;
-		if (rc == 0)
-			mpsd_given(arena, item);
-	}
-	if (rc == -ECONNRESET) /* nobody knows; a put may be repeated */
-		rc = 0;
-	arena->is_refused = rc < 0;
-	return rc;
-}
-
 static inline void mpsd_pack_puts(struct mpsd_arena *arena, struct mpsd_pack *pack, void *bytes, size_t room, const size_t *places, int count)
 {
 	mpsd_pack_arena(pack, bytes, room, arena->id, arena->generation, 1);
@@ -119,6 +95,44 @@ static inline void mpsd_pack_puts(struct mpsd_arena *arena, struct mpsd_pack *pa
 		mpsd_pack_uint(pack, arena->items[places[i]].offset);
 		mpsd_pack_uint(pack, arena->items[places[i]].bytes);
 	}
+}
+
+/* What was SENT, once more: nobody knows whether mpsd has it, and its place may be another one's next. */
+static inline int mpsd_send_again(struct mpsd_arena *arena)
+{
+	unsigned char bytes[128 + 20 * MPSD_DESCRIPTORS];
+	size_t places[MPSD_DESCRIPTORS], from = 0;
+	int fds[MPSD_DESCRIPTORS], count = mpsd_gather(arena, MPSD_ITEM_SENT, &from, places, fds);
+	struct mpsd_pack pack;
+
+	if (count <= 0)
+		return count;
+	mpsd_pack_puts(arena, &pack, bytes, sizeof(bytes), places, count);
+	return mpsd_call(arena->session, "arena.put", bytes, pack.used, fds, (unsigned)count, 1, 0, NULL);
+}
+
+/* The answer to what was SENT: it was given, or waits again.  -errno: mpsd refused it. */
+static inline int mpsd_finish_sent(struct mpsd_arena *arena)
+{
+	int rc;
+
+	if (!arena->sent)
+		return 0;
+	rc = mpsd_outcome(arena->session, NULL);
+	if (rc == -ECONNRESET)
+		rc = mpsd_send_again(arena);
+	for (size_t i = 0; i < arena->count && arena->sent; i++) {
+		struct mpsd_item *item = &arena->items[i];
+
+		if (!(item->flags & MPSD_ITEM_SENT))
+			continue;
+		item->flags &= ~(unsigned)MPSD_ITEM_SENT;
+		arena->sent--;
+		if (rc == 0)
+			mpsd_given(arena, item);
+	}
+	arena->is_refused = rc < 0;
+	return rc;
 }
 
 /* wanted: only those that have these flags; 0: all. */
