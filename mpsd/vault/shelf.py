@@ -14,7 +14,7 @@ import trio
 from mpsd.arena import Arena
 from mpsd.errors import NoRoom, NoSuchArena
 from mpsd.legacy.devices import find_device
-from mpsd.model import Device
+from mpsd.model import Device, ProcessId
 from mpsd.policy import arena_windows
 from mpsd.policy.arena_account import ArenaAccount, Bounds
 from mpsd.policy.arena_contents import Contents
@@ -55,6 +55,7 @@ class Shelf:
         self.ends: dict[int, float] = {}  # when arenas are over that nobody has open; whoever is opened stays in it until then
         self.schedule_changed = trio.Event()  # somebody's time may be over earlier than was thought
         self._windows: list[arena_windows.Window] = []  # of all, in order
+        self._opened: dict[ProcessId, dict[int, None]] = {}  # arenas that a process has open, and some that it had, by id
         self.on_told: list[OnTold] = []
         self.forgotten: list[str] = []  # systemd's names of what was lost: it may have it, from a keeper that was ended
         self._store = store
@@ -86,6 +87,21 @@ class Shelf:
             raise NoSuchArena(f"no arena has id {arena_id}")
         return entry
 
+    def opened_by(self, process: ProcessId) -> list[Entry]:
+        """All that it has open, and perhaps some that it had."""
+        return [self.by_id[arena_id] for arena_id in self._opened.get(process, ()) if arena_id in self.by_id]
+
+    def has_open(self, process: ProcessId) -> bool:
+        """Any."""
+        ids = self._opened.get(process, {})
+        while ids:
+            entry = self.by_id.get(next(reversed(ids)))
+            if entry is not None and process in (entry.arena.writer, *entry.arena.readers):
+                return True
+            ids.popitem()
+        self._opened.pop(process, None)
+        return False
+
     def bounds(self, arena: Arena) -> Bounds:
         """Raises NoSuchDevice for one whose GPU is not here any more."""
         gpu = find_device(self.around.devices(), arena.gpu)
@@ -115,8 +131,18 @@ class Shelf:
         self.account.add(arena)
         self.account.move(arena, arena.used_bytes, entry.count)
         insort(self._windows, _window(arena))
+        for process in filter(None, (arena.writer, *arena.readers)):
+            self.note_open(process, arena)
         self.schedule(arena)
         return arena
+
+    def note_open(self, process: ProcessId, arena: Arena) -> None:
+        """It is about to have it open."""
+        self._opened.setdefault(process, {})[arena.id] = None
+
+    def note_gone(self, process: ProcessId) -> None:
+        """It has nothing open, and opens nothing any more."""
+        self._opened.pop(process, None)
 
     def remove(self, entry: Entry) -> None:
         arena = entry.arena

@@ -85,6 +85,7 @@ class Terms:
         self._holders.add(process)
         row = entry.with_facts(**facts)
         self._store.hold(row, process, access)
+        self._shelf.note_open(process, row.arena)
         return self._tell_opened(entry.become(row), access, process)
 
     def promote(self, entry: Entry, process: ProcessId, fenced: ProcessId | None) -> Arena:
@@ -154,7 +155,7 @@ class Terms:
 
     async def ended(self, process: ProcessId, seconds: float) -> None:
         """It is gone, and its work on the GPU too; `seconds` after it ended."""
-        for entry in list(self._shelf.by_id.values()):
+        for entry in self._shelf.opened_by(process):
             arena = entry.arena
             if process != arena.writer and process not in arena.readers:
                 continue
@@ -165,6 +166,7 @@ class Terms:
                 arena = self._let_go(entry, process)
             facts = {"pid": process.pid, "was_writer": was_writer}
             self._shelf.tell("fenced", arena, seconds=round(seconds, 3), **facts)
+        self._shelf.note_gone(process)
 
     def _let_go(self, entry: Entry, process: ProcessId) -> Arena:
         """What its writer did not commit goes."""
@@ -179,7 +181,7 @@ class Terms:
             self._filling.roll_back(entry)
         entry.openings.pop(process, None)
         arena = entry.become(row)
-        if not any(process in (each.arena.writer, *each.arena.readers) for each in self._shelf.by_id.values()):
+        if not self._shelf.has_open(process):
             self._holders.remove(process)
         self._shelf.schedule(arena)
         return arena

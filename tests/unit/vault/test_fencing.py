@@ -235,3 +235,19 @@ async def test_one_user_cannot_keep_the_others_from_opening(house, writer, other
         await vault.arenas.close(arena.id, other.process)
         with a_process() as third:
             await vault.arenas.open(arena.id, Access.READ, third.process, 0)
+
+
+async def test_what_processes_had_open_is_forgotten(house, writer, other):
+    """Who has nothing open any more, and who has ended, is known no longer."""
+    async with house.vault() as vault:
+        arenas = [await opened(vault, writer.process, replace(SPEC, name=name)) for name in ("one", "two")]
+        for arena in (arenas[0], arenas[1], arenas[0]):
+            await vault.arenas.open(arena.id, Access.READ, other.process, 0)
+        assert {each.arena.name for each in vault.shelf.opened_by(other.process)} == {"one", "two"}
+        await vault.arenas.close(arenas[1].id, other.process)
+        assert vault.shelf.has_open(other.process)
+        await vault.arenas.close(arenas[0].id, other.process)
+        assert not vault.shelf.has_open(other.process)
+        writer.kill()
+        await until(lambda: len(house.topics("arena.fenced")) == 2)
+        assert vault.shelf._opened == {}
