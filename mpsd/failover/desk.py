@@ -191,7 +191,7 @@ class Desk:
         try:
             self.evidence.take(seen, self.settings.settle)
             if is_fault_of_domain(seen):
-                with self.telling.at_the_end():
+                with self.telling.in_a_moment():
                     self.fault(seen.domain, seen.seen_ns)
         except Exception:  # others have to know of the fault too
             log.exception("service.bug", domain=seen.domain)

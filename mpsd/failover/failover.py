@@ -50,6 +50,7 @@ class Failover:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._desk.ends.run)
             await nursery.start(self._fencing.run)
+            nursery.start_soon(self._desk.telling.run)
             await self._ready.wait()  # for ever, where the vault's keeper is not to be had: then nobody joins
             self._desk.begin()
             self._begun.set()

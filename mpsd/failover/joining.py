@@ -3,15 +3,18 @@
 import os
 from collections.abc import Awaitable, Callable
 
+import trio
+
 from mpsd import settings
 from mpsd.api.events import EventBus
+from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.errors import VendorFailed
+from mpsd.errors import NoSuchClient, VendorFailed
 from mpsd.failover.desk import Around, Desk
 from mpsd.failover.enlisted import Enlisted, FindPlace, Place
 from mpsd.failover.failover import Failover
 from mpsd.failover.servers import Servers
-from mpsd.faults.desk import FaultDesk
+from mpsd.faults.desk import SUSPECT_SECONDS, FaultDesk
 from mpsd.found import Found
 from mpsd.model import DomainState, ProcessId
 from mpsd.policy.placement import Ask
@@ -28,14 +31,13 @@ def join_failover(
     """Raises UnusablePath."""
 
     def domain_of(process: ProcessId) -> str:
-        home = pool.home_of(process) or pool.domain_of_process(process.pid)
-        return home.name if home is not None else ""
+        return next((domain.name for domain in _domains_of(pool, process)), "")
 
     def fault_since(name: str) -> float | None:
         domain = pool.domains.get(name)
         return domain.fault_since if domain is not None and domain.state is DomainState.FAULT else None
 
-    around = Around(domain_of, fault_since, _ending(stopper), events.publish)
+    around = Around(domain_of, fault_since, _ending(stopper, pool), events.publish)
     desk = Desk(vault.arenas, around, found.service_store, settings.failover(found.config), pool.settings.is_multiuser)
     enlisted = Enlisted(desk, None if found.is_privileged else _finding(pool))
     failover = Failover(desk, enlisted, Servers(desk, pool), vault.arenas.ready)
@@ -47,16 +49,28 @@ def join_failover(
     return failover
 
 
-def _ending(stopper: Stopper) -> Callable[[ProcessId], Awaitable[object]]:
+def _ending(stopper: Stopper, pool: Pool) -> Callable[[ProcessId], Awaitable[object]]:
     async def end(process: ProcessId) -> None:
-        """Raises MpsdError where it lives still."""
+        """Raises MpsdError where it lives still.  A domain that may be about to fault is waited for: told to end a client then,
+        its vendor daemon hangs (measured)."""
+        with trio.move_on_after(SUSPECT_SECONDS + 1.0):
+            while any(trio.current_time() < domain.suspect_until for domain in _domains_of(pool, process)):
+                await pool.changed()
         target = Target(TargetKind.PID, str(process.pid), process.start_time)
-        report = await stopper.stop(target, Manner(), _OPERATOR)
+        try:
+            report = await stopper.stop(target, Manner(), _OPERATOR)
+        except NoSuchClient:
+            return  # it has ended meanwhile
         left = [each.why for each in report.stopped if not each.has_ended]
         if left:
             raise VendorFailed(left[0])
 
     return end
+
+
+def _domains_of(pool: Pool, process: ProcessId) -> list[Domain]:
+    found = pool.home_of(process) or pool.domain_of_process(process.pid)
+    return [] if found is None else [found]
 
 
 def _finding(pool: Pool) -> FindPlace:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import structlog
+import trio
 
 from mpsd.failover.seats import Entry
 from mpsd.policy.succession_words import (
@@ -20,16 +21,18 @@ from mpsd.policy.succession_words import (
 )
 
 log = structlog.get_logger()
+_BREATH_SECONDS = 0.001
 _LOUD = frozenset({"unserved", "unprotected", "silent", "fencing", "failed"})
 
 
 class Telling:
-    """Guards that what was decided is done before it is told: logs and events take longer than that."""
+    """Guards that what was decided is done before it is told: logs and events take longer than that.  Order is kept."""
 
     def __init__(self, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
         self._publish = publish
         self._depth = 0  # of what follows from what
         self._unsaid: list[tuple[Entry, str, dict[str, object]]] = []
+        self._is_held = trio.Event()  # something is to be said in a moment
 
     @contextmanager
     def at_the_end(self) -> Iterator[None]:
@@ -41,6 +44,24 @@ class Telling:
             self._depth -= 1
             if not self._depth:
                 self._say()
+
+    @contextmanager
+    def in_a_moment(self) -> Iterator[None]:
+        """When who waits for an answer has it."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            self._is_held.set()
+
+    async def run(self) -> None:
+        """Lives as long as mpsd."""
+        while True:
+            await self._is_held.wait()
+            self._is_held = trio.Event()
+            await trio.sleep(_BREATH_SECONDS)
+            self._say()
 
     def publish(self, entry: Entry, what: str, **facts: object) -> None:
         self._unsaid.append((entry, what, facts))
