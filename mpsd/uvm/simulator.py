@@ -6,18 +6,21 @@ PID.space is the page (sim_page.py), locked by the client; PID.events a FIFO wit
 import mmap
 import os
 import stat
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpsd.model import ProcessId
+from mpsd.processes import process_id
 from mpsd.uvm import abi, descriptors
 from mpsd.uvm.sim_page import PAGE_BYTES, Page
 from mpsd.uvm.space import Answer, Space, Taken, Unavailable, answer
 from mpsd.uvm.syscalls import is_same_file
 
 _READ_ENTRIES = 1024  # as many as a FIFO holds
+_SERVER_SECONDS = 0.5  # that a server may take to notice that a client has gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +119,22 @@ class SimulatedSpace:
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor < 0:
             return
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
         self.page.release()
         self.memory.close()
         os.close(descriptor)
         if self.events is not None:
             os.close(self.events)
+        if process_id(self.pid) is None:
+            _wait_until_seen(path)
+
+
+def _wait_until_seen(path: str) -> None:
+    """As on the device, where to close what a dead client had open takes until its work is off the GPU.  Its server takes the
+    files away then, unless that has died too."""
+    until = time.monotonic() + _SERVER_SECONDS
+    while os.path.exists(path) and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 @dataclass(slots=True)

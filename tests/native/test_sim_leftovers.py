@@ -108,6 +108,14 @@ def test_a_killed_writer_that_is_held_writes_on_until_the_holder_lets_go(mps: Ma
         assert stands_still(left)
 
 
+def test_its_files_are_there_until_the_server_has_done_with_it(mps: Machine) -> None:
+    """Also those of one that left nothing: whoever lets go of the dead can wait for that."""
+    with writer(mps, "count_for", "1") as left:
+        eventually(lambda: left.word() > 0)
+        left.kill()
+        assert stands_still(left)
+
+
 def test_it_writes_on_no_longer_than_its_kernel_takes(mps: Machine) -> None:
     """Each tick is done once, by whom ever."""
     with writer(mps, "count_for", "250") as left:

@@ -156,9 +156,23 @@ static void die(struct server *server, const struct connection *client)
 		fault_begin(server, client, FAULT_KILLED, "channel error");
 }
 
+/* An SM exception stops whatever its server's contexts do within a millisecond, before anybody hears of it. */
+static bool is_stopped(const struct connection *client)
+{
+	return client->doomed && client->fail_class != FAULT_MMU && client->fail_class != FAULT_KILLED;
+}
+
+static bool has_more(const struct server *server, pid_t pid)
+{
+	for (unsigned i = 0; i < server->count; i++)
+		if (server->list[i].fd >= 0 && server->list[i].pid == pid)
+			return true;
+	return false;
+}
+
 static void client_gone(struct server *server, struct connection *client)
 {
-	bool killed = !server->fault && client->context && died_in_kernel(client);
+	bool killed = !server->fault && client->context && !is_stopped(client) && died_in_kernel(client);
 	int pid = client->pid, context = client->context;
 
 	close(client->fd);
@@ -182,8 +196,8 @@ static void client_gone(struct server *server, struct connection *client)
 		die(server, client);
 	else if (context && client->page && !server->fault && !client->doomed && !client->bye && !client->terminated)
 		leftover_catch_up(server, client->page, machine_now_ns());
-	else if (!context)
-		space_forget(server, client->space_pid);
+	if (!client->bye && !has_more(server, pid))
+		space_forget(server, client->space_pid); /* whoever waits for that knows that it writes no more */
 	if (client->page)
 		munmap(client->page, 4096);
 	client->page = NULL;

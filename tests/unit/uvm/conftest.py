@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from mpsd.uvm import simulator
 from tests.unit.uvm.house import FakeClient, Told, a_client
+
+
+@pytest.fixture(autouse=True)
+def without_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients here are made up: no server takes the files of the dead away."""
+    monkeypatch.setattr(simulator, "_SERVER_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpsd import processes
-from mpsd.uvm import abi
+from mpsd.uvm import abi, simulator
 from mpsd.uvm.sim_page import MOST_RANGES, PAGE_BYTES, Page
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Outcome, Space, Unavailable
@@ -188,6 +189,22 @@ def test_a_space_that_the_client_closed_or_replaced_is_known(client: FakeClient)
     client.ask("open")
     assert not space.is_open_as(space.number)  # the same number, another file
     space.close()
+
+
+def test_letting_go_of_the_dead_waits_for_their_server(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it took the files away; of the living it waits for nothing."""
+    client.begin()
+    monkeypatch.setattr(simulator, "_SERVER_SECONDS", 30.0)
+    for space in open_spaces(client):
+        space.close()
+    (space,) = open_spaces(client)
+    client.kill()
+    client.wait_for_end()
+    server = threading.Timer(0.05, client.space.unlink)
+    server.start()
+    space.close()
+    assert not client.space.exists()
+    server.join()
 
 
 @pytest.mark.slow
