@@ -149,7 +149,7 @@ class Connection:
                 pass
         call = Call(self.services, self.state, self.peer, self, request, taken, given)
         method = METHODS.get(request.method)
-        if method is None or not method.may_be_given_up:
+        if method is None or not method.may_be_given_up or request.params.get("wait_seconds") == 0:
             return await dispatch(call, self.audit)
         return await self._unless_gone(partial(dispatch, call, self.audit))
 
