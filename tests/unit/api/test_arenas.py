@@ -9,7 +9,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mpsd.api.authority import Peer
-from mpsd.arena import GRANULE
+from mpsd.arena import GRANULE, Portion
+from mpsd.descriptors import close_all
 from mpsd.errors import KeeperFailed
 from mpsd.model import ProcessId
 from mpsd.wire.rpc import Notification, Request, encode
@@ -131,6 +132,30 @@ async def test_nobody_is_taken_for_another(
         fds = [house.any_fd()] if method == "arena.put" else []
         assert await outcome(caller, method, fds=fds, **said) == "NO_SUCH_CLIENT"
         assert house.fakes.changes() == before
+
+
+async def test_an_opening_that_brings_no_memory_is_none(tmp_path: Path) -> None:
+    """The keeper is silent: who had the arena not before has it not now, and who had it still has it."""
+    async with open_house(tmp_path) as house:
+        add_processes(house)
+        caller = await house.call_as(MEMBER)
+        taking, house.fakes.arenas.take = house.fakes.arenas.take, refuse_to_take  # type: ignore[method-assign]
+        said = {"name": "weights", "access": "read", "takes": 5}
+        assert await outcome(caller, "arena.open", **said) == "KEEPER_FAILED"
+        assert house.fakes.arenas.made[1].readers == ()
+        await caller.ask("arena.open", name="weights", access="read")
+        assert await outcome(caller, "arena.open", **said) == "KEEPER_FAILED"
+        assert [each.pid for each in house.fakes.arenas.made[1].readers] == [MEMBER.pid]
+        house.fakes.arenas.take = taking  # type: ignore[method-assign]
+        found = await caller.ask("arena.open", **said)
+        assert (found["items"], found["has_layout"], found["next"]) == ([[0, GRANULE, 1]], True, None)
+        fds = caller.take_fds()
+        close_all(fds)
+        assert len(fds) == 2
+
+
+async def refuse_to_take(*asked: Any, **more: Any) -> Portion:
+    raise KeeperFailed("it does not answer")
 
 
 async def test_who_waits_to_write_holds_up_nobody(tmp_path: Path) -> None:
