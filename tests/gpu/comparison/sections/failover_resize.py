@@ -18,7 +18,7 @@ from tests.gpu.comparison.system import System, SystemFailed
 
 TRIALS = 10
 SERVICE = "resized"
-SHARES = (40.0, 60.0)
+SHARES = (20.0, 30.0)  # for a moment there are three members, each with its own
 
 
 def run(stage: Stage) -> None:
@@ -29,7 +29,7 @@ def run(stage: Stage) -> None:
     words = ("--steps", str(10**9), "--pace", "0.001", "--every", "1", "--report", str(report))
     member = [str(stage.options.python), str(PROGRAM), *words]
     env = {**system.environment(), "PYTHONPATH": f"{ROOT}/clients/python:{ROOT}/clients/mpsctl"}
-    run = ["service", "run", SERVICE, "--standbys", "1", "--sm", f"{SHARES[0]:g}", "--json", "--", *member]
+    run = ["service", "run", SERVICE, "--standbys", "1", "--sm", f"{SHARES[0]:g}%", "--json", "--", *member]
     starter = system.spawn([str(stage.options.python), "-m", "mpsctl", *run], env)
     gaps: list[float] = []
     handovers: list[float] = []
@@ -37,7 +37,7 @@ def run(stage: Stage) -> None:
         _wait(system, SHARES[0])
         for number in range(stage.trials(TRIALS)):
             share = SHARES[(number + 1) % 2]
-            _mpsctl(stage, env, "service", "change", SERVICE, "--sm", f"{share:g}")
+            _mpsctl(stage, env, "service", "change", SERVICE, "--sm", f"{share:g}%")
             last = _wait(system, share)
             handovers.append(float(last.promote_ms or 0.0) + float(last.fence_ms or 0.0))
             gaps.append(_gap_ms(report, int(last.generation)))
