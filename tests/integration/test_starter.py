@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tests.integration.machine import ROOT, Machine
 from tests.integration.process import is_running, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.deadline(120)]
+EXAMPLE = ROOT / "clients/python/examples/count_service.py"
 MEMBER = Path(__file__).with_name("service_member.py")
 WAITS_SECONDS = 40.0
 END_SECONDS = 60.0
@@ -25,13 +26,15 @@ END_SECONDS = 60.0
 class Starter:
     """One, of the service "count", whose members count in a file."""
 
-    def __init__(self, machine: Machine, *words: str) -> None:
+    def __init__(self, machine: Machine, *words: str, command: Sequence[str] = ()) -> None:
         self.machine, self.file, self.logs = machine, machine.place / "count", machine.place / "logs"
         self._said = machine.place / f"starter-{len(list(machine.place.glob('starter-*')))}"
-        command = [sys.executable, "-m", "mpsctl", "service", "run", "count", "--json", "--log-dir", str(self.logs), *words]
+        program = [sys.executable, "-m", "mpsctl", "service", "run", "count", "--json", "--log-dir", str(self.logs), *words]
         with self._said.open("wb") as file:
             self.process = subprocess.Popen(
-                [*command, "--", sys.executable, str(MEMBER), "count", str(self.file)], env=machine.variables, stdout=file
+                [*program, "--", *(command or (sys.executable, str(MEMBER), "count", str(self.file)))],
+                env=machine.variables,
+                stdout=file,
             )
 
     def text(self) -> str:
@@ -68,8 +71,8 @@ class Starter:
 
 
 @contextmanager
-def begun(machine: Machine, *words: str) -> Iterator[Starter]:
-    starter = Starter(machine, *words)
+def begun(machine: Machine, *words: str, command: Sequence[str] = ()) -> Iterator[Starter]:
+    starter = Starter(machine, *words, command=command)
     try:
         yield starter
     finally:
@@ -150,6 +153,15 @@ def test_the_starter_waits_for_mpsd(machine: Machine) -> None:
         assert starter.end() == 0
         assert len(starter.said("started")) == 2
     assert not any(map(is_running, pids(first)))
+
+
+def test_all_ends_when_the_work_is_done(machine: Machine) -> None:
+    """And that was by the active of its own accord, with status 0; nobody is started again."""
+    machine.start()
+    command = [sys.executable, str(EXAMPLE), "--service", "count", "--steps", "60", "--pace", "0.05"]
+    with begun(machine, "--until-done", command=command) as starter:
+        assert starter.process.wait(END_SECONDS) == 0
+        assert len(starter.said("started")) == 2
 
 
 def test_without_root_it_says_that_nothing_is_enforced(strangers: Machine) -> None:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 LOST = "events.lost"
 _HAPPENED = {
-    "fault": "red", "dead": "red", "refused": "red", "silent": "red", "unserved": "red", "queued": "yellow", "expired": "yellow",
+    "fault": "red", "dead": "red", "refused": "red", "silent": "red", "unserved": "red",
+    "queued": "yellow", "expired": "yellow",
 }  # fmt: skip
 
 

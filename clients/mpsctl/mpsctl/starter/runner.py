@@ -168,8 +168,11 @@ class Starter:
             self._count(lived, was_ready=of.child.was_ready)
 
     def _has_done_its_work(self, child: Child) -> bool:
-        """It served, and has not handed over to another."""
-        last = self._service.last if self._service else None
+        """It served, and has not handed over to another.  It may have been quicker than what we were told."""
+        try:
+            last = self._line.ask(calls.service_get(self._name)).last
+        except (Away, Refused):
+            last = self._service.last if self._service else None
         has_served = child.has_served or (last is not None and last.to_pid == child.pid)
         return has_served and not (last is not None and last.cause == "asked" and last.from_pid == child.member_pid)
 
