@@ -40,6 +40,7 @@ class Failover:
         """ready: the vault is."""
         self._desk, self._enlisted, self._servers, self._ready = desk, enlisted, servers, ready
         self._begun = trio.Event()
+        self._due = math.inf  # trio time: when somebody is to be looked at again
         self._fencing, self._heartbeats = Fencing(desk), Heartbeats(desk)
 
     def configure(self, settings: FailoverSettings) -> None:
@@ -116,7 +117,8 @@ class Failover:
         finally:
             seat.asking -= 1
             seat.heard_at = trio.current_time()
-            self._desk.wake()
+            if self._silent_at(seat) < self._due:
+                self._desk.wake()
         if entry.seats.get(process) is not seat:
             raise NotAllowed(f"pid {process.pid} is no member of service {entry.arena.name} any more")
         return seat.told
@@ -239,6 +241,7 @@ class Failover:
                         desk.tell(entry, Silent(seat.process))
                 desk.leave_if_empty(entry)
                 due = min(due, self._next(entry))
+            self._due = due
             with trio.move_on_at(due):
                 await desk.woken()
 

@@ -82,7 +82,7 @@ class Entry:
         arena = self.arena
         order, why = self._order(seat)
         return Instruction(
-            seat.told.serial, order, arena.generation, arena.layout_hash, arena.state_serial, arena.writer, why
+            seat.told.serial, order, arena.generation, arena.layout_hash, arena.state_serial, arena.writer, why, arena.commit
         )
 
     def _order(self, seat: Seat) -> tuple[Order, str]:

@@ -25,11 +25,11 @@ NOW = 1_700_000_000.0
 class FakeFailover:
     arenas: FakeArenas
     views: dict[int, ServiceView] = field(default_factory=dict)
-    enlisted: dict[ProcessId, str] = field(default_factory=dict)
+    enlisted_for: dict[ProcessId, int] = field(default_factory=dict)  # the owner's user
     said: list[tuple[object, ...]] = field(default_factory=list)
 
     async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
-        self.enlisted[process] = name
+        self.enlisted_for[process] = owner_uid
         return {"CUDA_MPS_PIPE_DIRECTORY": "/run/mpsd/domains/d2/pipe"}
 
     async def join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:

@@ -1,0 +1,69 @@
+"""Who may have to do with a service: its members, its owner, and whoever may see its arena."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from mpsd.api.authority import Peer
+from mpsd.model import ProcessId
+from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
+
+READER = Peer(777, 2000, False, gids=(1100,))  # of the group that may read the arena
+WRITER = Peer(778, 2001, False, gids=(1100,))  # and later may write it
+
+
+async def test_who_may_read_the_arena_sees_the_service_and_no_more(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        house.fakes.processes[READER.pid] = 1
+        caller = await house.call_as(READER)
+        assert (await caller.ask("service.get", name="weights"))["writer_pid"] == 586
+        assert [each["name"] for each in (await caller.ask("service.list"))["items"]] == ["weights"]
+        await caller.ask("arena.open", name="weights", access="read")
+        assert await caller.refusal("service.join", id=1) == "NOT_ALLOWED"
+        assert await caller.refusal("service.handover", name="weights") == "NOT_ALLOWED"
+        assert await caller.refusal("service.change", name="weights", standbys=8) == "NOT_ALLOWED"
+
+
+async def test_a_member_may_be_another_users_where_the_mode_lets_it_write(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        house.fakes.arenas.made[1] = replace(house.fakes.arenas.made[1], mode=0o660)
+        house.fakes.processes[WRITER.pid] = 1
+        caller = await house.call_as(WRITER)
+        await caller.ask("service.enlist", name="weights")
+        assert house.fakes.failover.enlisted_for == {ProcessId(WRITER.pid, 1): 1000}
+        assert await caller.refusal("service.join", id=1) == "NOT_ALLOWED"  # it has it not open
+        await caller.ask("arena.open", name="weights", access="read")
+        response = await caller.call("service.join", id=1)
+        assert response.error is not None
+        assert response.error["message"] == "pid 778 is no member"  # as far as the one in memory goes
+
+
+async def test_who_enlists_for_an_arena_that_is_anothers_alone_is_an_owner_to_be(tmp_path: Path) -> None:
+    """Of another service, as far as placement goes: nobody is kept out of domains by a stranger."""
+    async with open_house(tmp_path) as house:
+        house.fakes.processes[STRANGER.pid] = 1
+        caller = await house.call_as(STRANGER)
+        await caller.ask("service.enlist", name="weights")
+        assert house.fakes.failover.enlisted_for == {ProcessId(STRANGER.pid, 1): STRANGER.uid}
+
+
+async def test_what_is_nil_stays_and_0_takes_away(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(OWNER)
+        changed = await caller.ask("service.change", name="weights", standbys=2, sm_percent=30, memory_bytes=1 << 30)
+        assert changed["settings"] == {
+            "standbys": 2, "sm_percent": 30.0, "memory_bytes": 1 << 30, "heartbeat_seconds": 0.0,
+        }  # fmt: skip
+        changed = await caller.ask("service.change", name="weights", sm_percent=0, heartbeat_seconds=1.5)
+        assert changed["settings"] == {
+            "standbys": 2, "sm_percent": None, "memory_bytes": 1 << 30, "heartbeat_seconds": 1.5,
+        }  # fmt: skip
+
+
+async def test_what_happens_to_a_service_is_told_to_its_owner(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        for peer in (STRANGER, OWNER, OPERATOR):
+            caller = await house.call_as(peer)
+            await caller.ask("events.subscribe", topics=["service.*"])
+            house.bus.publish("service.promoted", {"id": 1, "name": "weights", "owner_uid": 1000, "to_pid": 586})
+            await caller.ask("health")
+            assert bool(caller.events) == (peer is not STRANGER)
