@@ -11,7 +11,7 @@
  *   -EBADMSG       a descriptor is no GPU memory, or not of the size that the arena says
  *   -EIO           another call of the driver failed; mpsd_error_cuda() says how
  *
- * A refusal of the quota (-ENOSPC) comes with flush, commit, or a later alloc; what was allocated is still there then, and waits.
+ * A refusal of the quota (-ENOSPC) comes with flush, commit, or a later alloc; what was allocated is still there then and waits.
  * CUDA has no read-only export: read access is mapped read-only by this library, which is a promise and no wall.
  */
 #ifndef MPSD_ARENA_H
@@ -56,8 +56,8 @@ MPSD_API int mpsd_arena_remove(struct mpsd_session *session, const char *name);
  * is copied.  One question to mpsd, and another for each 128 allocations beyond the first 127. */
 MPSD_API int mpsd_arena_open(struct mpsd_session *session, const struct mpsd_driver *driver, const char *name,
 			     enum mpsd_access access, double wait_seconds, struct mpsd_arena **out);
-/* The same where no context is current yet: enter is called when the arena's GPU is known, before anything is mapped, and makes one
- * of that GPU (a UUID) current; it may be called more than once.  Not 0: -errno, and nothing is opened. */
+/* The same where no context is current yet: enter is called when the arena's GPU is known, before anything is mapped, and makes
+ * one of that GPU (a UUID) current; it may be called more than once.  Not 0: -errno, and nothing is opened. */
 MPSD_API int mpsd_arena_open_on(struct mpsd_session *session, const struct mpsd_driver *driver, const char *name,
 				enum mpsd_access access, double wait_seconds, int (*enter)(void *argument, const char *gpu), void *argument,
 				struct mpsd_arena **out);
@@ -74,21 +74,21 @@ MPSD_API int mpsd_arena_free(struct mpsd_arena *arena, uint64_t address);
 MPSD_API int mpsd_arena_flush(struct mpsd_arena *arena);
 /* All allocations there are now, and the layout: all of it or nothing.  layout NULL: the layout stays. */
 MPSD_API int mpsd_arena_commit(struct mpsd_arena *arena, const void *layout, size_t bytes);
-/* Of the commit that is mapped: the last one of this writer, or as open or refresh found it.  *bytes: to be freed with free(); NULL
- * and 0 where there is none. */
+/* Of the commit that is mapped: the last one of this writer, or as open or refresh found it.  *bytes: to be freed with free();
+ * NULL and 0 where there is none. */
 MPSD_API int mpsd_arena_layout(struct mpsd_arena *arena, void **bytes, size_t *count);
 /* What is committed can be changed by nobody any more, and is mapped read-only here.  What is not committed: -EBUSY. */
 MPSD_API int mpsd_arena_seal(struct mpsd_arena *arena);
 
-/* Of a reader: what was committed since is mapped, what is gone is unmapped, once the GPU has done with it; all of it, or it is as it
- * was, as far as the driver can.  How many allocations came or went, and one more where the layout is another; 0: it is the same.
- * Of a writer too that has nothing uncommitted (else -EBUSY). */
+/* Of a reader: what was committed since is mapped, what is gone is unmapped, once the GPU has done with it; all of it, or it is
+ * as it was, as far as the driver can.  How many allocations came or went, and one more where the layout is another; 0: it is the
+ * same.  Of a writer too that has nothing uncommitted (else -EBUSY). */
 MPSD_API int mpsd_arena_refresh(struct mpsd_arena *arena);
-/* mpsd has made this process the writer, of this generation: what is mapped can be written.  mpsd is not asked; that the last commit
- * is mapped is the caller's care (refresh).  On failure it is a reader still.  -ESTALE: it is at a later generation. */
+/* mpsd has made this process the writer, of this generation: what is mapped can be written.  mpsd is not asked; that the last
+ * commit is mapped is the caller's care (refresh).  On failure it is a reader still.  -ESTALE: it is at a later generation. */
 MPSD_API int mpsd_arena_promoted(struct mpsd_arena *arena, uint64_t generation);
-/* The reverse, before mpsd is told (service.yielded): waits for the GPU; then nothing can be written here.  What is not committed:
- * -EBUSY.  On failure it is the writer still.  Of a reader: 0. */
+/* The reverse, before mpsd is told (service.yielded): waits for the GPU; then nothing can be written here.  What is not
+ * committed: -EBUSY.  On failure it is the writer still.  Of a reader: 0. */
 MPSD_API int mpsd_arena_yielded(struct mpsd_arena *arena);
 
 /* Left free on either side of each further allocation; rounded up to MPSD_GRANULE. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * mpsd/session.h: talking to mpsd.  A session connects again by itself when mpsd was restarted, and then repeats what may be
- * repeated.  All may be called from any thread; one request of a session at a time is on its way, besides one of an arena's that is
- * answered later.
+ * repeated.  All may be called from any thread; one request of a session at a time is on its way, besides one of an arena's that
+ * is answered later.
  *
  * Results are 0 or more, or -errno:
  *

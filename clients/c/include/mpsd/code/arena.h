@@ -116,8 +116,8 @@ MPSD_API int mpsd_arena_open_on(struct mpsd_session *session, const struct mpsd_
 	return rc;
 }
 
-MPSD_API int mpsd_arena_open(struct mpsd_session *session, const struct mpsd_driver *driver, const char *name, enum mpsd_access access,
-			     double wait_seconds, struct mpsd_arena **out)
+MPSD_API int mpsd_arena_open(struct mpsd_session *session, const struct mpsd_driver *driver, const char *name,
+			     enum mpsd_access access, double wait_seconds, struct mpsd_arena **out)
 {
 	return mpsd_arena_open_on(session, driver, name, access, wait_seconds, NULL, NULL, out);
 }

@@ -85,7 +85,8 @@ static inline void mpsd_given(struct mpsd_arena *arena, struct mpsd_item *item)
 	item->flags &= ~(unsigned)MPSD_ITEM_LOST;
 }
 
-static inline void mpsd_pack_puts(struct mpsd_arena *arena, struct mpsd_pack *pack, void *bytes, size_t room, const size_t *places, int count)
+static inline void mpsd_pack_puts(const struct mpsd_arena *arena, struct mpsd_pack *pack, void *bytes, size_t room,
+				  const size_t *places, int count)
 {
 	mpsd_pack_arena(pack, bytes, room, arena->id, arena->generation, 1);
 	mpsd_pack_text(pack, "allocations");

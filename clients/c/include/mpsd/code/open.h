@@ -2,8 +2,8 @@
 /*
  * mpsd/code/open.h: opening an arena, with one question where it has not very many allocations.
  *
- * Access is the process's, and the window is one arena's: whoever has reserved it may give the access back.  Who could not does so
- * where mpsd says that nobody else of this process has asked: so no other arena of this process loses what it has.
+ * Access is the process's, and the window is one arena's: whoever has reserved it may give the access back.  Who could not
+ * does so where mpsd says that nobody else of this process has asked: so no other arena of this process loses what it has.
  */
 #ifndef MPSD_CODE_OPEN_H
 #define MPSD_CODE_OPEN_H
@@ -70,8 +70,8 @@ static inline int mpsd_check_device(struct mpsd_arena *arena)
 }
 
 /* Access, and what comes with it: taken->facts are read, the rest is in *answer. */
-static inline int mpsd_ask_opening(struct mpsd_arena *arena, struct mpsd_session *session, enum mpsd_access access, double wait_seconds,
-				   struct mpsd_taken *taken, struct mpsd_answer *answer)
+static inline int mpsd_ask_opening(struct mpsd_arena *arena, struct mpsd_session *session, enum mpsd_access access,
+				   double wait_seconds, struct mpsd_taken *taken, struct mpsd_answer *answer)
 {
 	struct mpsd_wish wish = { arena->name, access, MPSD_DESCRIPTORS - 1, arena->commit };
 	int rc;
@@ -89,7 +89,8 @@ static inline int mpsd_ask_opening(struct mpsd_arena *arena, struct mpsd_session
 }
 
 /* The same, on a connection of its own where another writer has to be waited for: it costs a millisecond. */
-static inline int mpsd_wait_for_access(struct mpsd_arena *arena, double wait_seconds, struct mpsd_taken *taken, struct mpsd_answer *answer)
+static inline int mpsd_wait_for_access(struct mpsd_arena *arena, double wait_seconds, struct mpsd_taken *taken,
+				       struct mpsd_answer *answer)
 {
 	struct mpsd_session *session = arena->session, *own;
 	int rc = mpsd_ask_opening(arena, session, arena->access, 0, taken, answer);
@@ -108,8 +109,8 @@ static inline int mpsd_wait_for_access(struct mpsd_arena *arena, double wait_sec
 	return rc;
 }
 
-/* mpsd did not refuse, and what it said was not heard: it may have given access.  Where the window is free, no other arena of this
- * process has it. */
+/* mpsd did not refuse, and what it said was not heard: it may have given access.  Where the window is free, no other arena of
+ * this process has it. */
 static inline void mpsd_give_back_unheard(struct mpsd_arena *arena)
 {
 	struct mpsd_facts facts;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd/code/owed.h: a request whose answer is read later: what mpsd does and what its caller does meanwhile take the time of one.
+ * mpsd/code/owed.h: a request whose answer is read later: what mpsd does and what its caller does meanwhile take the time of
+ * the longer one.
  *
  *   NONE --soon--> SENT --another request is to be sent--> KNOWN          one at a time in a session; whoever finds it taken
  *     ^             |                                        |            makes an ordinary call
@@ -33,9 +34,10 @@ static inline void mpsd_collect_first(struct mpsd_session *session)
 		mpsd_collect(session);
 }
 
-/* Sends what may be repeated.  method: a literal.  0: mpsd_outcome() or mpsd_disown() has to follow.  -EAGAIN: not now, call it. */
-static inline int mpsd_call_soon(struct mpsd_session *session, const char *method, const void *params, size_t params_bytes, const int *fds,
-				 unsigned fd_count)
+/* Sends what may be repeated.  method: a literal.  0: mpsd_outcome() or mpsd_disown() has to follow.  -EAGAIN: not now: use
+ * mpsd_call(). */
+static inline int mpsd_call_soon(struct mpsd_session *session, const char *method, const void *params, size_t params_bytes,
+				 const int *fds, unsigned fd_count)
 {
 	struct mpsd_owed *owed = &session->owed;
 	int rc = -EAGAIN;

@@ -147,8 +147,8 @@ static inline int mpsd_find_next(struct mpsd_arena *arena, const struct mpsd_ans
 	return 0;
 }
 
-static inline void mpsd_pack_page(struct mpsd_arena *arena, const struct mpsd_taken *taken, uint64_t after, struct mpsd_pack *pack,
-				  void *bytes, size_t room)
+static inline void mpsd_pack_page(const struct mpsd_arena *arena, const struct mpsd_taken *taken, uint64_t after,
+				  struct mpsd_pack *pack, void *bytes, size_t room)
 {
 	mpsd_pack_arena(pack, bytes, room, arena->id, 0, 3);
 	mpsd_pack_text(pack, "after");
@@ -160,7 +160,8 @@ static inline void mpsd_pack_page(struct mpsd_arena *arena, const struct mpsd_ta
 }
 
 /* is_owed: it was asked for before, and its answer is owed. */
-static inline int mpsd_ask_page(struct mpsd_arena *arena, struct mpsd_taken *taken, uint64_t after, int is_owed, struct mpsd_answer *answer)
+static inline int mpsd_ask_page(struct mpsd_arena *arena, struct mpsd_taken *taken, uint64_t after, int is_owed,
+				struct mpsd_answer *answer)
 {
 	int rc = is_owed ? mpsd_outcome(arena->session, answer) : -ECONNRESET;
 	unsigned char bytes[96];
@@ -174,7 +175,8 @@ static inline int mpsd_ask_page(struct mpsd_arena *arena, struct mpsd_taken *tak
 }
 
 /* What came with arena.open: the layout; its allocations are the first page. */
-static inline int mpsd_take_first(struct mpsd_arena *arena, struct mpsd_taken *taken, struct mpsd_answer *answer, unsigned *used)
+static inline int mpsd_take_first(struct mpsd_arena *arena, struct mpsd_taken *taken, struct mpsd_answer *answer,
+				  unsigned *used)
 {
 	struct mpsd_unpack at;
 	int has_layout;
