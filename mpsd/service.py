@@ -34,7 +34,8 @@ class Cause(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """What a member is told (service.follow).  serial: grows with each change of anything in here.  generation: of its term
-    where it shall serve or yield, else the arena's.  state_serial: 0 while no forward state is kept.  why: for people."""
+    where it shall serve or yield, else the arena's.  state_serial: 0 while no forward state is kept.  why: for people.
+    commit: the number of the arena's last one: whoever takes over has mapped that."""
 
     serial: int
     order: Order
@@ -43,6 +44,7 @@ class Instruction:
     state_serial: int
     writer: ProcessId | None
     why: str = ""
+    commit: int = 0
 
 
 @dataclass(frozen=True, slots=True)

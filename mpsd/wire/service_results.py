@@ -11,6 +11,7 @@ def instruction(of: Instruction) -> Map:
         "order": of.order.value,
         "generation": of.generation,
         "layout_hash": of.layout_hash,
+        "commit": of.commit,
         "state_serial": of.state_serial,
         "writer_pid": of.writer.pid if of.writer else None,
         "why": of.why,

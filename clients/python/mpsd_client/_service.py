@@ -11,7 +11,6 @@
 Prose: mpsd's docs/services.md, "In Python".
 """
 
-import hashlib
 import os
 import threading
 import time
@@ -31,7 +30,6 @@ from mpsd_client._place import socket_path
 from mpsd_client._record import Schema
 from mpsd_client._state import State
 from mpsd_client._term import Term
-from mpsd_client._values import Instruction
 
 OnCommit = TypeVar("OnCommit", bound=Callable[[Arena], object])
 OnPromote = TypeVar("OnPromote", bound=Callable[[Term], object])
@@ -76,8 +74,6 @@ class Service:
         self._following: Following | None = None
         self._term: Term | None = None
         self._is_closed = False
-        self._hashed: tuple[bytes | None, str] = None, ""  # a layout, and its hash
-        self._refreshed_for = ""  # the hash of another that was told
         self._on_commit: list[Callable[[Arena], object]] = []
         self._on_promote: list[Callable[[Term], object]] = []
         enlist(name, self._path)
@@ -103,8 +99,8 @@ class Service:
             return self._arena
 
     def on_commit(self, call: OnCommit) -> OnCommit:
-        """Called with the arena, in the thread of `standby`, when its memory was refreshed since the active has committed
-        another layout: adopt again, and warm up what needs it."""
+        """Called with the arena, in the thread of `standby`, when the active has committed other memory, or another layout, and
+        that is mapped: adopt again, and warm up what needs it."""
         self._on_commit.append(call)
         return call
 
@@ -230,8 +226,8 @@ class Service:
             told = following.told
             if self._is_closed or told.what.order == LEAVE:
                 raise dismissed(told) if not self._is_closed else Dismissed(f"service {self.name} was closed")
-            if self._is_behind(arena, told.what):
-                self._refresh(arena, told.what)
+            if told.what.commit > arena.committed:
+                self._refresh(arena)
                 continue
             if following.is_to_serve(told.what):
                 return self._promote(arena, following, told)
@@ -241,17 +237,10 @@ class Service:
             if not following.wait(told, deadline):
                 return None
 
-    def _is_behind(self, arena: Arena, told: Instruction) -> bool:
-        """Whether another layout was committed than is mapped here."""
-        if self._hashed[0] is not arena.layout:  # 16 MiB of layout are not hashed while somebody waits
-            self._hashed = arena.layout, "" if arena.layout is None else hashlib.sha256(arena.layout).hexdigest()
-        return told.layout_hash not in (self._hashed[1], self._refreshed_for)
-
-    def _refresh(self, arena: Arena, told: Instruction) -> None:
-        """In this thread, since it needs the context."""
+    def _refresh(self, arena: Arena) -> None:
+        """In this thread, since it needs the context.  Other memory may be at the same addresses, under the same layout."""
         with self._telling_of_failure():
             has_changed = arena.refresh()
-            self._refreshed_for = told.layout_hash
             if has_changed:
                 for call in self._on_commit:
                     call(arena)

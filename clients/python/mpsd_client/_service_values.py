@@ -16,7 +16,7 @@ class Instruction:
     """What a member shall do now.  order: "standby", "serve", "yield" or "leave".
 
     serial: grows with each change.  generation: of its term where it shall serve or yield, else the arena's.  state_serial: 0
-    while no forward state is kept.  why: for people.
+    while no forward state is kept.  why: for people.  commit: the number of the arena's last one.
     """
 
     serial: int
@@ -26,6 +26,7 @@ class Instruction:
     state_serial: int
     writer_pid: int | None
     why: str = ""
+    commit: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,12 @@ class Window:
             return int(lib.mpsd_arena_generation(self._open_handle()))
 
     @property
+    def committed(self) -> int:
+        """The number of the commit that is mapped, as mpsd counts them; 0: none, or not known."""
+        with self._lock:
+            return int(lib.mpsd_arena_committed(self._open_handle()))
+
+    @property
     def capacity_bytes(self) -> int:
         with self._lock:
             return int(lib.mpsd_arena_capacity_bytes(self._open_handle()))

@@ -161,6 +161,7 @@ class FakeArena:
     id: int = 7
     layout: bytes | None = b"weights"
     next_layout: bytes | None = None
+    committed: int = 1
     done: list[str] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
     trouble: BaseException | None = None
@@ -172,6 +173,7 @@ class FakeArena:
 
     def refresh(self) -> bool:
         self._do("refresh")
+        self.committed += 1
         has_changed, self.layout = self.layout != self.next_layout, self.next_layout
         return has_changed
 

@@ -1,7 +1,6 @@
 """A member of a service: what it says to mpsd, what it does with its arena, in which order; against a socket that answers."""
 
 import errno
-import hashlib
 import os
 import threading
 import time
@@ -16,14 +15,14 @@ from mpsd_client import _service as module
 
 from tests.unit.client.fake_mpsd import FIELDS, FakeArena, FakeMpsd, Waiting
 
-LAYOUT = hashlib.sha256(b"weights").hexdigest()
+LAYOUT = "the hash of a layout"
 
 
 @pytest.fixture
 def mpsd(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMpsd]:
     monkeypatch.delenv("MPSD_TEST_ENLISTED", raising=False)
     made = FakeMpsd(short_dir / "mpsd.sock")
-    made.tell(layout_hash=LAYOUT)
+    made.tell(layout_hash=LAYOUT, commit=1)
     yield made
     made.close()
 
@@ -220,9 +219,19 @@ def test_a_standby_follows_what_the_active_commits(mpsd: FakeMpsd, service: Serv
     waiting = Waiting(service.active)
     mpsd.wait_for("service.ready")
     arena.next_layout = b"more"
-    mpsd.tell(layout_hash=hashlib.sha256(b"more").hexdigest())
+    mpsd.tell(commit=2)
     until(lambda: seen == [(b"more", "standby")])
     mpsd.tell("serve", generation=4)
+    waiting.get()
+    assert arena.done == ["refresh", "promoted 4"]
+
+
+def test_nobody_serves_with_other_memory_than_was_committed_last(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    """Under the same layout too: at the same address there may be other memory now."""
+    arena.next_layout = arena.layout
+    waiting = Waiting(service.active)
+    mpsd.wait_for("service.ready")
+    mpsd.tell("serve", generation=4, commit=2)
     waiting.get()
     assert arena.done == ["refresh", "promoted 4"]
 
@@ -231,7 +240,7 @@ def test_who_cannot_follow_what_was_committed_says_so(mpsd: FakeMpsd, service: S
     service.on_commit(lambda of: int("none"))
     waiting = Waiting(service.active)
     mpsd.wait_for("service.ready")
-    mpsd.tell(layout_hash="another")
+    mpsd.tell(commit=2)
     with pytest.raises(ValueError, match="none"):
         waiting.get()
     assert "ValueError" in mpsd.wait_for("service.failed")["why"]
@@ -245,7 +254,7 @@ def test_nobody_is_ready_while_another_builds(mpsd: FakeMpsd, service: Service, 
     waiting = Waiting(service.standby)
     waiting.thread.join(0.05)
     assert not mpsd.count("service.ready")
-    mpsd.tell(layout_hash=LAYOUT)
+    mpsd.tell(layout_hash=LAYOUT, commit=2)
     mpsd.wait_for("service.ready")
     assert arena.done == ["refresh"]
     mpsd.tell("leave")

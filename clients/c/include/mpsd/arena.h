@@ -100,6 +100,7 @@ MPSD_API uint64_t mpsd_arena_base(const struct mpsd_arena *arena);
 MPSD_API uint64_t mpsd_arena_window_bytes(const struct mpsd_arena *arena);
 MPSD_API int mpsd_arena_device(const struct mpsd_arena *arena);          /* CUdevice */
 MPSD_API uint64_t mpsd_arena_generation(struct mpsd_arena *arena);       /* of this writer, or of the one there was */
+MPSD_API uint64_t mpsd_arena_committed(struct mpsd_arena *arena);        /* the number of what is mapped; 0: none, or not known */
 MPSD_API uint64_t mpsd_arena_capacity_bytes(struct mpsd_arena *arena);
 MPSD_API uint64_t mpsd_arena_used_bytes(struct mpsd_arena *arena);       /* as it counts against the capacity */
 MPSD_API const char *mpsd_arena_gpu(const struct mpsd_arena *arena);     /* its UUID */

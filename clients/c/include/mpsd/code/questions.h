@@ -89,6 +89,11 @@ MPSD_API uint64_t mpsd_arena_generation(struct mpsd_arena *arena)
 	return mpsd_arena_number(arena, &arena->generation);
 }
 
+MPSD_API uint64_t mpsd_arena_committed(struct mpsd_arena *arena)
+{
+	return mpsd_arena_number(arena, &arena->commit);
+}
+
 MPSD_API uint64_t mpsd_arena_capacity_bytes(struct mpsd_arena *arena)
 {
 	return mpsd_arena_number(arena, &arena->capacity_bytes);
