@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mpsd.api.authority import Peer
 from mpsd.model import ProcessId
+from mpsd.wire.rpc import Notification
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
 
 READER = Peer(777, 2000, False, gids=(1100,))  # of the group that may read the arena
@@ -66,4 +67,7 @@ async def test_what_happens_to_a_service_is_told_to_its_owner(tmp_path: Path) ->
             await caller.ask("events.subscribe", topics=["service.*"])
             house.bus.publish("service.promoted", {"id": 1, "name": "weights", "owner_uid": 1000, "to_pid": 586})
             await caller.ask("health")
-            assert bool(caller.events) == (peer is not STRANGER)
+            if peer is STRANGER:
+                assert caller.events == []
+            elif not caller.events:  # it may come behind the answer
+                assert isinstance(await caller.receive(), Notification)
