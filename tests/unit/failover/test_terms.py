@@ -66,6 +66,17 @@ async def test_who_waits_is_answered_when_something_is_new(room, autojump_clock:
         assert again == answer
 
 
+async def test_everybody_is_told_of_a_commit(room, autojump_clock: MockClock):
+    """A standby maps what was committed before it takes over."""
+    async with room.mpsd():
+        first, standby = await room.serves("a"), await room.member("b")
+        arena = replace(room.vault.made[1], commit=5, layout_hash="abc", state_serial=3)
+        room.vault.become("committed", arena)
+        for each in (first, standby):
+            told = await room.failover.follow(1, each, room.told(each).serial - 1, 10)
+            assert (told.commit, told.layout_hash, told.state_serial) == (5, "abc", 3)
+
+
 async def test_a_handover_makes_a_standby_of_the_one_that_served(room, autojump_clock: MockClock):
     async with room.mpsd():
         first = await room.serves("a")
