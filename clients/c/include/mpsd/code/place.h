@@ -98,15 +98,17 @@ static inline int mpsd_place_allow(struct mpsd_arena *arena, uint64_t offset, ui
 	return found == CUDA_SUCCESS ? 0 : mpsd_cuda_fail(arena, found, "cuMemSetAccess", arena->base + offset, bytes);
 }
 
-/* All that is mapped, run by run. */
+/* All that is mapped, run by run; also what comes behind a run that fails: nothing is to stay writable for that. */
 static inline int mpsd_place_allow_all(struct mpsd_arena *arena)
 {
 	size_t from = 0, count;
-	int rc = 0;
+	int rc = 0, failure = 0;
 
-	for (; rc == 0 && (count = mpsd_space_run(arena, &from)); from += count)
+	for (; (count = mpsd_space_run(arena, &from)); from += count) {
 		rc = mpsd_place_allow(arena, arena->items[from].offset, mpsd_space_run_bytes(arena, from, count));
-	return rc;
+		failure = rc < 0 ? rc : failure;
+	}
+	return failure;
 }
 
 static inline CUresult mpsd_place_create(struct mpsd_arena *arena, uint64_t bytes, CUmemGenericAllocationHandle *handle)
