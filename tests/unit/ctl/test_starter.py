@@ -7,6 +7,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mpsctl.session import NoMpsd
@@ -108,7 +109,7 @@ def test_without_mpsd_a_child_is_ended_by_signals(command: str, tmp_path: Path) 
 
 def test_a_connection_that_mpsd_ended_is_made_anew() -> None:
     class Stale:
-        closed = 0
+        closed, mpsd = 0, SimpleNamespace()
 
         def ask(self, call: object) -> str:
             if not self.closed:

@@ -9,6 +9,7 @@ from mpsd_client import Call, Client, Disconnected, Page, ProtocolError
 from mpsctl.session import NoMpsd, Session
 
 T = TypeVar("T")
+_ANSWER_SECONDS = 5.0  # signals wait meanwhile
 NO_ANSWER = (NoMpsd, Disconnected, TimeoutError, ProtocolError)
 
 
@@ -35,10 +36,14 @@ class Line:
     def _try(self, asked: Callable[[], T]) -> T:
         try:
             try:
-                return asked()
+                return self._once(asked)
             except Disconnected:  # mpsd ends connections that were silent for long
                 self.session.close()
-                return asked()
+                return self._once(asked)
         except NO_ANSWER as exc:
             self.session.close()
             raise Away(str(exc)) from None
+
+    def _once(self, asked: Callable[[], T]) -> T:
+        self.session.mpsd.timeout_seconds = _ANSWER_SECONDS
+        return asked()

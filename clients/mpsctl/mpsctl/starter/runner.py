@@ -86,7 +86,8 @@ class Starter:
             while (status := self._is_over()) is None:
                 for deed in plan(self._situation()):
                     self._do(deed)
-                self._crew.renew()
+                if self._here is not None:
+                    self._crew.renew()
                 self._listen()
         return status
 
@@ -173,8 +174,11 @@ class Starter:
             last = self._line.ask(calls.service_get(self._name)).last
         except (Away, Refused):
             last = self._service.last if self._service else None
-        has_served = child.has_served or (last is not None and last.to_pid == child.pid)
-        return has_served and not (last is not None and last.cause == "asked" and last.from_pid == child.member_pid)
+        if last is None:
+            return child.has_served
+        pids = {child.pid, child.member_pid}
+        has_handed_over = last.cause == "asked" and last.from_pid in pids
+        return not has_handed_over and (child.has_served or bool(pids & {last.from_pid, last.to_pid}))
 
     def _count(self, lived_seconds: float, *, was_ready: bool) -> None:
         """One that ended unasked, or did not begin."""
