@@ -4,7 +4,7 @@ Without root nobody places a process: it is told where to go, by an environment 
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -58,7 +58,8 @@ class Enlisted:
             return {}
         async with self._one_at_a_time:
             place = await self._find_place(self.avoid(process))
-            self._plans[process] = _Plan(name, owner_uid, plan.by, place.domain)
+            if self._plans.get(process) is plan:  # else it has ended, or asked for another service
+                self._plans[process] = replace(plan, domain=place.domain)
         return place.environment
 
     def _check_room(self, uid: int) -> None:

@@ -49,6 +49,21 @@ async def test_without_root_each_is_told_where_to_go(room, autojump_clock: MockC
             assert told == {"CUDA_MPS_PIPE_DIRECTORY": f"/{domain}"}
 
 
+async def test_who_ends_while_a_place_is_found_is_forgotten(room, autojump_clock: MockClock):
+    first = room.process("")
+
+    async def find_place(avoid: frozenset[str]) -> Place:
+        await room.die(first)
+        return Place("a", {})
+
+    room.find_place = find_place
+    async with room.mpsd():
+        await room.failover.enlist("llm", OWNER, first, OWNER)
+        second = room.process("")
+        await room.failover.enlist("llm", OWNER, second, OWNER)
+        assert room.enlisted.avoid(second) == set()
+
+
 async def test_they_are_counted(room, autojump_clock: MockClock, monkeypatch):
     monkeypatch.setattr(enlisted, "MOST_OF_USER", 2)
     monkeypatch.setattr(enlisted, "MOST", 4)
