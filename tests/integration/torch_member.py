@@ -4,7 +4,7 @@ simulator maps into the process.
     torch_member.py EXAMPLE --report FILE [...]     an example of clients/python/examples, without .py, and its arguments
 
 The term of generation 1 never ends its fourth step: it has written something, and FILE.cut is there.  That of generation 2 is
-in its second step until it is told to yield.  Not as on a GPU: there is no `pool`, so the first member builds elsewhere and copies.
+in its second step until it is told to yield.  Not as on a GPU: without a `pool`, the first member builds elsewhere and copies.
 """
 
 import ctypes
