@@ -16,6 +16,7 @@ from mpsd.wire.keeper import REPLY_BYTES, Op, Reply, pack_request, parse_reply
 SECONDS = 10.0  # a keeper answers in microseconds; closing much GPU memory takes a tenth of a second
 _WINDOW = 64  # requests on their way, which neither side's queue of a socket's usual size is too short for
 _CROWDED_SECONDS = 0.001
+_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # an enum: joining them takes longer than packing a request
 
 
 class HungUp(KeeperFailed):
@@ -114,7 +115,7 @@ class KeeperLink:
         rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
         while True:
             try:
-                self._socket.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                self._socket.sendmsg([data], rights, _AT_ONCE)
                 return
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self._socket)
