@@ -13,7 +13,8 @@ WARM_UPS = 3  # as PyTorch's page on CUDA graphs does: the first loads kernels, 
 
 def capture(step: Callable[[], object], warm_up: Callable[[], object] | None = None, *, share: Any = None) -> Any:
     """A torch.cuda.CUDAGraph of what `step` launches on the current device.  It does not run here: so `step` may write to an
-    arena that is open for reading, and what it returns is no more than memory for results.  `graph.replay()` runs it.
+    arena that is open for reading.  `graph.replay()` runs it; results are where `step` has put them: in a tensor that was there
+    before, or in one that it has kept.
 
     warm_up: the same work on memory of this process's own, which does run, before: it loads kernels and lets libraries take
     their workspaces.  Without it the first capture of an operation may fail.  share: a graph that never runs at the same time
