@@ -129,9 +129,10 @@ class Failover:
         self._desk.tell(entry, Promoted(process))
 
     def yielded(self, arena_id: int, generation: int, process: ProcessId) -> Instruction:
-        """Said again, it is answered as before."""
-        _, seat = self._seat(arena_id, process)
-        self._desk.vault.step_down(arena_id, generation, process)
+        """Said again, also to another mpsd, it changes nothing."""
+        entry, seat = self._seat(arena_id, process)
+        if entry.arena.writer == process or generation > entry.arena.generation:
+            self._desk.vault.step_down(arena_id, generation, process)
         return seat.told
 
     def failed(self, arena_id: int, process: ProcessId, why: str) -> None:

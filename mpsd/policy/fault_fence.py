@@ -2,12 +2,11 @@
 
 A fault ends all contexts of its domain, the innocent ones too.  When the last of their writes is done depends on the fault:
 
-| what faulted | the writes of others in the domain end | first told, and by whom | so it proves |
+| what faulted | others' writes end | first told | so it proves |
 |---|---|---|---|
 | an SM (trap, assert, ...) | 0.1-0.9 ms after the launch | 12-15 ms, kernel log | any trustworthy sign that tells the domain |
-| memory (an address that is not mapped) | 121-127 ms after it, when the driver has recovered | 1.3 ms, UVM events | its Xid, \
-logged at the recovery; the event does not |
-| a process, killed in mid-kernel | as of memory: it ends as Xid 31 | Xid, vendor's log | the same |
+| memory (not mapped) | 121-127 ms: the driver has recovered | 1.3 ms, UVM events | its Xid, logged then; the event does not |
+| a process, killed in mid-kernel | as of memory: it ends as Xid 31 | its Xid, vendor's log | the same |
 | the GPU itself | not known | | nothing |
 
 All of that was seen on one H200 with driver 580, none of it is documented: hence the settle times, which are waited besides.

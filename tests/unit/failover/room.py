@@ -42,7 +42,6 @@ class Process:
     may_write: bool = False
     is_torn: bool = False  # its context is
     was_killed: bool = False
-    ends: trio.Event = field(default_factory=trio.Event)
 
 
 class FakeEnds:
@@ -233,7 +232,6 @@ class Room:
         found = self.processes[process]
         if found.is_alive:
             found.is_alive = False
-            found.ends.set()
             trio.lowlevel.spawn_system_task(self._tell_end, process)
 
     async def _tell_end(self, process: ProcessId) -> None:

@@ -95,6 +95,7 @@ async def test_a_handover_makes_a_standby_of_the_one_that_served(room, autojump_
             assert told.order is Order.STANDBY
             assert (room.order(third), room.order(second)) == ("serve", "standby")
             room.serving(third)
+            assert room.failover.yielded(1, 1, first).order is Order.STANDBY  # it did not hear that it was heard
         assert (done[0].from_pid, done[0].to_pid, done[0].seconds) == (first.pid, third.pid, pytest.approx(0.5, abs=0.01))
         assert room.view().last.cause is Cause.ASKED
         standings = {member.process: member.standing for member in room.view().members}
@@ -206,8 +207,10 @@ async def test_what_one_says_of_another_term_counts_for_nothing(room, autojump_c
         for generation, process in ((0, first), (2, first), (1, second)):
             with pytest.raises(StaleGeneration):
                 room.failover.serving(1, generation, process)
+        for generation, process in ((0, first), (2, first), (2, second)):
             with pytest.raises(StaleGeneration):
                 room.failover.yielded(1, generation, process)
+        assert room.failover.yielded(1, 1, second).order == "standby"
         assert room.phase is Phase.PROMOTING
 
 
