@@ -229,10 +229,8 @@ class Following:
                 before = exc
             finally:
                 os.close(found.fd)
-        with self._changed:
-            self._before_serial = found.state_serial
-            if before is not None:  # else mpsd has lost it: what is mapped here is the last one still
-                self._before = before
+        with self._changed:  # what mpsd has lost was lost with the memory that it speaks of
+            self._before, self._before_serial = before, found.state_serial
 
     def _hear_for(self, term: Term) -> None:
         """What the word that came last means for the term."""
