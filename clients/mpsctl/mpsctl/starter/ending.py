@@ -6,10 +6,9 @@ A signal alone may kill whoever shares the GPU with it: docs/ending.md.
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 
-from mpsd_client import Client, MpsdError, calls
+from mpsd_client import Client, ErrorCode, MpsdError, Refused, calls
 
 from mpsctl.session import NoMpsd
 from mpsctl.starter.children import Child
@@ -52,19 +51,29 @@ def send(child: Child, number: signal.Signals) -> None:
 
 def _end_through_mpsd(child: Child, connect: Callable[[], Client], manner: Manner) -> str:
     try:
-        with closing(connect()) as mpsd:
+        with connect() as mpsd:
             mpsd.timeout_seconds = 3 * (manner.drain_seconds + manner.grace_seconds) + _MARGIN_SECONDS
-            for pid, start_time in _clients(child, mpsd):
-                call = calls.client_stop(
-                    pid, start_time=start_time, way="drain", drain_seconds=manner.drain_seconds,
-                    grace_seconds=manner.grace_seconds,
-                )  # fmt: skip
-                left = [each.why or "no reason given" for each in mpsd.ask(call).processes if not each.has_ended]
-                if left:
-                    return _LEFT + left[0]
+            for process in _clients(child, mpsd):
+                if left := _stop(process, mpsd, manner):
+                    return left
     except (MpsdError, NoMpsd, OSError) as exc:
         return f"not ended through mpsd, but by signals: {exc}"
     return ""
+
+
+def _stop(process: Process, mpsd: Client, manner: Manner) -> str:
+    """Empty, or why it was left."""
+    pid, start_time = process
+    call = calls.client_stop(
+        pid, start_time=start_time, way="drain", drain_seconds=manner.drain_seconds, grace_seconds=manner.grace_seconds
+    )
+    try:
+        left = [each.why or "no reason given" for each in mpsd.ask(call).processes if not each.has_ended]
+    except Refused as exc:
+        if exc.code != ErrorCode.NO_SUCH_CLIENT:
+            raise
+        return ""  # it has ended meanwhile
+    return _LEFT + left[0] if left else ""
 
 
 def _clients(child: Child, mpsd: Client) -> Iterator[Process]:
