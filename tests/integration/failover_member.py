@@ -5,7 +5,8 @@ driver.  JSON lines of what it did; lines on its standard input tell it to fault
     word 1      (generation, step) of the last step, 32 bits each
     word 2      two values of 32 bits in turn: step n is made of the other one, and can be made again
 
-What is in memory before a step has to be what the last step of this process left, or what was there when it took over.
+What is in memory before a step has to be what the last step of this process left, or what was there when it took over.  Every
+now and then a step commits other memory beside that, under the same layout, which says at which step that was.
 """
 
 import argparse
@@ -22,12 +23,13 @@ from ctypes import byref, c_char_p, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-from mpsd_client import Layout, MpsdError, Service, TensorSpec, Term
+from mpsd_client import Block, Layout, MpsdError, Service, TensorSpec, Term
 
 FIELDS = {"step": "uint64", "value": "uint64"}
 KERNELS = ("spin", "trap", "oob_write")
 PTX = b".version 7.0\n" + b"".join(b".visible .entry %s(\n" % name.encode() for name in KERNELS)
 CYCLES_PER_MS = 1_755_000
+CHANGE_EVERY = 25  # steps
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Member:
 
     def run(self) -> None:
         service = Service(
-            self.asked.service, capacity=2 << 20, schema=FIELDS, gpu=0, rank=self.asked.rank, heartbeat=self.asked.heartbeat
+            self.asked.service, capacity=8 << 20, schema=FIELDS, gpu=0, rank=self.asked.rank, heartbeat=self.asked.heartbeat
         )
         say("enlisted")
         self.die("enlisted")
@@ -122,6 +124,10 @@ class Member:
         self.address = term.arena["words"].address
         self.memory = self.gpu.read(self.address)
         record = dict(term.record) if term.record else {"step": 0, "value": 0}
+        for block in self.others(term):
+            if self.gpu.read(block.address).count % CHANGE_EVERY:
+                say("conflict", generation=term.generation, why="other memory than was committed")
+                os._exit(9)
         say("promoted", generation=term.generation, told_ns=term.promoted_ns, record=record, memory=vars(self.memory))
 
     def serve(self, term: Term) -> None:
@@ -131,6 +137,8 @@ class Member:
             self.obey()
             self.compare(term, step)
             value = next_of(self.memory.values[(step - 1) % 2])
+            if step % CHANGE_EVERY == 0:
+                self.change(term, step)
             self.compute(term, step, value)
             self.die("computed")
             term.publish(step=step, value=value)
@@ -154,6 +162,18 @@ class Member:
         values = (value, self.memory.values[1]) if step % 2 == 0 else (self.memory.values[0], value)
         self.memory = Memory(self.memory.count + 1, term.generation, step, values)
         self.compare(term, step)
+
+    def others(self, term: Term) -> list[Block]:
+        return [block for block in term.arena.blocks() if block.address != self.address]
+
+    def change(self, term: Term, step: int) -> None:
+        for block in self.others(term):
+            term.arena.free(block)
+        block = term.arena.allocate(8)
+        self.gpu.call("cuMemsetD8_v2", c_uint64(block.address), 0, c_size_t(24))
+        self.gpu.set(block.address, step)
+        self.gpu.wait()
+        term.arena.commit()
 
     def obey(self) -> None:
         if not select.select([sys.stdin], [], [], 0)[0]:
