@@ -31,6 +31,8 @@ from mpsd_client._record import Schema
 from mpsd_client._state import State
 from mpsd_client._term import Term
 
+AGAIN_SECONDS = 0.5  # until memory is mapped that could not be
+_PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.TOO_MANY)
 OnCommit = TypeVar("OnCommit", bound=Callable[[Arena], object])
 OnPromote = TypeVar("OnPromote", bound=Callable[[Term], object])
 
@@ -227,7 +229,10 @@ class Service:
             if self._is_closed or told.what.order == LEAVE:
                 raise dismissed(told) if not self._is_closed else Dismissed(f"service {self.name} was closed")
             if told.what.commit > arena.committed:
-                self._refresh(arena)
+                if not self._refresh(arena):
+                    following.wait(told, time.monotonic() + AGAIN_SECONDS)
+                    if deadline is not None and time.monotonic() >= deadline:
+                        return None
                 continue
             if following.is_to_serve(told.what):
                 return self._promote(arena, following, told)
@@ -237,13 +242,20 @@ class Service:
             if not following.wait(told, deadline):
                 return None
 
-    def _refresh(self, arena: Arena) -> None:
-        """In this thread, since it needs the context.  Other memory may be at the same addresses, under the same layout."""
+    def _refresh(self, arena: Arena) -> bool:
+        """In this thread, since it needs the context.  Other memory may be at the same addresses, under the same layout.
+        False: it is to be tried again, when mpsd is back, or its keeper answers."""
         with self._telling_of_failure():
-            has_changed = arena.refresh()
+            try:
+                has_changed = arena.refresh()
+            except (Refused, OSError) as exc:
+                if not _may_pass(exc):
+                    raise
+                return False
             if has_changed:
                 for call in self._on_commit:
                     call(arena)
+            return True
 
     def _promote(self, arena: Arena, following: Following, told: Told) -> Term:
         """Nothing is asked here: memory is mapped, the record is in shared memory, and mpsd hears of it by the other thread."""
@@ -304,3 +316,10 @@ class Service:
             self._arena._yielded()
         self._following.say_yielded(term)
         term.state.close()
+
+
+def _may_pass(exc: Refused | OSError) -> bool:
+    """That the memory could not be had: mpsd is away, its keeper is silent, or others commit all the time."""
+    if isinstance(exc, Refused):
+        return exc.code in _PASSING
+    return isinstance(exc, ConnectionRefusedError | TimeoutError | BlockingIOError)

@@ -165,6 +165,7 @@ class FakeArena:
     done: list[str] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
     trouble: BaseException | None = None
+    refresh_trouble: BaseException | None = None
     yield_trouble: BaseException | None = None
     is_writable: bool = False
 
@@ -173,6 +174,8 @@ class FakeArena:
 
     def refresh(self) -> bool:
         self._do("refresh")
+        if self.refresh_trouble is not None:
+            raise self.refresh_trouble
         self.committed += 1
         has_changed, self.layout = self.layout != self.next_layout, self.next_layout
         return has_changed

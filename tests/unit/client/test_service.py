@@ -235,6 +235,23 @@ def test_nobody_serves_with_other_memory_than_was_committed_last(mpsd: FakeMpsd,
     assert arena.done == ["refresh", "promoted 4"]
 
 
+@pytest.mark.parametrize("why", [ConnectionRefusedError("away"), Refused(ErrorCode.KEEPER_FAILED, "KEEPER_FAILED", "silent")])
+def test_a_standby_outlives_an_mpsd_that_cannot_give_what_was_committed(
+    mpsd: FakeMpsd, service: Service, arena: FakeArena, why: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.01)
+    waiting = Waiting(service.active)
+    mpsd.wait_for("service.ready")
+    arena.refresh_trouble = why
+    mpsd.tell(commit=2)
+    until(lambda: arena.done.count("refresh") > 1)
+    arena.refresh_trouble = None
+    mpsd.tell("serve", generation=4)
+    waiting.get()
+    assert arena.done[-2:] == ["refresh", "promoted 4"]
+    assert not mpsd.count("service.failed")
+
+
 def test_who_cannot_follow_what_was_committed_says_so(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
     service.on_commit(lambda of: int("none"))
     waiting = Waiting(service.active)
