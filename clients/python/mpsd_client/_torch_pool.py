@@ -22,9 +22,19 @@ class Attached:
     """What belongs to an arena while it is open here."""
 
     pool: Any = None  # torch.cuda.MemPool
+    generation: int = 0  # of the arena, when it was made
+    past: list[Any] = field(default_factory=list)  # pools of earlier terms of this process: it may have tensors in them
     users: int = 0  # threads that are within `pool`
-    lock: threading.Lock = field(default_factory=threading.Lock)  # protects pool and users
+    lock: threading.Lock = field(default_factory=threading.Lock)  # protects what is above
     pinned: "list[Pinned]" = field(default_factory=list)
+
+    @property
+    def pools(self) -> list[Any]:
+        return self.past if self.pool is None else [*self.past, self.pool]
+
+    def held_bytes(self) -> int:
+        """In tensors of PyTorch's."""
+        return sum(int(segment["allocated_size"]) for made in self.pools for segment in made.snapshot())
 
 
 @dataclass(slots=True)
@@ -67,8 +77,9 @@ def pool(arena: Window) -> Iterator[None]:
     """What PyTorch allocates on the arena's GPU within, in this thread, lies in the arena.
 
     It goes through PyTorch's caching allocator: blocks of 2 MiB or more, shared by small tensors.  To enter it again goes on
-    with the same pool.  Where the capacity is spent, torch.OutOfMemoryError.  What another thread allocates (backward() has its
-    own) is not in it.  Not to be used with expandable_segments, which takes no memory from pools.
+    with the same pool; with a new one where another process was the writer meanwhile.  Where the capacity is spent,
+    torch.OutOfMemoryError.  What another thread allocates (backward() has its own) is not in it.  Not to be used with
+    expandable_segments, which takes no memory from pools.
     """
     if not arena.is_writable:
         raise ValueError(f"arena {arena.name} is open for reading: only its writer puts something into it")
@@ -76,8 +87,10 @@ def pool(arena: Window) -> Iterator[None]:
     mine, handle = attached(arena), arena.handle
     with torch.cuda.device(arena.device):
         with mine.lock:
+            if mine.pool is not None and mine.generation != arena.generation:
+                _retire(mine, handle)
             if mine.pool is None:
-                mine.pool = _never_at_exit(torch.cuda.MemPool(_allocator().allocator()))
+                mine.pool, mine.generation = _never_at_exit(torch.cuda.MemPool(_allocator().allocator())), arena.generation
             mine.users += 1
         before = lib.mpsd_torch_use(arena.device, handle)
         try:
@@ -89,19 +102,26 @@ def pool(arena: Window) -> Iterator[None]:
                 mine.users -= 1
 
 
+def _retire(mine: Attached, handle: Any) -> None:
+    """What is free in its blocks may belong to another process by now: nothing is taken from it, and nothing given back."""
+    lib.mpsd_torch_forget(handle)
+    mine.past.append(mine.pool)
+    mine.pool = None
+
+
 def _end_pool(arena: Window) -> None:
     """Before the arena's memory goes.  Raises BufferError, and the pool stays: a tensor of PyTorch's is still in it."""
     mine = attached(arena)
     if mine.users:
         raise BufferError(f"arena {arena.name}: its pool is in use")
     kept, mine.pinned = [each.of for each in mine.pinned], []
-    if mine.pool is None:
+    if not mine.pools:
         lib.mpsd_torch_forget(arena.handle)
         return
     torch.cuda.synchronize(arena.device)
-    if _held_bytes(mine.pool):
+    if mine.held_bytes():
         gc.collect()
-    if held := _held_bytes(mine.pool):
+    if held := mine.held_bytes():
         mine.pinned = [Pinned.tensor(tensor) for of in kept if (tensor := of()) is not None]
         raise BufferError(f"arena {arena.name}: PyTorch has {held} bytes in its pool: drop those tensors before you close it")
     drop_pool(arena)
@@ -111,11 +131,9 @@ def _end_pool(arena: Window) -> None:
 def drop_pool(arena: Window) -> None:
     """It gives back the blocks in which no tensor is, through mpsd_torch_free; the others go with their tensors."""
     mine = attached(arena)
-    made, mine.pool = mine.pool, None
+    made = list(mine.pools)
+    mine.pool, mine.past = None, []
     with torch.cuda.device(arena.device):
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))
-        del made
-
-
-def _held_bytes(made: Any) -> int:
-    return sum(int(segment["allocated_size"]) for segment in made.snapshot())
+        while made:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(made[-1]))
+            made.pop()

@@ -1,13 +1,16 @@
 """What of mpsd_client.torch needs PyTorch but no GPU; the rest is tried on one (tests/gpu/torch)."""
 
 import importlib
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mpsd_client._native import ffi
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
 parts = importlib.import_module("mpsd_client.torch")
+torch_pool = importlib.import_module("mpsd_client._torch_pool")
 
 
 @pytest.mark.parametrize("of", ["cpu", torch.Generator()])
@@ -28,3 +31,49 @@ def test_a_reader_has_no_pool() -> None:
     reader = SimpleNamespace(name="kv", is_writable=False)
     with pytest.raises(ValueError, match="arena kv is open for reading"), parts.pool(reader):
         pass
+
+
+class Pool:
+    """Of PyTorch's, which has a GPU."""
+
+    def __init__(self, _: object) -> None:
+        self.held = 0
+
+    def snapshot(self) -> list[dict[str, int]]:
+        return [{"allocated_size": self.held}]
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    for name, fake in {"init": lambda: None, "device": nullcontext, "MemPool": Pool, "use_mem_pool": nullcontext}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch_pool, "_allocator", lambda: SimpleNamespace(allocator=lambda: None))
+    made = SimpleNamespace(name="kv", is_writable=True, generation=1, device=0, handle=ffi.NULL, attached=None)
+    made.before_close = lambda call: setattr(made, "close", call)
+    return made
+
+
+def enter(arena: Any) -> Any:
+    """The pool that is used."""
+    with parts.pool(arena):
+        return arena.attached.pool
+
+
+def test_a_pool_is_gone_on_with_until_another_process_has_been_the_writer(writer: SimpleNamespace) -> None:
+    """What is free in it may be that process's."""
+    first = enter(writer)
+    assert enter(writer) is first
+    writer.generation = 3
+    assert enter(writer) is not first
+
+
+def test_tensors_of_an_earlier_term_keep_the_arena_open(writer: SimpleNamespace) -> None:
+    first = enter(writer)
+    writer.generation, first.held = 3, 512
+    enter(writer)
+    with pytest.raises(BufferError, match="PyTorch has 512 bytes"):
+        writer.close()
+    first.held = 0
+    writer.close()
+    assert not writer.attached.pools
