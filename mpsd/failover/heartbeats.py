@@ -51,12 +51,22 @@ class Heartbeats:
                     os.close(self._pulses.pop(entry).descriptor)
                 for entry in expected:
                     await self._look(entry)
+                self._absolve()
                 pause = min((entry.heartbeat_seconds / _LOOKS for entry in expected), default=math.inf)
                 with trio.move_on_after(max(pause, _LEAST_SECONDS)):
                     await self._desk.woken()
         finally:
             for pulse in self._pulses.values():
                 os.close(pulse.descriptor)
+
+    def _absolve(self) -> None:
+        """Of whom no heartbeat is expected any more, nobody can know that they are silent."""
+        for entry in list(self._desk.entries.values()):
+            writer = entry.service.writer
+            member = entry.service.member(writer) if writer is not None else None
+            is_silent = member is not None and member.standing is Standing.SILENT
+            if writer is not None and is_silent and entry.service.phase is Phase.SERVING and not entry.heartbeat_seconds:
+                self._desk.tell(entry, Ready(writer))
 
     async def _look(self, entry: Entry) -> None:
         try:

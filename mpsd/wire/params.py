@@ -151,6 +151,10 @@ def maybe(inner: Kind) -> Kind:
     return Kind(f"{inner.words}; or nil", lambda value: None if value is None else inner.parse(value))
 
 
+def or_zero(inner: Kind) -> Kind:
+    return Kind(f"0, or {inner.words}", lambda value: 0.0 if type(value) in (int, float) and value == 0 else inner.parse(value))
+
+
 def multiple(of: int, least: int, most: int) -> Kind:
     inner = whole(least, most)
 

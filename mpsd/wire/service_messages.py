@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from mpsd.policy.succession_words import MOST_RANK
 from mpsd.wire.messages import ID, PATIENCE, PID
-from mpsd.wire.params import maybe, number, param, text, whole, word
+from mpsd.wire.params import maybe, number, or_zero, param, text, whole, word
 
 MOST_STANDBYS = 8
 _NAME = word(1, 128)
 _GENERATION = whole(0, 2**63 - 1)
 _SERIAL = whole(0, 2**63 - 1)
-_HEARTBEAT = number(0, 3600)
+_HEARTBEAT = or_zero(number(0.1, 3600))  # below it, who gets on is silent now and again
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,21 @@ async def test_alone_it_goes_on_and_is_heard_of_again(room, autojump_clock: Mock
         assert room.phase is Phase.FENCING
 
 
+async def test_of_whom_none_is_expected_any_more_nobody_says_that_they_are_silent(room, autojump_clock: MockClock):
+    """Else the next standby that is ready would end one that is well."""
+    async with room.mpsd():
+        await room.serves("a")
+        Kept(room, 1)
+        room.failover.change(1, ServiceSettings(heartbeat_seconds=0.5))
+        await trio.sleep(1)
+        assert room.view().members[0].standing is Standing.SILENT
+        room.failover.change(1, ServiceSettings())
+        await trio.sleep(0.1)
+        assert room.view().members[0].standing is Standing.READY
+        await room.member("b")
+        assert (room.phase, room.ended) == (Phase.SERVING, [])
+
+
 async def test_what_the_one_before_left_is_no_heartbeat(room, autojump_clock: MockClock):
     async with room.mpsd():
         first = await room.serves("a", heartbeat=0.4)
