@@ -196,6 +196,11 @@ def test_a_service_that_is_found_is_told_as_it_is() -> None:
     assert [each.event for each in differences(SERVICE, None)] == ["gone"]
 
 
+def test_what_nobody_serves_is_not_called_protected() -> None:
+    before = replace(SERVICE, protection="it has no standby")
+    assert [each.event for each in differences(before, replace(before, phase="fencing", protection=""))] == ["unserved"]
+
+
 def test_a_promotion_is_told_in_its_parts() -> None:
     (told,) = differences(SERVICE, replace(SERVICE, last=LAST))
     assert told.text == "pid 587 serves, generation 8: fault, detected in 0.4 ms, fenced in 12.5 ms, promoted in 0.9 ms"

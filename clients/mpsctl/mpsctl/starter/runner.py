@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -76,6 +77,8 @@ class Starter:
         self._knows_service = self._is_unenforced = False
         self._restarts, self._round = Restarts(), 0
         self._make, self._may_surge = Make(), True
+        self._made = Make()  # how the last one was
+        self._impossible: Make | None = None  # nobody can be made so
         self._settled_at = self._free_at = 0.0  # when members have joined again; when there may be a handover
         self._status: int | None = None  # with which all is to end
 
@@ -94,13 +97,18 @@ class Starter:
     # -- what happened ---------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Until something has, or could be due; then all of it."""
+        """Until something has, or could be due; then all of it.  Of looks at the service in a row the last: who is slower than
+        they come would act on what was long ago."""
+        news: list[object] = []
         try:
-            self._take(self._news.get(timeout=_TICK_SECONDS))
+            news.append(self._news.get(timeout=_TICK_SECONDS))
             while True:
-                self._take(self._news.get_nowait())
+                news.append(self._news.get_nowait())
         except Empty:
             pass
+        for each, following in zip_longest(news, news[1:]):
+            if not (isinstance(each, Seen) and isinstance(following, Seen)):
+                self._take(each)
 
     def _take(self, news: object) -> None:
         match news:
@@ -220,6 +228,8 @@ class Starter:
         is_known = self._here is not None and self._knows_service and now >= self._settled_at
         make = Make(self._settings.sm_percent, self._settings.memory_bytes, self._round)
         own = tuple(child.own() for child in self._crew.children.values())
+        if own and make == self._impossible:
+            make = self._made
         if make != self._make:
             self._make, self._may_surge = make, True  # each rolling change tries it again
         return Situation(
@@ -251,9 +261,9 @@ class Starter:
         if not is_enforced and not self._is_unenforced and reservations.is_wanted(situation.make):
             self._is_unenforced = True
             self._teller.tell("not_enforced", "mpsd is not root: leases are not enforced, NOTHING LIMITS these members")
-        gpus = self._task.gpus or ((self._service.gpu,) if self._service else ())
         try:
-            self._crew.begin(situation.make, gpus, is_enforced=is_enforced, may_wait=not is_surge(situation))
+            self._crew.begin(situation.make, self._gpus(), is_enforced=is_enforced, may_wait=not is_surge(situation))
+            self._made = situation.make
         except Away:
             self._settled_at = time.monotonic() + _TICK_SECONDS
         except Refused as exc:
@@ -262,8 +272,19 @@ class Starter:
             self._teller.tell("trouble", f"a member cannot be started: {exc}", why=str(exc))
             self._count(0.0, was_ready=False)
 
+    def _gpus(self) -> Sequence[str]:
+        return self._task.gpus or ((self._service.gpu,) if self._service else ())
+
     def _take_refusal(self, situation: Situation, exc: Refused) -> None:
         if is_surge(situation):
+            try:
+                why = self._crew.why_not(situation.make, self._gpus())
+            except Away:
+                return
+            if why:
+                self._impossible = situation.make
+                self._teller.tell("impossible", f"nobody can have that, so all stay as they are: {why}", why=why)
+                return
             self._may_surge = False
             self._teller.tell("no_room", f"no room for one more, so an old one makes way first: {exc.message}", why=exc.message)
         else:

@@ -55,12 +55,12 @@ def differences(before: values.Service | None, after: values.Service | None) -> 
         yield Told("unserved", f"nobody serves now: {after.phase}", {"phase": after.phase})
     was_ready = {each.pid for each in (before or after).members if each.standing == "ready"}
     for each in after.members:
-        if each.standing == "ready" and each.pid not in was_ready:
+        if each.standing == "ready" and each.pid not in was_ready and not each.is_writer:
             yield Told("ready", f"pid {each.pid} in domain {each.domain} is ready", {"pid": each.pid, "domain": each.domain})
-    protection = after.protection if after.phase == SERVING else ""
-    if protection != (before.protection if before and before.phase == SERVING else ""):
-        text = f"unprotected: {protection}" if protection else "protected"
-        yield Told("protection", text, {"protection": protection})
+    known = before.protection if before and before.phase == SERVING else ""
+    if after.phase == SERVING and after.protection != known:
+        text = f"unprotected: {after.protection}" if after.protection else "protected"
+        yield Told("protection", text, {"protection": after.protection})
 
 
 def _found(of: values.Service) -> Told:
