@@ -98,9 +98,12 @@ def test_members_are_kept_changed_and_ended(machine: Machine) -> None:
         starter.counts_on()
 
         with machine.mpsd() as mpsd:
-            mpsd.ask(calls.service_change("count", sm_percent=30.0))
+            mpsd.ask(calls.service_change("count", memory_bytes=1 << 50))
+            wait_for("a word on that", lambda: starter.said("impossible"), WAITS_SECONDS)
+            mpsd.ask(calls.service_change("count", sm_percent=30.0, memory_bytes=0))
         third = starter.wait("new members alone", lambda it: len(it.members) == 2 and not pids(it) & pids(second))
         starter.counts_on()
+        assert not starter.said("no_room")
         assert third.last is not None
         assert third.last.cause == "asked"
         assert third.generation == second.generation + 1

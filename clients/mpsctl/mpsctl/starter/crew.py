@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from mpsd_client import Lease, values
+from mpsd_client import Lease, Refused, values
 
 from mpsctl.starter import ending, reservations
 from mpsctl.starter.children import Child, Place, free_number
@@ -57,6 +57,15 @@ class Crew:
         self.children[number] = child
         self._teller.tell("started", f"member {number} has started, pid {child.pid}{_with(lease, make)}",
                           member=number, pid=child.pid, lease_id=child.lease_id)  # fmt: skip
+
+    def why_not(self, make: Make, gpus: Sequence[str]) -> str:
+        """Why a member can never have what it is to have; empty: in time it can.  Raises Away."""
+        try:
+            lease = reservations.reserve(self._line, self._place.name, make, gpus, may_wait=True)
+        except Refused as exc:
+            return exc.message
+        reservations.release(self._line, lease.id)
+        return ""
 
     def stop(self, number: int, why: str) -> None:
         """Begins to; Stopped follows, and Ended where it has."""
