@@ -17,6 +17,7 @@ from mpsd_client._place import BACKLOG_SECONDS, has_connected, new_socket, socke
 from mpsd_client._values import Event, Hello, Lost, Page
 
 T = TypeVar("T")
+_LONGEST_POLL_MS = 86_400_000  # poll takes no more than 2**31; whoever waits longer is woken, and waits again
 
 
 class Client:
@@ -126,7 +127,7 @@ class Client:
         poll = select.poll()
         poll.register(self._sock, event)
         left = _left(deadline)
-        poll.poll(None if left is None else left * 1000)
+        poll.poll(None if left is None else min(left * 1000, _LONGEST_POLL_MS))
 
 
 def _deadline(seconds: float | None) -> float | None:

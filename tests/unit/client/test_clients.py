@@ -244,6 +244,15 @@ async def test_events_end_when_nothing_happens(tmp_path: Path, short_dir: Path) 
         assert await blocking(watch, path) == []
 
 
+async def test_mpsd_may_be_given_more_time_than_a_wait_takes(tmp_path: Path, short_dir: Path) -> None:
+    def ask(path: Path) -> values.Health:
+        with Client(path, timeout_seconds=1e9) as mpsd:
+            return mpsd.ask(calls.health())
+
+    async with serving(tmp_path, short_dir) as (_, path):
+        assert (await blocking(ask, path)).ok
+
+
 async def test_many_tasks_share_one_connection(tmp_path: Path, short_dir: Path) -> None:
     """Whoever reads, reads for all; one that is cancelled while it does takes nothing with it."""
     told: list[Event | Lost] = []
