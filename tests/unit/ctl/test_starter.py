@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from mpsctl.session import NoMpsd
 from mpsctl.starter import scribe
-from mpsctl.starter.children import Child, Place, free_number
+from mpsctl.starter.children import MISSED_SECONDS, Child, Place, free_number
 from mpsctl.starter.ending import Manner, end
 from mpsctl.starter.groups import groups, share_out
 from mpsctl.starter.line import Line
@@ -83,6 +83,15 @@ def test_a_child_is_told_its_service_and_its_lease(tmp_path: Path) -> None:
     assert (statuses, child.lease_id) == ([0], 7)
     log = tmp_path / "llm-1.log"  # who writes it ends after the child has
     wait_for("its output", lambda: log.exists() and log.read_text() == f"llm a-token\n{child.pid}\n{child.pid}\n")
+
+
+def test_one_that_never_joined_is_missed_once_and_not_at_once(tmp_path: Path) -> None:
+    child, _ = begin(Place("llm", ["true"], os.environ, str(tmp_path), 1))
+    assert not child.miss()
+    child.began_at -= MISSED_SECONDS
+    assert (child.miss(), child.miss()) == (True, False)
+    child.member_pid, child.is_missed = 586, False
+    assert not child.miss()
 
 
 def test_how_it_ended_is_told(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from mpsctl.starter.groups import Process, groups
 from mpsctl.starter.plan import ILL_SECONDS, READY, Make, Own
 
 MOST_LOG_BYTES = 16 << 20  # of a file, of which there are two for each member
+MISSED_SECONDS = 60.0  # of starting; who has not joined then may never do so
 _TICK_SECONDS = 0.02  # longer than a tick of the clock that start times are told by
 
 
@@ -39,6 +40,7 @@ class Child:
     ill_at: float | None = None
     is_stopping: bool = False
     is_left: bool = False  # it could not be ended
+    is_missed: bool = False  # it was said that it has not joined
     has_ended: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -63,6 +65,12 @@ class Child:
                 self.ill_at = None
             elif self.ill_at is None:
                 self.ill_at = time.monotonic()
+
+    def miss(self) -> bool:
+        """Whether it has been there for long and never was a member.  Once."""
+        is_late = not self.member_pid and time.monotonic() - self.began_at >= MISSED_SECONDS
+        is_news, self.is_missed = is_late and not self.is_missed, self.is_missed or is_late
+        return is_news
 
     def own(self) -> Own:
         """As the planner sees it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mpsd_client import Lease, Refused, values
 
 from mpsctl.starter import ending, reservations
-from mpsctl.starter.children import Child, Place, free_number
+from mpsctl.starter.children import MISSED_SECONDS, Child, Place, free_number
 from mpsctl.starter.groups import groups, share_out
 from mpsctl.starter.line import Line
 from mpsctl.starter.plan import Make
@@ -66,6 +66,14 @@ class Crew:
             return exc.message
         reservations.release(self._line, lease.id)
         return ""
+
+    def miss(self) -> None:
+        """Says of each child that has been there for long that it is no member: its program may know nothing of services."""
+        for child in self.children.values():
+            if not child.is_stopping and child.miss():
+                late = f"is no member after {MISSED_SECONDS:.0f} s: does its program make a Service and open it?"
+                text = f"member {child.number} (pid {child.pid}) {late}"
+                self._teller.tell("not_joined", text, member=child.number, pid=child.pid)
 
     def stop(self, number: int, why: str) -> None:
         """Begins to; Stopped follows, and Ended where it has."""

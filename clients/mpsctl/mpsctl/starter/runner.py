@@ -91,6 +91,7 @@ class Starter:
                     self._do(deed)
                 if self._here is not None:
                     self._crew.renew()
+                    self._crew.miss()
                 self._listen()
         return status
 
