@@ -196,12 +196,15 @@ def main() -> int:
     finally:
         if theatre:
             theatre.clear()
+    if backend == "sim":
+        print("On the simulator, with a toy engine: these times mean nothing.")
     records = [read("mpsd, with a standby", mpsd), read("the vendor's MPS, started again", stock)]
     where = "the simulator, a toy engine: the times mean nothing" if backend == "sim" else f"Qwen2.5-{asked.shape}'s shape"
     try:
         plot(records, asked.out, f"{STREAMS} streams of tokens, one fault ({where})")
     except ImportError:
-        print(f"matplotlib is not here: python clients/demo/throughput.py mpsd={mpsd} stock={stock} --out {asked.out}")
+        print(f"The picture, where matplotlib is: python clients/demo/throughput.py mpsd={mpsd} "
+              f"stock={stock} --out {asked.out}")  # fmt: skip
         return 0
     print(asked.out)
     return 0
