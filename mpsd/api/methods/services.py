@@ -7,7 +7,7 @@ from mpsd.api.exchange import Call, Rows
 from mpsd.api.failover import Failover
 from mpsd.api.methods.arenas import arenas_of, may_see, may_write
 from mpsd.api.services import Services
-from mpsd.errors import KeeperFailed, NoSuchArena, NotAllowed
+from mpsd.errors import BadRequest, KeeperFailed, NoSuchArena, NotAllowed
 from mpsd.service import ServiceSettings, ServiceView
 from mpsd.wire import service_results
 from mpsd.wire.messages import Page
@@ -113,9 +113,17 @@ def told_handover(result: Map) -> str:
     return f"pid {result['from_pid']} to pid {result['to_pid']} in {result['seconds']:.3f} s"
 
 
+def _check_memory(call: Call[ChangeService], gpu: str) -> None:
+    """What no member could ever have would end as one standby fewer."""
+    device = next((device for device in call.services.board.devices if device.uuid == gpu), None)
+    if device is not None and (call.ask.memory_bytes or 0) > device.total_bytes:
+        raise BadRequest(f"memory_bytes: found {call.ask.memory_bytes}; {gpu} has {device.total_bytes}")
+
+
 async def change(call: Call[ChangeService]) -> Map:
     ask, failover = call.ask, failover_of(call.services)
     arena = arenas_of(call.services).find(ask.name)
+    _check_memory(call, arena.gpu)
     old = failover.settings(arena.id)
     wanted = ServiceSettings(
         standbys=old.standbys if ask.standbys is None else ask.standbys,

@@ -60,6 +60,16 @@ async def test_what_is_nil_stays_and_0_takes_away(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
+async def test_what_no_gpu_has_is_promised_to_no_member(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        caller = await house.call_as(OWNER)
+        before = (await caller.ask("service.get", name="weights"))["settings"]
+        response = await caller.call("service.change", name="weights", standbys=2, memory_bytes=900 << 40)
+        assert response.error is not None
+        assert response.error["message"].startswith("memory_bytes: found 989560464998400; GPU-")
+        assert (await caller.ask("service.get", name="weights"))["settings"] == before
+
+
 async def test_what_happens_to_a_service_is_told_to_its_owner(tmp_path: Path) -> None:
     async with open_house(tmp_path) as house:
         for peer in (STRANGER, OWNER, OPERATOR):
