@@ -38,8 +38,17 @@ def _facts(session: Session, found: values.Status) -> Mapping[str, object]:
         "services": _services(found) if found.services else None,
         "connections": f"{found.connections}, of these {found.subscribers} for events",
         "lost": ", ".join(f"{count} {what}" for what, count in lost.items() if count),
-        **{name.replace("_", " "): value for name, value in found.facts.items()},
+        **{name.replace("_", " "): _fact(value) for name, value in found.facts.items()},
     }
+
+
+def _fact(value: object) -> object:
+    """What has parts in a sentence: those that work, then each other one, and why."""
+    if not isinstance(value, Mapping):
+        return value
+    well = ", ".join(str(name) for name, state in value.items() if state == "works")
+    others = [f"{name}: {state}" for name, state in value.items() if state != "works"]
+    return "; ".join([f"{well} work"] * bool(well) + others)
 
 
 def _keeper(found: values.Keeper) -> str:

@@ -140,7 +140,8 @@ class Starter:
 
     def _see(self, service: values.Service | None) -> None:
         before, self._service, self._knows_service = self._service, service, True
-        self._teller.tell_differences(before, service)
+        if not self._is_gathering(service):
+            self._teller.tell_differences(before, service)
         if service is None:
             if before is not None:  # another arena of this name begins with what this one had
                 self._given = Given(self._settings.standbys, self._settings.sm_percent, self._settings.memory_bytes)
@@ -149,6 +150,10 @@ class Starter:
         self._take_settings(service)
         is_same = self._here is None or self._here.is_same_namespace
         self._others = self._crew.see(service.members, is_same_namespace=is_same)
+
+    def _is_gathering(self, service: values.Service | None) -> bool:
+        """Whether mpsd has just begun, and is waiting for members that go on: that nobody serves is not said then."""
+        return service is not None and service.phase == "idle" and time.monotonic() < self._settled_at
 
     def _take_settings(self, service: values.Service) -> None:
         if wanted := changes(self._given, service.settings):
