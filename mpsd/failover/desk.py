@@ -132,8 +132,11 @@ class Desk:
         await self._woken.wait()
 
     def is_served(self, arena_id: int) -> bool:
+        """Whoever asked for a service keeps it while its members come back to an mpsd that was started anew."""
         entry = self.entries.get(arena_id)
-        return entry is not None and bool(entry.service.members)
+        if entry is None:
+            return False
+        return bool(entry.service.members) or (entry.is_stored and trio.current_time() < self._grace_until)
 
     def change(self, entry: Entry, settings: ServiceSettings) -> None:
         self._store.save(entry.arena.id, settings)

@@ -24,13 +24,15 @@ _LEAST_SECONDS = 0.001
 
 @dataclass(slots=True, eq=False)
 class _Pulse:
-    """Owns the descriptor of one kept state.  generation: of the term that it is of.  changed_at: trio time."""
+    """Owns the descriptor of one kept state.  generation: of the term that it is of.  still_seconds: for how long the marks
+    have not changed while mpsd was looking: where the whole machine stands still, its processes are not silent."""
 
     generation: int
     state_serial: int
     descriptor: int
     marks: bytes
-    changed_at: float
+    looked_at: float  # trio time
+    still_seconds: float = 0.0
 
 
 class Heartbeats:
@@ -40,24 +42,36 @@ class Heartbeats:
         self._desk = desk
         self._pulses: dict[Entry, _Pulse] = {}
         self._unread: set[Entry] = set()  # whose state cannot be read: that is said once
+        self._fetching: set[Entry] = set()  # whose state is asked for: one that is slow holds up nobody else
 
     async def run(self) -> None:
         """Lives as long as mpsd."""
         try:
-            while True:
-                expected = [entry for entry in self._desk.entries.values() if _is_expected(entry)]
-                self._unread &= set(expected)
-                for entry in self._pulses.keys() - set(expected):
-                    os.close(self._pulses.pop(entry).descriptor)
-                for entry in expected:
-                    await self._look(entry)
-                self._absolve()
-                pause = min((entry.heartbeat_seconds / _LOOKS for entry in expected), default=math.inf)
-                with trio.move_on_after(max(pause, _LEAST_SECONDS)):
-                    await self._desk.woken()
+            async with trio.open_nursery() as nursery:
+                while True:
+                    await self._round(nursery)
         finally:
             for pulse in self._pulses.values():
                 os.close(pulse.descriptor)
+
+    async def _round(self, nursery: trio.Nursery) -> None:
+        expected = [entry for entry in self._desk.entries.values() if _is_expected(entry)]
+        self._unread &= set(expected)
+        for entry in self._pulses.keys() - set(expected):
+            os.close(self._pulses.pop(entry).descriptor)
+        now, due = trio.current_time(), math.inf
+        for entry in expected:
+            pause = max(entry.heartbeat_seconds / _LOOKS, _LEAST_SECONDS)
+            pulse = self._known(entry)
+            if pulse is None and entry not in self._fetching:
+                self._fetching.add(entry)
+                nursery.start_soon(self._fetch, entry)
+            elif pulse is not None and now >= pulse.looked_at + pause:
+                self._look(entry, pulse, 2 * pause)
+            due = min(due, now + pause if pulse is None else max(now, pulse.looked_at + pause))
+        self._absolve()
+        with trio.move_on_at(max(due, now + _LEAST_SECONDS)):
+            await self._desk.woken()
 
     def _absolve(self) -> None:
         """Of whom no heartbeat is expected any more, nobody can know that they are silent."""
@@ -68,40 +82,57 @@ class Heartbeats:
             if writer is not None and is_silent and entry.service.phase is Phase.SERVING and not entry.heartbeat_seconds:
                 self._desk.tell(entry, Ready(writer))
 
-    async def _look(self, entry: Entry) -> None:
-        try:
-            pulse = await self._pulse(entry)
-            marks = b"" if pulse is None else os.pread(pulse.descriptor, _MARKS_BYTES, CONTROL_AT)
-        except (MpsdError, OSError) as exc:  # the keeper has died
-            if entry not in self._unread:
-                log.warning("service.no_heartbeat", service=entry.arena.name, why=str(exc))
-            self._unread.add(entry)
-            return
-        self._unread.discard(entry)
+    def _look(self, entry: Entry, pulse: _Pulse, most_seconds: float) -> None:
+        """most_seconds: so much at most can have passed since the last look, for all that its writer could do."""
         writer = entry.service.writer
         member = entry.service.member(writer)
-        if pulse is None or writer is None or member is None:
+        try:
+            marks = os.pread(pulse.descriptor, _MARKS_BYTES, CONTROL_AT)
+        except OSError as exc:
+            self._cannot_read(entry, exc)
             return
-        now, is_silent = trio.current_time(), member.standing is Standing.SILENT
+        now = trio.current_time()
+        passed, pulse.looked_at = min(now - pulse.looked_at, most_seconds), now
+        if writer is None or member is None:
+            return
+        is_silent = member.standing is Standing.SILENT
         if marks != pulse.marks:
-            pulse.marks, pulse.changed_at = marks, now
+            pulse.marks, pulse.still_seconds = marks, 0.0
             if is_silent:
                 self._desk.tell(entry, Ready(writer))
-        elif not is_silent and now - pulse.changed_at >= entry.heartbeat_seconds:
-            since_ns = self._desk.around.clock_ns() - round((now - pulse.changed_at) * 1e9)
+            return
+        pulse.still_seconds += passed
+        if not is_silent and pulse.still_seconds >= entry.heartbeat_seconds:
+            since_ns = self._desk.around.clock_ns() - round(pulse.still_seconds * 1e9)
             self._desk.tell(entry, Silent(writer), since_ns)
 
-    async def _pulse(self, entry: Entry) -> _Pulse | None:
-        """Of the state that its writer made for this term; None: it has made none yet."""
-        serial, term = entry.arena.state_serial, entry.arena.generation
+    def _known(self, entry: Entry) -> _Pulse | None:
+        """Of the state that its writer made for this term."""
         known = self._pulses.get(entry)
-        if known is not None and (known.state_serial, known.generation) == (serial, term):
-            return known
+        wanted = (entry.arena.state_serial, entry.arena.generation)
+        return known if known is not None and (known.state_serial, known.generation) == wanted else None
+
+    async def _fetch(self, entry: Entry) -> None:
+        try:
+            await self._fetch_now(entry)
+            self._unread.discard(entry)
+        except (MpsdError, OSError) as exc:  # the keeper has died
+            self._cannot_read(entry, exc)
+        finally:
+            self._fetching.discard(entry)
+
+    def _cannot_read(self, entry: Entry, exc: Exception) -> None:
+        if entry not in self._unread:
+            log.warning("service.no_heartbeat", service=entry.arena.name, why=str(exc))
+        self._unread.add(entry)
+
+    async def _fetch_now(self, entry: Entry) -> None:
+        serial = entry.arena.state_serial
         if not serial:
-            return None
+            return
         descriptor = await self._desk.vault.state_descriptor(entry.arena.id)
         if descriptor < 0:
-            return None
+            return
         try:
             generation = parse_head(os.pread(descriptor, HEAD.size, 0)).generation
         except (BadRequest, OSError):
@@ -109,11 +140,10 @@ class Heartbeats:
             raise
         if generation != entry.arena.generation or not _is_expected(entry):
             os.close(descriptor)
-            return None
+            return
         if (last := self._pulses.pop(entry, None)) is not None:
             os.close(last.descriptor)
-        self._pulses[entry] = made = _Pulse(generation, serial, descriptor, b"", trio.current_time())
-        return made
+        self._pulses[entry] = _Pulse(generation, serial, descriptor, b"", trio.current_time())
 
 
 def _is_expected(entry: Entry) -> bool:

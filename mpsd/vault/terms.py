@@ -13,7 +13,7 @@ from collections.abc import Callable
 import trio
 
 from mpsd.arena import Access, Arena
-from mpsd.errors import ArenaBusy, ArenaSealed
+from mpsd.errors import ArenaBusy, ArenaSealed, UnusablePath
 from mpsd.model import ProcessId
 from mpsd.policy.arena_specs import check_readers
 from mpsd.vault.entry import Entry, without
@@ -154,19 +154,31 @@ class Terms:
         return arena
 
     async def ended(self, process: ProcessId, seconds: float) -> None:
-        """It is gone, and its work on the GPU too; `seconds` after it ended."""
-        for entry in self._shelf.opened_by(process):
-            arena = entry.arena
-            if process != arena.writer and process not in arena.readers:
-                continue
-            async with entry.lock:
-                was_writer = entry.arena.writer == process
-                if not was_writer and process not in entry.arena.readers:
-                    continue  # it had closed it, and that was answered meanwhile
-                arena = self._let_go(entry, process)
-            facts = {"pid": process.pid, "was_writer": was_writer}
-            self._shelf.tell("fenced", arena, seconds=round(seconds, 3), **facts)
+        """It is gone, and its work on the GPU too; `seconds` after it ended.  An arena that is busy holds up no other.
+
+        Raises UnusablePath: not everywhere is that stored."""
+        failed: list[UnusablePath] = []
+
+        async def let_go(entry: Entry) -> None:
+            try:
+                await self._ended_in(entry, process, seconds)
+            except UnusablePath as exc:  # raised below: out of a nursery it would come as a group
+                failed.append(exc)
+
+        async with trio.open_nursery() as nursery:
+            for entry in self._shelf.opened_by(process):
+                nursery.start_soon(let_go, entry)
+        if failed:
+            raise failed[0]
         self._shelf.note_gone(process)
+
+    async def _ended_in(self, entry: Entry, process: ProcessId, seconds: float) -> None:
+        async with entry.lock:
+            was_writer = entry.arena.writer == process
+            if not was_writer and process not in entry.arena.readers:
+                return  # it had closed it, and that was answered meanwhile
+            arena = self._let_go(entry, process)
+        self._shelf.tell("fenced", arena, pid=process.pid, was_writer=was_writer, seconds=round(seconds, 3))
 
     def _let_go(self, entry: Entry, process: ProcessId) -> Arena:
         """What its writer did not commit goes."""

@@ -124,3 +124,35 @@ async def test_nobody_is_silent_because_the_state_cannot_be_read(room, autojump_
         os.pwrite(state.descriptor, b"nonsense", 0)
         await trio.sleep(2)
         assert room.view().members[0].standing is Standing.READY
+
+
+async def test_a_machine_that_stood_still_makes_nobody_silent(room, autojump_clock: MockClock):
+    """All of it: mpsd may look before the one that serves has had its turn."""
+    async with room.mpsd():
+        await room.serves("a", heartbeat=0.4)
+        Kept(room, 1)
+        await trio.sleep(0.15)
+        autojump_clock.jump(3600)
+        await trio.sleep(0.05)
+        assert room.view().members[0].standing is Standing.READY
+        await trio.sleep(0.4)
+        assert room.view().members[0].standing is Standing.SILENT
+
+
+async def test_a_state_that_is_slow_to_come_holds_up_nobody_else(room, autojump_clock: MockClock, monkeypatch):
+    found, asked = room.vault.state_descriptor, []
+
+    async def state_descriptor(arena_id: int) -> int:
+        asked.append(arena_id)
+        if len(asked) == 1:
+            await trio.sleep(10)
+        return int(await found(arena_id))
+
+    monkeypatch.setattr(room.vault, "state_descriptor", state_descriptor)
+    async with room.mpsd():
+        await room.serves("a", heartbeat=0.4)
+        Kept(room, 1)
+        await trio.sleep(5)
+        assert asked == [1]  # not again and again
+        await trio.sleep(6)
+        assert room.view().members[0].standing is Standing.SILENT
