@@ -88,7 +88,7 @@ def pids(service: values.Service) -> set[int]:
 def test_members_are_kept_changed_and_ended(machine: Machine) -> None:
     """The active is killed: the standby serves, and there is another.  All are replaced by such with another share.  In the
     end nothing is left."""
-    machine.configure("[services]\nmost_promotions = 100\n")
+    machine.configure("[services]\nmost_promotions = 100\n[admission]\nsm_oversubscription = 0.9\n")
     machine.start()
     with begun(machine, "--standbys", "1", "--sm", "20%") as starter:
         first = starter.wait("two members", lambda it: len(it.members) == 2 and it.settings.sm_percent == 20.0)
@@ -98,9 +98,9 @@ def test_members_are_kept_changed_and_ended(machine: Machine) -> None:
         starter.counts_on()
 
         with machine.mpsd() as mpsd:
-            mpsd.ask(calls.service_change("count", memory_bytes=1 << 50))
+            mpsd.ask(calls.service_change("count", sm_percent=100.0))
             wait_for("a word on that", lambda: starter.said("impossible"), WAITS_SECONDS)
-            mpsd.ask(calls.service_change("count", sm_percent=30.0, memory_bytes=0))
+            mpsd.ask(calls.service_change("count", sm_percent=25.0))
         third = starter.wait("new members alone", lambda it: len(it.members) == 2 and not pids(it) & pids(second))
         starter.counts_on()
         assert not starter.said("no_room")
@@ -109,7 +109,7 @@ def test_members_are_kept_changed_and_ended(machine: Machine) -> None:
         assert third.generation == second.generation + 1
         wait_for("the end of the old ones", lambda: not any(map(is_running, pids(second))), WAITS_SECONDS)
         with machine.mpsd() as mpsd:
-            wait_for("their leases alone", lambda: [it.sm_percent for it in mpsd.pages(calls.lease_list())] == [30.0, 30.0])
+            wait_for("their leases alone", lambda: [it.sm_percent for it in mpsd.pages(calls.lease_list())] == [25.0, 25.0])
 
         assert starter.end() == 0
         assert not any(map(is_running, pids(third)))

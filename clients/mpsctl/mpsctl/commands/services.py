@@ -190,7 +190,8 @@ def _sentence(found: values.Service) -> str:
     with_ = telling.reservation(settings.sm_percent, settings.memory_bytes)
     each = f"each with {with_}" if with_ else "nothing reserved"
     heartbeat = f"{settings.heartbeat_seconds:g} s" if settings.heartbeat_seconds else "none"
-    return f"service {found.name}: {settings.standbys} standbys besides the active, {each}; heartbeat {heartbeat}"
+    standbys = "1 standby" if settings.standbys == 1 else f"{settings.standbys} standbys"
+    return f"service {found.name}: {standbys} besides the active, {each}; heartbeat {heartbeat}"
 
 
 def run(session: Session) -> int:

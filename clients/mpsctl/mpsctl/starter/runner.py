@@ -152,8 +152,8 @@ class Starter:
         self._others = self._crew.see(service.members, is_same_namespace=is_same)
 
     def _is_gathering(self, service: values.Service | None) -> bool:
-        """Whether mpsd has just begun, and is waiting for members that go on: that nobody serves is not said then."""
-        return service is not None and service.phase == "idle" and time.monotonic() < self._settled_at
+        """Whether mpsd has just begun, and members that go on have yet to join it: that nobody serves is not said then."""
+        return (service is None or service.phase == "idle") and time.monotonic() < self._settled_at
 
     def _take_settings(self, service: values.Service) -> None:
         if wanted := changes(self._given, service.settings):
@@ -169,7 +169,8 @@ class Starter:
         if service.revision >= self._changed_at and found != self._settings:
             self._settings, self._restarts = found, Restarts()
             each = reservation(found.sm_percent, found.memory_bytes)
-            text = f"wanted now: {found.standbys + 1} members" + (f", each with {each}" if each else "")
+            members = f"{found.standbys + 1} members" if found.standbys else "1 member"
+            text = f"wanted now: {members}" + (f", each with {each}" if each else "")
             self._teller.tell("wanted", text, members=found.standbys + 1, sm_percent=found.sm_percent,
                               memory_bytes=found.memory_bytes)  # fmt: skip
 
