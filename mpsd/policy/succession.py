@@ -152,7 +152,8 @@ def _note_wish(service: Service, to: ProcessId | None, at: float, limits: Limits
     if next_ is None or (to is not None and next_.process != to):
         return Refuse("nobody is ready" if to is None else f"{to.pid} is no standby that is ready")
     if may_promote_at(service, at, limits) > at:
-        return Refuse(f"there were {limits.most_promotions} promotions within {limits.window_seconds:g} seconds")
+        many = f"there were {limits.most_promotions} promotions within {limits.window_seconds:g} seconds"
+        return Refuse(f"{many}, as many as services.most_promotions allows")
     return asked
 
 

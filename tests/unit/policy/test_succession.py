@@ -185,7 +185,7 @@ def test_every_event_in_every_phase(phase: Phase, what: str) -> None:
 ALONE = {"b": WARMING}
 SERVING, YIELDING, ENDING = Phase.SERVING, Phase.YIELDING, Phase.FENCING
 HASTY, JUST_IN_TIME = (NOW - 59, NOW - 2, NOW - 1), (NOW - 60, NOW - 2, NOW - 1)
-ALREADY = "there were 3 promotions within 60 seconds"
+ALREADY = "there were 3 promotions within 60 seconds, as many as services.most_promotions allows"
 RULES = {
     "silent, and alone: it goes on": (service(SERVING, **ALONE), Silent(A), SERVING),
     "faulted, and alone: it is fenced": (service(SERVING, **ALONE), Faulted("a"), ENDING, Fence(A)),
