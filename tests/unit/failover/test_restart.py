@@ -144,3 +144,13 @@ async def test_what_was_asked_for_an_arena_that_has_gone_meanwhile_is_forgotten(
     room.vault.made[1] = arena
     async with room.mpsd():
         assert room.failover.services() == []
+
+
+async def test_what_was_asked_for_keeps_others_out_while_its_members_come_back(room, autojump_clock: MockClock):
+    async with room.mpsd():
+        room.failover.change(1, ServiceSettings(standbys=2))
+        assert room.desk.is_served(1)  # mpsd has only begun
+    async with room.mpsd():
+        assert room.desk.is_served(1)
+        await trio.sleep(room.settings.follow_grace + 1)
+        assert not room.desk.is_served(1)
