@@ -76,8 +76,9 @@ class Arenas:
         shelf = self._shelf
         gpu = find_device(shelf.around.devices(), spec.gpu).uuid
         capacity, window = check_spec(spec)
-        if spec.name in shelf.by_name:
-            raise BadRequest(f"an arena is called {spec.name} already")
+        if (other := shelf.by_name.get(spec.name)) is not None:
+            whose = "" if other.arena.owner_uid == uid else ", another user's"
+            raise BadRequest(f"an arena is called {spec.name} already{whose}")
         now = shelf.around.clock()
         lease_id = None if process is None else self._lease_of(process)
         arena = Arena(

@@ -41,7 +41,7 @@ def parse_duration(text: str) -> float:
     parts = _DURATION_PART.findall(text)
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != text or seconds <= 0:
-        raise Unfit("a number and s, m, h or d, as 30s, 5m, 2h or 1h30m")
+        raise Unfit("a number and s, m, h or d, as 30s, 5m, 2h or 1h30m, and more than none")
     return seconds
 
 

@@ -201,7 +201,9 @@ async def test_a_capacity_below_what_is_there_is_refused(house, writer):
 async def test_a_name_is_given_once(house):
     async with house.vault() as vault:
         await vault.arenas.create(SPEC, USER, USER, None)
-        with pytest.raises(BadRequest, match="called model already"):
+        with pytest.raises(BadRequest, match=r"called model already$"):
+            await vault.arenas.create(SPEC, USER, USER, None)
+        with pytest.raises(BadRequest, match=r"called model already, another user's$"):
             await vault.arenas.create(SPEC, STRANGER, STRANGER, None)
 
 
