@@ -67,12 +67,13 @@ class Vault(Protocol):
 class Around:
     """What services know of the rest of the daemon.
 
-    domain_of: where a process has its contexts; empty: not known.  fault_since: of a domain in FAULT, trio time.  end: ends a
-    process, its GPU work first; raises MpsdError.  clock: seconds since the epoch.
+    domain_of: where a process has its contexts; empty: not known.  fault_since: of a domain in FAULT, trio time.  gpus_of: of a
+    domain; empty: not known.  end: ends a process, its GPU work first; raises MpsdError.  clock: seconds since the epoch.
     """
 
     domain_of: Callable[[ProcessId], str]
     fault_since: Callable[[str], float | None]
+    gpus_of: Callable[[str], tuple[str, ...]]
     end: Callable[[ProcessId], Awaitable[object]]
     publish: Callable[[str, Mapping[str, Any]], None]
     clock: Callable[[], float] = time.time

@@ -5,7 +5,7 @@
 | its domain's contexts are torn down (policy/fault_fence.py) | SIGKILL, which harms nobody there | at once |
 | its MPS server has ended | SIGKILL, likewise | nothing of it is held (vault/holders.py) |
 | it has ended | | the same |
-| a fault, which may still run | nothing, `fence_seconds` long: what proves it comes soon | as above |
+| a fault, which may still run, or of the GPU itself | nothing, `fence_seconds` long: what proves it comes soon | as above |
 | it said that it cannot go on | a second to let go by itself | as below |
 | else: it is silent, or too late | its GPU work is ended, then it is (runtime/stopping.py) | as above |
 
@@ -76,11 +76,12 @@ class Fencing:
 
     def _settles_in(self, seat: Seat) -> float | None:
         """None: nothing is known that would say so."""
-        desk = self._desk
-        at_ns = desk.evidence.fenced_at_ns(seat.domain, seat.since_ns)
+        desk, domain = self._desk, seat.domain
+        has_gpu_failed = desk.evidence.has_gpu_failed(domain, desk.around.gpus_of(domain), seat.since_ns)
+        at_ns = desk.evidence.fenced_at_ns(domain, seat.since_ns, must_tell_class=has_gpu_failed)
         if at_ns is not None:
             return (at_ns - desk.around.clock_ns()) / 1e9
-        since = desk.around.fault_since(seat.domain)
+        since = None if has_gpu_failed else desk.around.fault_since(domain)
         settle = desk.settings.settle
         return None if since is None else since + max(settle.sm, settle.mmu) - trio.current_time()
 

@@ -37,7 +37,11 @@ def join_failover(
         domain = pool.domains.get(name)
         return domain.fault_since if domain is not None and domain.state is DomainState.FAULT else None
 
-    around = Around(domain_of, fault_since, _ending(stopper, pool), events.publish)
+    def gpus_of(name: str) -> tuple[str, ...]:
+        domain = pool.domains.get(name)
+        return domain.gpus if domain is not None else ()
+
+    around = Around(domain_of, fault_since, gpus_of, _ending(stopper, pool), events.publish)
     desk = Desk(vault.arenas, around, found.service_store, settings.failover(found.config), pool.settings.is_multiuser)
     enlisted = Enlisted(desk, None if found.is_privileged else _finding(pool))
     failover = Failover(desk, enlisted, Servers(desk, pool), vault.arenas.ready)

@@ -7,7 +7,7 @@ A fault ends all contexts of its domain, the innocent ones too.  When the last o
 | an SM (trap, assert, ...) | 0.1-0.9 ms after the launch | 12-15 ms, kernel log | any trustworthy sign that tells the domain |
 | memory (not mapped) | 121-127 ms: the driver has recovered | 1.3 ms, UVM events | its Xid, logged then; the event does not |
 | a process, killed in mid-kernel | as of memory: it ends as Xid 31 | its Xid, vendor's log | the same |
-| the GPU itself | not known | | nothing |
+| the GPU itself | not known | its Xid, kernel log or NVML | nothing; nor, then, do signs that tell no class |
 
 All of that was seen on one H200 with driver 580, none of it is documented: hence the settle times, which are waited besides.
 What proves nothing still says that the domain's contexts are lost.  Contained faults are of one process alone.  Pure.
@@ -47,6 +47,16 @@ def fences_at_ns(seen: Observation, settle: Settle, is_multiuser: bool) -> int |
         return None
     seconds = _settles_in(seen, settle)
     return None if seconds is None else seen.seen_ns + round(seconds * 1e9)
+
+
+def is_of_gpu_itself(seen: Observation) -> bool:
+    """Then what tells of a fault, and not of which class, may tell of this one, and proves nothing."""
+    return _class_of(seen) is FaultClass.DEVICE
+
+
+def tells_class(seen: Observation) -> bool:
+    """It tells itself which fault it was."""
+    return _class_of(seen) in (FaultClass.SM, FaultClass.MMU)
 
 
 def _settles_in(seen: Observation, settle: Settle) -> float | None:

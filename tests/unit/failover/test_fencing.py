@@ -5,6 +5,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from mpsd.failover.evidence import Evidence
 from mpsd.fault import FaultClass, Observation, Source
 from mpsd.policy.fault_fence import Settle, fences_at_ns, is_fault_of_domain
 from mpsd.policy.succession_words import Phase, Standing
@@ -107,6 +108,44 @@ async def test_a_domain_that_is_in_fault_was_torn_down(room, autojump_clock: Moc
         room.see(Source.VENDOR_LOG, "a")
         await trio.sleep(0.011)
         assert room.order(standby) == "serve"
+
+
+@pytest.mark.parametrize("where", [{"domain": "a"}, {"gpu": "GPU-a"}, {"gpu": "GPU-a", "domain": "c"}, {}])
+@pytest.mark.parametrize("xid", [48, 79, 95])
+async def test_a_fault_of_the_gpu_itself_proves_nothing(room, autojump_clock: MockClock, xid, where):
+    """Nor do the vendor's log and the domain's state then: they do not tell of what they are."""
+    async with room.mpsd():
+        first = await room.serves("a")
+        standby = await room.member("b")
+        room.see(Source.KERNEL_LOG, **{"domain": ""} | where, fault_class=DEVICE, xid=xid)
+        room.faulted["a"] = trio.current_time()
+        room.see(Source.VENDOR_LOG, "a")
+        await trio.sleep(1)
+        assert (room.phase, room.processes[first].was_killed, room.order(standby)) == (Phase.FENCING, False, "standby")
+        await trio.sleep(1.1)
+        assert (room.ended, room.order(standby)) == ([first], "standby")
+        room.vault.fenced(first)
+        assert room.order(standby) == "serve"
+
+
+async def test_a_fault_of_another_gpu_or_before_it_came_takes_no_proof_away(room, autojump_clock: MockClock):
+    async with room.mpsd():
+        room.see(Source.NVML, "", DEVICE, gpu="GPU-a", xid=48)
+        await trio.sleep(1)
+        await room.serves("a")
+        standby = await room.member("b")
+        room.see(Source.NVML, "", DEVICE, gpu="GPU-b", xid=48)
+        room.tear_down("a")
+        room.see(Source.VENDOR_LOG, "a")
+        await trio.sleep(0.011)
+        assert room.order(standby) == "serve"
+
+
+def test_of_mig_devices_the_kernel_names_the_whole_gpu():
+    evidence = Evidence(is_multiuser=False)
+    evidence.take(Observation(Source.KERNEL_LOG, SEEN_NS, gpu="GPU-b", xid=48), SETTLE)
+    found = [evidence.has_gpu_failed("a", gpus, SEEN_NS) for gpus in (("MIG-1",), (), ("GPU-a",), ("GPU-a", "GPU-b"))]
+    assert found == [True, True, False, True]
 
 
 async def test_what_was_seen_before_it_came_proves_nothing(room, autojump_clock: MockClock):

@@ -32,7 +32,8 @@ async def services(house: House, domains: dict[ProcessId, str]) -> AsyncIterator
         raise AssertionError("nobody is to be ended here")
 
     async with house.vault() as vault:
-        around = Around(lambda process: domains.get(process, ""), lambda name: None, end, lambda topic, facts: None)
+        facts = (lambda process: domains.get(process, ""), lambda name: None, lambda name: ())
+        around = Around(*facts, end, lambda topic, facts: None)
         store = ServiceStore(house.directory / "services.db")
         desk = Desk(vault.arenas, around, store, FailoverSettings(), is_multiuser=False)
         failover = Failover(desk, Enlisted(desk, None), NoServers(), vault.arenas.ready)  # type: ignore[arg-type]
