@@ -13,7 +13,7 @@ class Services:
     most_promotions: int = option(
         3,
         "So many promotions of a service within window_seconds, then it waits: one whose processes die of their work would "
-        "otherwise spoil every standby.",
+        "otherwise spoil every standby. Its first one and handovers count only if they fail.",
         accept=between(1, 1000),
     )
     window_seconds: float = option(60.0, "See most_promotions.", accept=POSITIVE)

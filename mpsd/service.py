@@ -95,7 +95,8 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class ServiceView:
-    """revision: grows with each change.  protection: empty, or why a fault would cost the service more than a moment."""
+    """revision: grows with each change.  protection: empty, or why a fault would cost the service more than a moment;
+    or that nobody serves, and why."""
 
     id: int  # the arena's
     name: str

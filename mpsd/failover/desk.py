@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from mpsd.arena import Arena
-from mpsd.errors import MpsdError, NoSuchArena, UnusablePath
+from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, Stopping, UnusablePath
 from mpsd.failover.ends import Ends
 from mpsd.failover.evidence import Evidence
 from mpsd.failover.handing import Handing
@@ -40,6 +40,7 @@ from mpsd.policy.succession_words import (
     Held,
     Keep,
     Phase,
+    Postponed,
     Promote,
     Refuse,
     Standing,
@@ -50,6 +51,7 @@ from mpsd.service import Cause, ServiceSettings, ServiceView
 
 log = structlog.get_logger()
 _GONE = frozenset({"removed", "expired", "evicted"})
+_OF_VAULT = (UnusablePath, KeeperFailed, Stopping)  # why it could not promote anybody, whoever it is
 
 
 class Vault(Protocol):
@@ -157,8 +159,7 @@ class Desk:
         service = entry.service
         if entry.seats or entry.is_stored or service.members or service.writer is not None:
             return inf
-        last = max(service.promotions, default=-inf)
-        return last + self.settings.limits.window_seconds
+        return service.promoted_at + self.settings.limits.window_seconds
 
     def _remove(self, entry: Entry) -> None:
         entry.is_removed = True
@@ -310,6 +311,9 @@ class Desk:
             entry.arena = self.vault.find_id(entry.arena.id)
         except NoSuchArena:
             return  # it goes with its service
+        if isinstance(refusal, _OF_VAULT):
+            self.tell(entry, Postponed(process))
+            return
         if (seat := entry.seats.get(process)) is not None:
             seat.dismissed = f"it could not be promoted: {refusal}"
         self.tell(entry, Failed(process), why=str(refusal))

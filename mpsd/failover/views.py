@@ -3,6 +3,7 @@
 from collections import Counter
 
 from mpsd.failover.seats import Entry
+from mpsd.policy.succession import why_nobody
 from mpsd.policy.succession_words import Phase, Service, Standing
 from mpsd.service import MemberView, ServiceView
 
@@ -34,8 +35,20 @@ def view(entry: Entry) -> ServiceView:
         _members(entry),
         entry.promotions,
         entry.last,
-        entry.protection or _alone(service),
+        _unserved(service) or entry.protection or _alone(service),
     )
+
+
+def _unserved(service: Service) -> str:
+    """Empty: somebody serves."""
+    match service.phase:
+        case Phase.IDLE:
+            return f"nobody serves: {why_nobody(service)}"
+        case Phase.FENCING if service.writer is not None:
+            return f"nobody serves: pid {service.writer.pid} is being fenced"
+        case Phase.PROMOTING if service.writer is not None:
+            return f"nobody serves: pid {service.writer.pid} is taking over"
+    return ""
 
 
 def _alone(service: Service) -> str:

@@ -22,8 +22,10 @@ itself, and whether it seems to be dead.  So there is one `writer` from the mome
 Who writes the arena, and was promoted by nobody, is its `holder`: an earlier mpsd may have promoted it, or it opened the arena
 by itself.  Nobody is promoted beside it; it is ended by nobody; when it joins, it is the one that serves.
 
-Promotions are counted, also those that fail and those that were asked for: at most `most_promotions` in `window_seconds`; a
-service whose processes die of their work waits, rather than spoil every standby.  Nobody is started here.
+Promotions are counted that fail, or that follow on a fault, an end or silence: at most `most_promotions` in `window_seconds`; a
+service whose processes die of their work waits, rather than spoil every standby.  The first one, where nobody was lost, and one
+that was asked for count only if they fail; one that the vault could not keep is none, and is tried again.  Nobody is started
+here.
 
 Values in, decisions out; no clock: `at` is in seconds of any that does not go back.  The words are in succession_words.py.
 """
@@ -50,6 +52,7 @@ from mpsd.policy.succession_words import (
     Member,
     Phase,
     Placed,
+    Postponed,
     Promote,
     Promoted,
     Ready,
@@ -60,6 +63,8 @@ from mpsd.policy.succession_words import (
     Unserved,
     Yield,
 )
+
+_RETRY_SECONDS = 1.0
 
 
 def decide(service: Service, event: Event, at: float, limits: Limits) -> tuple[Service, tuple[Decision, ...]]:
@@ -73,7 +78,7 @@ def decide(service: Service, event: Event, at: float, limits: Limits) -> tuple[S
         if decision is not None:
             decisions.append(decision)
     if noted.phase is Phase.IDLE and service.phase is not Phase.IDLE:
-        decisions.append(Unserved(_why_nobody(noted)))
+        decisions.append(Unserved(why_nobody(noted)))
     return noted, tuple(decisions)
 
 
@@ -91,7 +96,22 @@ def may_promote_at(service: Service, at: float, limits: Limits) -> float:
         return float("inf")
     recent = [each for each in service.promotions if each > at - limits.window_seconds]
     when = at if len(recent) < limits.most_promotions else recent[-limits.most_promotions] + limits.window_seconds
-    return max(when, service.not_before)
+    return max(when, service.not_before, service.retry_at)
+
+
+def why_nobody(service: Service) -> str:
+    """Serves: it is idle."""
+    if service.holder is not None:
+        return f"pid {service.holder.pid} writes the arena, and is no member"
+    if not service.members:
+        return "no process is left"
+    if successor(service) is None:
+        return "no standby is ready"
+    if service.deadline == service.retry_at:
+        return "the vault could not keep who is next: it is tried again"
+    if service.deadline == service.not_before:
+        return "others may come back who go first"
+    return "too many promotions in too short a time"
 
 
 # -- facts ---------------------------------------------------------------------------------------------------------------
@@ -125,11 +145,14 @@ def _note(service: Service, event: Event, at: float, limits: Limits) -> Service 
         case Asked(to):
             return _note_wish(service, to, at, limits)
         case Fenced(process) if process == service.holder:
-            return replace(service, holder=None)
+            return replace(service, holder=None, is_lost=True)
         case Fenced(process) | Promoted(process) | Failed(process):
             if process != service.writer:
                 return Refuse(f"{process.pid} is not the one that writes")
             return service
+        case Postponed(process):
+            is_begun = service.phase is Phase.PROMOTING and process == service.writer
+            return service if is_begun else Refuse(f"{process.pid} was not told to begin")
         case Elapsed():
             return service
 
@@ -184,6 +207,9 @@ def _follow(service: Service, event: Event, at: float, limits: Limits) -> Iterat
     if writer is not None and isinstance(event, Fenced):
         service = _released(service, writer)
         yield service, None
+    elif writer is not None and isinstance(event, Postponed):
+        service = replace(_uncounted(service), phase=Phase.IDLE, writer=None, wish=writer, retry_at=at + _RETRY_SECONDS)
+        yield service, None
     elif writer is not None:
         service, decision = _about_writer(service, writer, event, at, limits, is_late)
         yield service, decision
@@ -199,7 +225,7 @@ def _about_writer(
     if _must_go(service, writer, event, is_late):
         return replace(service, phase=Phase.FENCING, deadline=at + limits.fence_seconds), Fence(writer)
     if service.phase is Phase.PROMOTING and isinstance(event, Promoted):
-        return replace(service, phase=Phase.SERVING, deadline=None), None
+        return replace(service if service.is_lost else _uncounted(service), phase=Phase.SERVING, deadline=None), None
     if service.phase is Phase.SERVING and isinstance(event, Asked):
         return replace(service, phase=Phase.YIELDING, deadline=at + limits.yield_seconds), Yield(writer)
     if service.phase is Phase.YIELDING and is_late:
@@ -222,12 +248,17 @@ def _must_go(service: Service, writer: ProcessId, event: Event, is_late: bool) -
 
 def _released(service: Service, writer: ProcessId) -> Service:
     """It writes no more.  Whoever let go by itself is a member still, and has to warm again; who was ended is none."""
-    member = service.member(writer)
+    member, is_asked = service.member(writer), service.phase is Phase.YIELDING
     if service.phase is Phase.FENCING:
         service = _without(service, writer)
     elif member is not None and member.standing is not Standing.FAULTED:
         service = _with(service, replace(member, standing=Standing.WARMING))
-    return replace(service, phase=Phase.IDLE, writer=None, deadline=None)
+    return replace(service, phase=Phase.IDLE, writer=None, deadline=None, is_lost=not is_asked)
+
+
+def _uncounted(service: Service) -> Service:
+    """Until it succeeds each promotion is counted, and is the last one."""
+    return replace(service, promotions=service.promotions[:-1])
 
 
 def _promoted_next(service: Service, at: float, limits: Limits) -> tuple[Service, Decision | None]:
@@ -241,14 +272,7 @@ def _promoted_next(service: Service, at: float, limits: Limits) -> tuple[Service
         writer=next_.process,
         wish=None,
         promotions=(*recent, at),
+        promoted_at=at,
         deadline=at + limits.promote_seconds,
     )
     return promoting, Promote(next_.process)
-
-
-def _why_nobody(service: Service) -> str:
-    if service.holder is not None:
-        return f"pid {service.holder.pid} writes the arena, and is no member"
-    if not service.members:
-        return "no process is left"
-    return "no standby is ready" if successor(service) is None else "too many promotions in too short a time"

@@ -54,16 +54,20 @@ class Member:
 class Service:
     """members: in the order in which they joined.  writer: who may write, or could; also while it is fenced, and when it is no
     member any more.  holder: who writes the arena, and is none of the service's: it is waited for.  wish: who shall be next.
-    promotions: when the last ones were.  not_before: until then others may be heard of who come first.  deadline: when Elapsed
-    is wanted."""
+    is_lost: the one before was, so that the promotion to come, or under way, counts.  promotions: when those were that count.
+    promoted_at: when the last one was, of all.  not_before: until then others may be heard of who come first.  retry_at: the
+    vault could not promote anybody, and is asked again then.  deadline: when Elapsed is wanted."""
 
     phase: Phase = Phase.IDLE
     members: tuple[Member, ...] = ()
     writer: ProcessId | None = None
     holder: ProcessId | None = None
     wish: ProcessId | None = None
+    is_lost: bool = False
     promotions: tuple[float, ...] = ()
+    promoted_at: float = -inf
     not_before: float = -inf
+    retry_at: float = -inf
     deadline: float | None = None
 
     def member(self, process: ProcessId | None) -> Member | None:
@@ -151,11 +155,18 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Postponed:
+    """It could not be told to begin: the vault cannot keep that now.  It has done nothing."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
 class Elapsed:
     """The deadline has come."""
 
 
-Event = Joined | Placed | Held | Ready | Faulted | Ended | Silent | Asked | Fenced | Promoted | Failed | Elapsed
+Event = Joined | Placed | Held | Ready | Faulted | Ended | Silent | Asked | Fenced | Promoted | Failed | Postponed | Elapsed
 
 # -- what to do --------------------------------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class Service:
     """An arena with processes that can serve it.  phase: "idle", "promoting", "serving", "yielding" or "fencing".
 
     id: the arena's.  writer_pid: also while it is being fenced.  revision: grows with each change.  promotions: since mpsd
-    began.  protection: empty, or why a fault would cost the service more than a moment.
+    began.  protection: empty, or why a fault would cost the service more than a moment; or that nobody serves, and why.
     """
 
     id: int

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, NotAllowed, StaleGeneration, UnusablePath
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.policy.succession_words import Phase, Standing
 from mpsd.service import Cause, Order, ServiceSettings
 
@@ -194,10 +194,26 @@ async def test_a_promotion_that_the_vault_refuses_is_that_members_last(room, aut
     async with room.mpsd():
         first = await room.serves("a")
         second, third = await room.member("b"), await room.member("c")
-        room.vault.refusal = UnusablePath("the disk is full")
+        room.vault.refusal = NotAllowed("it has it not open")
         room.vault.close(first)
         assert (room.order(second), room.order(third)) == ("leave", "serve")
-        assert "the disk is full" in room.told(second).why
+        assert "it has it not open" in room.told(second).why
+
+
+async def test_while_nobody_serves_its_protection_says_why(room, autojump_clock: MockClock):
+    async with room.mpsd():
+        first = await room.member("a", is_ready=False)
+        assert room.view().protection == "nobody serves: no standby is ready"
+        room.failover.ready(1, first)
+        assert room.view().protection == f"nobody serves: pid {first.pid} is taking over"
+        room.serving(first)
+        second = await room.member("b")
+        assert room.view().protection == ""
+        await room.die(first)
+        assert room.view().protection == f"nobody serves: pid {first.pid} is being fenced"
+        room.vault.fenced(first)
+        room.serving(second)
+        assert room.view().protection == "it has no standby"
 
 
 async def test_what_one_says_of_another_term_counts_for_nothing(room, autojump_clock: MockClock):
@@ -243,18 +259,6 @@ async def test_a_member_that_joins_again_is_the_member_that_it_was(room, autojum
         again = await room.failover.join(1, first, 0, 0)
         assert again == room.told(first)
         assert len(room.view().members) == 1
-
-
-async def test_too_many_promotions_in_a_row_wait(room, autojump_clock: MockClock):
-    async with room.mpsd():
-        for _ in range(3):
-            await room.die(process := await room.serves("a"))
-            room.vault.fenced(process)
-        fourth = await room.member("a")
-        assert (room.order(fourth), room.phase) == ("standby", Phase.IDLE)
-        told = await room.failover.follow(1, fourth, room.told(fourth).serial, 100)
-        assert (told.order, trio.current_time()) == (Order.SERVE, pytest.approx(60, abs=0.1))
-        assert "no process is left" in str(room.topics("unserved"))
 
 
 async def test_who_does_not_ask_any_more_is_passed_over_until_it_does(room, autojump_clock: MockClock):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mpsd.model import ProcessId
-from mpsd.policy.succession import decide, may_promote_at, successor
+from mpsd.policy.succession import decide, may_promote_at, successor, why_nobody
 from mpsd.policy.succession_words import (
     MOST_MEMBERS,
     Asked,
@@ -22,6 +22,7 @@ from mpsd.policy.succession_words import (
     Member,
     Phase,
     Placed,
+    Postponed,
     Promote,
     Promoted,
     Ready,
@@ -286,6 +287,87 @@ def test_a_service_that_waits_goes_on_by_itself_when_it_may() -> None:
     assert waits.deadline == NOW + 10
     assert decide(waits, Elapsed(), NOW + 9.9, LIMITS)[1] == ()
     assert decide(waits, Elapsed(), NOW + 10, LIMITS)[1] == (Promote(B),)
+
+
+def test_what_the_vault_cannot_keep_is_tried_again_with_the_same_one_and_counts_never() -> None:
+    begun, _ = decide(service(Phase.FENCING, READY, READY, wish=C, promotions=(NOW - 50, NOW - 2)), Fenced(A), NOW, LIMITS)
+    for step in range(10):
+        later = NOW + step
+        assert (begun.writer, begun.phase) == (C, Phase.PROMOTING)
+        waits, decisions = decide(begun, Postponed(C), later, LIMITS)
+        assert decisions == (Unserved("the vault could not keep who is next: it is tried again"),)
+        assert (waits.phase, waits.writer, waits.deadline) == (Phase.IDLE, None, later + 1)
+        assert waits.promotions == (NOW - 50, NOW - 2)
+        assert waits.member(C) == Member(C, "c", 2, READY)
+        assert decide(waits, Elapsed(), later + 0.9, LIMITS)[1] == ()
+        begun, decisions = decide(waits, Elapsed(), later + 1, LIMITS)
+        assert decisions == (Promote(C),)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_nobody_but_who_was_told_to_begin_is_postponed(phase: Phase) -> None:
+    before = service(phase)
+    for process in (A, B, STRANGER):
+        is_begun = phase is Phase.PROMOTING and process == A
+        after, decisions = decide(before, Postponed(process), NOW, LIMITS)
+        assert is_begun or (after == before and [type(each) for each in decisions] == [Refuse])
+
+
+def handed_over(of: Service, to: ProcessId, at: float) -> Service:
+    """By one that lets go, and warms again."""
+    assert of.writer is not None
+    let_go = of.writer
+    for event in (Ready(to), Asked(to), Fenced(let_go), Promoted(to), Ready(let_go)):
+        of, decisions = decide(of, event, at, LIMITS)
+        assert not any(isinstance(each, Refuse) for each in decisions)
+    assert (of.phase, of.writer) == (Phase.SERVING, to)
+    return of
+
+
+def test_the_first_promotion_and_those_that_were_asked_for_do_not_count() -> None:
+    """A failover and a rolling change leave room for failovers."""
+    first, _ = decide(service(Phase.IDLE), Ready(A), NOW, LIMITS)
+    serves, _ = decide(first, Promoted(A), NOW, LIMITS)
+    assert serves.promotions == ()
+    for to in (B, C, A, B, C, A):
+        serves = handed_over(serves, to, NOW + 1)
+    assert serves.promotions == ()
+    for writer, next_ in ((A, B), (B, C)):
+        for event in (Ended(writer), Fenced(writer), Promoted(next_)):
+            serves, _ = decide(serves, event, NOW + 2, LIMITS)
+    assert (serves.writer, serves.promotions) == (C, (NOW + 2, NOW + 2))
+
+
+@pytest.mark.parametrize("fails", [Failed(B), Ended(B), Silent(B), Faulted("b"), Elapsed()])
+def test_one_that_was_asked_for_and_fails_counts(fails: Failed | Ended | Silent | Faulted | Elapsed) -> None:
+    begun, decisions = decide(service(Phase.YIELDING, READY, READY), Fenced(A), NOW, LIMITS)
+    assert decisions == (Promote(B),)
+    failed, decisions = decide(begun, fails, NOW + 10, LIMITS)
+    assert decisions == (Fence(B),)
+    after, decisions = decide(failed, Fenced(B), NOW + 11, LIMITS)
+    assert (decisions, after.promotions) == ((Promote(C),), (NOW, NOW + 11))
+
+
+def test_one_that_follows_on_who_was_there_before_mpsd_counts() -> None:
+    held, _ = decide(service(Phase.IDLE), Held(STRANGER), NOW, LIMITS)
+    waits, _ = decide(held, Ready(B), NOW, LIMITS)
+    begun, _ = decide(waits, Fenced(STRANGER), NOW, LIMITS)
+    assert decide(begun, Promoted(B), NOW, LIMITS)[0].promotions == (NOW,)
+
+
+NOBODY = {
+    "pid 9 writes the arena, and is no member": Service(holder=STRANGER),
+    "no process is left": Service(),
+    "no standby is ready": service(Phase.IDLE),
+    "the vault could not keep who is next: it is tried again": Service(members=(Member(B, "b", 0, READY),), retry_at=NOW + 1),
+    "others may come back who go first": Service(members=(Member(B, "b", 0, READY),), not_before=NOW + 1),
+    "too many promotions in too short a time": Service(members=(Member(B, "b", 0, READY),), promotions=HASTY),
+}
+
+
+@pytest.mark.parametrize("why", NOBODY)
+def test_why_nobody_serves(why: str) -> None:
+    assert why_nobody(decide(NOBODY[why], Elapsed(), NOW, LIMITS)[0]) == why
 
 
 def test_a_domain_in_which_somebody_faulted_is_second_choice() -> None:

@@ -21,6 +21,7 @@ from mpsd.policy.succession_words import (
     Keep,
     Limits,
     Phase,
+    Postponed,
     Promote,
     Promoted,
     Ready,
@@ -54,7 +55,8 @@ class World:
     at: float = 0.0
     processes: dict[ProcessId, Process] = field(default_factory=dict)
     coming: list[tuple[float, Event]] = field(default_factory=list)
-    promoted_at: list[float] = field(default_factory=list)
+    is_lost: bool = False  # the writer before was
+    promoted_at: list[float] = field(default_factory=list)  # after such a loss
     served: int = 0
     seen: set[Phase] = field(default_factory=set)
 
@@ -63,6 +65,8 @@ class World:
             self.processes[event.process].may_write = False
         before = self.service
         self.service, decisions = decide(before, event, self.at, LIMITS)
+        if isinstance(event, Fenced):
+            self.is_lost = before.phase is not Phase.YIELDING
         self.seen.add(self.service.phase)
         if any(isinstance(each, Refuse) for each in decisions):
             assert (self.service, len(decisions)) == (before, 1)
@@ -73,9 +77,12 @@ class World:
     def carry_out(self, decision: Decision) -> None:
         soon = self.at + self.chance.choice([0.01, 0.5, 3.0, 6.0])
         match decision:
+            case Promote(process) if self.chance.random() < 0.1:
+                self.tell(Postponed(process))
             case Promote(process):
                 self.processes[process].may_write = True
-                self.promoted_at.append(self.at)
+                if self.is_lost:
+                    self.promoted_at.append(self.at)
                 self.coming.append((soon, self.chance.choice([Promoted, Promoted, Promoted, Failed])(process)))
             case Fence(process):
                 self.processes[process].is_alive = False
