@@ -1,6 +1,7 @@
 """The async runner, deadlines, markers, and the fixtures that everybody needs."""
 
 import functools
+import gc
 import inspect
 import os
 import shutil
@@ -22,7 +23,7 @@ hypothesis.settings.register_profile(
     deadline=None,  # a busy machine is no failure; the test's own deadline stands
     database=None,
     derandomize=True,  # the same examples in every run: a red run can be repeated
-    max_examples=int(os.environ.get("MPSD_TEST_EXAMPLES", "100")),
+    max_examples=int(os.environ.get("MPSD_TEST_EXAMPLES", "50")),
 )
 hypothesis.settings.load_profile("mpsd")
 
@@ -54,6 +55,12 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: tests that collect garbage need not go through all modules and all tests each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

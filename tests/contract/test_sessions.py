@@ -64,6 +64,7 @@ def test_shutdown_server_waits_for_the_clients(daemon: Daemon) -> None:
             return
 
 
+@pytest.mark.slow
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize(
     ("line", "seconds"), [("quit -t 0", 0), slow("quit -t 1", 1), slow("quit -t 1.5", 1), slow("quit -t 1x", 1)]

@@ -44,6 +44,7 @@ def test_quit_waits_for_the_clients(machine: Machine) -> None:
     assert machine.processes() == []
 
 
+@pytest.mark.slow
 def test_whoever_comes_during_quit_gets_an_error_and_never_runs_without_mps(machine: Machine) -> None:
     """From the first moment to the last: a stream of newcomers."""
     machine.start()
@@ -68,6 +69,7 @@ def test_newcomers_of_other_users_get_the_same_error(machine: Machine) -> None:
     assert [machine.counter(uid=uid).error() for uid in UIDS] == [805, 805]
 
 
+@pytest.mark.slow
 def test_a_client_that_waited_for_a_domain_when_quit_came_gets_the_error(machine: Machine) -> None:
     machine.configure("[domains]\nspares = 0\nmax_domains = 1\n")
     machine.start()

@@ -198,6 +198,7 @@ def test_sigterm_drains(machine: Machine) -> None:
     wait_for("the end of everything", lambda: not machine.processes())
 
 
+@pytest.mark.slow
 def test_sigterm_ends_clients_when_their_time_is_over(machine: Machine) -> None:
     machine.configure("[stop]\non_sigterm = 'drain'\ndrain_seconds = 0.5\n")
     machine.start()
@@ -245,6 +246,7 @@ def test_a_second_sigterm_does_not_end_the_first_ones_draining(machine: Machine)
     wait_for("the end of everything", lambda: not machine.processes())
 
 
+@pytest.mark.slow
 def test_sighup_reloads_what_can_be_and_keeps_the_rest(machine: Machine) -> None:
     machine.start()
     machine.configure("[domains]\nspares = 2\n[log]\nlevel = 'debug'\n[vendor]\nstop_seconds = 3.0\n")

@@ -243,6 +243,7 @@ def test_what_clients_need_is_not_ended(machine: Machine) -> None:
     client.goes_on()
 
 
+@pytest.mark.slow
 def test_a_grace_is_no_longer_than_it_was_to_be(machine: Machine) -> None:
     """For one that does not heed SIGTERM."""
     machine.start()

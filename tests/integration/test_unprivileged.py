@@ -79,6 +79,7 @@ def test_another_users_client_gets_an_error(strangers: Machine) -> None:
     assert strangers.client("smcount", uid=UIDS[1]).error() == 805
 
 
+@pytest.mark.slow
 def test_kill_9_leaves_clients_and_doors(strangers: Machine) -> None:
     """Newcomers go where the links lead while there is no mpsd; the next one knows them all."""
     strangers.start()

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.parametrize(
 NO_ANSWER = CANNOT_SEND + b"No answer within 1 seconds\n"
 
 
+@pytest.mark.slow
 def test_a_daemon_that_never_greets(run: Run, short_dir: Path) -> None:
     def converse(conversation: Conversation) -> None:
         conversation.peer.recv(100)
@@ -42,6 +43,7 @@ def test_a_daemon_that_never_answers(run: Run, short_dir: Path) -> None:
     assert daemon.commands == [b"a"]
 
 
+@pytest.mark.slow
 def test_a_daemon_that_never_accepts(run: Run, short_dir: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf, socket.socket(deaf.family, deaf.type) as filler:
         deaf.bind(str(short_dir / "mpsd-ui"))
@@ -80,6 +82,7 @@ def test_quit_waits_as_long_as_it_takes(run: Run, short_dir: Path) -> None:
     assert outputs(run, short_dir, converse, commands) == dict.fromkeys(commands, (4, b"", b""))
 
 
+@pytest.mark.slow
 def test_only_quit_does(run: Run, short_dir: Path) -> None:
     def converse(conversation: Conversation) -> None:
         conversation.greet()

@@ -162,6 +162,7 @@ async def test_a_reader_may_become_the_writer(house, writer):
         await until(lambda: not vault.arenas.find("model").is_held)
 
 
+@pytest.mark.slow
 async def test_one_process_may_have_many_and_is_waited_for_once(house, writer):
     async with house.vault() as vault:
         before = descriptors()
