@@ -224,7 +224,7 @@ def test_so_many_connections_and_no_more(keeper: RunningKeeper) -> None:
 
 
 def peers_with_one_more(keeper: RunningKeeper) -> int:
-    """The place of one that is gone is free as soon as the keeper has seen that; who comes in the same moment may be earlier."""
+    """The place of one that is gone is free as soon as the keeper has seen that; who comes at once may be earlier."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         with keeper.client(greet=False) as client:
