@@ -72,7 +72,7 @@ def _wait(system: System, share: float) -> Any:
         with Mpsd(system.pipe / "mpsd.sock", program="compare") as mpsd:
             found = [each for each in mpsd.pages(calls.service_list()) if each.name == SERVICE]
             leases = {each.pid: each.sm_percent for each in mpsd.pages(calls.client_list())}
-        if found and found[0].phase == "serving":
+        if found and found[0].phase == "serving" and found[0].settings.sm_percent == share:  # and its starter has said so
             shares = [leases.get(each.pid) for each in found[0].members if each.standing == "ready" or each.is_writer]
             if len(shares) == 2 and all(each == share for each in shares):
                 return found[0].last
