@@ -82,7 +82,7 @@ def test_kill_9_between_the_words_of_handshakes_holds_up_no_client(machine: Mach
 @pytest.mark.slow
 def test_kill_9_in_the_middle_of_a_word_holds_the_client_or_harms_it_not(machine: Machine) -> None:
     """Whatever mpsd is doing.  Prints how many were held; within microseconds of its arrival a client may be cut off."""
-    counts = {"client": 0, "plain": 0, "held": 0}
+    counts = {"client": 0, "plain": 0, "held": 0, "ended": 0}
     trials = random.Random(580)
     for _ in range(25):
         machine.start(MPSD_SIM_FAST="0")
@@ -96,13 +96,15 @@ def test_kill_9_in_the_middle_of_a_word_holds_the_client_or_harms_it_not(machine
             lambda clients=clients: sum(map(Client.is_silent, clients)) <= len(machine.journal("relay.held")),
         )
         for client in clients:
-            counts["held" if client.is_silent() else machine.kinds().get(client.pid, "plain")] += 1  # or it has ended, with 805
+            kind = machine.kinds().get(client.pid, "plain")
+            counts["held" if client.is_silent() else "ended" if client.has_ended() else kind] += 1  # ended: with 805
             client.end(signal.SIGKILL)
         assert machine.quit() == 0
         (machine.log_directory / "mpsd.log").unlink()
     print(counts)
     assert counts["plain"] <= 3
-    assert counts["client"] >= 60
+    assert counts["plain"] + counts["ended"] <= 12  # the slower the machine, the longer is that moment
+    assert counts["client"] + counts["held"] >= 60
 
 
 def test_a_command_in_progress_ends_with_the_vendors_words(machine: Machine) -> None:
