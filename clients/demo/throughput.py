@@ -73,8 +73,9 @@ def plot(records: Sequence[Record], out: Path, title: str) -> None:
     figure, panels = pyplot.subplots(
         len(records), 1, sharex=True, sharey=True, squeeze=False, figsize=(9, 1.2 + 2.3 * len(records)), layout="constrained"
     )
-    for record, panel in zip(records, panels[:, 0], strict=True):
-        seconds, rates = record.rates()
+    drawn = [record.rates() for record in records]
+    highest = max([1.0, *(rate for _, rates in drawn for rate in rates)])
+    for record, (seconds, rates), panel in zip(records, drawn, panels[:, 0], strict=True):
         panel.fill_between(seconds, rates, step="mid", alpha=0.35, linewidth=0)
         panel.step(seconds, rates, where="mid", linewidth=1)
         panel.axvline(0.0, color="tab:red", linewidth=1.2)
@@ -82,7 +83,7 @@ def plot(records: Sequence[Record], out: Path, title: str) -> None:
                        textcoords="offset points", color="tab:red", fontsize=8)  # fmt: skip
         panel.set_title(f"{record.of}: longest silence {told(record.silence_seconds)}", loc="left", fontsize=10)
         panel.set_ylabel("tokens / s")
-        panel.set_ylim(0, 1.25 * max(1.0, *(rate for each in records for rate in each.rates()[1])))
+        panel.set_ylim(0, 1.25 * highest)
         panel.grid(alpha=0.3)
     panels[-1, 0].set_xlabel("seconds from the fault")
     figure.suptitle(title, fontsize=11)
