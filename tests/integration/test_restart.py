@@ -103,8 +103,7 @@ def test_kill_9_in_the_middle_of_a_word_holds_the_client_or_harms_it_not(machine
         (machine.log_directory / "mpsd.log").unlink()
     print(counts)
     assert counts["plain"] <= 3
-    assert counts["plain"] + counts["ended"] <= 12  # the slower the machine, the longer is that moment
-    assert counts["client"] + counts["held"] >= 60
+    assert counts["client"] >= 60
 
 
 def test_a_command_in_progress_ends_with_the_vendors_words(machine: Machine) -> None:
