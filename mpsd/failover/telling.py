@@ -22,6 +22,7 @@ from mpsd.policy.succession_words import (
 
 log = structlog.get_logger()
 _BREATH_SECONDS = 0.001
+_LET_GO = "it has let go, or has ended with all its work on the GPU"
 _LOUD = frozenset({"unserved", "unprotected", "silent", "fencing", "failed"})
 
 
@@ -90,7 +91,7 @@ class Telling:
             case Ended(process) if before.member(process) is not None:
                 self.publish(entry, "left", pid=process.pid)
             case Fenced(process):
-                self.publish(entry, "fenced", pid=process.pid, why=why)
+                self.publish(entry, "fenced", pid=process.pid, why=why or _LET_GO)
             case Promoted() if before.phase is Phase.PROMOTING and entry.last is not None:
                 last = entry.last
                 facts = {name: getattr(last, name) for name in ("from_pid", "to_pid", "generation", "detect_ms", "fence_ms")}

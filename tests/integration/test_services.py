@@ -111,8 +111,9 @@ def test_a_fault_of_another_in_the_actives_domain(machine: Machine, mode: str) -
     view = until_served_by(machine, standby)
     assert view.last
     assert (view.last.cause, view.last.from_pid) == ("fault", active.pid)
-    fenced = [event for event in machine.journal("service.event") if event["what"] == "fenced"]
-    assert "a fault" in fenced[-1]["why"]
+    [fenced] = [event["why"] for event in machine.journal("service.event") if event["what"] == "fenced"]
+    # After a memory fault it may be gone before the driver has recovered, which is when a fault fences.
+    assert "a fault has ended" in fenced or (mode == "oob_write" and "has ended with all its work" in fenced)
     wait_for("the end of the one that faulted", lambda: not is_running(active.pid), SECONDS)
     third = member(machine)
     assert wait_for("a new standby", lambda: is_ready(machine, third), SECONDS).protection == ""
