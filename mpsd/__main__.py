@@ -40,7 +40,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     shared.add_argument("--backend", help="gpu or sim, over environment and file")
     report = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     report.add_argument("--json", action="store_true", help="check: print JSON")
-    title = __doc__.partition("\n")[0]
+    title = "The daemon behind nvidia-cuda-mps-control, which starts it: see that program's --help.  mpsctl asks it things."
     parser = argparse.ArgumentParser(prog="mpsd", description=title, parents=[shared, report], allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"mpsd {__version__}")
     parser.add_argument("--check", action="store_true", help="the same as the command check")

@@ -51,6 +51,7 @@ WINDOW_NS = 2 * SECOND_NS  # what is further apart is not of one fault
 
 PROOFS = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.CORE_DUMP})  # the sources that can prove, the best first
 BESIDE = frozenset({Source.PROCESS, Source.REPORT})  # tell what happened beside a fault, not that there was one
+_PROMPT = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.KERNEL_LOG, Source.NVML})  # before an innocent hears (measured)
 
 _END_SEEN_NS = SECOND_NS // 2
 _SM_XIDS, _STOPPED_XID, _MMU_XID = frozenset({13, 69}), 43, 31
@@ -105,7 +106,8 @@ def judge(
     suspects: Sequence[ProcessId] = ()
     if confidence is Confidence.SUSPECTED:
         suspects = sorted(present - cleared, key=lambda each: (each not in dead, each))
-    victims = present - {culprit} - set(suspects) if is_certain and not _is_contained(evidence) else ()
+    hurt = present - {culprit} - set(suspects) - _gone_before(evidence)
+    victims = hurt if is_certain and not _is_contained(evidence) else ()
     return _with_place(
         Verdict(fault_class, culprit, confidence, tuple(suspects), tuple(sorted(victims))), _by_worth(evidence, culprit)
     )
@@ -166,6 +168,13 @@ def _ended_before(evidence: Sequence[Observation], present: frozenset[ProcessId]
     if not is_end or not is_near or first.process is None:
         return frozenset()
     return frozenset({first.process}) & present
+
+
+def _gone_before(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
+    """Who had ended by itself before the first sign, and lost nothing.  Other signs may come after the ends of those hurt."""
+    signs = [each.seen_ns for each in evidence if tells_of_fault(each)]
+    ends = [each for each in evidence if each.source is Source.PROCESS and each.fault_class is not FaultClass.HOST]
+    return frozenset(each.process for each in ends if each.process and signs)
 
 
 def _cleared(evidence: Sequence[Observation]) -> frozenset[ProcessId]:

@@ -137,6 +137,11 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
 
+def after(seconds: float) -> str:
+    """Counted from the first sign."""
+    return f"{'-' if seconds < 0 else '+'}{milliseconds(abs(seconds))}"
+
+
 def xid(of: values.Xid) -> str:
     return f"{of.name}: {of.meaning}"
 

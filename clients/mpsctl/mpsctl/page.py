@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from mpsd_client import values
 
 from mpsctl import __version__, incident
-from mpsctl.incident import Names, milliseconds
+from mpsctl.incident import Names, after
 from mpsctl.output import visible
 from mpsctl.timeline import DOER, Lane, Mark, clock, lanes, position, span, ticks
 
@@ -100,7 +100,7 @@ def _cell(words: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f'<td class="time">+{milliseconds(seconds)}</td>'
+    return f'<td class="time">{after(seconds)}</td>'
 
 
 # -- the picture ---------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def _x(moment: float, first: float, last: float) -> float:
 
 
 def _sign(mark: Mark, x: float, y: float) -> str:
-    return f"<g><title>+{milliseconds(mark.after_seconds)} {_text(mark.words)}</title>{_shape(mark.kind, x, y)}</g>"
+    return f"<g><title>{after(mark.after_seconds)} {_text(mark.words)}</title>{_shape(mark.kind, x, y)}</g>"
 
 
 def _shape(kind: str, x: float, y: float) -> str:

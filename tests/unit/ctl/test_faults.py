@@ -157,6 +157,11 @@ def test_a_deed_before_the_first_sign_is_drawn_before_it() -> None:
     assert done.index("!") < seen.index("#") < 60
 
 
+@pytest.mark.parametrize(("seconds", "said"), [(0.0, "+0.0 ms"), (0.0123, "+12.3 ms"), (-0.1545, "-154.5 ms")])
+def test_a_time_says_whether_it_was_before_or_after_the_first_sign(seconds: float, said: str) -> None:
+    assert incident.after(seconds) == said
+
+
 def test_what_lies_close_together_is_told_apart_beside_what_took_long() -> None:
     """A proof after 0.3 ms, an Xid after 127, the last client's end after half a minute."""
     of = told(proven())

@@ -174,6 +174,21 @@ def test_a_fault_that_it_did_not_absorb_hurts_everybody(evidence):
     assert Room().hear(*evidence).one.victims == (B, C)
 
 
+@pytest.mark.parametrize(
+    ("evidence", "victims"),
+    [
+        pytest.param([exited(B, 1), uvm(A, 1.3)], (C,), id="it was done before"),
+        pytest.param([exited(B, 14), xid(13, 15), dump(A)], (C,), id="before the kernel's first line"),
+        pytest.param([uvm(A, 1.3), exited(B, 2)], (B, C), id="it ended of it"),
+        pytest.param([ended(B, 1), uvm(A, 1.3)], (B, C), id="it was killed: of what is not known"),
+        pytest.param([exited(B, 100), dump(A, 400)], (B, C), id="a dump comes later than the ends of those who were hurt"),
+        pytest.param([exited(B, 100), server_log(138), dump(A, 400)], (B, C), id="and so may the server's log"),
+    ],
+)
+def test_who_had_ended_before_a_fault_was_not_hurt_by_it(evidence, victims):
+    assert Room().hear(*evidence).one.victims == victims
+
+
 def test_a_verdict_is_the_same_whatever_order_its_evidence_has():
     evidence = [uvm(A), uvm(A, 9, address=5, access="read"), xid(31), report(B), dump(A)]
     both = {judge(tuple(each), frozenset(EVERYBODY), A) for each in (evidence, evidence[::-1])}

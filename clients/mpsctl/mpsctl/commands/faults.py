@@ -110,7 +110,7 @@ def _rows(rows: Sequence[tuple[float, str, str]]) -> "RenderableType":
         made.add_column(no_wrap=True)
     made.add_column(overflow="fold")
     for after, source, text in rows:
-        cells = [f"+{incident.milliseconds(after)}", *([source] if source else []), text]
+        cells = [incident.after(after), *([source] if source else []), text]
         made.add_row(*map(Text, cells))
     return made
 
