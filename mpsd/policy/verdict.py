@@ -172,9 +172,9 @@ def _ended_before(evidence: Sequence[Observation], present: frozenset[ProcessId]
 
 def _gone_before(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
     """Who had ended by itself before the first sign, and lost nothing.  Other signs may come after the ends of those hurt."""
-    signs = [each.seen_ns for each in evidence if tells_of_fault(each)]
+    signs = [each.seen_ns for each in evidence if tells_of_fault(each) and each.source in _PROMPT]
     ends = [each for each in evidence if each.source is Source.PROCESS and each.fault_class is not FaultClass.HOST]
-    return frozenset(each.process for each in ends if each.process and signs)
+    return frozenset(each.process for each in ends if each.process and signs and each.seen_ns < min(signs))
 
 
 def _cleared(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
