@@ -190,3 +190,24 @@ def test_without_root_it_says_that_nothing_is_enforced(strangers: Machine) -> No
         starter.kill()
         starter.communicate()
     assert not is_running(said[1]["pid"])
+
+
+def test_a_change_under_a_tight_budget_costs_no_standby_that_it_need_not(machine: Machine) -> None:
+    """There is room for three of 25 %, but not while one is being ended.  For two of 60 % there is none, also if a standby made
+    way: all stay as they are.  For two of 36 % there is, if each makes way; of two of 15 % only the first has to."""
+    machine.configure("[services]\nmost_promotions = 100\n[admission]\nsm_oversubscription = 0.75\n")
+    machine.start()
+    with begun(machine, "--standbys", "1", "--sm", "25%") as starter, machine.mpsd() as mpsd:
+        known = starter.wait("two members", lambda it: len(it.members) == 2 and it.settings.sm_percent == 25.0)
+        for percent, made_way in ((24.0, 0), (60.0, 0), (36.0, 2), (15.0, 3)):
+            said = len(starter.said("waits_for_room"))
+            mpsd.ask(calls.service_change("count", sm_percent=percent))
+            if percent == 60.0:
+                wait_for("a word on that", lambda: len(starter.said("waits_for_room")) > said, WAITS_SECONDS)  # noqa: B023
+                assert pids(starter.wait("the same", lambda it: True)) == pids(known)
+            else:
+                is_new = lambda it: len(it.members) == 2 and not pids(it) & pids(known)  # noqa: B023, E731
+                known = starter.wait(f"two members with {percent} %", is_new)
+            assert len(starter.said("no_room")) == made_way
+        starter.counts_on()
+        assert starter.end() == 0

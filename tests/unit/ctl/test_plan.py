@@ -12,6 +12,7 @@ from mpsctl.starter.plan import (
     Deed,
     HandOver,
     Make,
+    MakeWay,
     Other,
     Own,
     Situation,
@@ -69,7 +70,7 @@ def test_as_many_as_are_wanted(of: Situation, deeds: tuple[Deed, ...]) -> None:
     assert plan(of) == deeds
 
 
-REPLACED, NO_ROOM = "it is replaced", "there is no room for its successor beside it"
+REPLACED, TOO_MANY = "it is replaced", "fewer standbys are wanted"
 
 
 @pytest.mark.parametrize(
@@ -93,11 +94,24 @@ REPLACED, NO_ROOM = "it is replaced", "there is no room for its successor beside
         ),
         pytest.param(situation(old(2), own(1), own(3, WARMING)), (), id="not the only standby"),
         pytest.param(situation(old(1), own(2), standbys=0), (HandOver(2),), id="without standbys"),
-        pytest.param(situation(old(1), old(2), may_surge=False), (Stop(2, NO_ROOM),), id="no room for one more"),
+        pytest.param(situation(old(1), old(2), may_surge=False), (MakeWay(2),), id="no room for one more"),
+        pytest.param(
+            situation(old(1), old(2), old(3, is_stopping=True), may_surge=False), (), id="one that ends will make room"
+        ),
+        pytest.param(
+            situation(old(1), old(2), old(3, is_stopping=True, is_left=True), may_surge=False),
+            (MakeWay(2),),
+            id="one that does not end makes none",
+        ),
+        pytest.param(situation(old(1), old(2), may_surge=False, may_make_way=False), (), id="nor would that make room"),
+        pytest.param(situation(old(1), old(2), old(3)), (Stop(2, TOO_MANY),), id="what is too many goes first"),
+        pytest.param(
+            situation(old(1), old(2), old(3), may_surge=False), (Stop(2, TOO_MANY),), id="also where there is no room"
+        ),
         pytest.param(situation(old(1), own(2, WARMING), may_surge=False), (), id="one at a time"),
         pytest.param(situation(old(1), own(2), may_surge=False), (HandOver(2),), id="it has made room"),
-        pytest.param(situation(old(1), standbys=0, may_surge=False), (Stop(1, NO_ROOM),), id="nobody serves for a while"),
-        pytest.param(situation(old(1), others=(Other(),), may_surge=False), (Stop(1, NO_ROOM),), id="others serve meanwhile"),
+        pytest.param(situation(old(1), standbys=0, may_surge=False), (MakeWay(1),), id="nobody serves for a while"),
+        pytest.param(situation(old(1), others=(Other(),), may_surge=False), (MakeWay(1),), id="others serve meanwhile"),
     ],
 )
 def test_a_rolling_change(of: Situation, deeds: tuple[Deed, ...]) -> None:
@@ -124,7 +138,7 @@ def _after(of: Situation, deed: Deed) -> Situation:
             number = max((each.number for each in of.own), default=0) + 1
             made = Own(number, of.make, "", since_at=float(number), is_writer=not of.own and not of.others)
             return replace(of, own=(*of.own, made), phase="serving")
-        case Stop(number):
+        case Stop(number) | MakeWay(number):
             left = tuple(each for each in of.own if each.number != number)
             if left and not any(each.is_writer for each in left):
                 left = (replace(left[0], is_writer=True), *left[1:])
@@ -160,6 +174,18 @@ def test_a_change_without_room_takes_one_at_a_time(standbys: int) -> None:
     assert [each.make for each in steps[-1].own] == [NEW] * (standbys + 1)
     assert all(ready(each) >= standbys - 1 for each in steps)
     assert max(len(each.own) for each in steps) == standbys + 1
+
+
+@pytest.mark.parametrize("may_surge", [True, False])
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+def test_a_change_and_another_number_of_standbys_at_once(before: int, after: int, may_surge: bool) -> None:
+    begin = situation(*(old(number) for number in range(1, before + 2)), standbys=after, may_surge=may_surge)
+    steps = list(played(begin))
+    assert [each.make for each in steps[-1].own] == [NEW] * (after + 1)
+    assert max(len(each.own) for each in steps) <= max(before, after) + 2
+    if may_surge:
+        assert all(ready(each) >= min(before, after) for each in steps)
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3), (1, 0), (0, 2)])

@@ -83,6 +83,7 @@ class Child:
             self.is_stopping,
             member.since_at if member else self.began_wall,
             0.0 if self.ill_at is None else time.monotonic() - self.ill_at,
+            self.is_left,
         )
 
 

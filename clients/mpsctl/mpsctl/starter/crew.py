@@ -13,6 +13,7 @@ from mpsctl.starter.children import MISSED_SECONDS, Child, Place, free_number
 from mpsctl.starter.groups import groups, share_out
 from mpsctl.starter.line import Line
 from mpsctl.starter.plan import Make
+from mpsctl.starter.room import lacking
 from mpsctl.starter.telling import Teller, reservation
 
 
@@ -62,6 +63,18 @@ class Crew:
         """Why a member can never have what it is to have; empty: in time it can.  Raises Away."""
         try:
             lease = reservations.reserve(self._line, self._place.name, make, gpus, may_wait=True)
+        except Refused as exc:
+            return exc.message
+        reservations.release(self._line, lease.id)
+        return ""
+
+    def why_no_room(self, number: int, make: Make, gpus: Sequence[str]) -> str:
+        """Why a member that is made so would have no room now, also if this one had ended; empty: it would.  Raises Away."""
+        more = lacking(self.children[number].make, make)
+        if more is None:
+            return ""
+        try:
+            lease = reservations.reserve(self._line, self._place.name, more, gpus, may_wait=False)
         except Refused as exc:
             return exc.message
         reservations.release(self._line, lease.id)

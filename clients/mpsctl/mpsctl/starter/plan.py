@@ -7,7 +7,8 @@ A *rolling change* is what it does while some of its members were made in anothe
     start one more ──ready──▶ hand over to it ──▶ stop an old one ──▶ start one ──ready──▶ stop an old one ... until none is old
 
 An old one that could serve is stopped only where as many as are wanted are ready without it.  Where there is no room for one
-more (`may_surge` is false), an old standby makes way first, and there is one fewer for a while.
+more (`may_surge` is false), and nobody is ending who makes some, an old standby makes way first, and there is one fewer for a
+while.  What is too many goes before anything else.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 READY, FAULTED, SILENT = "ready", "faulted", "silent"  # standings
 SERVING = "serving"  # of a service
 _ON_THE_WAY = ("promoting", "yielding", "fencing")  # it is not known yet who serves
+_TOO_MANY = "fewer standbys are wanted"
 ILL_SECONDS = {FAULTED: 10.0, SILENT: 30.0}  # it may end by itself, or be heard of again
 
 
@@ -31,7 +33,7 @@ class Make:
 @dataclass(frozen=True, slots=True)
 class Own:
     """A child.  standing: of the member that it is; empty while it has not joined.  since_at: when it did.  ill_seconds: for
-    how long it has been one of ILL_SECONDS."""
+    how long it has been one of ILL_SECONDS.  is_left: it was to end, and does not."""
 
     number: int
     make: Make = Make()
@@ -40,6 +42,7 @@ class Own:
     is_stopping: bool = False
     since_at: float = 0.0
     ill_seconds: float = 0.0
+    is_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ class Other:
 @dataclass(frozen=True, slots=True)
 class Situation:
     """standbys: how many are wanted.  phase: of the service; empty while there is none.  is_ending: all children shall end.
-    may_start: one that was started now could come to something.  is_busy: a handover is under way, or was refused just now."""
+    may_start: one that was started now could come to something.  may_make_way: there would be room for a successor, as far as
+    is known.  is_busy: a handover is under way, or was refused just now."""
 
     standbys: int
     make: Make
@@ -64,6 +68,7 @@ class Situation:
     is_ending: bool = False
     may_start: bool = True
     may_surge: bool = True
+    may_make_way: bool = True
     is_busy: bool = False
 
 
@@ -79,11 +84,18 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class MakeWay:
+    """Stop it, if that gives its successor the room that it lacks."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class HandOver:
     number: int
 
 
-Deed = Start | Stop | HandOver
+Deed = Start | Stop | MakeWay | HandOver
 
 
 def plan(of: Situation) -> tuple[Deed, ...]:
@@ -102,6 +114,11 @@ def plan(of: Situation) -> tuple[Deed, ...]:
 def is_surge(of: Situation) -> bool:
     """Whether one that is started now is one more than is wanted."""
     return _count(of) > of.standbys
+
+
+def is_one_ending(of: Situation) -> bool:
+    """Then there will be more room."""
+    return any(each.is_stopping and not each.is_left for each in of.own)
 
 
 def _count(of: Situation) -> int:
@@ -162,21 +179,18 @@ def _rolling(of: Situation, old: Sequence[Own]) -> Iterator[Deed]:
             yield HandOver(next_.number)
         return
     standbys = sorted((each for each in old if not each.is_writer), key=lambda each: (each.standing == READY, each.number))
-    if of.may_surge:
-        yield from _give_up_one(of, standbys if writer is None else ())
-    elif all(each.standing == READY for each in made):  # one at a time
-        yield from _make_way(standbys or old)
+    if not made and _count(of) > of.standbys + 1:
+        yield from _give_up_one(of, standbys, _TOO_MANY)
+    elif of.may_surge:
+        yield from _give_up_one(of, standbys if writer is None else (), "it is replaced")
+    elif of.may_make_way and not is_one_ending(of) and all(each.standing == READY for each in made):  # one at a time
+        yield from (MakeWay(each.number) for each in (standbys or old)[:1])
 
 
-def _give_up_one(of: Situation, standbys: Sequence[Own]) -> Iterator[Stop]:
+def _give_up_one(of: Situation, standbys: Sequence[Own], why: str) -> Iterator[Stop]:
     for each in standbys[:1]:
         if _ready(of) - (each.standing == READY) >= of.standbys:
-            yield Stop(each.number, "it is replaced")
-
-
-def _make_way(old: Sequence[Own]) -> Iterator[Stop]:
-    for each in old[:1]:
-        yield Stop(each.number, "there is no room for its successor beside it")
+            yield Stop(each.number, why)
 
 
 # -- too many --------------------------------------------------------------------------------------------------------------
@@ -190,4 +204,4 @@ def _surplus(of: Situation) -> Iterator[Stop]:
     last_first = sorted(_standbys(of), key=lambda each: (each.standing == READY, bool(each.standing), -each.since_at))
     for each in last_first[:too_many]:
         if isinstance(each, Own):
-            yield Stop(each.number, "fewer standbys are wanted")
+            yield Stop(each.number, _TOO_MANY)

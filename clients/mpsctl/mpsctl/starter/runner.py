@@ -27,8 +27,22 @@ from mpsctl.starter.crew import Crew, Ended, Stopped
 from mpsctl.starter.ending import Manner
 from mpsctl.starter.follower import Gone, Here, Seen, follow
 from mpsctl.starter.line import NO_ANSWER, Away, Line
-from mpsctl.starter.plan import SERVING, Deed, HandOver, Make, Other, Situation, Start, Stop, is_surge, plan
+from mpsctl.starter.plan import (
+    SERVING,
+    Deed,
+    HandOver,
+    Make,
+    MakeWay,
+    Other,
+    Situation,
+    Start,
+    Stop,
+    is_one_ending,
+    is_surge,
+    plan,
+)
 from mpsctl.starter.restarts import MOST_EARLY, Restarts, ended
+from mpsctl.starter.room import Room
 from mpsctl.starter.settings import Given, Settings, changes, of_service
 from mpsctl.starter.telling import Teller, reservation
 
@@ -76,7 +90,7 @@ class Starter:
         self._others: tuple[values.Member, ...] = ()
         self._knows_service = self._is_unenforced = False
         self._restarts, self._round = Restarts(), 0
-        self._make, self._may_surge = Make(), True
+        self._wanted, self._room = Make(), Room()  # each change tries anew whether there is room
         self._made = Make()  # how the last one was
         self._impossible: Make | None = None  # nobody can be made so
         self._settled_at = self._free_at = 0.0  # when members have joined again; when there may be a handover
@@ -176,6 +190,7 @@ class Starter:
 
     def _take_end(self, of: Ended) -> None:
         lived = self._crew.take_end(of)
+        self._room.free(time.monotonic())
         if of.child.is_stopping or self._status is not None:
             return
         if self._task.until_done and of.status == 0 and self._has_done_its_work(of.child):
@@ -233,21 +248,22 @@ class Starter:
     def _situation(self) -> Situation:
         now, restarts = time.monotonic(), self._restarts
         is_known = self._here is not None and self._knows_service and now >= self._settled_at
-        make = Make(self._settings.sm_percent, self._settings.memory_bytes, self._round)
+        wanted = Make(self._settings.sm_percent, self._settings.memory_bytes, self._round)
+        if wanted != self._wanted:
+            self._wanted, self._room = wanted, Room()
+        self._room.look(now)
         own = tuple(child.own() for child in self._crew.children.values())
-        if own and make == self._impossible:
-            make = self._made
-        if make != self._make:
-            self._make, self._may_surge = make, True  # each rolling change tries it again
+        stays = own and (wanted == self._impossible or not self._room.may_make_way)
         return Situation(
             self._settings.standbys,
-            make,
+            self._made if stays else wanted,
             own,
             tuple(Other(each.standing, each.is_writer, each.since_at) for each in self._others),
             self._service.phase if self._service else "",
             self._status is not None,
             is_known and now >= restarts.not_before and not restarts.has_given_up,
-            self._may_surge,
+            self._room.may_surge,
+            self._room.may_make_way,
             not is_known or now < self._free_at,
         )
 
@@ -257,6 +273,8 @@ class Starter:
                 self._start()
             case Stop(number, why):
                 self._crew.stop(number, why)
+            case MakeWay(number):
+                self._make_way(number)
             case HandOver(number):
                 self._hand_over(number)
 
@@ -292,11 +310,32 @@ class Starter:
                 self._impossible = situation.make
                 self._teller.tell("impossible", f"nobody can have that, so all stay as they are: {why}", why=why)
                 return
-            self._may_surge = False
-            self._teller.tell("no_room", f"no room for one more, so an old one makes way first: {exc.message}", why=exc.message)
+            self._room.refuse(time.monotonic(), exc.message)
+            if is_one_ending(situation):
+                self._tell_of_room("waits_for_room", "no room for one more until another one has ended", exc.message)
         else:
             self._teller.tell("trouble", f"no lease for a member: {exc.message}", why=exc.message)
             self._count(0.0, was_ready=False)
+
+    def _make_way(self, number: int) -> None:
+        """If there is something in it."""
+        try:
+            why = self._crew.why_no_room(number, self._wanted, self._gpus())
+        except Away:
+            return
+        if why:
+            self._room.refuse_way(time.monotonic())
+            text = f"no room for one more, nor for a successor of member {number}: all stay as they are until there is"
+            self._tell_of_room("waits_for_room", text, why)
+        else:
+            why = self._room.why
+            text = f"no room for one more, so member {number} makes way first: {why}"
+            self._teller.tell("no_room", text, member=number, why=why)
+            self._crew.stop(number, "there is no room for its successor beside it")
+
+    def _tell_of_room(self, event: str, text: str, why: str) -> None:
+        if self._room.is_news(why):
+            self._teller.tell(event, f"{text}: {why}", why=why)
 
     def _hand_over(self, number: int) -> None:
         member = self._crew.children[number].member
