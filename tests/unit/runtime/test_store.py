@@ -59,10 +59,32 @@ def test_a_file_of_another_version_is_refused(path):
         SqliteStore(path)
 
 
-def test_a_file_that_is_no_database_is_refused(path):
+def test_a_file_that_is_no_database_is_refused_and_what_to_do_is_said(path):
     path.write_bytes(b"rubbish" * 1000)
-    with pytest.raises(UnusablePath, match="cannot be used"):
+    with pytest.raises(UnusablePath, match=rf"cannot be used.*it holds which .*To start without it: mv {path}\* elsewhere"):
         SqliteStore(path)
+
+
+@pytest.mark.parametrize("damage", [bytes(4096), b"\xff" * 4096], ids=["zeros", "ones"])
+@pytest.mark.parametrize("page", [1, 3])
+def test_so_is_one_with_a_damaged_page(path, page, damage):
+    """At the start, and not by whoever reads it first."""
+    store = SqliteStore(path)
+    store.save_domain("default", 1, ["GPU-a"], True)
+    store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.close()
+    with path.open("r+b") as file:
+        file.seek(page * 4096)
+        file.write(damage)
+    with pytest.raises(UnusablePath, match=r"cannot be used: .*To start without it"):
+        SqliteStore(path)
+
+
+def test_what_cannot_be_opened_now_is_not_said_to_be_damaged(path):
+    path.mkdir()
+    with pytest.raises(UnusablePath) as refusal:
+        SqliteStore(path)
+    assert "To start without it" not in str(refusal.value)
 
 
 def test_limits_that_cannot_be_stored_are_an_error_the_rest_is_not(path):
