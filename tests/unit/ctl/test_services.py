@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mpsd.service import ServiceSettings
+from tests.unit.api.fake_services import UUIDS
 from tests.unit.api.house import OWNER, STRANGER
 from tests.unit.ctl.desk import furnish, open_desk
 
@@ -66,6 +67,11 @@ async def test_what_is_another_users_is_not_there(words: str, tmp_path: Path, sh
             ("--sm", "30%", "true"),
             "this machine has several GPUs, and there is no service yet: --gpu says where to reserve",
             id="which GPU",
+        ),
+        pytest.param(
+            ("--gpu", f"00,1,{UUIDS[0][:9].lower()},7", "true"),
+            f"--gpu 7: there is no such GPU; mpsd has 0 ({UUIDS[0]}), 1 ({UUIDS[1]})",
+            id="no such GPU",
         ),
     ],
 )

@@ -1,12 +1,14 @@
 """The parts of a starter: where output goes, which member is whose child, what it says, what it wants."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -48,15 +50,42 @@ def test_a_file_is_ones_own_and_does_not_grow_for_ever(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_cannot_be_written_keeps_nobody_waiting(tmp_path: Path) -> None:
-    """A link is not followed, a full device takes nothing; all is read."""
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        pytest.param("link", b"Too many levels of symbolic links\n", id="a link is not followed"),
+        pytest.param("no/such", b"No such file or directory\n", id="no directory"),
+        pytest.param("/dev/full", b"No space left on device\n", id="a full disk"),
+    ],
+)
+def test_what_cannot_be_written_keeps_nobody_waiting_and_is_said_once(path: str, why: bytes, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    for path in (tmp_path / "link", tmp_path / "no" / "such", Path("/dev/full")):
-        write(b"x" * 200_000, "file", str(path), "1000000")
+    assert write(b"x" * 200_000, "file", str(tmp_path / path), "1000000") == why
     assert not (tmp_path / "target").exists()
 
 
+def test_a_file_says_what_is_missing_in_it(tmp_path: Path) -> None:
+    """As soon as there is room again.  A limit of the process is as good as a full disk."""
+    path = tmp_path / "llm-1.log"
+    program = [sys.executable, "-I", "-S", scribe.__file__, "file", str(path), "1000000"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        resource.prlimit(writer.pid, resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+        writer.stdin.write(b"0123456789abcd")
+        assert writer.stdout.readline() == b"File too large\n"
+        resource.prlimit(writer.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        writer.stdin.write(b"more")
+        writer.stdin.close()
+        assert writer.stdout.read() == b""
+    assert path.read_bytes() == b"0123456789\n[4 bytes are missing here: File too large]\nmore"
+
+
 # -- children ------------------------------------------------------------------------------------------------------------
+
+
+def unheard(child: Child, why: str) -> None:
+    raise AssertionError(f"its output is lost: {why}")
 
 
 def begin(place: Place, lease: values.Lease | None = None) -> tuple[Child, list[int]]:
@@ -68,7 +97,7 @@ def begin(place: Place, lease: values.Lease | None = None) -> tuple[Child, list[
         statuses.append(status)
         is_told.set()
 
-    child = place.begin(1, Make(), lease, ended)
+    child = place.begin(1, Make(), lease, ended, unheard)
     assert is_told.wait(WAITS_SECONDS)
     return child, statuses
 
@@ -99,6 +128,14 @@ def test_how_it_ended_is_told(tmp_path: Path) -> None:
     assert statuses == [-signal.SIGKILL]
 
 
+def test_that_its_output_is_lost_is_told(tmp_path: Path) -> None:
+    (tmp_path / "llm-1.log").symlink_to("/dev/full")
+    reasons: SimpleQueue[str] = SimpleQueue()
+    place = Place("llm", ["echo", "a line"], os.environ, str(tmp_path), 1)
+    place.begin(1, Make(), None, lambda child, status: None, lambda child, why: reasons.put(why))
+    assert reasons.get(timeout=WAITS_SECONDS) == "Too many levels of symbolic links"
+
+
 def no_mpsd() -> Client:
     raise NoMpsd("no mpsd")
 
@@ -108,7 +145,7 @@ def test_without_mpsd_a_child_is_ended_by_signals(command: str, tmp_path: Path) 
     """From the mild to the strong."""
     is_told = threading.Event()
     place = Place("llm", ["sh", "-c", command], os.environ, str(tmp_path), 1)
-    child = place.begin(1, Make(), None, lambda child, status: is_told.set())
+    child = place.begin(1, Make(), None, lambda child, status: is_told.set(), unheard)
     if "trap" in command:
         log = tmp_path / "llm-1.log"
         wait_for("its first line", lambda: log.exists() and log.read_text(), WAITS_SECONDS)

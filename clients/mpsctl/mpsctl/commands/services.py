@@ -217,6 +217,10 @@ def run(session: Session) -> int:
 def _trouble_with_gpus(session: Session, gpus: Sequence[str]) -> str:
     """Also finds out whether there is an mpsd: without one nothing is begun."""
     devices, asked = session.all(calls.device_list()), session.asked
+    for gpu in gpus:
+        if not any(_may_be_meant(gpu, device) for device in devices):
+            there = ", ".join(f"{device.ordinal} ({device.uuid})" for device in devices)
+            return f"--gpu {gpu}: there is no such GPU; mpsd has {there}"
     if gpus or len(devices) == 1 or (asked.sm is None and asked.memory is None):
         return ""
     try:
@@ -224,6 +228,13 @@ def _trouble_with_gpus(session: Session, gpus: Sequence[str]) -> str:
     except Refused:
         return "this machine has several GPUs, and there is no service yet: --gpu says where to reserve"
     return ""
+
+
+def _may_be_meant(gpu: str, device: values.Device) -> bool:
+    """An ordinal, or how a UUID begins."""
+    if gpu.isascii() and gpu.isdecimal():
+        return gpu.lstrip("0") == str(device.ordinal).lstrip("0")
+    return bool(gpu) and device.uuid.lower().startswith(gpu.lower())
 
 
 def _trouble(command: Sequence[str], log_dir: str | None) -> str:

@@ -98,8 +98,16 @@ class Place:
     log_dir: str | None
     terminal: int
 
-    def begin(self, number: int, make: Make, lease: values.Lease | None, ended: Callable[[Child, int], None]) -> Child:
-        """ended: called in a thread of its own, with the status of the process, as subprocess has it.  Raises OSError."""
+    def begin(
+        self,
+        number: int,
+        make: Make,
+        lease: values.Lease | None,
+        ended: Callable[[Child, int], None],
+        muted: Callable[[Child, str], None],
+    ) -> Child:
+        """Both are called in threads of their own: ended with the status of the process, as subprocess has it; muted where its
+        output cannot be written, with the reason.  Raises OSError."""
         environ = dict(self.environ) | {"MPSD_SERVICE": self.name}
         if lease is not None and lease.selector.value is not None:
             environ["MPSD_LEASE"] = lease.selector.value
@@ -114,16 +122,21 @@ class Place:
         child = Child(number, make, process, lease.id if lease else None, time.monotonic(), time.time(), set())
         child.look(groups([child.pid])[child.pid])  # nobody has waited for its end yet
         threading.Thread(target=_wait, args=(child, writer, ended), daemon=True).start()
+        threading.Thread(target=_hear, args=(child, writer, muted), daemon=True).start()
         time.sleep(_TICK_SECONDS)  # no two begin at the same time
         return child
 
     def _begin_scribe(self, number: int) -> subprocess.Popen[bytes]:
         """In a session of its own, so that what ends the starter or a terminal does not end it."""
-        words = ["lines", f"{self.name}-{number}: "]
-        if self.log_dir is not None:
-            words = ["file", os.path.join(self.log_dir, f"{self.name}-{number}.log"), str(MOST_LOG_BYTES)]
+        words, output = ["lines", f"{self.name}-{number}: "], self.terminal
+        if (path := self.log(number)) is not None:
+            words, output = ["file", path, str(MOST_LOG_BYTES)], subprocess.PIPE
         program = [sys.executable, "-I", "-S", scribe.__file__, *words]
-        return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=self.terminal, start_new_session=True)
+        return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=output, start_new_session=True)
+
+    def log(self, number: int) -> str | None:
+        """None: it is printed."""
+        return None if self.log_dir is None else os.path.join(self.log_dir, f"{self.name}-{number}.log")
 
 
 def _wait(child: Child, writer: subprocess.Popen[bytes], ended: Callable[[Child, int], None]) -> None:
@@ -131,6 +144,13 @@ def _wait(child: Child, writer: subprocess.Popen[bytes], ended: Callable[[Child,
     child.has_ended.set()
     ended(child, status)
     writer.wait()
+
+
+def _hear(child: Child, writer: subprocess.Popen[bytes], muted: Callable[[Child, str], None]) -> None:
+    if writer.stdout is not None:
+        with writer.stdout:
+            for line in writer.stdout:
+                muted(child, line.decode().strip())
 
 
 def free_number(children: Mapping[int, Child]) -> int:

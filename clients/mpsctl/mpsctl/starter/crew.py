@@ -33,11 +33,19 @@ class Stopped:
     trouble: str
 
 
+@dataclass(frozen=True, slots=True)
+class Muted:
+    """Its output cannot be written."""
+
+    child: Child
+    why: str
+
+
 class Crew:
     """Guards that each child is in `children`, and its lease is kept, from its begin until its end was taken in."""
 
     def __init__(
-        self, line: Line, place: Place, manner: ending.Manner, teller: Teller, put: Callable[[Ended | Stopped], None]
+        self, line: Line, place: Place, manner: ending.Manner, teller: Teller, put: Callable[[Ended | Stopped | Muted], None]
     ) -> None:
         """put: where news of children go, from other threads."""
         self._line, self._place, self._manner, self._teller, self._put = line, place, manner, teller, put
@@ -50,7 +58,13 @@ class Crew:
         if is_enforced and reservations.is_wanted(make):
             lease = reservations.reserve(self._line, f"{self._place.name}-{number}", make, gpus, may_wait=may_wait)
         try:
-            child = self._place.begin(number, make, lease, lambda child, status: self._put(Ended(child, status)))
+            child = self._place.begin(
+                number,
+                make,
+                lease,
+                lambda child, status: self._put(Ended(child, status)),
+                lambda child, why: self._put(Muted(child, why)),
+            )
         except OSError:
             if lease:
                 reservations.release(self._line, lease.id)
@@ -115,6 +129,11 @@ class Crew:
         if of.trouble:
             self._tell_of(of.child, "trouble", of.trouble, why=of.trouble)
         of.child.is_left = bool(of.trouble) and not of.child.has_ended.is_set()
+
+    def take_silence(self, of: Muted) -> None:
+        path = self._place.log(of.child.number)
+        text = f"goes on, but ITS OUTPUT IS LOST: {path} cannot be written: {of.why}"
+        self._tell_of(of.child, "output_lost", text, path=path, why=of.why)
 
     def renew(self) -> None:
         """What is due."""

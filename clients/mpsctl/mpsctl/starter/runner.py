@@ -23,7 +23,7 @@ from mpsctl.__main__ import DONE, REFUSED
 from mpsctl.session import Session
 from mpsctl.starter import reservations
 from mpsctl.starter.children import Child, Place
-from mpsctl.starter.crew import Crew, Ended, Stopped
+from mpsctl.starter.crew import Crew, Ended, Muted, Stopped
 from mpsctl.starter.ending import Manner
 from mpsctl.starter.follower import Gone, Here, Seen, follow
 from mpsctl.starter.line import NO_ANSWER, Away, Line
@@ -139,6 +139,8 @@ class Starter:
                 self._take_end(news)
             case Stopped():
                 self._crew.take_stop(news)
+            case Muted():
+                self._crew.take_silence(news)
             case _HandedOver(why):
                 self._free_at = time.monotonic() + _AGAIN_SECONDS if why else 0.0
                 if why:

@@ -4,7 +4,7 @@
     python -I -S scribe.py file PATH MOST_BYTES     to a file, mode 0600; one that is full becomes PATH.1
 
 Reads standard input to its end.  What cannot be written is gone: a member does not wait for a full disk or a closed terminal.
-Imports nothing of mpsctl.
+Of a file that is said on standard output, once, and in the file as soon as it can be.  Imports nothing of mpsctl.
 """
 
 import os
@@ -27,15 +27,26 @@ def write_lines(prefix: bytes) -> None:
 
 
 def write_file(path: str, most_bytes: int) -> None:
+    lost, why = 0, ""
     try:
         fd, size = _open(path)
-    except OSError:
-        fd, size = os.open(os.devnull, os.O_WRONLY), 0
+    except OSError as exc:
+        fd, size, why = os.open(os.devnull, os.O_WRONLY), 0, _say(exc)
     while chunk := os.read(0, _CHUNK_BYTES):
         if size and size + len(chunk) > most_bytes:
             fd, size = _begin_anew(path, fd)
-        _write(fd, chunk)
-        size += len(chunk)
+        note = f"\n[{lost} bytes are missing here: {why}]\n".encode() if lost else b""
+        left, error = _write(fd, note + chunk)
+        size += len(note) + len(chunk) - left
+        lost = left if left < len(chunk) else lost + len(chunk)
+        if error and not why:
+            why = _say(error)
+
+
+def _say(error: OSError) -> str:
+    why = error.strerror or str(error)
+    _write(1, f"{why}\n".encode())
+    return why
 
 
 def _open(path: str) -> tuple[int, int]:
@@ -55,12 +66,14 @@ def _begin_anew(path: str, fd: int) -> tuple[int, int]:
     return made
 
 
-def _write(fd: int, data: bytes) -> None:
+def _write(fd: int, data: bytes) -> tuple[int, OSError | None]:
+    """How much was not written, and why."""
     while data:
         try:
             data = data[os.write(fd, data) :]
-        except OSError:
-            return
+        except OSError as exc:
+            return len(data), exc
+    return 0, None
 
 
 def main(words: list[str]) -> None:
