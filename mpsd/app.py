@@ -212,6 +212,7 @@ def _build(found: Found) -> Daemon:
         vault.arenas,
         vault.view,
         failover,
+        lambda: ending.ends_at,
     )
     api = Api(services, settings.api(config), events, found.audit)
     daemon = Daemon(

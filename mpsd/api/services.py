@@ -270,7 +270,8 @@ class Services:
 
     find_process: None where no process has the pid.  facts: what `status` says besides, as the backend and the mode.
     started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.  arenas, failover: None in a
-    daemon that keeps no memory.  keeper: None likewise.
+    daemon that keeps no memory.  keeper: None likewise.  ends_at: when the work of clients is ended, done or not, since mpsd is
+    stopping.
     """
 
     leases: Leases
@@ -286,3 +287,4 @@ class Services:
     arenas: Arenas | None = None
     keeper: Callable[[], KeeperView | None] = lambda: None
     failover: Failover | None = None
+    ends_at: Callable[[], float | None] = lambda: None

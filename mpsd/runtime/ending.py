@@ -8,6 +8,7 @@ start servers, because it runs as a user of its own, gives it.
 import math
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -40,6 +41,12 @@ class Ending:
     _is_quitting: bool = False
     _deadline: float = math.inf
     _done: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def ends_at(self) -> float | None:
+        """When the work of whoever is still there is ended, seconds since the epoch.  None: not at all, or mpsd waits."""
+        left = self._deadline - trio.current_time()
+        return None if left == math.inf else time.time() + left
 
     async def quit_all(self, timeout_seconds: float | None) -> int:
         """Take nobody new, wait for the clients (for `timeout_seconds`, None: for ever), then end everything.

@@ -211,3 +211,36 @@ def test_a_change_under_a_tight_budget_costs_no_standby_that_it_need_not(machine
             assert len(starter.said("no_room")) == made_way
         starter.counts_on()
         assert starter.end() == 0
+
+
+def test_a_quit_that_waits_for_the_members_is_said_and_they_go_on(machine: Machine) -> None:
+    """Nobody takes the place of one that ends; the end of the starter is that of mpsd."""
+    machine.start()
+    with begun(machine) as starter:
+        first = starter.wait("two members", lambda it: len(it.members) == 2)
+        quitting = machine.begin(typed="quit\n")
+        (said,) = wait_for("a word on that", lambda: starter.said("mpsd_stopping"), WAITS_SECONDS)
+        assert said["ends_at"] is None
+        standby = next(member.pid for member in first.members if not member.is_writer)
+        os.kill(standby, signal.SIGKILL)
+        wait_for("its end", lambda: starter.said("ended"), WAITS_SECONDS)
+        starter.counts_on()
+        assert len(starter.said("started")) == 2
+        assert quitting.poll() is None
+        assert starter.end() == 0
+        assert quitting.wait(END_SECONDS) == 0
+
+
+def test_before_a_quit_that_does_not_wait_the_members_are_ended_and_started_again_after(machine: Machine) -> None:
+    """As when mpsd is restarted by systemd: nobody's work is ended under it."""
+    machine.start()
+    with begun(machine) as starter:
+        first = starter.wait("two members", lambda it: len(it.members) == 2)
+        assert machine.quit("quit -t 30", seconds=25) == 0
+        assert len(starter.said("stopping")) == 2
+        assert starter.said("stopping")[-1]["member"] == _number(starter, first.writer_pid)
+        wait_for("the starter to notice", lambda: starter.said("mpsd_gone"), WAITS_SECONDS)
+        machine.start()
+        second = starter.wait("two members", lambda it: len(it.members) == 2)
+        assert not pids(first) & pids(second)
+        assert starter.end() == 0

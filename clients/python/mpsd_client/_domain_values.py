@@ -79,6 +79,8 @@ class Keeper:
 
 @dataclass(frozen=True, slots=True)
 class Status:
+    """ends_at: when mpsd, which is stopping, ends the work of clients that are still there; None: it waits for them."""
+
     version: str
     pid: int
     uid: int
@@ -100,6 +102,7 @@ class Status:
     keeper: Keeper | None = None
     services: int = 0
     services_unserved: int = 0
+    ends_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ async def status(call: Call[Nothing]) -> Map:
         "state": _state(services),
         "started_at": services.started_at,
         "uptime_seconds": _uptime(services),
+        "ends_at": services.ends_at(),
         "devices": len(services.board.devices),
         "domains": dict(Counter(view.state.value for view in views)),
         "clients": sum(view.clients for view in views),

@@ -173,6 +173,7 @@ class Fakes:
     processes: dict[int, int] = field(default_factory=dict)  # start times
     has_every_process: bool = False  # those of this machine too
     is_stopping: bool = False
+    ends_at: float | None = None
 
     def __post_init__(self) -> None:
         self.domains = FakeDomains(self.board)
@@ -194,6 +195,7 @@ class Fakes:
             faults=self.faults,
             find_process=self.find_process,
             is_stopping=lambda: self.is_stopping,
+            ends_at=lambda: self.ends_at,
             started_at=NOW,
             facts={"backend": "gpu", "mode": "privileged"},
             arenas=self.arenas,

@@ -271,6 +271,9 @@ async def test_health_is_whether_the_next_client_would_be_served(tmp_path: Path)
         assert (told["ok"], told["problems"]) == (False, ["no fault domain takes clients: d1 is fault"])
         house.fakes.is_stopping = True
         assert (await caller.ask("health"))["state"] == "stopping"
+        assert (await caller.ask("status"))["ends_at"] is None
+        house.fakes.ends_at = 1_700_000_020.0
+        assert (await caller.ask("status"))["ends_at"] == 1_700_000_020.0
 
 
 async def test_status_counts(tmp_path: Path) -> None:

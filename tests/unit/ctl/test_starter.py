@@ -20,7 +20,7 @@ from mpsctl.starter.groups import groups, share_out
 from mpsctl.starter.line import Line
 from mpsctl.starter.plan import Make
 from mpsctl.starter.settings import Given, Settings, changes, of_service
-from mpsctl.starter.telling import differences
+from mpsctl.starter.telling import differences, stopping
 from mpsd_client import Client, Disconnected, calls, values
 
 from tests.integration.process import wait_for
@@ -253,3 +253,8 @@ def test_a_promotion_is_told_in_its_parts() -> None:
     assert told.facts["to_pid"] == 587
     (known,) = differences(SERVICE, replace(SERVICE, last=replace(LAST, cause="asked", detect_ms=None, fence_ms=None)))
     assert known.text.endswith(": asked, promoted in 0.9 ms")
+
+
+def test_what_a_quit_means_for_members_is_said() -> None:
+    assert "WAITS FOR THE MEMBERS" in stopping(None, 100.0)
+    assert "in 20 s: the members are ended before" in stopping(120.0, 100.0)

@@ -9,8 +9,9 @@ from mpsd_client import Client, Disconnected, ErrorCode, ProtocolError, Refused,
 
 from mpsctl.session import NoMpsd
 
-_POLL_SECONDS = 20.0  # less than a client waits for an answer
+_POLL_SECONDS = 3.0  # that mpsd is stopping is seen between two
 _AGAIN_SECONDS = 1.0
+_CLOCK_SECONDS = 1.0  # mpsd counts by another clock than it tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,14 @@ class Seen:
     service: values.Service | None
 
 
-News = Here | Gone | Seen
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """mpsd is, and takes nobody new.  ends_at: when it ends whoever is still there; None: it waits for them."""
+
+    ends_at: float | None
+
+
+News = Here | Gone | Seen | Stopping
 
 
 def follow(name: str, connect: Callable[[], Client], tell: Callable[[News], None]) -> None:
@@ -51,7 +59,12 @@ def follow(name: str, connect: Callable[[], Client], tell: Callable[[News], None
 
 def _look(name: str, mpsd: Client, tell: Callable[[News], None]) -> None:
     revision: int | None = None
+    stopping: Stopping | None = None
     while True:
+        status = mpsd.ask(calls.status())
+        if status.state == "stopping" and (stopping is None or _is_sooner(status.ends_at, stopping.ends_at)):
+            stopping = Stopping(status.ends_at)
+            tell(stopping)
         try:
             found = mpsd.ask(calls.service_get(name, revision, _POLL_SECONDS))
         except Refused as exc:
@@ -64,3 +77,7 @@ def _look(name: str, mpsd: Client, tell: Callable[[News], None]) -> None:
             if found.revision != revision:
                 tell(Seen(found))
             revision = found.revision
+
+
+def _is_sooner(at: float | None, before: float | None) -> bool:
+    return at is not None and (before is None or at < before - _CLOCK_SECONDS)

@@ -10,8 +10,7 @@ All of them only put news into one queue.  mpsd may be away: children go on, and
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from queue import Empty, SimpleQueue
@@ -25,7 +24,7 @@ from mpsctl.starter import reservations
 from mpsctl.starter.children import Child, Place
 from mpsctl.starter.crew import Crew, Ended, Muted, Stopped
 from mpsctl.starter.ending import Manner
-from mpsctl.starter.follower import Gone, Here, Seen, follow
+from mpsctl.starter.follower import Gone, Here, Seen, Stopping, follow
 from mpsctl.starter.line import NO_ANSWER, Away, Line
 from mpsctl.starter.plan import (
     SERVING,
@@ -44,9 +43,9 @@ from mpsctl.starter.plan import (
 from mpsctl.starter.restarts import MOST_EARLY, Restarts, ended
 from mpsctl.starter.room import Room
 from mpsctl.starter.settings import Given, Settings, changes, of_service
-from mpsctl.starter.telling import Teller, reservation
+from mpsctl.starter.signals import heard
+from mpsctl.starter.telling import Teller, reservation, stopping
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _TICK_SECONDS = 1.0  # what becomes due by itself is looked for so often
 _SETTLE_SECONDS = 5.0  # after mpsd was away: members join it again
 _AGAIN_SECONDS = 10.0  # after a handover that was refused
@@ -86,6 +85,7 @@ class Starter:
         self._given, self._settings = task.given, task.given.of(Settings())
         self._changed_at = 0  # the revision of the service at which we changed its settings; older ones are no news
         self._here: Here | None = None
+        self._stopping: Stopping | None = None
         self._service: values.Service | None = None
         self._others: tuple[values.Member, ...] = ()
         self._knows_service = self._is_unenforced = False
@@ -99,7 +99,7 @@ class Starter:
     def run(self) -> int:
         """Until told to end, or nothing is left to do.  The exit status."""
         threading.Thread(target=follow, args=(self._name, self._line.connect, self._news.put), daemon=True).start()
-        with _signals(lambda number: self._news.put(_Signal(number))):
+        with heard(lambda number: self._news.put(_Signal(number))):
             while (status := self._is_over()) is None:
                 for deed in plan(self._situation()):
                     self._do(deed)
@@ -131,8 +131,11 @@ class Starter:
                 self._take_here(news)
             case Gone(why):
                 if self._here is not None:
-                    self._teller.tell("mpsd_gone", f"mpsd is away, the members go on: {why}", why=why)
+                    then = "the members go on" if self._crew.children else "members are started when it is back"
+                    self._teller.tell("mpsd_gone", f"mpsd is away, {then}: {why}", why=why)
                 self._here = None
+            case Stopping():
+                self._take_stopping(news)
             case Seen(service):
                 self._see(service)
             case Ended():
@@ -152,7 +155,12 @@ class Starter:
         if self._knows_service and self._here is None:
             self._teller.tell("mpsd_back", "mpsd is back")
             self._settled_at = time.monotonic() + _SETTLE_SECONDS
-        self._here, self._knows_service, self._changed_at = here, False, 0
+        self._here, self._stopping, self._knows_service, self._changed_at = here, None, False, 0
+
+    def _take_stopping(self, of: Stopping) -> None:
+        """A member that is ended by force has lost what it was doing; else it is for people to say when the service ends."""
+        self._stopping = of
+        self._teller.tell("mpsd_stopping", stopping(of.ends_at, time.time()), ends_at=of.ends_at)
 
     def _see(self, service: values.Service | None) -> None:
         before, self._service, self._knows_service = self._service, service, True
@@ -197,7 +205,7 @@ class Starter:
             return
         if self._task.until_done and of.status == 0 and self._has_done_its_work(of.child):
             self._end("the active has done its work")
-        else:
+        elif self._stopping is None:
             self._count(lived, was_ready=of.child.was_ready)
 
     def _has_done_its_work(self, child: Child) -> bool:
@@ -256,14 +264,16 @@ class Starter:
         self._room.look(now)
         own = tuple(child.own() for child in self._crew.children.values())
         stays = own and (wanted == self._impossible or not self._room.may_make_way)
+        is_ending = self._status is not None or (self._stopping is not None and self._stopping.ends_at is not None)
+        may_start = is_known and self._stopping is None and now >= restarts.not_before and not restarts.has_given_up
         return Situation(
             self._settings.standbys,
             self._made if stays else wanted,
             own,
             tuple(Other(each.standing, each.is_writer, each.since_at) for each in self._others),
             self._service.phase if self._service else "",
-            self._status is not None,
-            is_known and now >= restarts.not_before and not restarts.has_given_up,
+            is_ending,
+            may_start,
             self._room.may_surge,
             self._room.may_make_way,
             not is_known or now < self._free_at,
@@ -356,17 +366,3 @@ class Starter:
         except (*NO_ANSWER, Refused) as exc:
             return _HandedOver(str(exc))
         return _HandedOver()
-
-
-@contextmanager
-def _signals(take: Callable[[int], None]) -> Iterator[None]:
-    """What was ignored stays ignored, as by nohup."""
-    before = {each: signal.getsignal(each) for each in _SIGNALS}
-    for each, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(each, lambda number, frame: take(number))
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

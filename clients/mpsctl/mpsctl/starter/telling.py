@@ -89,3 +89,12 @@ def reservation(sm_percent: float | None, memory_bytes: int | None) -> str:
     """Empty where nothing is reserved."""
     parts = [f"{show_percent(sm_percent)} of the SMs" if sm_percent else "", show_size(memory_bytes) if memory_bytes else ""]
     return ", ".join(filter(None, parts))
+
+
+def stopping(ends_at: float | None, now: float) -> str:
+    """What becomes of members when mpsd quits.  ends_at: when it ends them by force; None: it waits for them."""
+    if ends_at is None:
+        what = "mpsd was told to quit, and WAITS FOR THE MEMBERS: they go on, and nobody is started any more"
+        return f"{what}. To end them, end this starter"
+    what = f"mpsd was told to quit, and ends all work on its GPUs in {max(0.0, ends_at - now):.0f} s"
+    return f"{what}: the members are ended before, the active last, and started again when there is an mpsd"
