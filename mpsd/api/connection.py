@@ -105,9 +105,9 @@ class Connection:
 
     async def _answer(self, request: Request, taken: Descriptors) -> None:
         given = Descriptors()
+        carry_out = partial(self._carry_out, request, taken, given)
         try:
-            result = self._greet(request, taken) if request.method == HELLO else await self._call(request, taken, given)
-            await self._send(encode(Response(request.id, None, result)), given)
+            await (self._unless_gone(carry_out) if _may_be_given_up(request) else carry_out())
         except MpsdError as error:
             await self._send(encode(Response(request.id, error_map(error), None)))
             if isinstance(error, ProtocolError):
@@ -117,6 +117,11 @@ class Connection:
         if self._told is not self.subscription:
             self._told = self.subscription
             self._told_changed.set()
+
+    async def _carry_out(self, request: Request, taken: Descriptors, given: Descriptors) -> None:
+        """And answers at once: a standby that waits for this goes on in the same moment."""
+        result = self._greet(request, taken) if request.method == HELLO else await self._call(request, taken, given)
+        await self._send(encode(Response(request.id, None, result)), given)
 
     def _greet(self, request: Request, taken: Descriptors) -> Mapping[str, Any]:
         if taken:
@@ -147,28 +152,21 @@ class Connection:
         if not self.peer.is_operator:
             async with self.turn:  # taking it waits until all others who can go on have done so once
                 pass
-        call = Call(self.services, self.state, self.peer, self, request, taken, given)
-        method = METHODS.get(request.method)
-        if method is None or not method.may_be_given_up or request.params.get("wait_seconds") == 0:
-            return await dispatch(call, self.audit)
-        return await self._unless_gone(partial(dispatch, call, self.audit))
+        return await dispatch(Call(self.services, self.state, self.peer, self, request, taken, given), self.audit)
 
-    async def _unless_gone(self, run: Callable[[], Awaitable[Mapping[str, Any]]]) -> Mapping[str, Any]:
+    async def _unless_gone(self, run: Callable[[], Awaitable[None]]) -> None:
         """Raises BrokenPipeError when the peer hangs up first: nobody waits for it any more."""
-        result: Mapping[str, Any] | None = None
-        refusal: MpsdError | None = None
+        failure: Exception | None = BrokenPipeError("the peer hung up while it waited")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_gone, nursery.cancel_scope)
             try:
-                result = await run()
-            except MpsdError as error:
-                refusal = error
+                await run()
+                failure = None
+            except (MpsdError, OSError, trio.TooSlowError) as exc:  # raised below: out of a nursery it would come as a group
+                failure = exc
             nursery.cancel_scope.cancel()
-        if refusal is not None:
-            raise refusal
-        if result is None:
-            raise BrokenPipeError("the peer hung up while it waited")
-        return result
+        if failure is not None:
+            raise failure
 
     async def _cancel_when_gone(self, scope: trio.CancelScope) -> None:
         await until_gone(self.sock)
@@ -194,8 +192,14 @@ class Connection:
     async def _send(self, data: bytes, given: Descriptors | None = None) -> None:
         """Raises TooSlowError when the peer does not read what it asked for.  The kernel has its own of what is given."""
         with trio.fail_after(self.patience.send_seconds):
-            async with self._sending:
+            try:
+                self._sending.acquire_nowait()  # `async with` would let all others have their turn first
+            except trio.WouldBlock:
+                await self._sending.acquire()
+            try:
                 await send(self.sock, data, given.held if given else ())
+            finally:
+                self._sending.release()
 
     async def _tell_events(self) -> None:
         """What was subscribed to, in the order in which it happened.  A reader may be slow for ever: what waits for it is
@@ -219,3 +223,8 @@ class Connection:
 
     def _who(self) -> Mapping[str, Any]:
         return {"pid": self.peer.pid, "uid": self.peer.uid, "program": self._program}
+
+
+def _may_be_given_up(request: Request) -> bool:
+    method = METHODS.get(request.method)
+    return method is not None and method.may_be_given_up and request.params.get("wait_seconds") != 0

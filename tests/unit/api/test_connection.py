@@ -4,10 +4,12 @@ import array
 import os
 import socket
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgpack
 import pytest
+import trio
+import trio.testing
 from structlog.testing import capture_logs
 
 from mpsd.wire.rpc import MAX_BYTES, Request, Response, encode
@@ -145,6 +147,28 @@ async def test_requests_that_wait_are_answered_in_their_order(tmp_path: Path) ->
             frame = await caller.receive()
             assert isinstance(frame, Response)
             assert frame.id == number
+
+
+async def test_what_was_waited_for_is_answered_in_the_turn_in_which_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby waits like this to be told to serve; each further turn of the loop is one of everybody else's work."""
+    async with open_house(tmp_path) as house:
+        caller, known = await house.call_as(), trio.Event()
+        get = house.fakes.failover.get
+
+        async def get_later(*asked: Any) -> Any:
+            await known.wait()
+            return await get(*asked)
+
+        monkeypatch.setattr(house.fakes.failover, "get", get_later)
+        await caller.send(encode(Request(2, "service.get", {"name": "weights", "after": 1, "wait_seconds": 9.0})))
+        await trio.testing.wait_all_tasks_blocked()
+        known.set()
+        for _ in range(2):  # within a turn the order is nobody's
+            await trio.lowlevel.checkpoint()
+        assert caller.sock.recv(1 << 16)
+        await caller.ask("health")
 
 
 async def test_a_bug_ends_one_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ async def test_an_xid_is_an_event_and_an_observation(following: Following) -> No
         following.add("noise", "NVRM: Xid (PCI:0000:00:06): 43, pid=4711, name=nvidia-cuda-mps")
         following.add("NVRM: Xid (PCI:0000:00:06): 79, pid=1", "NVRM: Xid (PCI:0000:07:00): 45, pid='<unknown>'")
         first, second, third = await following.next(), await following.next(), await following.next()
+        await trio.testing.wait_all_tasks_blocked()
     assert (first.xid, first.domain, first.gpu, first.process) == (43, "default", "GPU-a", None)
     assert (second.xid, second.domain, second.gpu) == (79, "", "GPU-a")
     assert (third.xid, third.domain, third.gpu) == (45, "", "")
@@ -69,6 +70,23 @@ async def test_an_xid_is_an_event_and_an_observation(following: Following) -> No
     facts = {"xid": 43, "device": "PCI:0000:00:06", "pid": 4711, "domain": "default"}
     assert following.events[0] == ("fault.xid", facts)
     assert [facts["domain"] for _, facts in following.events] == ["default", None, None]
+
+
+async def test_whoever_an_xid_concerns_goes_on_before_it_is_told(following: Following) -> None:
+    """A standby is promoted by it, and waits for its answer: logs and events take longer than that."""
+    told_before: list[int] = []
+
+    async def waits() -> None:
+        await following.next()
+        told_before.append(len(following.events))
+
+    for _ in range(8):  # trio lets tasks go on in an order of its own
+        before = len(following.events)
+        async with following.begin(), trio.open_nursery() as nursery:
+            nursery.start_soon(waits)
+            await trio.testing.wait_all_tasks_blocked()
+            following.add("NVRM: Xid (PCI:0000:00:06): 43, pid=4711")
+        assert told_before.pop() == before
 
 
 async def test_a_log_that_is_made_later_is_followed_from_its_beginning(following: Following) -> None:
