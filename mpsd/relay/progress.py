@@ -57,7 +57,7 @@ class Progress:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             size = max(2 * slots, os.fstat(descriptor).st_size)  # an earlier mpsd may have been allowed more
-            os.ftruncate(descriptor, size)
+            os.posix_fallocate(descriptor, 0, size)  # a page that a full disk has no room for would be a SIGBUS
             self._bytes = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)

@@ -1,5 +1,6 @@
 """What the next mpsd can know of a connection: that it is fresh, whole, or torn."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,15 @@ def test_the_next_mpsd_keeps_the_slots_of_the_connections_that_are_left(tmp_path
     second = Progress(tmp_path / "progress", 2)
     assert set(second.resume([*left, 10**12])) == set(left)
     assert second.begin().slot not in left
+
+
+@pytest.mark.parametrize("before", [None, 0, 4096], ids=["no file", "an empty one", "a part of one"])
+def test_a_disk_that_is_full_later_ends_nobody(tmp_path: Path, before: int | None) -> None:
+    """All of the file has its place from the beginning: a store to a page that the disk has no room for is a SIGBUS."""
+    path = tmp_path / "progress"
+    if before is not None:
+        path.touch()
+        os.truncate(path, before)
+    Progress(path, 64 * 1024)
+    assert path.stat().st_size == 128 * 1024
+    assert path.stat().st_blocks * 512 >= 128 * 1024
