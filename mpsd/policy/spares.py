@@ -30,6 +30,9 @@ def plan_spares(domains: Sequence[DomainView], idle: frozenset[str], wanted: int
     coming = [domain for domain in alive if domain.state in (DomainState.STARTING, DomainState.RECYCLING)]
     missing = wanted - len(ready) - len(coming)
     cold = tuple(domain.name for domain in ready[:wanted] if domain.uid is None)
+    dead = sum(domain.state is DomainState.DEAD for domain in alive)
+    if dead > wanted:
+        missing = 0  # where none can start, another cannot either
     create = max(0, min(missing, rules.max_domains - len(alive)))
     return SparePlan(create, cold, _surplus(alive, idle, keep=wanted))
 

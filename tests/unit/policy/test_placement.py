@@ -139,5 +139,12 @@ def test_spares(domains, idle, expected):
     assert plan_spares(domains, frozenset(idle), 1, RULES) == expected
 
 
+@pytest.mark.parametrize(("dead", "wanted", "created"), [(0, 1, 1), (1, 1, 1), (2, 1, 0), (2, 2, 2), (3, 2, 0), (1, 0, 0)])
+def test_where_none_can_start_spares_do_not_take_all_domains(dead, wanted, created):
+    """As on a full disk: each that dies would make another one necessary."""
+    domains = [view("d1", clients=1, uid=0), *(view(f"d{n}", DEAD) for n in range(2, 2 + dead))]
+    assert plan_spares(domains, frozenset(), wanted, Rules(8)) == SparePlan(create=created)
+
+
 def test_no_spare_in_exclusive_mode():
     assert plan_spares([view("d1", clients=1, uid=0)], frozenset(), 1, Rules(3, is_exclusive=True)) == SparePlan()
