@@ -60,8 +60,11 @@ class Claim:
         if not self.state_directory.is_dir():
             raise UnusablePath(f"the state directory {self.state_directory} cannot be used: it is not a directory")
         for directory in (self.state_directory, self.state_directory.parent):
-            if directory.stat().st_uid not in (0, os.geteuid()):
-                raise UnusablePath(f"the state directory {self.state_directory} is in the hands of another user: {directory}")
+            if (owner := directory.stat().st_uid) not in (0, os.geteuid()):
+                raise UnusablePath(
+                    f"the state directory {self.state_directory} cannot be used: {directory} is uid {owner}'s, who could change "
+                    f"what is in it; accepted: uid {os.geteuid()}'s or root's (chown, or another state_directory)"
+                )
         os.chmod(self.state_directory, 0o711)
 
     def _refuse_directories(self) -> None:

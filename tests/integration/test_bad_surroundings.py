@@ -77,7 +77,7 @@ def test_a_state_directory_that_is_a_file(machine: Machine) -> None:
 def test_a_state_directory_of_another_user(machine: Machine) -> None:
     machine.state.mkdir()
     os.chown(machine.state, 1000, 1000)
-    assert "in the hands of another user" in refused(machine)
+    assert f": {machine.state} is uid 1000's, who could change what is in it; accepted: uid 0's" in refused(machine)
 
 
 @pytest.mark.parametrize("name", ["lock", "keeper", "progress", "mpsd.db"])
