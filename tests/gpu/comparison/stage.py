@@ -28,6 +28,7 @@ FULL_TRIALS = 20
 FORGIVING = '[faults]\nquarantine = "off"\ncrash_pause_max = 0.0\n'  # the same program is the culprit in trial after trial
 _DESCRIPTORS = 8192
 _KEPT_LOG_BYTES = 2 << 20
+OTHERS_LOG = "others.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class Stage:
             system.clients.clear()
         for system in self.others:
             system.kill()
+            _keep_log_of(system, self.section)
         self.others.clear()
 
 
@@ -155,7 +157,11 @@ def _variables(options: Options, work: Path) -> Mapping[str, str]:
 
 
 def output_directory() -> Path | None:
-    return Path(os.environ["OUT"]) if os.environ.get("OUT") else None
+    """$OUT, which is there then."""
+    if not os.environ.get("OUT"):
+        return None
+    Path(os.environ["OUT"]).mkdir(parents=True, exist_ok=True)
+    return Path(os.environ["OUT"])
 
 
 def _keep_logs(stage: Stage) -> None:
@@ -168,6 +174,14 @@ def _keep_logs(stage: Stage) -> None:
             log = system.log / name
             if log.exists():
                 (target / f"{system.name}-{name}".replace("mpsd-mpsd", "mpsd")).write_bytes(log.read_bytes()[-_KEPT_LOG_BYTES:])
+
+
+def _keep_log_of(system: System, section: str) -> None:
+    """The tail of mpsd's, of a system that goes with its section; all in one file."""
+    target, log = output_directory(), system.log / "mpsd.log"
+    if target is not None and log.exists():
+        with (target / OTHERS_LOG).open("ab") as out:
+            out.write(f"== {section}: {system.name}\n".encode() + log.read_bytes()[-_KEPT_LOG_BYTES // 4 :])
 
 
 def _raise_descriptor_limit() -> None:

@@ -11,13 +11,14 @@ from mpsd_client import Client as Mpsd
 from mpsd_client import calls
 
 from tests.gpu.comparison import failover, figures, vault
-from tests.gpu.comparison.clients import end_all
+from tests.gpu.comparison.clients import Client, end_all
 from tests.gpu.comparison.sections.failover_count import PROGRAM
 from tests.gpu.comparison.stage import ROOT, Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
 TRIALS = 10
 SERVICE = "resized"
+CHANGE_SECONDS, ENDING_SECONDS = 30.0, 20.0
 SHARES = (20.0, 30.0)  # for a moment there are three members, each with its own
 
 
@@ -29,33 +30,40 @@ def run(stage: Stage) -> None:
     words = ("--steps", str(10**9), "--pace", "0.001", "--every", "1", "--report", str(report))
     member = [str(stage.options.python), str(PROGRAM), *words]
     env = {**system.environment(), "PYTHONPATH": f"{ROOT}/clients/python:{ROOT}/clients/mpsctl"}
-    run = ["service", "run", SERVICE, "--standbys", "1", "--sm", f"{SHARES[0]:g}%", "--json", "--", *member]
+    run = ["service", "run", SERVICE, "--standbys", "1", "--sm", f"{SHARES[0]:g}%", "--", *member]
     starter = system.spawn([str(stage.options.python), "-m", "mpsctl", *run], env)
     gaps: list[float] = []
     handovers: list[float] = []
+    wanted = stage.trials(TRIALS)
     try:
-        _wait(system, SHARES[0])
-        for number in range(stage.trials(TRIALS)):
+        _wait(system, starter, SHARES[0])
+        for number in range(wanted):
             share = SHARES[(number + 1) % 2]
             _mpsctl(stage, env, "service", "change", SERVICE, "--sm", f"{share:g}%")
-            last = _wait(system, share)
+            last = _wait(system, starter, share)
             handovers.append(float(last.promote_ms or 0.0) + float(last.fence_ms or 0.0))
             gaps.append(_gap_ms(report, int(last.generation)))
     finally:
-        end_all([starter], 20.0)
+        _report(stage, wanted, handovers, gaps)
+        end_all([starter], ENDING_SECONDS)
+    vault.remove(system, SERVICE)
+    system.quit()
+
+
+def _report(stage: Stage, wanted: int, handovers: list[float], gaps: list[float]) -> None:
     stage.keep("handovers, ms", handovers)
     stage.keep("longest time between two steps, ms", gaps)
     stage.add(
         "the share of a running service is changed: the handover, as mpsd has it",
         mpsd=f"{figures.ms(figures.median(handovers))} (worst {figures.ms(max(handovers, default=None))})",
-        remark=f"{len(handovers)} changes between {SHARES[0]:g} and {SHARES[1]:g} % of the SMs",
+        goal=figures.of(wanted, wanted),
+        met=len(handovers) == wanted,
+        remark=f"{figures.of(len(handovers), wanted)} changes between {SHARES[0]:g} and {SHARES[1]:g} % of the SMs",
     )
     stage.add(
         "the same, the time between the last step of the one and the first of the other",
         mpsd=f"{figures.ms(figures.median(gaps))} (worst {figures.ms(max(gaps, default=None))})",
     )
-    vault.remove(system, SERVICE)
-    system.quit()
 
 
 def _mpsctl(stage: Stage, env: dict[str, str], *words: str) -> None:
@@ -65,10 +73,10 @@ def _mpsctl(stage: Stage, env: dict[str, str], *words: str) -> None:
         raise SystemFailed(f"mpsctl {' '.join(words)}: {done.stderr.strip()[-200:]}")
 
 
-def _wait(system: System, share: float) -> Any:
+def _wait(system: System, starter: Client, share: float) -> Any:
     """Until the active and a standby have this share; the last promotion."""
-    deadline = time.monotonic() + failover.SERVING_SECONDS
-    while time.monotonic() < deadline:
+    deadline = time.monotonic() + CHANGE_SECONDS
+    while time.monotonic() < deadline and starter.is_running:
         with Mpsd(system.pipe / "mpsd.sock", program="compare") as mpsd:
             found = [each for each in mpsd.pages(calls.service_list()) if each.name == SERVICE]
             leases = {each.pid: each.sm_percent for each in mpsd.pages(calls.client_list())}
@@ -77,7 +85,8 @@ def _wait(system: System, share: float) -> Any:
             if len(shares) == 2 and all(each == share for each in shares):
                 return found[0].last
         time.sleep(0.05)
-    raise SystemFailed(f"the service has not come to {share:g} %")
+    words = " ".join(starter.other[-8:])
+    raise SystemFailed(f"the service has not come to {share:g} %: the starter: {starter.fate} {words}"[:600])
 
 
 def _gap_ms(report: Path, generation: int) -> float:

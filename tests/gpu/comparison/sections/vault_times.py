@@ -17,6 +17,8 @@ RELOADS = 1
 MOST_FILE = 8  # GiB
 CHUNK = 64 << 20
 ARENA = "times"
+ADOPTED_MS = {64: 5.0}  # the most, of so many GiB in one allocation
+MOST_RATIO = 2.0  # of many allocations, each held by mpsd, to plain ones that can be used
 SIMULATED_COUNT = 40  # the simulator knows some thousand blocks, and is no measure
 
 
@@ -48,6 +50,8 @@ def run(stage: Stage) -> None:
                 _trial(stage, found)
                 vault.wait_until_free(stage.mpsd, found.each * found.count)
             _report(stage, found, "" if size <= free else f", all that is free of {vault.size_text(stage, size)}", reloads)
+            if size <= free and not stage.options.is_simulated:
+                _judge(stage, found)
 
 
 def _shape(stage: Stage, size: int, wanted: int) -> Found:
@@ -130,6 +134,20 @@ def _report(stage: Stage, found: Found, remark: str, reloads: dict[str, float]) 
         met=all(event["wrong"] == 0 and event["is_whole"] and event["count"] == found.count for event in found.adopted),
         remark="reading again: scaled from a file's size; ratio: to the faster",
     )
+
+
+def _judge(stage: Stage, found: Found) -> None:
+    """What was promised of times."""
+    what = f"{vault.size_text(stage, found.each * found.count)} in {found.count}"
+    adopted, most = figures.median(found.ms("adopted", "open_ms")), ADOPTED_MS.get(found.each // vault.unit(stage))
+    if found.count == 1 and most is not None:
+        goal = f"<= {most:.0f} ms"
+        stage.add(f"{what}: adopt, median", mpsd=figures.ms(adopted), goal=goal, met=adopted is not None and adopted <= most)
+    if found.count == max(COUNTS):
+        ratio = figures.ratio(found.ms("wrote", "hold_ms"), found.ms("vmm", "alloc_ms"))
+        is_met = ratio is not None and ratio <= MOST_RATIO
+        goal = f"<= {MOST_RATIO:.0f}"
+        stage.add(f"{what}: held, to create, map and access", ratio=figures.times(ratio), goal=goal, met=is_met)
 
 
 def _ms(values: list[float]) -> str:
