@@ -50,12 +50,14 @@ class Instruction:
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
     """What its owner wants.  standbys: besides the active.  sm_percent, memory_bytes: what the starter reserves for each
-    member; None: nothing.  heartbeat_seconds: an active whose forward state stands still for so long is silent; 0: never."""
+    member; None: nothing.  heartbeat_seconds: an active whose forward state stands still for so long is silent; 0: never.
+    until_done: nobody follows an active that stops of its own accord; mpsd forgets that when it ends."""
 
     standbys: int = 1
     sm_percent: float | None = None
     memory_bytes: int | None = None
     heartbeat_seconds: float = 0.0
+    until_done: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,9 +142,14 @@ class Desk:
         return bool(entry.service.members) or (entry.is_stored and trio.current_time() < self._grace_until)
 
     def change(self, entry: Entry, settings: ServiceSettings) -> None:
-        self._store.save(entry.arena.id, settings)
-        entry.settings, entry.is_stored = settings, True
-        self._show(entry)
+        old = entry.settings
+        if entry.is_stored or settings == old or settings != replace(old, until_done=settings.until_done):
+            self._store.save(entry.arena.id, settings)
+            entry.is_stored = True
+        entry.settings = settings
+        if settings.until_done != old.until_done:
+            entry.service = replace(entry.service, until_done=settings.until_done, is_done=False)
+        self.tell(entry, Elapsed())
 
     def views(self) -> Iterator[ServiceView]:
         return (view(self.entries[arena_id]) for arena_id in sorted(self.entries))

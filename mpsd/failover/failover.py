@@ -21,6 +21,7 @@ from mpsd.policy.succession_words import (
     Elapsed,
     Ended,
     Failed,
+    Finished,
     Joined,
     Phase,
     Promoted,
@@ -132,6 +133,7 @@ class Failover:
         """Said again, also to another mpsd, it changes nothing."""
         entry, seat = self._seat(arena_id, process)
         if entry.arena.writer == process or generation > entry.arena.generation:
+            self._desk.tell(entry, Finished(process))  # refused where it was asked to
             self._desk.vault.step_down(arena_id, generation, process)
         return seat.told
 
@@ -146,6 +148,7 @@ class Failover:
         """Whoever writes has stopped."""
         entry, _ = self._seat(arena_id, process)
         if entry.service.writer == process and entry.arena.writer == process:
+            self._desk.tell(entry, Finished(process))
             self._desk.vault.step_down(arena_id, entry.arena.generation, process)
         entry.seats.pop(process, None)
         self._desk.tell(entry, Ended(process))

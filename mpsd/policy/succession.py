@@ -27,6 +27,9 @@ service whose processes die of their work waits, rather than spoil every standby
 that was asked for count only if they fail; one that the vault could not keep is none, and is tried again.  Nobody is started
 here.
 
+Where the work has an end (`until_done`), who serves and stops of its own accord has come to it: nobody is promoted then, unless
+somebody joins after that.  Whoever is fenced has not.
+
 Values in, decisions out; no clock: `at` is in seconds of any that does not go back.  The words are in succession_words.py.
 """
 
@@ -45,6 +48,7 @@ from mpsd.policy.succession_words import (
     Faulted,
     Fence,
     Fenced,
+    Finished,
     Held,
     Joined,
     Keep,
@@ -103,6 +107,8 @@ def why_nobody(service: Service) -> str:
     """Serves: it is idle."""
     if service.holder is not None:
         return f"pid {service.holder.pid} writes the arena, and is no member"
+    if service.is_done:
+        return "its work is done"
     if not service.members:
         return "no process is left"
     if successor(service) is None:
@@ -125,7 +131,7 @@ def _note(service: Service, event: Event, at: float, limits: Limits) -> Service 
                 return Refuse(f"{process.pid} is a member already")
             if len(service.members) >= MOST_MEMBERS:
                 return Refuse(f"a service has up to {MOST_MEMBERS} members")
-            return _with_new(service, Member(process, domain, rank))
+            return _with_new(replace(service, is_done=False), Member(process, domain, rank))
         case Placed(process, domain):
             member = service.member(process)
             return _with(service, replace(member, domain=domain)) if member else Refuse(f"{process.pid} is no member")
@@ -150,6 +156,9 @@ def _note(service: Service, event: Event, at: float, limits: Limits) -> Service 
             if process != service.writer:
                 return Refuse(f"{process.pid} is not the one that writes")
             return service
+        case Finished(process):
+            is_end = service.until_done and service.phase is Phase.SERVING and process == service.writer
+            return replace(service, is_done=True) if is_end else Refuse(f"{process.pid} does not end the work of the service")
         case Postponed(process):
             is_begun = service.phase is Phase.PROMOTING and process == service.writer
             return service if is_begun else Refuse(f"{process.pid} was not told to begin")
@@ -253,7 +262,8 @@ def _released(service: Service, writer: ProcessId) -> Service:
         service = _without(service, writer)
     elif member is not None and member.standing is not Standing.FAULTED:
         service = _with(service, replace(member, standing=Standing.WARMING))
-    return replace(service, phase=Phase.IDLE, writer=None, deadline=None, is_lost=not is_asked)
+    is_done = service.is_done and service.phase is Phase.SERVING
+    return replace(service, phase=Phase.IDLE, writer=None, deadline=None, is_lost=not is_asked, is_done=is_done)
 
 
 def _uncounted(service: Service) -> Service:
@@ -262,7 +272,8 @@ def _uncounted(service: Service) -> Service:
 
 
 def _promoted_next(service: Service, at: float, limits: Limits) -> tuple[Service, Decision | None]:
-    next_, when = successor(service) if service.holder is None else None, may_promote_at(service, at, limits)
+    may_serve = service.holder is None and not service.is_done
+    next_, when = successor(service) if may_serve else None, may_promote_at(service, at, limits)
     if next_ is None or when > at:
         return replace(service, deadline=None if next_ is None or when == float("inf") else when), None
     recent = tuple(each for each in service.promotions if each > at - limits.window_seconds)

@@ -56,7 +56,8 @@ class Service:
     member any more.  holder: who writes the arena, and is none of the service's: it is waited for.  wish: who shall be next.
     is_lost: the one before was, so that the promotion to come, or under way, counts.  promotions: when those were that count.
     promoted_at: when the last one was, of all.  not_before: until then others may be heard of who come first.  retry_at: the
-    vault could not promote anybody, and is asked again then.  deadline: when Elapsed is wanted."""
+    vault could not promote anybody, and is asked again then.  deadline: when Elapsed is wanted.  until_done: who serves and stops
+    of its own accord has done the work.  is_done: one has, and nobody has joined since."""
 
     phase: Phase = Phase.IDLE
     members: tuple[Member, ...] = ()
@@ -69,6 +70,8 @@ class Service:
     not_before: float = -inf
     retry_at: float = -inf
     deadline: float | None = None
+    until_done: bool = False
+    is_done: bool = False
 
     def member(self, process: ProcessId | None) -> Member | None:
         return next((each for each in self.members if each.process == process), None)
@@ -162,11 +165,21 @@ class Postponed:
 
 
 @dataclass(frozen=True, slots=True)
+class Finished:
+    """It lets go of the arena of its own accord, and will be Fenced: nobody has asked it to."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
 class Elapsed:
     """The deadline has come."""
 
 
-Event = Joined | Placed | Held | Ready | Faulted | Ended | Silent | Asked | Fenced | Promoted | Failed | Postponed | Elapsed
+Event = (
+    Joined | Placed | Held | Ready | Faulted | Ended | Silent | Asked | Fenced | Promoted | Failed | Postponed | Finished
+    | Elapsed
+)  # fmt: skip
 
 # -- what to do --------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mpsd.policy.succession_words import MOST_RANK
 from mpsd.wire.messages import ID, PATIENCE, PID
-from mpsd.wire.params import maybe, number, or_zero, param, text, whole, word
+from mpsd.wire.params import boolean, maybe, number, or_zero, param, text, whole, word
 
 MOST_STANDBYS = 8
 _NAME = word(1, 128)
@@ -72,6 +72,7 @@ class ChangeService:
     sm_percent: float | None = param(maybe(number(0, 100)), None)
     memory_bytes: int | None = param(maybe(whole(0, 2**50)), None)
     heartbeat_seconds: float | None = param(maybe(_HEARTBEAT), None)
+    until_done: bool | None = param(maybe(boolean()), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,12 +159,14 @@ def test_the_starter_waits_for_mpsd(machine: Machine) -> None:
 
 
 def test_all_ends_when_the_work_is_done(machine: Machine) -> None:
-    """And that was by the active of its own accord, with status 0; nobody is started again."""
+    """And that was by the active of its own accord, with status 0; nobody is started again, and nobody else serves."""
     machine.start()
     command = [sys.executable, str(EXAMPLE), "--service", "count", "--steps", "60", "--pace", "0.05"]
     with begun(machine, "--until-done", command=command) as starter:
         assert starter.process.wait(END_SECONDS) == 0
         assert len(starter.said("started")) == 2
+        serving = [path.name for path in starter.logs.iterdir() if '"event": "promoted"' in path.read_text()]
+        assert len(serving) == 1
 
 
 def test_without_root_it_says_that_nothing_is_enforced(strangers: Machine) -> None:

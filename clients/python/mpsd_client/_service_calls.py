@@ -68,11 +68,12 @@ def service_change(
     sm_percent: float | None = None,
     memory_bytes: int | None = None,
     heartbeat_seconds: float | None = None,
+    until_done: bool | None = None,
 ) -> Call[values.Service]:
     """What is None stays; 0 takes a reservation away."""
     return make_call(
         "service.change", values.Service, name=name, standbys=standbys, sm_percent=sm_percent, memory_bytes=memory_bytes,
-        heartbeat_seconds=heartbeat_seconds,
+        heartbeat_seconds=heartbeat_seconds, until_done=until_done,
     )  # fmt: skip
 
 

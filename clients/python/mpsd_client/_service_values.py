@@ -32,12 +32,14 @@ class Instruction:
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
     """standbys: besides the active.  sm_percent, memory_bytes: what its starter reserves for each member; None: nothing.
-    heartbeat_seconds: an active whose forward state stands still for so long is silent; 0: never."""
+    heartbeat_seconds: an active whose forward state stands still for so long is silent; 0: never.  until_done: nobody follows
+    an active that stops of its own accord."""
 
     standbys: int
     sm_percent: float | None
     memory_bytes: int | None
     heartbeat_seconds: float
+    until_done: bool = False
 
 
 @dataclass(frozen=True, slots=True)

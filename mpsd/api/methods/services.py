@@ -130,5 +130,6 @@ async def change(call: Call[ChangeService]) -> Map:
         sm_percent=old.sm_percent if ask.sm_percent is None else ask.sm_percent or None,
         memory_bytes=old.memory_bytes if ask.memory_bytes is None else ask.memory_bytes or None,
         heartbeat_seconds=old.heartbeat_seconds if ask.heartbeat_seconds is None else ask.heartbeat_seconds,
+        until_done=old.until_done if ask.until_done is None else ask.until_done,
     )
     return service_results.service(failover.change(arena.id, wanted))

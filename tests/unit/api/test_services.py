@@ -52,11 +52,11 @@ async def test_what_is_nil_stays_and_0_takes_away(tmp_path: Path) -> None:
         caller = await house.call_as(OWNER)
         changed = await caller.ask("service.change", name="weights", standbys=2, sm_percent=30, memory_bytes=1 << 30)
         assert changed["settings"] == {
-            "standbys": 2, "sm_percent": 30.0, "memory_bytes": 1 << 30, "heartbeat_seconds": 0.0,
+            "standbys": 2, "sm_percent": 30.0, "memory_bytes": 1 << 30, "heartbeat_seconds": 0.0, "until_done": False,
         }  # fmt: skip
-        changed = await caller.ask("service.change", name="weights", sm_percent=0, heartbeat_seconds=1.5)
+        changed = await caller.ask("service.change", name="weights", sm_percent=0, heartbeat_seconds=1.5, until_done=True)
         assert changed["settings"] == {
-            "standbys": 2, "sm_percent": None, "memory_bytes": 1 << 30, "heartbeat_seconds": 1.5,
+            "standbys": 2, "sm_percent": None, "memory_bytes": 1 << 30, "heartbeat_seconds": 1.5, "until_done": True,
         }  # fmt: skip
 
 

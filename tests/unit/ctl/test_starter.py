@@ -212,6 +212,9 @@ def test_the_command_line_comes_first_and_then_the_service() -> None:
     assert given.of(Settings()) == Settings(0, None, 5)
     assert changes(given, theirs) == {"standbys": 0, "memory_bytes": 5}
     assert changes(Given(standbys=2), theirs) == {}
+    assert Given(until_done=True).of(Settings()) == Settings()
+    assert changes(Given(until_done=True), theirs) == {"until_done": True}
+    assert changes(Given(until_done=False), theirs) == {}
 
 
 SERVICE = values.Service(

@@ -7,7 +7,7 @@ from trio.testing import MockClock
 
 from mpsd.errors import KeeperFailed, Stopping, UnusablePath
 from mpsd.policy.succession_words import Phase
-from mpsd.service import Cause, Order
+from mpsd.service import Cause, Order, ServiceSettings
 
 
 async def test_too_many_promotions_in_a_row_wait(room, autojump_clock: MockClock):
@@ -58,3 +58,61 @@ async def test_what_the_vault_cannot_keep_costs_no_standby(room, autojump_clock:
         assert (room.order(second), room.order(third)) == ("serve", "standby")
         room.serving(second)
         assert (room.view().last.cause, room.view().last.from_pid, room.ended) == (Cause.ENDED, first.pid, [])
+
+
+@pytest.mark.parametrize("way", ["yielded", "leave"])
+async def test_nobody_follows_one_that_has_done_the_work(room, autojump_clock: MockClock, way: str):
+    """Until somebody joins: it was not done, or there is more."""
+    async with room.mpsd():
+        first, second = await room.serves("a"), await room.member("b")
+        room.failover.change(1, ServiceSettings(until_done=True))
+        _stop(room, way, first)
+        await trio.sleep(5)
+        assert (room.phase, room.order(second)) == (Phase.IDLE, "standby")
+        assert room.view().protection == "nobody serves: its work is done"
+        await room.member("c", is_ready=False)
+        assert room.order(second) == "serve"
+
+
+@pytest.mark.parametrize("way", ["yielded", "leave"])
+async def test_without_an_end_whoever_stops_is_followed(room, autojump_clock: MockClock, way: str):
+    async with room.mpsd():
+        first, second = await room.serves("a"), await room.member("b")
+        room.failover.change(1, ServiceSettings(until_done=True))
+        room.failover.change(1, ServiceSettings())
+        _stop(room, way, first)
+        assert room.order(second) == "serve"
+
+
+def _stop(room, way: str, process):
+    if way == "leave":
+        room.failover.leave(1, process)
+    else:
+        room.failover.yielded(1, room.vault.made[1].generation, process)
+
+
+async def test_that_the_work_is_done_can_be_taken_back(room, autojump_clock: MockClock):
+    async with room.mpsd():
+        first, second = await room.serves("a"), await room.member("b")
+        room.failover.change(1, ServiceSettings(until_done=True))
+        room.failover.leave(1, first)
+        room.failover.change(1, ServiceSettings())
+        assert room.order(second) == "serve"
+
+
+@pytest.mark.parametrize("end", ["fault", "end", "handover"])
+async def test_until_the_work_is_done_others_take_over_as_ever(room, autojump_clock: MockClock, end: str):
+    async with room.mpsd():
+        first, second = await room.serves("a"), await room.member("b")
+        room.failover.change(1, ServiceSettings(until_done=True))
+        if end == "handover":
+            with trio.move_on_after(0):
+                await room.failover.handover(1, second.pid, 0)
+            room.failover.yielded(1, 1, first)
+        elif end == "fault":
+            room.failover.failed(1, first, "it could not go on")
+            room.vault.fenced(first)
+        else:
+            await room.die(first)
+            room.vault.fenced(first)
+        assert room.order(second) == "serve"

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -156,6 +156,7 @@ class Starter:
             self._teller.tell("mpsd_back", "mpsd is back")
             self._settled_at = time.monotonic() + _SETTLE_SECONDS
         self._here, self._stopping, self._knows_service, self._changed_at = here, None, False, 0
+        self._given = replace(self._given, until_done=self._task.until_done)  # an mpsd forgets that
 
     def _take_stopping(self, of: Stopping) -> None:
         """A member that is ended by force has lost what it was doing; else it is for people to say when the service ends."""
@@ -168,7 +169,7 @@ class Starter:
             self._teller.tell_differences(before, service)
         if service is None:
             if before is not None:  # another arena of this name begins with what this one had
-                self._given = Given(self._settings.standbys, self._settings.sm_percent, self._settings.memory_bytes)
+                self._given = Given(**asdict(self._settings), until_done=self._task.until_done)
             self._others = self._crew.see((), is_same_namespace=True)
             return
         self._take_settings(service)

@@ -1,6 +1,6 @@
 """What is wanted: what the command line says, until the service has been told; then what the service says.  Pure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mpsd_client import values
@@ -20,14 +20,14 @@ class Given:
     standbys: int | None = None
     sm_percent: float | None = None
     memory_bytes: int | None = None
+    until_done: bool | None = None
 
     def of(self, settings: Settings) -> Settings:
         """These, where it says nothing else."""
-        return replace(settings, **self.said())
+        return replace(settings, **{name: value for name, value in self.said().items() if hasattr(settings, name)})
 
     def said(self) -> dict[str, Any]:
-        known = {"standbys": self.standbys, "sm_percent": self.sm_percent, "memory_bytes": self.memory_bytes}
-        return {name: value for name, value in known.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def of_service(found: values.ServiceSettings) -> Settings:
