@@ -16,6 +16,18 @@ Event = dict[str, Any]
 ERROR = "error"
 
 
+def gist(lines: Sequence[str]) -> str:
+    """Of what a program printed: how its tracebacks end, whatever PyTorch adds behind them; without any, its last lines."""
+    found, is_within = [], False
+    for line in lines:
+        if line.startswith("Traceback (most recent"):
+            is_within = True
+        elif is_within and line and not line[0].isspace():
+            found.append(line)
+            is_within = False
+    return "; ".join(dict.fromkeys(found)) or " ".join(lines[-3:])
+
+
 class Client:
     """Guards the list of events, which a thread of its own fills.  has_input: it can be told something (`tell`)."""
 
@@ -91,6 +103,11 @@ class Client:
         except BrokenPipeError:
             pass
 
+    def release(self) -> None:
+        """Its standard input ends: a program that waits at its gate goes on."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
     def wait_for_line(self, beginning: str, seconds: float) -> str | None:
         """The first line that is no event and begins so; None as `wait_for` has it."""
         deadline = time.monotonic() + seconds
@@ -118,7 +135,13 @@ class Client:
         status = self.process.returncode
         if not status:
             return "done"
-        return f"signal {-status}" if status < 0 else f"status {status} {' '.join(self.other)[:60]}".strip()
+        return f"signal {-status}" if status < 0 else f"status {status} {gist(self.other)[:160]}".strip()
+
+    @property
+    def trouble(self) -> str:
+        """`fate`, and what it printed."""
+        words = gist(self.other)[:160]
+        return self.fate if words in self.fate else f"{self.fate}: {words}"
 
     # -- its end -----------------------------------------------------------------------------------------------------
 

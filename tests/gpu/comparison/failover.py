@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,15 +22,16 @@ from mpsd_client._values import Service as ServiceView
 from tests.gpu.comparison import figures, trials, vault
 from tests.gpu.comparison.clients import Client, end_all
 from tests.gpu.comparison.listener import Listener
-from tests.gpu.comparison.sections.vault_survival import server_of
 from tests.gpu.comparison.stage import ROOT, Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
 FAULTING = ROOT / "tests/gpu/fault_on_signal.py"
-MOST_STARTS = 12  # until a service is complete; else its members die as they come
+MOST_STARTS = 12  # until a service is complete
+MOST_STILLBORN = 4  # members in a row that ended before they stood by: others would as well
 SERVING_SECONDS = 60.0  # until a member serves, or waits to: PyTorch takes ten of them
-FAILOVER_SECONDS = 30.0
+FAILOVER_SECONDS = 15.0
 DEATH_SECONDS = 10.0
+MOST_FAILED = 2  # of a way, in a row; then it is not tried again
 
 TRAP_BESIDE = "a co-runner's trap"
 TRAP_OWN = "its own trap"
@@ -55,7 +56,7 @@ class Failover:
     """What one disturbance came to, in milliseconds; None: not known.  total: from the fault to the end of the first useful
     step.  told: from the fault until the standby knew.  step: from there to the end of its first useful step.  after_xid: from
     when the driver or the vendor's server told of the fault: of a memory fault, when the GPU has recovered.  lost, repeated:
-    steps.  why: it failed to be."""
+    steps.  starting: members that were on their way meanwhile, and may have held it up.  why: it failed to be."""
 
     way: str
     total: float | None = None
@@ -67,6 +68,7 @@ class Failover:
     after_xid: float | None = None
     lost: int = 0
     repeated: int = 0
+    starting: int = 0
     is_same: bool = False
     why: str = ""
 
@@ -86,16 +88,21 @@ Check = Callable[[Client, Client], Outcome]  # of the old active and of the new 
 
 @dataclass(slots=True)
 class Crew:
-    """Guards that a service has one active and a standby, started anew where they are missing.  start: a member, which says
-    "standby" when it is warm and "promoted" when it serves.  wanted: members; more than two where a start takes long."""
+    """Guards that a service has one active and a standby.  start: a member, which says "standby" when it is warm and "promoted"
+    when it serves.  wanted: members.  fewest: with less, all that are missing are started; None: wanted.  calm: seconds that
+    `settle` waits for those that are on their way, since what they do on the GPU takes time from others."""
 
     stage: Stage
     system: System
     service: str
     start: Callable[[], Client]
     wanted: int = 2
+    fewest: int | None = None
+    calm: float = 0.0
     members: list[Client] = field(default_factory=list)
     starts: int = 0
+    stillborn: int = 0
+    last_words: str = ""  # of the last member that ended
 
     def active(self) -> Client | None:
         """The one that was promoted last, if it lives."""
@@ -105,23 +112,34 @@ class Crew:
 
     def settle(self) -> Client:
         """The active, when a standby is warm, if one is wanted.  Raises SystemFailed."""
-        deadline, most = time.monotonic() + SERVING_SECONDS, self.starts + MOST_STARTS
-        while time.monotonic() < deadline and self.starts < most:
+        deadline, most, calm_at = time.monotonic() + SERVING_SECONDS, self.starts + MOST_STARTS, 0.0
+        while time.monotonic() < deadline and self.starts < most and self.stillborn < MOST_STILLBORN:
             self.fill()
             active = self.active()
             if active is not None and (self.wanted < 2 or self._is_protected()):
-                return active
+                calm_at = calm_at or time.monotonic() + self.calm
+                if time.monotonic() >= calm_at or not self.starting():
+                    self.stillborn = 0
+                    return active
             time.sleep(0.02)
-        raise SystemFailed(f"no active with a standby, after {self.starts} starts: {self._words()}"[:300])
+        raise SystemFailed(f"no active with a standby, after {self.starts} starts: {self._words()}"[:400])
 
     def fill(self) -> None:
         """Starts who is missing, and waits for nobody."""
         for client in [each for each in self.members if not each.is_running]:
-            self.stage.say(f"pid {client.pid}: {client.fate} {' '.join(client.other[-2:])}"[:200])
+            self.last_words = f"pid {client.pid}: {client.trouble}"[:200]
+            self.stage.say(self.last_words)
+            self.stillborn = 0 if client.events("standby") else self.stillborn + 1
             self._forget(client)
-        while len(self.members) < self.wanted:
-            self.members.append(self.start())
-            self.starts += 1
+        if len(self.members) < (self.wanted if self.fewest is None else min(self.fewest, self.wanted)):
+            for _ in range(self.wanted - len(self.members)):
+                self.members.append(self.start())
+                self.starts += 1
+
+    def starting(self) -> int:
+        """Members that neither serve nor are ready to."""
+        there = {each.pid for each in self.view().members if each.standing == "ready" or each.is_writer}
+        return sum(each.is_running and each.pid not in there for each in self.members)
 
     def _is_protected(self) -> bool:
         service = self.view()
@@ -136,7 +154,7 @@ class Crew:
                 if each is not before and any(said["monotonic_ns"] >= since_ns for said in each.events("promoted")):
                     return each
             time.sleep(0.002)
-        raise SystemFailed(f"nobody took over: {[each.fate for each in self.members]} {self._words()}"[:300])
+        raise SystemFailed(f"nobody took over: {self._words()}"[:400])
 
     def view(self) -> ServiceView:
         with Mpsd(self.system.pipe / "mpsd.sock", program="compare") as mpsd:
@@ -159,7 +177,13 @@ class Crew:
             self.system.clients.remove(client)
 
     def _words(self) -> str:
-        return "; ".join(" ".join(each.other[-2:]) for each in self.members)
+        """Of mpsd, of each member, of the last one that ended."""
+        try:
+            found = self.view()
+            words = [f"{found.phase} {found.protection}".strip()]
+        except (MpsdError, OSError) as error:
+            words = [str(error)]
+        return "; ".join([*words, *(each.trouble for each in self.members), self.last_words])
 
 
 @contextmanager
@@ -171,17 +195,22 @@ def heard(system: System) -> Iterator[Listener]:
         listener.close()
 
 
-def disturb(crew: Crew, way: str, check: Check, before: Callable[[], None]) -> Failover:
-    """One trial.  before: called when the crew is complete."""
-    active = crew.settle()
-    before()
-    with heard(crew.system) as listener:
-        since_ns = time.monotonic_ns()
-        began_ns, culprit = _strike(crew, way, active)
-        standby = crew.successor(active, since_ns)
-        promoted, first = standby.events("promoted")[-1], vault.said(standby, "first_step", FAILOVER_SECONDS)
-        facts = _promotion(listener, standby.pid)
-    _put_away(active, way, culprit)
+def disturb(crew: Crew, way: str, check: Check, before: Callable[[], None], active: Client) -> Failover:
+    """One trial.  before: called when the crew is complete, and who shall fault is ready to."""
+    culprit = _beside(crew, active, _BESIDE[way]) if way in _BESIDE else None
+    try:
+        before()
+        starting = crew.starting()
+        with heard(crew.system) as listener:
+            since_ns = time.monotonic_ns()
+            began_ns = _strike(crew, way, active, culprit)
+            standby = crew.successor(active, since_ns)
+            promoted, first = standby.events("promoted")[-1], vault.said(standby, "first_step", FAILOVER_SECONDS)
+            facts = _promotion(listener, standby.pid)
+        _put_away(active, way)
+    finally:
+        if culprit is not None:
+            end_all([culprit])
     crew.fill()
     outcome = check(active, standby)
     told_ns, step_ns = int(promoted["told_ns"]), int(first["monotonic_ns"])
@@ -196,43 +225,46 @@ def disturb(crew: Crew, way: str, check: Check, before: Callable[[], None]) -> F
         after_xid=_since_xid(crew.system, began_ns, step_ns),
         lost=outcome.lost,
         repeated=outcome.repeated,
+        starting=starting,
         is_same=outcome.is_same,
     )
 
 
-def _strike(crew: Crew, way: str, active: Client) -> tuple[int, Client | None]:
-    """When it was, and who did it where that is somebody else."""
-    if way in _BESIDE:
-        culprit = _beside(crew, active, _BESIDE[way])
-        return int(vault.said(culprit, "fault")["monotonic_ns"]), culprit
+def _strike(crew: Crew, way: str, active: Client, culprit: Client | None) -> int:
+    """When it was."""
+    if culprit is not None:
+        culprit.release()
+        return int(vault.said(culprit, "fault", FAILOVER_SECONDS)["monotonic_ns"])
     if way in _OWN:
         active.signal(_OWN[way])
-        return int(vault.said(active, "fault")["monotonic_ns"]), None
+        return int(vault.said(active, "fault", FAILOVER_SECONDS)["monotonic_ns"])
     if way == HANDED_OVER:
         began_ns = time.monotonic_ns()
         with Mpsd(crew.system.pipe / "mpsd.sock", program="compare", timeout_seconds=FAILOVER_SECONDS + 5) as mpsd:
             mpsd.ask(calls.service_handover(crew.service, wait_seconds=FAILOVER_SECONDS))
-        return began_ns, None
-    server = server_of(crew.system, active) if way == DESERTED else 0
+        return began_ns
+    server = trials.server_of(crew.system, active) if way == DESERTED else 0
     began_ns = time.monotonic_ns()
     if way == DESERTED:
         os.kill(server, signal.SIGKILL)
     else:
         active.signal(signal.SIGSTOP if way == STOPPED else signal.SIGKILL)
-    return began_ns, None
+    return began_ns
 
 
 def _beside(crew: Crew, active: Client, mode: str) -> Client:
-    """A client that faults in the active's domain, whichever that is by now."""
+    """A client in the active's domain, whichever that is by now, that faults when its input ends: the time that its start takes
+    is not the load's."""
     try:
         with Mpsd(crew.system.pipe / "mpsd.sock", program="compare") as mpsd:
             mpsd.ask(calls.client_move(active.pid, crew.domain_of(active)))  # where the next one like it is placed
     except MpsdError as error:
         raise SystemFailed(f"the co-runner could not be placed: {error}") from None
-    culprit = trials.started(crew.system, "faulter", mode, "--after", "0.3", "--linger", "0.2")
+    culprit = trials.started(crew.system, "faulter", mode, "--gate", "--linger", "0.2", has_input=True)
     with Mpsd(crew.system.pipe / "mpsd.sock", program="compare") as mpsd:
         domains = {each.pid: each.domain for each in mpsd.pages(calls.client_list())}
     if domains.get(culprit.pid) != domains.get(active.pid):
+        end_all([culprit])
         raise SystemFailed(f"the co-runner came to {domains.get(culprit.pid)}, the active is in {domains.get(active.pid)}")
     return culprit
 
@@ -261,14 +293,12 @@ def _since_xid(system: System, began_ns: int, end_ns: int) -> float | None:
     return end_ns / 1e6 - min(seen) * 1e3 if seen else None
 
 
-def _put_away(active: Client, way: str, culprit: Client | None) -> None:
+def _put_away(active: Client, way: str) -> None:
     """Whoever was replaced ends by itself or by mpsd's hand; one that handed over is ended."""
     if way == HANDED_OVER:
         end_all([active])
     if active.wait(DEATH_SECONDS) is None:
         raise SystemFailed(f"{way}: the one before, pid {active.pid}, lives on")
-    if culprit is not None:
-        end_all([culprit])
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------------
@@ -282,42 +312,58 @@ def run_ways(
     check: Check,
     before: Callable[[], None] = lambda: None,
     who: str = "",
+    leave_seconds: float = 0.0,
+    goals: Mapping[str, float] = GOALS,
 ) -> None:
-    """Each so often; one that cannot be done is a failover that failed, and the next begins with a new daemon."""
-    for way in ways:
-        found: list[Failover] = []
-        try:
-            for _ in range(total):
-                found.append(attempt(crew, way, check, before))
-        finally:
-            report(stage, way, found, total, who)
+    """Each so often, in turns: where the section's time is short, each is tried less often.  leave_seconds: of that time, for
+    what comes after.  A way that fails twice in a row is given up.  Raises SystemFailed: there is no service to disturb."""
+    found: dict[str, list[Failover]] = {way: [] for way in ways}
+    longest = 0.0
+    try:
+        for way in [way for _ in range(total) for way in ways]:
+            if len(found[way]) >= MOST_FAILED and all(each.why for each in found[way][-MOST_FAILED:]):
+                continue
+            if stage.left() < leave_seconds + 1.5 * longest:
+                break
+            began = time.monotonic()
+            found[way].append(attempt(crew, way, check, before))
+            longest = max(longest, time.monotonic() - began)
+    finally:
+        for way in ways:
+            report(stage, way, found[way], total, who, goals)
 
 
 def attempt(crew: Crew, way: str, check: Check, before: Callable[[], None] = lambda: None) -> Failover:
+    """One that cannot be done is a failover that failed, and the next begins with a new service."""
+    active = crew.settle()
     try:
-        return disturb(crew, way, check, before)
+        return disturb(crew, way, check, before, active)
     except (SystemFailed, MpsdError, OSError) as error:
         crew.stage.say(f"{way}: {error}")
         end_all(crew.members)
         crew.members.clear()
-        return Failover(way, why=str(error)[:200])
+        return Failover(way, why=str(error)[:300])
 
 
-def report(stage: Stage, way: str, found: Sequence[Failover], total: int, who: str = "") -> None:
+def report(
+    stage: Stage, way: str, found: Sequence[Failover], total: int, who: str = "", goals: Mapping[str, float] = GOALS
+) -> None:
     stage.keep(f"{who}{way}", [{name: getattr(each, name) for name in each.__slots__} for each in found])
     good = [each for each in found if not each.why]
     same = sum(each.is_same and not each.lost and each.repeated <= 1 for each in good)
     stage.add(
         f"{who}{way}: taken over, nothing lost, at most one step repeated, the same result",
-        mpsd=figures.of(same, total),
-        goal=figures.of(total, total),
-        met=same == total,
+        mpsd=figures.of(same, len(found)),
+        goal=figures.of(len(found), len(found)),
+        met=bool(found) and same == len(found),
         remark=f"lost {sum(each.lost for each in good)}, repeated {sum(each.repeated for each in good)}"
+        + (f"; {total} were wanted" if len(found) < total else "")
+        + (f"; others were starting in {count}" if (count := sum(each.starting > 0 for each in good)) else "")
         + "".join(f"; {why}" for why in dict.fromkeys(each.why for each in found if each.why)),
     )
     if not good:
         return
-    goal = GOALS.get(way)
+    goal = goals.get(way)
     is_memory = way in (OOB_BESIDE, OOB_OWN)
     judged = [each.after_xid if is_memory else each.total for each in good]
     worst = max((each for each in judged if each is not None), default=None)

@@ -12,12 +12,12 @@ from typing import Any
 
 from tests.gpu.comparison import failover, vault
 from tests.gpu.comparison.clients import Client, end_all
-from tests.gpu.comparison.sections.vault_torch import python_path
+from tests.gpu.comparison.pytorch import python_path
 from tests.gpu.comparison.stage import ROOT, Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
 PLACE = ROOT / "clients/python/examples/llm"
-LOAD_SECONDS = 120.0
+LOAD_SECONDS = 60.0
 NOWHERE = "/nonexistent"  # as MPS's directory: CUDA goes on without MPS
 TOY_PACE = "0.004"
 
@@ -74,7 +74,7 @@ class Llm:
     def _url(self) -> str:
         found = self.front.wait_for_line("http://", vault.EVENT_SECONDS)
         if found is None:
-            raise SystemFailed(f"the front end did not start: {self.front.fate} {' '.join(self.front.other[-3:])}"[:300])
+            raise SystemFailed(f"the front end did not start: {self.front.trouble}"[:300])
         return found
 
     def _python(self, program: str, *words: str) -> Client:
@@ -90,14 +90,19 @@ class Load:
     client: Client
     out: os.PathLike[str]
 
+    def end(self) -> None:
+        """Whatever it has got."""
+        end_all([self.client])
+
     def result(self) -> dict[str, Any]:
         """When all have got all.  Raises SystemFailed where it does not end."""
         if self.client.wait(LOAD_SECONDS) is None:
+            self.end()
             raise SystemFailed(f"the load does not end: {self.llm.counts()}")
         self.llm.system.clients.remove(self.client)
         try:
             with open(self.out) as said:
                 found: dict[str, Any] = json.load(said)
         except OSError:
-            raise SystemFailed(f"the load failed: {' '.join(self.client.other[-5:])}"[:300]) from None
+            raise SystemFailed(f"the load failed: {self.client.trouble}"[:300]) from None
         return found

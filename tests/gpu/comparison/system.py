@@ -159,10 +159,10 @@ class System:
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
-    def client(self, program: str, *arguments: str, before: Sequence[str] = ()) -> Client:
+    def client(self, program: str, *arguments: str, before: Sequence[str] = (), has_input: bool = False) -> Client:
         """A test client, told when it was started.  `before` goes in front of its command line."""
         argv = [*self.user, *before, str(self.programs / program), *arguments, "--json", "--start-ns", "{start_ns}"]
-        return self.spawn(argv)
+        return self.spawn(argv, None, has_input)
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str] | None = None, has_input: bool = False) -> Client:
         client = Client(argv, self.environment() if env is None else env, has_input)

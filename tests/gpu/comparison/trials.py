@@ -10,11 +10,11 @@ DEATH_SECONDS = 5.0
 NEVER_ENDING = ("counter", "--seconds", "600", "--ms", "50")
 
 
-def started(system: System, program: str, *arguments: str) -> Client:
+def started(system: System, program: str, *arguments: str, has_input: bool = False) -> Client:
     """Running; a vendor daemon that is still busy with the last fault is given time."""
     end = time.monotonic() + READY_SECONDS
     while True:
-        client = system.client(program, *arguments)
+        client = system.client(program, *arguments, has_input=has_input)
         if client.wait_for("ready", READY_SECONDS):
             return client
         if time.monotonic() > end:
@@ -40,3 +40,14 @@ def stall(bystander: Client, since_ns: int) -> float | None:
     after = [tick["worst_ms"] for tick in bystander.events("tick") if tick["monotonic_ns"] >= since_ns]
     grew = bool(after) and (not before or after[-1] > before[-1])
     return float(after[-1]) if grew else None
+
+
+def server_of(system: System, client: Client) -> int:
+    """The MPS server that serves it; it is listed a moment after it came."""
+    end = time.monotonic() + READY_SECONDS
+    while time.monotonic() < end:
+        for server in system.servers():
+            if client.pid in server.clients:
+                return server.pid
+        time.sleep(0.02)
+    raise SystemFailed(f"no server has pid {client.pid}")

@@ -45,8 +45,9 @@ def said(client: Client, event: str, seconds: float = EVENT_SECONDS) -> Event:
     found = client.wait_for(event, seconds)
     if found is None:
         refused = client.events("refused") or client.events("error")
-        words = f"{refused[0]}" if refused else " ".join(client.other[-3:])
-        raise SystemFailed(f"{' '.join(client.argv[1:5])}: no {event!r}: {client.fate} {words}"[:300])
+        words = f"{client.fate} {refused[0]}" if refused else client.trouble
+        program = " ".join(Path(word).name for word in client.argv[:4])
+        raise SystemFailed(f"{program}: no {event!r}: {words}"[:300])
     return found
 
 

@@ -3,18 +3,22 @@ those of the same model in PyTorch's own memory without any of it; in turns.
 """
 
 import statistics
+import time
+from collections.abc import Callable
 
 from tests.gpu.comparison import failover, figures, vault
 from tests.gpu.comparison.clients import Client, end_all
 from tests.gpu.comparison.failover import Crew
 from tests.gpu.comparison.llm import Llm
-from tests.gpu.comparison.sections.vault_torch import has_torch
+from tests.gpu.comparison.pytorch import has_torch
 from tests.gpu.comparison.stage import Stage
+from tests.gpu.comparison.system import SystemFailed
 
 TURNS = 30
 STREAMS, TOKENS = 16, 300
 SKIPPED = 40  # steps of a turn, in which prompts are still read
 MOST_RATIO = 1.002
+END_SECONDS = 15.0  # for the members to end
 
 
 def run(stage: Stage) -> None:
@@ -29,7 +33,7 @@ def run(stage: Stage) -> None:
     try:
         active = crew.settle()
         vault.said(alone, "promoted", failover.SERVING_SECONDS)
-        turns = [(_turn(service, active), _turn(plain, alone)) for _ in range(stage.trials(TURNS))]
+        turns = _turns(stage, lambda: (_turn(service, active), _turn(plain, alone)))
     finally:
         end_all([alone])
         crew.end()
@@ -40,11 +44,26 @@ def run(stage: Stage) -> None:
     system.quit()
 
 
+def _turns(stage: Stage, turn: Callable[[], tuple[float, float]]) -> list[tuple[float, float]]:
+    """As many as there is time for."""
+    turns: list[tuple[float, float]] = []
+    longest = 0.0
+    while len(turns) < stage.trials(TURNS) and stage.left() > END_SECONDS + 1.5 * longest:
+        began = time.monotonic()
+        turns.append(turn())
+        longest = max(longest, time.monotonic() - began)
+    if not turns:
+        raise SystemFailed("no time was left for a single turn")
+    return turns
+
+
 def _turn(llm: Llm, member: Client) -> float:
     """Milliseconds a step, when all prompts have been read."""
     before = member.events("step")
     llm.load("turn", requests=STREAMS, tokens=TOKENS).result()
     steps = member.events("step")[len(before) :][SKIPPED // 10 :]
+    if len(steps) < 2:
+        raise SystemFailed(f"a turn has {len(steps)} reports of steps: {member.trouble}")
     first, last = steps[0], steps[-1]
     return (last["monotonic_ns"] - first["monotonic_ns"]) / 1e6 / (int(last["n"]) - int(first["n"]))
 

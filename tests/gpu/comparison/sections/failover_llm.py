@@ -8,11 +8,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from tests.gpu.comparison import failover, figures, vault
+from tests.gpu.comparison import failover, figures, trials, vault
 from tests.gpu.comparison.clients import Client, end_all
 from tests.gpu.comparison.failover import Crew, Outcome
-from tests.gpu.comparison.llm import NOWHERE, Llm
-from tests.gpu.comparison.sections.vault_torch import has_torch
+from tests.gpu.comparison.llm import NOWHERE, Llm, Load
+from tests.gpu.comparison.pytorch import has_torch
 from tests.gpu.comparison.stage import Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
@@ -20,7 +20,10 @@ TRIALS, BASELINE_TRIALS = 10, 3
 STREAMS, TOKENS, FEW_TOKENS = 8, 600, 150  # few: on the simulator
 STRUCK_AFTER = 40  # steps of the load
 SERVICE = "llm"
-MEMBERS = 4  # PyTorch takes ten seconds to start: several at once; two on the simulator
+MEMBERS, FEWEST = 6, 3  # PyTorch takes ten seconds to start: several at once, when there are few; two on the simulator
+CALM_SECONDS = 25.0
+STEP_SECONDS = 20.0  # without any
+BASELINE_SECONDS = 50.0  # of one trial of each of the four
 SHAPES = os.environ.get("FAILOVER_SHAPES", "0.5B").split(",")
 WAYS = tuple(way for way in failover.WAYS if way != failover.STOPPED)
 
@@ -55,12 +58,19 @@ def _serve(stage: Stage, crew: Crew, llm: Llm, shape: str) -> None:
         mpsd=f"{(alone - vault.free_bytes(crew.system)) / (1 << 20):.0f} MiB",
         remark="weights and cache are the active's",
     )
-    crew.wanted = 2 if stage.options.is_simulated else MEMBERS
+    leave_seconds = 0.0
+    if not stage.options.is_simulated:
+        crew.wanted, crew.fewest, crew.calm = MEMBERS, FEWEST, CALM_SECONDS
+        leave_seconds = 2 * BASELINE_SECONDS * stage.trials(BASELINE_TRIALS)
     tokens = FEW_TOKENS if stage.options.is_simulated else TOKENS
     undisturbed = llm.load("undisturbed", requests=STREAMS, tokens=tokens).result()
     stage.keep(f"{shape}: undisturbed", {name: undisturbed[name] for name in ("tokens_per_second", "worst_gap_ms", "digest")})
     trial = _Trial(stage, crew, llm, tokens, str(undisturbed["digest"]))
-    failover.run_ways(stage, crew, WAYS, stage.trials(TRIALS), trial.check, before=trial.begin, who=f"{shape}: ")
+    total = stage.trials(TRIALS)
+    try:
+        failover.run_ways(stage, crew, WAYS, total, trial.check, trial.begin, f"{shape}: ", leave_seconds)
+    finally:
+        trial.end()
     gaps = trial.gaps_ms
     stage.add(
         f"{shape}: the longest time between two tokens of a stream, in a trial",
@@ -75,16 +85,24 @@ class _Trial:
     def __init__(self, stage: Stage, crew: Crew, llm: Llm, tokens: int, digest: str) -> None:
         self._stage, self._crew, self._llm, self._tokens, self._digest = stage, crew, llm, tokens, digest
         self._counts: dict[str, int] = {}
+        self._load: Load | None = None
         self.gaps_ms: list[float] = []
 
     def begin(self) -> None:
         active = self._crew.active()
         assert active is not None
+        self.end()
         self._counts = self._llm.counts()
         self._load = self._llm.load("disturbed", requests=STREAMS, tokens=self._tokens)
         wait_for_steps(active, STRUCK_AFTER)
 
+    def end(self) -> None:
+        """The load of a trial that failed."""
+        if self._load is not None:
+            self._load.end()
+
     def check(self, before: Client, after: Client) -> Outcome:
+        assert self._load is not None
         found, counts = self._load.result(), self._llm.counts()
         self.gaps_ms.append(float(found["worst_gap_ms"]))
         grown = {name: counts[name] - self._counts.get(name, 0) for name in ("again", "differing", "unfinished")}
@@ -96,16 +114,21 @@ class _Trial:
 
 def wait_for_steps(client: Client, count: int) -> None:
     """So many more than now.  Raises SystemFailed."""
-    begun = client.events("step")
-    since_ns = time.monotonic_ns()
-    first = int(begun[-1]["n"]) if begun else 0
-    while (step := client.wait_for("step", vault.EVENT_SECONDS, since_ns)) is not None and int(step["n"]) < first + count:
+    since_ns, first = time.monotonic_ns(), None
+    while (step := client.wait_for("step", STEP_SECONDS, since_ns)) is not None:
+        first = int(step["n"]) if first is None else first
+        if int(step["n"]) >= first + count:
+            break
         since_ns = int(step["monotonic_ns"]) + 1
     if step is None:
-        raise SystemFailed(f"no steps are made: {client.fate} {' '.join(client.other[-3:])}"[:300])
+        raise SystemFailed(f"no steps are made: {client.trouble}"[:300])
 
 
 # -- without -------------------------------------------------------------------------------------------------------------
+
+
+Strike = Callable[[Client], int]  # tells when it was
+Prepare = Callable[[System], Strike]  # before there is any load
 
 
 def _baselines(stage: Stage, shape: str) -> None:
@@ -114,22 +137,22 @@ def _baselines(stage: Stage, shape: str) -> None:
     system.renew()
     llm = Llm(stage, system, "plain", shape)
     try:
-        for way, strike in ((failover.KILLED, _kill), (failover.TRAP_BESIDE, _trap)):
-            cold = [_cold(system, llm, strike) for _ in range(stage.trials(BASELINE_TRIALS))]
+        for way, prepare in ((failover.KILLED, _kill), (failover.TRAP_BESIDE, _trap)):
+            cold = [_cold(system, llm, prepare) for _ in range(stage.trials(BASELINE_TRIALS))]
             _add(stage, f"{shape}: {way}, cold restart", cold)
-            sleeping = [_sleeping(system, llm, strike) for _ in range(stage.trials(BASELINE_TRIALS))]
+            sleeping = [_sleeping(system, llm, prepare) for _ in range(stage.trials(BASELINE_TRIALS))]
             _add(stage, f"{shape}: {way}, a kept process that sleeps", sleeping)
     finally:
         llm.end()
 
 
-def _cold(system: System, llm: Llm, strike: Callable[[System, Client], int]) -> float | None:
+def _cold(system: System, llm: Llm, prepare: Prepare) -> float | None:
     first = llm.member("--memory", "plain")
     vault.said(first, "promoted", failover.SERVING_SECONDS)
-    return _struck(system, llm, first, strike, lambda: llm.member("--memory", "plain"))
+    return _struck(system, llm, first, prepare, lambda: llm.member("--memory", "plain"))
 
 
-def _sleeping(system: System, llm: Llm, strike: Callable[[System, Client], int]) -> float | None:
+def _sleeping(system: System, llm: Llm, prepare: Prepare) -> float | None:
     first = llm.member("--memory", "plain")
     sleeper = llm.member("--memory", "host", has_input=True, environment={"CUDA_MPS_PIPE_DIRECTORY": NOWHERE})
     vault.said(sleeper, "sleeping", failover.SERVING_SECONDS)
@@ -139,16 +162,15 @@ def _sleeping(system: System, llm: Llm, strike: Callable[[System, Client], int])
         sleeper.tell("go")
         return sleeper
 
-    return _struck(system, llm, first, strike, wake)
+    return _struck(system, llm, first, prepare, wake)
 
 
-def _struck(
-    system: System, llm: Llm, first: Client, strike: Callable[[System, Client], int], begin: Callable[[], Client]
-) -> float | None:
+def _struck(system: System, llm: Llm, first: Client, prepare: Prepare, begin: Callable[[], Client]) -> float | None:
     """Milliseconds from the fault to the first useful step of who comes next.  None: nobody served again."""
+    strike = prepare(system)
     load = llm.load("baseline", requests=STREAMS, tokens=TOKENS)
     wait_for_steps(first, STRUCK_AFTER)
-    began_ns = strike(system, first)
+    began_ns = strike(first)
     if first.wait(failover.FAILOVER_SECONDS) is None:
         end_all([first])
     found = None
@@ -164,15 +186,23 @@ def _struck(
     return found
 
 
-def _kill(system: System, client: Client) -> int:
-    began_ns = time.monotonic_ns()
-    client.signal(9)
-    return began_ns
+def _kill(system: System) -> Strike:
+    def strike(client: Client) -> int:
+        began_ns = time.monotonic_ns()
+        client.signal(9)
+        return began_ns
+
+    return strike
 
 
-def _trap(system: System, client: Client) -> int:
-    culprit = system.client("faulter", "trap", "--after", "0.2", "--linger", "0.2")
-    return int(vault.said(culprit, "fault")["monotonic_ns"])
+def _trap(system: System) -> Strike:
+    culprit = trials.started(system, "faulter", "trap", "--gate", "--linger", "0.2", has_input=True)
+
+    def strike(client: Client) -> int:
+        culprit.release()
+        return int(vault.said(culprit, "fault", failover.FAILOVER_SECONDS)["monotonic_ns"])
+
+    return strike
 
 
 def _add(stage: Stage, what: str, found: Sequence[float | None]) -> None:

@@ -43,7 +43,7 @@ def _one(stage: Stage, system: System, seconds: str) -> Run:
     client.wait(RUN_SECONDS)
     ready, end = client.events("ready"), client.events("end")
     if not (ready and end and ready[0]["is_right"]):
-        raise SystemFailed(f"{system.name}: PyTorch: {client.fate} {' '.join(client.other[-3:])}")
+        raise SystemFailed(f"{system.name}: PyTorch: {client.trouble}")
     system.clients.remove(client)
     return {
         "all_ms": ready[0]["first_kernel_ms"],

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from tests.gpu.comparison import figures, vault
 from tests.gpu.comparison.clients import Client, end_all
+from tests.gpu.comparison.pytorch import has_torch
 from tests.gpu.comparison.sections.shim_shield import LOG_CHARACTERS, SHIM, shim_variables
-from tests.gpu.comparison.sections.vault_torch import has_torch, python
+from tests.gpu.comparison.sections.vault_torch import python
 from tests.gpu.comparison.stage import ROOT, Stage
 from tests.gpu.comparison.system import SystemFailed
 from tests.gpu.comparison.vault_wire import Wire

@@ -126,7 +126,7 @@ def _attempt(system: System, work: Work, way: str, is_mpsd_killed: bool) -> Tria
 def _trial(system: System, work: Work, way: str, is_mpsd_killed: bool) -> Trial:
     first = work.first(faults=way == FAULTED)
     vault.said(first, "ready")
-    server = server_of(system, first) if way == DESERTED else 0
+    server = trials.server_of(system, first) if way == DESERTED else 0
     _wait_until(first, work)
     if way == HURT:
         trials.started(system, "faulter", "oob_write", "--after", FAULT_AFTER)
@@ -163,17 +163,6 @@ def _wait_until(client: Client, work: Work) -> None:
         if not client.is_running or time.monotonic() > end:
             raise SystemFailed(f"the middle of its work was never reached: {client.fate}")
         time.sleep(0.002)
-
-
-def server_of(system: System, client: Client) -> int:
-    """The MPS server that serves it; it is listed a moment after it came."""
-    end = time.monotonic() + trials.READY_SECONDS
-    while time.monotonic() < end:
-        for server in system.servers():
-            if client.pid in server.clients:
-                return server.pid
-        time.sleep(0.02)
-    raise SystemFailed(f"no server has pid {client.pid}")
 
 
 def _report(stage: Stage, what: str, found: list[Trial], total: int) -> None:

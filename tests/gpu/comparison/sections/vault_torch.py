@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.gpu.comparison import figures, vault
 from tests.gpu.comparison.clients import Client
+from tests.gpu.comparison.pytorch import has_torch, python_path
 from tests.gpu.comparison.sections import vault_survival
 from tests.gpu.comparison.stage import ROOT, Stage
 from tests.gpu.comparison.system import SystemFailed
@@ -46,20 +47,6 @@ def run_checks(stage: Stage) -> None:
         met=bool(checks) and not failed,
         remark="; ".join(failed)[:600] or ("" if checks else done.stderr[-300:]),
     )
-
-
-def has_torch(stage: Stage) -> bool:
-    """A row says that it has not."""
-    if stage.options.torch_python is None or stage.options.is_simulated:
-        stage.add("skipped", remark="no Python with PyTorch and a GPU here (--torch-python names one)")
-        return False
-    return True
-
-
-def python_path(stage: Stage) -> str:
-    """For a Python of another environment, of the same version: mpsd's, and the client that is built in the checkout."""
-    site = sorted((stage.options.python.parent.parent / "lib").glob("python3*/site-packages"))
-    return ":".join(map(str, [ROOT / "clients/python", *site]))
 
 
 def python(stage: Stage, *words: str, has_input: bool = False, **more: str) -> Client:
@@ -105,5 +92,5 @@ class _Decoding:
     def _start(self, program: Path, *words: str) -> Client:
         client = python(self._stage, str(program), *words, "--tokens", str(TOKENS), "--pace", PACE)
         if client.wait_for("begin", vault.EVENT_SECONDS) is None:
-            raise SystemFailed(f"{program.name}: {client.fate} {' '.join(client.other[-3:])}"[:300])
+            raise SystemFailed(f"{program.name}: {client.trouble}"[:300])
         return client
