@@ -56,8 +56,8 @@ class Service:
     member any more.  holder: who writes the arena, and is none of the service's: it is waited for.  wish: who shall be next.
     is_lost: the one before was, so that the promotion to come, or under way, counts.  promotions: when those were that count.
     promoted_at: when the last one was, of all.  not_before: until then others may be heard of who come first.  retry_at: the
-    vault could not promote anybody, and is asked again then.  deadline: when Elapsed is wanted.  until_done: who serves and stops
-    of its own accord has done the work.  is_done: one has, and nobody has joined since."""
+    vault could not promote anybody, and is asked again then.  deadline: when Elapsed is wanted.  until_done: who serves and
+    stops of its own accord has done the work.  is_done: one has, and nobody has joined since."""
 
     phase: Phase = Phase.IDLE
     members: tuple[Member, ...] = ()

@@ -158,15 +158,20 @@ def test_the_starter_waits_for_mpsd(machine: Machine) -> None:
     assert not any(map(is_running, pids(first)))
 
 
-def test_all_ends_when_the_work_is_done(machine: Machine) -> None:
-    """And that was by the active of its own accord, with status 0; nobody is started again, and nobody else serves."""
+@pytest.mark.parametrize("words", [(), ("--remove-arena",)])
+def test_all_ends_when_the_work_is_done(words: tuple[str, ...], machine: Machine) -> None:
+    """And that was by the active of its own accord, with status 0; nobody is started again, and nobody else serves.  The arena
+    with the result stays, unless that was asked for."""
     machine.start()
     command = [sys.executable, str(EXAMPLE), "--service", "count", "--steps", "60", "--pace", "0.05"]
-    with begun(machine, "--until-done", command=command) as starter:
+    with begun(machine, "--until-done", *words, command=command) as starter:
         assert starter.process.wait(END_SECONDS) == 0
         assert len(starter.said("started")) == 2
         serving = [path.name for path in starter.logs.iterdir() if '"event": "promoted"' in path.read_text()]
         assert len(serving) == 1
+        with machine.mpsd() as mpsd:
+            assert [arena.name for arena in mpsd.pages(calls.arena_list())] == ([] if words else ["count"])
+        assert len(starter.said("arena_removed" if words else "arena_stays")) == 1
 
 
 def test_without_root_it_says_that_nothing_is_enforced(strangers: Machine) -> None:

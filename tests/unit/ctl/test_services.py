@@ -62,6 +62,7 @@ async def test_what_is_another_users_is_not_there(words: str, tmp_path: Path, sh
     ("words", "why"),
     [
         pytest.param(("there-is-no-such-program",), "there is no program there-is-no-such-program", id="no program"),
+        pytest.param(("--remove-arena", "true"), "--remove-arena is for --until-done", id="there is no end"),
         pytest.param(("--log-dir", "/dev/null/logs", "true"), "/dev/null/logs cannot be made: Not a directory", id="no place"),
         pytest.param(
             ("--sm", "30%", "true"),

@@ -1,5 +1,6 @@
 """services; service show, handover, change, run."""
 
+import argparse
 import functools
 import os
 import re
@@ -203,14 +204,14 @@ def run(session: Session) -> int:
 
     asked, out = session.asked, session.out
     gpus = [gpu for given in asked.gpu or () for gpu in given.split(",")]
-    if trouble := _trouble(asked.command_words, asked.log_dir) or _trouble_with_gpus(session, gpus):
+    if trouble := _trouble(asked) or _trouble_with_gpus(session, gpus):
         print(f"mpsctl service run: {trouble}", file=out.surroundings.stderr)
         return USAGE
     manner = Manner() if asked.drain is None else Manner(drain_seconds=asked.drain)
     terminal = (sys.stderr if out.is_json else sys.stdout).fileno()
     environ = {**out.surroundings.environ, "CUDA_MPS_PIPE_DIRECTORY": directory(session)}  # they ask the same mpsd
     place = Place(asked.name, asked.command_words, environ, asked.log_dir, terminal)
-    task = Task(Given(asked.standbys, asked.sm, asked.memory), gpus, manner, asked.until_done)
+    task = Task(Given(asked.standbys, asked.sm, asked.memory), gpus, manner, asked.until_done, asked.remove_arena)
     return Starter(session, place, task).run()
 
 
@@ -237,9 +238,12 @@ def _may_be_meant(gpu: str, device: values.Device) -> bool:
     return bool(gpu) and device.uuid.lower().startswith(gpu.lower())
 
 
-def _trouble(command: Sequence[str], log_dir: str | None) -> str:
-    if shutil.which(command[0]) is None:
-        return f"there is no program {command[0]}"
+def _trouble(asked: argparse.Namespace) -> str:
+    program, log_dir = asked.command_words[0], asked.log_dir
+    if asked.remove_arena and not asked.until_done:
+        return "--remove-arena is for --until-done"
+    if shutil.which(program) is None:
+        return f"there is no program {program}"
     if log_dir is not None:
         try:
             os.makedirs(log_dir, mode=0o700, exist_ok=True)
@@ -288,6 +292,7 @@ COMMANDS = (
         Argument("--drain", "how long the work that a member has queued on the GPU may run when it is ended; otherwise 1s",
                  metavar="DURATION", parse=parse_duration),
         Argument("--until-done", "end all when the active has ended with status 0", is_flag=True),
+        Argument("--remove-arena", "and then remove the arena, with its memory and its forward state", is_flag=True),
         Argument("command_words", "what each member is started as, with MPSD_SERVICE=NAME in its environment",
                  metavar="COMMAND", count="+"),
     ), "Write -- before COMMAND. What is not named is as the service has it, or 1 standby and nothing reserved. SIGTERM and "

@@ -20,7 +20,7 @@ from mpsd_client import Refused, calls, values
 
 from mpsctl.__main__ import DONE, REFUSED
 from mpsctl.session import Session
-from mpsctl.starter import reservations
+from mpsctl.starter import leftovers, reservations
 from mpsctl.starter.children import Child, Place
 from mpsctl.starter.crew import Crew, Ended, Muted, Stopped
 from mpsctl.starter.ending import Manner
@@ -54,12 +54,14 @@ _HANDOVER_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the command line asks for.  gpus: none: the service's.  until_done: all ends when the active ended with status 0."""
+    """What the command line asks for.  gpus: none: the service's.  until_done: all ends when the active ended with status 0.
+    removes_arena: the arena then too."""
 
     given: Given
     gpus: Sequence[str] = ()
     manner: Manner = Manner()
     until_done: bool = False
+    removes_arena: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Starter:
         self._impossible: Make | None = None  # nobody can be made so
         self._settled_at = self._free_at = 0.0  # when members have joined again; when there may be a handover
         self._status: int | None = None  # with which all is to end
+        self._is_done = False  # the work is
 
     def run(self) -> int:
         """Until told to end, or nothing is left to do.  The exit status."""
@@ -107,6 +110,8 @@ class Starter:
                     self._crew.renew()
                     self._crew.miss()
                 self._listen()
+            if self._is_done and status == DONE:
+                leftovers.settle(self._line, self._name, self._teller, is_removed=self._task.removes_arena)
         return status
 
     # -- what happened ---------------------------------------------------------------------------------------------------
@@ -205,6 +210,7 @@ class Starter:
         if of.child.is_stopping or self._status is not None:
             return
         if self._task.until_done and of.status == 0 and self._has_done_its_work(of.child):
+            self._is_done = True
             self._end("the active has done its work")
         elif self._stopping is None:
             self._count(lived, was_ready=of.child.was_ready)
