@@ -54,8 +54,9 @@ _OWN = {TRAP_OWN: signal.SIGUSR2, OOB_OWN: signal.SIGUSR1}
 @dataclass(frozen=True, slots=True)
 class Failover:
     """What one disturbance came to, in milliseconds; None: not known.  total: from the fault to the end of the first useful
-    step.  told: from the fault until the standby knew.  step: from there to the end of its first useful step.  after_xid: from
-    when the driver or the vendor's server told of the fault: of a memory fault, when the GPU has recovered.  lost, repeated:
+    step.  told: from the fault until the standby knew.  mapped: from there until it may write its memory, and has said so.
+    step: from when it knew to the end of its first useful step.  after_xid: from when the driver or the vendor's server told of
+    the fault: of a memory fault, when the GPU has recovered.  lost, repeated:
     steps.  starting: members that were on their way meanwhile, and may have held it up.  why: it failed to be."""
 
     way: str
@@ -64,6 +65,7 @@ class Failover:
     detect: float | None = None
     fence: float | None = None
     promote: float | None = None
+    mapped: float | None = None
     step: float | None = None
     after_xid: float | None = None
     lost: int = 0
@@ -221,6 +223,7 @@ def disturb(crew: Crew, way: str, check: Check, before: Callable[[], None], acti
         detect=facts.get("detect_ms"),
         fence=facts.get("fence_ms"),
         promote=facts.get("promote_ms"),
+        mapped=(int(promoted["monotonic_ns"]) - told_ns) / 1e6,
         step=(step_ns - told_ns) / 1e6,
         after_xid=_since_xid(crew.system, began_ns, step_ns),
         lost=outcome.lost,
@@ -373,7 +376,7 @@ def report(
         goal=f"<= {goal:.0f} ms" if goal else "",
         met=None if goal is None or worst is None else worst <= goal,
         remark="; ".join(
-            f"{name} {_spread(good, name)}" for name in ("told", "detect", "fence", "promote", "step", "after_xid")
+            f"{name} {_spread(good, name)}" for name in ("told", "detect", "fence", "promote", "mapped", "step", "after_xid")
         ),
     )
 
