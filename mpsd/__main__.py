@@ -7,6 +7,7 @@
 """
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -80,7 +81,11 @@ def serve(arguments: argparse.Namespace) -> int:
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # structlog imports it where it is there: 4 MiB for nothing
     try:
         config = invocation.load(os.environ)
+        gc.disable()  # modules come to stay: looking for garbage in them is a tenth of the time that a start takes
         from mpsd import app  # trio and the rest: not worth their time for --version
+
+        gc.freeze()  # nor are they looked through later, while somebody waits, or at the end
+        gc.enable()
     except (ConfigError, ImportError) as exc:
         why = str(exc) if isinstance(exc, ConfigError) else f"mpsd is not installed completely: {exc}"
         print(why, file=sys.stderr)

@@ -58,9 +58,22 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """What is there now stays: tests that collect garbage need not go through all modules and all tests each time."""
+    keep()
+
+
+def keep() -> None:
+    """What is there now stays: tests that collect garbage need not go through all modules, tests and reports each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            keep()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
