@@ -6,6 +6,7 @@ import os
 
 from mpsd_client import _calls as calls
 from mpsd_client._client import Client
+from mpsd_client._place import remember
 
 NOT_INITIALIZED = 3  # CUresult
 
@@ -26,4 +27,7 @@ def enlist(name: str, path: str) -> None:
             f"CUDA has begun in this process, so that it has its fault domain: make Service({name!r}) before that"
         )
     with Client(path, program="mpsd_client") as mpsd:
-        os.environ.update(mpsd.ask(calls.service_enlist(name)).environment)
+        told = mpsd.ask(calls.service_enlist(name)).environment
+    if "CUDA_MPS_PIPE_DIRECTORY" in told:
+        remember(path)
+    os.environ.update(told)

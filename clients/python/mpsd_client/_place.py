@@ -5,6 +5,7 @@ import os
 import socket
 
 SOCKET = "mpsd.sock"
+DIRECTORIES = ("MPSD_PIPE_DIRECTORY", "CUDA_MPS_PIPE_DIRECTORY")  # the first is ours: where CUDA was led into a domain's own
 DEFAULT_DIRECTORY = "/tmp/nvidia-mps"
 BACKLOG_SECONDS = 0.01  # between tries while mpsd has more arrivals than it has accepted
 
@@ -13,7 +14,15 @@ def socket_path(path: str | os.PathLike[str] | None) -> str:
     """`path`, else mpsd.sock in the pipe directory that CUDA programs look into."""
     if path is not None:
         return os.fspath(path)
-    return os.path.join(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_DIRECTORY, SOCKET)
+    found = next(filter(None, map(os.environ.get, DIRECTORIES)), DEFAULT_DIRECTORY)
+    return os.path.join(found, SOCKET)
+
+
+def remember(path: str) -> None:
+    """For this process and those that it starts, before CUDA_MPS_PIPE_DIRECTORY becomes a domain's own; as the shim does."""
+    directory, name = os.path.split(path)
+    if name == SOCKET:
+        os.environ["MPSD_PIPE_DIRECTORY"] = directory
 
 
 def new_socket() -> socket.socket:

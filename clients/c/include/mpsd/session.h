@@ -50,7 +50,8 @@ struct mpsd_answer {
 	unsigned fd_count;
 };
 
-/* path: of the socket; NULL: mpsd.sock in $CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps.  program: what mpsd's log calls us.
+/* path: of the socket; NULL: mpsd.sock in $MPSD_PIPE_DIRECTORY (set where CUDA was led into a
+ * domain's own directory), in $CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps.  program: what mpsd's log calls us.
  * Nobody there is a failure at once.  NULL: errno says why, and `why` (room bytes, may be NULL) in words. */
 MPSD_API struct mpsd_session *mpsd_session_open(const char *path, const char *program, char *why, size_t room);
 /* After its arenas.  In a child after fork: frees the memory and closes the descriptor, and says nothing.  NULL is taken. */

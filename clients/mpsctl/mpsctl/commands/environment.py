@@ -36,7 +36,8 @@ def directory(session: Session) -> str:
     socket: str | None = getattr(session.asked, "socket", None)
     if socket is not None:
         return os.path.dirname(os.path.abspath(socket))
-    return session.out.surroundings.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _DEFAULT_DIRECTORY
+    environ = session.out.surroundings.environ
+    return environ.get("MPSD_PIPE_DIRECTORY") or environ.get("CUDA_MPS_PIPE_DIRECTORY") or _DEFAULT_DIRECTORY
 
 
 COMMAND = Command("env", "Print the environment that a program has to be started with, for a shell", env, (

@@ -153,7 +153,8 @@ MPSD_API void mpsd_session_close(struct mpsd_session *session)
 /* 0 or -ENAMETOOLONG. */
 static inline int mpsd_choose_path(struct mpsd_session *session, const char *path)
 {
-	const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
+	const char *ours = getenv("MPSD_PIPE_DIRECTORY"); /* where CUDA was led into a domain's own directory */
+	const char *directory = ours && *ours ? ours : getenv("CUDA_MPS_PIPE_DIRECTORY");
 	size_t room = sizeof(session->address.sun_path);
 	int count;
 
