@@ -2,11 +2,13 @@
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from mpsd_client import _cuda
+from mpsd_client._session import CudaError
 
 WARM_UPS = 3  # as PyTorch's page on CUDA graphs does: the first loads kernels, later ones find memory that is there
 
@@ -43,5 +45,6 @@ def _stream(device: int) -> Any:
 def _upload(graph: Any, stream: Any) -> None:
     """What the first replay would otherwise do first.  PyTorch tells the handle from some version on."""
     if hasattr(graph, "raw_cuda_graph_exec"):
-        _cuda.upload_graph(graph.raw_cuda_graph_exec(), stream.cuda_stream)
+        with suppress(CudaError):  # a head start; what is really wrong is said by what waits next
+            _cuda.upload_graph(graph.raw_cuda_graph_exec(), stream.cuda_stream)
         stream.synchronize()

@@ -86,9 +86,14 @@ def test_another_process_goes_on_with_the_same_tokens(memory: Memory) -> None:
 
 
 def test_a_standby_writes_nothing(memory: Memory) -> None:
-    before = [memory.state[name].clone() for name in ("kv", "history")]
+    """What its first steps write, of decoding and of each length of a piece, lies in memory of its own."""
+    there = [memory.state["kv"], memory.state["history"], *memory.state["model"].parameters(), memory.state["model"].cos]
+    memory.state["kv"].fill_(7)
+    memory.state["history"].fill_(7)
+    before = [each.clone() for each in there]
     memory.engine()
-    assert all(torch.equal(old, memory.state[name]) for old, name in zip(before, ("kv", "history"), strict=True))
+    assert all(map(torch.equal, before, there))
+    memory.state["kv"].zero_()
 
 
 def test_draws_follow_the_softmax_and_depend_on_seed_and_position_alone() -> None:

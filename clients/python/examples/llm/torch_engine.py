@@ -95,8 +95,8 @@ class TorchEngine:
             kv = cache_of(self.shape, 1, self.size.page, self.dtype)
             history = torch.zeros_like(self._history)
         self._table.zero_()
-        if self.device.type == "cuda":
-            self._graph = capture(lambda: self._step(self._kv, self._history), lambda: self._step(kv, history))
+        begin = capture if self.device.type == "cuda" else uncaptured
+        self._graph = begin(lambda: self._step(self._kv, self._history), lambda: self._step(kv, history))
         for count in CHUNKS:
             self._fill(kv, Chunk(0, 0, (0,) * count))
         self._synchronize()
@@ -159,10 +159,8 @@ class TorchEngine:
             self._is_stale = False
         if chunk:
             self._fill(self._kv, chunk)
-        if is_step and self._graph is not None:
+        if is_step:
             self._graph.replay()
-        elif is_step:
-            self._step(self._kv, self._history)
         self._host_drawn.copy_(self._drawn, non_blocking=True)
         if self._done is not None:
             self._done.record()
@@ -190,6 +188,18 @@ def captured(step: Callable[[], None], warm_up: Callable[[], None]) -> Any:
     with torch.cuda.graph(graph, stream=stream):
         step()
     return graph
+
+
+class Uncaptured:
+    """On the CPU, which has no graphs."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.replay = step
+
+
+def uncaptured(step: Callable[[], None], warm_up: Callable[[], None]) -> Uncaptured:
+    warm_up()
+    return Uncaptured(step)
 
 
 class Asleep:
