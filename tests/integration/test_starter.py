@@ -239,11 +239,14 @@ def test_a_quit_that_waits_for_the_members_is_said_and_they_go_on(machine: Machi
 
 
 def test_before_a_quit_that_does_not_wait_the_members_are_ended_and_started_again_after(machine: Machine) -> None:
-    """As when mpsd is restarted by systemd: nobody's work is ended under it."""
+    """As when mpsd is restarted by systemd: nobody's work is ended under it.  Here somebody had asked it to wait before."""
     machine.start()
     with begun(machine) as starter:
         first = starter.wait("two members", lambda it: len(it.members) == 2)
+        machine.begin(typed="quit\n")
+        wait_for("a word on that", lambda: starter.said("mpsd_stopping"), WAITS_SECONDS)
         assert machine.quit("quit -t 30", seconds=25) == 0
+        assert [event["ends_at"] is None for event in starter.said("mpsd_stopping")] == [True, False]
         assert len(starter.said("stopping")) == 2
         assert starter.said("stopping")[-1]["member"] == _number(starter, first.writer_pid)
         wait_for("the starter to notice", lambda: starter.said("mpsd_gone"), WAITS_SECONDS)
