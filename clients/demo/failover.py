@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ SERVICE = "demo"
 STREAMS, TOKENS = 8, 900
 BEFORE_SECONDS, LIMIT_SECONDS = 5.0, 90.0
 TAIL_SECONDS = 4.0  # after the streams have gone on
+LAST_LINES = 25
 AGAIN_SECONDS = 0.5  # between two starts of a process that dies at once
 FAULT = "a co-runner's trap"
 
@@ -42,6 +44,7 @@ class Act:
         self.record = asked.out.with_name(f"{asked.out.stem}-{name}.jsonl")
         self.backend = theatre.directory / f"{name}.sock"
         self.members = theatre.directory / f"{name}.events"
+        self.log = theatre.directory / f"{name}.log"  # what those say that are kept quiet
         self.processes: list[subprocess.Popen[str]] = []
         self.is_over = threading.Event()
 
@@ -127,13 +130,16 @@ class Act:
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def run(self, *argv: object, piped: bool = False, quiet: bool = False) -> "subprocess.Popen[str]":
-        path = f"{ROOT}/clients/python:{ROOT}/clients/mpsctl"
-        env: Mapping[str, str] = {**self.house.clients, "PYTHONPATH": path}
-        out = subprocess.PIPE if piped else subprocess.DEVNULL if quiet else None
-        made = subprocess.Popen(
-            list(map(str, argv)), env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL if quiet else None,
-            text=True, start_new_session=True,
-        )  # fmt: skip
+        path = [f"{ROOT}/clients/python", f"{ROOT}/clients/mpsctl"]
+        if self.asked.torch_python != sys.executable:  # which need not have what mpsd_client imports
+            path.append(sysconfig.get_path("purelib"))
+        env: Mapping[str, str] = {**self.house.clients, "PYTHONPATH": ":".join(path)}
+        with self.log.open("a") as log:
+            kept = log if quiet else None
+            made = subprocess.Popen(
+                list(map(str, argv)), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if piped else kept, stderr=kept,
+                text=True, start_new_session=True,
+            )  # fmt: skip
         self.processes.append(made)
         return made
 
@@ -152,7 +158,8 @@ class Act:
         end = time.monotonic() + LIMIT_SECONDS
         while not is_so():
             if time.monotonic() > end:
-                raise Unfit(f"{self.name}: {otherwise} within {LIMIT_SECONDS:.0f} s")
+                said = "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+                raise Unfit(f"{self.name}: {otherwise} within {LIMIT_SECONDS:.0f} s\n{said}".rstrip())
             time.sleep(0.1)
 
     def say(self, text: str) -> None:
@@ -180,7 +187,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("failover.png"), help="png, svg or pdf")
     parser.add_argument("--backend", choices=("gpu", "sim"), help="otherwise the GPU where there is one")
-    parser.add_argument("--torch-python", default=sys.executable, help="a Python with PyTorch and mpsd_client's C part")
+    parser.add_argument("--torch-python", default=sys.executable, help="a Python with PyTorch, of the same version as this one")
     parser.add_argument("--shape", default="0.5B", help="of the model, on a GPU")
     parser.add_argument("--fast", action="store_true", help="short: for tests")
     asked = parser.parse_args()
