@@ -1,4 +1,5 @@
 """Runs a Python program that uses CUDA, and faults in its name, on its context: SIGUSR1 writes out of bounds, SIGUSR2 traps.
+SIGQUIT prints where its threads are, also of one that hangs.
 
     fault_on_signal.py PROGRAM [arguments]
 
@@ -6,6 +7,7 @@ Right before, it says so: {"event": "fault", "mode": "trap", "monotonic_ns": ...
 """
 
 import ctypes
+import faulthandler
 import json
 import os
 import runpy
@@ -62,6 +64,7 @@ def say(mode: str) -> int:
 if __name__ == "__main__":
     for each in MODES:
         signal.signal(each, fault)
+    faulthandler.register(signal.SIGQUIT)
     sys.argv = sys.argv[1:]
     sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as if it had been started
     runpy.run_path(sys.argv[0], run_name="__main__")

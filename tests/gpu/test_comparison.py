@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tests.gpu.comparison import failover
-from tests.gpu.comparison.clients import Client, gist
+from tests.gpu.comparison.clients import Client, end_all, gist
 from tests.gpu.comparison.failover import Crew, Failover
 from tests.gpu.comparison.stage import Stage
 from tests.gpu.comparison.system import System, SystemFailed
@@ -69,6 +69,17 @@ def test_members_that_die_as_they_come_are_not_waited_for(tmp_path: Path) -> Non
     with pytest.raises(SystemFailed, match="ModuleNotFoundError: No module named 'no_such_thing'"):
         crew.settle()
     assert crew.starts < failover.MOST_STARTS
+
+
+def test_of_a_program_that_hangs_it_is_told_where(tmp_path: Path) -> None:
+    program = tmp_path / "hanging.py"
+    program.write_text("import time\ndef hang():\n    print('hangs', flush=True)\n    time.sleep(60)\nhang()\n")
+    client = Client([sys.executable, "-S", str(failover.FAULTING), str(program)], {})
+    try:
+        assert client.wait_for_line("hangs", 10.0)
+        assert client.trouble.startswith("running: hanging.py:4 hang < hanging.py:5 <module> < ")
+    finally:
+        end_all([client])
 
 
 def tried(monkeypatch: pytest.MonkeyPatch, place: Place, outcome: Callable[[str], Failover]) -> list[str]:

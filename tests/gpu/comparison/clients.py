@@ -3,8 +3,10 @@
 The clients of tests/clients print one JSON object a line; lines that are none are kept apart.
 """
 
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -14,17 +16,25 @@ from typing import Any
 
 Event = dict[str, Any]
 ERROR = "error"
+MOST_WORDS = 160  # characters
+DEPTH = 3  # frames of a thread
+DUMP_SECONDS = 0.15
+_FRAME = re.compile(r'  File ".*?([^/"]+)", line (\d+) in (.*)')
 
 
 def gist(lines: Sequence[str]) -> str:
-    """Of what a program printed: how its tracebacks end, whatever PyTorch adds behind them; without any, its last lines."""
+    """Of what a program printed: how its tracebacks end, whatever PyTorch adds behind them; where its threads were, if it was
+    asked; without any of that, its last lines."""
     found, is_within = [], False
-    for line in lines:
+    for number, line in enumerate(lines):
         if line.startswith("Traceback (most recent"):
             is_within = True
         elif is_within and line and not line[0].isspace():
             found.append(line)
             is_within = False
+        elif line.endswith("(most recent call first):"):
+            frames = itertools.takewhile(lambda each: each.startswith("  File"), lines[number + 1 :])
+            found.append(" < ".join(_FRAME.sub(r"\1:\2 \3", each) for each in itertools.islice(frames, DEPTH)))
     return "; ".join(dict.fromkeys(found)) or " ".join(lines[-3:])
 
 
@@ -135,12 +145,15 @@ class Client:
         status = self.process.returncode
         if not status:
             return "done"
-        return f"signal {-status}" if status < 0 else f"status {status} {gist(self.other)[:160]}".strip()
+        return f"signal {-status}" if status < 0 else f"status {status} {gist(self.other)[:MOST_WORDS]}".strip()
 
     @property
     def trouble(self) -> str:
-        """`fate`, and what it printed."""
-        words = gist(self.other)[:160]
+        """`fate`, and what it printed; of a Python program that gets on no more, where it is."""
+        if self.is_running and any(word.endswith("fault_on_signal.py") for word in self.argv):
+            self.signal(signal.SIGQUIT)
+            self.wait(DUMP_SECONDS)
+        words = gist(self.other)[:MOST_WORDS]
         return self.fate if words in self.fate else f"{self.fate}: {words}"
 
     # -- its end -----------------------------------------------------------------------------------------------------
