@@ -3,6 +3,7 @@
 Memory is looked at through the driver itself (cuMemcpy), never through the views under test.
 """
 
+import array
 import ctypes
 import gc
 import json
@@ -319,6 +320,8 @@ def copies(name: str) -> None:
         kv.frombytes(pattern(4, kv.nbytes)[: kv.nbytes])
         found["same"] = found["same"] and is_there(arena, kv.address, 4, kv.nbytes)
         found["size"] = refusal(lambda: kv.frombytes(b"abc"))
+        found["text"] = refusal(lambda: kv.frombytes("a" * kv.nbytes))  # type: ignore[arg-type]
+        found["numbers"] = refusal(lambda: kv.frombytes(array.array("Q", bytes(kv.nbytes))))  # type: ignore[arg-type]
     with Arena.read(name) as reader:
         found["reading"] = refusal(lambda: reader["kv"].frombytes(bytes(kv.nbytes)))
     say(**found)

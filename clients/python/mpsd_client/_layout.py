@@ -83,11 +83,14 @@ class TensorSpec:
 
     @property
     def item_bytes(self) -> int:
+        """Raises LayoutError: its type is not known."""
+        if self.dtype not in DATA_TYPES:
+            raise LayoutError(f"no data type {self.dtype!r:.40} is known")
         return DATA_TYPES[self.dtype].bytes
 
     @property
     def bytes(self) -> int:
-        """From its first byte to its last, gaps between them included."""
+        """From its first byte to its last, gaps between them included.  Raises LayoutError: of none such."""
         return span_bytes(self.shape, self.strides, self.item_bytes)
 
     @property
@@ -115,7 +118,9 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def span_bytes(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> int:
-    """From the first byte to the last; 0 where there is no element."""
+    """From the first byte to the last; 0 where there is no element.  Raises LayoutError: a step back, or of another number."""
+    if len(shape) != len(strides) or min((*shape, *strides), default=0) < 0:
+        raise LayoutError(f"shape {list(shape)}, strides {list(strides)}: as many of each are wanted, and none negative")
     if 0 in shape:
         return 0
     return (sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1) * item_bytes

@@ -57,11 +57,15 @@ class Tensor:
         return self.arena.copy_out(self.address, self.nbytes)
 
     def frombytes(self, data: bytes) -> None:
-        """Fills it, after all work on the default stream.  ValueError: it has gaps, is read-only, or of another size."""
+        """Fills it, after all work on the default stream.  data: bytes, or what has a buffer of them.  ValueError: it has gaps,
+        is read-only, or of another size."""
         self._require_contiguous()
-        if self.is_read_only or len(data) != self.nbytes:
-            raise ValueError(f"tensor {self.name} takes {0 if self.is_read_only else self.nbytes} bytes, not {len(data)}")
-        self.arena.copy_in(self.address, data)
+        if self.is_read_only:
+            raise ValueError(f"tensor {self.name} is read-only: arena {self.arena.name} is open for reading")
+        given = data if isinstance(data, bytes) else bytes(memoryview(data))  # TypeError: no bytes, as text is none
+        if len(given) != self.nbytes:
+            raise ValueError(f"tensor {self.name} takes {self.nbytes} bytes, not {len(given)}")
+        self.arena.copy_in(self.address, given)
 
     def _require_contiguous(self) -> None:
         if not self.spec.is_contiguous:

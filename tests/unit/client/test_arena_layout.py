@@ -178,3 +178,21 @@ def test_a_pointer_becomes_the_offset_of_its_memory() -> None:
 def test_a_pointer_elsewhere_is_refused_by_the_name_of_its_tensor(address: int) -> None:
     with pytest.raises(LayoutError, match=r"tensor layers\.7: 3000 bytes at 0x"):
         place("layers.7", address, 3000, 0x2000_0000_0000, Spans.of([(4096, 4096)]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "strides", "words"),
+    [
+        ("f32", (4,), (1,), "no data type 'f32' is known"),
+        ("float32", (-4,), (1,), r"shape \[-4\], strides \[1\]: .* none negative"),
+        ("float32", (4,), (-1,), "none negative"),
+        ("float32", (4, 4), (1,), "as many of each are wanted"),
+        ("float32", (0,), (), "as many of each are wanted"),
+    ],
+)
+def test_a_tensor_that_cannot_be_is_refused_when_it_is_looked_at(
+    dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], words: str
+) -> None:
+    """By `commit`, and by `Arena.view`."""
+    with pytest.raises(LayoutError, match=words):
+        TensorSpec(0, dtype, shape, strides).bytes  # noqa: B018 - raises
