@@ -61,6 +61,7 @@ from mpsd.runtime.stopping import Stopper
 from mpsd.runtime.store import SqliteStore
 from mpsd.runtime.stored import Stored, take_stored
 from mpsd.runtime.targets import Targets
+from mpsd.runtime.write_back import write_back
 from mpsd.vault.holders import MOST_HOLDERS
 from mpsd.vault.joining import join_vault
 from mpsd.vault.store import VaultStore
@@ -145,6 +146,7 @@ async def _run(
         stores = store, lease_store, fault_store, vault_store, service_store
         daemon = _build(Found(config, invocation, environ, claim, public, devices, is_privileged, *stores, audit, stored))
         daemon.on_signal = Signals(config, invocation, journal, public, audit).take
+        daemon.beside.append(partial(write_back, claim.state_directory))
         become_reaper()
         raise_descriptor_limit(config.relay.max_connections * _DESCRIPTORS_PER_CONNECTION + _DESCRIPTORS_BESIDES)
         _say_what_works(is_privileged, config)

@@ -65,6 +65,7 @@ class Daemon:
     serve_metrics: Callable[..., Awaitable[None]] | None  # None: nobody asked for them
     on_signal: Callable[["Daemon", int], Awaitable[None]]
     stop: trio.Event = field(default_factory=trio.Event)  # set: leave now, whatever still runs
+    beside: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # what else lives as long
     _services: trio.Nursery | None = None
 
     async def run(self, ready: Callable[[], None]) -> int:
@@ -80,6 +81,8 @@ class Daemon:
                 await self._settle(held, is_old, conversations)
                 services.start_soon(self.upkeep.run)
                 services.start_soon(_collect)
+                for each in self.beside:
+                    services.start_soon(each)
                 services.start_soon(tell_of_domains, self.pool, self.events.publish)
                 services.start_soon(self.book.run)
                 if self.serve_metrics:

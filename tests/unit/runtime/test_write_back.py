@@ -1,0 +1,94 @@
+"""What the logs of databases have is brought into them beside the work, and not by whoever commits."""
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from mpsd.database import checkpoint, open_database
+from mpsd.runtime import write_back as module
+from mpsd.runtime.write_back import SECONDS, write_back
+
+SCHEMA = "CREATE TABLE words (number INTEGER PRIMARY KEY, word TEXT);"
+SQLITES_OWN_PAGES = 1000  # of a log, from which on it would bring it into the file in a commit
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    made = open_database(tmp_path / "a database?.db", SCHEMA, 1, "NORMAL", "words")
+    made.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    yield made
+    made.close()
+
+
+def write(database: sqlite3.Connection, pages: int) -> None:
+    """Commits that fill so many pages of the log, at least."""
+    database.execute("PRAGMA synchronous=OFF")  # the time is the disk's
+    for number in range(pages // 2):
+        database.execute("INSERT INTO words VALUES (?, ?)", (number, "x" * 8000))
+
+
+def stored(path: Path) -> int:
+    """Bytes of the file itself, and not of its log."""
+    return path.stat().st_size
+
+
+def test_no_commit_brings_the_log_into_the_file(database: sqlite3.Connection, tmp_path: Path) -> None:
+    path = tmp_path / "a database?.db"
+    before = stored(path)
+    write(database, SQLITES_OWN_PAGES + 200)
+    assert stored(path) == before
+    checkpoint(path)
+    assert stored(path) > SQLITES_OWN_PAGES * 4096
+    assert database.execute("SELECT count(*) FROM words").fetchone() == ((SQLITES_OWN_PAGES + 200) // 2,)
+
+
+def test_a_checkpoint_makes_no_database(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "absent.db")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_waits_for_no_writer_nor_holds_one_up(database: sqlite3.Connection, tmp_path: Path) -> None:
+    database.execute("BEGIN IMMEDIATE")
+    database.execute("INSERT INTO words VALUES (1, 'one')")
+    checkpoint(tmp_path / "a database?.db")
+    database.execute("COMMIT")
+    assert database.execute("SELECT word FROM words").fetchall() == [("one",)]
+
+
+async def test_what_was_written_is_brought_in_after_a_while_and_once(
+    database: sqlite3.Connection, tmp_path: Path, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought: list[int] = []  # how large the file was then
+
+    def bring(path: Path) -> None:
+        checkpoint(path)
+        brought.append(stored(path))
+
+    monkeypatch.setattr(module, "checkpoint", bring)
+    before = stored(tmp_path / "a database?.db")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write_back, tmp_path)
+        write(database, 40)
+        await pass_(mock_clock, lambda: len(brought) == 1)
+        assert brought[0] > before
+        await pass_(mock_clock, lambda: True)
+        os.utime(tmp_path / "a database?.db-wal", ns=(1, 1))  # as any write does, within milliseconds
+        await pass_(mock_clock, lambda: len(brought) == 2)
+        nursery.cancel_scope.cancel()
+
+
+async def pass_(clock: trio.testing.MockClock, is_done: Callable[[], bool]) -> None:
+    """So long as one round takes; what a thread does takes real time besides."""
+    await trio.testing.wait_all_tasks_blocked()
+    clock.jump(SECONDS)
+    until = time.monotonic() + 5
+    await trio.testing.wait_all_tasks_blocked()
+    while not is_done():
+        assert time.monotonic() < until
+        await trio.lowlevel.checkpoint()
