@@ -117,7 +117,7 @@ def test_what_cannot_be_is_refused_in_words_and_leaves_the_arena_whole(vault: Ma
     said = run(vault, "refusals", "refused")
     expected = {
         "again": "FileExistsError: ",
-        "unknown": "Refused: NO_SUCH_ARENA: ",
+        "unknown": "Refused: NO_SUCH_ARENA: arena.open: no arena is called",
         "no layout": "LayoutError: no layout was committed to arena refused",
         "capacity": "OSError: [Errno 28] ",
         "free": "FileNotFoundError: ",

@@ -7,6 +7,7 @@ import socket
 SOCKET = "mpsd.sock"
 DIRECTORIES = ("MPSD_PIPE_DIRECTORY", "CUDA_MPS_PIPE_DIRECTORY")  # the first is ours: where CUDA was led into a domain's own
 DEFAULT_DIRECTORY = "/tmp/nvidia-mps"
+PATH_BYTES = 108  # sun_path, its end included
 BACKLOG_SECONDS = 0.01  # between tries while mpsd has more arrivals than it has accepted
 
 
@@ -33,9 +34,10 @@ def new_socket() -> socket.socket:
 
 def has_connected(sock: socket.socket, path: str) -> bool:
     """False: its queue is full, try again in BACKLOG_SECONDS.  Raises OSError."""
-    number = sock.connect_ex(path)
+    is_short = len(os.fsencode(path)) < PATH_BYTES
+    number = sock.connect_ex(path) if is_short else errno.ENAMETOOLONG
     if number == errno.EAGAIN:
         return False
     if number:
-        raise OSError(number, os.strerror(number), path)
+        raise OSError(number, f"mpsd cannot be reached: {os.strerror(number)}", path)
     return True

@@ -48,7 +48,7 @@ class Session:
             return result
         words = ffi.string(lib.mpsd_error(self.handle)).decode(errors="replace") or os.strerror(-result)
         if code := lib.mpsd_error_code(self.handle):
-            raise Refused(code, _name(code), words)
+            raise Refused(code, _name(code), words.replace(f"{_name(code)}: ", "", 1))  # Refused says it, too
         if code := lib.mpsd_error_cuda(self.handle):
             raise CudaError(code, words)
         raise OSError(-result, words)

@@ -52,8 +52,10 @@ async def test_one_connection_too_many_is_told_so(tmp_path: Path, short_dir: Pat
 
 
 async def test_where_there_is_no_mpsd_the_system_says_so(short_dir: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"mpsd cannot be reached: No such file .*/mpsd\.sock"):
         Client(short_dir / "mpsd.sock")
+    with pytest.raises(OSError, match="mpsd cannot be reached: File name too long"):
+        Client(short_dir / ("x" * 108))
     with pytest.raises(FileNotFoundError):
         async with AsyncClient(short_dir / "mpsd.sock"):
             pass
