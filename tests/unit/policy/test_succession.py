@@ -83,6 +83,7 @@ EVENTS = {
     "the standby says it serves": Promoted(B),
     "the writer failed": Failed(A),
     "the standby says it failed": Failed(B),
+    "the writer stops, of a service without an end": Finished(A),
     "time": Elapsed(),
 }
 STAYS = {
@@ -93,7 +94,7 @@ STAYS = {
 REFUSES = {
     "one joins again", "a stranger is ready", "a stranger is silent", "a handover to one that warms",
     "a handover to the writer", "the standby is fenced", "the standby says it serves", "the standby says it failed",
-    "where a stranger lives is known",
+    "where a stranger lives is known", "the writer stops, of a service without an end",
 }  # fmt: skip
 FENCING = (Phase.FENCING, (Fence(A),))
 NEXT = (Phase.PROMOTING, (Promote(B),))
@@ -208,7 +209,6 @@ RULES = {
         service(ENDING, promotions=HASTY), Fenced(A), Phase.IDLE, Unserved("too many promotions in too short a time"),
     ),
     "just in time": (service(ENDING, promotions=JUST_IN_TIME), Fenced(A), Phase.PROMOTING, Promote(B)),
-    "a service without an end": (service(SERVING), Finished(A), SERVING, Refuse("1 does not end the work of the service")),
     "its work is done": (
         service(SERVING, until_done=True, is_done=True), Fenced(A), Phase.IDLE, Unserved("its work is done"),
     ),
