@@ -55,6 +55,8 @@ class Act:
                          "--record", self.record, piped=True)  # fmt: skip
         assert front.stdout is not None
         url = front.stdout.readline().strip()
+        if not url:
+            raise Unfit(f"{self.name}: the front end did not start")
         begin()
         tokens = 100 if self.asked.fast else TOKENS  # what a process that is started again has to read again
         words = ("--url", url, "--clients", STREAMS, "--requests", 1000, "--tokens", tokens)
@@ -195,6 +197,7 @@ def main() -> int:
     backend = asked.backend or ("gpu" if os.path.exists("/dev/nvidiactl") else "sim")
     theatre = None
     try:
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
         theatre = Theatre.build(backend)
         mpsd, stock = play(theatre, asked)
     except (Unfit, OSError, MpsdError) as exc:
