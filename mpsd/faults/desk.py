@@ -8,8 +8,9 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from heapq import merge
 from typing import Any
 
 import structlog
@@ -72,6 +73,7 @@ class FaultDesk:
         self.settings = settings
         self._blame = Blame(settings, store.blame())
         self._recent: dict[int, Incident] = {}  # the last ones, as they were told
+        self._unsaved: set[int] = set()  # of those, what could not be written down
         self._states: dict[str, DomainState] = {}
         for left in store.unsettled():  # nobody looked on while no mpsd was there
             store.save(replace(left, revision=left.revision + 1, is_settled=True))
@@ -233,14 +235,17 @@ class FaultDesk:
             self._tell(before, incident)
             changes = self._blame.take(incident, time.time())
             if changes:
-                self._store.save_with_blame(incident, self._blame.state)
+                is_saved = self._store.save_with_blame(incident, self._blame.state)
                 self._tell_of_blame(changes)
             else:
-                self._store.save(incident)
+                is_saved = self._store.save(incident)
+            (self._unsaved.discard if is_saved else self._unsaved.add)(incident.number)
             for told in self.on_incident:
                 told(incident)
         while len(self._recent) > _MOST_RECENT:
-            del self._recent[next(iter(self._recent))]
+            oldest = next(iter(self._recent))
+            del self._recent[oldest]
+            self._unsaved.discard(oldest)
         if changed:
             self._news.set()
 
@@ -278,10 +283,17 @@ class FaultDesk:
     # -- what is asked -----------------------------------------------------------------------------------------------
 
     def incidents(self, after: int) -> Iterable[Incident]:
-        return self._store.incidents(after)
+        return self._listed(self._store.incidents(after), [each for each in self._unsaved if each > after], 1)
 
     def incidents_before(self, before: int | None) -> Iterable[Incident]:
-        return self._store.incidents_before(before)
+        unsaved = [each for each in self._unsaved if before is None or each < before]
+        return self._listed(self._store.incidents_before(before), unsaved, -1)
+
+    def _listed(self, stored: Iterable[Incident], unsaved: Collection[int], step: int) -> Iterable[Incident]:
+        """With what a full disk kept from being written; step: 1 or -1, in which order."""
+        written = (each for each in stored if each.number not in unsaved)
+        others = [self._recent[number] for number in sorted(unsaved, reverse=step < 0)]
+        return merge(written, others, key=lambda each: step * each.number)
 
     def incident(self, number: int) -> Incident:
         found = self._recent.get(number) or self._store.incident(number)

@@ -163,6 +163,26 @@ async def test_older_incidents_are_asked_of_the_store(room, autojump_clock):
         room.desk.incident(301)
 
 
+async def test_what_a_full_disk_keeps_from_being_written_is_listed_all_the_same(room, autojump_clock):
+    """Until mpsd ends, in its place, in its newest state, once."""
+    numbers = []
+    for disk_is_full in (0, 1, 0):
+        room.store._db.execute(f"PRAGMA query_only={disk_is_full}")
+        room.prove(*room.arrive(room.domain(f"d{len(numbers)}"), 101 + len(numbers)))
+        numbers.append(room.last.number)
+    room.store._db.execute("PRAGMA query_only=1")
+    room.desk.note(room.told[0], "that much was done")
+    first, second, third = numbers
+    assert [each.number for each in room.desk.incidents(0)] == numbers
+    assert [each.number for each in room.desk.incidents(first)] == [second, third]
+    assert [each.number for each in room.desk.incidents_before(None)] == [third, second, first]
+    assert [each.number for each in room.desk.incidents_before(second)] == [first]
+    assert next(iter(room.desk.incidents(0))).deeds[-1].text == "that much was done"
+    room.store._db.execute("PRAGMA query_only=0")
+    room.desk.note(room.desk.incident(second), "there is room again")
+    assert [each.number for each in room.store.incidents()] == numbers == [each.number for each in room.desk.incidents(0)]
+
+
 async def test_an_incident_that_lasts_is_opened_once_however_many_come_and_go_meanwhile(room, autojump_clock):
     domain = room.domain()
     async with trio.open_nursery() as nursery:
