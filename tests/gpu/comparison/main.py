@@ -49,9 +49,11 @@ def main() -> int:
             table.facts["place"] = stage.work
             for section in chosen:
                 _run(section, stage, min(section.seconds, end - time.monotonic()))
+                _save(table)  # it may be killed before it ends
     finally:
         table.facts["took"] = f"{asked.budget - (end - time.monotonic()):.0f} s"
-        _publish(table)  # what was found, if it is stopped half-way
+        _save(table)
+        print(f"\n{table.text()}", flush=True)  # what was found, if it is stopped half-way
     return 1 if table.missed else 0
 
 
@@ -137,11 +139,9 @@ def _facts(options: Options) -> dict[str, object]:
     }
 
 
-def _publish(table: Table) -> None:
+def _save(table: Table) -> None:
     table.facts = {name: str(value) for name, value in table.facts.items()}
     target = output_directory()
     if target is not None:
         (target / "compare.json").write_text(table.json())
         (target / "compare.md").write_text(table.markdown())
-    print()
-    print(table.text(), flush=True)
