@@ -1,14 +1,29 @@
 """Every recorded scene, to every control program: what the vendor answers, or a difference that is written down."""
 
+from typing import Any
+
 import pytest
 
 from tests.contract.playing import play, unplayable
-from tests.contract.programs import Program
+from tests.contract.programs import Program, programs
 from tests.contract.transcript import Scene, scenes
+
+OF_ITS_WORDS = (  # what mpsd says there is what tests/unit/legacy compares without a daemon; what it does, tests/integration
+    "several lines", "no server", "start_server for a negative uid", "default percentage", "default memory limit",
+    "default memory limit, values that are none", "default memory limit, naming devices", "default client priority",
+    "quit with what it does not know",
+)  # fmt: skip
+
+
+def row(program: Program, scene: Scene) -> Any:
+    is_slow = program.is_ours and scene.name in OF_ITS_WORDS
+    return pytest.param(program, scene, id=f"{program.name}-{scene.name}", marks=[pytest.mark.slow] if is_slow else [])
 
 
 @pytest.mark.deadline(120)
-@pytest.mark.parametrize("scene", scenes(), ids=lambda scene: scene.name)
+@pytest.mark.parametrize(
+    ("program", "scene"), [row(program, scene) for program in programs() for scene in scenes()], indirect=["program"]
+)
 def test_scene(program: Program, scene: Scene) -> None:
     if why := unplayable(scene):
         pytest.skip(why)

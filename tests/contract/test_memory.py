@@ -68,7 +68,7 @@ def test_placing_memory_is_answered_as_recorded(environment: dict[str, str]) -> 
 def guards_of_the_driver(driver: str) -> str:
     """The program of that name; the device's has to be there."""
     if driver == "sim":
-        subprocess.run(["make", "-s", "-C", ROOT / "tests/clients"], check=True)
+        subprocess.run(["make", "-s", "-j2", "-C", ROOT / "tests/clients"], check=True)
     return str(GUARDS if driver == "sim" else REAL_GUARDS)
 
 

@@ -16,12 +16,12 @@ def slow(*values: str | float) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def test_the_last_line_needs_no_newline(daemon: Daemon) -> None:
-    assert daemon.run([], "get_default_active_thread_percentage") == Reply("100.0\n")
+def test_the_last_line_needs_no_newline(standing: Daemon) -> None:
+    assert standing.run([], "get_default_active_thread_percentage") == Reply("100.0\n")
 
 
-def test_nothing_typed_is_nothing_answered(daemon: Daemon) -> None:
-    assert daemon.run([], "") == Reply("")
+def test_nothing_typed_is_nothing_answered(standing: Daemon) -> None:
+    assert standing.run([], "") == Reply("")
 
 
 def test_several_lines_are_answered_in_order(daemon: Daemon) -> None:
@@ -38,9 +38,9 @@ def test_settings_are_lost_with_the_daemon(daemon: Daemon) -> None:
     assert daemon.ask("get_default_device_pinned_mem_limit 0") == Reply("")
 
 
-def test_a_second_daemon_is_refused(daemon: Daemon) -> None:
-    assert daemon.start() == Reply("An instance of this daemon is already running\n", 1)
-    assert daemon.ask("get_default_client_priority") == Reply("0\n")
+def test_a_second_daemon_is_refused(standing: Daemon) -> None:
+    assert standing.start() == Reply("An instance of this daemon is already running\n", 1)
+    assert standing.ask("get_default_client_priority") == Reply("0\n")
 
 
 @pytest.mark.deadline(120)

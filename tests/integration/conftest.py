@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,27 @@ def programs() -> None:
     """The C programs: mpsd's must have been built, the test clients are built here."""
     missing = [str(path) for path in (FRONT_END, SIMULATOR / "lib/libcuda.so.1") if not path.exists()]
     assert not missing, f"not there: {', '.join(missing)}; run: make build"
-    subprocess.run(["make", "-s", "-C", ROOT / "tests/clients"], check=True)
+    subprocess.run(["make", "-s", "-j2", "-C", ROOT / "tests/clients"], check=True)
 
 
 @pytest.fixture
 def machine(programs: None) -> Iterator[Machine]:
     with open_machine() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def started(programs: None) -> Iterator[Machine]:
+    with open_machine() as made:
+        made.start()
+        yield made
+
+
+@pytest.fixture
+def shared(started: Machine) -> Iterator[Machine]:
+    """A machine with mpsd for those tests of a file that leave it as they found it: most of their time was its start."""
+    yield started
+    started.end_children()
 
 
 @pytest.fixture(scope="session")
@@ -49,9 +64,22 @@ def strangers_python() -> Iterator[Path]:
 @pytest.fixture
 def strangers(programs: None, strangers_python: Path) -> Iterator[Machine]:
     """A machine where mpsd is an ordinary user's."""
-    uid = UIDS[0] if os.geteuid() == 0 else os.geteuid()
-    with open_machine(uid) as made:
-        made.variables["MPSD_PYTHON"] = str(strangers_python)
+    with open_strangers(strangers_python) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_strangers(programs: None, strangers_python: Path) -> Iterator[Machine]:
+    """One with mpsd, for those tests of a file that leave it as they found it."""
+    with open_strangers(strangers_python) as made:
+        made.start()
+        yield made
+
+
+@contextmanager
+def open_strangers(python: Path) -> Iterator[Machine]:
+    with open_machine(UIDS[0] if os.geteuid() == 0 else os.geteuid()) as made:
+        made.variables["MPSD_PYTHON"] = str(python)
         yield made
 
 

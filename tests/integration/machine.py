@@ -320,14 +320,19 @@ class Machine:
 
     def clear(self) -> None:
         """End everything that belongs here, and take the directories away."""
+        self.end_children()
+        self.end_processes()
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def end_children(self) -> None:
+        """`kill -9` of clients and front ends."""
         for child in self._children:
             child.kill()
             child.wait()
             for stream in (child.stdout, child.stderr):
                 if stream:
                     stream.close()
-        self.end_processes()
-        shutil.rmtree(self.place, ignore_errors=True)
+        self._children.clear()
 
     def addition(self, process: "subprocess.Popen[bytes]") -> None:
         """A process that ends with the machine."""

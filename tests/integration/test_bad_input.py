@@ -53,7 +53,8 @@ def descriptors(machine: Machine) -> int:
 @contextmanager
 def undisturbed(machine: Machine) -> Iterator[None]:
     """A client counts on all the while; at the end a new one is admitted, and questions are answered by the same mpsd."""
-    machine.start()
+    if not machine.daemon_pid():
+        machine.start()
     client = machine.counter().ready()
     pid = machine.daemon_pid()
     yield
@@ -67,29 +68,26 @@ def undisturbed(machine: Machine) -> Iterator[None]:
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_malformed_command_is_answered_in_the_vendors_words(machine: Machine) -> None:
-    machine.start()
-    assert {line: machine.tell(line) for line in MALFORMED} == MALFORMED
+def test_a_malformed_command_is_answered_in_the_vendors_words(shared: Machine) -> None:
+    assert {line: shared.tell(line) for line in MALFORMED} == MALFORMED
 
 
 @pytest.mark.parametrize("size", [4097, 5000, 2_000_000])
-def test_an_oversized_command_is_refused_and_the_next_is_answered(machine: Machine, size: int) -> None:
+def test_an_oversized_command_is_refused_and_the_next_is_answered(shared: Machine, size: int) -> None:
     """5,000 bytes end the vendor's daemon, and its clients with it."""
-    with undisturbed(machine):
-        done = machine.run(typed="x" * size + "\nget_default_active_thread_percentage\n")
+    with undisturbed(shared):
+        done = shared.run(typed="x" * size + "\nget_default_active_thread_percentage\n")
         assert done.stdout == f"Command of {size} bytes is longer than the limit of 4096 bytes\n100.0\n"
         assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_the_longest_command_is_answered(machine: Machine) -> None:
-    machine.start()
-    assert machine.tell("get_default_active_thread_percentage ".ljust(4096, "x")) == "100.0\n"
+def test_the_longest_command_is_answered(shared: Machine) -> None:
+    assert shared.tell("get_default_active_thread_percentage ".ljust(4096, "x")) == "100.0\n"
 
 
 @pytest.mark.slow
-def test_ten_thousand_commands_in_one_run_are_all_answered(machine: Machine) -> None:
-    machine.start()
-    done = machine.run(typed="get_default_client_priority\n" * 10_000)
+def test_ten_thousand_commands_in_one_run_are_all_answered(shared: Machine) -> None:
+    done = shared.run(typed="get_default_client_priority\n" * 10_000)
     assert (done.returncode, done.stdout) == (0, "0\n" * 10_000)
 
 
@@ -98,13 +96,13 @@ def test_ten_thousand_commands_in_one_run_are_all_answered(machine: Machine) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOCKETS)
-def test_junk_disturbs_nobody(machine: Machine, name: str) -> None:
+def test_junk_disturbs_nobody(shared: Machine, name: str) -> None:
     """Of all sizes, and both kinds of leaving: at once, and staying."""
     junk = random.Random(805)
-    with undisturbed(machine):
+    with undisturbed(shared):
         staying = []
         for size in (0, 1, 4, 9, 64, 4096, 4097, 65_000, 200_000):
-            end = connect(machine, name)
+            end = connect(shared, name)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             end.send(junk.randbytes(size))
             if size % 2:
@@ -115,9 +113,8 @@ def test_junk_disturbs_nobody(machine: Machine, name: str) -> None:
         end.close()
 
 
-def test_a_front_end_of_another_version_is_told_so(machine: Machine) -> None:
-    machine.start()
-    with connect(machine, "mpsd-ui") as end:
+def test_a_front_end_of_another_version_is_told_so(shared: Machine) -> None:
+    with connect(shared, "mpsd-ui") as end:
         end.send(b"mpsd-ui 9")
         said = end.recv(65536)
         assert said.startswith(b"EThis mpsd speaks 'mpsd-ui 1'")
@@ -125,9 +122,8 @@ def test_a_front_end_of_another_version_is_told_so(machine: Machine) -> None:
         assert end.recv(65536) == b""
 
 
-def test_an_oversized_datagram_to_the_command_socket_is_refused(machine: Machine) -> None:
-    machine.start()
-    with connect(machine, "mpsd-ui") as end:
+def test_an_oversized_datagram_to_the_command_socket_is_refused(shared: Machine) -> None:
+    with connect(shared, "mpsd-ui") as end:
         end.send(b"mpsd-ui 1")
         assert end.recv(65536) == b"mpsd-ui 1"
         end.send(b"x" * 60_000)
@@ -139,10 +135,10 @@ def test_an_oversized_datagram_to_the_command_socket_is_refused(machine: Machine
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOCKETS)
-def test_half_open_connections_disturb_nobody(machine: Machine, name: str) -> None:
+def test_half_open_connections_disturb_nobody(shared: Machine, name: str) -> None:
     """They have shut down one direction and say nothing more, or never said anything."""
-    with undisturbed(machine):
-        ends = [connect(machine, name) for _ in range(30)]
+    with undisturbed(shared):
+        ends = [connect(shared, name) for _ in range(30)]
         for at, end in enumerate(ends):
             if at % 3:
                 end.shutdown(socket.SHUT_WR if at % 3 == 1 else socket.SHUT_RD)
@@ -151,25 +147,24 @@ def test_half_open_connections_disturb_nobody(machine: Machine, name: str) -> No
 
 
 @pytest.mark.parametrize("name", [*SOCKETS, pytest.param("mpsd.sock", marks=pytest.mark.slow)])
-def test_a_socket_that_lingers_in_a_message_stops_nobody(machine: Machine, name: str) -> None:
+def test_a_socket_that_lingers_in_a_message_stops_nobody(shared: Machine, name: str) -> None:
     """Its last close waits for as long as its sender likes (decision 019)."""
-    with lingering() as fd, undisturbed(machine):
-        with connect(machine, name) as stranger:
+    with lingering() as fd, undisturbed(shared):
+        with connect(shared, name) as stranger:
             socket.send_fds(stranger, [b"words"], [fd])
             os.close(fd)
-        assert machine.tell("get_default_active_thread_percentage", seconds=PROBE_SECONDS) == "100.0\n"
-
+        assert shared.tell("get_default_active_thread_percentage", seconds=PROBE_SECONDS) == "100.0\n"
 
 
 @pytest.mark.parametrize("name", SOCKETS)
-def test_descriptors_that_nobody_asked_for_are_not_kept(machine: Machine, name: str) -> None:
-    with undisturbed(machine):
-        before = descriptors(machine)
+def test_descriptors_that_nobody_asked_for_are_not_kept(shared: Machine, name: str) -> None:
+    with undisturbed(shared):
+        before = descriptors(shared)
         with open("/dev/null") as null:
             for _ in range(20):
-                with connect(machine, name) as end:
+                with connect(shared, name) as end:
                     socket.send_fds(end, [b"have these"], [null.fileno()] * 100)
-        wait_for("mpsd to have closed them", lambda: descriptors(machine) < before + 20)
+        wait_for("mpsd to have closed them", lambda: descriptors(shared) < before + 20)
 
 
 @pytest.fixture

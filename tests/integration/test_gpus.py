@@ -1,8 +1,10 @@
 """Which GPUs are served: several of them, the daemon's CUDA_VISIBLE_DEVICES, the clients', compute modes."""
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.integration.machine import Machine
+from tests.integration.machine import Machine, open_machine
 from tests.integration.process import wait_for
 
 pytestmark = pytest.mark.root
@@ -17,6 +19,14 @@ def gpu_in_use(machine: Machine, **variables: str) -> int:
     client.end()
     [found] = [at for at, used in enumerate(after) if used - before[at] >= MIB]
     return found
+
+
+@pytest.fixture(scope="module")
+def two_gpus(programs: None) -> Iterator[Machine]:
+    """One for all tests that leave nothing behind."""
+    with open_machine() as made:
+        made.start(MPSD_SIM_GPUS="2")
+        yield made
 
 
 def test_a_client_that_names_one_gpu_by_uuid_gets_a_domain_of_that_gpu(machine: Machine) -> None:
@@ -35,10 +45,9 @@ def test_a_client_that_names_one_gpu_by_uuid_gets_a_domain_of_that_gpu(machine: 
 
 @pytest.mark.parametrize("by", ["ordinal", "UUID"])
 @pytest.mark.parametrize("gpu", [0, 1])
-def test_a_client_gets_the_gpu_that_it_names(machine: Machine, by: str, gpu: int) -> None:
-    machine.start(MPSD_SIM_GPUS="2")
-    name = str(gpu) if by == "ordinal" else machine.uuids()[gpu]
-    assert gpu_in_use(machine, CUDA_VISIBLE_DEVICES=name) == gpu
+def test_a_client_gets_the_gpu_that_it_names(two_gpus: Machine, by: str, gpu: int) -> None:
+    name = str(gpu) if by == "ordinal" else two_gpus.uuids()[gpu]
+    assert gpu_in_use(two_gpus, CUDA_VISIBLE_DEVICES=name) == gpu
 
 
 @pytest.mark.parametrize("by", ["ordinal", "UUID"])

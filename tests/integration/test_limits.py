@@ -24,7 +24,10 @@ def fits(machine: Machine, mib: int, *words: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("percent", "seen"), [("25", 32), ("40", 52), ("50", 66), ("100", 132), ("0.1", 8)])
+@pytest.mark.parametrize(
+    ("percent", "seen"),
+    [("25", 32), ("0.1", 8), *(pytest.param(*row, marks=pytest.mark.slow) for row in (("40", 52), ("50", 66), ("100", 132)))],
+)
 def test_a_default_share_set_before_the_first_client_holds_in_it(machine: Machine, percent: str, seen: int) -> None:
     """The figures are those of an H200."""
     machine.start()
@@ -32,7 +35,7 @@ def test_a_default_share_set_before_the_first_client_holds_in_it(machine: Machin
     assert sms(machine) == seen
 
 
-@pytest.mark.parametrize("by", ["ordinal", "UUID", "prefix"])
+@pytest.mark.parametrize("by", ["ordinal", "UUID", pytest.param("prefix", marks=pytest.mark.slow)])
 def test_a_default_memory_limit_holds_however_the_device_was_named(machine: Machine, by: str) -> None:
     machine.start()
     uuid = machine.uuids()[0]

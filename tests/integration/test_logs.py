@@ -52,31 +52,29 @@ def test_every_line_of_every_domain_is_published_once_and_in_order(machine: Mach
         assert_all_published(machine, domain)
 
 
-def test_every_line_has_the_vendors_form(machine: Machine) -> None:
+def test_every_line_has_the_vendors_form(shared: Machine) -> None:
     """Callers find the time, the writer and the words where the vendor has them."""
-    machine.start()
-    machine.client("smcount").status()
-    machine.tell("get_server_list")
+    shared.client("smcount").status()
+    shared.tell("get_server_list")
     for name in ("control.log", "server.log"):
-        lines = wait_for(f"lines in {name}", lambda name=name: machine.log(name))
+        lines = wait_for(f"lines in {name}", lambda name=name: shared.log(name))
         assert [line for line in lines if not LINE.match(line)] == []
 
 
-def test_the_lines_that_callers_search_for_are_there(machine: Machine) -> None:
-    machine.start()
-    client = machine.client("smcount")
+def test_the_lines_that_callers_search_for_are_there(shared: Machine) -> None:
+    client = shared.client("smcount")
     client.status()
-    text = "\n".join(machine.log())
-    assert f"Starting control daemon using socket {machine.pipe}/control" in text
-    assert f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={machine.pipe}" in text
-    wait_for("the client", lambda: any(f"NEW CLIENT {client.pid} from user 0" in line for line in machine.log()))
-    server = machine.server()
-    wait_for("the server", lambda: any(f"NEW SERVER {server}: Ready" in line for line in machine.log()))
-    assert any(f"Starting new server {server} for user 0" in line for line in machine.log())
-    machine.ask("get_server_list")
-    wait_for("the end of the session", lambda: machine.log()[-1].endswith("UI closed"))
-    assert machine.log()[-2].endswith(f"] {server}")
-    assert machine.log()[-3].endswith("Cmd:get_server_list")
+    text = "\n".join(shared.log())
+    assert f"Starting control daemon using socket {shared.pipe}/control" in text
+    assert f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={shared.pipe}" in text
+    wait_for("the client", lambda: any(f"NEW CLIENT {client.pid} from user 0" in line for line in shared.log()))
+    server = shared.server()
+    wait_for("the server", lambda: any(f"NEW SERVER {server}: Ready" in line for line in shared.log()))
+    assert any(f"Starting new server {server} for user 0" in line for line in shared.log())
+    shared.ask("get_server_list")
+    wait_for("the end of the session", lambda: shared.log()[-1].endswith("UI closed"))
+    assert shared.log()[-2].endswith(f"] {server}")
+    assert shared.log()[-3].endswith("Cmd:get_server_list")
 
 
 def test_a_server_started_by_command_is_in_the_log(machine: Machine) -> None:

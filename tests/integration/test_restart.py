@@ -65,7 +65,7 @@ def test_a_new_mpsd_knows_of_a_fault_and_of_the_spare(machine: Machine) -> None:
     wait_for("the old domain's recycling", lambda: machine.journal("domain.recycling"))
 
 
-@pytest.mark.parametrize("milliseconds", [0, 12, 60, *(pytest.param(each, marks=pytest.mark.slow) for each in (3, 6, 30, 120))])
+@pytest.mark.parametrize("milliseconds", [12, *(pytest.param(each, marks=pytest.mark.slow) for each in (0, 3, 6, 30, 60, 120))])
 def test_kill_9_between_the_words_of_handshakes_holds_up_no_client(machine: Machine, milliseconds: int) -> None:
     """At some moment of the start of three clients and of their server, while mpsd waits for the next word."""
     machine.start(MPSD_SIM_FAST="0")
@@ -301,7 +301,9 @@ def test_a_vendors_daemon_in_the_same_directory_is_left_alone(machine: Machine) 
     assert machine.daemon_pid() == theirs
 
 
-@pytest.mark.parametrize("whose", ["nobody's", "another program's", "garbage"])
+@pytest.mark.parametrize(
+    "whose", ["another program's", *(pytest.param(whose, marks=pytest.mark.slow) for whose in ("nobody's", "garbage"))]
+)
 def test_a_stale_pid_file_and_sockets_are_replaced(machine: Machine, whose: str) -> None:
     """What a machine that lost power leaves in /tmp."""
     other = subprocess.Popen(["sleep", "60"])

@@ -71,12 +71,11 @@ def test_a_plain_kill_takes_the_co_runner_along(machine: Machine) -> None:
     ],
     ids=["terminate", "with grace", "drain", "drain with grace"],
 )  # fmt: skip
-def test_a_stopped_client_does_not_take_its_co_runner_along(machine: Machine, how: dict[str, object], steps: list[str]) -> None:
-    machine.start()
-    other = machine.counter().ready()
-    doomed = in_an_endless_kernel(machine)
-    assert machine.domain_of(other) == machine.domain_of(doomed)
-    with machine.mpsd() as mpsd:
+def test_a_stopped_client_does_not_take_its_co_runner_along(shared: Machine, how: dict[str, object], steps: list[str]) -> None:
+    other = shared.counter().ready()
+    doomed = in_an_endless_kernel(shared)
+    assert shared.domain_of(other) == shared.domain_of(doomed)
+    with shared.mpsd() as mpsd:
         done = only(mpsd.ask(calls.client_stop(doomed.pid, **how)))  # type: ignore[arg-type]
     assert (done.pid, done.has_ended, done.why, list(done.steps)) == (doomed.pid, True, None, steps)
     assert doomed.status() == (-signal.SIGTERM if "sigterm" in steps else -signal.SIGKILL)
@@ -136,16 +135,15 @@ def test_a_cgroup_is_frozen_as_a_whole_while_it_drains(machine: Machine, cgroup:
     bystander.wait()
 
 
-def test_ones_own_cgroup_is_known_to_mpsd(machine: Machine, cgroup: Path) -> None:
+def test_ones_own_cgroup_is_known_to_mpsd(shared: Machine, cgroup: Path) -> None:
     """As a hook inside of a container asks, which cannot know what the container is called."""
-    machine.start()
-    other = machine.counter().ready()
-    doomed = in_an_endless_kernel(machine)
+    other = shared.counter().ready()
+    doomed = in_an_endless_kernel(shared)
     put(doomed, cgroup)
     script = "import sys; from mpsd_client import Client, calls; c = Client(sys.argv[1]); sys.stdin.readline()\n"
     script += "print(c.ask(calls.client_stop(cgroup='self')).count)"
     asking = subprocess.Popen(
-        [machine.variables["MPSD_PYTHON"], "-c", script, str(machine.pipe / "mpsd.sock")],
+        [shared.variables["MPSD_PYTHON"], "-c", script, str(shared.pipe / "mpsd.sock")],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     (cgroup / "cgroup.procs").write_text(str(asking.pid))
@@ -164,14 +162,13 @@ def busy(cgroup: Path) -> Iterator[int]:
     process.wait()
 
 
-def test_a_client_that_somebody_has_stopped_is_continued_first(machine: Machine) -> None:
+def test_a_client_that_somebody_has_stopped_is_continued_first(shared: Machine) -> None:
     """The vendor's daemon would answer nobody while it ends the work of a stopped process (measured on an H200)."""
-    machine.start()
-    other = machine.counter().ready()
-    doomed = in_an_endless_kernel(machine)
+    other = shared.counter().ready()
+    doomed = in_an_endless_kernel(shared)
     os.kill(doomed.pid, signal.SIGSTOP)
     wait_for("the client to stop", lambda: state_of(doomed.pid) == "T")
-    with machine.mpsd() as mpsd:
+    with shared.mpsd() as mpsd:
         done = only(mpsd.ask(calls.client_stop(doomed.pid)))
     assert (done.has_ended, list(done.steps)) == (True, ["thaw", "terminate", "sigkill"])
     other.goes_on()
@@ -221,21 +218,19 @@ def test_a_client_of_a_silent_domain_is_not_killed_but_by_force(machine: Machine
     assert doomed.status() == -signal.SIGKILL
 
 
-def test_a_process_that_is_no_client_is_simply_ended(machine: Machine) -> None:
-    machine.start()
+def test_a_process_that_is_no_client_is_simply_ended(shared: Machine) -> None:
     process = subprocess.Popen(["sleep", "600"])
-    with machine.mpsd() as mpsd:
+    with shared.mpsd() as mpsd:
         done = only(mpsd.ask(calls.client_stop(process.pid)))
     assert (done.domain, list(done.steps), done.has_ended) == (None, ["sigkill"], True)
     assert process.wait() == -signal.SIGKILL
 
 
-def test_what_clients_need_is_not_ended(machine: Machine) -> None:
-    machine.start()
-    client = machine.counter().ready()
-    server = machine.server_of(client)
-    needed = [machine.daemon_pid(), machine.keeper_pid(), machine.vendor_pid(machine.domain_of(client)), server, 1]
-    with machine.mpsd() as mpsd:
+def test_what_clients_need_is_not_ended(shared: Machine) -> None:
+    client = shared.counter().ready()
+    server = shared.server_of(client)
+    needed = [shared.daemon_pid(), shared.keeper_pid(), shared.vendor_pid(shared.domain_of(client)), server, 1]
+    with shared.mpsd() as mpsd:
         for pid in needed:
             with pytest.raises(Refused) as refused:
                 mpsd.ask(calls.client_stop(pid))

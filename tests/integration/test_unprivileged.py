@@ -16,20 +16,18 @@ def leads_to(machine: Machine) -> str:
     return os.readlink(machine.pipe / "control").split("/")[-3]
 
 
-def test_it_says_once_what_works_and_what_does_not(strangers: Machine) -> None:
-    strangers.start()
-    strangers.counter().ready()
-    [said] = strangers.journal("mode.unprivileged")
+def test_it_says_once_what_works_and_what_does_not(shared_strangers: Machine) -> None:
+    shared_strangers.counter().ready()
+    [said] = shared_strangers.journal("mode.unprivileged")
     assert said["level"] == "warning"
     assert {"why", "works", "does_not_work"} <= set(said)
-    assert os.stat(f"/proc/{strangers.daemon_pid()}").st_uid == UIDS[0]
+    assert os.stat(f"/proc/{shared_strangers.daemon_pid()}").st_uid == UIDS[0]
 
 
-def test_the_doors_are_links_to_the_domains_own(strangers: Machine) -> None:
-    strangers.start()
+def test_the_doors_are_links_to_the_domains_own(shared_strangers: Machine) -> None:
     for door in ("control", "control_privileged"):
-        wait_for(door, lambda door=door: (strangers.pipe / door).is_symlink())
-        assert os.readlink(strangers.pipe / door) == f"{strangers.state}/domains/default/pipe/{door}"
+        wait_for(door, lambda door=door: (shared_strangers.pipe / door).is_symlink())
+        assert os.readlink(shared_strangers.pipe / door) == f"{shared_strangers.state}/domains/default/pipe/{door}"
 
 
 def test_the_command_language_is_whole(strangers: Machine) -> None:

@@ -15,7 +15,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs uid 0 to be sev
 def built_programs() -> None:
     subprocess.run(["make", "-s", "-C", ROOT / "native", "sim", "SAN="], check=True)
     subprocess.run(["make", "-s", "-C", ROOT / "native", "sim", f"SAN={SANITIZER}"], check=True)
-    subprocess.run(["make", "-s", "-C", ROOT / "tests/clients", "CUDA=sim"], check=True)
+    subprocess.run(["make", "-s", "-j2", "-C", ROOT / "tests/clients", "CUDA=sim"], check=True)
 
 
 @pytest.fixture(name="machine")

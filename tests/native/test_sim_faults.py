@@ -33,7 +33,7 @@ ALONE = [(mode, victim if mode == "misaligned" else culprit) for mode, culprit, 
 
 
 def two_clients(mps: Machine, mode: str, linger: str = "0") -> tuple[Client, Client]:
-    victim = mps.client("counter", "--seconds", "8")
+    victim = mps.client("counter", "--seconds", "8", "--ms", "20")
     victim.wait_for("ready")
     culprit = mps.client("faulter", mode, "--linger", linger)
     return victim, culprit
