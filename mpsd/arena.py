@@ -42,7 +42,7 @@ class Allocation:
 @dataclass(frozen=True, slots=True)
 class KeptState:
     """A forward state that is kept with an arena: a file of `bytes`, in the host's memory, which the writer of `generation`
-    made; the keeper holds it under a name made of `serial`, which is never given twice."""
+    gave; the keeper holds it under a name made of `serial`, which is never given twice."""
 
     serial: int
     generation: int
@@ -57,7 +57,7 @@ class Arena:
     it may hold.  used_bytes: held, committed or not.  allocations, layout_hash, layout_bytes: of the last commit; the hash is
     empty before the first.  commit: its number, which only grows.  generation: counts writers: what carries an older one is
     refused.  writer: the process that may change it, also while it is being fenced.  unheld_since: None while somebody has it
-    open.  state_serial: of the forward state that is kept with it; 0: none.
+    open.  state_serial: of the forward state that is kept with it; 0: none.  state_generation: in which it was given.
     """
 
     id: int
@@ -83,6 +83,7 @@ class Arena:
     ttl_seconds: float | None = None  # how long it stays with nobody holding it; None: until it is removed
     unheld_since: float | None = None
     state_serial: int = 0
+    state_generation: int = 0
 
     @property
     def is_held(self) -> bool:

@@ -208,9 +208,11 @@ class Arenas(Protocol):
     async def drop(self, arena_id: int, generation: int, process: ProcessId, offsets: Sequence[int]) -> Arena:
         """What is not committed goes at once, the rest with the next commit."""
 
-    async def commit(self, arena_id: int, generation: int, process: ProcessId, layout: int | None) -> Arena:
-        """What was put is there, what was dropped is gone, and the layout (a descriptor to read; None: as it was) holds: all
-        of it or nothing."""
+    async def commit(
+        self, arena_id: int, generation: int, process: ProcessId, layout: int | None, state: int | None = None
+    ) -> Arena:
+        """What was put is there, what was dropped is gone, and the layout (a descriptor to read; None: as it was) and the
+        forward state (None: the one there is), of this generation or an earlier one, hold: all of it or nothing."""
 
     def openings(self, arena_id: int, process: ProcessId) -> int:
         """How often it has opened the arena since it holds it, as far as this mpsd knows: 1: it had it not before."""

@@ -144,7 +144,7 @@ METHODS: dict[str, Method] = {
         arenas.commit,
         "Make what was put and dropped hold, all of it or nothing",
         changes=True,
-        takes=lambda ask: int(ask.has_layout),
+        takes=lambda ask: ask.has_layout + ask.has_state,
     ),
     "arena.take": _of_holder(arena_messages.TakeMemory, arenas.take, "Get the committed memory of an arena", gives=True),
     "arena.layout": _of_holder(arena_messages.ArenaId, arenas.layout, "Get the committed layout of an arena", gives=True),

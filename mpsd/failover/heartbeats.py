@@ -24,7 +24,7 @@ _LEAST_SECONDS = 0.001
 
 @dataclass(slots=True, eq=False)
 class _Pulse:
-    """Owns the descriptor of one kept state.  generation: of the term that it is of.  still_seconds: for how long the marks
+    """Owns the descriptor of one kept state.  generation: in which it was given.  still_seconds: for how long the marks
     have not changed while mpsd was looking: where the whole machine stands still, its processes are not silent."""
 
     generation: int
@@ -127,23 +127,23 @@ class Heartbeats:
         self._unread.add(entry)
 
     async def _fetch_now(self, entry: Entry) -> None:
-        serial = entry.arena.state_serial
-        if not serial:
+        arena = entry.arena
+        if not arena.state_serial:
             return
         descriptor = await self._desk.vault.state_descriptor(entry.arena.id)
         if descriptor < 0:
             return
         try:
-            generation = parse_head(os.pread(descriptor, HEAD.size, 0)).generation
+            parse_head(os.pread(descriptor, HEAD.size, 0))
         except (BadRequest, OSError):
             os.close(descriptor)
             raise
-        if generation != entry.arena.generation or not _is_expected(entry):
+        if arena.state_generation != entry.arena.generation or not _is_expected(entry):
             os.close(descriptor)
             return
         if (last := self._pulses.pop(entry, None)) is not None:
             os.close(last.descriptor)
-        self._pulses[entry] = _Pulse(generation, serial, descriptor, b"", trio.current_time())
+        self._pulses[entry] = _Pulse(arena.state_generation, arena.state_serial, descriptor, b"", trio.current_time())
 
 
 def _is_expected(entry: Entry) -> bool:

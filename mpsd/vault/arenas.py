@@ -219,10 +219,12 @@ class Arenas:
         await self._begin()
         return await self._filling.drop(self._shelf.find_id(arena_id), generation, process, offsets)
 
-    async def commit(self, arena_id: int, generation: int, process: ProcessId, layout: int | None) -> Arena:
-        async with _owned(() if layout is None else (layout,)):
+    async def commit(
+        self, arena_id: int, generation: int, process: ProcessId, layout: int | None, state: int | None = None
+    ) -> Arena:
+        async with _owned([each for each in (layout, state) if each is not None]):
             await self._begin()
-            return await self._filling.commit(self._shelf.find_id(arena_id), generation, process, layout)
+            return await self._filling.commit(self._shelf.find_id(arena_id), generation, process, layout, state)
 
     async def take(
         self,

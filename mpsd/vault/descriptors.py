@@ -71,10 +71,10 @@ def read_layout(descriptor: int) -> Layout:
     return Layout(copy, digest.hexdigest(), size)
 
 
-def check_state(descriptor: int, generation: int) -> int:
+def check_state(descriptor: int, generation: int, *, may_be_older: bool = False) -> int:
     """How long a stranger's forward state is, which the writer of this generation made: one that its readers can map.
 
-    Raises BadRequest."""
+    may_be_older: made in an earlier generation.  Raises BadRequest."""
     if not _is_memory_file(descriptor):
         raise BadRequest("a forward state comes in a memory file, as mpsd_state_create makes it")
     if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _STATE_SEALS != _STATE_SEALS:
@@ -82,11 +82,16 @@ def check_state(descriptor: int, generation: int) -> int:
     if os.fstatvfs(descriptor).f_bsize != os.sysconf("SC_PAGESIZE"):
         raise BadRequest("a forward state is not in huge pages: those can be taken away from its readers")
     head = parse_head(os.pread(descriptor, HEAD.size, 0))
-    if head.generation != generation:
+    if head.generation != generation and not (may_be_older and 0 < head.generation < generation):
         raise BadRequest(f"a forward state of generation {generation} is wanted; found: {head.generation}")
     if (size := os.fstat(descriptor).st_size) != head.file_bytes:
         raise BadRequest(f"a forward state whose head says {head.file_bytes} bytes has {size}")
     return size
+
+
+def generation_of_state(descriptor: int) -> int:
+    """In which it was made.  Raises BadRequest where its owner has spoilt it since it was checked."""
+    return parse_head(os.pread(descriptor, HEAD.size, 0)).generation
 
 
 def _is_memory_file(descriptor: int) -> bool:

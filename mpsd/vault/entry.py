@@ -60,12 +60,12 @@ class Entry:
 
     def become(self, row: Row) -> Arena:
         """`row` is stored."""
-        serial = 0 if row.state is None else row.state.serial
+        serial, given = (0, 0) if row.state is None else (row.state.serial, row.state.generation)
         contents = self.contents
         counted = replace(
             row.arena, used_bytes=contents.used_bytes, allocations=contents.committed_count, commit=row.commits,
-            state_serial=serial,
-        )
+            state_serial=serial, state_generation=given,
+        )  # fmt: skip
         self.row = replace(row, arena=counted)
         self.notify()
         return counted

@@ -5,7 +5,8 @@
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import trio
@@ -14,7 +15,7 @@ from mpsd.arena import Allocation, Arena, KeptState, Portion
 from mpsd.descriptors import close_all
 from mpsd.errors import BadRequest, KeeperFailed
 from mpsd.model import ProcessId
-from mpsd.vault.descriptors import CheckMemory, Layout, check_state, read_layout
+from mpsd.vault.descriptors import CheckMemory, Layout, check_state, generation_of_state, read_layout
 from mpsd.vault.entry import Entry, layout_name, memory_name, state_name
 from mpsd.vault.janitor import Janitor
 from mpsd.vault.keeper import Item
@@ -95,13 +96,16 @@ class Filling:
         await self._janitor.settled()
         return arena
 
-    async def commit(self, entry: Entry, generation: int, process: ProcessId, layout: int | None) -> Arena:
+    async def commit(
+        self, entry: Entry, generation: int, process: ProcessId, layout: int | None, state: int | None = None
+    ) -> Arena:
+        """The state may be of an earlier generation: a writer gives again what a keeper has lost."""
+        size = 0 if state is None else check_state(state, generation, may_be_older=True)
         async with entry.lock:
             entry.check_writer(generation, process)
-            row = entry.row
-            if layout is not None:
-                row = await self._with_layout(entry, generation, process, layout)
-            arena = self._commit(entry, replace(row, commits=row.commits + 1))
+            async with self._held_state(entry, generation, process, state, size) as kept:
+                row = entry.row if layout is None else await self._with_layout(entry, generation, process, layout)
+                arena = self._commit(entry, replace(row, commits=row.commits + 1, state=kept or row.state))
         self._shelf.tell("committed", arena, generation=generation, allocations=arena.allocations)
         await self._janitor.settled()
         return arena
@@ -127,12 +131,14 @@ class Filling:
         return replace(entry.with_facts(layout_hash=read.hash, layout_bytes=read.bytes), layout_serial=serial)
 
     def _commit(self, entry: Entry, row: Row) -> Arena:
-        contents, old = entry.contents, entry.row.layout_serial
+        contents, old, state = entry.contents, entry.row.layout_serial, entry.row.state
         gone = [memory_name(each.serial) for each in contents.dropped]
         if old is not None and old != row.layout_serial:
             gone.append(layout_name(old))
+        if state is not None and state != row.state:
+            gone.append(state_name(state.serial))
         try:
-            self._store.commit(row)
+            self._store.commit(row, None if row.state == state else row.state)
         except BaseException:
             if row.layout_serial is not None and row.layout_serial != old:
                 self._janitor.drop([layout_name(row.layout_serial)])
@@ -172,17 +178,24 @@ class Filling:
         size = check_state(state, generation)
         async with entry.lock:
             entry.check_writer(generation, process)
-            before = entry.row.state
-            row = await self._with_state(entry, generation, process, state, size)
-            if before is not None:
+            async with self._held_state(entry, generation, process, state, size) as kept:
+                assert kept is not None
+                self._store.keep_state(entry.arena.id, kept)
+            if (before := entry.row.state) is not None:
                 self._janitor.drop([state_name(before.serial)])
-            arena = entry.become(row)
+            arena = entry.become(replace(entry.row, state=kept))
         for each in self.on_state:
             each(arena)
         return arena
 
-    async def _with_state(self, entry: Entry, generation: int, process: ProcessId, state: int, size: int) -> Row:
-        """The row with this state, which is stored and held."""
+    @asynccontextmanager
+    async def _held_state(
+        self, entry: Entry, generation: int, process: ProcessId, state: int | None, size: int
+    ) -> AsyncIterator[KeptState | None]:
+        """The keeper holds it, to be stored within; it is dropped again where that fails."""
+        if state is None:
+            yield None
+            return
         shelf, arena = self._shelf, entry.arena
         more = int(entry.row.state is None)
         shelf.account.check_growth(arena, 0, more, shelf.bounds(arena))
@@ -191,21 +204,24 @@ class Filling:
         try:
             await self._keeper.put([Item(state_name(kept.serial), state, size)], entry.newest_name)
             entry.check_writer(generation, process)
-            self._store.keep_state(arena.id, kept)
+            yield kept
         except BaseException:
             shelf.account.move(arena, 0, -more)
             self._janitor.drop([state_name(kept.serial)])
             raise
-        return replace(entry.row, state=kept)
 
     async def state(self, entry: Entry) -> tuple[KeptState, int] | None:
-        """With a descriptor of it."""
+        """With a descriptor of it.  Its generation is that which its readers find in it: that in which it was made."""
         async with entry.lock:
             entry.check_there()
             if (kept := entry.row.state) is None:
                 return None
             [descriptor] = await self._keeper.get([state_name(kept.serial)])
-            return kept, descriptor
+            try:
+                return replace(kept, generation=generation_of_state(descriptor)), descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
 
     def roll_back(self, entry: Entry) -> None:
         """What is in it is as after the last commit; that is stored already."""

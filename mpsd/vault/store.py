@@ -140,15 +140,15 @@ class VaultStore:
         statement = "UPDATE allocations SET dropped_in = ? WHERE serial = ?"
         self._write([_gone(each) for each in gone] + [(statement, (row.commits + 1, each.serial)) for each in marked])
 
-    def commit(self, row: Row) -> None:
-        """`row` has the new number, and the layout that holds from now on."""
+    def commit(self, row: Row, state: KeptState | None = None) -> None:
+        """`row` has the new number, and the layout that holds from now on.  state: so does this one; None: that there is."""
         dropped = "DELETE FROM allocations WHERE arena_id = ? AND dropped_in IS NOT NULL"
-        self._write([_changed(row), (dropped, (row.arena.id,))])
+        kept = () if state is None else _with_state(row.arena.id, state)
+        self._write([_changed(row), (dropped, (row.arena.id,)), *kept])
 
     def keep_state(self, arena_id: int, state: KeptState) -> None:
         """It is the arena's from now on, and the one before is gone."""
-        values = (state.serial, arena_id, state.generation, state.bytes)
-        self._write([_stateless(arena_id), ("INSERT INTO states VALUES (?, ?, ?, ?)", values)])
+        self._write(_with_state(arena_id, state))
 
     def remove(self, arena_id: int) -> None:
         """Its allocations are left to `forget_allocations`: there may be many."""
@@ -279,6 +279,11 @@ def _released(row: Row, process: ProcessId) -> Write:
 
 def _stateless(arena_id: int) -> Write:
     return "DELETE FROM states WHERE arena_id = ?", (arena_id,)
+
+
+def _with_state(arena_id: int, state: KeptState) -> list[Write]:
+    values = (state.serial, arena_id, state.generation, state.bytes)
+    return [_stateless(arena_id), ("INSERT INTO states VALUES (?, ?, ?, ?)", values)]
 
 
 def _gone(one: Allocation) -> Write:

@@ -63,11 +63,12 @@ class DropMemory:
 
 @dataclass(frozen=True, slots=True)
 class CommitArena:
-    """With a descriptor of the layout, where there is one."""
+    """With a descriptor of the layout, where there is one, and then one of a forward state, where there is one."""
 
     id: int = param(ID)
     generation: int = param(_GENERATION)
     has_layout: bool = param(boolean())
+    has_state: bool = param(boolean(), False)
 
 
 @dataclass(frozen=True, slots=True)

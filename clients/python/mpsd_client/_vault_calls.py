@@ -52,11 +52,14 @@ def arena_drop(arena_id: int, generation: int, offsets: Sequence[int]) -> Call[v
     return make_call("arena.drop", values.ArenaUse, id=arena_id, generation=generation, offsets=list(offsets))
 
 
-def arena_commit(arena_id: int, generation: int, layout_fd: int | None = None) -> Call[values.Committed]:
-    """layout_fd: a memory file, which stays the caller's to close; None: the layout stays as it was."""
-    fds = () if layout_fd is None else (layout_fd,)
-    call = make_call("arena.commit", values.Committed, id=arena_id, generation=generation, has_layout=bool(fds))
-    return Call(call.method, call.params, call.read, fds)
+def arena_commit(
+    arena_id: int, generation: int, layout_fd: int | None = None, state_fd: int | None = None
+) -> Call[values.Committed]:
+    """layout_fd: a memory file; None: the layout stays as it was.  state_fd: of a forward state; None: the one that is kept
+    stays.  Both stay the caller's to close."""
+    given = {"has_layout": layout_fd is not None, "has_state": None if state_fd is None else True}
+    call = make_call("arena.commit", values.Committed, id=arena_id, generation=generation, **given)
+    return Call(call.method, call.params, call.read, tuple(fd for fd in (layout_fd, state_fd) if fd is not None))
 
 
 def arena_take(arena_id: int, after: int | None = None, limit: int | None = None) -> Call[values.Taken]:

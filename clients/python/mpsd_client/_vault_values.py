@@ -49,6 +49,7 @@ class Committed:
     allocations: int
     used_bytes: int
     commit: int = 0
+    state_serial: int = 0
 
 
 @dataclass(frozen=True, slots=True)

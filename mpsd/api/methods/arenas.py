@@ -157,10 +157,11 @@ async def drop(call: Call[DropMemory]) -> Map:
 async def commit(call: Call[CommitArena]) -> Map:
     ask, process = call.ask, call.process()
     arenas = arenas_of(call.services)
-    layout = call.taken.take()[0] if ask.has_layout else None
-    arena = await arenas.commit(ask.id, ask.generation, process, layout)
+    fds = call.taken.take() if ask.has_layout or ask.has_state else []
+    layout, state = fds[0] if ask.has_layout else None, fds[-1] if ask.has_state else None
+    arena = await arenas.commit(ask.id, ask.generation, process, layout, state)
     facts = {"layout_hash": arena.layout_hash, "allocations": arena.allocations, "used_bytes": arena.used_bytes}
-    return {**facts, "commit": arena.commit}
+    return {**facts, "commit": arena.commit, "state_serial": arena.state_serial}
 
 
 async def take(call: Call[TakeMemory]) -> Map:

@@ -162,6 +162,24 @@ static void memory(const char *verb, char **words)
 	}
 }
 
+/* Made once; a word: mpsd is not told by arena.keep_state. */
+static int state(const char *is_quiet)
+{
+	static struct mpsd_state *made;
+	unsigned char bytes[64];
+	struct mpsd_pack pack;
+	int fd, rc = mpsd_state_create("mpsd-state-1 8\nstep uint64 0\n", 8, mpsd_arena_generation(arena), &made);
+
+	if (rc < 0)
+		return rc;
+	fd = mpsd_state_fd(made);
+	rc = mpsd_arena_set_state(arena, fd);
+	if (rc < 0 || is_quiet)
+		return rc;
+	mpsd_pack_arena(&pack, bytes, sizeof(bytes), mpsd_arena_id(arena), mpsd_arena_generation(arena), 0);
+	return mpsd_call(session, "arena.keep_state", bytes, pack.used, &fd, 1, 1, 0, NULL);
+}
+
 static void whole(const char *verb, char **words)
 {
 	char text[96];
@@ -181,6 +199,14 @@ static void whole(const char *verb, char **words)
 		say(rc < 0 ? rc : 0, text);
 	} else if (!strcmp(verb, "promoted")) {
 		say(mpsd_arena_promoted(arena, strtoull(words[1], NULL, 0)), "");
+	} else if (!strcmp(verb, "state")) { /* one of this generation is the writer's, and mpsd keeps it */
+		say(state(words[1]), "");
+	} else if (!strcmp(verb, "restore")) {
+		uint64_t serial = 0;
+		int rc = mpsd_arena_restore(arena, &serial);
+
+		snprintf(text, sizeof(text), "%llu", (unsigned long long)serial);
+		say(rc, text);
 	} else if (!strcmp(verb, "replaced")) { /* mpsd lets us go, and another may write; here nothing changes */
 		say(mpsd_give_back(session, mpsd_arena_id(arena), 0), "");
 	} else if (!strcmp(verb, "chosen")) { /* mpsd makes this reader the writer; here nothing changes */
@@ -282,7 +308,7 @@ int main(void)
 			continue;
 		if (is_one_of(words[0], "alloc free fill check guard hooks "))
 			memory(words[0], words);
-		else if (is_one_of(words[0], "flush commit layout seal refresh promoted yielded replaced chosen list facts close forget "))
+		else if (is_one_of(words[0], "flush commit layout seal refresh promoted yielded state restore replaced chosen list facts close forget "))
 			whole(words[0], words);
 		else
 			outside(words[0], words);

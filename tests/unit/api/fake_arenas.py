@@ -191,15 +191,20 @@ class FakeArenas:
                 memory.dropped.add(offset)
         return self._keep(arena, "")
 
-    async def commit(self, arena_id: int, generation: int, process: ProcessId, layout: int | None) -> Arena:
+    async def commit(
+        self, arena_id: int, generation: int, process: ProcessId, layout: int | None, state: int | None = None
+    ) -> Arena:
         await trio.lowlevel.checkpoint()
         try:
             arena, memory = self._written(arena_id, generation, process), self.memory[arena_id]
             if layout is not None:
                 memory.layout = os.pread(layout, os.fstat(layout).st_size, 0)
+            if state is not None:
+                memory.keep(os.dup(state), generation)
+                arena = replace(arena, state_serial=arena.state_serial + 1)
         finally:
-            if layout is not None:
-                os.close(layout)
+            for each in filter(None, (layout, state)):
+                os.close(each)
         for offset in list(memory.dropped):
             memory.close(offset)
         memory.fresh.clear()

@@ -17,7 +17,7 @@ class Kept:
     """A forward state as the vault gives it; closed with the test."""
 
     def __init__(self, room, generation: int) -> None:
-        self.room, self.descriptor, self.n = room, os.memfd_create("state"), 0
+        self.room, self.descriptor, self.n, self.generation = room, os.memfd_create("state"), 0, generation
         os.pwrite(self.descriptor, HEAD.pack(1, 0, MAGIC, generation, 0, 8, 0), 0)
         self.publish()
         self.keep()
@@ -25,7 +25,8 @@ class Kept:
     def keep(self) -> None:
         arena = self.room.vault.made[1]
         self.room.vault.descriptors[1] = self.descriptor
-        self.room.vault.become("state", replace(arena, state_serial=arena.state_serial + 1))
+        facts = {"state_serial": arena.state_serial + 1, "state_generation": self.generation}
+        self.room.vault.become("state", replace(arena, **facts))
 
     def publish(self) -> None:
         self.n += 1

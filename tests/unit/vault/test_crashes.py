@@ -48,6 +48,13 @@ async def commit(vault: Vault, arena: Arena, process: ProcessId) -> None:
     await vault.arenas.commit(arena.id, 1, process, memory(b"layout 2"))
 
 
+async def commit_with_state(vault: Vault, arena: Arena, process: ProcessId) -> None:
+    await vault.arenas.drop(arena.id, 1, process, [0])
+    with State.create({"step": "int64"}, generation=1) as state:
+        state.publish(step=2)
+        await vault.arenas.commit(arena.id, 1, process, memory(b"layout 2"), os.dup(state.fd))
+
+
 async def seal(vault: Vault, arena: Arena, process: ProcessId) -> None:
     await vault.arenas.seal(arena.id, 1, process)
 
@@ -72,10 +79,14 @@ async def keep_state(vault: Vault, arena: Arena, process: ProcessId, step: int =
         await vault.arenas.keep_state(arena.id, arena.generation, process, os.dup(state.fd))
 
 
-STEPS = (put_two, put_again, drop_fresh, drop_committed, commit, seal, promote, step_down, keep_state, close_and_remove)
+STEPS = (
+    put_two, put_again, drop_fresh, drop_committed, commit, commit_with_state, seal, promote, step_down, keep_state,
+    close_and_remove,
+)  # fmt: skip
 BEFORE = {0: b"0", 1: b"1"}
 SEEN = {  # what an adopter may find after a death at any point of the step
     commit: [BEFORE, {1: b"1", 2: b"2"}],
+    commit_with_state: [BEFORE, {1: b"1", 2: b"2"}],
 }
 
 
@@ -172,8 +183,10 @@ async def check_whole(vault: Vault, step: Step, writer: ProcessId, other: Proces
     if writer in (arena.writer, *arena.readers):
         await vault.arenas.close(arena.id, writer)
     await vault.arenas.open(arena.id, Access.READ, other, 0)
-    assert await state_step(vault, arena) in ([1, 2] if step is keep_state else [1])
-    assert await taken(vault, arena, other) in SEEN.get(step, [BEFORE])
+    state, found_memory = await state_step(vault, arena), await taken(vault, arena, other)
+    assert state in ([1, 2] if step in (keep_state, commit_with_state) else [1])
+    assert found_memory in SEEN.get(step, [BEFORE])
+    assert step is not commit_with_state or (state == 2) == (found_memory != BEFORE), "the one without the other"
     found, layout = await vault.arenas.layout(arena.id, other)
     text = os.pread(layout, 100, 0)
     os.close(layout)

@@ -21,7 +21,7 @@ from mpsd.vault.store import VaultStore
 from mpsd.vault.vault import Vault
 from mpsd.wire.state import HEAD, MAGIC, file_bytes
 from tests.descriptors import descriptors
-from tests.unit.vault.house import SPEC, a_process, committed, memory, opened, put, until
+from tests.unit.vault.house import SPEC, a_process, committed, memory, opened, put, taken, until
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -127,6 +127,45 @@ async def test_it_is_lost_with_its_keeper(house, writer, state):
         with State.create({"step": "uint64"}, generation=2) as again:
             await keep(vault, arena, writer.process, again)
         assert await step_of(vault, arena, writer.process) == (2, None)
+
+
+async def test_what_a_keeper_lost_is_given_again_in_one_step(house, writer, other, state):
+    """The memory, its layout and the state of the term, which its writer made in an earlier generation; until then nobody finds
+    any of it."""
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await vault.arenas.open(arena.id, Access.READ, other.process, 0)
+        await put(vault, arena, writer.process, 0)
+        await vault.arenas.commit(arena.id, 1, writer.process, memory(b"layout"), os.dup(state.fd))
+        state.publish(step=7)
+        assert await step_of(vault, arena, other.process) == (vault.arenas.find("model").state_serial, 7)
+        os.kill(vault.view().pids[0], signal.SIGKILL)
+        await until(lambda: bool(house.topics("arena.lost")))
+        lost = vault.arenas.find("model")
+        assert (lost.generation, lost.allocations, lost.layout_hash, lost.state_serial) == (2, 0, "", 0)
+        await put(vault, lost, writer.process, 0)
+        assert await step_of(vault, lost, other.process) is None
+        assert await taken(vault, lost, other.process) == {}
+        again = await vault.arenas.commit(arena.id, 2, writer.process, memory(b"layout"), os.dup(state.fd))
+        state.publish(step=8)
+        assert await step_of(vault, again, other.process) == (again.state_serial, 8)
+        assert await taken(vault, again, other.process) == {0: b"0"}
+        assert (again.state_generation, again.generation) == (2, 2), "mpsd looks at it for signs of life"
+        await vault.janitor.settled()
+        assert len(await vault.keeper.names()) == vault.shelf.account.allocations + 1 == 3  # the layout counts not
+
+
+@pytest.mark.parametrize("generation", [1, 3])
+async def test_a_commit_that_is_refused_keeps_no_state(house, writer, generation):
+    """Of a generation that is yet to come; or since the commit is that of one that is over."""
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process)
+        await vault.arenas.close(arena.id, writer.process)
+        await vault.arenas.open(arena.id, Access.WRITE, writer.process, 0)
+        with State.create({"step": "uint64"}, generation=generation) as made:
+            with pytest.raises(BadRequest if generation == 3 else StaleGeneration):
+                await vault.arenas.commit(arena.id, min(generation, 2), writer.process, None, os.dup(made.fd))
+        assert (vault.shelf.account.allocations, await vault.keeper.names()) == (0, [])
 
 
 # -- who may, and how many ---------------------------------------------------------------------------------------------

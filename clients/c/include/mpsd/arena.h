@@ -87,6 +87,14 @@ MPSD_API int mpsd_arena_refresh(struct mpsd_arena *arena);
 /* mpsd has made this process the writer, of this generation: what is mapped can be written.  mpsd is not asked; that the last
  * commit is mapped is the caller's care (refresh).  On failure it is a reader still.  -ESTALE: it is at a later generation. */
 MPSD_API int mpsd_arena_promoted(struct mpsd_arena *arena, uint64_t generation);
+/* The forward state of this writer (state.h), which mpsd was given by arena.keep_state or is about to be: where mpsd's keeper dies, it is
+ * given again with the memory, the one never without the other.  fd: stays the caller's; -1: there is none.  It is forgotten when
+ * this is a writer no longer. */
+MPSD_API int mpsd_arena_set_state(struct mpsd_arena *arena, int fd);
+/* Whether mpsd has what was committed; where its keeper has died, that is given again, with the state.  *state_serial: of the
+ * state where it was given again, by this call or an earlier one; else 0.  -EBUSY: what was freed since the last commit was a part
+ * of it: it waits for the next one.  -ESTALE: this is not the writer any more. */
+MPSD_API int mpsd_arena_restore(struct mpsd_arena *arena, uint64_t *state_serial);
 /* The reverse, before mpsd is told (service.yielded): waits for the GPU; then nothing can be written here.  What is not
  * committed: -EBUSY.  On failure it is the writer still.  Of a reader: 0. */
 MPSD_API int mpsd_arena_yielded(struct mpsd_arena *arena);

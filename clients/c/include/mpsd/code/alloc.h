@@ -156,6 +156,7 @@ static inline int mpsd_alloc_locked(struct mpsd_arena *arena, uint64_t bytes, ui
 static inline void mpsd_drop_item(struct mpsd_arena *arena, struct mpsd_item *item)
 {
 	if (item->fd >= 0 || item->flags & MPSD_ITEM_LOST) { /* mpsd has it not */
+		arena->is_torn = arena->is_torn || item->flags & MPSD_ITEM_COMMITTED;
 		mpsd_space_remove(arena, (size_t)(item - arena->items));
 		return;
 	}

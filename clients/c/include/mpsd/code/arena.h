@@ -81,6 +81,8 @@ MPSD_API void mpsd_arena_forget(struct mpsd_arena *arena)
 		mpsd_space_remove(arena, arena->count - 1);
 	if (getpid() == arena->pid)
 		pthread_mutex_destroy(&arena->lock);
+	if (arena->state >= 0)
+		close(arena->state);
 	free(arena->items);
 	free(arena->layout);
 	free(arena);
@@ -105,6 +107,7 @@ MPSD_API int mpsd_arena_open_on(struct mpsd_session *session, const struct mpsd_
 	arena->driver = *driver;
 	arena->pid = getpid();
 	arena->access = access;
+	arena->state = -1;
 	snprintf(arena->name, sizeof(arena->name), "%s", name);
 	pthread_mutex_init(&arena->lock, NULL);
 	for (int i = 0; i < MPSD_OPEN_ATTEMPTS && rc == -EAGAIN; i++)
@@ -221,7 +224,7 @@ MPSD_API int mpsd_arena_commit(struct mpsd_arena *arena, const void *layout, siz
 		rc = mpsd_settle(arena, mpsd_commit_op, &given);
 	if (rc == 0) {
 		mpsd_committed(arena);
-		arena->is_layout_lost = 0;
+		arena->is_layout_lost = arena->is_torn = 0;
 		if (kept) {
 			memcpy(kept, layout, bytes);
 			free(arena->layout);

@@ -5,6 +5,7 @@
 
 struct mpsd_facts { /* of an arena, as mpsd says them */
 	uint64_t id, base, window_bytes, capacity_bytes, allocations, layout_bytes, generation;
+	uint64_t state_serial; /* of the forward state that is kept; 0: none is */
 	uint64_t openings; /* arena.open: how many times this process has asked for it since it has it; else 0 */
 	int is_sealed;
 	char gpu[64];
@@ -35,6 +36,8 @@ static inline int mpsd_read_facts(struct mpsd_session *session, const char *meth
 		return mpsd_broken(session, method, "the window is no range of addresses");
 	if (mpsd_unpack_find_uint(result, "openings", &facts->openings) < 0)
 		facts->openings = 0;
+	if (mpsd_unpack_find_uint(result, "state_serial", &facts->state_serial) < 0)
+		facts->state_serial = 0;
 	mpsd_copy_text(result, "gpu", facts->gpu, sizeof(facts->gpu));
 	mpsd_copy_text(result, "layout_hash", facts->layout_hash, sizeof(facts->layout_hash));
 	return 0;

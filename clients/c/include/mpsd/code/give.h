@@ -213,29 +213,39 @@ static inline int mpsd_layout_file(struct mpsd_arena *arena, const void *layout,
 					arena->name, bytes);
 }
 
-/* What was given is what the next one gets.  layout NULL: the one that mpsd has stays. */
+/* What was given is what the next one gets, with the state where mpsd has lost that.  layout NULL: the one that mpsd has stays. */
 static inline int mpsd_tell_commit(struct mpsd_arena *arena, const void *layout, size_t layout_bytes)
 {
 	unsigned char bytes[128];
 	struct mpsd_answer answer;
 	struct mpsd_pack pack;
-	int fd = -1, rc;
+	int fds[2], count = 0, fd = -1, rc;
 
 	if (layout) {
 		fd = mpsd_layout_file(arena, layout, layout_bytes);
 		if (fd < 0)
 			return fd;
+		fds[count++] = fd;
 	}
-	mpsd_pack_arena(&pack, bytes, sizeof(bytes), arena->id, arena->generation, 1);
+	if (arena->is_state_lost)
+		fds[count++] = arena->state;
+	mpsd_pack_arena(&pack, bytes, sizeof(bytes), arena->id, arena->generation, arena->is_state_lost ? 2 : 1);
 	mpsd_pack_text(&pack, "has_layout");
 	mpsd_pack_bool(&pack, fd >= 0);
-	rc = mpsd_call(arena->session, "arena.commit", bytes, pack.used, &fd, fd >= 0, 1, 0, &answer);
+	if (arena->is_state_lost) {
+		mpsd_pack_text(&pack, "has_state");
+		mpsd_pack_bool(&pack, 1);
+	}
+	rc = mpsd_call(arena->session, "arena.commit", bytes, pack.used, fds, (unsigned)count, 1, 0, &answer);
 	if (fd >= 0)
 		close(fd);
 	if (rc < 0)
 		return rc;
-	if (mpsd_unpack_find_uint(&answer.result, "commit", &arena->commit) < 0)
+	if (mpsd_unpack_find_uint(&answer.result, "commit", &arena->commit) < 0 ||
+	    (arena->is_state_lost && mpsd_unpack_find_uint(&answer.result, "state_serial", &arena->state_serial) < 0))
 		rc = mpsd_broken(arena->session, "arena.commit", "it has no number");
+	else
+		arena->is_state_lost = 0;
 	mpsd_answer_clear(&answer);
 	return rc;
 }
@@ -245,7 +255,7 @@ static inline int mpsd_is_all_committed(const struct mpsd_arena *arena)
 	for (size_t i = 0; i < arena->count; i++)
 		if (!(arena->items[i].flags & MPSD_ITEM_COMMITTED) || arena->items[i].flags & MPSD_ITEM_DROPPED)
 			return 0;
-	return !arena->lost && !arena->is_layout_lost;
+	return !arena->lost && !arena->is_layout_lost && !arena->is_state_lost;
 }
 
 static inline void mpsd_committed(struct mpsd_arena *arena)

@@ -30,7 +30,8 @@ static inline int mpsd_write_again(struct mpsd_arena *arena)
 		return rc;
 	if (facts.id == arena->id && facts.generation == arena->generation)
 		return mpsd_stale(arena, "mpsd says so, and says that it is not");
-	if (facts.id != arena->id || facts.base != arena->base || facts.window_bytes < arena->window_bytes || facts.allocations) {
+	if (facts.id != arena->id || facts.base != arena->base || facts.window_bytes < arena->window_bytes || facts.allocations ||
+	    facts.state_serial) {
 		mpsd_give_back_quietly(arena->session, facts.id, 0);
 		return mpsd_stale(arena, "another has written since");
 	}
@@ -39,17 +40,15 @@ static inline int mpsd_write_again(struct mpsd_arena *arena)
 	return 0;
 }
 
-/* Everything has to be given again.  Whether all of the last commit is still here. */
-static inline int mpsd_lose(struct mpsd_arena *arena)
+/* Everything has to be given again. */
+static inline void mpsd_lose(struct mpsd_arena *arena)
 {
-	int is_whole = 1;
-
 	mpsd_finish_sent(arena); /* what came of it counts no more */
 	for (size_t i = arena->count; i-- > 0;) {
 		struct mpsd_item *item = &arena->items[i];
 
 		if (item->flags & MPSD_ITEM_DROPPED) {
-			is_whole = is_whole && !(item->flags & MPSD_ITEM_COMMITTED);
+			arena->is_torn = arena->is_torn || item->flags & MPSD_ITEM_COMMITTED;
 			mpsd_space_remove(arena, i);
 			continue;
 		}
@@ -57,30 +56,60 @@ static inline int mpsd_lose(struct mpsd_arena *arena)
 		item->flags |= MPSD_ITEM_LOST;
 	}
 	arena->is_layout_lost = arena->layout != NULL;
-	return is_whole;
+	arena->is_state_lost = arena->state >= 0;
+	arena->state_serial = 0;
+}
+
+/* Whether there is what mpsd should have and has not: memory of the last commit, its layout, or the state. */
+static inline int mpsd_is_lacking(const struct mpsd_arena *arena)
+{
+	int lacks = arena->is_layout_lost || arena->is_state_lost;
+
+	for (size_t i = 0; i < arena->count && arena->lost; i++)
+		lacks = lacks || (arena->items[i].flags & MPSD_ITEM_COMMITTED && arena->items[i].flags & MPSD_ITEM_LOST);
+	return lacks;
+}
+
+/* Whether a commit now would be of the last one's memory: what was given beside that, or was freed, is for the writer to commit. */
+static inline int mpsd_is_as_committed(const struct mpsd_arena *arena)
+{
+	const unsigned elsewhere = MPSD_ITEM_COMMITTED | MPSD_ITEM_LOST;
+
+	for (size_t i = 0; i < arena->count; i++)
+		if (arena->items[i].flags & MPSD_ITEM_DROPPED || (arena->items[i].fd < 0 && !(arena->items[i].flags & elsewhere)))
+			return 0;
+	return !arena->is_torn && !arena->sent;
 }
 
 /* What was committed is committed again where all of it is still here; the rest waits. */
-static inline int mpsd_repair(struct mpsd_arena *arena)
+static inline int mpsd_commit_again(struct mpsd_arena *arena)
 {
-	int is_whole, has_commit = arena->layout != NULL, rc = mpsd_write_again(arena);
+	int rc;
 
-	if (rc < 0)
-		return rc;
-	is_whole = mpsd_lose(arena);
-	for (size_t i = 0; i < arena->count; i++) {
-		has_commit = has_commit || arena->items[i].flags & MPSD_ITEM_COMMITTED;
-		if (!is_whole)
-			arena->items[i].flags &= ~(unsigned)MPSD_ITEM_COMMITTED;
-	}
-	if (!is_whole || !has_commit)
+	if (!mpsd_is_lacking(arena))
 		return 0;
+	if (!mpsd_is_as_committed(arena))
+		return mpsd_fail(arena->session, -EBUSY, 0, 0, "arena %s: mpsd's keeper has died, and what was committed was changed since",
+				 arena->name);
 	rc = mpsd_give_puts(arena, MPSD_ITEM_COMMITTED);
 	if (rc == 0)
 		rc = mpsd_tell_commit(arena, arena->layout, arena->layout_bytes);
 	if (rc == 0)
 		arena->is_layout_lost = 0;
 	return rc;
+}
+
+/* The same, once mpsd has said that it has nothing any more. */
+static inline int mpsd_repair(struct mpsd_arena *arena)
+{
+	int rc = mpsd_write_again(arena);
+
+	if (rc < 0)
+		return rc;
+	mpsd_lose(arena);
+	for (size_t i = 0; i < arena->count && arena->is_torn; i++)
+		arena->items[i].flags &= ~(unsigned)MPSD_ITEM_COMMITTED;
+	return arena->is_torn ? 0 : mpsd_commit_again(arena);
 }
 
 /* Whether mpsd still has what was committed: it says nothing by itself when its keeper has died.  0 or -errno. */

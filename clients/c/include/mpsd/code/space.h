@@ -69,6 +69,10 @@ struct mpsd_arena { /* up to device: written by open alone */
 	void *layout;    /* of that commit, or of a later one of ours */
 	size_t layout_bytes;
 	int is_layout_lost; /* mpsd has it no more */
+	int state;          /* of this writer, a copy; -1: none */
+	int is_state_lost;  /* mpsd has it no more: it goes with the next commit */
+	uint64_t state_serial; /* since it went with one; 0: it did not */
+	int is_torn;        /* of the last commit, which mpsd has lost, not all is here: it waits for another one */
 };
 
 /* The first item that ends behind `offset`. */

@@ -50,9 +50,61 @@ MPSD_API int mpsd_arena_promoted(struct mpsd_arena *arena, uint64_t generation)
 	return rc;
 }
 
+static inline void mpsd_forget_state(struct mpsd_arena *arena)
+{
+	if (arena->state >= 0)
+		close(arena->state);
+	arena->state = -1;
+	arena->is_state_lost = 0;
+	arena->state_serial = 0;
+}
+
+MPSD_API int mpsd_arena_set_state(struct mpsd_arena *arena, int fd)
+{
+	int rc = mpsd_arena_lock(arena), copy = -1;
+
+	if (rc < 0)
+		return rc;
+	rc = mpsd_may_write(arena, "it has no forward state");
+	if (rc == 0 && fd >= 0) {
+		copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+		if (copy < 0)
+			rc = mpsd_fail(arena->session, -errno, 0, 0, "arena %s: no descriptor of a forward state", arena->name);
+	}
+	if (rc == 0) {
+		mpsd_forget_state(arena);
+		arena->state = copy;
+	}
+	pthread_mutex_unlock(&arena->lock);
+	return rc;
+}
+
+static inline int mpsd_restore_op(struct mpsd_arena *arena, const void *argument)
+{
+	int rc = mpsd_is_kept_op(arena, argument);
+
+	return rc < 0 ? rc : mpsd_commit_again(arena);
+}
+
+MPSD_API int mpsd_arena_restore(struct mpsd_arena *arena, uint64_t *state_serial)
+{
+	int rc = mpsd_arena_lock(arena);
+
+	if (rc < 0)
+		return rc;
+	rc = mpsd_may_write(arena, "there is nothing to restore");
+	if (rc == 0)
+		rc = mpsd_settle(arena, mpsd_restore_op, NULL);
+	if (rc == 0)
+		*state_serial = arena->state_serial;
+	pthread_mutex_unlock(&arena->lock);
+	return rc;
+}
+
 static inline int mpsd_yielded_locked(struct mpsd_arena *arena)
 {
 	CUresult found;
+	int rc;
 
 	if (arena->access != MPSD_WRITE)
 		return 0;
@@ -62,7 +114,10 @@ static inline int mpsd_yielded_locked(struct mpsd_arena *arena)
 	found = arena->driver.cuCtxSynchronize(); /* what the GPU still writes is written before the next writer comes */
 	if (found != CUDA_SUCCESS)
 		return mpsd_cuda_fail(arena, found, "cuCtxSynchronize", arena->base, 0);
-	return mpsd_change_access(arena, MPSD_READ);
+	rc = mpsd_change_access(arena, MPSD_READ);
+	if (rc == 0)
+		mpsd_forget_state(arena);
+	return rc;
 }
 
 MPSD_API int mpsd_arena_yielded(struct mpsd_arena *arena)
