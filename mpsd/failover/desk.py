@@ -23,7 +23,7 @@ from mpsd.failover.settings import FailoverSettings
 from mpsd.failover.store import ServiceStore
 from mpsd.failover.telling import Telling
 from mpsd.failover.timing import note_times
-from mpsd.failover.views import protection, view
+from mpsd.failover.views import is_emptied, protection, view
 from mpsd.fault import Observation
 from mpsd.model import ProcessId
 from mpsd.policy.fault_fence import is_fault_of_domain
@@ -31,12 +31,14 @@ from mpsd.policy.succession import decide, successor
 from mpsd.policy.succession_words import (
     Decision,
     Elapsed,
+    Emptied,
     Ended,
     Event,
     Failed,
     Faulted,
     Fence,
     Fenced,
+    Filled,
     Held,
     Keep,
     Phase,
@@ -122,7 +124,7 @@ class Desk:
     def _meet(self, entry: Entry) -> None:
         """One that somebody served before has members that have yet to join again, if mpsd was started just now."""
         if entry.arena.generation:
-            entry.service = replace(entry.service, not_before=self._grace_until)
+            entry.service = replace(entry.service, not_before=self._grace_until, is_empty=is_emptied(entry.arena))
         if entry.arena.writer is not None:
             self.tell(entry, Held(entry.arena.writer))
 
@@ -199,7 +201,7 @@ class Desk:
         """Of a fault, from any source, as early as can be.  Whether somebody was promoted, and is to be told."""
         before = self._promotions
         try:
-            self.evidence.take(seen, self.settings.settle)
+            self.evidence.take(seen, self.settings.settle, self.around.clock_ns())
             if is_fault_of_domain(seen):
                 with self.telling.in_a_moment():
                     self.fault(seen.domain, seen.seen_ns)
@@ -251,8 +253,10 @@ class Desk:
             log.exception("service.bug", service=arena.name)
 
     def _compare(self, entry: Entry) -> None:
-        """Who writes, and who has it open at all, is the arena's to say."""
+        """Who writes, who has it open at all, and whether anything is in it, is the arena's to say."""
         writer, arena = entry.service.writer, entry.arena
+        if is_emptied(arena) != entry.service.is_empty:
+            self.tell(entry, Emptied() if is_emptied(arena) else Filled())
         if arena.writer != entry.cleared:
             entry.cleared = None
         if writer is not None and arena.writer != writer:

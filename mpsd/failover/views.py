@@ -2,18 +2,28 @@
 
 from collections import Counter
 
+from mpsd.arena import Arena
 from mpsd.failover.seats import Entry
 from mpsd.policy.succession import why_nobody
 from mpsd.policy.succession_words import Phase, Service, Standing
 from mpsd.service import MemberView, ServiceView
 
 
+def is_emptied(arena: Arena) -> bool:
+    """Something was committed, and nothing is there: its keeper has died."""
+    return arena.commit > 0 and not (arena.allocations or arena.layout_hash or arena.state_serial)
+
+
 def protection(entry: Entry) -> str:
-    """Empty, or why a fault would cost the service more than a moment: two of its processes are in one domain."""
+    """Empty, or why a fault would cost the service more than a moment: what it has come to is not in the vault, or two of its
+    processes are in one domain."""
     service = entry.service
     writer = service.member(service.writer)
     if writer is None or service.phase not in (Phase.PROMOTING, Phase.SERVING, Phase.YIELDING):
         return ""
+    if service.is_empty:
+        does = "begins anew" if service.phase is Phase.PROMOTING else "has not given it again"
+        return f"the vault has lost the arena's memory and forward state, and pid {writer.process.pid} {does}"
     standbys = [each for each in service.members if each.standing is Standing.READY and each.process != writer.process]
     if not standbys or any(each.domain != writer.domain for each in standbys) or not writer.domain:
         return ""

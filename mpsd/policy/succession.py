@@ -18,6 +18,7 @@ itself, and whether it seems to be dead.  So there is one `writer` from the mome
 | it is too slow to yield | fenced when there is a successor; alone it is told to go on | |
 | it is too slow to take over | fenced | |
 | it says that it cannot go on | fenced | |
+| the vault has lost the arena | goes on, also where it was asked to yield | no successor of one that serves, who has it still |
 
 Who writes the arena, and was promoted by nobody, is its `holder`: an earlier mpsd may have promoted it, or it opened the arena
 by itself.  Nobody is promoted beside it; it is ended by nobody; when it joins, it is the one that serves.
@@ -42,12 +43,14 @@ from mpsd.policy.succession_words import (
     Asked,
     Decision,
     Elapsed,
+    Emptied,
     Ended,
     Event,
     Failed,
     Faulted,
     Fence,
     Fenced,
+    Filled,
     Finished,
     Held,
     Joined,
@@ -88,7 +91,9 @@ def decide(service: Service, event: Event, at: float, limits: Limits) -> tuple[S
 
 def successor(service: Service) -> Member | None:
     """Who would be promoted now: whom somebody wished for, else one in a domain where nobody has faulted or is silent, else the
-    first of the lowest rank."""
+    first of the lowest rank.  Nobody where who serves has what the vault has lost."""
+    if service.is_empty and service.phase in (Phase.SERVING, Phase.YIELDING):
+        return None
     ready = [each for each in service.members if each.standing is Standing.READY and each.process != service.writer]
     ill = {each.domain for each in service.members if each.standing in (Standing.FAULTED, Standing.SILENT)}
     return min(ready, key=lambda each: (each.process != service.wish, each.domain in ill, each.rank), default=None)
@@ -162,6 +167,8 @@ def _note(service: Service, event: Event, at: float, limits: Limits) -> Service 
         case Postponed(process):
             is_begun = service.phase is Phase.PROMOTING and process == service.writer
             return service if is_begun else Refuse(f"{process.pid} was not told to begin")
+        case Emptied() | Filled():
+            return replace(service, is_empty=isinstance(event, Emptied))
         case Elapsed():
             return service
 
@@ -180,6 +187,8 @@ def _note_wish(service: Service, to: ProcessId | None, at: float, limits: Limits
     if service.phase is not Phase.SERVING:
         return Refuse(f"the service is {service.phase}: there is nobody to take over from")
     asked = replace(service, wish=to)
+    if service.is_empty:
+        return Refuse("the vault has lost its memory, and the one that serves has not given it again")
     next_ = successor(asked)
     if next_ is None or (to is not None and next_.process != to):
         return Refuse("nobody is ready" if to is None else f"{to.pid} is no standby that is ready")
@@ -237,7 +246,7 @@ def _about_writer(
         return replace(service if service.is_lost else _uncounted(service), phase=Phase.SERVING, deadline=None), None
     if service.phase is Phase.SERVING and isinstance(event, Asked):
         return replace(service, phase=Phase.YIELDING, deadline=at + limits.yield_seconds), Yield(writer)
-    if service.phase is Phase.YIELDING and is_late:
+    if service.phase is Phase.YIELDING and (is_late or isinstance(event, Emptied)):
         return replace(service, phase=Phase.SERVING, wish=None, deadline=None), Keep(writer)
     return service, None
 

@@ -54,7 +54,8 @@ class Member:
 class Service:
     """members: in the order in which they joined.  writer: who may write, or could; also while it is fenced, and when it is no
     member any more.  holder: who writes the arena, and is none of the service's: it is waited for.  wish: who shall be next.
-    is_lost: the one before was, so that the promotion to come, or under way, counts.  promotions: when those were that count.
+    is_lost: the one before was, so that the promotion to come, or under way, counts.  is_empty: the vault has lost what was in
+    the arena, and nobody has given it again.  promotions: when those were that count.
     promoted_at: when the last one was, of all.  not_before: until then others may be heard of who come first.  retry_at: the
     vault could not promote anybody, and is asked again then.  deadline: when Elapsed is wanted.  until_done: who serves and
     stops of its own accord has done the work.  is_done: one has, and nobody has joined since."""
@@ -65,6 +66,7 @@ class Service:
     holder: ProcessId | None = None
     wish: ProcessId | None = None
     is_lost: bool = False
+    is_empty: bool = False
     promotions: tuple[float, ...] = ()
     promoted_at: float = -inf
     not_before: float = -inf
@@ -165,6 +167,16 @@ class Postponed:
 
 
 @dataclass(frozen=True, slots=True)
+class Emptied:
+    """The vault has lost what was in the arena.  Who serves has it still, and nobody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """It is there again, or something else is."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """It lets go of the arena of its own accord, and will be Fenced: nobody has asked it to."""
 
@@ -178,7 +190,7 @@ class Elapsed:
 
 Event = (
     Joined | Placed | Held | Ready | Faulted | Ended | Silent | Asked | Fenced | Promoted | Failed | Postponed | Finished
-    | Elapsed
+    | Emptied | Filled | Elapsed
 )  # fmt: skip
 
 # -- what to do --------------------------------------------------------------------------------------------------------

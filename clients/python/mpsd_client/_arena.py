@@ -227,6 +227,21 @@ class Arena(Window):
             self._session.check(lib.mpsd_arena_promoted(handle, generation))
             self.is_writable = True
 
+    def _set_state(self, state: State) -> None:
+        """That of this writer's term: where mpsd's keeper dies, it is given again with the memory, both or neither."""
+        with self._lock:
+            self._session.check(lib.mpsd_arena_set_state(self._open_handle(), state.fd))
+
+    def _restore(self) -> tuple[int, int]:
+        """mpsd has what was committed, and the state, again where its keeper has died.  The generation that this writer has
+        then, and the state's serial; 0: it was not lost since `_promoted`.
+
+        Raises OSError (EBUSY: what was freed since the last commit is missing from it: it waits for the next one)."""
+        serial = ffi.new("uint64_t *")
+        with self._working() as handle:
+            self._session.check(lib.mpsd_arena_restore(handle, serial))
+            return int(lib.mpsd_arena_generation(handle)), int(serial[0])
+
     def _yielded(self) -> None:
         """Nothing of this process writes any more; mpsd is to be told.  Raises OSError (EBUSY: something is not committed)."""
         with self._working() as handle:

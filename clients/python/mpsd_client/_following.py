@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpsd_client import _calls as calls
+from mpsd_client._arena import Arena
 from mpsd_client._call import Call
 from mpsd_client._client import Client
 from mpsd_client._errors import Dismissed, ErrorCode, MpsdError, Refused
 from mpsd_client._record import Record
-from mpsd_client._session import Session
+from mpsd_client._session import CudaError
 from mpsd_client._state_reader import StateError, StateReader
 from mpsd_client._term import Term
 from mpsd_client._values import Instruction
@@ -28,6 +29,7 @@ ANSWER_SECONDS = 10.0  # that it may take beyond that
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two tries to reach mpsd
 HAND_SECONDS = 0.5  # that a promotion waits for its thread, before mpsd is asked again whether it is still so
 STOP_SECONDS = 2.0  # that the thread may take to end
+RESTORE_SECONDS = 1.0  # until what mpsd has lost is given to it again, where that could not be
 PASSING = (  # what is asked again, after joining anew
     ErrorCode.STOPPING,
     ErrorCode.KEEPER_FAILED,
@@ -35,6 +37,7 @@ PASSING = (  # what is asked again, after joining anew
     ErrorCode.TOO_MANY,
     ErrorCode.STALE_GENERATION,  # said of a term that is over: mpsd's next word tells what is
 )
+OVER = (ErrorCode.STALE_GENERATION, ErrorCode.NO_SUCH_ARENA, ErrorCode.ARENA_SEALED)  # said of memory that is another's now
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,10 +52,8 @@ class Following:
     """Guards that what is known here is what mpsd said last, and that mpsd knows what was said here.  It has one thread; the
     methods are for others."""
 
-    def __init__(
-        self, path: str, session: Session, arena_id: int, rank: int, heartbeat: float
-    ) -> None:
-        self._path, self._session, self._id = path, session, arena_id
+    def __init__(self, path: str, arena: Arena, rank: int, heartbeat: float) -> None:
+        self._path, self._arena, self._session, self._id = path, arena, arena._session, arena.id
         self._rank, self._heartbeat = rank, heartbeat
         self._changed = threading.Condition()  # protects what is below, and tells of a change
         self._told: Told | None = None
@@ -62,6 +63,7 @@ class Following:
         self._is_ready = False
         self._yielded = 0  # the generation of the last term that has ended here
         self._term: Term | None = None
+        self._is_owed = False  # mpsd has lost what the term serves with, and could not be given it yet
         self._mpsd: Client | None = None
         self._before: StateReader | StateError | None = None  # the state of the term before
         self._before_serial = 0
@@ -108,6 +110,22 @@ class Following:
             self._is_ready = True
         self._say(calls.service_ready(self._id))
 
+    def restore(self, term: Term) -> None:
+        """Where mpsd's keeper has died: its memory and its state are there again when this returns.
+
+        Raises Dismissed: mpsd says that this process is not the writer; Refused, OSError, CudaError: it could not be."""
+        try:
+            generation, serial = self._arena._restore()
+        except Refused as exc:
+            if exc.code not in OVER:
+                raise
+            with self._changed:
+                self._dismiss(str(exc))
+                self._changed.notify_all()
+            raise Dismissed(str(exc)) from None
+        if serial:
+            term.kept(serial, generation)
+
     def begin(self, term: Term) -> None:
         """The thread hands its state to mpsd."""
         with self._changed:
@@ -119,10 +137,10 @@ class Following:
         """Its memory is read-only already, and its state is that of the term before now.  Raises Refused, StateError."""
         before = StateReader.open(term.state.fd)
         with self._changed:
-            self._term, self._yielded, self._is_ready = None, term.generation, False
+            self._term, self._yielded, self._is_ready = None, term.kept_generation, False
             self._before, self._before_serial = before, term.kept_serial
         try:
-            self._say(calls.service_yielded(self._id, term.generation))
+            self._say(calls.service_yielded(self._id, term.kept_generation))
         except Refused as exc:
             if exc.code != ErrorCode.STALE_GENERATION:  # the thread was faster, and another one serves
                 raise
@@ -233,10 +251,12 @@ class Following:
             self._before, self._before_serial = before, found.state_serial
 
     def _hear_for(self, term: Term) -> None:
-        """What the word that came last means for the term."""
+        """What the word that came last means for the term.  That this process shall serve in a later generation than it knows
+        means that mpsd's keeper has died: nobody else writes before this one has said that it has stopped."""
         assert self._told is not None
         told = self._told.what
-        if told.order == LEAVE or told.generation != term.generation:
+        is_same = told.generation == term.kept_generation
+        if told.order == LEAVE or told.generation < term.kept_generation or (told.order == STANDBY and not is_same):
             term.dismiss(told.why or "another one was told to serve")
         elif told.order == STANDBY:
             term.dismiss(told.why or "it was told not to serve any more")
@@ -262,16 +282,31 @@ class Following:
 
     def _register(self, mpsd: Client, term: Term, told: Instruction, said: set[tuple[str, int]]) -> None:
         """Its state first: nothing counts before a further standby could find it."""
-        if not term.kept_serial or told.state_serial < term.kept_serial:
-            term.kept(mpsd.ask(calls.arena_keep_state(self._id, term.generation, term.state.fd)).state_serial)
-        if ("serving", term.generation) not in said:
-            mpsd.ask(calls.service_serving(self._id, term.generation))
-            said.add(("serving", term.generation))
+        if told.generation > term.kept_generation:
+            self._is_owed = not self._has_restored(term, told)
+            if self._is_owed:
+                return
+        elif not term.kept_serial or told.state_serial < term.kept_serial:
+            kept = mpsd.ask(calls.arena_keep_state(self._id, term.kept_generation, term.state.fd))
+            term.kept(kept.state_serial, term.kept_generation)
+        if ("serving", term.kept_generation) not in said:
+            mpsd.ask(calls.service_serving(self._id, term.kept_generation))
+            said.add(("serving", term.kept_generation))
+
+    def _has_restored(self, term: Term, told: Instruction) -> bool:
+        """False: it is to be tried again; the term goes on meanwhile, and mpsd says that nothing protects it."""
+        try:
+            self.restore(term)
+        except (Refused, OSError, CudaError, ValueError):  # the last one: the arena is being closed
+            return False
+        return term.kept_generation >= told.generation
 
     def _patience(self, told: Instruction) -> float:
         """A promotion that nobody has taken up yet is not slept on."""
         with self._changed:
-            return 0.0 if self._term is None and self.is_to_serve(told) else FOLLOW_SECONDS
+            if self._term is None:
+                return 0.0 if self.is_to_serve(told) else FOLLOW_SECONDS
+            return RESTORE_SECONDS if self._is_owed else FOLLOW_SECONDS
 
     def _dismiss(self, why: str) -> None:
         """As if mpsd had said so."""

@@ -25,11 +25,12 @@ from mpsd_client._arena import Arena, Path
 from mpsd_client._client import Client
 from mpsd_client._enlisting import enlist
 from mpsd_client._errors import Dismissed, ErrorCode, MpsdError, Refused
-from mpsd_client._following import LEAVE, Following, Told, dismissed
+from mpsd_client._following import LEAVE, STANDBY, Following, Told, dismissed
 from mpsd_client._place import socket_path
 from mpsd_client._record import Schema
 from mpsd_client._state import State
 from mpsd_client._term import Term
+from mpsd_client._values import Instruction
 
 AGAIN_SECONDS = 0.5  # until memory is mapped that could not be
 _PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.TOO_MANY)
@@ -91,7 +92,7 @@ class Service:
             if self._arena is None:
                 State.create(self.schema, generation=1).close()  # what cannot be is found out now, and the next one is faster
                 arena = self._open_arena()
-                following = Following(self._path, arena._session, arena.id, self.rank, self.heartbeat)
+                following = Following(self._path, arena, self.rank, self.heartbeat)
                 try:
                     following.start()
                 except BaseException:
@@ -228,7 +229,7 @@ class Service:
             told = following.told
             if self._is_closed or told.what.order == LEAVE:
                 raise dismissed(told) if not self._is_closed else Dismissed(f"service {self.name} was closed")
-            if told.what.commit > arena.committed:
+            if told.what.commit > arena.committed and not _is_emptied(told.what):
                 if not self._refresh(arena):
                     following.wait(told, time.monotonic() + AGAIN_SECONDS)
                     if deadline is not None and time.monotonic() >= deadline:
@@ -252,7 +253,7 @@ class Service:
                 if not _may_pass(exc):
                     raise
                 return False
-            if has_changed:
+            if has_changed and (arena.layout is not None or arena.used_bytes):
                 for call in self._on_commit:
                     call(arena)
             return True
@@ -267,6 +268,7 @@ class Service:
             if record is not None:
                 state.fill(record)
                 state.publish()
+            arena._set_state(state)
             term = Term(arena, generation, record, state, told.at_ns, self._leave)
             with self._lock:
                 self._term = term
@@ -309,6 +311,8 @@ class Service:
         """Nothing writes any more when mpsd hears of it.  Raises OSError (EBUSY): there is memory that was not committed."""
         assert self._arena is not None
         assert self._following is not None
+        with suppress(MpsdError, OSError):  # mpsd is away, perhaps
+            self._following.restore(term)  # what mpsd has lost is lost when this one lets go
         term.end("its term is over")
         with self._lock:
             self._term = None
@@ -316,6 +320,12 @@ class Service:
             self._arena._yielded()
         self._following.say_yielded(term)
         term.state.close()
+
+
+def _is_emptied(told: Instruction) -> bool:
+    """mpsd's keeper has died, and who serves is about to give everything again, at the same addresses: what is mapped here is
+    that memory still."""
+    return told.order == STANDBY and told.writer_pid is not None and not told.layout_hash and not told.state_serial
 
 
 def _may_pass(exc: Refused | OSError) -> bool:

@@ -16,8 +16,8 @@ KEEP_SECONDS = 30.0  # that the first publish waits for mpsd, which may be on it
 class Term:
     """What Service.standby gives, and a context manager: `with term:` around the work.
 
-    generation: the arena's, one more than that of the term before.  arena: open for writing.  record: what the one before
-    published last; None where nobody ever did.  state: where this term publishes; it has the fields of `record` already.
+    generation: the arena's when it began, higher than that of the term before.  arena: open for writing.  record: what the one
+    before published last; None where nobody ever did.  state: where this term publishes; it has the fields of `record` already.
     promoted_ns: CLOCK_MONOTONIC when mpsd's word came.  is_over: it has to end after this step, since another one shall serve.
     is_dismissed: and at once, since another one may do so already.
 
@@ -38,6 +38,7 @@ class Term:
         self.arena, self.generation, self.record, self.state, self.promoted_ns = arena, generation, record, state, promoted_ns
         self.is_over = self.is_dismissed = False
         self.kept_serial = 0  # of the state, at mpsd; 0: not yet
+        self.kept_generation = generation  # of the arena, for mpsd: another one once its keeper has died
         self._leave = leave
         self._lock = threading.Condition()  # protects what is below
         self._may_publish = False
@@ -73,10 +74,10 @@ class Term:
 
     # -- for the service ---------------------------------------------------------------------------------------------
 
-    def kept(self, serial: int) -> None:
+    def kept(self, serial: int, generation: int) -> None:
         """mpsd has its state: what is published now is found by the next one."""
         with self._lock:
-            self.kept_serial = serial
+            self.kept_serial, self.kept_generation = serial, generation
             self._may_publish = not self._why_not
             self._lock.notify_all()
 

@@ -167,6 +167,9 @@ class FakeArena:
     trouble: BaseException | None = None
     refresh_trouble: BaseException | None = None
     yield_trouble: BaseException | None = None
+    restore_trouble: BaseException | None = None
+    restored: tuple[int, int] = (0, 0)  # generation, serial of the state
+    used_bytes: int = 0
     is_writable: bool = False
 
     def __post_init__(self) -> None:
@@ -183,6 +186,14 @@ class FakeArena:
     def _promoted(self, generation: int) -> None:
         self._do(f"promoted {generation}")
         self.is_writable = True
+
+    def _set_state(self, state: State) -> None:
+        self.state = state
+
+    def _restore(self) -> tuple[int, int]:
+        if self.restore_trouble is not None:
+            raise self.restore_trouble
+        return self.restored
 
     def _yielded(self) -> None:
         self._do("yielded")

@@ -214,6 +214,7 @@ def test_a_standby_outlives_an_mpsd_that_cannot_give_what_was_committed(
 
 
 def test_who_cannot_follow_what_was_committed_says_so(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    arena.next_layout = b"more"
     service.on_commit(lambda of: int("none"))
     waiting = Waiting(service.active)
     mpsd.wait_for("service.ready")

@@ -11,12 +11,14 @@ from mpsd.policy.succession_words import (
     Asked,
     Decision,
     Elapsed,
+    Emptied,
     Ended,
     Event,
     Failed,
     Faulted,
     Fence,
     Fenced,
+    Filled,
     Joined,
     Keep,
     Limits,
@@ -131,7 +133,7 @@ class World:
 
     def anything(self) -> None:
         process = self.chance.choice(list(self.processes))
-        what = self.chance.choice(["die", "fault", "silent", "ready", "ask", "ask him", "lie", "early"])
+        what = self.chance.choice(["die", "fault", "silent", "ready", "ask", "ask him", "lie", "early", "lose", "give"])
         if what == "die":
             self.processes[process].is_alive = False
             self.tell(Ended(process))
@@ -145,6 +147,8 @@ class World:
             self.tell(self.chance.choice([Promoted, Failed])(process))
         elif what == "early":
             self.tell(Elapsed())
+        elif what in ("lose", "give"):
+            self.tell(Emptied() if what == "lose" else Filled())
         else:
             self.tell(Asked(process if what == "ask him" else None))
 

@@ -1,0 +1,111 @@
+"""A member of a service when mpsd's keeper has died: who serves gives everything again, and goes on; standbys wait for that."""
+
+import threading
+
+import pytest
+from mpsd_client import Dismissed, ErrorCode, Refused, Service
+from mpsd_client import _following as following
+
+from tests.unit.client.fake_mpsd import FakeArena, FakeMpsd, Waiting
+from tests.unit.client.service_fixtures import LAYOUT, answering_mpsd, arena_of_all, open_service, serve, until  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "RESTORE_SECONDS", 0.01)
+
+
+def lose(mpsd: FakeMpsd, order: str = "", generation: int = 5) -> None:
+    mpsd.tell(order, generation=generation, commit=mpsd.now.commit + 1, layout_hash="", state_serial=0)
+
+
+def test_a_term_goes_on_and_its_state_stays_the_same(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    """What the program has of the state (a publisher, a view) is good still; mpsd was given it by the arena."""
+    term = serve(mpsd, service)
+    assert arena.state is term.state
+    step = term.state.publisher("step")
+    mpsd.wait_for("service.serving")
+    arena.restored = (5, 9)
+    lose(mpsd)
+    assert mpsd.wait_for("service.serving", 2) == {"id": 7, "generation": 5}
+    step(1)
+    term.publish(step=2)
+    assert (term.state.published, term.is_over, term.is_dismissed, term.generation) == ((4, 2), False, False, 4)
+    mpsd.tell("yield", state_serial=9)
+    until(lambda: term.is_over)
+    with term:
+        pass
+    assert mpsd.wait_for("service.yielded") == {"id": 7, "generation": 5}
+    assert mpsd.count("arena.keep_state") == 1
+
+
+@pytest.mark.parametrize(
+    "why", [Refused(ErrorCode.NO_ROOM, "NO_ROOM", "full"), ConnectionRefusedError("away"), OSError(16, "not committed")]
+)
+def test_what_cannot_be_given_again_is_tried_again_and_the_term_goes_on(
+    mpsd: FakeMpsd, service: Service, arena: FakeArena, why: Exception
+) -> None:
+    term = serve(mpsd, service)
+    mpsd.wait_for("service.serving")
+    arena.restore_trouble = why
+    before = mpsd.count("service.follow")
+    lose(mpsd)
+    mpsd.wait_for("service.follow", before + 4)
+    term.publish(step=1)
+    assert (mpsd.count("service.serving"), mpsd.count("arena.keep_state")) == (1, 1)
+    arena.restore_trouble, arena.restored = None, (5, 9)
+    mpsd.wait_for("service.serving", 2)
+
+
+def test_who_is_found_not_to_be_the_writer_serves_no_more(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    term = serve(mpsd, service)
+    mpsd.wait_for("service.serving")
+    arena.restore_trouble = Refused(ErrorCode.STALE_GENERATION, "STALE_GENERATION", "another has written since")
+    lose(mpsd, generation=6)
+    until(lambda: term.is_over)
+    with pytest.raises(Dismissed, match="another has written since"):
+        term.publish(step=1)
+
+
+def test_what_was_lost_is_given_again_before_a_yield(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    """Also where mpsd's word of it has not come yet."""
+    term = serve(mpsd, service)
+    mpsd.wait_for("service.serving")
+    mpsd.tell("yield")
+    until(lambda: term.is_over)
+    arena.restored = (5, 9)
+    with term:
+        pass
+    assert mpsd.wait_for("service.yielded") == {"id": 7, "generation": 5}
+
+
+def test_a_standby_keeps_what_it_has_until_that_is_there_again(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    """It is the memory of the one that serves, and that has not lost it."""
+    arena.next_layout = arena.layout
+    mpsd.tell(writer_pid=1)
+    waiting = Waiting(service.active)
+    mpsd.wait_for("service.ready")
+    lose(mpsd)
+    mpsd.wait_for("service.follow", 3)
+    waiting.thread.join(0.05)
+    assert arena.done == []
+    mpsd.tell(layout_hash=LAYOUT, state_serial=9, commit=arena.committed + 2)
+    until(lambda: "refresh" in arena.done)
+    arena.committed = mpsd.now.commit
+    mpsd.tell("serve", generation=6)
+    waiting.get()
+
+
+def test_who_serves_next_after_all_is_lost_has_none_of_it(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    """The one before has ended before it could give it again."""
+    called = threading.Event()
+    service.on_commit(lambda of: called.set())
+    mpsd.tell(writer_pid=1)
+    waiting = Waiting(service.active)
+    mpsd.wait_for("service.ready")
+    lose(mpsd)
+    arena.next_layout = None
+    mpsd.tell("serve", generation=6)
+    term = waiting.get()
+    assert (arena.done, arena.layout, term.record) == (["refresh", "promoted 6"], None, None)
+    assert not called.is_set(), "there is nothing to adopt"
