@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from mpsd.fault import Observation
@@ -19,12 +20,13 @@ class Evidence:
         self._seen: dict[str, deque[tuple[int, int, bool]]] = {}  # when; from when on nothing writes; it told the class
         self._of_gpu: dict[str, int] = {}  # by GPU and by domain, empty: not known: when it last failed itself
 
-    def take(self, seen: Observation, settle: Settle) -> None:
+    def take(self, seen: Observation, settle: Settle, heard_ns: int) -> None:
+        """heard_ns: now.  From then on it settles: stamps in the kernel's log are of a clock that may lag behind."""
         if is_of_gpu_itself(seen):
             for name in {seen.gpu, seen.domain} - {""} or {""}:
                 self._of_gpu[name] = max(seen.seen_ns, self._of_gpu.pop(name, 0))
             _shorten(self._of_gpu)
-        at_ns = fences_at_ns(seen, settle, self._is_multiuser)
+        at_ns = fences_at_ns(replace(seen, seen_ns=max(seen.seen_ns, heard_ns)), settle, self._is_multiuser)
         if at_ns is not None:
             of_domain = self._seen.setdefault(seen.domain, deque(maxlen=_MOST_OF_DOMAIN))
             of_domain.append((seen.seen_ns, at_ns, tells_class(seen)))

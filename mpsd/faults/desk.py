@@ -116,7 +116,7 @@ class FaultDesk:
 
     def _judge(self, seen: Observation, now_ns: int) -> None:
         log.info("fault.seen", source=seen.source.value, domain=seen.domain, gpu=seen.gpu, xid=seen.xid, text=seen.text,
-                 pid=seen.process and seen.process.pid, is_proof=seen.is_proof)  # fmt: skip
+                 pid=seen.process and seen.process.pid, is_proof=seen.is_proof, seen_ns=seen.seen_ns)  # fmt: skip
         self._took(self._fusion.take(seen, now_ns))
 
     def hear(self, domain: Domain, news: News) -> None:

@@ -85,6 +85,20 @@ async def test_a_memory_fault_is_waited_for_until_its_xid(room, autojump_clock: 
         assert (room.order(standby), room.processes[first].was_killed) == ("serve", True)
 
 
+async def test_a_kernels_clock_that_lags_behind_shortens_no_settling(room, autojump_clock: MockClock):
+    """Its log has stamps of a clock that nobody sets: after days it is off by what a fault takes to be over, and more."""
+    async with room.mpsd():
+        await room.serves("a")
+        standby = await room.member("b")
+        await trio.sleep(2)
+        room.tear_down("a")
+        room.desk.see(Observation(Source.KERNEL_LOG, room.now_ns() - 10**9, domain="a", xid=31))
+        await trio.sleep(0.0099)
+        assert room.order(standby) == "standby"
+        await trio.sleep(0.0002)
+        assert room.order(standby) == "serve"
+
+
 async def test_a_fault_that_nothing_more_is_heard_of_ends_the_process_in_the_end(room, autojump_clock: MockClock):
     async with room.mpsd():
         first = await room.serves("a")
@@ -143,7 +157,7 @@ async def test_a_fault_of_another_gpu_or_before_it_came_takes_no_proof_away(room
 
 def test_of_mig_devices_the_kernel_names_the_whole_gpu():
     evidence = Evidence(is_multiuser=False)
-    evidence.take(Observation(Source.KERNEL_LOG, SEEN_NS, gpu="GPU-b", xid=48), SETTLE)
+    evidence.take(Observation(Source.KERNEL_LOG, SEEN_NS, gpu="GPU-b", xid=48), SETTLE, SEEN_NS)
     found = [evidence.has_gpu_failed("a", gpus, SEEN_NS) for gpus in (("MIG-1",), (), ("GPU-a",), ("GPU-a", "GPU-b"))]
     assert found == [True, True, False, True]
 
