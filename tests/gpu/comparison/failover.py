@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from mpsd_client import Client as Mpsd
 from mpsd_client import MpsdError, calls
@@ -284,16 +283,14 @@ def _promotion(listener: Listener, pid: int) -> dict[str, float]:
 
 
 def _since_xid(system: System, began_ns: int, end_ns: int) -> float | None:
-    """Milliseconds from the first that mpsd saw of the fault after the driver had dealt with it; its log counts whole ones."""
-    to_epoch = time.time() - time.monotonic()
+    """Milliseconds from the first that mpsd was told of the fault after the driver had dealt with it."""
     seen = []
     for line in (system.log / "mpsd.log").read_text(errors="replace").splitlines():
         if '"fault.seen"' in line:
             facts = json.loads(line)
-            at = datetime.fromisoformat(facts["time"]).timestamp() - to_epoch
-            if facts.get("source") in AFTER_RECOVERY and at >= began_ns / 1e9 - 0.001:
-                seen.append(at)
-    return end_ns / 1e6 - min(seen) * 1e3 if seen else None
+            if facts.get("source") in AFTER_RECOVERY and facts["seen_ns"] >= began_ns:
+                seen.append(facts["seen_ns"])
+    return (end_ns - min(seen)) / 1e6 if seen else None
 
 
 def _put_away(active: Client, way: str) -> None:
