@@ -42,10 +42,8 @@ class Relay:
             await trio.lowlevel.wait_readable(listener)
             await self._make_room()
             number, track = self._next_number, self.conversations.progress.begin()
-            name = client_id(number, door)
             try:
-                connection, _ = listener.accept()
-                self.conversations.keeper.hold(name, connection, track.slot)  # at once: until then `kill -9` cuts it off
+                connection = self.conversations.keeper.accept(listener, client_id(number, door), track.slot)
             except OSError as exc:
                 self.conversations.progress.end(track)
                 if not isinstance(exc, BlockingIOError):

@@ -5,6 +5,7 @@ runs without MPS, silently, when its control connection is closed.
 """
 
 import array
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ import structlog
 import trio
 
 from mpsd.errors import KeeperFailed, ProtocolError
+from mpsd.native import ffi, lib
 from mpsd.runtime.keeper_process import connect_keeper, start_keeper
 from mpsd.wire.keeper import REPLY_BYTES, Op, Reply, Status, pack_request, parse_reply
 
@@ -22,8 +24,8 @@ _SECONDS = 5.0  # the keeper answers in microseconds, or is stopped or dead
 
 
 class KeeperClient:
-    """Guards the connection to the keeper.  `hold` and `drop` never wait: a keeper that does not keep up is reported as
-    lost, and everything is given to its successor."""
+    """Guards the connection to the keeper.  `accept`, `hold` and `drop` never wait: a keeper that does not keep up is
+    reported as lost, and everything is given to its successor."""
 
     def __init__(self, program: Path, path: Path, max_descriptors: int) -> None:
         self._program = program
@@ -45,6 +47,19 @@ class KeeperClient:
         if not self._connect():
             raise KeeperFailed(f"{self._program} was started and does not answer at {self._path}")
         return False
+
+    def accept(self, listener: socket.socket, name: str, note: int = 0) -> socket.socket:
+        """Whoever waits at `listener`, non-blocking, and held already: nothing of mpsd's runs in between, where `kill -9` would
+        close it.  Raises OSError where nobody was accepted."""
+        request = self._pack(Op.PUT, name, generation=1, size=note)
+        keeper = -1 if self._socket is None else self._socket.fileno()
+        lost = ffi.new("int *")
+        found = lib.mpsd_accept(listener.fileno(), keeper, request, len(request), lost)
+        if found < 0:
+            raise OSError(-found, os.strerror(-found))
+        if lost[0]:
+            self._lose(Op.PUT, os.strerror(lost[0]))
+        return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=found)
 
     def hold(self, name: str, end: socket.socket, note: int = 0, generation: int = 1) -> None:
         """Give it a copy of a descriptor, and a number that comes back with it; no reply is awaited.  A higher generation
@@ -135,12 +150,20 @@ class KeeperClient:
         if self._socket is None:
             return
         rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-        request = pack_request(op, self._next_sequence(), name, is_quiet=True, generation=generation, size=size)
+        request = self._pack(op, name, generation, size)
         try:
             self._socket.sendmsg([request], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError as exc:
-            log.error("keeper.lost", why=exc.strerror, op=op.name)
-            self._socket.shutdown(socket.SHUT_RDWR)  # wait_lost sees it, and its successor is given everything
+            self._lose(op, os.strerror(exc.errno or 0))
+
+    def _pack(self, op: Op, name: str, generation: int, size: int) -> bytes:
+        return pack_request(op, self._next_sequence(), name, is_quiet=True, generation=generation, size=size)
+
+    def _lose(self, op: Op, why: str) -> None:
+        """wait_lost sees it, and its successor is given everything."""
+        log.error("keeper.lost", why=why, op=op.name)
+        assert self._socket is not None, "it was told something"
+        self._socket.shutdown(socket.SHUT_RDWR)
 
     def _ask(self, op: Op, name: str = "") -> tuple[Reply, list[int]]:
         """One request, its reply and the descriptors with it, waiting for at most a few seconds.  Raises KeeperFailed."""

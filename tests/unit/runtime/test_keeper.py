@@ -1,8 +1,10 @@
 """mpsd's side of the keeper, against the real keeper."""
 
 import os
+import select
 import signal
 import socket
+import sys
 
 import pytest
 import trio
@@ -42,6 +44,67 @@ def test_what_one_mpsd_gave_the_next_gets_back(client):
             end.send(b"still open")
             assert theirs.recv(100) == b"still open"
         successor.stop()
+
+
+@pytest.fixture
+def listener(short_dir):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:
+        made.bind(str(short_dir / "control"))
+        made.listen()
+        made.setblocking(False)
+        yield made
+
+
+@pytest.fixture
+def visitor(listener):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:
+        made.connect(listener.getsockname())
+        made.settimeout(10)
+        yield made
+
+
+def test_kill_9_at_the_first_moment_after_a_connection_was_accepted_does_not_close_it(client, listener, visitor):
+    def look(*_):
+        if not select.select([listener], [], [], 0)[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if not (pid := os.fork()):
+        sys.setprofile(look)  # called whenever Python calls something, or comes back
+        client.accept(listener, "client.1.control", 7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    [(name, end, note)] = client.held()
+    with end:
+        assert (name, note) == ("client.1.control", 7)
+        end.send(b"still open")
+        assert visitor.recv(100) == b"still open"
+
+
+def test_who_is_accepted_can_be_spoken_with_and_is_inherited_by_nobody(client, listener, visitor):
+    with client.accept(listener, "client.1.control") as end:
+        assert not end.get_inheritable()
+        assert not os.get_blocking(end.fileno())
+        end.send(b"hello")
+        assert visitor.recv(100) == b"hello"
+
+
+def test_where_nobody_waits_nobody_is_accepted(client, listener):
+    with pytest.raises(BlockingIOError):
+        client.accept(listener, "client.1.control")
+    assert client.held() == []
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_without_a_keeper_connections_are_accepted_all_the_same(client, listener, visitor, how):
+    if how == "closed":
+        client.close()
+    else:
+        client._process.kill()
+        client._process.wait()
+    with client.accept(listener, "client.1.control") as end:
+        end.send(b"hello")
+        assert visitor.recv(100) == b"hello"
+    client.open()  # there is one to stop
 
 
 def test_what_was_dropped_is_closed(client):
