@@ -15,23 +15,24 @@ class Client:
     def __init__(self, process: "subprocess.Popen[bytes]", output: Path) -> None:
         self.process = process
         self.pid = process.pid
-        self._output = output
+        self.output = output
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        lines = self._output.read_text().splitlines(keepends=True)
+        lines = self.output.read_text().splitlines(keepends=True)
         said = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
         return [event for event in said if event["event"] == name]
 
-    def wait(self, name: str, seconds: float = EVENT_SECONDS) -> dict[str, Any]:
-        """The next event of that name, or the first, if there is one already."""
+    def wait(self, name: str, seconds: float = EVENT_SECONDS, count: int = 1) -> dict[str, Any]:
+        """The so-manieth event of that name, when it has come."""
 
         def said() -> list[dict[str, Any]] | bool:
             has_ended = self.has_ended()  # before the reading: what it says last, it says before its end
-            return self.events(name) or has_ended
+            found = self.events(name)
+            return found if len(found) >= count else has_ended
 
         found = wait_for(f"'{name}' of pid {self.pid}", said, seconds)
-        assert isinstance(found, list), f"no '{name}', ended with {self.process.poll()}: {self._output.read_text()}"
-        return dict(found[0])
+        assert isinstance(found, list), f"no '{name}', ended with {self.process.poll()}: {self.output.read_text()}"
+        return dict(found[count - 1])
 
     def ready(self, seconds: float = EVENT_SECONDS) -> "Client":
         """When its first kernel has run."""
@@ -46,7 +47,7 @@ class Client:
         """A counter: counts once more from now on."""
         before = len(self.events("tick"))
         wait_for(f"pid {self.pid} to count on", lambda: len(self.events("tick")) > before + 1 or self.has_ended(), seconds)
-        assert self.process.poll() is None, f"it ended: {self._output.read_text()}"
+        assert self.process.poll() is None, f"it ended: {self.output.read_text()}"
 
     def worst_stall_ms(self) -> float:
         return max(float(event["worst_ms"]) for event in self.events("tick"))
