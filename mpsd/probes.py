@@ -194,7 +194,8 @@ def probe_privilege() -> Finding:
     if not missing:
         return Finding("privilege", Grade.GOOD, f"{who}, with every capability that mpsd uses")
     lost = "; ".join(f"{name}: {use}" for name, use in missing.items())
-    advice = "clients of this user alone are relayed; start as root for the rest" if os.geteuid() else "grant them"
+    without_root = "clients of this user alone are served, none is relayed (docs/unprivileged.md); start as root for the rest"
+    advice = without_root if os.geteuid() else "grant them"
     return Finding("privilege", Grade.NOTE, f"{who}, without {lost}", advice)
 
 

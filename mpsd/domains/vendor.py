@@ -65,8 +65,7 @@ class VendorControl:
             raise
         self.process = self._find() if status == 0 else None
         if self.process is None:
-            said = output.decode(errors="replace").strip().partition("\n")[0].replace("\0", "")
-            reason = said or ("no device is visible to it" if status == _NO_DEVICE else "it said nothing")
+            reason = why_absent(output, status, has_room=os.statvfs(self.pipe_directory).f_bavail > 0)
             asked = f"{self._program.path} {' '.join(arguments)}"
             raise VendorFailed(f"{asked} ended with status {status} and left no daemon behind: {reason}")
         return self.process
@@ -222,3 +221,10 @@ class VendorControl:
 async def _kill_at_once(process: trio.Process) -> None:
     """A front end that waits for a frozen daemon has nothing to put in order, and does not heed SIGTERM."""
     process.kill()
+
+
+def why_absent(output: bytes, status: int, *, has_room: bool) -> str:
+    """What it said when it did not start; has_room: its disk has, of which it says nothing (the simulator's does not)."""
+    said = output.decode(errors="replace").strip().partition("\n")[0].replace("\0", "")
+    reason = said or ("no device is visible to it" if status == _NO_DEVICE else "it said nothing")
+    return reason if has_room else f"{reason}; the disk of the state directory is full"

@@ -62,8 +62,8 @@ class Claim:
         for directory in (self.state_directory, self.state_directory.parent):
             if (owner := directory.stat().st_uid) not in (0, os.geteuid()):
                 raise UnusablePath(
-                    f"the state directory {self.state_directory} cannot be used: {directory} is uid {owner}'s, who could change "
-                    f"what is in it; accepted: uid {os.geteuid()}'s or root's (chown, or another state_directory)"
+                    f"the state directory {self.state_directory} cannot be used: {directory} is uid {owner}'s, who could "
+                    f"change what is in it; accepted: uid {os.geteuid()}'s or root's (chown, or another state_directory)"
                 )
         os.chmod(self.state_directory, 0o711)
 
