@@ -251,12 +251,13 @@ class Arena(Window):
     def keep_state(self, state: State) -> int:
         """The writer's forward state is with the arena from now on, and outlives this process; its serial.
 
-        Once for each generation: what is published later is in shared memory.  Raises Refused (STALE_GENERATION, BAD_REQUEST:
-        the state is of another generation)."""
+        Once for each generation: what is published later is in shared memory.  Where mpsd's keeper dies it is given again, with
+        the memory.  Raises Refused (STALE_GENERATION, BAD_REQUEST: the state is of another generation)."""
         with self._lock:
             self._open_handle()
             params = {"id": self.id, "generation": self.generation}
             found, _ = self._session.ask("arena.keep_state", params, (state.fd,))
+            self._set_state(state)
             return int(found["state_serial"])
 
     def fetch_state(self) -> tuple[int, int, int] | None:

@@ -235,7 +235,7 @@ class Service:
                     if deadline is not None and time.monotonic() >= deadline:
                         return None
                 continue
-            if following.is_to_serve(told.what):
+            if following.is_to_serve(told.what) and told.what.generation >= arena.generation:  # else it was refreshed since
                 return self._promote(arena, following, told)
             if not is_ready and (arena.layout is not None or told.what.writer_pid is None):
                 following.say_ready()

@@ -32,6 +32,7 @@ class FakeMpsd:
         self.said: list[tuple[str, dict[str, Any]]] = []
         self.kept: StateReader | None = None
         self.kept_fd = -1
+        self._lost: list[int] = []
         self.refusals: dict[str, tuple[int, str]] = {}
         self.may_keep = threading.Event()
         self.may_keep.set()
@@ -59,6 +60,8 @@ class FakeMpsd:
 
     def close(self) -> None:
         self.stop()
+        for each in self._lost:
+            os.close(each)
         if self.kept is not None:
             self.kept.close()
             os.close(self.kept_fd)
@@ -90,7 +93,7 @@ class FakeMpsd:
         assert self.kept is not None
         with self.changed:
             self.kept.close()
-            os.close(self.kept_fd)
+            self._lost.append(self.kept_fd)  # it may be on its way to somebody
             self.kept = None
             self.tell(state_serial=0)
 
@@ -170,6 +173,7 @@ class FakeArena:
     restore_trouble: BaseException | None = None
     restored: tuple[int, int] = (0, 0)  # generation, serial of the state
     used_bytes: int = 0
+    generation: int = 0
     is_writable: bool = False
 
     def __post_init__(self) -> None:

@@ -3,10 +3,10 @@
 import threading
 
 import pytest
-from mpsd_client import Dismissed, ErrorCode, Refused, Service
+from mpsd_client import Dismissed, ErrorCode, Refused, Service, State
 from mpsd_client import _following as following
 
-from tests.unit.client.fake_mpsd import FakeArena, FakeMpsd, Waiting
+from tests.unit.client.fake_mpsd import FIELDS, FakeArena, FakeMpsd, Waiting
 from tests.unit.client.service_fixtures import LAYOUT, answering_mpsd, arena_of_all, open_service, serve, until  # noqa: F401
 
 
@@ -109,3 +109,22 @@ def test_who_serves_next_after_all_is_lost_has_none_of_it(mpsd: FakeMpsd, servic
     term = waiting.get()
     assert (arena.done, arena.layout, term.record) == (["refresh", "promoted 6"], None, None)
     assert not called.is_set(), "there is nothing to adopt"
+
+
+def test_a_word_that_promotes_is_old_where_the_memory_was_lost_since(
+    mpsd: FakeMpsd, service: Service, arena: FakeArena
+) -> None:
+    """It was refreshed to what is there now, nothing, and the record of that word belongs to what there was."""
+    with State.create(FIELDS, generation=3) as before:
+        before.publish(step=9)
+        mpsd.keep(before)
+        waiting = Waiting(service.active)
+        mpsd.wait_for("service.ready")
+        arena.next_layout, arena.generation = None, 5
+        mpsd.tell("serve", generation=4, commit=2)
+        until(lambda: arena.done == ["refresh"])
+        waiting.thread.join(0.05)
+        assert arena.done == ["refresh"]
+        mpsd.lose()
+        mpsd.tell("serve", generation=5)
+        assert waiting.get().record is None
