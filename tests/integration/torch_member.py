@@ -1,60 +1,25 @@
-"""A member of an example that uses PyTorch, on the simulator: PyTorch computes on the CPU, in the arena's own memory, which the
-simulator maps into the process.
+"""A member of an example that uses PyTorch, on the simulator (torch_on_a_cpu.py).
 
     torch_member.py EXAMPLE --report FILE [...]     an example of clients/python/examples, without .py, and its arguments
 
 The term of generation 1 never ends its fourth step: it has written something, and FILE.cut is there.  That of generation 2 is
-in its second step until it is told to yield.  Not as on a GPU: without a `pool`, the first member builds elsewhere and copies.
+in its second step until it is told to yield.
 """
 
-import ctypes
 import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
-from math import prod
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "clients/python/examples"))
 
-import torch
-from mpsd_client import Arena, Layout, Service, TensorSpec, Term, _torch_load
-from mpsd_client._naming import flatten
+from mpsd_client import Arena, Service, Term
+from torch_on_a_cpu import save, use_cpu
 
 CUT_AT = 3
 HOLD_SECONDS = 200.0  # at most: somebody ends it
-
-
-def begin_cuda() -> None:
-    driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-    assert driver.cuInit(0) == 0
-    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-    assert driver.cuCtxSetCurrent(context) == 0
-
-
-def tensor_of(arena: Arena, name: str) -> Any:
-    """On the CPU, at the tensor's address."""
-    found = arena[name]
-    kind = getattr(torch, found.dtype)
-    memory = (ctypes.c_char * found.nbytes).from_address(found.address)
-    assert found.nbytes == prod(found.shape) * kind.itemsize
-    return torch.frombuffer(memory, dtype=kind).view(found.shape)
-
-
-def save(arena: Arena, state: dict[str, Any]) -> None:
-    """Copies, since there is no pool."""
-    extra = state.pop("extra")
-    tensors = flatten(state, lambda value: isinstance(value, torch.Tensor), lambda module: dict(module.named_parameters()))
-    block = arena.allocate(sum(-(-each.nbytes // 256) * 256 for each in tensors.values()))
-    specs, offset = {}, block.offset
-    for name, each in tensors.items():
-        specs[name] = TensorSpec(offset, str(each.dtype).removeprefix("torch."), tuple(each.shape), tuple(each.stride()))
-        offset += -(-each.nbytes // 256) * 256
-    for name, spec in specs.items():
-        each = tensors[name].contiguous()
-        ctypes.memmove(arena.base + spec.offset, each.data_ptr(), each.nbytes)
-    arena.commit(Layout(specs, extra))
 
 
 def build(self: Any, arena: Arena) -> Any:
@@ -99,9 +64,7 @@ def main() -> None:
     Service.open = lambda self: (self.on_promote(terms.append), opened(self))[1]
     does = example.Sampler if hasattr(example, "Sampler") else example.Training
     does.step = held(does.step, terms)
-    torch.cuda.init, torch.cuda.synchronize = begin_cuda, lambda: None
-    torch.set_num_threads(1)  # alike in all members, and fair to others
-    _torch_load.tensor_of = tensor_of
+    use_cpu(example.Member)
     example.Member.build = build
     example.main()
 
