@@ -13,6 +13,7 @@ from tests.unit.client.service_fixtures import LAYOUT, answering_mpsd, arena_of_
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "RESTORE_SECONDS", 0.01)
+    monkeypatch.setattr(following, "HAND_SECONDS", 0.01)
 
 
 def lose(mpsd: FakeMpsd, order: str = "", generation: int = 5) -> None:
