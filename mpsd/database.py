@@ -1,15 +1,18 @@
-"""Opening one of mpsd's own SQLite files: private, with a write-ahead log, of a version that this mpsd reads."""
+"""mpsd's own SQLite files: private, with a write-ahead log, of a version that this mpsd reads; written all or nothing."""
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from mpsd.errors import UnusablePath
 
 LOG_PAGES = 8192  # of 4 KiB; from there on a commit brings the log into the file itself, if nobody has done so (`checkpoint`)
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+Write = tuple[str, tuple[Any, ...]]  # a statement and its values
 
 
 def open_database(
@@ -45,6 +48,21 @@ def open_database(
             f"where that is down, start it once more to quit it"
         )
     return database
+
+
+def write(database: sqlite3.Connection, writes: Iterable[Write]) -> int:
+    """All or nothing; the id of the last row that was inserted.  Raises sqlite3.Error, and what `writes` raises."""
+    last = 0
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        for statement, values in writes:
+            last = database.execute(statement, values).lastrowid or 0
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+    return last
 
 
 def checkpoint(path: Path) -> None:

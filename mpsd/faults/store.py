@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from mpsd.database import open_database
+from mpsd.database import Write, open_database, write
 from mpsd.errors import UnusablePath
 from mpsd.fault import Incident
 from mpsd.policy.blame_state import BlameState
@@ -35,7 +35,6 @@ ON CONFLICT (number) DO UPDATE SET revision = excluded.revision, began_at = excl
 """
 _FORGET = "DELETE FROM incidents WHERE number <= (SELECT MAX(number) FROM incidents) - ?"
 
-Write = tuple[str, tuple[Any, ...]]
 Value = TypeVar("Value")
 
 
@@ -125,15 +124,7 @@ class FaultStore:
     def _write(self, writes: Sequence[Write]) -> bool:
         """All or nothing."""
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                for statement, values in writes:
-                    self._db.execute(statement, values)
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+            write(self._db, writes)
         except sqlite3.Error as exc:
             log.error("faults.not_stored", path=str(self._path), why=str(exc), effect="it is forgotten at a restart")
             return False

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from mpsd.database import open_database
+from mpsd.database import Write, open_database, write
 from mpsd.errors import UnusablePath
 from mpsd.lease import Lease
 from mpsd.leases.records import Admitted, Row, admitted_of, admitted_row, lease_of, lease_row
@@ -65,7 +65,7 @@ class LeaseStore:
 
     def remove(self, lease_ids: Iterable[int], process: ProcessId | None = None) -> None:
         """These leases, and the grant of a process that has ended, together."""
-        writes: list[tuple[str, Row]] = [("DELETE FROM leases WHERE id = ?", (lease_id,)) for lease_id in lease_ids]
+        writes: list[Write] = [("DELETE FROM leases WHERE id = ?", (lease_id,)) for lease_id in lease_ids]
         if process is not None:
             writes.append(("DELETE FROM grants WHERE pid = ? AND start_time = ?", (process.pid, process.start_time)))
         self._write(writes)
@@ -96,19 +96,9 @@ class LeaseStore:
         except sqlite3.Error as exc:
             raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
 
-    def _write(self, writes: list[tuple[str, Row]]) -> int:
+    def _write(self, writes: list[Write]) -> int:
         """All or nothing; the id of the last row that was inserted."""
-        lease_id = 0
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                for statement, values in writes:
-                    lease_id = self._db.execute(statement, values).lastrowid or 0
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-            return lease_id
+            return write(self._db, writes)
         except sqlite3.Error as exc:
             raise UnusablePath(f"{self._path} cannot be written, and what is not written would be lost: {exc}") from None

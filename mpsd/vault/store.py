@@ -10,13 +10,13 @@ Prose: docs/vault.md, "What is stored, and what outlives what".
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpsd.arena import Access, Allocation, Arena, KeptState
-from mpsd.database import open_database
+from mpsd.database import Write, open_database, write
 from mpsd.errors import UnusablePath
 from mpsd.leases.store import read_boot_id
 from mpsd.model import ProcessId
@@ -49,8 +49,6 @@ _CHANGING = (
     "is_sealed", "ttl_seconds", "unheld_since",
 )  # fmt: skip
 _SOME = 2000  # rows that are deleted in one go: others have their turn then
-
-Write = tuple[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,22 +231,16 @@ class VaultStore:
 
     def _write(self, writes: Iterable[Write]) -> int:
         """All or nothing; the id of the last row that was inserted."""
-        last = 0
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                for statement, values in writes:
-                    self.before_writing()
-                    last = self._db.execute(statement, values).lastrowid or 0
-                self.before_writing()
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-            return last
+            return write(self._db, self._announced(writes))
         except sqlite3.Error as exc:
             raise UnusablePath(f"{self._path} cannot be written, and what is not written would be lost: {exc}") from None
+
+    def _announced(self, writes: Iterable[Write]) -> Iterator[Write]:
+        for each in writes:
+            self.before_writing()
+            yield each
+        self.before_writing()  # that is before the COMMIT
 
 
 def _nothing() -> None:
