@@ -55,6 +55,17 @@ class Term:
             self._wait_until_kept()
         self.state.publish(**values)
 
+    def publisher(self, *names: str) -> Callable[..., None]:
+        """As State.publisher, the fastest way: a function of these values, which raises as `publish` does."""
+        publish = self.state.publisher(*names)
+
+        def published(*values: Any) -> None:
+            if not self._may_publish:
+                self._wait_until_kept()
+            publish(*values)
+
+        return published
+
     def _wait_until_kept(self) -> None:
         with self._lock:
             self._lock.wait_for(lambda: self._may_publish or self._why_not, KEEP_SECONDS)

@@ -152,11 +152,13 @@ def test_a_yield_that_mpsd_takes_back_is_none(mpsd: FakeMpsd, service: Service) 
 def test_who_is_dismissed_publishes_nothing_more(mpsd: FakeMpsd, service: Service, order: str, arena: FakeArena) -> None:
     """Told to leave, or found to be none that serves, since another one does."""
     with serve(mpsd, service) as term:
-        term.publish(step=1)
+        step = term.publisher("step")
+        step(1)
         mpsd.tell(order, generation=5, why="a fault has cost it its context")
         until(lambda: term.is_over)
-        with pytest.raises(Dismissed, match="a fault has cost it its context"):
-            term.publish(step=2)
+        for publish in (lambda: term.publish(step=2), lambda: step(2)):
+            with pytest.raises(Dismissed, match="a fault has cost it its context"):
+                publish()
         assert term.state.published[1] == 1
     assert arena.done == ["promoted 4"], "its context may be lost"
     assert not mpsd.count("service.yielded")

@@ -9,7 +9,7 @@ from typing import Any
 from asked import Request
 from engine import Engine
 from mpsd_client import State, StateReader
-from record import Forward, schema, slots_of
+from record import PUBLISHED, Forward, schema, slots_of
 from scheduler import Phase, Scheduler, Size
 from serving import Serving
 from streams import Streams
@@ -106,9 +106,11 @@ class House:
             scheduler.restore(slots_of(record, self.size))
             step = record["step"]
 
-        def publish(**values: Any) -> None:
+        published = state.publisher(*PUBLISHED)
+
+        def publish(*values: int) -> None:
             fate.step()
-            state.publish(**values)
+            published(*values)
             self.state = state
 
         self.member = Link(self, fate, late)

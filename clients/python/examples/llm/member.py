@@ -23,7 +23,7 @@ from typing import Any
 
 from link import Link
 from makers import Maker, TorchMaker, ToyMaker
-from record import Forward, Nowhere, schema, slots_of
+from record import PUBLISHED, Forward, Nowhere, schema, slots_of
 from report import Report
 from scheduler import Scheduler, Size
 from serving import Serving
@@ -111,7 +111,7 @@ class Member:
             step = term.record["step"]
         facts = {"generation": term.generation, "told_ns": term.promoted_ns, "record": term.record is not None}
         self.report.say("promoted", **facts, busy=len(scheduler.requests))
-        journal = Forward(term.state, term.publish, self.size)
+        journal = Forward(term.state, term.publisher(*PUBLISHED), self.size)
         link = Link(self.options.backend, hello(self.maker, self.size, term.generation))
         serving = Serving(self.maker.engine, scheduler, journal, link, self.report, step=step)
         serving.run(lambda: term.is_over or self.is_stopping.is_set())

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from scheduler import Phase, Size, Slot
 
+PUBLISHED = ("step", "token")  # at every step
 # Of a slot's fields, those that are kept by their own names.
 _KEPT = {
     "request": "uint64",
@@ -62,7 +63,7 @@ class Journal(Protocol):
 
 
 class Forward:
-    """A journal in a forward state.  publish_: of a term."""
+    """A journal in a forward state.  publish_: of a term, as its publisher of PUBLISHED."""
 
     def __init__(self, state: Any, publish_: Callable[..., None], size: Size) -> None:
         self._state, self._publish, self._size = state, publish_, size
@@ -84,7 +85,7 @@ class Forward:
         self._state.changed(name, number, 1)
 
     def publish(self, step: int, slots: list[Slot]) -> None:
-        self._publish(step=step, token=[slot.token for slot in slots])
+        self._publish(step, *[slot.token for slot in slots])
 
 
 class Nowhere:
