@@ -14,15 +14,15 @@ SECONDS = 5.0
 
 
 async def write_back(directory: Path) -> None:
-    """Lives as long as mpsd.  directory: of the databases."""
+    """Lives as long as mpsd.  directory: of the databases.  Begins at once: SQLite keeps a descriptor more of each from then on."""
     done: Mapping[Path, int] = {}
     while True:
-        await trio.sleep(SECONDS)
         written = _written(directory)
         for path in written:
             if written[path] != done.get(path):
                 await trio.to_thread.run_sync(checkpoint, path)
         done = written
+        await trio.sleep(SECONDS)
 
 
 def _written(directory: Path) -> dict[Path, int]:

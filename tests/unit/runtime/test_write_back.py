@@ -73,8 +73,8 @@ async def test_what_was_written_is_brought_in_after_a_while_and_once(
     monkeypatch.setattr(module, "checkpoint", bring)
     before = stored(tmp_path / "a database?.db")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(write_back, tmp_path)
         write(database, 40)
+        nursery.start_soon(write_back, tmp_path)
         await pass_(mock_clock, lambda: len(brought) == 1)
         assert brought[0] > before
         await pass_(mock_clock, lambda: True)
