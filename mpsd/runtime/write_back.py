@@ -14,7 +14,7 @@ SECONDS = 5.0
 
 
 async def write_back(directory: Path) -> None:
-    """Lives as long as mpsd.  directory: of the databases.  Begins at once: SQLite keeps a descriptor more of each from then on."""
+    """Lives as long as mpsd.  directory: of the databases.  Begins at once: SQLite keeps a descriptor more of each then."""
     done: Mapping[Path, int] = {}
     while True:
         written = _written(directory)
