@@ -26,6 +26,9 @@ BINDING_SOURCES := $(wildcard native/binding/*.py native/include/*.h clients/pyt
 WHICH := -c 'import sys; print(sys.base_prefix, sys.version)'
 make_venv = [ "$$($(1)/bin/python $(WHICH) 2>/dev/null)" = "$$($(PYTHON) $(WHICH))" ] || $(PYTHON) -m venv --clear $(1)
 
+# One whose interpreter has gone, or is another user's who keeps it to themselves, is made anew too.
+$(if $(wildcard $(VENV)/runtime),$(shell $(VENV)/bin/python -ESc '' 2>/dev/null || rm -f $(VENV)/runtime))
+
 .DEFAULT_GOAL := build
 
 help: ## this list

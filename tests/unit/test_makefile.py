@@ -1,0 +1,28 @@
+"""What `make` takes for done."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("pyproject.toml", "setup.py", "clients/python/pyproject.toml", "clients/python/setup.py",
+           "clients/mpsctl/pyproject.toml")  # fmt: skip
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
+@pytest.mark.parametrize("status", [0, 1], ids=["it runs", "it does not"])
+def test_an_environment_whose_interpreter_does_not_run_is_made_anew(tmp_path: Path, status: int) -> None:
+    """Such as one that root made, with a Python in root's own directory, for the user who types make next."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in (*SOURCES, "clients/c/include/mpsd.h", ".venv/bin/python", ".venv/runtime", ".venv/bindings"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    python = tmp_path / ".venv/bin/python"
+    python.write_text(f"#!/bin/sh\nexit {status}\n")
+    python.chmod(0o755)
+    (tmp_path / ".venv/runtime").touch()
+    (tmp_path / ".venv/bindings").touch()
+    done = subprocess.run(["make", "-n", "venv"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30)
+    assert ("making .venv" in done.stdout) == bool(status)
