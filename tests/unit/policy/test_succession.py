@@ -209,15 +209,6 @@ RULES = {
         service(ENDING, promotions=HASTY), Fenced(A), Phase.IDLE, Unserved("too many promotions in too short a time"),
     ),
     "just in time": (service(ENDING, promotions=JUST_IN_TIME), Fenced(A), Phase.PROMOTING, Promote(B)),
-    "its work is done": (
-        service(SERVING, until_done=True, is_done=True), Fenced(A), Phase.IDLE, Unserved("its work is done"),
-    ),
-    "that was said, and it faults": (
-        service(ENDING, until_done=True, is_done=True), Fenced(A), Phase.PROMOTING, Promote(B),
-    ),
-    "one joins after the work": (
-        service(Phase.IDLE, members=(Member(B, "b", 1, READY),), is_done=True), Joined(A, "a"), Phase.PROMOTING, Promote(B),
-    ),
     "a handover would be one too many": (service(SERVING, promotions=HASTY), Asked(), SERVING, Refuse(ALREADY)),
 }  # fmt: skip
 
@@ -227,11 +218,6 @@ def test_the_rules(rule: str) -> None:
     before, event, phase, *decisions = RULES[rule]
     after, decided = decide(before, event, NOW, LIMITS)
     assert (after.phase, decided) == (phase, tuple(decisions))
-
-
-@pytest.mark.parametrize(("phase", "process", "is_done"), [(SERVING, A, True), (SERVING, B, False), (YIELDING, A, False)])
-def test_only_who_serves_unasked_ends_the_work(phase: Phase, process: ProcessId, is_done: bool) -> None:
-    assert decide(service(phase, until_done=True), Finished(process), NOW, LIMITS)[0].is_done == is_done
 
 
 def test_a_silent_writer_is_fenced_as_soon_as_somebody_can_take_over() -> None:
