@@ -249,6 +249,7 @@ def refusals(name: str) -> None:
         "capacity": refusal(lambda: arena.allocate(4 * MIB)),
         "free": refusal(lambda: arena.free(block.address + 4096)),
         "outside": refusal(lambda: arena.commit(outside)),
+        "text": refusal(lambda: arena.commit("a layout")),  # type: ignore[arg-type]
         "large": refusal(lambda: arena.commit(b"x" * (16 * MIB + 1))),
         "view": refusal(lambda: arena.view(block.address, "int8", (7 * MIB,))),
         "type": refusal(lambda: arena.view(block.address, "int9", (1,))),

@@ -122,6 +122,7 @@ def test_what_cannot_be_is_refused_in_words_and_leaves_the_arena_whole(vault: Ma
         "capacity": "OSError: [Errno 28] ",
         "free": "FileNotFoundError: ",
         "outside": "LayoutError: tensor x: 4 bytes at 0x",
+        "text": "TypeError: a layout is a Layout, a mapping or bytes, and not str",
         "large": "OSError: [Errno 22] ",
         "view": "LayoutError: tensor without a name: 7340032 bytes at 0x",
         "type": "LayoutError: no data type 'int9' is known",

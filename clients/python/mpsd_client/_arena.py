@@ -136,6 +136,8 @@ class Arena(Window):
             return _layout.encode(layout)
         if layout is None or isinstance(layout, bytes):
             return layout
+        if not isinstance(layout, Mapping):
+            raise TypeError(f"a layout is a Layout, a mapping or bytes, and not {type(layout).__name__}")
         return _layout.encode_json(dict(layout))
 
     @property
