@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from mpsd_client import Arena, LayoutError
+from mpsd_client import Arena, LayoutError, Service
 from mpsd_client._layout import DATA_TYPES
-from mpsd_client.torch import adopt, keep, load, load_into, pool, save
+from mpsd_client.torch import adopt, capture, keep, load, load_into, pool, save
 from torch import Tensor, nn
 
 MIB = 1 << 20
@@ -213,6 +213,47 @@ def read_only(name: str) -> None:
         refusal(partial(save, arena, found), PermissionError)
         del found
     say(digest=shown)
+
+
+def write_pieces(name: str, pieces: int = 1) -> None:
+    arena = Arena.create(name, (pieces + 40) * 2 * MIB)
+    with CUDA, pool(arena):
+        weights, out = torch.randn(256, 256), torch.zeros(16, 256)
+    for _ in range(pieces):
+        arena.allocate(2 * MIB)
+    save(arena, {"weights": weights, "out": out})
+    die()
+
+
+write_many_pieces = partial(write_pieces, pieces=2000)
+
+
+def stand_by(name: str) -> None:
+    """A graph that writes to the arena is captured while that is mapped to read, and runs when it may."""
+    service = Service(name, capacity=64 * MIB, schema={"step": "uint64"})  # before CUDA begins
+    x = torch.ones(16, 256, device=CUDA)
+    arena = service.open()
+    found = load(arena)
+    weights, out = found["weights"], found["out"]
+    own = torch.zeros_like(out)
+    graph = capture(lambda: out.copy_(x @ weights), lambda: own.copy_(x @ weights))
+    torch.cuda.synchronize()
+    was_zero, pieces = not bool(out.any()), len(arena.blocks())
+    with service.active(60.0) as term:
+        mapped_ns = time.monotonic_ns()
+        graph.replay()
+        torch.cuda.synchronize()
+        done_ns = time.monotonic_ns()
+        is_same = torch.equal(out, own)
+        out.add_(1)
+        is_written = torch.equal(out, own + 1)
+        term.publish(step=1)
+    say(
+        is_right=[was_zero, is_same, is_written],
+        pieces=pieces,
+        mapped_ms=(mapped_ns - term.promoted_ns) / 1e6,
+        replayed_ms=(done_ns - mapped_ns) / 1e6,
+    )
 
 
 if __name__ == "__main__":

@@ -176,6 +176,22 @@ def check_a_reader_sees_what_the_writer_has(name: str) -> None:
     arena.close()
 
 
+def check_a_graph_captured_while_reading_runs_when_promoted(name: str) -> str:
+    return promoted(name, "write_pieces")
+
+
+def check_many_pieces_can_be_written_when_promoted(name: str) -> str:
+    return promoted(name, "write_many_pieces")
+
+
+def promoted(name: str, writer: str) -> str:
+    act(writer, name, -signal.SIGKILL)
+    said = act("stand_by", name)
+    assert all(said["is_right"]), f"zero before, as captured, written to: {said['is_right']}"
+    took = f"to be written after {said['mapped_ms']:.2f} ms, replayed within {said['replayed_ms']:.2f} ms"
+    return f"{said['pieces']} pieces: {took}"
+
+
 CHECKS = {each.removeprefix("check_"): found for each, found in list(globals().items()) if each.startswith("check_")}
 
 
@@ -186,13 +202,13 @@ def main() -> int:
         return 0
     failed = 0
     for name in words or CHECKS:
-        arena, began, why = f"checks-{uuid.uuid4().hex[:12]}", time.monotonic(), ""
+        arena, began, why, told = f"checks-{uuid.uuid4().hex[:12]}", time.monotonic(), "", None
         try:
-            CHECKS[name](arena)
+            told = CHECKS[name](arena)
             remove(arena)
         except Exception as exc:
             why, failed = f"{type(exc).__name__}: {exc}", failed + 1
-        say(check=name, ok=not why, seconds=round(time.monotonic() - began, 3), why=why)
+        say(check=name, ok=not why, seconds=round(time.monotonic() - began, 3), why=why, told=told or "")
     return min(failed, 1)
 
 

@@ -86,6 +86,7 @@ SECTIONS = (
     Section("vault_guards", 120, vault_guards.run),
     Section("vault_times", 250, vault_times.run),
     Section("vault_many", 200, vault_many.run),
+    Section("failover_checks", 100, vault_torch.run_promotions),
     Section("failover_count", 400, failover_count.run),
     Section("failover_fence", 200, failover_fence.run),
     Section("failover_llm", 560, failover_llm.run),

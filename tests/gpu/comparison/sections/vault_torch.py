@@ -28,13 +28,19 @@ def run(stage: Stage) -> None:
     vault_survival.disturb(stage, "PyTorch", _Decoding(stage), stage.trials(TRIALS))
 
 
-def run_checks(stage: Stage) -> None:
-    """What docs/python.md promises, each in one line of tests/gpu/torch/checks.py."""
+def run_promotions(stage: Stage) -> None:
+    """What every standby with PyTorch rests on, in as little time as can be: before all other sections of failover."""
+    run_checks(stage, "a_graph_captured_while_reading_runs_when_promoted", "many_pieces_can_be_written_when_promoted")
+
+
+def run_checks(stage: Stage, *names: str) -> None:
+    """What docs/python.md promises, each in one line of tests/gpu/torch/checks.py; no names: all."""
     if not has_torch(stage):
         return
     stage.mpsd.renew()
     stage.mpsd.warm(10)
-    argv, env = [str(stage.options.torch_python), str(CHECKS)], {**stage.mpsd.environment(), "PYTHONPATH": python_path(stage)}
+    argv = [str(stage.options.torch_python), str(CHECKS), *names]
+    env = {**stage.mpsd.environment(), "PYTHONPATH": python_path(stage)}
     seconds = max(1.0, stage.left() - 5)
     try:
         done = subprocess.run(argv, env=env, capture_output=True, timeout=seconds, check=False)
@@ -45,12 +51,13 @@ def run_checks(stage: Stage) -> None:
     checks = [each for each in found if "check" in each]
     stage.keep("checks", checks)
     failed = [f"{each['check']}: {each['why']}" for each in checks if not each["ok"]]
+    told = [each["told"] for each in checks if each["told"]]
     stage.add(
         "promises about PyTorch that hold",
         mpsd=figures.of(len(checks) - len(failed), len(checks)),
         goal="all",
         met=bool(checks) and not failed and not trouble,
-        remark="; ".join([*failed, trouble] if trouble else failed)[:600],
+        remark="; ".join(filter(None, [*failed, trouble, *told]))[:900],
     )
 
 
