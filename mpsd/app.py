@@ -21,6 +21,7 @@ from mpsd.config import Invocation
 from mpsd.domains.pool import Pool
 from mpsd.domains.refuser import Refuser
 from mpsd.domains.upkeep import Upkeep
+from mpsd.domains.vendor import VendorProgram
 from mpsd.errors import AlreadyRunning, BadConfiguration, ErrorCode, MpsdError, UnusablePath
 from mpsd.failover.ends import MOST as MOST_WATCHED
 from mpsd.failover.joining import join_failover
@@ -61,7 +62,7 @@ from mpsd.runtime.stopping import Stopper
 from mpsd.runtime.store import SqliteStore
 from mpsd.runtime.stored import Stored, take_stored
 from mpsd.runtime.targets import Targets
-from mpsd.runtime.write_back import write_back
+from mpsd.runtime.write_back import WriteBack
 from mpsd.vault.holders import MOST_HOLDERS
 from mpsd.vault.joining import join_vault
 from mpsd.vault.store import VaultStore
@@ -146,7 +147,9 @@ async def _run(
         stores = store, lease_store, fault_store, vault_store, service_store
         daemon = _build(Found(config, invocation, environ, claim, public, devices, is_privileged, *stores, audit, stored))
         daemon.on_signal = Signals(config, invocation, journal, public, audit).take
-        daemon.beside.append(partial(write_back, claim.state_directory))
+        write_back = WriteBack(claim.state_directory)
+        opened.callback(write_back.close)
+        daemon.beside.append(write_back.run)
         become_reaper()
         raise_descriptor_limit(config.relay.max_connections * _DESCRIPTORS_PER_CONNECTION + _DESCRIPTORS_BESIDES)
         _say_what_works(is_privileged, config)
@@ -175,12 +178,16 @@ def _announce(public: PublicLog, config: Config) -> None:
     public.write(f"mpsd {__version__}")
 
 
+def _build_pool(found: Found, vendor: VendorProgram) -> Pool:
+    pool_settings = settings.pool(found.config, found.invocation, found.claim.state_directory)
+    defaults = found.store.defaults() or settings.defaults(found.config, found.devices)
+    return Pool(pool_settings, vendor, found.devices, defaults, found.store, found.public.publish)
+
+
 def _build(found: Found) -> Daemon:
     config, claim = found.config, found.claim
     vendor = settings.vendor(config, found.environ)
-    pool_settings = settings.pool(config, found.invocation, claim.state_directory)
-    defaults = found.store.defaults() or settings.defaults(config, found.devices)
-    pool = Pool(pool_settings, vendor, found.devices, defaults, found.store, found.public.publish)
+    pool = _build_pool(found, vendor)
     upkeep = Upkeep(pool, config.vendor.stop_seconds, lambda: _read_devices(config))
     events = EventBus()
     make_book = LeaseBook if found.is_privileged else UnenforcedBook
@@ -190,7 +197,7 @@ def _build(found: Found) -> Daemon:
     notifier = Notifier(found.environ)
     vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events, notifier)
     failover = join_failover(found, pool, vault, stopper, faults.desk, events)
-    refuser = Refuser(vendor, claim.state_directory / "refuser", pool_settings.visible_devices)
+    refuser = Refuser(vendor, claim.state_directory / "refuser", pool.settings.visible_devices)
     metrics = Metrics(asked, events) if (asked := settings.metrics(config)) else None
     admission = metrics.timing(book) if metrics else book
     relayed = _build_relay(found, pool, admission, faults.desk, refuser) if found.is_privileged else None
