@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -65,10 +65,20 @@ def write(database: sqlite3.Connection, writes: Iterable[Write]) -> int:
     return last
 
 
-def checkpoint(path: Path) -> None:
-    """Brings what the log has into the file, as far as that can be now.  For a thread of its own: whoever writes goes on
-    meanwhile, and is told by the next commit what is wrong with the disk."""
-    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as database:
+def open_beside(path: Path) -> sqlite3.Connection:
+    """Another connection to one that is open, for `checkpoint`.  Raises UnusablePath."""
+    try:
+        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as exc:
+        raise UnusablePath(f"{path} cannot be opened once more: {exc}") from None
+    checkpoint(database)
+    return database
+
+
+def checkpoint(database: sqlite3.Connection) -> None:
+    """Brings what the log has into the file, as far as that can be now.  For a thread, and a connection of its own: whoever
+    writes goes on meanwhile, and is told by the next commit what is wrong with the disk."""
+    with suppress(sqlite3.Error):
         database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 

@@ -2,33 +2,42 @@
 who waits for mpsd, a standby among them, would wait for the disk (3 to 50 ms were seen, where a commit takes 0.1).
 """
 
-from collections.abc import Mapping
+import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
 import trio
 
-from mpsd.database import checkpoint
+from mpsd.database import checkpoint, open_beside
 
 SECONDS = 5.0
 
 
-async def write_back(directory: Path) -> None:
-    """Lives as long as mpsd.  directory: of the databases.  Begins at once: SQLite keeps a descriptor more of each then."""
-    done: Mapping[Path, int] = {}
-    while True:
-        written = _written(directory)
-        for path in written:
-            if written[path] != done.get(path):
-                await trio.to_thread.run_sync(checkpoint, path)
-        done = written
-        await trio.sleep(SECONDS)
+class WriteBack:
+    """Guards one more connection to each database, from the start: the number of mpsd's descriptors does not change."""
 
+    def __init__(self, directory: Path) -> None:
+        """directory: of the databases, which are open.  Raises UnusablePath."""
+        self._databases: dict[Path, sqlite3.Connection] = {}
+        self._done: dict[Path, int] = {}  # by log: when it had been written last
+        for path in sorted(directory.glob("*.db")):
+            self._databases[path.with_name(f"{path.name}-wal")] = open_beside(path)
 
-def _written(directory: Path) -> dict[Path, int]:
-    """When each database's log was written last."""
-    found = {}
-    for log in directory.glob("*.db-wal"):
-        with suppress(FileNotFoundError):  # somebody has just moved it elsewhere
-            found[log.with_name(log.name.removesuffix("-wal"))] = log.stat().st_mtime_ns
-    return found
+    async def run(self) -> None:
+        """Lives as long as mpsd."""
+        while True:
+            for log, database in self._databases.items():
+                if self._is_new(log):
+                    await trio.to_thread.run_sync(checkpoint, database)
+            await trio.sleep(SECONDS)
+
+    def _is_new(self, log: Path) -> bool:
+        """What is in it, since it was asked last."""
+        before = self._done.get(log)
+        with suppress(FileNotFoundError):  # somebody has moved it elsewhere
+            self._done[log] = log.stat().st_mtime_ns
+        return self._done.get(log) != before
+
+    def close(self) -> None:
+        for database in self._databases.values():
+            database.close()
