@@ -105,8 +105,7 @@ class Act:
     def is_protected(self) -> bool:
         with suppress(MpsdError, OSError), self.mpsd() as mpsd:
             service = mpsd.ask(calls.service_get(SERVICE))
-            ready = [each for each in service.members if each.standing == "ready" and not each.is_writer]
-            return service.phase == "serving" and bool(ready) and not service.protection
+            return service.phase == "serving" and not service.protection
         return False
 
     def wish_beside(self) -> None:

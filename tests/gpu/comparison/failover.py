@@ -144,8 +144,7 @@ class Crew:
 
     def _is_protected(self) -> bool:
         service = self.view()
-        ready = [each for each in service.members if each.standing == "ready" and not each.is_writer]
-        return service.phase == "serving" and bool(ready) and not service.protection
+        return service.phase == "serving" and not service.protection
 
     def successor(self, before: Client, since_ns: int) -> Client:
         """Who was promoted since.  Raises SystemFailed."""
