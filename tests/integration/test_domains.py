@@ -26,7 +26,7 @@ def test_a_fault_ends_its_domain_alone_and_a_new_client_is_admitted_at_once(mach
     newcomer.goes_on()
 
 
-@pytest.mark.parametrize("fault", ["oob_write", "misaligned", "illegal_instruction"])
+@pytest.mark.parametrize("fault", ["oob_write", pytest.param("misaligned", marks=pytest.mark.slow), "illegal_instruction"])
 def test_clients_in_another_domain_do_not_notice_a_fault(machine: Machine, fault: str) -> None:
     """Another user's client, which is in a domain of its own."""
     machine.start()

@@ -92,6 +92,7 @@ def test_a_near_null_access_harms_nobody(machine: Machine) -> None:
         assert not mpsd.ask(calls.fault_list()).items
 
 
+@pytest.mark.slow
 def test_without_the_shield_it_ends_its_co_runners(machine: Machine) -> None:
     """So that the test above can fail."""
     machine.configure(FORGIVING + 'shield = "off"\n')
@@ -101,7 +102,7 @@ def test_without_the_shield_it_ends_its_co_runners(machine: Machine) -> None:
     assert innocent.error() == 700
 
 
-@pytest.mark.parametrize("hold", ["on", "off"])
+@pytest.mark.parametrize("hold", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_who_is_killed_in_a_kernel_takes_others_along_unless_held(machine: Machine, hold: str) -> None:
     machine.configure(FORGIVING + f'hold = "{hold}"\n')
     machine.start()

@@ -50,7 +50,7 @@ def test_a_client_gets_the_gpu_that_it_names(two_gpus: Machine, by: str, gpu: in
     assert gpu_in_use(two_gpus, CUDA_VISIBLE_DEVICES=name) == gpu
 
 
-@pytest.mark.parametrize("by", ["ordinal", "UUID"])
+@pytest.mark.parametrize("by", [pytest.param("ordinal", marks=pytest.mark.slow), "UUID"])
 def test_the_daemons_own_choice_of_gpus_is_the_clients_world(machine: Machine, by: str) -> None:
     """Ordinal 0 of a client is the first GPU of the daemon."""
     second = machine.uuids(MPSD_SIM_GPUS="2")[1]
@@ -60,7 +60,7 @@ def test_the_daemons_own_choice_of_gpus_is_the_clients_world(machine: Machine, b
     assert gpu_in_use(machine, CUDA_VISIBLE_DEVICES="0") == 1
 
 
-@pytest.mark.parametrize("visible", ["", "7", "GPU-00000000"])
+@pytest.mark.parametrize("visible", ["", pytest.param("7", marks=pytest.mark.slow), "GPU-00000000"])
 def test_a_daemon_without_a_gpu_does_not_start_and_says_why(machine: Machine, visible: str) -> None:
     """The clients of one that did would run without MPS."""
     done = machine.run("-d", CUDA_VISIBLE_DEVICES=visible)
@@ -77,7 +77,7 @@ def test_limits_of_one_gpu_are_kept_apart_from_the_others(machine: Machine) -> N
         assert machine.client("memlimit", "2048", CUDA_VISIBLE_DEVICES=name).status() == status
 
 
-@pytest.mark.parametrize("visible", [None, "0"])
+@pytest.mark.parametrize("visible", [None, pytest.param("0", marks=pytest.mark.slow)])
 def test_an_exclusive_gpu_has_one_domain_and_no_spare_and_serves_its_clients(machine: Machine, visible: str | None) -> None:
     """One process may use such a GPU: one server, then."""
     machine.set_compute_mode("0", "EXCLUSIVE_PROCESS")

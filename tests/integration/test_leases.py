@@ -109,7 +109,7 @@ def test_what_a_servers_user_set_holds_beside_leases_and_is_shown(machine: Machi
     assert has(quota(machine), 25)
 
 
-@pytest.mark.parametrize("by", ["ordinal", "UUID"])
+@pytest.mark.parametrize("by", [pytest.param("ordinal", marks=pytest.mark.slow), "UUID"])
 def test_a_lease_of_the_second_gpu_and_its_memory_by_ordinal_or_uuid(machine: Machine, by: str) -> None:
     machine.start(MPSD_SIM_GPUS="2")
     name = "1" if by == "ordinal" else machine.uuids()[1]

@@ -117,6 +117,7 @@ def test_quit_t_does_not_wait_for_longer_than_the_clients_do(machine: Machine) -
     assert quitting.wait(5) == 0
 
 
+@pytest.mark.slow
 def test_two_quits_at_once_end_together_and_the_shorter_wait_counts(machine: Machine) -> None:
     machine.start()
     client = machine.counter().ready()
@@ -128,6 +129,7 @@ def test_two_quits_at_once_end_together_and_the_shorter_wait_counts(machine: Mac
     assert len(machine.journal("quit.begins")) == 1
 
 
+@pytest.mark.slow
 def test_while_it_quits_questions_are_answered(machine: Machine) -> None:
     machine.start()
     client = machine.counter().ready()

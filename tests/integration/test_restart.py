@@ -235,6 +235,7 @@ def test_sigterm_with_leave_leaves_everything_to_the_next(machine: Machine) -> N
     client.goes_on()
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_does_not_end_the_first_ones_draining(machine: Machine) -> None:
     machine.configure("[stop]\ndrain_seconds = 30.0\n")
     machine.start()

@@ -168,7 +168,13 @@ def test_new_clients_are_refused_until_the_last_old_context_is_gone(mps: Machine
     assert "Destroy server context on device 0 (NVIDIA H200)\n" in log
 
 
-@pytest.mark.parametrize(("kernel_us", "dies"), [("400000", True), ("100000", True), ("100", False), ("5000", False)])
+@pytest.mark.parametrize(
+    ("kernel_us", "dies"),
+    [
+        ("400000", True), ("5000", False),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in (("100000", True), ("100", False))),
+    ],
+)  # fmt: skip
 def test_dying_in_a_long_kernel_takes_the_others_along(mps: Machine, kernel_us: str, dies: bool) -> None:
     victim = mps.client("counter", "--seconds", "1.5" if dies else "0.8")
     victim.wait_for("ready")

@@ -35,7 +35,7 @@ def test_commands_that_overlap_are_sometimes_lost_and_never_alone() -> None:
     assert set(lost) <= {"", "Cannot send command to MPS control daemon process\n"}
 
 
-@pytest.mark.parametrize("where", ["get_server_list", "*"])
+@pytest.mark.parametrize("where", [pytest.param("get_server_list", marks=pytest.mark.slow), "*"])
 def test_a_command_can_hang(where: str) -> None:
     with open_machine(MPSD_SIM_CONTROL_FAULT=f"hang@{where}") as mps:
         mps.start()
