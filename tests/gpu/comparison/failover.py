@@ -195,9 +195,10 @@ def heard(system: System) -> Iterator[Listener]:
         listener.close()
 
 
-def disturb(crew: Crew, way: str, check: Check, before: Callable[[], None], active: Client) -> Failover:
+def disturb(
+    crew: Crew, way: str, check: Check, before: Callable[[], None], active: Client, culprit: Client | None
+) -> Failover:
     """One trial.  before: called when the crew is complete, and who shall fault is ready to."""
-    culprit = _beside(crew, active, _BESIDE[way]) if way in _BESIDE else None
     try:
         before()
         starting = crew.starting()
@@ -333,10 +334,15 @@ def run_ways(
 
 
 def attempt(crew: Crew, way: str, check: Check, before: Callable[[], None] = lambda: None) -> Failover:
-    """One that cannot be done is a failover that failed, and the next begins with a new service."""
+    """One that cannot be done is a failover that failed, and the next begins with new members, if these were disturbed."""
     active = crew.settle()
     try:
-        return disturb(crew, way, check, before, active)
+        culprit = _beside(crew, active, _BESIDE[way]) if way in _BESIDE else None
+    except (SystemFailed, MpsdError, OSError) as error:
+        crew.stage.say(f"{way}: {error}")
+        return Failover(way, why=str(error)[:300])
+    try:
+        return disturb(crew, way, check, before, active, culprit)
     except (SystemFailed, MpsdError, OSError) as error:
         crew.stage.say(f"{way}: {error}")
         end_all(crew.members)
