@@ -240,6 +240,7 @@ def _build(found: Found) -> Daemon:
         vault,
         failover,
         partial(metrics.serve, services, _readings(found, relayed, api)) if metrics else None,
+        claim.restore,
         _ignore_signal,
     )
     return daemon

@@ -31,7 +31,7 @@ class Claim:
             self._take_lock()
         except OSError as exc:
             raise UnusablePath(f"the state directory {self.state_directory} cannot be used: {exc.strerror}") from None
-        _make(self.pipe_directory, f"Cannot access CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}")
+        self._make_pipe_directory()
         if not os.access(self.pipe_directory, os.W_OK | os.X_OK):
             refusal = f"uid {os.geteuid()} may not write to it"
             raise UnusablePath(f"Cannot access CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}: {refusal}")
@@ -45,11 +45,19 @@ class Claim:
             raise AlreadyRunning(f"An instance of this daemon is already running\n(pid {running}, not mpsd's: quit it first)")
         self._write_pid()
 
+    def restore(self) -> None:
+        """The pipe directory and the pid file, where somebody has removed them.  Raises UnusablePath."""
+        self._make_pipe_directory()
+        self._write_pid()
+
     def release(self) -> None:
         """Remove the pid file, if it is ours."""
         path = self.pipe_directory / PID_FILE
         if _read_pid(path) == os.getpid():
             path.unlink(missing_ok=True)
+
+    def _make_pipe_directory(self) -> None:
+        _make(self.pipe_directory, f"Cannot access CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}")
 
     def _make_private(self) -> None:
         """The state directory can be entered by vendor servers, which run as their users, and listed by nobody else."""

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -30,6 +31,7 @@ from mpsd.runtime.doors import DOORS, LinkedDoors, RelayedDoors
 from mpsd.runtime.ending import Ending
 from mpsd.runtime.keeper import KeeperClient
 from mpsd.runtime.notify import Notifier
+from mpsd.runtime.presence import Presence
 from mpsd.runtime.reaper import Reaper
 from mpsd.runtime.sessions import Sessions
 from mpsd.runtime.sockets import listen
@@ -38,6 +40,7 @@ from mpsd.vault.vault import Vault
 
 log = structlog.get_logger()
 UI_SOCKET = "mpsd-ui"
+Serve = Callable[[socket.socket, trio.Nursery], Awaitable[None]]
 _KEEPER_SECONDS = 0.5
 _COLLECT_SECONDS = 5.0
 _REFUSAL_SECONDS = 4.0
@@ -63,10 +66,12 @@ class Daemon:
     vault: Vault
     failover: Failover
     serve_metrics: Callable[..., Awaitable[None]] | None  # None: nobody asked for them
+    restore: Callable[[], None]  # the pipe directory
     on_signal: Callable[["Daemon", int], Awaitable[None]]
     stop: trio.Event = field(default_factory=trio.Event)  # set: leave now, whatever still runs
     beside: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # what else lives as long
     _services: trio.Nursery | None = None
+    _listeners: list[socket.socket] = field(default_factory=list)
 
     async def run(self, ready: Callable[[], None]) -> int:
         """Until quit, or told to leave; the exit status.  Raises MpsdError when it cannot start."""
@@ -88,16 +93,18 @@ class Daemon:
                 if self.serve_metrics:
                     await services.start(self.serve_metrics)
                 async with trio.open_nursery() as listeners:
-                    ui = await self._open_doors(held, services, conversations, listeners)
-                    listeners.start_soon(self.sessions.serve, ui, conversations)
-                    api = listen(self.pipe_directory / api_server.SOCKET, api_server.MODE)
-                    listeners.start_soon(self.api.serve, api, conversations)
+                    places = self._open_doors(held, services, conversations, listeners)
+                    for name, mode, serve in self._sockets():
+                        places[name] = partial(self._open, name, mode, serve, conversations, listeners)
+                        places[name]()
+                    found_by = {self.pipe_directory / name: again for name, again in places.items()}
+                    listeners.start_soon(Presence(self.restore, found_by, lambda: self.pool.is_stopping).run)
                     await services.start(self._take_signals)  # before ready: who is told may send one
                     ready()
                     await self.stop.wait()  # for ever: this is the daemon's life
                     listeners.cancel_scope.cancel()
-                ui.close()
-                api.close()
+                for listener in self._listeners:
+                    listener.close()
                 with trio.move_on_after(_REPLY_SECONDS):
                     await self.sessions.settled()
                 conversations.cancel_scope.cancel()
@@ -158,23 +165,39 @@ class Daemon:
         is_old = keeper.open()
         return (keeper.held() if is_old else []), is_old
 
-    async def _open_doors(
+    def _open_doors(
         self,
         held: list[tuple[str, socket.socket, int]],
         services: trio.Nursery,
         conversations: trio.Nursery,
         listeners: trio.Nursery,
-    ) -> socket.socket:
+    ) -> dict[str, Callable[[], None]]:
+        """What opens each of them again."""
         if self.relayed is None:
-            listeners.start_soon(LinkedDoors(self.pipe_directory, self.pool).run)
-        else:
-            relay, keeper = self.relayed
-            doors = RelayedDoors(self.pipe_directory, relay, keeper)
-            doors.open(held)
-            services.start_soon(self._keep_keeper, doors, keeper)
-            for door in DOORS:
-                listeners.start_soon(doors.serve, door, conversations)
-        return listen(self.pipe_directory / UI_SOCKET, 0o666)
+            linked = LinkedDoors(self.pipe_directory, self.pool)
+            listeners.start_soon(linked.run)
+            return {door: partial(linked.open_again, door) for door in DOORS}
+        relay, keeper = self.relayed
+        doors = RelayedDoors(self.pipe_directory, relay, keeper)
+        doors.open(held)
+        services.start_soon(self._keep_keeper, doors, keeper)
+
+        def again(door: str) -> None:
+            doors.open_again(door)
+            listeners.start_soon(doors.serve, door, conversations)
+
+        for door in DOORS:
+            listeners.start_soon(doors.serve, door, conversations)
+        return {door: partial(again, door) for door in DOORS}
+
+    def _sockets(self) -> tuple[tuple[str, int, Serve], ...]:
+        return (UI_SOCKET, 0o666, self.sessions.serve), (api_server.SOCKET, api_server.MODE, self.api.serve)
+
+    def _open(self, name: str, mode: int, serve: Serve, conversations: trio.Nursery, listeners: trio.Nursery) -> None:
+        """Who came to one before is served there."""
+        listener = listen(self.pipe_directory / name, mode)
+        self._listeners.append(listener)
+        listeners.start_soon(serve, listener, conversations)
 
     async def _keep_keeper(self, doors: RelayedDoors, keeper: KeeperClient) -> None:
         """A keeper that died is replaced; while there is none, mpsd holds everything itself."""

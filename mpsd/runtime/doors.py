@@ -13,6 +13,7 @@ from pathlib import Path
 import structlog
 import trio
 
+from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.errors import Stopping
 from mpsd.policy.placement import Ask
@@ -36,7 +37,7 @@ class RelayedDoors:
     def open(self, held: list[tuple[str, socket.socket, int]]) -> None:
         """Listen, on the sockets an earlier mpsd left where they are still the ones that clients reach."""
         kept = {name: (end, note) for name, end, note in held}
-        for door, mode in DOORS.items():
+        for door in DOORS:
             path = self.directory / door
             end, note = kept.get(f"listen.{door}", (None, 0))
             if end is not None and note == inode_of(path):
@@ -45,8 +46,16 @@ class RelayedDoors:
             else:
                 if end is not None:
                     self.keeper.drop(f"listen.{door}")
-                self.listeners[door] = listen(path, mode)
-                self._hold(door)
+                self._listen(door)
+
+    def open_again(self, door: str) -> None:
+        """Where nobody can come any more.  Those who came before go on waiting at the listener before."""
+        self.keeper.drop(f"listen.{door}")
+        self._listen(door)
+
+    def _listen(self, door: str) -> None:
+        self.listeners[door] = listen(self.directory / door, DOORS[door])
+        self._hold(door)
 
     def _hold(self, door: str) -> None:
         self.keeper.hold(f"listen.{door}", self.listeners[door], inode_of(self.directory / door))
@@ -73,6 +82,7 @@ class LinkedDoors:
 
     directory: Path
     pool: Pool
+    _led_to: Domain | None = None
 
     async def run(self) -> None:
         """Runs until mpsd quits: the links then lead to daemons that are quitting too, and refuse by themselves."""
@@ -82,9 +92,14 @@ class LinkedDoors:
                 domain = await self.pool.place(me, None)
             except Stopping:
                 return
+            self._led_to = domain
             for door in DOORS:
-                self._point(door, domain.control.socket_path(door))
+                self.open_again(door)
             await self.pool.changed()
+
+    def open_again(self, door: str) -> None:
+        if self._led_to is not None:
+            self._point(door, self._led_to.control.socket_path(door))
 
     def _point(self, door: str, target: str) -> None:
         link, new = self.directory / door, self.directory / f".{door}.new"

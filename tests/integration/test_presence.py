@@ -1,0 +1,63 @@
+"""The pipe directory is removed under a running mpsd: programs that start find it again, and nobody who runs notices."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mpsd_client import calls
+
+from tests.integration.machine import PROGRAM, Machine
+from tests.integration.process import is_running, wait_for
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+
+def remove_files_in(directory: Path) -> None:
+    """Without root mpsd could not make the directory."""
+    for each in directory.iterdir():
+        if not each.is_dir():
+            each.unlink()
+
+
+def check_found_again(machine: Machine, remove: Callable[[Path], None]) -> None:
+    pid = machine.daemon_pid()
+    running = machine.counter().ready()
+    remove(machine.pipe)
+    missing = machine.wait_for_journal("pipe_directory.restored")["found_missing"]
+    assert {"mpsd-ui", "mpsd.sock"} <= {os.path.basename(each) for each in missing}  # links are made whenever a domain changes
+    newcomer = machine.counter().ready()
+    assert newcomer.pid in machine.clients()
+    running.goes_on()
+    assert machine.daemon_pid() == pid
+    with machine.mpsd() as mpsd:
+        assert mpsd.ask(calls.status()).state == "running"
+    assert machine.quit() == 0
+    wait_for("its end", lambda: not is_running(pid))
+    assert os.listdir(machine.pipe) == []
+
+
+def test_all_is_found_again(machine: Machine) -> None:
+    machine.start()
+    check_found_again(machine, shutil.rmtree)
+
+
+def test_without_root(strangers: Machine) -> None:
+    strangers.start()
+    wait_for("the link", (strangers.pipe / "control").is_symlink)
+    check_found_again(strangers, remove_files_in)
+
+
+def test_the_next_mpsd_listens_where_this_one_did_in_the_end(machine: Machine) -> None:
+    machine.start()
+    running = machine.counter().ready()
+    (machine.pipe / "control").unlink()
+    assert machine.wait_for_journal("pipe_directory.restored")["found_missing"] == [str(machine.pipe / "control")]
+    inode = (machine.pipe / "control").stat().st_ino
+    machine.kill_daemon()
+    machine.start()
+    assert (machine.pipe / "control").stat().st_ino == inode
+    machine.counter().ready()
+    running.goes_on()
+    assert (machine.pipe / f"{PROGRAM}.pid").exists()
