@@ -122,7 +122,7 @@ def why_nobody(service: Service) -> str:
         return "the vault could not keep who is next: it is tried again"
     if service.deadline == service.not_before:
         return "others may come back who go first"
-    return "too many promotions in too short a time"
+    return "too many promotions within services.window_seconds: it is tried again when they are over"
 
 
 # -- facts ---------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from mpsd_client import Refused, calls, values
 
 from tests.integration.machine import ROOT, Machine
-from tests.integration.process import is_running, wait_for
+from tests.integration.process import is_running, variable, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.deadline(120)]
 EXAMPLE = ROOT / "clients/python/examples/count_service.py"
@@ -177,9 +177,10 @@ def test_all_ends_when_the_work_is_done(words: tuple[str, ...], machine: Machine
 def test_without_root_it_says_that_nothing_is_enforced(strangers: Machine) -> None:
     strangers.start()
     command = [strangers.variables["MPSD_PYTHON"], "-m", "mpsctl", "service", "run", "count", "--json", "--sm", "20%"]
-    environ = strangers.variables | {"PYTHONPATH": f"{ROOT / 'clients/mpsctl'}:{ROOT / 'clients/python'}"}
+    path = {"PYTHONPATH": f"{ROOT / 'clients/mpsctl'}:{ROOT / 'clients/python'}"}
+    environ = strangers.variables | path | {"MPSD_PIPE_DIRECTORY": "/of/another"}
     starter = subprocess.Popen(
-        [*command, "--standbys", "0", "--", "sleep", "1000"],
+        [*command, "--standbys", "0", "--socket", str(strangers.pipe / "mpsd.sock"), "--", "sleep", "1000"],
         env=environ,
         stdout=subprocess.PIPE,
         text=True,
@@ -191,6 +192,8 @@ def test_without_root_it_says_that_nothing_is_enforced(strangers: Machine) -> No
         said = [json.loads(starter.stdout.readline()) for _ in range(2)]
         assert [each["event"] for each in said] == ["not_enforced", "started"]
         assert said[1]["lease_id"] is None
+        assert variable(said[1]["pid"], "CUDA_MPS_PIPE_DIRECTORY") == str(strangers.pipe)
+        assert not variable(said[1]["pid"], "MPSD_PIPE_DIRECTORY")
         starter.terminate()
         assert starter.wait(END_SECONDS) == 0
     finally:

@@ -1,5 +1,6 @@
 """What each command makes mpsd do: the words of a person, and the lease, limit or domain that comes of it."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,11 @@ async def test_a_client_that_was_left_is_status_1(tmp_path: Path, short_dir: Pat
         done = await desk.run("stop", "--pid", "586")
     assert (done.status, done.err) == (1, "")
     assert "d1 does not answer" in done.out
+
+
+async def test_of_an_mpsd_that_quits_status_says_until_when_clients_work(tmp_path: Path, short_dir: Path) -> None:
+    async with open_desk(tmp_path, short_dir) as desk:
+        desk.house.fakes.ends_at = 1_700_000_020.0
+        out = await desk.answer("status")
+    at = time.strftime("%H:%M:%S", time.localtime(1_700_000_020.0))
+    assert f", ends what clients do at {at}" in out

@@ -239,6 +239,12 @@ def test_what_is_worth_a_line(after: dict[str, object], told: list[str]) -> None
     assert [each.event for each in differences(SERVICE, replace(SERVICE, **after))] == told  # type: ignore[arg-type]
 
 
+def test_one_whose_domain_is_not_known_yet_is_ready() -> None:
+    members = (member(586), replace(member(587), domain=""))
+    (told,) = differences(SERVICE, replace(SERVICE, members=members))
+    assert told.text == "pid 587 is ready"
+
+
 def test_a_service_that_is_found_is_told_as_it_is() -> None:
     (told,) = differences(None, replace(SERVICE, last=LAST))
     assert told.text == "there is a service, generation 7: pid 586 serves; members: 586, 587"

@@ -189,6 +189,7 @@ ALONE = {"b": WARMING}
 SERVING, YIELDING, ENDING = Phase.SERVING, Phase.YIELDING, Phase.FENCING
 HASTY, JUST_IN_TIME = (NOW - 59, NOW - 2, NOW - 1), (NOW - 60, NOW - 2, NOW - 1)
 ALREADY = "there were 3 promotions within 60 seconds, as many as services.most_promotions allows"
+TOO_MANY = "too many promotions within services.window_seconds: it is tried again when they are over"
 RULES = {
     "silent, and alone: it goes on": (service(SERVING, **ALONE), Silent(A), SERVING),
     "faulted, and alone: it is fenced": (service(SERVING, **ALONE), Faulted("a"), ENDING, Fence(A)),
@@ -206,7 +207,7 @@ RULES = {
         service(SERVING, FAULTED), Ready(B), SERVING, Refuse("a fault has cost 2 its context: it has to end"),
     ),
     "too many promotions": (
-        service(ENDING, promotions=HASTY), Fenced(A), Phase.IDLE, Unserved("too many promotions in too short a time"),
+        service(ENDING, promotions=HASTY), Fenced(A), Phase.IDLE, Unserved(TOO_MANY),
     ),
     "just in time": (service(ENDING, promotions=JUST_IN_TIME), Fenced(A), Phase.PROMOTING, Promote(B)),
     "a handover would be one too many": (service(SERVING, promotions=HASTY), Asked(), SERVING, Refuse(ALREADY)),
@@ -363,7 +364,7 @@ NOBODY = {
     "no standby is ready": service(Phase.IDLE),
     "the vault could not keep who is next: it is tried again": Service(members=(Member(B, "b", 0, READY),), retry_at=NOW + 1),
     "others may come back who go first": Service(members=(Member(B, "b", 0, READY),), not_before=NOW + 1),
-    "too many promotions in too short a time": Service(members=(Member(B, "b", 0, READY),), promotions=HASTY),
+    TOO_MANY: Service(members=(Member(B, "b", 0, READY),), promotions=HASTY),
 }
 
 

@@ -26,7 +26,7 @@ def _facts(session: Session, found: values.Status) -> Mapping[str, object]:
     lost = {"events": found.events_lost, "audit lines": found.audit_lines_lost}
     return {
         "mpsd": f"{found.version}, pid {found.pid}, user {session.user_name(found.uid)}",
-        "state": found.state,
+        "state": _state(found),
         "up": f"{show_duration(found.uptime_seconds)}, since {started}",
         "GPUs": found.devices,
         "domains": ", ".join(f"{count} {state}" for state, count in found.domains.items()) or "none",
@@ -40,6 +40,12 @@ def _facts(session: Session, found: values.Status) -> Mapping[str, object]:
         "lost": ", ".join(f"{count} {what}" for what, count in lost.items() if count),
         **{name.replace("_", " "): _fact(value) for name, value in found.facts.items()},
     }
+
+
+def _state(found: values.Status) -> str:
+    if found.ends_at is None:
+        return found.state
+    return f"{found.state}, ends what clients do {time.strftime('at %H:%M:%S', time.localtime(found.ends_at))}"
 
 
 def _fact(value: object) -> object:

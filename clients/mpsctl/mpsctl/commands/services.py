@@ -210,6 +210,7 @@ def run(session: Session) -> int:
     manner = Manner() if asked.drain is None else Manner(drain_seconds=asked.drain)
     terminal = (sys.stderr if out.is_json else sys.stdout).fileno()
     environ = {**out.surroundings.environ, "CUDA_MPS_PIPE_DIRECTORY": directory(session)}  # they ask the same mpsd
+    environ.pop("MPSD_PIPE_DIRECTORY", None)
     place = Place(asked.name, asked.command_words, environ, asked.log_dir, terminal)
     task = Task(Given(asked.standbys, asked.sm, asked.memory), gpus, manner, asked.until_done, asked.remove_arena)
     return Starter(session, place, task).run()

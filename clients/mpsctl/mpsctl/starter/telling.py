@@ -56,7 +56,8 @@ def differences(before: values.Service | None, after: values.Service | None) -> 
     was_ready = {each.pid for each in (before or after).members if each.standing == "ready"}
     for each in after.members:
         if each.standing == "ready" and each.pid not in was_ready and not each.is_writer:
-            yield Told("ready", f"pid {each.pid} in domain {each.domain} is ready", {"pid": each.pid, "domain": each.domain})
+            where = f" in domain {each.domain}" if each.domain else ""
+            yield Told("ready", f"pid {each.pid}{where} is ready", {"pid": each.pid, "domain": each.domain})
     known = before.protection if before and before.phase == SERVING else ""
     if after.phase == SERVING and after.protection != known:
         text = f"unprotected: {after.protection}" if after.protection else "protected"
