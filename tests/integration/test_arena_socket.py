@@ -126,6 +126,7 @@ def other_process(machine: Machine, arena: str) -> Iterator[int]:
 
 def test_memory_outlives_a_commit_and_what_is_anothers_is_not_there(machine: Machine) -> None:
     """One conversation through everything: descriptors both ways, who is told, and what the daemon holds at its end."""
+    machine.configure("[domains]\nspares = 0\n")  # one that starts meanwhile has descriptors, too
     machine.start()
     with machine.mpsd(UIDS[0]) as owner, machine.mpsd(UIDS[1]) as stranger, machine.mpsd() as operator:
         operator.subscribe("arena.*")
@@ -256,6 +257,7 @@ def junk(machine: Machine) -> Iterator[dict[str, int]]:
 @pytest.mark.slow
 def test_junk_is_refused_and_none_of_it_is_kept(machine: Machine) -> None:
     """Also as layouts; also the connection itself, through itself."""
+    machine.configure("[domains]\nspares = 0\n")
     machine.start()
     pid = machine.daemon_pid()
     with machine.mpsd() as mpsd, junk(machine) as odd:
@@ -276,6 +278,7 @@ def test_junk_is_refused_and_none_of_it_is_kept(machine: Machine) -> None:
 @pytest.mark.slow
 def test_ten_thousand_puts_leave_nothing_behind(machine: Machine) -> None:
     """In mpsd and in the keeper; some are cut off by whoever sends them."""
+    machine.configure("[domains]\nspares = 0\n")
     machine.start()
     pid = machine.daemon_pid()
     chance = random.Random(20261122)

@@ -84,6 +84,13 @@ class FakeMpsd:
             assert self.changed.wait_for(lambda: self.count(method) >= count, WAIT), f"{method} was not said: {self.said}"
             return [params for name, params in self.said if name == method][count - 1]
 
+    def wait_until_known(self) -> None:
+        """How things are now is known: it was asked for what comes after that."""
+        with self.changed:
+            asked = "service.follow", self.now.serial
+            found = self.changed.wait_for(lambda: asked in [(name, params.get("after")) for name, params in self.said], WAIT)
+            assert found, f"nobody knows {self.now}: {self.said}"
+
     def keep(self, state: State) -> None:
         """As if another one had given it."""
         self._keep(os.dup(state.fd))

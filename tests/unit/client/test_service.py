@@ -230,7 +230,7 @@ def test_nobody_is_ready_while_another_builds(mpsd: FakeMpsd, service: Service, 
     """An empty arena with a writer: there is nothing to be warm with yet."""
     arena.layout, arena.next_layout = None, b"weights"
     mpsd.tell(layout_hash="", writer_pid=1)
-    mpsd.wait_for("service.follow", 2)
+    mpsd.wait_until_known()
     waiting = Waiting(service.standby)
     waiting.thread.join(0.05)
     assert not mpsd.count("service.ready")
@@ -245,7 +245,7 @@ def test_nobody_is_ready_while_another_builds(mpsd: FakeMpsd, service: Service, 
 def test_an_empty_arena_without_a_writer_is_anybodys(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
     arena.layout = None
     mpsd.tell(layout_hash="")
-    mpsd.wait_for("service.follow", 2)
+    mpsd.wait_until_known()
     promoted: list[Term] = []
     service.on_promote(promoted.append)
     term = serve(mpsd, service, 1)

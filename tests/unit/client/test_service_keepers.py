@@ -87,7 +87,7 @@ def test_a_standby_keeps_what_it_has_until_that_is_there_again(mpsd: FakeMpsd, s
     waiting = Waiting(service.active)
     mpsd.wait_for("service.ready")
     lose(mpsd)
-    mpsd.wait_for("service.follow", 3)
+    mpsd.wait_until_known()
     waiting.thread.join(0.05)
     assert arena.done == []
     mpsd.tell(layout_hash=LAYOUT, state_serial=9, commit=arena.committed + 2)
