@@ -1,17 +1,21 @@
 """Processes that will be members: from before their CUDA begins they are kept apart from others of their service.
 
-Without root nobody places a process: it is told where to go, by an environment variable.
+Without root nobody places a process: it is told where to go, by an environment variable.  Whoever enlisted with an mpsd that
+was killed since, and is placed by this one, is kept apart likewise.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
+import structlog
 import trio
 
-from mpsd.errors import TooMany
+from mpsd.errors import BadRequest, TooMany, UnusablePath
 from mpsd.failover.desk import Desk
+from mpsd.failover.store import Plan, ServiceStore
 from mpsd.model import ProcessId
 
+log = structlog.get_logger()
 MOST = 4096
 MOST_OF_USER = 1024  # so that one user cannot keep the others out
 _ROOT = 0
@@ -29,37 +33,38 @@ class Place:
 FindPlace = Callable[[frozenset[str]], Awaitable[Place]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """name, uid: of the service, and of its owner.  by: whose process it is.  domain: which it was told; empty: none."""
-
-    name: str
-    uid: int
-    by: int
-    domain: str = ""
-
-
 class Enlisted:
     """Guards that a process is kept apart from the others of one service, and that so many at most are."""
 
-    def __init__(self, desk: Desk, find_place: FindPlace | None) -> None:
-        self._desk, self._find_place = desk, find_place
-        self._plans: dict[ProcessId, _Plan] = {}
+    def __init__(self, desk: Desk, store: ServiceStore, find_place: FindPlace | None) -> None:
+        """Raises UnusablePath."""
+        self._desk, self._store, self._find_place = desk, store, find_place
+        self._plans = store.plans()
         self._one_at_a_time = trio.Lock()  # so that each knows where the one before was sent
         desk.on_end.append(self.forget)
+
+    def resume(self) -> None:
+        """Those that enlisted with an earlier mpsd are waited for."""
+        for process in list(self._plans):
+            try:
+                self._desk.ends.watch(process)
+            except (BadRequest, TooMany):
+                self.forget(process)
 
     async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
         """What has to be in its environment.  Raises TooMany, BadRequest (it has ended), Stopping."""
         if process not in self._plans:
             self._check_room(uid)
-            self._desk.ends.watch(process)
-        self._plans[process] = plan = _Plan(name, owner_uid, uid)
+        self._desk.ends.watch(process)
+        self._plans[process] = plan = Plan(name, owner_uid, uid)
+        self._keep(process, plan)
         if self._find_place is None:
             return {}
         async with self._one_at_a_time:
             place = await self._find_place(self.avoid(process))
             if self._plans.get(process) is plan:  # else it has ended, or asked for another service
                 self._plans[process] = replace(plan, domain=place.domain)
+                self._keep(process, self._plans[process])
         return place.environment
 
     def _check_room(self, uid: int) -> None:
@@ -68,8 +73,19 @@ class Enlisted:
         if uid != _ROOT and sum(plan.by == uid for plan in self._plans.values()) >= MOST_OF_USER:
             raise TooMany(f"{MOST_OF_USER} processes of user {uid} are enlisted, and no more may be")
 
+    def _keep(self, process: ProcessId, plan: Plan) -> None:
+        """A full disk costs it nothing before mpsd is killed."""
+        try:
+            self._store.enlist(process, plan)
+        except UnusablePath as exc:
+            log.error("store.failed", statement="a process that enlisted", why=str(exc))
+
     def forget(self, process: ProcessId) -> None:
-        self._plans.pop(process, None)
+        if self._plans.pop(process, None) is not None:
+            try:
+                self._store.release(process)
+            except UnusablePath as exc:
+                log.error("store.failed", statement="a process that enlisted and has ended", why=str(exc))
 
     def avoid(self, process: ProcessId | None) -> frozenset[str]:
         """The domains of the others of its service."""

@@ -51,6 +51,7 @@ class Failover:
         """Lives as long as mpsd."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._desk.ends.run)
+            self._enlisted.resume()
             await nursery.start(self._fencing.run)
             nursery.start_soon(self._desk.telling.run)
             await self._ready.wait()  # for ever, where the vault's keeper is not to be had: then nobody joins

@@ -1,22 +1,41 @@
-"""What the owners of services asked for, on disk: SQLite with a write-ahead log, in the state directory.
+"""What the owners of services asked for, and who will be a member: SQLite with a write-ahead log, in the state directory.
 
 It outlives a `kill -9` once a method has returned.  Who is a member, and who was promoted when, is not stored: members join
-again, and who writes an arena is stored with the arena (vault/store.py).
+again, and who writes an arena is stored with the arena (vault/store.py).  Nobody enlists again: that is before its CUDA begins.
 """
 
 import sqlite3
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mpsd.database import open_database
 from mpsd.errors import UnusablePath
+from mpsd.model import ProcessId
 from mpsd.service import ServiceSettings
 
-SCHEMA_VERSION = 1
-_SCHEMA = """
+SCHEMA_VERSION = 2
+_ENLISTED = """
+CREATE TABLE enlisted (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, name TEXT NOT NULL, uid INTEGER NOT NULL,
+                       enlisted_by INTEGER NOT NULL, domain TEXT NOT NULL, PRIMARY KEY (pid, start_time));
+"""
+_SCHEMA = f"""
 CREATE TABLE services (arena_id INTEGER PRIMARY KEY, standbys INTEGER NOT NULL, sm_percent REAL, memory_bytes INTEGER,
                        heartbeat_seconds REAL NOT NULL);
-"""
+{_ENLISTED}"""
+_UPGRADES = {1: _ENLISTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a process is enlisted for.  name, uid: of the service, and of its owner.  by: whose process it is.  domain: which it
+    was told; empty: none."""
+
+    name: str
+    uid: int
+    by: int
+    domain: str = ""
 
 
 class ServiceStore:
@@ -24,14 +43,12 @@ class ServiceStore:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", "how many standbys each service is to have")
+        holds = "how many standbys each service is to have, and which processes are kept apart"
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", holds, _UPGRADES)
 
     def load(self, arenas: Collection[int]) -> dict[int, ServiceSettings]:
         """By arena.  What is stored of others, which are gone, is forgotten."""
-        try:
-            found = self._db.execute("SELECT * FROM services").fetchall()
-        except sqlite3.Error as exc:
-            raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
+        found = self._read("SELECT * FROM services")
         for arena_id, *_ in found:
             if arena_id not in arenas:
                 self.forget(arena_id)
@@ -44,8 +61,25 @@ class ServiceStore:
     def forget(self, arena_id: int) -> None:
         self._write("DELETE FROM services WHERE arena_id = ?", (arena_id,))
 
+    def plans(self) -> dict[ProcessId, Plan]:
+        """Some of them may have ended."""
+        return {ProcessId(pid, start): Plan(*values) for pid, start, *values in self._read("SELECT * FROM enlisted")}
+
+    def enlist(self, process: ProcessId, plan: Plan) -> None:
+        values = (process.pid, process.start_time, plan.name, plan.uid, plan.by, plan.domain)
+        self._write("INSERT OR REPLACE INTO enlisted VALUES (?, ?, ?, ?, ?, ?)", values)
+
+    def release(self, process: ProcessId) -> None:
+        self._write("DELETE FROM enlisted WHERE pid = ? AND start_time = ?", (process.pid, process.start_time))
+
     def close(self) -> None:
         self._db.close()
+
+    def _read(self, statement: str) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(statement).fetchall()
+        except sqlite3.Error as exc:
+            raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
 
     def _write(self, statement: str, values: tuple[object, ...]) -> None:
         try:

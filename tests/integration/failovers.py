@@ -194,8 +194,9 @@ class Troupe:
         lines = [f"{member.pid} {member.words} {json.dumps(event)}" for member in self.members for event in member.events]
         order = sorted(lines, key=lambda line: json.loads(line[line.index("{") :])["monotonic_ns"])
         errors = (self.machine.place / "members.err").read_text(errors="replace").splitlines()
-        journal = [line for line in self.machine.log("mpsd.log") if "service." in line or "arena." in line]
-        return "\n".join([*order[-MOST_LINES:], *journal[-MOST_LINES:], *errors[-MOST_LINES:]])
+        lines = [line for line in self.machine.log("mpsd.log") if '"event":"audit"' not in line]
+        journal = [line for line in lines if any(map(line.count, ("service.", "vault.", "daemon.")))]
+        return "\n".join([repr(self.view()), *order[-MOST_LINES:], *journal[-MOST_LINES:], *errors[-MOST_LINES:]])
 
     def end(self) -> None:
         """All members, and what they still say."""

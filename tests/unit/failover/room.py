@@ -188,7 +188,7 @@ class Room:
             self.vault.told = self.desk.heard_of
             ready = trio.Event()
             ready.set()
-            enlisted = Enlisted(self.desk, self.find_place)
+            enlisted = Enlisted(self.desk, store, self.find_place)
             self.failover = Failover(self.desk, enlisted, NoServers(), ready)  # type: ignore[arg-type]
             self.enlisted = enlisted
             async with trio.open_nursery() as nursery:

@@ -1,11 +1,18 @@
 """Who will be a member is kept apart from those who are."""
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 from trio.testing import MockClock
 
 from mpsd.errors import BadRequest, TooMany
 from mpsd.failover import enlisted
 from mpsd.failover.enlisted import Place
+from mpsd.failover.store import Plan, ServiceStore
+from mpsd.model import ProcessId
+from mpsd.service import ServiceSettings
 from tests.unit.failover.room import OWNER
 
 
@@ -83,3 +90,48 @@ async def test_they_are_counted(room, autojump_clock: MockClock, monkeypatch):
         for uid in (0, 2000):
             with pytest.raises(TooMany, match="4 processes"):
                 await enlist(uid)
+
+
+async def test_the_next_mpsd_keeps_them_apart_too(room, autojump_clock: MockClock):
+    """One that is placed by another mpsd than it enlisted with enlists no more: its CUDA has begun."""
+    placed, fresh, ended = room.process("a"), room.process(""), room.process("b")
+    async with room.mpsd():
+        for process in (placed, fresh, ended):
+            await room.failover.enlist("llm", OWNER, process, OWNER)
+    await room.die(ended)
+    async with room.mpsd():
+        assert room.enlisted.avoid(fresh) == {"a"}
+        await room.die(placed)
+        assert room.enlisted.avoid(fresh) == set()
+    async with room.mpsd():
+        assert set(room.enlisted._plans) == {fresh}
+
+
+async def test_where_each_was_sent_is_known_to_the_next_mpsd(room, autojump_clock: MockClock):
+    async def find_place(avoid: frozenset[str]) -> Place:
+        return Place(min({"a", "b", "c"} - avoid), {})
+
+    room.find_place = find_place
+    first, second = room.process(""), room.process("")
+    async with room.mpsd():
+        await room.failover.enlist("llm", OWNER, first, OWNER)
+    async with room.mpsd():
+        await room.failover.enlist("llm", OWNER, second, OWNER)
+        assert (room.enlisted.avoid(second), room.enlisted.avoid(first)) == ({"a"}, {"b"})
+
+
+def test_services_of_the_version_before_are_kept(tmp_path: Path):
+    path = tmp_path / "services.db"
+    with closing(sqlite3.connect(path)) as old:
+        old.executescript("""
+            CREATE TABLE services (arena_id INTEGER PRIMARY KEY, standbys INTEGER NOT NULL, sm_percent REAL,
+                                   memory_bytes INTEGER, heartbeat_seconds REAL NOT NULL);
+            INSERT INTO services VALUES (7, 2, 30.0, NULL, 0.5);
+            PRAGMA user_version=1;
+        """)
+    with closing(ServiceStore(path)) as store:
+        assert store.load({7}) == {7: ServiceSettings(2, 30.0, None, 0.5)}
+        assert store.plans() == {}
+        store.enlist(ProcessId(4, 5), Plan("llm", OWNER, OWNER, "a"))
+    with closing(ServiceStore(path)) as store:
+        assert store.plans() == {ProcessId(4, 5): Plan("llm", OWNER, OWNER, "a")}
