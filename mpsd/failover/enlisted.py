@@ -57,8 +57,8 @@ class Enlisted:
             self._check_room(uid)
         self._desk.ends.watch(process)
         self._plans[process] = plan = Plan(name, owner_uid, uid)
-        self._keep(process, plan)
         if self._find_place is None:
+            self._keep(process, plan)
             return {}
         async with self._one_at_a_time:
             place = await self._find_place(self.avoid(process))

@@ -75,20 +75,16 @@ class Crew:
 
     def why_not(self, make: Make, gpus: Sequence[str]) -> str:
         """Why a member can never have what it is to have; empty: in time it can.  Raises Away."""
-        try:
-            lease = reservations.reserve(self._line, self._place.name, make, gpus, may_wait=True)
-        except Refused as exc:
-            return exc.message
-        reservations.release(self._line, lease.id)
-        return ""
+        return self._why_refused(make, gpus, may_wait=True)
 
     def why_no_room(self, number: int, make: Make, gpus: Sequence[str]) -> str:
         """Why a member that is made so would have no room now, also if this one had ended; empty: it would.  Raises Away."""
         more = lacking(self.children[number].make, make)
-        if more is None:
-            return ""
+        return "" if more is None else self._why_refused(more, gpus, may_wait=False)
+
+    def _why_refused(self, make: Make, gpus: Sequence[str], may_wait: bool) -> str:
         try:
-            lease = reservations.reserve(self._line, self._place.name, more, gpus, may_wait=False)
+            lease = reservations.reserve(self._line, self._place.name, make, gpus, may_wait=may_wait)
         except Refused as exc:
             return exc.message
         reservations.release(self._line, lease.id)
