@@ -15,13 +15,14 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.errors import Stopping
+from mpsd.errors import Stopping, UnusablePath
 from mpsd.policy.placement import Ask
 from mpsd.relay.relay import Relay
 from mpsd.runtime.keeper import KeeperClient
 from mpsd.runtime.sockets import inode_of, listen
 
 log = structlog.get_logger()
+_AGAIN_SECONDS = 5.0  # until a door is tried again that could not be led
 DOORS = {"control": 0o666, "control_privileged": 0o755}  # names and modes are the vendor's
 
 
@@ -93,13 +94,22 @@ class LinkedDoors:
             except Stopping:
                 return
             self._led_to = domain
-            for door in DOORS:
-                self.open_again(door)
+            try:
+                for door in DOORS:
+                    self.open_again(door)
+            except UnusablePath as exc:
+                log.error("door.not_led", why=str(exc), effect="programs that start may run without MPS")
+                await trio.sleep(_AGAIN_SECONDS)
+                continue
             await self.pool.changed()
 
     def open_again(self, door: str) -> None:
+        """Raises UnusablePath."""
         if self._led_to is not None:
-            self._point(door, self._led_to.control.socket_path(door))
+            try:
+                self._point(door, self._led_to.control.socket_path(door))
+            except OSError as exc:
+                raise UnusablePath(f"{self.directory / door} cannot be made: {exc.strerror}") from None
 
     def _point(self, door: str, target: str) -> None:
         link, new = self.directory / door, self.directory / f".{door}.new"

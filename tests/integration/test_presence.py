@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
 def remove_files_in(directory: Path) -> None:
-    """Without root mpsd could not make the directory."""
     for each in directory.iterdir():
         if not each.is_dir():
             each.unlink()
@@ -61,3 +60,24 @@ def test_the_next_mpsd_listens_where_this_one_did_in_the_end(machine: Machine) -
     machine.counter().ready()
     running.goes_on()
     assert (machine.pipe / f"{PROGRAM}.pid").exists()
+
+
+def test_without_root_it_lives_on_where_the_directory_cannot_be_made(strangers: Machine) -> None:
+    """Also when the links are to lead elsewhere."""
+    strangers.start()
+    pid = strangers.daemon_pid()
+    strangers.counter().ready()
+    strangers.with_spare()
+    wait_for("the link", (strangers.pipe / "control").is_symlink)
+    os.chown(strangers.place, 0, 0)
+    shutil.rmtree(strangers.pipe)
+    missing = strangers.wait_for_journal("pipe_directory.missing")
+    assert "Permission denied" in missing["why"]
+    strangers.kill_vendor("default")
+    assert "No such file or directory" in strangers.wait_for_journal("door.not_led")["why"]
+    assert is_running(pid)
+    strangers.pipe.mkdir()
+    os.chown(strangers.pipe, *[os.stat(f"/proc/{pid}").st_uid] * 2)
+    strangers.wait_for_journal("pipe_directory.restored")
+    newcomer = strangers.counter().ready()
+    assert newcomer.pid in strangers.clients()
