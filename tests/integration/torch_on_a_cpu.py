@@ -63,13 +63,17 @@ def use_cpu(member: Any) -> None:
     torch.set_num_threads(1)  # alike in all members, and fair to others
     _torch_load.tensor_of = tensor_of
     member.adopt = read_only(member.adopt)
-    promoted = Arena._promoted
+    set_writable, yielded = Arena._set_writable, Arena._yielded
 
-    def writable(arena: Arena, generation: int) -> None:
-        promoted(arena, generation)
-        protect(arena, READ | WRITE)
+    def protected(arena: Arena, is_writable: bool) -> bool:
+        protect(arena, READ | WRITE if is_writable else READ)
+        return set_writable(arena, is_writable)
 
-    Arena._promoted = writable  # type: ignore[method-assign]
+    def read_again(arena: Arena) -> None:
+        yielded(arena)
+        protect(arena, READ)
+
+    Arena._set_writable, Arena._yielded = protected, read_again  # type: ignore[method-assign]
 
 
 def read_only(adopt: Callable[[Any, Arena], None]) -> Callable[[Any, Arena], None]:

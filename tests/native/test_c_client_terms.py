@@ -142,6 +142,47 @@ def test_a_promoted_reader_writes_and_the_one_before_cannot(machine: Machine, be
     after.do(f"check {new} {SIZE} 6")
 
 
+def test_what_a_standby_has_made_writable_is_promoted_without_the_driver(
+    machine: Machine, begin: Begin, name: str
+) -> None:
+    """It is a reader all the same: it allocates nothing; what a refresh maps is read-only again until it is said again."""
+    before = opened(begin(machine), name)
+    place = before.alloc(2, 1)
+    before.do("commit words")
+    drive = reading(machine, begin, name)
+    assert [drive.do("writable 1"), drive.do("writable 1")] == ["0", "1"]
+    drive.do(f"fill {place} {SIZE} 5")
+    assert [drive.ask(line).error for line in ("alloc 1", "commit", "seal")] == ["EACCES"] * 3
+    assert drive.do("writable 0") == "1"
+    assert drive.ask(f"fill {place} {SIZE} 6").error == "EFAULT"
+    drive.do("writable 1")
+    new = before.alloc(2, 2)
+    before.do("commit words")
+    assert drive.do("refresh") == "1"
+    assert drive.ask(f"fill {new} {SIZE} 7").error == "EFAULT", "what is new is not writable yet"
+    drive.do("writable 1")
+    drive.do(f"fill {new} {SIZE} 7")
+    before.do("replaced")
+    drive.do(f"promoted {drive.do('chosen')}")
+    drive.do(f"fill {place} {SIZE} 8")
+    assert drive.do("writable 0") == "1"
+    drive.do(f"fill {place} {SIZE} 9")  # of a writer it changes nothing
+    drive.do("commit words")
+    drive.do("yielded")
+    assert drive.ask(f"fill {place} {SIZE} 9").error == "EFAULT"
+
+
+def test_what_is_sealed_meanwhile_cannot_be_written_by_a_standby(machine: Machine, begin: Begin, name: str) -> None:
+    writer = opened(begin(machine), name)
+    place = writer.alloc(2, 1)
+    writer.do("commit words")
+    drive = reading(machine, begin, name)
+    drive.do("writable 1")
+    writer.do("seal")
+    drive.do("refresh")
+    assert (drive.ask(f"fill {place} {SIZE} 5").error, drive.ask("writable 1").error) == ("EFAULT", "EROFS")
+
+
 def test_a_writer_that_yields_is_a_reader_and_may_be_chosen_again(machine: Machine, begin: Begin, name: str) -> None:
     first = opened(begin(machine), name)
     place = first.alloc(2, 1)

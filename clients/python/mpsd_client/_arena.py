@@ -223,6 +223,12 @@ class Arena(Window):
                 self._layout, self._tensors, self._spans = self._fetch_layout(), None, None
             return changed > 0
 
+    def _set_writable(self, is_writable: bool) -> bool:
+        """Of a reader that may be promoted (Service): whether the GPU lets it write already; how it was.  While the driver
+        clears up after a fault, to change that takes 20 to 280 ms (H200); so it is changed before."""
+        with self._working() as handle:
+            return bool(self._session.check(lib.mpsd_arena_set_writable(handle, is_writable)))
+
     def _promoted(self, generation: int) -> None:
         """mpsd has made this process the writer of this generation (Service): what is mapped can be written."""
         with self._working() as handle:

@@ -14,6 +14,7 @@ Prose: mpsd's docs/services.md, "In Python".
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -36,6 +37,7 @@ AGAIN_SECONDS = 0.5  # until memory is mapped that could not be
 _PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.TOO_MANY)
 OnCommit = TypeVar("OnCommit", bound=Callable[[Arena], object])
 OnPromote = TypeVar("OnPromote", bound=Callable[[Term], object])
+_services: "weakref.WeakSet[Service]" = weakref.WeakSet()  # of this process, that are or were open
 
 
 class Service:
@@ -99,6 +101,7 @@ class Service:
                     arena.close()
                     raise
                 self._arena, self._following = arena, following
+                _services.add(self)
             return self._arena
 
     def on_commit(self, call: OnCommit) -> OnCommit:
@@ -113,7 +116,10 @@ class Service:
         return call
 
     def standby(self, timeout: float | None = None) -> Term | None:
-        """Says that this process is warm, and waits until it shall serve: then its term, in which the arena can be written.
+        """Says that this process is warm, and waits until it shall serve: then its term, in which the arena may be written.
+
+        From here on the GPU lets this process write the arena, so that a promotion waits for no driver that clears up after a
+        fault: other threads must not.
 
         timeout: seconds, then None; this process stays a standby, whose promotion waits until this is called again.  None: for
         ever.  It may run in a thread of its own, with a context that is current there.
@@ -237,9 +243,12 @@ class Service:
                 continue
             if following.is_to_serve(told.what) and told.what.generation >= arena.generation:  # else it was refreshed since
                 return self._promote(arena, following, told)
-            if not is_ready and (arena.layout is not None or told.what.writer_pid is None):
-                following.say_ready()
-                is_ready = True
+            if arena.layout is not None or told.what.writer_pid is None:
+                with self._telling_of_failure():
+                    arena._set_writable(True)  # then a promotion needs nothing of the driver
+                if not is_ready:
+                    following.say_ready()
+                    is_ready = True
             if not following.wait(told, deadline):
                 return None
 
@@ -320,6 +329,20 @@ class Service:
             self._arena._yielded()
         self._following.say_yielded(term)
         term.state.close()
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Within, arenas of services can be written.  To capture a graph is not to run it, but CUDA refuses (1) to capture a copy
+    into memory that is mapped read-only."""
+    arenas = [service._arena for service in list(_services) if service._arena is not None and not service._is_closed]
+    before = [(arena, arena._set_writable(True)) for arena in arenas]
+    try:
+        yield
+    finally:
+        for arena, was_writable in before:
+            if not was_writable:
+                arena._set_writable(False)
 
 
 def _is_emptied(told: Instruction) -> bool:

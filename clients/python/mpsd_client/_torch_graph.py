@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mpsd_client import _cuda
+from mpsd_client._service import capturing
 from mpsd_client._session import CudaError
 
 WARM_UPS = 3  # as PyTorch's page on CUDA graphs does: the first loads kernels, later ones find memory that is there
@@ -30,9 +31,10 @@ def capture(step: Callable[[], object], warm_up: Callable[[], object] | None = N
                 warm_up()
         stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=None if share is None else share.pool(), stream=stream):
-        step()
-    _upload(graph, stream)
+    with capturing():
+        with torch.cuda.graph(graph, pool=None if share is None else share.pool(), stream=stream):
+            step()
+        _upload(graph, stream)
     return graph
 
 

@@ -199,6 +199,11 @@ static void whole(const char *verb, char **words)
 		say(rc < 0 ? rc : 0, text);
 	} else if (!strcmp(verb, "promoted")) {
 		say(mpsd_arena_promoted(arena, strtoull(words[1], NULL, 0)), "");
+	} else if (!strcmp(verb, "writable")) {
+		int rc = mpsd_arena_set_writable(arena, atoi(words[1]));
+
+		snprintf(text, sizeof(text), "%d", rc);
+		say(rc < 0 ? rc : 0, text);
 	} else if (!strcmp(verb, "state")) { /* one of this generation is the writer's, and mpsd keeps it */
 		say(state(words[1]), "");
 	} else if (!strcmp(verb, "restore")) {
@@ -308,7 +313,7 @@ int main(void)
 			continue;
 		if (is_one_of(words[0], "alloc free fill check guard hooks "))
 			memory(words[0], words);
-		else if (is_one_of(words[0], "flush commit layout seal refresh promoted yielded state restore replaced chosen list facts close forget "))
+		else if (is_one_of(words[0], "flush commit layout seal refresh promoted yielded writable state restore replaced chosen list facts close forget "))
 			whole(words[0], words);
 		else
 			outside(words[0], words);

@@ -153,7 +153,7 @@ static void use(struct mpsd_arena *arena)
 	int found;
 
 	for (uint32_t left = any(any(8) ? 30 : 300); left; left--) {
-		switch (any(13)) {
+		switch (any(14)) {
 		case 0:
 			mpsd_arena_flush(arena);
 			break;
@@ -165,6 +165,9 @@ static void use(struct mpsd_arena *arena)
 			break;
 		case 12:
 			mpsd_arena_yielded(arena);
+			break;
+		case 13:
+			mpsd_arena_set_writable(arena, (int)any(2));
 			break;
 		case 1:
 			mpsd_arena_commit(arena, any(2) ? "words" : NULL, 5);

@@ -182,6 +182,8 @@ class FakeArena:
     used_bytes: int = 0
     generation: int = 0
     is_writable: bool = False
+    is_unlocked: bool = False  # as a standby's memory is, that the GPU would let it write
+    unlock_trouble: BaseException | None = None
 
     def __post_init__(self) -> None:
         self._session = Session(self.path)
@@ -191,8 +193,15 @@ class FakeArena:
         if self.refresh_trouble is not None:
             raise self.refresh_trouble
         self.committed += 1
+        self.is_unlocked = False
         has_changed, self.layout = self.layout != self.next_layout, self.next_layout
         return has_changed
+
+    def _set_writable(self, is_writable: bool) -> bool:
+        if self.unlock_trouble is not None:
+            raise self.unlock_trouble
+        before, self.is_unlocked = self.is_unlocked, is_writable
+        return before
 
     def _promoted(self, generation: int) -> None:
         self._do(f"promoted {generation}")

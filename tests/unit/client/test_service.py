@@ -9,6 +9,7 @@ import pytest
 from mpsd_client import Dismissed, ErrorCode, Refused, Service, State, Term
 from mpsd_client import _enlisting as enlisting
 from mpsd_client import _service as module
+from mpsd_client._service import capturing
 
 from tests.unit.client.fake_mpsd import FIELDS, FakeArena, FakeMpsd, Waiting
 from tests.unit.client.service_fixtures import LAYOUT, answering_mpsd, arena_of_all, open_service, serve, until  # noqa: F401
@@ -55,6 +56,38 @@ def test_the_one_that_is_promoted_has_the_last_record_and_the_memory(
     kept = mpsd.kept.read()
     assert kept is not None
     assert kept["step"] == 43
+
+
+def test_who_is_ready_needs_nothing_of_the_driver_to_be_promoted(
+    mpsd: FakeMpsd, service: Service, arena: FakeArena
+) -> None:
+    """Before, the GPU refuses what it writes unasked; and so it does for what a commit brings, while that is looked at."""
+    seen = []
+    service.on_commit(lambda _: seen.append(arena.is_unlocked))
+    assert not arena.is_unlocked
+    assert service.standby(timeout=0) is None
+    assert arena.is_unlocked
+    with capturing():
+        assert arena.is_unlocked
+    assert arena.is_unlocked, "as it was"
+    arena.next_layout = b"other"
+    mpsd.tell(commit=2)
+    until(lambda: service.standby(timeout=0) is None and seen)
+    assert (seen, arena.is_unlocked) == ([False], True)
+
+
+def test_a_graph_may_be_captured_before_that(service: Service, arena: FakeArena) -> None:
+    with capturing():
+        assert arena.is_unlocked
+    assert not arena.is_unlocked
+
+
+def test_who_cannot_have_its_memory_writable_is_not_ready(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
+    arena.unlock_trouble = OSError("cuMemSetAccess")
+    with pytest.raises(OSError, match="cuMemSetAccess"):
+        service.standby(timeout=0)
+    assert mpsd.wait_for("service.failed")["why"] == "OSError('cuMemSetAccess')"
+    assert not mpsd.count("service.ready")
 
 
 def test_the_first_of_all_has_no_record_and_leaves_none_before_it_publishes(mpsd: FakeMpsd, service: Service) -> None:

@@ -93,7 +93,9 @@ static inline int mpsd_place_allow(struct mpsd_arena *arena, uint64_t offset, ui
 	memset(&access, 0, sizeof(access));
 	access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 	access.location.id = arena->device;
-	access.flags = arena->access == MPSD_WRITE ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
+	access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+	if (arena->access == MPSD_WRITE || arena->is_writable)
+		access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 	found = arena->driver.cuMemSetAccess(arena->base + offset, bytes, &access, 1);
 	return found == CUDA_SUCCESS ? 0 : mpsd_cuda_fail(arena, found, "cuMemSetAccess", arena->base + offset, bytes);
 }

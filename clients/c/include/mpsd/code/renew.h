@@ -145,6 +145,8 @@ static inline int mpsd_renew(struct mpsd_arena *arena, struct mpsd_taken *taken)
 			mpsd_unmap_item(arena, &arena->items[i]);
 	for (size_t i = 0; i < taken->count; i++)
 		changed += (taken->items[i].flags & MPSD_ITEM_NEW) != 0;
+	if (changed)
+		arena->is_writable = 0; /* what is new is not */
 	rc = mpsd_map_new(arena, taken);
 	if (rc < 0) {
 		mpsd_map_back(arena);

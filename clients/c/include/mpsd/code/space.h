@@ -48,6 +48,7 @@ struct mpsd_arena { /* up to device: written by open alone */
 	pthread_mutex_t lock; /* protects all below; calls to mpsd and to the driver are made under it */
 	int is_reserved;
 	enum mpsd_access access;
+	int is_writable; /* of a reader: all that is mapped can be written already */
 	int is_sealed;
 	uint64_t generation;
 	uint64_t capacity_bytes;

@@ -4,17 +4,19 @@
 #define MPSD_CODE_TERMS_H
 
 /* All that is mapped, or as it was as far as the driver can. */
-static inline int mpsd_change_access(struct mpsd_arena *arena, enum mpsd_access access)
+static inline int mpsd_change_access(struct mpsd_arena *arena, enum mpsd_access access, int is_writable)
 {
 	enum mpsd_access before = arena->access;
 	struct mpsd_words kept;
-	int rc, has_words;
+	int rc, has_words, was_writable = arena->is_writable;
 
 	arena->access = access;
+	arena->is_writable = is_writable;
 	rc = mpsd_place_allow_all(arena);
 	if (rc == 0)
 		return 0;
 	arena->access = before;
+	arena->is_writable = was_writable;
 	has_words = mpsd_keep_words(arena->session, &kept);
 	mpsd_place_allow_all(arena);
 	if (has_words)
@@ -22,10 +24,31 @@ static inline int mpsd_change_access(struct mpsd_arena *arena, enum mpsd_access 
 	return rc;
 }
 
+static inline int mpsd_set_writable_locked(struct mpsd_arena *arena, int is_writable)
+{
+	int rc, before = arena->access == MPSD_WRITE || arena->is_writable;
+
+	if (is_writable && arena->is_sealed)
+		return mpsd_fail(arena->session, -EROFS, 0, 0, "arena %s is sealed: nobody writes it any more", arena->name);
+	if (arena->access == MPSD_WRITE || (is_writable && before))
+		return before;
+	rc = mpsd_change_access(arena, MPSD_READ, is_writable);
+	return rc < 0 ? rc : before;
+}
+
+MPSD_API int mpsd_arena_set_writable(struct mpsd_arena *arena, int is_writable)
+{
+	int rc = mpsd_arena_lock(arena);
+
+	if (rc < 0)
+		return rc;
+	rc = mpsd_set_writable_locked(arena, !!is_writable);
+	pthread_mutex_unlock(&arena->lock);
+	return rc;
+}
+
 static inline int mpsd_promoted_locked(struct mpsd_arena *arena, uint64_t generation)
 {
-	int rc;
-
 	if (arena->is_sealed)
 		return mpsd_fail(arena->session, -EROFS, 0, 0, "arena %s is sealed: nobody writes it any more", arena->name);
 	if (generation < arena->generation || (arena->access == MPSD_WRITE && generation != arena->generation))
@@ -33,10 +56,16 @@ static inline int mpsd_promoted_locked(struct mpsd_arena *arena, uint64_t genera
 				 arena->name, (unsigned long long)arena->generation, (unsigned long long)generation);
 	if (arena->access == MPSD_WRITE)
 		return 0;
-	rc = mpsd_change_access(arena, MPSD_WRITE);
-	if (rc == 0)
-		arena->generation = generation;
-	return rc;
+	if (!arena->is_writable) {
+		int rc = mpsd_change_access(arena, MPSD_WRITE, 0);
+
+		if (rc < 0)
+			return rc;
+	}
+	arena->access = MPSD_WRITE;
+	arena->is_writable = 0;
+	arena->generation = generation;
+	return 0;
 }
 
 MPSD_API int mpsd_arena_promoted(struct mpsd_arena *arena, uint64_t generation)
@@ -114,7 +143,7 @@ static inline int mpsd_yielded_locked(struct mpsd_arena *arena)
 	found = arena->driver.cuCtxSynchronize(); /* what the GPU still writes is written before the next writer comes */
 	if (found != CUDA_SUCCESS)
 		return mpsd_cuda_fail(arena, found, "cuCtxSynchronize", arena->base, 0);
-	rc = mpsd_change_access(arena, MPSD_READ);
+	rc = mpsd_change_access(arena, MPSD_READ, 0);
 	if (rc == 0)
 		mpsd_forget_state(arena);
 	return rc;
@@ -164,6 +193,8 @@ static inline int mpsd_refresh_once(struct mpsd_arena *arena)
 		rc = mpsd_renew(arena, &taken);
 	if (rc >= 0)
 		mpsd_learn(arena, &taken.facts);
+	if (rc >= 0 && arena->is_sealed && arena->is_writable)
+		mpsd_change_access(arena, MPSD_READ, 0);
 	mpsd_taken_clear(arena, &taken);
 	return rc < 0 ? rc : rc + !is_same_layout;
 }
