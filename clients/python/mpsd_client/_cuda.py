@@ -14,6 +14,8 @@ from typing import Any
 from mpsd_client._session import CudaError
 
 INVALID_CONTEXT = 201
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+STACK_SIZE = 0  # CU_LIMIT_STACK_SIZE
 
 
 @functools.cache
@@ -93,6 +95,23 @@ def copy_in(address: int, data: bytes) -> None:
 def upload_graph(graph: int, stream: int) -> None:
     """Brings an executable graph to the GPU, so that its first launch does not have to.  Raises CudaError."""
     _call(_driver(), "cuGraphUpload", c_void_p(graph), c_void_p(stream))
+
+
+def new_stream(ordinal: int) -> int:
+    """A stream of this device that waits for no other; it is never destroyed.  Raises CudaError."""
+    stream = c_void_p()
+    with on_device(ordinal):
+        _call(_driver(), "cuStreamCreate", byref(stream), NON_BLOCKING)
+    return int(stream.value or 0)
+
+
+def limit_stacks(ordinal: int, stack_bytes: int) -> int:
+    """Of each thread that the GPU can run; what it was.  Waits for the GPU.  Raises CudaError."""
+    driver, before = _driver(), c_size_t()
+    with on_device(ordinal):
+        _call(driver, "cuCtxGetLimit", byref(before), STACK_SIZE)
+        _call(driver, "cuCtxSetLimit", STACK_SIZE, c_size_t(stack_bytes))
+    return before.value
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from mpsd_client import _cuda
 from mpsd_client._arena import Arena, Path, adopt
 from mpsd_client._errors import ErrorCode, Refused
 from mpsd_client._layout import LayoutError
-from mpsd_client._torch_graph import capture
+from mpsd_client._torch_graph import capture, shrink_stacks
 from mpsd_client._torch_load import load, load_into, tensor_of
 from mpsd_client._torch_pool import pool
 from mpsd_client._torch_rng import RNG_BYTES, rng_state, set_rng_state
@@ -40,6 +40,7 @@ __all__ = [
     "rng_state",
     "save",
     "set_rng_state",
+    "shrink_stacks",
 ]
 
 

@@ -88,6 +88,7 @@ class TorchMaker:
     def build(self, arena: "Arena") -> None:
         from mpsd_client.torch import capture, pool, save
 
+        self._be_small()
         with pool(arena):
             state = self.engine.build(self.seed)
         save(arena, state | {"extra": self.extra})
@@ -97,8 +98,16 @@ class TorchMaker:
         from mpsd_client.torch import capture, load, load_into
 
         require_same(arena, self.extra)
+        self._be_small()
         self.engine.adopt(lambda model: load_into(arena, model), load(arena))
         self.engine.warm(capture)
+
+    def _be_small(self) -> None:
+        """Standbys are paid for in GPU memory."""
+        from mpsd_client.torch import shrink_stacks
+
+        if self.device != "cpu":
+            shrink_stacks()
 
 
 class ToyMaker:

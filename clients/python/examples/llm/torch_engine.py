@@ -101,6 +101,9 @@ class TorchEngine:
             self._fill(kv, Chunk(0, 0, (0,) * count))
         self._synchronize()
         self._is_stale = True
+        if self.device.type == "cuda":
+            del kv, history
+            torch.cuda.empty_cache()  # a standby has nothing that it does not need
 
     def _step(self, kv: Tensor, history: Tensor) -> None:
         table, pages = self._table, self._table[:, COLUMNS:]
