@@ -44,6 +44,7 @@ def or_empty(accept: Accept) -> Accept:
 ANYTHING = Accept("", lambda value: True)
 POSITIVE = Accept("more than 0, at most 1e9", lambda value: 0 < value <= LONGEST_SECONDS)
 NOT_NEGATIVE = Accept("0 to 1e9", lambda value: 0 <= value <= LONGEST_SECONDS)
+INTERVAL = Accept("0, or 0.00005 to 1", lambda value: value == 0 or 0.00005 <= value <= 1)
 PERCENT = Accept("more than 0, at most 100", lambda value: 0 < value <= 100)
 ROTATION_BYTES = Accept("0, or 65536 or more", lambda value: value == 0 or 65536 <= value < 2**63)
 DEVICES = Accept(

@@ -196,7 +196,7 @@ def _build(found: Found) -> Daemon:
     faults = join_faults(found, pool, book, stopper, events)
     notifier = Notifier(found.environ)
     vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events, notifier)
-    failover = join_failover(found, pool, vault, stopper, faults.desk, events)
+    failover = join_failover(found, pool, vault, stopper, faults, events)
     refuser = Refuser(vendor, claim.state_directory / "refuser", pool.settings.visible_devices)
     metrics = Metrics(asked, events) if (asked := settings.metrics(config)) else None
     admission = metrics.timing(book) if metrics else book

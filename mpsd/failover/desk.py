@@ -23,7 +23,7 @@ from mpsd.failover.settings import FailoverSettings
 from mpsd.failover.store import ServiceStore
 from mpsd.failover.telling import Telling
 from mpsd.failover.timing import note_times
-from mpsd.failover.views import is_emptied, protection, view
+from mpsd.failover.views import is_emptied, is_protected, protection, view
 from mpsd.fault import Observation
 from mpsd.model import ProcessId
 from mpsd.policy.fault_fence import is_fault_of_domain
@@ -96,6 +96,7 @@ class Desk:
         self.ends = Ends(self._ended)
         self.entries: dict[int, Entry] = {}
         self.on_fence: Callable[[Entry, ProcessId], None] = lambda entry, writer: None  # told to fence, again perhaps
+        self.on_protected: Callable[[bool], None] = lambda is_any: None  # whether a service is; told again
         self.on_end: list[Callable[[ProcessId], None]] = []
         self._woken = trio.Event()
         self._promotions = 0
@@ -171,6 +172,7 @@ class Desk:
     def _remove(self, entry: Entry) -> None:
         entry.is_removed = True
         self.entries.pop(entry.arena.id, None)
+        self._tell_protected()
         if entry.is_stored:
             try:
                 self._store.forget(entry.arena.id)
@@ -348,11 +350,15 @@ class Desk:
         dying = entry.service.writer if entry.service.phase is Phase.FENCING else entry.service.holder
         if dying is not None and successor(entry.service) is not None:
             self.vault.hurry(dying)
+        self._tell_protected()
         now = replace(view(entry), revision=0)
         if now != entry.shown:
             entry.shown, entry.revision = now, entry.revision + 1
         entry.instruct()
         self.wake()
+
+    def _tell_protected(self) -> None:
+        self.on_protected(any(map(is_protected, self.entries.values())))
 
     def _end_grace(self, entry: Entry) -> None:
         """Everybody who could be has been heard of."""

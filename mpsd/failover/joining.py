@@ -14,7 +14,8 @@ from mpsd.failover.desk import Around, Desk
 from mpsd.failover.enlisted import Enlisted, FindPlace, Place
 from mpsd.failover.failover import Failover
 from mpsd.failover.servers import Servers
-from mpsd.faults.desk import SUSPECT_SECONDS, FaultDesk
+from mpsd.faults.desk import SUSPECT_SECONDS
+from mpsd.faults.faults import Faults
 from mpsd.found import Found
 from mpsd.model import DomainState, ProcessId
 from mpsd.policy.placement import Ask
@@ -26,7 +27,7 @@ _OPERATOR = Asker(None, 0)
 
 
 def join_failover(
-    found: Found, pool: Pool, vault: Vault, stopper: Stopper, desk_of_faults: FaultDesk, events: EventBus
+    found: Found, pool: Pool, vault: Vault, stopper: Stopper, faults: Faults, events: EventBus
 ) -> Failover:
     """Raises UnusablePath."""
 
@@ -48,7 +49,8 @@ def join_failover(
     vault.arenas.reserve(desk.is_served)
     vault.arenas.on_told.append(desk.heard_of)
     vault.arenas.on_state.append(lambda arena: desk.heard_of("state", arena))
-    desk_of_faults.on_seen.append(desk.see)
+    faults.desk.on_seen.append(desk.see)
+    desk.on_protected = faults.haste.turn
     pool.avoid = enlisted.avoid
     return failover
 

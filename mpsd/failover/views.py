@@ -4,7 +4,7 @@ from collections import Counter
 
 from mpsd.arena import Arena
 from mpsd.failover.seats import Entry
-from mpsd.policy.succession import why_nobody
+from mpsd.policy.succession import successor, why_nobody
 from mpsd.policy.succession_words import Phase, Service, Standing
 from mpsd.service import MemberView, ServiceView
 
@@ -28,6 +28,12 @@ def protection(entry: Entry) -> str:
     if not standbys or any(each.domain != writer.domain for each in standbys) or not writer.domain:
         return ""
     return f"pid {', '.join(str(each.process.pid) for each in (writer, *standbys))} share domain {writer.domain}"
+
+
+def is_protected(entry: Entry) -> bool:
+    """Whether a fault would make a standby take over from who serves, or is being fenced."""
+    service = entry.service
+    return service.writer is not None and successor(service) is not None and not protection(entry)
 
 
 def view(entry: Entry) -> ServiceView:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import trio
 
 from mpsd.faults.desk import FaultDesk
+from mpsd.faults.haste import Haste
 from mpsd.faults.kmod_policy import KmodPolicy
 from mpsd.faults.reactions import Reactions
 from mpsd.faults.sources import Sources
@@ -13,11 +14,14 @@ from mpsd.uvm.attachments import Attachments
 
 @dataclass(frozen=True, slots=True)
 class Faults:
+    """haste: for whom it concerns to say."""
+
     desk: FaultDesk
     sources: Sources
     reactions: Reactions
     attachments: Attachments
     kmod_policy: KmodPolicy
+    haste: Haste
 
     async def run(self) -> None:
         """Lives as long as mpsd."""

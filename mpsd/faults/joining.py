@@ -14,6 +14,7 @@ from mpsd.faults.core_directory import CORES
 from mpsd.faults.core_dumps import CoreDumps
 from mpsd.faults.desk import FaultDesk
 from mpsd.faults.faults import Faults
+from mpsd.faults.haste import Haste
 from mpsd.faults.kernel_log import KernelLog
 from mpsd.faults.kmod import Kmod
 from mpsd.faults.kmod_policy import KmodPolicy
@@ -44,8 +45,9 @@ def join_faults(found: Found, pool: Pool, book: LeaseBook, stopper: Stopper, eve
     stopper.release = attachments.release
     reactions = Reactions(desk, pool, stopper, events.publish, attachments.release)
     desk.on_incident.append(reactions.consider)
-    sources = _build_sources(found, desk, attachments, events, policy)
-    return Faults(desk, sources, reactions, attachments, policy)
+    haste = Haste()
+    sources = _build_sources(found, desk, attachments, events, policy, haste)
+    return Faults(desk, sources, reactions, attachments, policy, haste)
 
 
 def _introduce(pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attachments, policy: KmodPolicy) -> None:
@@ -94,13 +96,15 @@ def _open_spaces(found: Found) -> OpenSpaces:
     return Devices().open_spaces
 
 
-def _build_sources(found: Found, desk: FaultDesk, attachments: Attachments, events: EventBus, policy: KmodPolicy) -> Sources:
+def _build_sources(
+    found: Found, desk: FaultDesk, attachments: Attachments, events: EventBus, policy: KmodPolicy, haste: Haste
+) -> Sources:
     config = found.config
     library = places.nvml_library(config)
-    kernel_log = settings.kernel_log(config, found.environ)
+    kernel_log, interval = settings.kernel_log(config, found.environ), config.faults.kernel_log_seconds
     by_name: dict[str, SourceOfFaults] = {
         "uvm_events": UvmEvents(attachments),
-        "kernel_log": KernelLog(kernel_log, desk.domain_of_pid, events.publish, found.devices),
+        "kernel_log": KernelLog(kernel_log, desk.domain_of_pid, events.publish, found.devices, haste, interval),
     }
     if config.faults.nvml_events == "on":
         by_name["nvml"] = NvmlEvents([device.uuid for device in found.devices], library)

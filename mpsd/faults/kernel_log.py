@@ -1,13 +1,18 @@
 """The kernel log as the first to tell of a fault: 12 to 130 ms after the launch, where the vendor's server says so after up to
 660 ms, and lets newcomers in meanwhile that then fail with 807 (measured on an H200).
 
+A record can be read at once, but who waits for it is woken only when the console has been written (printk's vprintk_emit): 2.6
+to 4.4 ms after the record's stamp where that is a serial line; NVML's event came 3 ms before the log could be read so (H200
+machine, 22 November 2026).  So while a standby waits to take over, a thread looks whether there is something.
+
 Not required: where it cannot be read (a container without /dev/kmsg, no privilege), that is logged once.
 """
 
 import os
+import select
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +23,10 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.inotify import DirectoryWatch
 from mpsd.domains.log_files import LogFile
 from mpsd.fault import Observation
+from mpsd.faults.haste import Haste
 from mpsd.faults.xid_lines import Xid, observe, parse_xid
 from mpsd.model import Device
+from mpsd.native import lib
 
 log = structlog.get_logger()
 KERNEL_LOG = Path("/dev/kmsg")
@@ -29,7 +36,8 @@ _RECORD_BYTES = 8192  # the kernel's bound on one record
 class KernelLog:
     """Publishes each Xid as it is, and hands it on as an observation.  absent: why nothing is read; "" while it is.
 
-    domain_of: that a server, or a client, belongs to.  devices: those whose UUIDs it can name.
+    domain_of: that a server, or a client, belongs to.  devices: those whose UUIDs it can name.  haste: whether the device is
+    looked at every `interval` seconds; 0: never.
     """
 
     def __init__(
@@ -38,16 +46,33 @@ class KernelLog:
         domain_of: Callable[[int], Domain | None],
         tell: Callable[[str, Mapping[str, Any]], None],
         devices: Sequence[Device] = (),
+        haste: Haste | None = None,
+        interval: float = 0.0,
     ) -> None:
         self.absent = "not started"
         self._path, self._domain_of, self._tell, self._devices = path, domain_of, tell, devices
+        self._haste, self._interval_ns = haste or Haste(), round(interval * 1e9)
 
     async def run(self, publish: Callable[[Observation], None]) -> None:
         """Until cancelled; returns where the log cannot be read."""
         self.absent = ""
-        follow = _follow_device if _is_device(self._path) else _follow_file
+        if not _is_device(self._path):
+            await self._take(_follow_file(self._path), publish)
+            return
         try:
-            async with aclosing(follow(self._path)) as lines:
+            device = _Device(_open_at_end(self._path))
+        except OSError as exc:
+            self._cannot_be_read(exc)
+            return
+        with closing(device):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(device.look, self._haste, self._interval_ns)
+                await self._take(device.records(), publish)
+                nursery.cancel_scope.cancel()
+
+    async def _take(self, lines: AsyncGenerator[str, None], publish: Callable[[Observation], None]) -> None:
+        try:
+            async with aclosing(lines):
                 async for line in lines:
                     if (xid := parse_xid(line)) is not None:
                         domain = self._domain_of(xid.pid) if xid.pid is not None else None
@@ -55,8 +80,11 @@ class KernelLog:
                         await _after_others()
                         self._say(xid, domain)
         except OSError as exc:
-            self.absent = f"{self._path}: {exc.strerror}"
-            log.warning("faults.no_kernel_log", path=str(self._path), why=exc.strerror, effect="a fault is noticed later")
+            self._cannot_be_read(exc)
+
+    def _cannot_be_read(self, exc: OSError) -> None:
+        self.absent = f"{self._path}: {exc.strerror}"
+        log.warning("faults.no_kernel_log", path=str(self._path), why=exc.strerror, effect="a fault is noticed later")
 
     def _say(self, xid: Xid, domain: Domain | None) -> None:
         facts = {"xid": xid.code, "device": xid.device, "pid": xid.pid, "domain": domain and domain.name}
@@ -80,20 +108,67 @@ def _size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-async def _follow_device(path: Path) -> AsyncGenerator[str, None]:
+def _open_at_end(path: Path) -> int:
     device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        os.lseek(device, 0, os.SEEK_END)
+    os.lseek(device, 0, os.SEEK_END)
+    return device
+
+
+class _Device:
+    """Guards that one task reads, whoever says that there is something: the kernel, or a thread that looks.  Takes `device`."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._seen = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # by the thread
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._either = select.epoll()
+        self._either.register(device, select.EPOLLIN)
+        self._either.register(self._seen, select.EPOLLIN)
+
+    def close(self) -> None:
+        self._either.close()
+        for each in (self._stop, self._seen, self._device):
+            os.close(each)
+
+    async def records(self) -> AsyncGenerator[str, None]:
         while True:
-            await trio.lowlevel.wait_readable(device)
             try:
-                yield os.read(device, _RECORD_BYTES).decode(errors="replace")
+                record = os.read(self._device, _RECORD_BYTES)
             except BlockingIOError:
-                continue
+                await trio.lowlevel.wait_readable(self._either.fileno())
+                with suppress(BlockingIOError):
+                    os.eventfd_read(self._seen)
             except BrokenPipeError:
                 continue  # records were overwritten before they were read; reading goes on after the gap
-    finally:
-        os.close(device)
+            else:
+                yield record.decode(errors="replace")
+                await trio.lowlevel.checkpoint()
+
+    async def look(self, haste: Haste, interval_ns: int) -> None:
+        """Until cancelled: in haste.  The thread is ended at once, and waited for, since it uses the descriptors."""
+        while True:
+            turning = haste.turning
+            if not haste.is_on or not interval_ns:
+                await turning.wait()
+                continue
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._look, interval_ns)
+                try:
+                    await turning.wait()
+                finally:
+                    os.eventfd_write(self._stop, 1)
+            os.eventfd_read(self._stop)
+
+    async def _look(self, interval_ns: int) -> None:
+        """In a thread, without the interpreter's lock, until it is told to stop."""
+        descriptors = self._device, self._seen, self._stop
+        try:
+            done = await trio.to_thread.run_sync(lib.mpsd_look, *descriptors, interval_ns, limiter=trio.CapacityLimiter(1))
+            why = os.strerror(-done) if done else ""
+        except RuntimeError as exc:  # there is no thread to be had
+            why = str(exc)
+        if why:
+            log.warning("faults.not_looked", why=why, effect="a standby takes over some milliseconds later")
 
 
 async def _follow_file(path: Path) -> AsyncGenerator[str, None]:

@@ -1,4 +1,5 @@
-"""mpsd._native: the keeper's messages and how a connection comes to it, and the ioctls of nvidia-uvm, as the headers have them.
+"""mpsd._native, as the headers have it: the keeper's messages, how a connection comes to it, how a descriptor is looked at, and
+the ioctls of nvidia-uvm.
 
 `pip install` runs it through setup.py.  As a program it builds the module in place: python native/binding/build.py
 """
@@ -11,7 +12,7 @@ sys.path.insert(0, str(ROOT / "native/binding"))
 
 from declarations import Binding, declarations  # noqa: E402
 
-HEADERS = ("mpsd_accept.h", "mpsd_keeper.h", "mpsd_uvm.h")
+HEADERS = ("mpsd_accept.h", "mpsd_keeper.h", "mpsd_look.h", "mpsd_uvm.h")
 # What is a macro in C, since an enum holds no such number.
 MACROS = "#define MPSD_UVM_UNANSWERED ...\n"
 
