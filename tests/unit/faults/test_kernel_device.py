@@ -57,6 +57,8 @@ class Kernel:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(source.run, self._send.send_nowait)
             await trio.testing.wait_all_tasks_blocked()
+            if self.haste.is_on:
+                assert await trio.to_thread.run_sync(self.looks.has_begun.wait, 5)
             yield
             nursery.cancel_scope.cancel()
 
@@ -151,7 +153,6 @@ async def test_whoever_is_cancelled_leaves_no_thread_and_no_descriptor(kernel: K
     kernel.haste.turn(True)
     before = set(os.listdir("/proc/self/fd"))
     async with kernel.heard():
-        assert await trio.to_thread.run_sync(kernel.looks.has_begun.wait, 5)
         began = time.monotonic()
     assert kernel.looks.running == 0
     assert time.monotonic() - began < 1
@@ -190,9 +191,10 @@ async def test_without_a_thread_it_waits_as_ever(kernel: Kernel, monkeypatch: py
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(kernel_log.trio, "to_thread", SimpleNamespace(run_sync=refuse))
-    kernel.haste.turn(True)
     with structlog.testing.capture_logs() as logs:
         async with kernel.heard():
+            kernel.haste.turn(True)
+            await trio.testing.wait_all_tasks_blocked()
             kernel.add(31)
             assert await kernel.next() == 31
     assert [each["why"] for each in logs if each["event"] == "faults.not_looked"] == ["can't start new thread"]
