@@ -9,6 +9,7 @@ the notification `goodbye` in any case.  Whatever goes wrong in here ends this c
 import math
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -60,6 +61,7 @@ class Connection:
     _told_changed: trio.Event = field(default_factory=trio.Event)
     _has_greeted: bool = False
     _program: str = ""
+    _is_answered: bool = False  # the request that is carried out
     _sending: trio.Lock = field(default_factory=trio.Lock)  # events and answers: one of them waits for room at a time
 
     async def run(self) -> None:
@@ -104,12 +106,13 @@ class Connection:
             log.info("api.dropped", **self._who(), why=repr(exc))
 
     async def _answer(self, request: Request, taken: Descriptors) -> None:
-        given = Descriptors()
+        given, self._is_answered = Descriptors(), False
         carry_out = partial(self._carry_out, request, taken, given)
         try:
             await (self._unless_gone(carry_out) if _may_be_given_up(request) else carry_out())
         except MpsdError as error:
-            await self._send(encode(Response(request.id, error_map(error), None)))
+            if not self._is_answered:
+                await self._send(encode(Response(request.id, error_map(error), None)))
             if isinstance(error, ProtocolError):
                 raise
         finally:
@@ -121,7 +124,16 @@ class Connection:
     async def _carry_out(self, request: Request, taken: Descriptors, given: Descriptors) -> None:
         """And answers at once: a standby that waits for this goes on in the same moment."""
         result = self._greet(request, taken) if request.method == HELLO else await self._call(request, taken, given)
-        await self._send(encode(Response(request.id, None, result)), given)
+        if not self._is_answered:
+            await self._send(encode(Response(request.id, None, result)), given)
+
+    def _answer_now(self, request: Request, result: Mapping[str, Any]) -> None:
+        """If it can be; else it is answered when its method returns."""
+        if self._is_answered or self._sending.locked():
+            return
+        with suppress(OSError):
+            self.sock.send(encode(Response(request.id, None, result)), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            self._is_answered = True
 
     def _greet(self, request: Request, taken: Descriptors) -> Mapping[str, Any]:
         if taken:
@@ -152,7 +164,8 @@ class Connection:
         if not self.peer.is_operator:
             async with self.turn:  # taking it waits until all others who can go on have done so once
                 pass
-        return await dispatch(Call(self.services, self.state, self.peer, self, request, taken, given), self.audit)
+        answer = partial(self._answer_now, request)
+        return await dispatch(Call(self.services, self.state, self.peer, self, request, taken, given, answer), self.audit)
 
     async def _unless_gone(self, run: Callable[[], Awaitable[None]]) -> None:
         """Raises BrokenPipeError when the peer hangs up first: nobody waits for it any more."""

@@ -43,7 +43,8 @@ class State:
 class Call(Generic[R]):
     """A request on its way to its handler; who may, and how many descriptors it needs, was checked before (dispatch.py).
 
-    taken: the descriptors that came with it; given: those that go with the answer.
+    taken: the descriptors that came with it; given: those that go with the answer.  answer: at this moment, where the peer can
+    take it, before the handler returns: what it returns or raises is told to nobody then.  Neither waits nor raises.
     """
 
     services: Services
@@ -53,6 +54,7 @@ class Call(Generic[R]):
     ask: R
     taken: Descriptors = field(default_factory=Descriptors)
     given: Descriptors = field(default_factory=Descriptors)
+    answer: Callable[[Mapping[str, Any]], None] = lambda result: None
 
     def process(self) -> ProcessId:
         """Who asks, as a process.  Raises NoSuchClient for one that mpsd's pid namespace does not have, or that has ended: a

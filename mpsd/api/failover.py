@@ -1,6 +1,6 @@
 """What the methods `service.*` act on (mpsd/failover/failover.py); a type, as in services.py."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from mpsd.model import ProcessId
@@ -22,8 +22,16 @@ class Failover(Protocol):
 
     def ready(self, arena_id: int, process: ProcessId) -> Instruction: ...
 
-    async def follow(self, arena_id: int, process: ProcessId, after: int | None, wait_seconds: float) -> Instruction:
-        """Once its serial is above `after`, or the time is up."""
+    async def follow(
+        self,
+        arena_id: int,
+        process: ProcessId,
+        after: int | None,
+        wait_seconds: float,
+        answer: Callable[[Instruction], None],
+    ) -> Instruction:
+        """Once its serial is above `after`, or the time is up.  answer: called before that where it is to serve: neither waits
+        nor raises, and what comes back then is that or something newer."""
 
     def serving(self, arena_id: int, generation: int, process: ProcessId) -> None: ...
 

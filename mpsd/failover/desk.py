@@ -62,6 +62,7 @@ class Vault(Protocol):
     def arenas(self) -> Sequence[Arena]: ...
     def find_id(self, arena_id: int) -> Arena: ...
     def promote(self, arena_id: int, process: ProcessId, fenced: ProcessId | None) -> Arena: ...
+    def tell_promoted(self, arena: Arena) -> None: ...
     def step_down(self, arena_id: int, generation: int, process: ProcessId) -> Arena: ...
     def hurry(self, process: ProcessId) -> None: ...
     async def state_descriptor(self, arena_id: int) -> int: ...
@@ -302,6 +303,8 @@ class Desk:
         try:
             entry.arena = self.vault.promote(entry.arena.id, process, fenced)
             entry.cleared = None
+            entry.instruct()  # first of all: it waits for that
+            self.vault.tell_promoted(entry.arena)
         except MpsdError as exc:
             refusal: MpsdError | None = exc
         else:
@@ -312,7 +315,6 @@ class Desk:
             self._not_promoted(entry, process, refusal)
             return
         self._promotions += 1
-        entry.instruct()  # first of all: it waits for that
         from_pid = handing.writer.pid if handing.writer else None
         self.telling.publish(entry, "promoting", to_pid=process.pid, from_pid=from_pid, cause=handing.cause.value)
 

@@ -1,7 +1,7 @@
 """What members, owners and starters ask of services: the methods of the socket, less who may (api/methods/services.py)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
@@ -32,6 +32,10 @@ from mpsd.policy.succession_words import (
 from mpsd.service import HandedOver, Instruction, Order, ServiceSettings, ServiceView
 
 _BEGIN_SECONDS = 15.0  # the keeper is compared after a start
+
+
+def _nobody(told: Instruction) -> None:
+    pass
 
 
 class Failover:
@@ -108,16 +112,28 @@ class Failover:
         self._hear(entry, seat)
         return seat.told
 
-    async def follow(self, arena_id: int, process: ProcessId, after: int | None, wait_seconds: float) -> Instruction:
+    async def follow(
+        self,
+        arena_id: int,
+        process: ProcessId,
+        after: int | None,
+        wait_seconds: float,
+        answer: Callable[[Instruction], None] = _nobody,
+    ) -> Instruction:
         entry, seat = self._seat(arena_id, process)
-        seat.asking += 1
+
+        def answer_what_is_new(told: Instruction) -> None:
+            if after is not None and told.serial > after:
+                answer(told)
+
+        seat.asking.append(answer_what_is_new)
         try:
             self._hear(entry, seat)
             with trio.move_on_after(wait_seconds if after is not None else 0):
                 while after is not None and seat.told.serial <= after and entry.seats.get(process) is seat:
                     await entry.changed()
         finally:
-            seat.asking -= 1
+            seat.asking.remove(answer_what_is_new)
             seat.heard_at = trio.current_time()
             if self._silent_at(seat) < self._due:
                 self._desk.wake()

@@ -1,6 +1,7 @@
 """One service while mpsd runs: its processes, what each was told, and who waits for it to change."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -17,8 +18,8 @@ class Seat:
     """A process that has joined, until it leaves or ends; also while it is fenced, and after it was dismissed.
 
     domain: empty: not known yet.  since_ns: when it joined, of CLOCK_MONOTONIC.  is_ready: it said so, whatever else became of
-    it.  is_orphan: its MPS server has ended.  asking: how many of its questions wait.  heard_at: when the last one was answered
-    (trio time).  dismissed: why it has to end.
+    it.  is_orphan: its MPS server has ended.  asking: its questions that wait: each takes an answer at once.  heard_at: when
+    the last one was answered (trio time).  dismissed: why it has to end.
     """
 
     process: ProcessId
@@ -31,7 +32,7 @@ class Seat:
     is_ready: bool = False
     is_gone: bool = False
     is_orphan: bool = False
-    asking: int = 0
+    asking: list[Callable[[Instruction], None]] = field(default_factory=list)
     dismissed: str = ""
 
 
@@ -66,12 +67,16 @@ class Entry:
         seat.told = replace(seat.told, serial=self._serial)
 
     def instruct(self) -> None:
-        """Everybody is told how things are; whoever waits, if something is new."""
+        """Everybody is told how things are; whoever waits, if something is new, and who is to serve before this returns: others
+        are told in their turn, and that comes when all that is being done now is done."""
         for seat in self.seats.values():
             told = self._instruction(seat)
             if told != seat.told:
                 self._serial += 1
                 seat.told = replace(told, serial=self._serial)
+                if told.order is Order.SERVE:
+                    for answer in seat.asking:
+                        answer(seat.told)
         self._changed.set()
         self._changed = trio.Event()
 

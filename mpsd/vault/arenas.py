@@ -189,13 +189,18 @@ class Arenas:
         self._terms.is_served = is_served
 
     def promote(self, arena_id: int, process: ProcessId, fenced: ProcessId | None) -> Arena:
-        """A reader, or the writer, becomes the writer of the next generation, at the last commit.  Waits for nobody.
+        """A reader, or the writer, becomes the writer of the next generation, at the last commit.  Waits for nobody; the caller
+        answers it, and then calls `tell_promoted`.
 
         fenced: the writer before, which can write no more: the caller guarantees it.  It holds this arena no longer, and opens
         none while it lives.  Raises ArenaBusy where another writes, ArenaSealed, NoSuchArena, NotAllowed (it does not hold the
         arena, or is expelled itself), BadRequest (it has ended)."""
         self._check_begun()
         return self._terms.promote(self._shelf.find_id(arena_id), process, fenced)
+
+    def tell_promoted(self, arena: Arena) -> None:
+        """To all others."""
+        self._terms.tell_promoted(arena)
 
     def step_down(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
         """The writer becomes a reader; what it did not commit is rolled back.  Raises StaleGeneration, NoSuchArena."""

@@ -89,7 +89,8 @@ class Terms:
         return self._tell_opened(entry.become(row), access, process)
 
     def promote(self, entry: Entry, process: ProcessId, fenced: ProcessId | None) -> Arena:
-        """This reader is the writer of the next generation.  fenced: one that can write no more, by the word of the caller.
+        """This reader is the writer of the next generation; `tell_promoted` is to follow.  fenced: one that can write no more,
+        by the word of the caller.
 
         Waits for no lock, since a request of the one before may hold it: whoever waits asks `check_writer` afterwards.
 
@@ -110,7 +111,12 @@ class Terms:
         if fenced is not None:
             self._holders.expel(fenced)
             entry.openings.pop(fenced, None)
-        return self._tell_opened(entry.become(row), Access.WRITE, process)
+        return entry.become(row)
+
+    def tell_promoted(self, arena: Arena) -> None:
+        """Apart, since whoever was promoted waits for an answer, and this takes a while."""
+        assert arena.writer is not None
+        self._tell_opened(arena, Access.WRITE, arena.writer)
 
     def _tell_opened(self, arena: Arena, access: Access, process: ProcessId) -> Arena:
         self._shelf.tell("opened", arena, access=access.value, generation=arena.generation, pid=process.pid)

@@ -5,6 +5,7 @@ reason all that this process has to say (it is ready, it serves, it has yielded)
 takes it as often as it comes.
 """
 
+import gc
 import os
 import threading
 import time
@@ -89,6 +90,8 @@ class Following:
 
     def wait(self, beyond: Told, deadline: float | None) -> bool:
         """Until there is something else, or it is over; for ever without a deadline.  False: the time is up."""
+        if gc.isenabled() and self.told is beyond:
+            gc.collect(0)  # else what a promotion makes may be what brings garbage collection about, which then goes first
         with self._changed:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             return self._changed.wait_for(lambda: self._told is not beyond or self._is_over, left)

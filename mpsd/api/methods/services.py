@@ -8,7 +8,7 @@ from mpsd.api.failover import Failover
 from mpsd.api.methods.arenas import arenas_of, may_see, may_write
 from mpsd.api.services import Services
 from mpsd.errors import BadRequest, KeeperFailed, NoSuchArena, NotAllowed
-from mpsd.service import ServiceSettings, ServiceView
+from mpsd.service import Instruction, ServiceSettings, ServiceView
 from mpsd.wire import service_results
 from mpsd.wire.messages import Page
 from mpsd.wire.results import Map
@@ -63,7 +63,11 @@ async def ready(call: Call[ServiceId]) -> Map:
 
 async def follow(call: Call[FollowService]) -> Map:
     ask = call.ask
-    told = await failover_of(call.services).follow(ask.id, call.process(), ask.after, ask.wait_seconds)
+
+    def answer(told: Instruction) -> None:
+        call.answer(service_results.instruction(told))
+
+    told = await failover_of(call.services).follow(ask.id, call.process(), ask.after, ask.wait_seconds, answer)
     return service_results.instruction(told)
 
 

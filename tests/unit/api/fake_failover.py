@@ -1,6 +1,6 @@
 """Services in memory: what members say is noted, and nobody is promoted by anybody but the owner."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mpsd.errors import ArenaBusy, NoSuchArena, NotAllowed, StaleGeneration
@@ -41,7 +41,14 @@ class FakeFailover:
     def ready(self, arena_id: int, process: ProcessId) -> Instruction:
         return self._told(arena_id, process)
 
-    async def follow(self, arena_id: int, process: ProcessId, after: int | None, wait_seconds: float) -> Instruction:
+    async def follow(
+        self,
+        arena_id: int,
+        process: ProcessId,
+        after: int | None,
+        wait_seconds: float,
+        answer: Callable[[Instruction], None],
+    ) -> Instruction:
         return self._told(arena_id, process)
 
     def serving(self, arena_id: int, generation: int, process: ProcessId) -> None:

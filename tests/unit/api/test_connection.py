@@ -3,6 +3,7 @@
 import array
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,6 +13,8 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from mpsd.errors import NotAllowed
+from mpsd.service import Instruction, Order
 from mpsd.wire.rpc import MAX_BYTES, Request, Response, encode
 from tests.descriptors import descriptors
 from tests.unit.api.house import OWNER, open_house
@@ -168,6 +171,60 @@ async def test_what_was_waited_for_is_answered_in_the_turn_in_which_it_is_known(
         for _ in range(2):  # within a turn the order is nobody's
             await trio.lowlevel.checkpoint()
         assert caller.sock.recv(1 << 16)
+        await caller.ask("health")
+
+
+@pytest.mark.parametrize("then", ["returns", "raises"])
+async def test_what_is_answered_before_a_method_returns_is_answered_once(
+    then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby hears that it is to serve before mpsd does what follows from that."""
+    async with open_house(tmp_path) as house:
+        caller, goes_on = await house.call_as(OWNER), trio.Event()
+        following = Instruction(7, Order.SERVE, 2, "", 0, None)
+
+        async def follow(*asked: Any) -> Any:
+            for serial in (8, 9):
+                asked[-1](replace(following, serial=serial))
+            await goes_on.wait()
+            if then == "raises":
+                raise NotAllowed("it is no member any more")
+            return following
+
+        monkeypatch.setattr(house.fakes.failover, "follow", follow)
+        await caller.send(encode(Request(50, "service.follow", {"id": 1, "after": 1, "wait_seconds": 9.0})))
+        await caller.send(encode(Request(51, "health", {})))
+        first = await caller.receive()
+        assert isinstance(first, Response)
+        assert (first.id, first.error, first.result["serial"]) == (50, None, 8)
+        goes_on.set()
+        second = await caller.receive()
+        assert isinstance(second, Response)
+        assert (second.id, second.error) == (51, None)
+
+
+async def test_who_cannot_be_answered_before_a_method_returns_is_answered_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events wait until it reads, and so does the answer; mpsd waits for nobody."""
+    async with open_house(tmp_path) as house:
+        caller, is_over = await house.call_as(OWNER), trio.Event()
+
+        async def follow(*asked: Any) -> Instruction:
+            for _ in range(1000):
+                house.bus.publish("service.ready", {"owner_uid": OWNER.uid, "name": "x" * 1000})
+            await trio.testing.wait_all_tasks_blocked()
+            asked[-1](Instruction(8, Order.SERVE, 2, "", 0, None))
+            is_over.set()
+            return Instruction(9, Order.SERVE, 2, "", 0, None)
+
+        monkeypatch.setattr(house.fakes.failover, "follow", follow)
+        await caller.ask("events.subscribe", topics=["service.*"])
+        await caller.send(encode(Request(50, "service.follow", {"id": 1, "after": 1, "wait_seconds": 9.0})))
+        await is_over.wait()
+        while not isinstance(frame := await caller.receive(), Response):
+            assert frame is not None
+        assert (frame.id, frame.error, frame.result["serial"]) == (50, None, 9)
         await caller.ask("health")
 
 

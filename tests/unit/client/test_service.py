@@ -1,5 +1,6 @@
 """A member of a service: what it says to mpsd, what it does with its arena, in which order; against a socket that answers."""
 
+import gc
 import os
 import threading
 import time
@@ -80,6 +81,24 @@ def test_a_graph_may_be_captured_before_that(service: Service, arena: FakeArena)
     with capturing():
         assert arena.is_unlocked
     assert not arena.is_unlocked
+
+
+def test_a_promotion_brings_no_garbage_collection_about(
+    mpsd: FakeMpsd, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is young was collected before the wait; a program that has turned that off is left alone."""
+    young = [[] for _ in range(300)]
+    before = gc.get_count()[0]
+    assert service.standby(timeout=0) is None
+    assert gc.get_count()[0] < before - len(young) // 2
+    collected: list[int] = []
+    monkeypatch.setattr(gc, "collect", collected.append)
+    gc.disable()
+    try:
+        assert service.standby(timeout=0) is None
+    finally:
+        gc.enable()
+    assert collected == []
 
 
 def test_who_cannot_have_its_memory_writable_is_not_ready(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:

@@ -139,7 +139,11 @@ class FakeVault:
         self.room.check_nobody_writes()
         self.room.processes[process].may_write = not self.room.processes[process].is_torn
         left = tuple(each for each in arena.readers if each not in (process, fenced))
-        return self.become("opened", replace(arena, writer=process, readers=left, generation=arena.generation + 1))
+        self.made[arena_id] = replace(arena, writer=process, readers=left, generation=arena.generation + 1)
+        return self.made[arena_id]
+
+    def tell_promoted(self, arena: Arena) -> None:
+        self.told("opened", arena)
 
     def step_down(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
         arena = self.made[arena_id]

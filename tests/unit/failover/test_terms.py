@@ -8,6 +8,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.model import ProcessId
 from mpsd.policy.succession_words import Phase, Standing
 from mpsd.service import Cause, Order, ServiceSettings
 
@@ -64,6 +65,43 @@ async def test_who_waits_is_answered_when_something_is_new(room, autojump_clock:
         assert answer.serial > told.serial
         again = await room.failover.follow(1, standby, answer.serial, 0.5)
         assert again == answer
+
+
+async def test_who_is_to_serve_is_answered_before_all_else(room, autojump_clock: MockClock):
+    """In the call that fences the one before, once that is stored and before anybody else has heard of it; others in turn."""
+    async with room.mpsd():
+        first, standby, other = await room.serves("a"), await room.member("b"), await room.member("c", 1)
+        at_once, answers = [], []
+
+        async def follow(process: ProcessId) -> None:
+            serial = room.told(process).serial
+            answers.append(await room.failover.follow(1, process, serial, 60, at_once.append))
+
+        room.vault.told = lambda what, arena: told.append((what, len(at_once))) or room.desk.heard_of(what, arena)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow, standby)
+            nursery.start_soon(follow, other)
+            await trio.testing.wait_all_tasks_blocked()
+            told: list[tuple[str, int]] = []
+            room.vault.close(first)
+            assert [(each.order, each.generation) for each in at_once] == [(Order.SERVE, 2)]
+            assert (room.vault.made[1].writer, told) == (standby, [("closed", 0), ("opened", 1)])
+            assert answers == []
+        assert sorted(each.order for each in answers) == [Order.SERVE, Order.STANDBY]
+        assert at_once[0] in answers
+        assert not any(seat.asking for seat in room.desk.entries[1].seats.values())
+
+
+async def test_who_knows_more_already_is_not_answered_at_once(room, autojump_clock: MockClock):
+    async with room.mpsd():
+        first, standby = await room.serves("a"), await room.member("b")
+        at_once: list[object] = []
+        async with trio.open_nursery() as nursery:
+            serial = room.told(standby).serial + 1000
+            nursery.start_soon(room.failover.follow, 1, standby, serial, 0.5, at_once.append)
+            await trio.testing.wait_all_tasks_blocked()
+            room.vault.close(first)
+        assert (room.order(standby), at_once) == ("serve", [])
 
 
 async def test_everybody_is_told_of_a_commit(room, autojump_clock: MockClock):

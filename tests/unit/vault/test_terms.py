@@ -39,6 +39,8 @@ async def test_a_reader_is_promoted_to_the_last_commit(house, writer, other):
         assert await taken(vault, arena, other.process) == {0: b"0"}
         await put(vault, arena, other.process, 1)
         assert (await vault.arenas.commit(arena.id, 2, other.process, None)).allocations == 2
+        assert [each["access"] for each in house.topics("arena.opened")] == ["write", "read"]
+        vault.arenas.tell_promoted(arena)
         assert house.topics("arena.opened")[-1]["access"] == "write"
         assert vault.shelf.account.used_bytes[SPEC.gpu] == 2 * GRANULE
     async with house.vault() as vault:
