@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ from mpsd_client import Client as Mpsd
 from mpsd_client import MpsdError, calls
 from mpsd_client._values import Service as ServiceView
 
-from tests.gpu.comparison import figures, trials, vault
+from tests.gpu.comparison import trials, vault
 from tests.gpu.comparison.clients import Client, end_all
 from tests.gpu.comparison.listener import Listener
 from tests.gpu.comparison.stage import ROOT, Stage
@@ -30,7 +30,6 @@ MOST_STILLBORN = 4  # members in a row that ended before they stood by: others w
 SERVING_SECONDS = 60.0  # until a member serves, or waits to: PyTorch takes ten of them
 FAILOVER_SECONDS = 15.0
 DEATH_SECONDS = 10.0
-MOST_FAILED = 2  # of a way, in a row; then it is not tried again
 
 TRAP_BESIDE = "a co-runner's trap"
 TRAP_OWN = "its own trap"
@@ -45,6 +44,7 @@ WAYS = (TRAP_BESIDE, TRAP_OWN, OOB_BESIDE, OOB_OWN, KILLED, DESERTED, STOPPED, H
 CONFIG = "[services]\nmost_promotions = 1000\n"  # a trial is no flapping
 # Milliseconds from the fault to the first useful step; of a memory fault, from the moment when the GPU answers again.
 GOALS = {TRAP_BESIDE: 20.0, TRAP_OWN: 20.0, OOB_BESIDE: 20.0, OOB_OWN: 20.0, KILLED: 250.0}
+STEP_GOALS = {KILLED: 250.0}  # where a step is that of a model, and takes as long as it takes: else the launch counts
 AFTER_RECOVERY = ("kernel_log", "nvml", "vendor_log")
 _BESIDE = {TRAP_BESIDE: "trap", OOB_BESIDE: "oob_write"}
 _OWN = {TRAP_OWN: signal.SIGUSR2, OOB_OWN: signal.SIGUSR1}
@@ -72,6 +72,15 @@ class Failover:
     starting: int = 0
     is_same: bool = False
     why: str = ""
+
+    @property
+    def launch(self) -> float | None:
+        """From the fault until the standby could launch its first useful kernel, and has said so."""
+        return None if self.told is None or self.mapped is None else self.told + self.mapped
+
+    @property
+    def before_xid(self) -> float | None:
+        return None if self.total is None or self.after_xid is None else self.total - self.after_xid
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +263,12 @@ def _strike(crew: Crew, way: str, active: Client, culprit: Client | None) -> int
     return began_ns
 
 
-def _beside(crew: Crew, active: Client, mode: str) -> Client:
+def beside(crew: Crew, active: Client, way: str) -> Client | None:
     """A client in the active's domain, whichever that is by now, that faults when its input ends: the time that its start takes
-    is not the load's."""
+    is not the load's.  None: in this way nobody beside it faults."""
+    mode = _BESIDE.get(way)
+    if mode is None:
+        return None
     try:
         with Mpsd(crew.system.pipe / "mpsd.sock", program="compare") as mpsd:
             mpsd.ask(calls.client_move(active.pid, crew.domain_of(active)))  # where the next one like it is placed
@@ -299,90 +311,3 @@ def _put_away(active: Client, way: str) -> None:
         end_all([active])
     if active.wait(DEATH_SECONDS) is None:
         raise SystemFailed(f"{way}: the one before, pid {active.pid}, lives on")
-
-
-# -- rows ----------------------------------------------------------------------------------------------------------------
-
-
-def run_ways(
-    stage: Stage,
-    crew: Crew,
-    ways: Sequence[str],
-    total: int,
-    check: Check,
-    before: Callable[[], None] = lambda: None,
-    who: str = "",
-    leave_seconds: float = 0.0,
-    goals: Mapping[str, float] = GOALS,
-) -> None:
-    """Each so often, in turns: where the section's time is short, each is tried less often.  leave_seconds: of that time, for
-    what comes after.  A way that fails twice in a row is given up.  Raises SystemFailed: there is no service to disturb."""
-    found: dict[str, list[Failover]] = {way: [] for way in ways}
-    longest = 0.0
-    try:
-        for way in [way for _ in range(total) for way in ways]:
-            if len(found[way]) >= MOST_FAILED and all(each.why for each in found[way][-MOST_FAILED:]):
-                continue
-            if stage.left() < leave_seconds + 1.5 * longest:
-                break
-            began = time.monotonic()
-            found[way].append(attempt(crew, way, check, before))
-            longest = max(longest, time.monotonic() - began)
-    finally:
-        for way in ways:
-            report(stage, way, found[way], total, who, goals)
-
-
-def attempt(crew: Crew, way: str, check: Check, before: Callable[[], None] = lambda: None) -> Failover:
-    """One that cannot be done is a failover that failed, and the next begins with new members, if these were disturbed."""
-    active = crew.settle()
-    try:
-        culprit = _beside(crew, active, _BESIDE[way]) if way in _BESIDE else None
-    except (SystemFailed, MpsdError, OSError) as error:
-        crew.stage.say(f"{way}: {error}")
-        return Failover(way, why=str(error)[:300])
-    try:
-        return disturb(crew, way, check, before, active, culprit)
-    except (SystemFailed, MpsdError, OSError) as error:
-        crew.stage.say(f"{way}: {error}")
-        end_all(crew.members)
-        crew.members.clear()
-        return Failover(way, why=str(error)[:300])
-
-
-def report(
-    stage: Stage, way: str, found: Sequence[Failover], total: int, who: str = "", goals: Mapping[str, float] = GOALS
-) -> None:
-    stage.keep(f"{who}{way}", [{name: getattr(each, name) for name in each.__slots__} for each in found])
-    good = [each for each in found if not each.why]
-    same = sum(each.is_same and not each.lost and each.repeated <= 1 for each in good)
-    stage.add(
-        f"{who}{way}: taken over, nothing lost, at most one step repeated, the same result",
-        mpsd=figures.of(same, len(found)),
-        goal=figures.of(len(found), len(found)),
-        met=bool(found) and same == len(found),
-        remark=f"lost {sum(each.lost for each in good)}, repeated {sum(each.repeated for each in good)}"
-        + (f"; {total} were wanted" if len(found) < total else "")
-        + (f"; others were starting in {count}" if (count := sum(each.starting > 0 for each in good)) else "")
-        + "".join(f"; {why}" for why in dict.fromkeys(each.why for each in found if each.why)),
-    )
-    if not good:
-        return
-    goal = goals.get(way)
-    is_memory = way in (OOB_BESIDE, OOB_OWN)
-    judged = [each.after_xid if is_memory else each.total for each in good]
-    worst = max((each for each in judged if each is not None), default=None)
-    stage.add(
-        f"{who}{way}: fault to the end of the first useful step" + (" (goal: from the Xid on)" if is_memory else ""),
-        mpsd=_spread(good, "total"),
-        goal=f"<= {goal:.0f} ms" if goal else "",
-        met=None if goal is None or worst is None else worst <= goal,
-        remark="; ".join(
-            f"{name} {_spread(good, name)}" for name in ("told", "detect", "fence", "promote", "mapped", "step", "after_xid")
-        ),
-    )
-
-
-def _spread(found: Sequence[Failover], name: str) -> str:
-    values = [value for each in found if (value := getattr(each, name)) is not None]
-    return f"{figures.ms(figures.median(values))} (worst {figures.ms(max(values, default=None))})" if values else "-"

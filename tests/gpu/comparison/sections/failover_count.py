@@ -4,7 +4,7 @@ import itertools
 import sys
 from pathlib import Path
 
-from tests.gpu.comparison import failover, vault
+from tests.gpu.comparison import failover, failover_trials, vault
 from tests.gpu.comparison.clients import Client
 from tests.gpu.comparison.failover import Crew, Outcome
 from tests.gpu.comparison.stage import ROOT, Stage
@@ -23,7 +23,7 @@ def run(stage: Stage) -> None:
     system.warm(10)
     crew = Crew(stage, system, SERVICE, lambda: start(stage, system))
     try:
-        failover.run_ways(stage, crew, failover.WAYS, stage.trials(TRIALS), compare)
+        failover_trials.run_ways(stage, crew, failover.WAYS, stage.trials(TRIALS), compare)
     finally:
         crew.end()
     vault.remove(system, SERVICE)

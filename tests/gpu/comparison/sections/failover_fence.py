@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from tests.gpu.comparison import failover, figures, vault
+from tests.gpu.comparison import failover, failover_trials, figures, vault
 from tests.gpu.comparison.clients import Client
 from tests.gpu.comparison.failover import Crew, Outcome
 from tests.gpu.comparison.sections.failover_count import member
@@ -34,7 +34,7 @@ def run(stage: Stage) -> None:
         for number, way in enumerate(WAYS):
             leave_seconds = stage.left() * (1 - 1 / (len(WAYS) - number))
             check = partial(watch, way, found)
-            failover.run_ways(stage, crew, (way,), stage.trials(TRIALS), check, leave_seconds=leave_seconds, goals={})
+            failover_trials.run_ways(stage, crew, (way,), stage.trials(TRIALS), check, leave_seconds=leave_seconds, goals={})
     finally:
         crew.end()
         stage.keep("watched", [asdict(each) for each in found])

@@ -2,12 +2,11 @@
 
 import itertools
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.gpu.comparison import failover, vault
+from tests.gpu.comparison import failover, failover_trials, vault
 from tests.gpu.comparison.clients import Client
 from tests.gpu.comparison.failover import Crew, Outcome
 from tests.gpu.comparison.pytorch import has_torch, python_path
@@ -20,14 +19,14 @@ EXAMPLES = ROOT / "clients/python/examples"
 RUN_SECONDS = 90.0
 MOST_FAILED = 3  # trials; then there are no more
 # A run is well under way when its standby is ready, some seconds after its first step, and must not be over by then.
-IMAGE_STEPS, IMAGE_STRUCK_AT = 3000, 100
+IMAGE_STEPS, IMAGE_STRUCK_AT = 600, 100
 TRAINING_STEPS, TRAINING_STRUCK_AT = 150, 5
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """counted_from: of a step that "step" tells of as n, n and this are done.  early: it may tell of so many that do not count
-    yet.  same: of its "end", what has to be as undisturbed.  goals: milliseconds to the end of the first step."""
+    yet.  same: of its "end", what has to be as undisturbed."""
 
     service: str
     program: Path
@@ -36,18 +35,17 @@ class _Kind:
     counted_from: int
     early: int
     same: tuple[str, ...]
-    goals: Mapping[str, float]
 
 
 def run_diffusion(stage: Stage) -> None:
     image = str(stage.work / "image.png")
     words = ("--steps", str(IMAGE_STEPS), "--seed", "586", "--report-every", "10", "--out", image)
-    _run(stage, _Kind("dit", EXAMPLES / "diffusion.py", words, IMAGE_STRUCK_AT, 0, 0, ("digest", "latents"), failover.GOALS))
+    _run(stage, _Kind("dit", EXAMPLES / "diffusion.py", words, IMAGE_STRUCK_AT, 0, 0, ("digest", "latents")))
 
 
 def run_training(stage: Stage) -> None:
     words = ("--steps", str(TRAINING_STEPS), "--seed", "586")
-    _run(stage, _Kind("resnet", EXAMPLES / "train_resnet.py", words, TRAINING_STRUCK_AT, 1, 1, ("digest",), {}))  # long steps
+    _run(stage, _Kind("resnet", EXAMPLES / "train_resnet.py", words, TRAINING_STRUCK_AT, 1, 1, ("digest",)))
 
 
 def _run(stage: Stage, kind: _Kind) -> None:
@@ -85,7 +83,7 @@ def _run(stage: Stage, kind: _Kind) -> None:
     finally:
         for way, trials in found.items():
             if trials:
-                failover.report(stage, way, trials, len(trials), f"{service}: ", kind.goals)
+                failover_trials.report(stage, way, trials, len(trials), f"{service}: ", failover.STEP_GOALS)
     system.quit()
 
 
@@ -93,7 +91,7 @@ def _disturbed(crew: Crew, way: str, check: failover.Check, struck_at: int) -> f
     try:
         crew.settle()
         crew.wanted = 1  # nobody is started in the place of who is struck
-        return failover.attempt(crew, way, check, partial(_wait_for_step, crew, struck_at))
+        return failover_trials.attempt(crew, way, check, partial(_wait_for_step, crew, struck_at))
     except SystemFailed as error:
         return failover.Failover(way, why=str(error)[:300])
 
