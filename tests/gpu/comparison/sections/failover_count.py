@@ -1,16 +1,21 @@
 """The smallest service, disturbed in every way there is: how long until the standby's first useful step, and what is lost."""
 
 import itertools
+import os
+import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.gpu.comparison import failover, failover_trials, vault
+from tests.gpu.comparison import failover, failover_trials, figures, vault
 from tests.gpu.comparison.clients import Client
 from tests.gpu.comparison.failover import Crew, Outcome
 from tests.gpu.comparison.stage import ROOT, Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
-TRIALS = 10
+TRIALS, KEEPER_TRIALS = 10, 5
+NOTICE_SECONDS, GIVE_SECONDS = 5.0, 15.0
 SERVICE = "count"
 PROGRAM = ROOT / "clients/python/examples/count_service.py"
 STEPS, PACE, HEARTBEAT = 10**9, "0.002", "0.25"
@@ -24,10 +29,48 @@ def run(stage: Stage) -> None:
     crew = Crew(stage, system, SERVICE, lambda: start(stage, system))
     try:
         failover_trials.run_ways(stage, crew, failover.WAYS, stage.trials(TRIALS), compare)
+        _lose_keepers(stage, crew, stage.trials(KEEPER_TRIALS))
     finally:
         crew.end()
     vault.remove(system, SERVICE)
     system.quit()
+
+
+def _lose_keepers(stage: Stage, crew: Crew, wanted: int) -> None:
+    """The vault's keeper is killed under an active that was promoted: it gives again what it has itself imported.  Then that
+    active is killed, and the next one goes on with it."""
+    given: list[float] = []
+    good, why = 0, ""
+    for _ in range(wanted):
+        crew.settle()
+        began = time.monotonic()
+        for pid in vault.keeper_pids(crew.system):
+            os.kill(pid, signal.SIGKILL)
+        is_lost = _until(lambda: bool(crew.view().protection), NOTICE_SECONDS)
+        is_given = _until(lambda: not crew.view().protection, GIVE_SECONDS)
+        if not is_lost or not is_given:
+            why = f"noticed: {is_lost}; given again: {is_given}; {crew.view().protection}"
+            break
+        given.append(1e3 * (time.monotonic() - began))
+        found = failover_trials.attempt(crew, failover.KILLED, compare)
+        good += not found.why and found.is_same and not found.lost
+        why = found.why or why
+    stage.add(
+        "the vault's keeper killed, all given again by an active that had imported it, and that one killed: nothing lost",
+        mpsd=figures.of(good, wanted),
+        goal=figures.of(wanted, wanted),
+        met=good == wanted,
+        remark=f"protected after {figures.ms(figures.median(given))} (worst {figures.ms(max(given, default=None))}) {why}",
+    )
+
+
+def _until(look: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not look():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def start(stage: Stage, system: System) -> Client:
