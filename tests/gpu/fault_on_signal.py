@@ -28,7 +28,7 @@ PTX = b"""
 	st.volatile.global.u64 [%d1], %d2;
 	ret;
 }
-.visible .entry spin(.param .u64 p, .param .u64 cycles)
+.visible .entry fill(.param .u64 p, .param .u64 n, .param .u64 seed)
 {
 	ret;
 }
@@ -45,8 +45,8 @@ def fault(number: int, frame: object) -> None:
     """The program's next call that waits for the GPU tells it."""
     cuda = ctypes.CDLL("libcuda.so.1")
     module, context, unused = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
-    kernels = {name: ctypes.c_void_p() for name in ("spin", *MODES.values())}
-    parameters = (ctypes.c_void_p * 2)(*[ctypes.addressof(unused)] * 2)
+    kernels = {name: ctypes.c_void_p() for name in ("fill", *MODES.values())}
+    parameters = (ctypes.c_void_p * 3)(*[ctypes.addressof(unused)] * 3)
     cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
     cuda.cuCtxSetCurrent(context)
     check(cuda.cuModuleLoadData(ctypes.byref(module), PTX))
@@ -55,7 +55,7 @@ def fault(number: int, frame: object) -> None:
         if hasattr(cuda, "cuFuncLoad"):  # since CUDA 12.4
             check(cuda.cuFuncLoad(kernel))
     mode = MODES[signal.Signals(number)]
-    for name in ("spin", mode):  # a context's first launch takes milliseconds, which are not the fault's
+    for name in ("fill", mode):  # a context's first launch takes milliseconds, which are not the fault's
         if name == mode:
             say(mode)
         check(cuda.cuLaunchKernel(kernels[name], *([1] * 6), 0, None, parameters, None))
