@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -41,6 +41,7 @@ STOPPED = "SIGSTOP, with a heartbeat"
 HANDED_OVER = "a planned handover"
 WAYS = (TRAP_BESIDE, TRAP_OWN, OOB_BESIDE, OOB_OWN, KILLED, DESERTED, STOPPED, HANDED_OVER)
 
+ASKED_WAYS = tuple(filter(None, os.environ.get("FAILOVER_WAYS", "").split(",")))  # words; a way that has one of them is tried
 CONFIG = "[services]\nmost_promotions = 1000\n"  # a trial is no flapping
 # Milliseconds from the fault to the first useful step; of a memory fault, from the moment when the GPU answers again.
 GOALS = {TRAP_BESIDE: 20.0, TRAP_OWN: 20.0, OOB_BESIDE: 20.0, OOB_OWN: 20.0, KILLED: 250.0}
@@ -55,8 +56,9 @@ class Failover:
     """What one disturbance came to, in milliseconds; None: not known.  total: from the fault to the end of the first useful
     step.  told: from the fault until the standby knew.  mapped: from there until it may write its memory, and has said so.
     step: from when it knew to the end of its first useful step.  after_xid: from when the driver or the vendor's server told of
-    the fault: of a memory fault, when the GPU has recovered.  lost, repeated:
-    steps.  starting: members that were on their way meanwhile, and may have held it up.  why: it failed to be."""
+    the fault: of a memory fault, when the GPU has recovered.  lost, repeated: steps.  starting: members that were on their way
+    meanwhile, and may have held it up.  others: members beside the active, each with a context in a domain of its own: the more
+    there are, the later the driver tells of a trap.  why: it failed to be."""
 
     way: str
     total: float | None = None
@@ -70,6 +72,7 @@ class Failover:
     lost: int = 0
     repeated: int = 0
     starting: int = 0
+    others: int = 0
     is_same: bool = False
     why: str = ""
 
@@ -81,6 +84,10 @@ class Failover:
     @property
     def before_xid(self) -> float | None:
         return None if self.total is None or self.after_xid is None else self.total - self.after_xid
+
+
+def asked(ways: Sequence[str]) -> tuple[str, ...]:
+    return tuple(way for way in ways if not ASKED_WAYS or any(word in way for word in ASKED_WAYS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +217,7 @@ def disturb(
     """One trial.  before: called when the crew is complete, and who shall fault is ready to."""
     try:
         before()
-        starting = crew.starting()
+        starting, others = crew.starting(), sum(each.is_running for each in crew.members) - 1
         with heard(crew.system) as listener:
             since_ns = time.monotonic_ns()
             began_ns = _strike(crew, way, active, culprit)
@@ -237,6 +244,7 @@ def disturb(
         lost=outcome.lost,
         repeated=outcome.repeated,
         starting=starting,
+        others=others,
         is_same=outcome.is_same,
     )
 

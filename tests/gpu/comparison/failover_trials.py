@@ -83,6 +83,7 @@ def report(
         met=bool(found) and same == len(found),
         remark=f"lost {sum(each.lost for each in good)}, repeated {sum(each.repeated for each in good)}"
         + (f"; {total} were wanted" if len(found) < total else "")
+        + (f"; members beside it: {figures.span([each.others for each in good])}" if good else "")
         + (f"; others were starting in {count}" if (count := sum(each.starting > 0 for each in good)) else "")
         + "".join(f"; {why}" for why in dict.fromkeys(each.why for each in found if each.why)),
     )

@@ -27,6 +27,11 @@ def pair_range(ours: Sequence[float], theirs: Sequence[float]) -> str:
     return f"pairs {min(ratios):.3f}-{max(ratios):.3f}" if ratios else ""
 
 
+def span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}-{high}"
+
+
 def ms(value: float | None) -> str:
     if value is None:
         return NONE

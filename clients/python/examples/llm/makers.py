@@ -107,7 +107,7 @@ class TorchMaker:
         from mpsd_client.torch import shrink_stacks
 
         if self.device != "cpu":
-            shrink_stacks()
+            shrink_stacks(16)  # our kernels have none; a kernel that has is given what it needs with its first launch
 
 
 class ToyMaker:

@@ -28,7 +28,7 @@ def run(stage: Stage) -> None:
     system.warm(10)
     crew = Crew(stage, system, SERVICE, lambda: start(stage, system))
     try:
-        failover_trials.run_ways(stage, crew, failover.WAYS, stage.trials(TRIALS), compare)
+        failover_trials.run_ways(stage, crew, failover.asked(failover.WAYS), stage.trials(TRIALS), compare)
         _lose_keepers(stage, crew, stage.trials(KEEPER_TRIALS))
     finally:
         crew.end()

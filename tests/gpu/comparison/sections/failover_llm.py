@@ -20,12 +20,14 @@ TRIALS, BASELINE_TRIALS = 10, 2
 STREAMS, TOKENS, FEW_TOKENS = 8, 600, 150  # few: on the simulator
 STRUCK_AFTER = 40  # steps of the load
 SERVICE = "llm"
-MEMBERS, FEWEST = 6, 3  # PyTorch takes ten seconds to start: several at once, when there are few; two on the simulator
+MEMBERS = int(os.environ.get("FAILOVER_MEMBERS", "6"))
+FEWEST = (MEMBERS + 1) // 2  # PyTorch takes ten seconds to start: several at once, when there are few; two on the simulator
 CALM_SECONDS = 25.0
 STEP_SECONDS = 20.0  # without any
 BASELINE_SECONDS = 18.0  # of one trial of one of the four
 SHAPES = os.environ.get("FAILOVER_SHAPES", "0.5B").split(",")
-WAYS = tuple(way for way in failover.WAYS if way not in (failover.STOPPED, failover.OOB_OWN))  # failover_count has these too
+_LEFT_OUT = (failover.STOPPED, failover.OOB_OWN)  # failover_count has these
+WAYS = failover.asked([way for way in failover.WAYS if way not in _LEFT_OUT])
 
 
 def run(stage: Stage) -> None:
@@ -45,7 +47,7 @@ def run(stage: Stage) -> None:
             llm.end()
         vault.remove(system, SERVICE)
         system.quit()
-        if not stage.options.is_simulated:
+        if not stage.options.is_simulated and not failover.ASKED_WAYS:
             _baselines(stage, shape)
 
 
@@ -59,7 +61,7 @@ def _serve(stage: Stage, crew: Crew, llm: Llm, shape: str, leave_seconds: float)
         mpsd=f"{(alone - vault.free_bytes(crew.system)) / (1 << 20):.0f} MiB",
         remark="weights and cache are the active's",
     )
-    if not stage.options.is_simulated:
+    if not stage.options.is_simulated and MEMBERS > 2:
         crew.wanted, crew.fewest, crew.calm = MEMBERS, FEWEST, CALM_SECONDS
         leave_seconds += 4 * BASELINE_SECONDS * stage.trials(BASELINE_TRIALS)
     tokens = FEW_TOKENS if stage.options.is_simulated else TOKENS
