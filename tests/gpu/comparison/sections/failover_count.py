@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.gpu.comparison import failover, failover_trials, figures, vault
+from tests.gpu.comparison import failover, failover_trials, figures, processes, vault
 from tests.gpu.comparison.clients import Client
 from tests.gpu.comparison.failover import Crew, Outcome
 from tests.gpu.comparison.stage import ROOT, Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
 TRIALS, KEEPER_TRIALS = 10, 5
-NOTICE_SECONDS, GIVE_SECONDS = 5.0, 15.0
+NOTICE_SECONDS, GIVE_SECONDS, WATCHED_SECONDS = 5.0, 15.0, 3.0
 SERVICE = "count"
 PROGRAM = ROOT / "clients/python/examples/count_service.py"
 STEPS, PACE, HEARTBEAT = 10**9, "0.002", "0.25"
@@ -28,12 +28,23 @@ def run(stage: Stage) -> None:
     system.warm(10)
     crew = Crew(stage, system, SERVICE, lambda: start(stage, system))
     try:
+        _watch(stage, crew)
         failover_trials.run_ways(stage, crew, failover.asked(failover.WAYS), stage.trials(TRIALS), compare)
         _lose_keepers(stage, crew, stage.trials(KEEPER_TRIALS))
     finally:
         crew.end()
     vault.remove(system, SERVICE)
     system.quit()
+
+
+def _watch(stage: Stage, crew: Crew) -> None:
+    """What it costs to look at the kernel log all the time, which mpsd does while a standby is ready."""
+    crew.settle()
+    mpsd = crew.system.pid()
+    before, began = processes.cpu_seconds(mpsd), time.monotonic()
+    time.sleep(WATCHED_SECONDS)
+    spent = (processes.cpu_seconds(mpsd) - before) / (time.monotonic() - began)
+    stage.add("mpsd's processor time while a standby is ready and nothing happens", mpsd=f"{100 * spent:.1f} % of a core")
 
 
 def _lose_keepers(stage: Stage, crew: Crew, wanted: int) -> None:
