@@ -1,6 +1,7 @@
 """The smallest service, as its first lines say: killed, handed over, and started again."""
 
 import importlib.util
+import os
 import signal
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from tests.integration.example_member import start_member, wait_until_ready
 from tests.integration.machine import ROOT, Machine, open_machine
 
 EXAMPLE = ROOT / "clients/python/examples/count_service.py"
+FAULTING = ROOT / "tests/gpu/fault_on_signal.py"
 STEPS = 400
 SECONDS = 30.0
 SLOWLY = ("--pace", "0.05")  # so that the other one is ready long before the end
@@ -57,6 +59,22 @@ def test_it_goes_on_when_it_is_killed(machine_of_services: Machine, digest: int)
     assert second.wait("end", SECONDS)["digest"] == digest
     assert second.status(SECONDS) == 0
     assert first.status(SECONDS) == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_driver_that_clears_up_after_a_fault_is_not_waited_for(programs: None) -> None:
+    """It would change no access for five seconds: that was changed before."""
+    with open_machine() as machine:
+        machine.start(MPSD_SIM_CLEARING_MS="5000")
+        words = (str(EXAMPLE), "--service", "cleared", "--steps", str(STEPS), "--every", "2", *SLOWLY)
+        first = start_member(machine, FAULTING, *words)
+        first.wait("step", SECONDS)
+        second = start_member(machine, FAULTING, *words)
+        wait_until_ready(machine, "cleared", second, SECONDS)
+        os.kill(first.pid, signal.SIGUSR2)
+        fault, step = first.wait("fault", SECONDS), second.wait("first_step", SECONDS)
+        assert step["monotonic_ns"] - fault["monotonic_ns"] < 2.5e9
+        second.end(signal.SIGKILL)
 
 
 @pytest.mark.slow

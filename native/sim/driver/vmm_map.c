@@ -170,6 +170,7 @@ SIM_EXPORT CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAcce
 	if (!size || !desc || !count || !vmm_is_device(&desc->location))
 		return rc;
 	access = access_of(desc->flags);
+	machine_wait_clear(driver.view.gpu[desc->location.id]);
 	pthread_mutex_lock(&vmm_lock);
 	if (span_covers(&mappings, ptr, size) && !guard_meets(ptr, size) && place(ptr, size, access)) {
 		address_protect(ptr, size, access);

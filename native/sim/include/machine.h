@@ -38,7 +38,8 @@ struct machine_gpu {
 	uint32_t sm_count;
 	uint32_t mode; /* enum machine_mode */
 	uint64_t xids; /* how many this GPU has had */
-	uint64_t reserved[4];
+	uint64_t clearing_until_ns; /* CLOCK_MONOTONIC: the driver is at work on a fault */
+	uint64_t reserved[3];
 };
 
 struct machine_process {
@@ -141,6 +142,7 @@ void machine_xid(unsigned gpu, unsigned code, pid_t pid, const char *text);
 void machine_xid_mmu(unsigned gpu, pid_t pid, const char *access); /* 31: "faulted @ ...": whose channel it was */
 void machine_xid_exception(unsigned gpu, const char *what);        /* 13, twice; no pid */
 void machine_xid_channel(unsigned gpu, pid_t pid);                 /* 43 */
+void machine_wait_clear(unsigned gpu); /* until the driver has cleared up after the last Xid: what changes mappings does */
 
 /* clock.c */
 uint64_t machine_now_ns(void); /* CLOCK_MONOTONIC */

@@ -8,6 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { CLEARING_MS = 20 }; /* after an Xid; on an H200 17 to 280 were seen */
+
 static uint64_t realtime_ns(void)
 {
 	struct timespec now;
@@ -50,9 +52,19 @@ void machine_xid(unsigned gpu, unsigned code, pid_t pid, const char *text)
 	xid->pid = pid;
 	snprintf(xid->text, sizeof(xid->text), "NVRM: Xid (PCI:0000:00:%02x): %u, %s", gpu + 6, code, text);
 	state->gpus[gpu].xids++;
+	state->gpus[gpu].clearing_until_ns = machine_now_ns() + machine_knob("MPSD_SIM_CLEARING_MS", CLEARING_MS) * 1000000ull;
 	if (!machine_is_lost("MPSD_SIM_XID_LOSS"))
 		append_kmsg(xid);
 	machine_unlock();
+}
+
+void machine_wait_clear(unsigned gpu)
+{
+	const struct machine_state *state = machine_open();
+	uint64_t now = machine_now_ns(), until = state->gpus[gpu].clearing_until_ns;
+
+	if (until > now)
+		machine_sleep_ms((unsigned)((until - now + 999999) / 1000000));
 }
 
 static void name_of(pid_t pid, char *name, size_t size)
