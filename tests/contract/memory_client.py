@@ -179,6 +179,13 @@ def export_of_what_may_not() -> int:
     return int(cuda.cuMemExportToShareableHandle(byref(descriptor), handle, FILE_DESCRIPTOR, c_uint64(0)))
 
 
+def export_of_what_was_imported() -> int:
+    descriptor = c_int(-1)
+    status, handle = take(export(create()))
+    must(status)
+    return int(cuda.cuMemExportToShareableHandle(byref(descriptor), c_uint64(handle), FILE_DESCRIPTOR, c_uint64(0)))
+
+
 def ipc_handle(address: c_uint64) -> int:
     return int(cuda.cuIpcGetMemHandle(ctypes.create_string_buffer(64), address))
 
@@ -217,6 +224,7 @@ TRIES: dict[str, Callable[[], int | str]] = {
     "release twice": release_twice,
     "read after release": read_after_release,
     "export what may not be": export_of_what_may_not,
+    "export what was imported": export_of_what_was_imported,
     "import /dev/null": lambda: take_file("/dev/null"),
     "import a memfd": lambda: take(os.memfd_create("x"))[0],
     "import twice": import_twice,

@@ -73,6 +73,26 @@ def test_the_active_goes_on_and_a_standby_can_follow_it(troupe: Troupe) -> None:
     assert (sums.terms, sums.recomputed <= 1) == (2, True)
 
 
+def test_who_was_promoted_gives_what_the_one_before_had_made(machine: Machine) -> None:
+    """What it has is imported, and its maker has ended; and so with the next one, who has imported what was given again."""
+    machine.start()
+    troupe = Troupe(machine, 3, 0.0)
+    try:
+        troupe.hear(0)
+        view = troupe.wait_for("one that serves and one that is ready", lambda: troupe.serving(0))
+        for _ in range(2):
+            the_active(troupe).kill()
+            view = troupe.wait_for("another one to serve", lambda it=view.generation: troupe.serving(it))
+            active = the_active(troupe)
+            kill_the_keeper(troupe)
+            view = troupe.wait_for("all of it to be there again", lambda it=view.generation + 1: protected(troupe, it))
+            assert the_active(troupe) is active
+        assert troupe.check().terms == 3
+    finally:
+        troupe.end()
+    assert not machine.bugs()
+
+
 def test_nobody_serves_with_what_was_lost_with_the_keeper_and_the_active(troupe: Troupe) -> None:
     """The active stands still when the keeper dies, and is killed then: what there was is nowhere.  The next one is told so:
     it finds neither memory nor a record."""

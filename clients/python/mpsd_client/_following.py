@@ -6,6 +6,7 @@ takes it as often as it comes.
 """
 
 import gc
+import logging
 import os
 import threading
 import time
@@ -30,6 +31,7 @@ ANSWER_SECONDS = 10.0  # that it may take beyond that
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two tries to reach mpsd
 HAND_SECONDS = 0.5  # that a promotion waits for its thread, before mpsd is asked again whether it is still so
 STOP_SECONDS = 2.0  # that the thread may take to end
+MOST_REASONS = 8  # that are said of one loss
 RESTORE_SECONDS = 1.0  # until what mpsd has lost is given to it again, where that could not be
 PASSING = (  # what is asked again, after joining anew
     ErrorCode.STOPPING,
@@ -39,6 +41,8 @@ PASSING = (  # what is asked again, after joining anew
     ErrorCode.STALE_GENERATION,  # said of a term that is over: mpsd's next word tells what is
 )
 OVER = (ErrorCode.STALE_GENERATION, ErrorCode.NO_SUCH_ARENA, ErrorCode.ARENA_SEALED)  # said of memory that is another's now
+
+_log = logging.getLogger("mpsd_client")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +69,7 @@ class Following:
         self._yielded = 0  # the generation of the last term that has ended here
         self._term: Term | None = None
         self._is_owed = False  # mpsd has lost what the term serves with, and could not be given it yet
+        self._reasons: set[str] = set()  # why not, as it was said
         self._mpsd: Client | None = None
         self._before: StateReader | StateError | None = None  # the state of the term before
         self._before_serial = 0
@@ -300,9 +305,25 @@ class Following:
         """False: it is to be tried again; the term goes on meanwhile, and mpsd says that nothing protects it."""
         try:
             self.restore(term)
-        except (Refused, OSError, CudaError, ValueError):  # the last one: the arena is being closed
+        except ValueError:  # the arena is being closed
             return False
-        return term.kept_generation >= told.generation
+        except (Refused, OSError, CudaError) as exc:
+            self._say_why(str(exc))
+            return False
+        if term.kept_generation < told.generation:
+            return False
+        if self._reasons:
+            _log.info("what mpsd's keeper has lost of arena %s is there again", self._arena.name)
+            self._reasons.clear()
+        return True
+
+    def _say_why(self, why: str) -> None:
+        """Each reason once: it is asked for each second."""
+        if why in self._reasons or len(self._reasons) >= MOST_REASONS:
+            return
+        self._reasons.add(why)
+        words = "what mpsd's keeper has lost of arena %s cannot be given again, and nothing protects its service: %s"
+        _log.warning(words, self._arena.name, why)
 
     def _patience(self, told: Instruction) -> float:
         """A promotion that nobody has taken up yet is not slept on."""

@@ -12,7 +12,7 @@ struct memory { /* what a handle stands for */
 	uint64_t bytes;
 	unsigned handles, mappings; /* how many; with the last of both it goes */
 	bool may_export;
-	bool counted;    /* against our limit: we created it */
+	bool counted;    /* against our limit: we created it; else it was imported */
 	uint32_t number; /* its place in the table, from 1 */
 	CUmemGenericAllocationHandle handle;
 };

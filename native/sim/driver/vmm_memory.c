@@ -138,6 +138,12 @@ SIM_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	return memory ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* What was imported is not exported again: seen on an H200, driver 580.  A descriptor that came with it is good for others. */
+static bool may_export(const struct memory *memory)
+{
+	return memory->may_export && memory->counted;
+}
+
 SIM_EXPORT CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle,
 						 CUmemAllocationHandleType handleType, unsigned long long flags)
 {
@@ -148,7 +154,7 @@ SIM_EXPORT CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGen
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&vmm_lock);
 	memory = vmm_memory(handle);
-	if (memory && memory->may_export)
+	if (memory && may_export(memory))
 		fd = block_export(memory->block);
 	pthread_mutex_unlock(&vmm_lock);
 	if (fd < 0)

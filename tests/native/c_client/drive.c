@@ -68,8 +68,8 @@ static int count_descriptors(void)
 	return count;
 }
 
-/* What a child may do with what its parent had: nothing, and at once. */
-static void in_child(void)
+/* What a child may do with what its parent had: nothing, and at once.  kept: how many descriptors go with its arena; -1: any number. */
+static void in_child(int kept)
 {
 	uint64_t address = 0;
 	int status;
@@ -81,8 +81,11 @@ static void in_child(void)
 		int call = mpsd_call(session, "health", NULL, 0, NULL, 0, 1, 0, NULL);
 		int alloc = mpsd_arena_alloc(arena, 1, &address);
 		int commit = mpsd_arena_commit(arena, NULL, 0);
+		int before = count_descriptors();
 		int close_it = mpsd_arena_close(arena);
 
+		if (kept >= 0 && count_descriptors() != before - kept)
+			_exit(2);
 		mpsd_session_close(session);
 		_exit(call == -ECHILD && alloc == -ECHILD && commit == -ECHILD && close_it == -ECHILD ? 0 : 1);
 	}
@@ -283,7 +286,7 @@ static void outside(const char *verb, char **words)
 		printf("0 %d %d\n", mpsd_error_code(session), mpsd_error_cuda(session));
 		fflush(stdout);
 	} else {
-		in_child();
+		in_child(words[1] ? atoi(words[1]) : -1);
 	}
 }
 

@@ -5,6 +5,8 @@
 
 #include <mpsd.h>
 
+enum { FAKE_CREATED = 1, FAKE_IMPORTED = 2 }; /* handles */
+
 static struct {
 	pthread_mutex_t lock;
 	long handles, windows, mappings, calls;
@@ -32,7 +34,7 @@ static CUresult fake_create(CUmemGenericAllocationHandle *handle, size_t size, c
 	(void)size;
 	(void)prop;
 	(void)flags;
-	*handle = 1;
+	*handle = FAKE_CREATED;
 	return fake_count(&fake.handles, 1, CUDA_ERROR_OUT_OF_MEMORY);
 }
 
@@ -48,9 +50,10 @@ static CUresult fake_export(void *out, CUmemGenericAllocationHandle handle, CUme
 	CUresult rc = fake_count(&none, 0, CUDA_ERROR_UNKNOWN);
 	int fd;
 
-	(void)handle;
 	(void)type;
 	(void)flags;
+	if (handle == FAKE_IMPORTED) /* as the real driver does */
+		return CUDA_ERROR_INVALID_VALUE;
 	if (rc != CUDA_SUCCESS)
 		return rc;
 	fd = memfd_create("fake", MFD_CLOEXEC);
@@ -63,7 +66,7 @@ static CUresult fake_import(CUmemGenericAllocationHandle *handle, void *fd, CUme
 	(void)type;
 	if (fcntl((int)(intptr_t)fd, F_GETFD) < 0)
 		return CUDA_ERROR_INVALID_VALUE;
-	*handle = 2;
+	*handle = FAKE_IMPORTED;
 	return fake_count(&fake.handles, 1, CUDA_ERROR_UNKNOWN);
 }
 

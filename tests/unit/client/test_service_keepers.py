@@ -58,6 +58,43 @@ def test_what_cannot_be_given_again_is_tried_again_and_the_term_goes_on(
     mpsd.wait_for("service.serving", 2)
 
 
+def test_why_it_cannot_be_given_again_is_said_once(
+    mpsd: FakeMpsd, service: Service, arena: FakeArena, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked for each second; another reason is news, and so is the end of it.  The next loss is said anew."""
+    caplog.set_level("INFO", "mpsd_client")
+    serve(mpsd, service)
+    mpsd.wait_for("service.serving")
+    for generation in (5, 6):
+        caplog.clear()
+        arena.restore_trouble = OSError(5, "cuMemExportToShareableHandle: the driver says 1")
+        lose(mpsd, generation=generation)
+        mpsd.wait_for("service.follow", mpsd.count("service.follow") + 4)
+        arena.restore_trouble = Refused(ErrorCode.NO_ROOM, "NO_ROOM", "full")
+        mpsd.wait_for("service.follow", mpsd.count("service.follow") + 4)
+        arena.restore_trouble, arena.restored = None, (generation, generation)
+        mpsd.wait_for("service.serving", generation - 3)
+        said = [(each.levelname, each.getMessage()) for each in caplog.records if each.name == "mpsd_client"]
+        assert [level for level, _ in said] == ["WARNING", "WARNING", "INFO"], said
+        assert all("arena llm " in text for _, text in said)
+        assert "driver says 1" in said[0][1]
+        assert "full" in said[1][1]
+
+
+def test_no_more_reasons_are_said_than_somebody_would_read(
+    mpsd: FakeMpsd, service: Service, arena: FakeArena, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve(mpsd, service)
+    mpsd.wait_for("service.serving")
+    arena.restore_trouble = OSError(5, "0")
+    lose(mpsd)
+    for number in range(1, following.MOST_REASONS + 4):
+        mpsd.wait_for("service.follow", mpsd.count("service.follow") + 2)
+        arena.restore_trouble = OSError(5, str(number))
+    mpsd.wait_for("service.follow", mpsd.count("service.follow") + 2)
+    assert len(caplog.records) == following.MOST_REASONS
+
+
 def test_who_is_found_not_to_be_the_writer_serves_no_more(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
     term = serve(mpsd, service)
     mpsd.wait_for("service.serving")

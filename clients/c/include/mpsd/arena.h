@@ -11,6 +11,7 @@
  *   -EBADMSG       a descriptor is no GPU memory, or not of the size that the arena says
  *   -EIO           another call of the driver failed; mpsd_error_cuda() says how
  *
+ * The process keeps one descriptor of each allocation that came with open or refresh, below half of RLIMIT_NOFILE (docs/c.md).
  * A refusal of the quota (-ENOSPC) comes with flush, commit, or a later alloc; what was allocated is still there then and waits.
  * CUDA has no read-only export: read access is mapped read-only by this library, which is a promise and no wall.
  */

@@ -140,6 +140,7 @@ static inline int mpsd_alloc_locked(struct mpsd_arena *arena, uint64_t bytes, ui
 	if (arena->waiting - arena->sent >= MPSD_BATCH) /* before anything is done: what cannot be given must not become more */
 		rc = mpsd_settle(arena, mpsd_send_op, NULL);
 	memset(&item, 0, sizeof(item));
+	item.kept = -1;
 	item.bytes = (bytes + MPSD_GRANULE - 1) / MPSD_GRANULE * MPSD_GRANULE;
 	if (rc == 0)
 		rc = mpsd_find_place(arena, item.bytes, &item.offset);
@@ -160,6 +161,7 @@ static inline void mpsd_drop_item(struct mpsd_arena *arena, struct mpsd_item *it
 		mpsd_space_remove(arena, (size_t)(item - arena->items));
 		return;
 	}
+	mpsd_space_unkeep(item); /* it would keep the memory */
 	item->flags |= MPSD_ITEM_DROPPED | MPSD_ITEM_UNTOLD;
 	arena->untold++;
 	arena->untold_bytes += item->bytes;

@@ -293,6 +293,7 @@ MPSD_API int mpsd_arena_seal(struct mpsd_arena *arena)
 	if (rc == 0) {
 		arena->is_sealed = 1;
 		arena->access = MPSD_READ;
+		mpsd_space_unkeep_all(arena);
 		rc = mpsd_place_allow_all(arena);
 	}
 	pthread_mutex_unlock(&arena->lock);

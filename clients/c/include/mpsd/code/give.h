@@ -53,7 +53,8 @@ static inline int mpsd_give_drops(struct mpsd_arena *arena)
 
 /* -- what was allocated --------------------------------------------------------------------------------------------- */
 
-/* The next ones that are to be given, and their descriptors; those of LOST ones are made now.  How many, or -errno. */
+/* The next ones that are to be given, and their descriptors; those of LOST ones are made now, as many as may be open.  How many,
+ * or -errno: not one. */
 static inline int mpsd_gather(struct mpsd_arena *arena, unsigned wanted, size_t *from, size_t *places, int *fds)
 {
 	struct mpsd_item *item;
@@ -66,7 +67,7 @@ static inline int mpsd_gather(struct mpsd_arena *arena, unsigned wanted, size_t 
 		if (item->fd < 0) {
 			fd = mpsd_place_export(arena, item);
 			if (fd < 0)
-				return fd;
+				return count ? count : fd;
 			item->fd = fd;
 			arena->waiting++;
 		}

@@ -53,20 +53,32 @@ static inline int mpsd_place_reserve(struct mpsd_arena *arena)
 	return mpsd_cuda_fail(arena, found, "cuMemAddressReserve", arena->base, arena->window_bytes);
 }
 
-/* Takes the descriptor.  0, -EBADMSG. */
-static inline int mpsd_place_import(struct mpsd_arena *arena, uint64_t offset, int fd, CUmemGenericAllocationHandle *handle)
+/* What descriptors are below that may be kept: the program has the upper half for itself. */
+static inline int mpsd_keep_below(void)
 {
-	CUresult found = arena->driver.cuMemImportFromShareableHandle(handle, (void *)(intptr_t)fd,
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+		return 0;
+	return limit.rlim_cur / 2 > INT_MAX ? INT_MAX : (int)(limit.rlim_cur / 2);
+}
+
+/* Takes the descriptor, and keeps it with the item where it is below `keep_below`.  0, -EBADMSG. */
+static inline int mpsd_place_import(struct mpsd_arena *arena, struct mpsd_item *item, int fd, int keep_below)
+{
+	CUresult found = arena->driver.cuMemImportFromShareableHandle(&item->handle, (void *)(intptr_t)fd,
 								      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 
-	close(fd);
+	item->kept = found == CUDA_SUCCESS && fd < keep_below ? fd : -1;
+	if (item->kept < 0)
+		close(fd);
 	if (found == CUDA_SUCCESS)
 		return 0;
 	if (found == CUDA_ERROR_OUT_OF_MEMORY)
-		return mpsd_cuda_fail(arena, found, "cuMemImportFromShareableHandle", arena->base + offset, 0);
+		return mpsd_cuda_fail(arena, found, "cuMemImportFromShareableHandle", arena->base + item->offset, 0);
 	return mpsd_fail(arena->session, -EBADMSG, 0, (int)found,
 			 "arena %s: what mpsd holds for offset 0x%llx is no memory of this GPU: cuMemImportFromShareableHandle says %d",
-			 arena->name, (unsigned long long)offset, (int)found);
+			 arena->name, (unsigned long long)item->offset, (int)found);
 }
 
 /* Without access yet.  0, -EBADMSG: the memory has another size; -EIO. */
@@ -125,12 +137,17 @@ static inline CUresult mpsd_place_create(struct mpsd_arena *arena, uint64_t byte
 	return arena->driver.cuMemCreate(handle, bytes, &prop, 0);
 }
 
-/* A descriptor, close-on-exec; -EIO. */
+/* A descriptor, close-on-exec, of what was created here, or came with a descriptor that is kept; -EIO, -EMFILE. */
 static inline int mpsd_place_export(struct mpsd_arena *arena, const struct mpsd_item *item)
 {
+	CUresult found;
 	int fd = -1;
-	CUresult found = arena->driver.cuMemExportToShareableHandle(&fd, item->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
 
+	if (item->kept >= 0) {
+		fd = fcntl(item->kept, F_DUPFD_CLOEXEC, 0);
+		return fd >= 0 ? fd : mpsd_fail(arena->session, -errno, 0, 0, "arena %s: no descriptor of its memory", arena->name);
+	}
+	found = arena->driver.cuMemExportToShareableHandle(&fd, item->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
 	if (found != CUDA_SUCCESS)
 		return mpsd_cuda_fail(arena, found, "cuMemExportToShareableHandle", arena->base + item->offset, item->bytes);
 	fcntl(fd, F_SETFD, FD_CLOEXEC);

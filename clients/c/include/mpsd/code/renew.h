@@ -105,9 +105,12 @@ static inline void mpsd_map_back(struct mpsd_arena *arena)
 /* The table is what was taken, which is empty then. */
 static inline void mpsd_become(struct mpsd_arena *arena, struct mpsd_taken *taken)
 {
-	for (size_t i = 0; i < arena->count; i++)
-		if (arena->items[i].flags & MPSD_ITEM_GONE)
-			arena->driver.cuMemRelease(arena->items[i].handle);
+	for (size_t i = 0; i < arena->count; i++) {
+		if (!(arena->items[i].flags & MPSD_ITEM_GONE))
+			continue;
+		mpsd_space_unkeep(&arena->items[i]);
+		arena->driver.cuMemRelease(arena->items[i].handle);
+	}
 	arena->used_bytes = 0;
 	for (size_t i = 0; i < taken->count; i++) {
 		taken->items[i].flags &= ~(unsigned)MPSD_ITEM_NEW;

@@ -30,7 +30,8 @@ struct mpsd_item {
 	uint64_t offset;
 	uint64_t bytes;
 	CUmemGenericAllocationHandle handle;
-	int fd; /* the export of one that is WAITING, else -1 */
+	int fd;   /* of one that is WAITING, for mpsd; else -1 */
+	int kept; /* that it came with: the driver exports nothing that was imported; else -1 */
 	unsigned flags;
 };
 
@@ -130,6 +131,20 @@ static inline void mpsd_space_insert(struct mpsd_arena *arena, const struct mpsd
 	arena->waiting += item->fd >= 0;
 }
 
+/* It will not be given again. */
+static inline void mpsd_space_unkeep(struct mpsd_item *item)
+{
+	if (item->kept >= 0)
+		close(item->kept);
+	item->kept = -1;
+}
+
+static inline void mpsd_space_unkeep_all(struct mpsd_arena *arena)
+{
+	for (size_t i = 0; i < arena->count; i++)
+		mpsd_space_unkeep(&arena->items[i]);
+}
+
 static inline void mpsd_space_remove(struct mpsd_arena *arena, size_t at)
 {
 	struct mpsd_item *item = &arena->items[at];
@@ -139,6 +154,7 @@ static inline void mpsd_space_remove(struct mpsd_arena *arena, size_t at)
 		close(item->fd);
 		arena->waiting--;
 	}
+	mpsd_space_unkeep(item);
 	arena->lost -= (item->flags & MPSD_ITEM_LOST) != 0;
 	if (item->flags & MPSD_ITEM_UNTOLD) {
 		arena->untold--;

@@ -9,19 +9,23 @@
 struct mpsd_taken { /* one commit */
 	struct mpsd_facts facts;
 	uint64_t commit;
-	struct mpsd_item *items; /* by offset; the NEW ones own their handles, the others have those of the arena's table */
+	struct mpsd_item *items; /* by offset; NEW ones own their handles and descriptors, the others have those of the arena's table */
 	size_t count;
 	size_t room;
 	void *layout; /* malloc()ed; NULL: there is none */
 	size_t layout_bytes;
 	unsigned most; /* descriptors at once */
+	int keep_below; /* mpsd_keep_below(); 0: of what is sealed nothing is given again */
 };
 
 static inline void mpsd_taken_clear(struct mpsd_arena *arena, struct mpsd_taken *taken)
 {
-	for (size_t i = 0; i < taken->count; i++)
-		if (taken->items[i].flags & MPSD_ITEM_NEW)
+	for (size_t i = 0; i < taken->count; i++) {
+		if (taken->items[i].flags & MPSD_ITEM_NEW) {
+			mpsd_space_unkeep(&taken->items[i]);
 			arena->driver.cuMemRelease(taken->items[i].handle);
+		}
+	}
 	free(taken->items);
 	free(taken->layout);
 	taken->items = NULL;
@@ -74,11 +78,12 @@ static inline int mpsd_take_item(struct mpsd_arena *arena, struct mpsd_taken *ta
 	item = &taken->items[taken->count];
 	at = mpsd_space_find(arena, offset);
 	if (fd >= 0) {
-		int rc = mpsd_place_import(arena, offset, fd, &item->handle);
+		int rc;
 
+		item->offset = offset;
+		rc = mpsd_place_import(arena, item, fd, taken->keep_below);
 		if (rc < 0)
 			return rc;
-		item->offset = offset;
 		item->bytes = bytes;
 		item->fd = -1;
 		item->flags = MPSD_ITEM_COMMITTED | MPSD_ITEM_ADOPTED | MPSD_ITEM_NEW;
@@ -213,6 +218,7 @@ static inline int mpsd_take(struct mpsd_arena *arena, struct mpsd_answer *answer
 	uint64_t next;
 	int is_owed, rc = mpsd_take_first(arena, taken, answer, &used);
 
+	taken->keep_below = taken->facts.is_sealed ? 0 : mpsd_keep_below();
 	while (rc == 0) {
 		rc = mpsd_find_next(arena, answer, &next);
 		if (rc < 0)

@@ -193,6 +193,8 @@ static inline int mpsd_refresh_once(struct mpsd_arena *arena)
 		rc = mpsd_renew(arena, &taken);
 	if (rc >= 0)
 		mpsd_learn(arena, &taken.facts);
+	if (rc >= 0 && arena->is_sealed)
+		mpsd_space_unkeep_all(arena);
 	if (rc >= 0 && arena->is_sealed && arena->is_writable)
 		mpsd_change_access(arena, MPSD_READ, 0);
 	mpsd_taken_clear(arena, &taken);
