@@ -110,7 +110,11 @@ def _size_of(path: Path) -> int:
 
 def _open_at_end(path: Path) -> int:
     device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    os.lseek(device, 0, os.SEEK_END)
+    try:
+        os.lseek(device, 0, os.SEEK_END)
+    except OSError:
+        os.close(device)
+        raise
     return device
 
 
