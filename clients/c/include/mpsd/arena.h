@@ -86,8 +86,9 @@ MPSD_API int mpsd_arena_seal(struct mpsd_arena *arena);
  * same.  Of a writer too that has nothing uncommitted (else -EBUSY). */
 MPSD_API int mpsd_arena_refresh(struct mpsd_arena *arena);
 /* Of a reader that may be promoted: whether what is mapped can be written already, so that the promotion needs nothing of the
- * driver, which takes 20 to 280 ms for it while it clears up after a fault.  A reader it is all the same, and writes nothing: the GPU
- * does not refuse it any more.  What a refresh maps later can be written when this has been called again.  How it was: 1, which a writer's always is, or 0; -EROFS: it is sealed. */
+ * driver, which takes 20 to 280 ms for it while it clears up after a fault.  A reader it is all the same, and writes nothing: the
+ * GPU does not refuse it any more.  What a refresh maps later can be written when this has been called again.  How it was: 1,
+ * which a writer's always is, or 0; -EROFS: it is sealed. */
 MPSD_API int mpsd_arena_set_writable(struct mpsd_arena *arena, int is_writable);
 /* mpsd has made this process the writer, of this generation: what is mapped can be written.  mpsd is not asked; that the last
  * commit is mapped is the caller's care (refresh).  On failure it is a reader still.  -ESTALE: it is at a later generation. */
