@@ -54,15 +54,17 @@ def _lose_keepers(stage: Stage, crew: Crew, wanted: int) -> None:
     good, why = 0, ""
     for _ in range(wanted):
         crew.settle()
-        began = time.monotonic()
-        for pid in vault.keeper_pids(crew.system):
-            os.kill(pid, signal.SIGKILL)
-        is_lost = _until(lambda: bool(crew.view().protection), NOTICE_SECONDS)
-        is_given = _until(lambda: not crew.view().protection, GIVE_SECONDS)
+        with failover.heard(crew.system) as listener:
+            began = time.monotonic()
+            for pid in vault.keeper_pids(crew.system):
+                os.kill(pid, signal.SIGKILL)
+            is_lost = _until(lambda: bool(listener.events("service.unprotected")), NOTICE_SECONDS)
+            is_given = _until(lambda: not crew.view().protection, GIVE_SECONDS)
+            took_ms = 1e3 * (time.monotonic() - began)
         if not is_lost or not is_given:
             why = f"noticed: {is_lost}; given again: {is_given}; {crew.view().protection}"
             break
-        given.append(1e3 * (time.monotonic() - began))
+        given.append(took_ms)
         found = failover_trials.attempt(crew, failover.KILLED, compare)
         good += not found.why and found.is_same and not found.lost
         why = found.why or why
