@@ -43,24 +43,26 @@ MODES = {signal.SIGUSR1: "oob_write", signal.SIGUSR2: "trap"}
 
 def fault(number: int, frame: object) -> None:
     """The program's next call that waits for the GPU tells it."""
-    cuda = ctypes.CDLL("libcuda.so.1")
+    cuda, mode = ctypes.CDLL("libcuda.so.1"), MODES[signal.Signals(number)]
     module, context, unused = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
-    kernels = {name: ctypes.c_void_p() for name in ("fill", *MODES.values())}
-    parameters = (ctypes.c_void_p * 3)(*[ctypes.addressof(unused)] * 3)
     cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
     cuda.cuCtxSetCurrent(context)
     check(cuda.cuModuleLoadData(ctypes.byref(module), PTX))
-    for name, kernel in kernels.items():
-        check(cuda.cuModuleGetFunction(ctypes.byref(kernel), module, name.encode()))
-        if hasattr(cuda, "cuFuncLoad"):  # since CUDA 12.4
-            check(cuda.cuFuncLoad(kernel))
-    mode = MODES[signal.Signals(number)]
-    for name in ("fill", mode):  # a context's first launch takes milliseconds, which are not the fault's
-        if name == mode:
-            say(mode)
-        check(cuda.cuLaunchKernel(kernels[name], *([1] * 6), 0, None, parameters, None))
-        if name != mode:
-            check(cuda.cuCtxSynchronize())
+    harmless, faulting = loaded(cuda, module, "fill"), loaded(cuda, module, mode)
+    parameters = (ctypes.c_void_p * 3)(*[ctypes.addressof(unused)] * 3)
+    launch = (*([1] * 6), 0, None, parameters, None)
+    check(cuda.cuLaunchKernel(harmless, *launch))  # a context's first launch takes milliseconds, which are not the fault's
+    check(cuda.cuCtxSynchronize())
+    say(mode)
+    check(cuda.cuLaunchKernel(faulting, *launch))
+
+
+def loaded(cuda: ctypes.CDLL, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
+    kernel = ctypes.c_void_p()
+    check(cuda.cuModuleGetFunction(ctypes.byref(kernel), module, name.encode()))
+    if hasattr(cuda, "cuFuncLoad"):  # since CUDA 12.4
+        check(cuda.cuFuncLoad(kernel))
+    return kernel
 
 
 def check(rc: int) -> None:
@@ -70,7 +72,7 @@ def check(rc: int) -> None:
 
 def say(mode: str) -> None:
     line = {"event": "fault", "mode": mode, "pid": os.getpid(), "monotonic_ns": time.monotonic_ns()}
-    os.write(1, (json.dumps(line) + "\n").encode())
+    os.write(1, f"\n{json.dumps(line)}\n".encode())  # the signal may have come in the middle of a line of the program's
 
 
 if __name__ == "__main__":
