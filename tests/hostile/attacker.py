@@ -1,0 +1,46 @@
+"""A program of another user of the machine, without rights: what it can reach, write to, or exhaust.
+
+Attacks are Python programs of the standard library alone, run by the system's interpreter with no environment but PATH, as NOBODY where
+no other user is named.  Proofs that hang /proc, fill disks or exhaust the machine run in namespaces or a virtual machine.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+NOBODY = 65534
+PYTHON = "/usr/bin/python3"  # one that every user may run, also where the tests run on a root-only build
+ATTACK_SECONDS = 60.0
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
+
+
+def _command(program: str, words: tuple[object, ...]) -> list[str]:
+    return [PYTHON, "-I", "-S", "-c", program, *map(str, words)]
+
+
+def attack(program: str, *words: object, uid: int = NOBODY, seconds: float = ATTACK_SECONDS) -> str:
+    """Run an attack to its end.  Returns its output; raises AssertionError with it where the attack itself broke."""
+    done = subprocess.run(
+        _command(program, words), env=_ENVIRONMENT, cwd="/", capture_output=True, text=True, timeout=seconds, check=False,
+        user=uid, group=uid, extra_groups=[],
+    )  # fmt: skip
+    assert done.returncode == 0, f"the attack itself failed: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@contextmanager
+def attacking(program: str, *words: object, uid: int = NOBODY) -> Iterator["subprocess.Popen[str]"]:
+    """An attack that goes on inside the block, from its first line of output on; killed at the end of the block."""
+    process = subprocess.Popen(
+        _command(program, words), env=_ENVIRONMENT, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, user=uid, group=uid, extra_groups=[],
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline()
+        assert process.poll() is None, f"the attack itself failed: {said}{process.stdout.read()}"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -1,0 +1,26 @@
+"""The machines of the integration tests, and other users who mean harm."""
+
+import pytest
+
+from tests.integration.conftest import (  # noqa: F401
+    cgroup,
+    host,
+    installed_front_end,
+    machine,
+    programs,
+    shared,
+    started,
+    strangers,
+    strangers_python,
+)
+
+HERE = "tests/hostile/"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of these need several users, and belong to the slow suite."""
+    for item in items:
+        if HERE in item.path.as_posix():
+            item.add_marker(pytest.mark.slow)
+            if item.get_closest_marker("root") is None:
+                item.add_marker(pytest.mark.root)
