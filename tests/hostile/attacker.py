@@ -1,7 +1,7 @@
 """A program of another user of the machine, without rights: what it can reach, write to, or exhaust.
 
-Attacks are Python programs of the standard library alone, run by the system's interpreter with no environment but PATH, as NOBODY where
-no other user is named.  Proofs that hang /proc, fill disks or exhaust the machine run in namespaces or a virtual machine.
+Attacks are Python programs of the standard library alone, run by the system's interpreter with no environment but PATH, as
+NOBODY where no other user is named.  Proofs that hang /proc, fill disks or exhaust the machine run in namespaces or a virtual machine.
 """
 
 import subprocess
@@ -30,7 +30,7 @@ def attack(program: str, *words: object, uid: int = NOBODY, seconds: float = ATT
 
 @contextmanager
 def attacking(program: str, *words: object, uid: int = NOBODY) -> Iterator["subprocess.Popen[str]"]:
-    """An attack that goes on inside the block, from its first line of output on; killed at the end of the block."""
+    """An attack that goes on inside the block, from its first line of output on, "ready"; killed at the end of the block."""
     process = subprocess.Popen(
         _command(program, words), env=_ENVIRONMENT, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, user=uid, group=uid, extra_groups=[],
@@ -38,7 +38,7 @@ def attacking(program: str, *words: object, uid: int = NOBODY) -> Iterator["subp
     assert process.stdout is not None
     try:
         said = process.stdout.readline()
-        assert process.poll() is None, f"the attack itself failed: {said}{process.stdout.read()}"
+        assert said == "ready\n", f"the attack itself failed: {said}{process.stdout.read()}"
         yield process
     finally:
         process.kill()
