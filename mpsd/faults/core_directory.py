@@ -110,14 +110,13 @@ class CoreDirectory:
         """None where it has gone, or is none of anybody's dumps."""
         self._closed.discard(file.name)
         try:
-            descriptor = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._directory)
+            descriptor = _open_regular(file.name, self._directory)
         except OSError:
             return None  # a link, or one that mpsd may not read: tidied up later
+        if descriptor is None:
+            return None
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-                return None
-            return self._take(file.name, descriptor, found)
+            return self._take(file.name, descriptor, os.fstat(descriptor))
         finally:
             os.close(descriptor)
 
@@ -132,19 +131,22 @@ class CoreDirectory:
             if age_seconds < _QUIET_SECONDS:
                 return None  # its writer may open it again
             why = str(exc)
-        kept_as = self._put_away(name, int(found.st_ctime), core is not None and core.has_exception)
+        kept_as = self._put_away(name, descriptor, int(found.st_ctime), core is not None and core.has_exception)
         return Dump(name, int(matched[1]), found.st_uid, age_seconds, core, why, kept_as, (found.st_dev, found.st_ino))
 
-    def _put_away(self, name: str, seconds: int, is_worth_keeping: bool) -> str:
-        """Where it is kept; "" where it is not."""
-        try:
+    def _put_away(self, name: str, descriptor: int, seconds: int, is_worth_keeping: bool) -> str:
+        """Where it is kept; "" where it is not.
+
+        A link of the file that was read, not a rename: by now its owner may have given the name to something else.
+        """
+        kept_as = ""
+        with contextlib.suppress(OSError):  # its owner was quicker, or the file system has no links
             if is_worth_keeping and self._kept:
-                os.rename(name, f"{name}.{seconds}", src_dir_fd=self._directory, dst_dir_fd=self._keep)
-                return f"{_KEPT}/{name}.{seconds}"
+                os.link(_path_of(descriptor), f"{name}.{seconds}", dst_dir_fd=self._keep, follow_symlinks=True)
+                kept_as = f"{_KEPT}/{name}.{seconds}"
+        with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=self._directory)
-        except OSError:
-            pass  # its owner was quicker
-        return ""
+        return kept_as
 
     def _tidy(self) -> None:
         now = self._clock()
@@ -179,6 +181,24 @@ def _open_own(path: Path, mode: int) -> int:
         raise UnusablePath(f"{path} belongs to user {owner}")
     os.fchmod(descriptor, mode)
     return descriptor
+
+
+def _open_regular(name: str, directory: int) -> int | None:
+    """Open a regular file with one name; None for anything else, which is looked at and never opened: opening a FIFO or a device
+    has effects of its own.  Raises OSError."""
+    looked_at = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        found = os.fstat(looked_at)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            return None
+        return os.open(_path_of(looked_at), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(looked_at)
+
+
+def _path_of(descriptor: int) -> str:
+    """A path that means the file behind the descriptor, whatever its name means by now."""
+    return f"/proc/self/fd/{descriptor}"
 
 
 def _files(directory: int) -> Iterator[_File]:

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from mpsd.domains.inotify import DirectoryWatch
 from mpsd.errors import UnusablePath
+from mpsd.faults import core_directory
 from mpsd.faults.core_directory import CoreDirectory
+from mpsd.faults.core_file import parse_core
 from tests.unit.faults.test_core_file import SAMPLES
 
+IN_OPEN = 0x20
 CULPRIT, INNOCENT = SAMPLES["misaligned-culprit"], SAMPLES["misaligned-innocent"]
 
 
@@ -156,3 +160,40 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path):
     os.chown(tmp_path / "cores", 12345, 12345)
     with pytest.raises(UnusablePath, match="belongs to user 12345"):
         CoreDirectory(tmp_path / "cores", 1, 1 << 20)
+
+
+async def test_what_is_no_regular_file_is_never_opened(cores):
+    """Opening a FIFO lets go on whoever waits for its other end; opening a device can do anything."""
+    os.mkfifo(cores.path / "core.1")
+    watch = DirectoryWatch(cores.path, IN_OPEN)
+    try:
+        assert cores.look("core.1") == []
+        cores.write("core.2", INNOCENT)
+        assert len(cores.look("core.2")) == 1
+        assert await watch.names() - {"kept"} == {"core.2"}
+    finally:
+        watch.close()
+
+
+@pytest.mark.parametrize("other", ["a file", "a link", "a directory"])
+def test_what_was_read_is_kept_whatever_its_name_means_by_then(cores, tmp_path, monkeypatch, other):
+    """Its owner exchanges the file while mpsd reads it."""
+    cores.write("core.1", CULPRIT)
+
+    def exchange(read_at, size):
+        core = parse_core(read_at, size)
+        (cores.path / "core.1").rename(cores.path / "away")
+        if other == "a file":
+            cores.write("core.1", b"never read")
+        elif other == "a link":
+            os.symlink(tmp_path / "secret", cores.path / "core.1")
+        else:
+            (cores.path / "core.1").mkdir()
+        return core
+
+    monkeypatch.setattr(core_directory, "parse_core", exchange)
+    (dump,) = cores.look("core.1")
+    kept = list((cores.path / "kept").iterdir())
+    assert [path.name for path in kept] == [dump.kept_as.removeprefix("kept/")]
+    assert not kept[0].is_symlink()
+    assert kept[0].read_bytes() == CULPRIT
