@@ -66,6 +66,7 @@ from mpsd.runtime.write_back import WriteBack
 from mpsd.vault.holders import MOST_HOLDERS
 from mpsd.vault.joining import join_vault
 from mpsd.vault.store import VaultStore
+from mpsd.vault.vault import Vault
 
 log = structlog.get_logger()
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, the vendor's exit status when it sees none
@@ -192,7 +193,7 @@ def _build(found: Found) -> Daemon:
     events = EventBus()
     make_book = LeaseBook if found.is_privileged else UnenforcedBook
     book = make_book(found.lease_store, lambda: pool.devices, settings.admission(config), identify, events.publish)
-    stopper = Stopper(pool, Targets(pool, lambda: _admitted(book)))
+    stopper = Stopper(pool, Targets(pool, lambda: _admitted(book), lambda: _needed(refuser, vault, relayed)))
     faults = join_faults(found, pool, book, stopper, events)
     notifier = Notifier(found.environ)
     vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events, notifier)
@@ -270,6 +271,11 @@ def _build_relay(
 def _admitted(book: LeaseBook) -> set[ProcessId]:
     """Clients that have been let in, and those that wait to be."""
     return {*book.grants(), *(entry.process for entry in book.queue() if entry.process is not None)}
+
+
+def _needed(refuser: Refuser, vault: Vault, relayed: tuple[Relay, KeeperClient] | None) -> set[int]:
+    """Pids on which clients depend, beside those of the domains."""
+    return {refuser.pid, *vault.keeper.pids, *([relayed[1].pid] if relayed else [])}
 
 
 def _open_progress(path: Path, slots: int) -> Progress:

@@ -73,11 +73,13 @@ async def close_apart(close: Callable[[], None]) -> None:
 
 
 def close_soon(fds: Collection[int]) -> None:
-    """At once what waits for nobody, and the others by a thread for which nobody waits."""
-    strange = [fd for fd in fds if not is_prompt(fd)]
-    close_all([fd for fd in fds if fd not in strange])
-    if strange:
-        trio.lowlevel.start_thread_soon(partial(close_all, strange), lambda outcome: None)
+    """By a thread for which nobody waits: also the last close of a GPU's memory, or of a large memory file, takes its time."""
+    if not fds:
+        return
+    try:
+        trio.lowlevel.start_thread_soon(partial(close_all, fds), lambda outcome: None)
+    except RuntimeError:  # mpsd has no thread to spare
+        close_all(fds)
 
 
 def close_all(fds: Collection[int]) -> None:

@@ -1,6 +1,7 @@
 """Facts about processes, from /proc, each of which may be gone the next moment."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 from mpsd.model import ProcessId
@@ -47,6 +48,19 @@ def open_pidfd(process: ProcessId) -> int | None:
         return pidfd
     os.close(pidfd)
     return None
+
+
+def kill(process: ProcessId) -> bool:
+    """SIGKILL to this process and to no later one with its pid; False where nothing of it is left.  Raises PermissionError."""
+    if (pidfd := open_pidfd(process)) is None:
+        return False
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
 
 
 def _status(pid: int) -> list[bytes] | None:

@@ -30,6 +30,11 @@ class Refuser:
     def is_alive(self) -> bool:
         return self._control.is_alive()
 
+    @property
+    def pid(self) -> int:
+        """Of its vendor daemon; 0: it was never started."""
+        return self._control.process.pid if self._control.process else 0
+
     async def open(self) -> str | None:
         """The pipe directory of one that listens; None where there is none to be had: who is refused waits then, which is safe
         too."""

@@ -142,8 +142,7 @@ class VendorControl:
         swept = 0
         for process in processes.started_with("CUDA_MPS_PIPE_DIRECTORY", str(self.pipe_directory)):
             if processes.program_name(process.pid).startswith("nvidia-cuda-mps"):
-                os.kill(process.pid, signal.SIGKILL)
-                swept += 1
+                swept += processes.kill(process)
         return swept
 
     def is_alive(self) -> bool:

@@ -184,8 +184,10 @@ def _open_own(path: Path, mode: int) -> int:
 
 
 def _open_regular(name: str, directory: int) -> int | None:
-    """Open a regular file with one name; None for anything else, which is looked at and never opened: opening a FIFO or a device
-    has effects of its own.  Raises OSError."""
+    """Open a regular file with one name; None for anything else, which is never opened: that alone can have effects.
+
+    Raises OSError.
+    """
     looked_at = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         found = os.fstat(looked_at)

@@ -34,6 +34,7 @@ class KeeperClient:
         self._socket: socket.socket | None = None
         self._sequence = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self.pid = 0  # of the one that answered last; 0: none has
 
     def open(self) -> bool:
         """Connect to the keeper that runs, or start one.  True: it ran before, and may hold what an earlier mpsd gave it.
@@ -126,7 +127,9 @@ class KeeperClient:
             return False
         try:
             reply, _ = self._ask(Op.HELLO)
-        except KeeperFailed:
+            if not reply.status:
+                self.pid = self._ask(Op.STAT)[0].keeper_pid()
+        except (KeeperFailed, ProtocolError):
             self.close()
             return False
         if reply.status:

@@ -43,11 +43,15 @@ async def terminate_client(domain: Domain, server_pid: int, client_pid: int) -> 
 
 @dataclass(slots=True)
 class Case:
-    """One process on its way to its end.  servers: those that have work of it; None where its domain does not tell."""
+    """One process on its way to its end.  servers: those that have work of it; None where its domain does not tell.
+
+    may_end: whether it is still one that the asker may end; asked at each step, since a grace can be long.
+    """
 
     process: ProcessId
     pidfd: int
     servers: Servers
+    may_end: Callable[[], bool]
     steps: list[Step] = field(default_factory=list)
     why: str = ""
 
@@ -77,7 +81,15 @@ class Case:
             await trio.lowlevel.wait_readable(self.pidfd)
         return self.has_ended()
 
+    def check(self) -> bool:
+        """Leave it where it has become another user's since it was asked for."""
+        if not self.why and not self.may_end() and not self.has_ended():
+            self.leave("it is another user's by now")
+        return not self.why
+
     def send(self, step: Step, number: signal.Signals) -> None:
+        if not self.check():
+            return
         try:
             signal.pidfd_send_signal(self.pidfd, number)
             self.did(step)
@@ -119,7 +131,7 @@ class Steps:
         try:
             for step in Step:
                 concerned = [each for each in cases if step in plan(self._manner, bool(each.servers))]
-                if concerned := [each for each in concerned if not each.why and not each.has_ended()]:
+                if concerned := [each for each in concerned if not each.has_ended() and each.check()]:
                     await do[step](concerned)
             for case in cases:
                 case.why = "" if case.has_ended() else case.why  # one that ends meanwhile cannot be terminated

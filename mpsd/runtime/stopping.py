@@ -5,6 +5,7 @@ which order, is decided in mpsd/stop.py; stop_steps.py does it; targets.py knows
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import structlog
 import trio
@@ -40,9 +41,11 @@ class Stopper:
         done: dict[ProcessId, Stopped] = {}
         for _ in range(1 if target.kind is TargetKind.PID else _ROUNDS):
             silent = await self._look()
-            if target.kind is not TargetKind.PID:
+            if target.kind is TargetKind.PID:
+                self._targets.check_not_needed(found)  # again: a server may have been listed since
+            else:
                 found, others = self._targets.find(target, asker)
-            cases = [case for each in found if each not in done and (case := self._open(each, silent))]
+            cases = [case for each in found if each not in done and (case := self._open(each, silent, asker))]
             if not cases:
                 break
             whole = self._targets.freezer(target, asker, [case.process for case in cases])
@@ -73,9 +76,10 @@ class Stopper:
         silent = await self._look()
         return [self._servers(process, silent) for process in wanted]
 
-    def _open(self, process: ProcessId, silent: set[str]) -> Case | None:
+    def _open(self, process: ProcessId, silent: set[str], asker: Asker) -> Case | None:
         pidfd = processes.open_pidfd(process)
-        return None if pidfd is None else Case(process, pidfd, self._servers(process, silent))
+        may_end = partial(self._targets.may_still_end, process, asker)
+        return None if pidfd is None else Case(process, pidfd, self._servers(process, silent), may_end)
 
     def _servers(self, process: ProcessId, silent: set[str]) -> Servers:
         """Of a domain that does not tell, one that is placed there is taken for a client."""

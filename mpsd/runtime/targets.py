@@ -16,18 +16,20 @@ from mpsd.runtime import freezer
 from mpsd.runtime.freezer import CgroupFreezer
 from mpsd.stop import Asker, Target, TargetKind
 
-_OUR_PROGRAMS = ("nvidia-cuda-mps", "mpsd-keeper")  # control daemons, servers, the keeper: all clients' lives hang on them
-
 
 class Targets:
     """Guards that nobody finds what is another's, and that nobody stops mpsd, a vendor daemon or a server by this way.
 
-    admitted: clients that admission knows, those that wait included.
+    admitted: clients that admission knows, those that wait included.  needed: pids of mpsd's own processes beside it, on which
+    clients depend (keepers, the refuser); those of the domains are known here.
     """
 
-    def __init__(self, pool: Pool, admitted: Callable[[], Iterable[ProcessId]]) -> None:
+    def __init__(
+        self, pool: Pool, admitted: Callable[[], Iterable[ProcessId]], needed: Callable[[], Iterable[int]] = tuple
+    ) -> None:
         self._pool = pool
         self._admitted = admitted
+        self._needed = needed
 
     def resolve(self, target: Target, asker: Asker) -> Target:
         """With the asker's own cgroup or container for SELF.  Raises BadRequest."""
@@ -62,16 +64,33 @@ class Targets:
             pids = found.pids()
         except OSError:
             return None
-        may_be = all(pid and not _is_ours(pid) and asker.may_end(_owner(pid)) for pid in pids)
+        needed = self._all_needed()
+        may_be = all(pid and pid not in needed and asker.may_end(_owner(pid)) for pid in pids)
         return found if pids and may_be else None
+
+    def may_still_end(self, process: ProcessId, asker: Asker) -> bool:
+        """To be asked where a signal is sent: a process may run another user's program by then (setuid)."""
+        return asker.may_end(_owner(process.pid))
+
+    def check_not_needed(self, found: Iterable[ProcessId]) -> None:
+        """Raises BadRequest."""
+        needed = self._all_needed()
+        for process in found:
+            if process.pid in needed:
+                raise BadRequest(f"pid {process.pid} is mpsd's own or one that clients need; `quit` ends those")
 
     def _find_process(self, pid: int, start_time: int, asker: Asker) -> ProcessId:
         process = processes.process_id(pid)
         if process is None or start_time not in (0, process.start_time) or not asker.may_end(_owner(pid)):
             raise NoSuchClient(f"no client has pid {pid}")
-        if _is_ours(pid):
-            raise BadRequest(f"pid {pid} is mpsd's own or one that clients need; `quit` ends those")
+        self.check_not_needed([process])
         return process
+
+    def _all_needed(self) -> set[int]:
+        """Told by mpsd's own records: a name says nothing, since every program can have any."""
+        daemons = {control.process.pid for domain in self._pool.domains.values() if (control := domain.control).process}
+        servers = {pid for domain in self._pool.domains.values() for pid in domain.servers}
+        return {1, os.getpid()} | daemons | servers | set(self._needed())
 
     def _clients(self) -> set[ProcessId]:
         pids = {pid for domain in self._pool.domains.values() for pid in domain.client_pids}
@@ -83,7 +102,3 @@ class Targets:
 def _owner(pid: int) -> int | None:
     found = processes.owner(pid)
     return found[0] if found else None
-
-
-def _is_ours(pid: int) -> bool:
-    return pid in (1, os.getpid()) or processes.program_name(pid).startswith(_OUR_PROGRAMS)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import trio
 
 from mpsd.arena import Allocation, Arena, KeptState, Portion
-from mpsd.descriptors import close_all
+from mpsd.descriptors import close_soon
 from mpsd.errors import BadRequest, KeeperFailed
 from mpsd.model import ProcessId
 from mpsd.vault.descriptors import CheckMemory, Layout, check_state, generation_of_state, read_layout
@@ -162,7 +162,7 @@ class Filling:
             names += [memory_name(each.serial) for each in some if each.since > known]
             fds = await self._keeper.get(names) if names else []
             if entry.contents is not contents:
-                close_all(fds)
+                close_soon(fds)
                 raise KeeperFailed(f"the memory of arena {entry.arena.name} was lost while it was taken")
             return Portion(entry.arena, some, tuple(fds), layout is not None, len(found) > limit)
 

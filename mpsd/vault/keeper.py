@@ -9,7 +9,6 @@ several: keepers.py.  Prose: docs/vault.md.
 """
 
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import structlog
 import trio
 
 from mpsd import processes
+from mpsd.descriptors import close_soon
 from mpsd.errors import KeeperFailed, NoRoom, ProtocolError
 from mpsd.model import ProcessId
 from mpsd.runtime.keeper_process import connect_keeper
@@ -132,8 +132,7 @@ class VaultKeeper:
         found = [descriptor for _, descriptors in replies for descriptor in descriptors]
         if len(found) == len(names):
             return found
-        for descriptor in found:
-            os.close(descriptor)
+        close_soon(found)
         raise KeeperFailed(f"the vault's keeper gave {len(found)} of {len(names)} descriptors")
 
     async def drop(self, names: Sequence[str]) -> None:
@@ -296,8 +295,7 @@ class VaultKeeper:
         keeper = self._owner.known(self.number)
         if keeper is not None and processes.is_alive(keeper) and processes.program_name(keeper.pid) == _PROGRAM:
             log.error("vault.keeper_killed", pid=keeper.pid)
-            with suppress(ProcessLookupError):
-                os.kill(keeper.pid, signal.SIGKILL)
+            processes.kill(keeper)
         with suppress(OSError):  # who starts the next one is told
             self._path.unlink(missing_ok=True)
 

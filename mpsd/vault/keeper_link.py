@@ -2,7 +2,6 @@
 
 import array
 import errno
-import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 
 import trio
 
+from mpsd.descriptors import close_soon
 from mpsd.errors import KeeperFailed, ProtocolError
 from mpsd.wire.keeper import REPLY_BYTES, Op, Reply, pack_request, parse_reply
 
@@ -78,9 +78,7 @@ class KeeperLink:
         except (OSError, ProtocolError) as exc:
             failure = KeeperFailed(f"the vault's keeper did not answer: {exc}")
         self.close()
-        for _, descriptors in replies:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        close_soon([each for _, descriptors in replies for each in descriptors])
         raise failure
 
     async def see_end(self) -> None:
@@ -137,6 +135,5 @@ class KeeperLink:
         try:
             return parse_reply(data), list(descriptors)
         except ProtocolError:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_soon(list(descriptors))
             raise

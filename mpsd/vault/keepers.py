@@ -6,7 +6,6 @@ What one of them held is lost when it dies, for the whole of each arena that had
 in one of them at most: names are given once, and a put goes to one.  Prose: docs/vault.md.
 """
 
-import os
 import subprocess
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Protocol
 import structlog
 import trio
 
+from mpsd.descriptors import close_soon
 from mpsd.errors import KeeperFailed, NoRoom, Stopping, UnusablePath
 from mpsd.model import ProcessId
 from mpsd.runtime.keeper_process import start_keeper
@@ -130,8 +130,7 @@ class VaultKeepers:
             if missing := [name for name in names if name not in found]:
                 raise KeeperFailed(f"no keeper of the vault that answers has {missing[0]}")
         except BaseException:
-            for descriptor in found.values():
-                os.close(descriptor)
+            close_soon(list(found.values()))
             raise
         return [found[name] for name in names]
 

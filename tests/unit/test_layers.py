@@ -89,6 +89,16 @@ def is_app(name: str) -> bool:
     return name.split(".")[:2] == ["mpsd", "app"]
 
 
+def test_signals_go_by_pidfd() -> None:
+    """A pid may be another process's by the time that a signal reaches it (processes.kill)."""
+    assert not [
+        f"{path}:{node.lineno}"
+        for path in MODULES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute) and node.attr in ("kill", "killpg") and ast.unparse(node.value) == "os"
+    ]
+
+
 def test_imports_are_absolute() -> None:
     assert not [f"{path}: {name}" for path, name in imports() if name.startswith(".")]
 

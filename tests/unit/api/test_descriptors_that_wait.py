@@ -95,6 +95,26 @@ async def test_a_descriptor_that_does_not_close_holds_up_nobody_else(stuck: tupl
         await settled(house, before + 2)  # the bystander's connection
 
 
+@pytest.mark.parametrize("path", ["/dev/null", "memory"])
+async def test_what_the_kernel_closes_slowly_holds_up_nobody(stuck: tuple[int, int], path: str) -> None:
+    """The last descriptor of a GPU's memory, or of a large memory file, frees it."""
+    fd = os.memfd_create("memory") if path == "memory" else os.open(path, os.O_RDONLY)
+    module.close_soon([fd])
+    os.fstat(fd)  # not yet closed, and we are back
+    os.write(stuck[1], b"x")
+    with trio.fail_after(PATIENCE_SECONDS):
+        while is_open(fd):  # noqa: ASYNC110  nobody is told
+            await trio.sleep(0.001)
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
 SERVED: dict[str, dict[str, Any]] = {
     "arena.put": {**PUT, "allocations": [[GRANULE, GRANULE]]},
     "arena.commit": {"id": 1, "generation": 7, "has_layout": True},
