@@ -61,6 +61,7 @@ from mpsd.runtime.signals import Signals
 from mpsd.runtime.stopping import Stopper
 from mpsd.runtime.store import SqliteStore
 from mpsd.runtime.stored import Stored, take_stored
+from mpsd.runtime.suppressed import tell_suppressed
 from mpsd.runtime.targets import Targets
 from mpsd.runtime.write_back import WriteBack
 from mpsd.vault.holders import MOST_HOLDERS
@@ -141,7 +142,7 @@ async def _run(
         opened.callback(fault_store.close)
         vault_store = VaultStore(claim.state_directory / "vault.db")
         opened.callback(vault_store.close)
-        audit = open_audit(str(claim.log_directory), config.log.max_bytes)
+        audit = open_audit(str(claim.log_directory), config.log)
         opened.callback(audit.close)
         service_store = ServiceStore(claim.state_directory / "services.db")
         opened.callback(service_store.close)
@@ -150,7 +151,8 @@ async def _run(
         daemon.on_signal = Signals(config, invocation, journal, public, audit).take
         write_back = WriteBack(claim.state_directory)
         opened.callback(write_back.close)
-        daemon.beside.append(write_back.run)
+        counted = (journal, audit, daemon.sessions)
+        daemon.beside += [write_back.run, partial(tell_suppressed, *(each.tell_suppressed for each in counted))]
         become_reaper()
         raise_descriptor_limit(config.relay.max_connections * _DESCRIPTORS_PER_CONNECTION + _DESCRIPTORS_BESIDES)
         _say_what_works(is_privileged, config)

@@ -325,8 +325,16 @@ class Log:
     )
     max_bytes: int = option(
         67108864,
-        "mpsd.log is renamed to mpsd.log.1 when it reaches this. 0: never.",
+        "mpsd.log is renamed to mpsd.log.1 when it reaches this, and so is each audit file. 0: never.",
         accept=ROTATION_BYTES,
+    )
+    max_days: int = option(0, "And when so many days are over, counted from 1970. 0: never.", accept=between(0, 3650))
+    kept: int = option(3, "Renamed files of each name that are kept: mpsd.log.1 is the newest.", accept=between(1, 1000))
+    audit_socket: str = option(
+        "",
+        'A syslog socket that audit lines are sent to as well, as "/dev/log": journald\'s, where systemd runs. "": none.',
+        accept=or_empty(absolute_path(SOCKET_PATH_BYTES)),
+        needs_restart=True,
     )
 
 

@@ -8,10 +8,14 @@ import queue
 import select
 import stat
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 
 QUEUED_LINES = 10_000  # some megabytes at worst; more means that nothing has been written for seconds
 CLOSE_SECONDS = 2.0
+_DAY_SECONDS = 86400
 
 
 class Sink:
@@ -62,39 +66,61 @@ class Sink:
             self._untold += lines + again
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """When a log file is renamed, and how many such files are kept: FILE.1, the newest, to FILE.N."""
+
+    max_bytes: int = 0  # 0: however large it is
+    max_days: int = 0  # 0: however old it is
+    kept: int = 1
+
+    def is_due(self, size: int, more: int, written: float, now: float) -> bool:
+        """Before `more` bytes are added to a file of `size` bytes, last written at `written`."""
+        if not size:
+            return False
+        period = self.max_days * _DAY_SECONDS
+        return bool(self.max_bytes and size + more > self.max_bytes) or bool(period and now // period > written // period)
+
+
 class LogFile:
     """The writer of one log file that others may rename or remove; only the sink's thread calls it.
 
-    Guards that a line goes to the file that has the name now, and that the file stays below max_bytes.
+    Guards that a line goes to the file that has the name now, and that the file is rotated.
     """
 
-    def __init__(self, path: str, max_bytes: int, mode: int = 0o644) -> None:
+    def __init__(self, path: str, rotation: Rotation, mode: int = 0o644) -> None:
         self.path = path
         self._mode = mode  # of a file that it makes
-        self.max_bytes = max_bytes  # 0: no limit.  A reload writes it from the main thread.
+        self.rotation = rotation  # a reload writes it from the main thread
         self._descriptor = -1
         self._identity = (0, 0)
-        self._bytes = 0
+        self._bytes, self._written = 0, 0.0
         self._is_cut = False  # the last line lacks its end
 
     def append(self, line: bytes) -> None:
         """Append one line; raises OSError when it could not."""
         if not self._is_ours():
             self._reopen()
-        elif self.max_bytes and self._bytes and self._bytes + len(line) > self.max_bytes:
-            os.replace(self.path, self.path + ".1")
+        if self.rotation.is_due(self._bytes, len(line), self._written, time.time()):
+            self._rotate()
             self._reopen()
         start = b"\n" if self._is_cut else b""
         self._is_cut = True
         write_all(self._descriptor, start + line)
         self._is_cut = False
 
+    def _rotate(self) -> None:
+        for number in range(self.rotation.kept, 1, -1):
+            with suppress(FileNotFoundError):
+                os.replace(f"{self.path}.{number - 1}", f"{self.path}.{number}")
+        os.replace(self.path, self.path + ".1")
+
     def _is_ours(self) -> bool:
         try:
             found = os.stat(self.path)
         except OSError:
             return False
-        self._bytes = found.st_size  # somebody may have truncated it
+        self._bytes, self._written = found.st_size, found.st_mtime  # somebody may have truncated it
         return (found.st_dev, found.st_ino) == self._identity
 
     def _reopen(self) -> None:
@@ -106,7 +132,7 @@ class LogFile:
             raise OSError(f"{self.path} is not a regular file")
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._bytes = descriptor, found.st_size
+        self._descriptor, self._bytes, self._written = descriptor, found.st_size, found.st_mtime
         self._identity = (found.st_dev, found.st_ino)
 
 

@@ -39,18 +39,18 @@ async def dispatch(call: Call[Request], audit: Audit) -> Mapping[str, Any]:
     _count(method, ask, call)
     if not method.changes:
         return await _run(method, call, ask)
-    outcome = BUG
+    outcome, is_refused = BUG, False
     try:
         result = await _run(method, call, ask)
         outcome = f"{DONE}: {method.told(result)}" if method.told else DONE
     except MpsdError as error:
-        outcome = f"{error.code.name}: {error}"
+        outcome, is_refused = f"{error.code.name}: {error}", True
         raise
     except trio.Cancelled:
         outcome = GIVEN_UP
         raise
     finally:
-        audit.record(call.peer, call.ask.method, _record(ask), outcome)
+        audit.record(call.peer, call.ask.method, _record(ask), outcome, is_refused=is_refused)
     return result
 
 

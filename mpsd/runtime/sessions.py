@@ -26,6 +26,7 @@ from mpsd.legacy.board import Board
 from mpsd.legacy.commands import dispatch
 from mpsd.legacy.exchange import Answer, Caller
 from mpsd.legacy.grammar import printable
+from mpsd.policy.rates import Rate, Rates
 from mpsd.relay.peers import peer_credentials
 
 log = structlog.get_logger()
@@ -34,6 +35,7 @@ MAX_COMMAND_BYTES = 4096
 _CHUNK_BYTES = 16 * 1024 - 1
 _SEND_SECONDS = 30.0
 _ROOM_SECONDS = 0.1
+_LINES_RATE = Rate(burst=1 << 18, per_second=64)  # bytes of control.log by one user's commands: 5 MB a day at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class Sessions:
         self._write_log = write_log
         self.settings = settings
         self._open: set[_Session] = set()
+        self._lines = Rates(_LINES_RATE)
         self._ended = trio.Event()
 
     async def serve(self, listener: socket.socket, nursery: trio.Nursery) -> None:
@@ -155,9 +158,9 @@ class Sessions:
                 log.warning("ui.evicted", uid=session.uid, why="too many command sessions, and it was idle longest")
                 session.dismiss("Session closed: there were too many, and this one was idle longest\n")
         except (OSError, trio.TooSlowError) as exc:
-            log.info("ui.dropped", why=repr(exc))
+            log.info("ui.dropped", uid=session.uid, why=repr(exc))
         except Exception:
-            log.exception("ui.bug")
+            log.exception("ui.bug", uid=session.uid)
         finally:
             try:
                 await close_apart(session.connection.close)  # with it goes what it has not read, and descriptors in that
@@ -175,19 +178,29 @@ class Sessions:
                 await session.reply(Answer(stderr=why, status=1))
             return
         await session.greet()
-        self._write_log("NEW UI")
+        self._write(caller, "NEW UI")
         while line := await session.receive(self.settings.idle_seconds):
             if len(line) > MAX_COMMAND_BYTES:
                 answer = Answer(f"Command too long: more than {MAX_COMMAND_BYTES} bytes\n", 1)
             else:
                 answer = await dispatch(self._board, caller, line)
-            self._record(line, answer)
+            self._record(caller, line, answer)
             await session.reply(answer)
-        self._write_log("UI closed")
+        self._write(caller, "UI closed")
 
-    def _record(self, line: bytes, answer: Answer) -> None:
+    def _record(self, caller: Caller, line: bytes, answer: Answer) -> None:
         text = printable(line[:MAX_COMMAND_BYTES])
-        self._write_log(f"Cmd:{text}\n{answer.stdout}" if answer.stdout else f"Cmd:{text}")
+        self._write(caller, f"Cmd:{text}\n{answer.stdout}" if answer.stdout else f"Cmd:{text}")
+
+    def _write(self, caller: Caller, text: str) -> None:
+        """To control.log, as the vendor's daemon does; but no user other than an operator can fill the disk by asking."""
+        if caller.is_owner or self._lines.allows(caller.uid, trio.current_time(), len(text)):
+            self._write_log(text)
+
+    def tell_suppressed(self) -> None:
+        """Write of how many entries of which user control.log has none, because there were too many."""
+        for uid, entries in self._lines.take_suppressed().items():
+            self._write_log(f"{entries} entries about commands of user {uid} are left out: they were too many")
 
     def _caller(self, connection: socket.socket) -> Caller:
         credentials = peer_credentials(connection)

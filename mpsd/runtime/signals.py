@@ -55,13 +55,14 @@ class Signals:
     def _apply(self, daemon: Daemon, new: Config) -> None:
         self._config = new
         self._journal.configure(new.log)
-        self._audit.file.max_bytes = new.log.max_bytes
+        self._audit.configure(new.log)
         old = daemon.pool.settings
         wanted = settings.pool(new, self._invocation, old.home.parent)
         daemon.pool.settings = replace(wanted, visible_devices=old.visible_devices)  # other GPUs need a restart
         for domain in daemon.pool.domains.values():
             domain.capacity = new.domains.clients_per_server
         daemon.sessions.settings = settings.sessions(new)
+        daemon.sessions.tell_suppressed()
         daemon.api.settings = settings.api(new)
         daemon.faults.desk.configure(settings.faults(new))
         daemon.faults.kmod_policy.configure(settings.kmod_mode(new))

@@ -326,7 +326,7 @@ def test_who_waits_to_write_holds_up_nobody_and_gives_up_when_it_goes(machine: M
                 waiting._sock.send(datagram)
                 for _ in range(20):
                     assert mpsd.ask(calls.arena_get("kv")).generation == 1
-            wait_for("the audit of what was given up", lambda: given_up(machine.log_directory / "audit.log"))
+            wait_for("the audit of what was given up", lambda: given_up(machine.log_directory / "audit-users.log"))
         mine = mpsd.ask(calls.arena_open("kv", "write", 20.0))
         assert mine.generation == 2
 

@@ -30,7 +30,7 @@ def connected(machine: Machine) -> socket.socket:
 
 
 def audit(machine: Machine) -> list[dict[str, object]]:
-    return [json.loads(line) for line in machine.log("audit.log")]
+    return [json.loads(line) for line in machine.log("audit-users.log")]
 
 
 def test_everybody_may_connect_and_the_audit_is_not_everybodys(machine: Machine) -> None:
@@ -39,8 +39,8 @@ def test_everybody_may_connect_and_the_audit_is_not_everybodys(machine: Machine)
         lease = mpsd.ask(calls.lease_create("job", Selector.of_uid(UIDS[0])))
         mpsd.ask(calls.lease_release(lease.id))
     assert stat.S_IMODE((machine.pipe / "mpsd.sock").stat().st_mode) == 0o666
-    wait_for("two lines of audit.log", lambda: len(audit(machine)) == 2)
-    assert stat.S_IMODE((machine.log_directory / "audit.log").stat().st_mode) == 0o640
+    wait_for("two lines of audit-users.log", lambda: len(audit(machine)) == 2)
+    assert stat.S_IMODE((machine.log_directory / "audit-users.log").stat().st_mode) == 0o640
     assert [(line["uid"], line["method"], line["outcome"]) for line in audit(machine)] == [
         (UIDS[0], "lease.create", "done"), (UIDS[0], "lease.release", "done"),
     ]  # fmt: skip

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,37 @@ def test_a_reload_changes_the_level_of_loggers_that_exist(tmp_path: Path) -> Non
     log.debug("shown")
     journal.close()
     assert [event["event"] for event in read_events(tmp_path)] == ["shown"]
+
+
+def test_one_user_writes_so_many_lines_of_an_event_and_the_others_are_counted(tmp_path: Path) -> None:
+    """A storm of connections wrote 47,501 lines, 18 MB."""
+    journal = open_file_journal(tmp_path)
+    log = structlog.get_logger()
+    for _ in range(1000):
+        log.info("client.waiting", uid=65534, reason="all domains are taken")
+    log.info("client.waiting", uid=1000)
+    log.warning("relay.evicted", uid=65534)
+    for _ in range(1000):
+        log.info("client.waiting", uid=0)
+    journal.close()
+    events = read_events(tmp_path)
+    uids = Counter((event["event"], event.get("uid")) for event in events)
+    shown = uids["client.waiting", 65534]
+    assert 10 < shown < 100
+    assert (uids["client.waiting", 1000], uids["relay.evicted", 65534], uids["client.waiting", 0]) == (1, 1, 1000)
+    [told] = [event for event in events if event["event"] == "log.suppressed"]
+    assert (told["of"], told["uid"], told["lines"]) == ("client.waiting", 65534, 1000 - shown)
+
+
+def test_lines_that_name_no_user_are_limited_too(tmp_path: Path) -> None:
+    journal = open_file_journal(tmp_path)
+    for _ in range(5000):
+        structlog.get_logger().info("client.stop", pid=7)
+    structlog.get_logger().critical("daemon.bug")
+    journal.close()
+    events = Counter(str(event["event"]) for event in read_events(tmp_path))
+    assert events["client.stop"] < 2000
+    assert (events["daemon.bug"], events["log.suppressed"]) == (1, 1)
 
 
 def test_a_log_directory_that_is_missing_is_no_reason_to_stop(tmp_path: Path) -> None:

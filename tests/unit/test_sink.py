@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpsd import sink
-from mpsd.sink import LogFile, Sink
+from mpsd.sink import LogFile, Rotation, Sink
 
 
 def note(lines: int) -> bytes:
@@ -75,7 +75,7 @@ def test_a_hung_disk_blocks_nobody(disk: Disk, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_file_is_made_readable_and_rotated(tmp_path: Path) -> None:
     before = os.umask(0o022)
-    file = LogFile(str(tmp_path / "mpsd.log"), max_bytes=10)
+    file = LogFile(str(tmp_path / "mpsd.log"), Rotation(max_bytes=10))
     for line in (b"12345678\n", b"abcdefgh\n", b"ABCDEFGH\n"):
         file.append(line)
     os.umask(before)
@@ -84,8 +84,44 @@ def test_a_file_is_made_readable_and_rotated(tmp_path: Path) -> None:
     assert (tmp_path / "mpsd.log").stat().st_mode & 0o777 == 0o644
 
 
+def test_as_many_files_are_kept_as_asked_for(tmp_path: Path) -> None:
+    file = LogFile(str(tmp_path / "mpsd.log"), Rotation(max_bytes=2, kept=3))
+    for number in range(6):
+        file.append(b"%d\n" % number)
+    found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert found == {"mpsd.log": b"5\n", "mpsd.log.1": b"4\n", "mpsd.log.2": b"3\n", "mpsd.log.3": b"2\n"}
+
+
+def test_a_file_of_an_earlier_period_is_rotated(tmp_path: Path) -> None:
+    """By the time of its last line, which outlives a restart of mpsd."""
+    path = tmp_path / "mpsd.log"
+    LogFile(str(path), Rotation(max_days=7)).append(b"old\n")
+    os.utime(path, (0, 0))
+    LogFile(str(path), Rotation(max_days=7)).append(b"new\n")
+    assert (path.read_bytes(), (tmp_path / "mpsd.log.1").read_bytes()) == (b"new\n", b"old\n")
+
+
+DAY = 86400.0
+
+
+@pytest.mark.parametrize(
+    ("rotation", "size", "written", "now", "is_due"),
+    [
+        pytest.param(Rotation(), 10**12, 0.0, 1e9, False, id="never"),
+        pytest.param(Rotation(max_bytes=100), 90, 0.0, 0.0, False, id="the line fits exactly"),
+        pytest.param(Rotation(max_bytes=100), 91, 0.0, 0.0, True, id="one byte too many"),
+        pytest.param(Rotation(max_bytes=5), 0, 0.0, 0.0, False, id="an empty file takes any line"),
+        pytest.param(Rotation(max_days=2), 1, 2 * DAY, 4 * DAY - 1, False, id="the same period"),
+        pytest.param(Rotation(max_days=2), 1, 4 * DAY - 1, 4 * DAY, True, id="the next period"),
+        pytest.param(Rotation(max_days=2), 0, 0.0, 1e9, False, id="an empty file is not old"),
+    ],
+)
+def test_when_a_file_is_rotated(rotation: Rotation, size: int, written: float, now: float, is_due: bool) -> None:
+    assert rotation.is_due(size, 10, written, now) is is_due
+
+
 def test_a_line_longer_than_the_limit_is_still_written(tmp_path: Path) -> None:
-    file = LogFile(str(tmp_path / "mpsd.log"), max_bytes=4)
+    file = LogFile(str(tmp_path / "mpsd.log"), Rotation(max_bytes=4))
     file.append(b"12345678\n")
     assert (tmp_path / "mpsd.log").read_bytes() == b"12345678\n"
 
@@ -95,7 +131,7 @@ def test_a_file_that_others_move_is_made_anew(change: str, tmp_path: Path) -> No
     """logrotate renames; the Kubernetes plugin removes the whole directory."""
     path = tmp_path / "log" / "mpsd.log"
     path.parent.mkdir()
-    file = LogFile(str(path), max_bytes=0)
+    file = LogFile(str(path), Rotation())
     file.append(b"one\n")
     if change == "rename":
         path.rename(tmp_path / "old")
@@ -111,7 +147,7 @@ def test_a_file_that_others_move_is_made_anew(change: str, tmp_path: Path) -> No
 
 
 def test_a_line_after_one_that_was_cut_starts_on_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = LogFile(str(tmp_path / "mpsd.log"), max_bytes=0)
+    file = LogFile(str(tmp_path / "mpsd.log"), Rotation())
     file.append(b"one\n")
     write = os.write
     with monkeypatch.context() as patched:
@@ -134,7 +170,7 @@ def test_only_a_regular_file_is_written(kind: str, tmp_path: Path) -> None:
     target.write_bytes(b"")
     {"fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to(target), "directory": path.mkdir}[kind]()
     with pytest.raises(OSError, match=r"mpsd\.log"):
-        LogFile(str(path), max_bytes=0).append(b"x\n")
+        LogFile(str(path), Rotation()).append(b"x\n")
     assert target.read_bytes() == b""
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import trio
 
-from mpsd.api.audit import Audit
+from mpsd.api.audit import Audit, Trail
+from mpsd.api.audit import open_audit as open_audit_files
 from mpsd.api.authority import Peer
 from mpsd.api.events import EventBus
 from mpsd.api.server import MODE, SOCKET, Api, ApiSettings
 from mpsd.descriptors import KERNELS_MOST, close_all, rights
+from mpsd.options import Log
 from mpsd.runtime.sockets import listen
-from mpsd.sink import LogFile
 from mpsd.wire.messages import VERSION
 from mpsd.wire.rpc import Frame, Notification, Request, Response, decode, encode
 from tests.unit.api.fake_services import NOW, Fakes, furnished
@@ -166,9 +167,19 @@ async def open_house(directory: Path, **settings: Any) -> AsyncIterator[House]:
                 nursery.cancel_scope.cancel()
 
 
+def audit_in(directory: Path) -> Audit:
+    return open_audit_files(str(directory), Log(max_bytes=0))
+
+
+def audit_text(directory: Path) -> str:
+    """Of all trails, those of operators first."""
+    paths = [directory / trail.value for trail in Trail]
+    return "".join(path.read_text() for path in paths if path.exists())
+
+
 @contextmanager
 def open_audit(directory: Path) -> Iterator[Audit]:
-    audit = Audit(LogFile(str(directory / "audit.log"), 0, 0o640))
+    audit = audit_in(directory)
     try:
         yield audit
     finally:

@@ -15,7 +15,7 @@ from mpsd.errors import KeeperFailed
 from mpsd.model import ProcessId
 from mpsd.wire.rpc import Notification, Request, encode
 from tests.unit.api.fake_services import UUIDS
-from tests.unit.api.house import OPERATOR, OWNER, STRANGER, Caller, House, open_house
+from tests.unit.api.house import OPERATOR, OWNER, STRANGER, Caller, House, audit_text, open_house
 
 MEMBER = Peer(800, 2000, False, gids=(2000, 1100))  # of the group that may read "weights"
 HIDDEN, NO, BUSY, STALE = "NO_SUCH_ARENA", "NOT_ALLOWED", "ARENA_BUSY", "STALE_GENERATION"
@@ -200,7 +200,7 @@ async def test_who_hangs_up_waits_no_longer(has_more_to_say: bool, tmp_path: Pat
         await house.until(0)
         assert house.fakes.arenas.waiting == 0
         house.audit.close()
-    assert '"outcome":"given up"' in (tmp_path / "audit.log").read_text()
+    assert '"outcome":"given up"' in audit_text(tmp_path)
 
 
 async def test_who_only_says_no_more_still_waits(tmp_path: Path) -> None:

@@ -2,20 +2,34 @@
 
 import json
 import os
+import re
+import socket
 import stat
 import threading
+from functools import partial
 from pathlib import Path
 
-from mpsd.api.audit import FILE_NAME, Audit, open_audit
-from mpsd.sink import LogFile
-from tests.unit.api.house import OWNER, open_house
+import pytest
+
+from mpsd.api.audit import Audit, Trail, open_audit
+from mpsd.options import Log
+from mpsd.sink import LogFile, Rotation
+from mpsd.syslog import Severity, send_lines
+from tests.unit.api.house import OPERATOR, OWNER, STRANGER, audit_in, open_house
+
+USERS = Trail.USERS.value
+
+
+def lines(directory: Path, trail: Trail) -> list[dict[str, object]]:
+    path = directory / trail.value
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def test_a_line_says_who_did_what_and_what_came_of_it(tmp_path: Path) -> None:
-    audit = open_audit(str(tmp_path), 0)
+    audit = audit_in(tmp_path)
     audit.record(OWNER, "lease.release", {"id": 7}, "done")
     audit.close()
-    file = tmp_path / FILE_NAME
+    file = tmp_path / USERS
     line = json.loads(file.read_text())
     assert line.pop("time").endswith("+00:00")
     assert line == {
@@ -31,29 +45,90 @@ def _umask() -> int:
 
 
 def test_a_line_is_bounded_and_is_one_line(tmp_path: Path) -> None:
-    audit = open_audit(str(tmp_path), 0)
+    audit = audit_in(tmp_path)
     audit.record(OWNER, "lease.create", {"name": "x\n" * 40000}, "BAD_REQUEST: \x1b[2J\n")
     audit.close()
-    text = (tmp_path / FILE_NAME).read_text()
+    text = (tmp_path / USERS).read_text()
     assert len(text) < 10000
     assert text.count("\n") == 1
     assert "\x1b" not in text
 
 
+def test_what_operators_changed_users_changed_and_what_was_refused_are_apart(tmp_path: Path) -> None:
+    audit = audit_in(tmp_path)
+    audit.record(OPERATOR, "limits.set", {}, "done")
+    audit.record(OWNER, "lease.create", {}, "done")
+    audit.record(OWNER, "limits.set", {}, "NOT_ALLOWED: no", is_refused=True)
+    audit.record(OPERATOR, "lease.get", {}, "NO_SUCH_LEASE: 7", is_refused=True)
+    audit.close()
+    found = {trail: [(line["event"], line["uid"]) for line in lines(tmp_path, trail)] for trail in Trail}
+    assert found == {
+        Trail.OPERATORS: [("change", OPERATOR.uid)],
+        Trail.USERS: [("change", OWNER.uid)],
+        Trail.REFUSED: [("refusal", OWNER.uid), ("refusal", OPERATOR.uid)],
+    }
+
+
+def test_one_user_cannot_fill_a_trail_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    """Forty thousand refusals were enough to rotate everything else out."""
+    now = 0.0
+    files = {trail: LogFile(str(tmp_path / trail.value), Rotation()) for trail in Trail}
+    audit = Audit(files, clock=lambda: now)
+    for number in range(8000):
+        audit.record(STRANGER, "limits.set", {"number": number}, "NOT_ALLOWED: no", is_refused=True)
+    audit.record(OWNER, "limits.set", {}, "NOT_ALLOWED: no", is_refused=True)
+    audit.record(OPERATOR, "limits.set", {}, "NOT_ALLOWED: no", is_refused=True)
+    audit.close()
+    found = lines(tmp_path, Trail.REFUSED)
+    assert (tmp_path / Trail.REFUSED.value).stat().st_size < 300_000
+    assert found[-1]["event"] == "lines_suppressed"
+    assert (found[-1]["uid"], found[-1]["lines"]) == (STRANGER.uid, 8000 - len(found) + 3)
+    assert [line["uid"] for line in found[-3:-1]] == [OWNER.uid, OPERATOR.uid]
+
+
+def test_a_syslog_daemon_gets_what_must_not_be_lost(tmp_path: Path) -> None:
+    """Also where the files cannot be written."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
+        daemon.settimeout(20)
+        daemon.bind(str(tmp_path / "log"))
+        audit = open_audit(str(tmp_path / "not there"), Log(audit_socket=str(tmp_path / "log")))
+        audit.record(OPERATOR, "limits.set", {}, "done")
+        head, _, text = daemon.recv(65536).partition(b": ")
+        assert re.fullmatch(rb"<85>[A-Z][a-z]{2} [ 1-3][0-9] [0-9:]{8} mpsd\[%d\]" % os.getpid(), head)
+        assert json.loads(text)["method"] == "limits.set"
+        audit.record(STRANGER, "limits.set", {}, "NOT_ALLOWED: no", is_refused=True)
+        assert daemon.recv(65536).startswith(b"<86>")
+        audit.close()
+    assert audit.lost == 2  # of the files
+
+
+def test_a_syslog_daemon_that_comes_back_is_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    send = partial(send_lines, str(path), Severity.NOTICE)
+    with pytest.raises(OSError, match="No such file"):
+        send(b"lost\n")
+    for text in (b"one", b"two"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
+            daemon.bind(str(path))
+            send(text + b"\n")
+            assert daemon.recv(65536).endswith(text)
+        path.unlink()
+
+
 def test_it_is_renamed_when_it_is_large(tmp_path: Path) -> None:
-    audit = open_audit(str(tmp_path), 65536)
+    audit = open_audit(str(tmp_path), Log(max_bytes=65536))
     for number in range(1000):
         audit.record(OWNER, "lease.release", {"id": number}, "done")
     audit.close()
-    assert (tmp_path / FILE_NAME).stat().st_size <= 65536
-    assert (tmp_path / f"{FILE_NAME}.1").exists()
+    assert (tmp_path / USERS).stat().st_size <= 65536
+    assert (tmp_path / f"{USERS}.1").exists()
 
 
 class HungFile(LogFile):
     """As a disk that answers only when told to."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(path, 0)
+        super().__init__(path, Rotation())
         self.may_go_on = threading.Event()
 
     def append(self, line: bytes) -> None:
@@ -63,15 +138,15 @@ class HungFile(LogFile):
 
 async def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
     async with open_house(tmp_path) as house:
-        file = HungFile(str(tmp_path / FILE_NAME))
-        house.audit = house.api._audit = Audit(file)
+        file = HungFile(str(tmp_path / USERS))
+        house.audit = house.api._audit = Audit(dict.fromkeys(Trail, file))
         caller = await house.call_as(OWNER)
         for _ in range(50):
             await caller.ask("lease.renew", id=1)
-        assert not (tmp_path / FILE_NAME).exists()
+        assert not (tmp_path / USERS).exists()
         file.may_go_on.set()
         house.audit.close()
-    assert len((tmp_path / FILE_NAME).read_text().splitlines()) == 50
+    assert len((tmp_path / USERS).read_text().splitlines()) == 50
 
 
 async def test_a_disk_that_fails_costs_lines_that_are_counted(tmp_path: Path) -> None:

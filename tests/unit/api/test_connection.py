@@ -17,7 +17,7 @@ from mpsd.errors import NotAllowed
 from mpsd.service import Instruction, Order
 from mpsd.wire.rpc import MAX_BYTES, Request, Response, encode
 from tests.descriptors import descriptors
-from tests.unit.api.house import OWNER, open_house
+from tests.unit.api.house import OWNER, audit_text, open_house
 from tests.unit.wire.test_rpc import MALFORMED
 
 
@@ -247,4 +247,4 @@ async def test_a_bug_in_a_change_is_recorded(tmp_path: Path, monkeypatch: pytest
             await caller.send(encode(Request(2, "lease.release", {"id": 1})))
             assert await caller.receive() is None
         house.audit.close()
-    assert '"outcome":"bug"' in (tmp_path / "audit.log").read_text()
+    assert '"outcome":"bug"' in audit_text(tmp_path)

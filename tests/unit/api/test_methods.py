@@ -13,7 +13,7 @@ from mpsd.model import DomainState
 from mpsd.stop import Manner, Target, TargetKind, Way
 from mpsd.wire.rpc import MAX_BYTES, size
 from tests.unit.api.fake_services import NOW, UUIDS, selector_of
-from tests.unit.api.house import OPERATOR, OWNER, open_house
+from tests.unit.api.house import OPERATOR, OWNER, audit_text, open_house
 from tests.unit.legacy.fake_board import GIB, MIB
 
 SELF = {"kind": "pid", "value": "self"}
@@ -107,7 +107,7 @@ async def test_a_token_is_told_to_its_owner_alone(tmp_path: Path) -> None:
         assert (await operator.ask("lease.get", id=1))["selector"]["value"] is None
         await operator.ask("lease.create", name="x", selector={"kind": "token", "value": "another-secret"}, sm_percent=1)
         house.audit.close()
-    assert "another-secret" not in (tmp_path / "audit.log").read_text()
+    assert "another-secret" not in audit_text(tmp_path)
 
 
 async def test_a_list_comes_in_pages_that_fit_and_miss_nothing(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ async def test_another_users_process_is_not_there_for_a_stop(tmp_path: Path) -> 
         told = await caller.ask("client.stop", cgroup="/system.slice/train.service")
         assert ([each["pid"] for each in told["processes"]], told["others"]) == ([586], 1)
         house.audit.close()
-    assert '"outcome":"done: 586 ended; 1 of other users left"' in (tmp_path / "audit.log").read_text()
+    assert '"outcome":"done: 586 ended; 1 of other users left"' in audit_text(tmp_path)
 
 
 async def test_domains_are_created_drained_recycled_and_chosen(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from mpsd.api.authority import Peer
 from mpsd.api.table import METHODS, Privilege
 from mpsd.arena import GRANULE
 from tests.unit.api.fake_incidents import ADDRESS
-from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
+from tests.unit.api.house import OPERATOR, OWNER, STRANGER, audit_text, open_house
 
 DAEMONS_USER = Peer(11, 999, True)
 OTHER_OWNER = Peer(700, 2000, False)
@@ -193,8 +193,7 @@ async def test_every_attempt_to_change_is_recorded_and_nothing_else(name: str, p
         caller = await house.call_as(peer)
         refused = (await caller.call(name, **said(name))).error
         house.audit.close()
-    file = tmp_path / "audit.log"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines = [json.loads(line) for line in audit_text(tmp_path).splitlines()]
     for line in lines:
         assert (line["uid"], line["pid"], line["method"]) == (peer.uid, peer.pid, name)
         assert line["outcome"].partition(":")[0] == (refused["name"] if refused else "done")

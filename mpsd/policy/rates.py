@@ -1,0 +1,72 @@
+"""How much one user may cause: token buckets, one for each key.  Pure: the caller brings the time.
+
+What a bucket does not allow is counted, and the counts are handed out for the caller to report: nothing is suppressed silently.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+OTHERS = "others"  # the key of all who came when there were too many keys
+_MOST_KEYS = 1024
+_TIDY_SECONDS = 1.0  # a full table is searched for idle keys at most so often: a stranger with many uids must not cost more
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """`burst` at once, `per_second` from then on; of lines, bytes or whatever the caller counts."""
+
+    burst: float
+    per_second: float
+
+
+@dataclass(slots=True)
+class _Bucket:
+    level: float  # what may still be spent
+    at: float  # when that was true
+    suppressed: int = 0  # times that it was refused, not reported yet
+
+
+class Rates:
+    """Guards that no key spends more than its rate, and that what it wanted to spend beyond that is counted until reported."""
+
+    def __init__(self, rate: Rate, most_keys: int = _MOST_KEYS) -> None:
+        self._rate, self._most = rate, most_keys
+        self._buckets: dict[Hashable, _Bucket] = {}
+        self._tidied = float("-inf")
+
+    def allows(self, key: Hashable, now: float, cost: float = 1.0) -> bool:
+        """Spend `cost` if the key has as much; a cost above the burst is never allowed.  False: it was counted."""
+        bucket = self._bucket(key, now)
+        bucket.level = self._level(bucket, now)
+        bucket.at = now
+        if bucket.level < cost:
+            bucket.suppressed += 1
+            return False
+        bucket.level -= cost
+        return True
+
+    def take_suppressed(self) -> Mapping[Hashable, int]:
+        """How often each key was refused since this was last asked."""
+        found = {key: bucket.suppressed for key, bucket in self._buckets.items() if bucket.suppressed}
+        for key in found:
+            self._buckets[key].suppressed = 0
+        return found
+
+    def _bucket(self, key: Hashable, now: float) -> _Bucket:
+        if key not in self._buckets and len(self._buckets) >= self._most:
+            self._tidy(now)
+            if len(self._buckets) >= self._most:
+                key = OTHERS
+        return self._buckets.setdefault(key, _Bucket(self._rate.burst, now))
+
+    def _tidy(self, now: float) -> None:
+        """Forget whose bucket is full again: a new one would be the same."""
+        if now - self._tidied < _TIDY_SECONDS:
+            return
+        self._tidied = now
+        for key, bucket in list(self._buckets.items()):
+            if not bucket.suppressed and self._level(bucket, now) >= self._rate.burst:
+                del self._buckets[key]
+
+    def _level(self, bucket: _Bucket, now: float) -> float:
+        return min(self._rate.burst, bucket.level + (now - bucket.at) * self._rate.per_second)

@@ -1,0 +1,34 @@
+"""The machine's syslog, to which goes what must not be lost with mpsd's own files: RFC 3164, as syslog(3) sends it.
+
+At /dev/log listens journald where systemd runs, else rsyslog or another.  Only a sink's thread sends: it may wait.
+"""
+
+import os
+import socket
+import time
+from enum import IntEnum
+
+PROGRAM = "mpsd"
+_AUTHPRIV = 10  # facility: security messages that are not everybody's business
+_SECONDS = 2.0  # a daemon that does not read for so long costs the line, which is counted
+
+
+class Severity(IntEnum):
+    """RFC 3164, 4.1.1."""
+
+    NOTICE = 5
+    INFORMATIONAL = 6
+
+
+def send_lines(path: str, severity: Severity, lines: bytes) -> None:
+    """Send each line as a message, by a connection of its own: a syslog daemon may be restarted.  Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(_SECONDS)
+        sock.connect(path)
+        for line in lines.splitlines():
+            sock.send(_head(severity, time.localtime()) + line)
+
+
+def _head(severity: Severity, now: time.struct_time) -> bytes:
+    month, clock = time.strftime("%b", now), time.strftime("%H:%M:%S", now)
+    return f"<{_AUTHPRIV * 8 + severity}>{month} {now.tm_mday:2d} {clock} {PROGRAM}[{os.getpid()}]: ".encode()
