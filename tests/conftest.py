@@ -16,16 +16,36 @@ import pytest
 import trio
 import trio.testing
 
+from tests.seeds import HOW_TO_REPEAT, RUN_SEED
+
 DEADLINE_SECONDS = 30.0
 
 hypothesis.settings.register_profile(
     "mpsd",
     deadline=None,  # a busy machine is no failure; the test's own deadline stands
-    database=None,
-    derandomize=True,  # the same examples in every run: a red run can be repeated
+    database=None,  # a red run is repeated by its seed (tests/seeds.py)
     max_examples=int(os.environ.get("MPSD_TEST_EXAMPLES", "50")),
 )
 hypothesis.settings.load_profile("mpsd")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Before hypothesis reads its own option."""
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(RUN_SEED)
+
+
+def pytest_report_header() -> str:
+    return f"random tests: {HOW_TO_REPEAT}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.failed:
+        report.sections.append(("random tests", HOW_TO_REPEAT))
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -85,7 +85,7 @@ class Admissions:
         """It waits no longer, and its clients that wait are another lease's, or nobody's."""
         for entry in self.line.everybody():
             if entry.lease_id == lease.id and entry.client is None:
-                self.line.leave(entry, self._terms.settings)
+                self._leave(entry)
                 self._is_stale = True  # what was set aside for it is others' now
             elif entry.lease_id == lease.id and entry.client is not None:
                 self._match_again(entry, entry.client)
@@ -138,17 +138,19 @@ class Admissions:
             self.advance()
 
     def advance(self) -> None:
-        """Let in whoever can go in.  A lease that gets room may let in clients of its own."""
-        self._is_stale = False
+        """Let in whoever can go in.  A lease that gets room may let in clients of its own, and a place that is left is taken by
+        a client that waited outside."""
         self._account.take_freed()
         while len(self.line):
+            self._is_stale = False
             limits = self._terms.limits(self._account.places)
             waiting = [entry.waiting for entry in self._ready()]
             decided = queue.plan(waiting, limits, self._account.ledger.used, self._terms.order())
             self._tell(decided, limits)
             leases_got_room = [self._go(key) for key in decided.admitted]
-            if not any(leases_got_room):
+            if not any(leases_got_room) and not self._is_stale:
                 return
+        self._is_stale = False
 
     def refuse_overdue(self, now: float) -> list[Lease]:
         """Tell clients no that have waited as long as they may; the leases that have."""
@@ -215,7 +217,7 @@ class Admissions:
         if isinstance(answer, str):
             entry.tell(answer, lambda: answer)
         else:
-            self.line.leave(entry, self._terms.settings)
+            self._leave(entry)
             entry.end(answer)
         return False
 
@@ -229,7 +231,7 @@ class Admissions:
             why = str(exc)
             entry.tell(why, lambda: why)
             return False
-        self.line.leave(entry, self._terms.settings)
+        self._leave(entry)
         self._news.of_lease("activated", lease)
         return True
 
@@ -246,10 +248,14 @@ class Admissions:
         return entry
 
     def _give_up(self, entry: Entry) -> None:
-        self.line.leave(entry, self._terms.settings)
+        self._leave(entry)
         if entry.client is not None and entry.client.identity.process is not None:
             self._news.left(entry.client.identity.process, entry.client.credentials, entry.lease_id)
         self.advance()
+
+    def _leave(self, entry: Entry) -> None:
+        if self.line.leave(entry, self._terms.settings):
+            self._is_stale = True
 
     def _match_again(self, entry: Entry, client: Client) -> None:
         lease = self._register.match(client.identity)
@@ -262,7 +268,7 @@ class Admissions:
 
     def _tell_no(self, entry: Entry, client: Client, why: str) -> None:
         assert client.identity.process is not None
-        self.line.leave(entry, self._terms.settings)
+        self._leave(entry)
         entry.end(self._refused(client.identity.process, client.credentials, why))
 
     def _refused(self, process: ProcessId, credentials: Credentials, why: str) -> Refused:

@@ -97,16 +97,17 @@ class Line:
             entry.blocked = entry.reason = NO_PLACE
             self._outside[entry.waiting.key] = entry
 
-    def leave(self, entry: Entry, settings: AdmissionSettings) -> None:
+    def leave(self, entry: Entry, settings: AdmissionSettings) -> bool:
+        """True if its place was taken at once, by one that is to be considered."""
         key = entry.waiting.key
         self._outside.pop(key, None)
         if self._placed.pop(key, None) is None:
-            return
+            return False
         self.demand.add(entry.waiting.amounts, -1)
         self._places[entry.uid] -= 1
         if not self._places[entry.uid]:
             del self._places[entry.uid]
-        self._let_up(settings)
+        return self._let_up(settings)
 
     def alter(self, entry: Entry, waiting: Waiting, lease_id: int | None) -> None:
         """It waits for something else."""
@@ -128,10 +129,11 @@ class Line:
         self._places[entry.uid] += 1
         self.demand.add(entry.waiting.amounts)
 
-    def _let_up(self, settings: AdmissionSettings) -> None:
+    def _let_up(self, settings: AdmissionSettings) -> bool:
         """A place is free: it goes to the first outside who may have it."""
         for key, entry in self._outside.items():
             if self.has_place_for(entry.uid, settings):
                 del self._outside[key]
                 self._place(entry)
-                return
+                return True
+        return False

@@ -18,6 +18,7 @@ from mpsd_client._datagrams import close_all
 from mpsd.arena import GRANULE
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import wait_for
+from tests.seeds import RUN_SEED
 
 pytestmark = pytest.mark.root
 
@@ -281,7 +282,7 @@ def test_ten_thousand_puts_leave_nothing_behind(machine: Machine) -> None:
     machine.configure("[domains]\nspares = 0\n")
     machine.start()
     pid = machine.daemon_pid()
-    chance = random.Random(20261122)
+    chance = random.Random(RUN_SEED)
     with machine.mpsd() as mpsd, memory(b"one", b"two") as fds:
         mpsd.ask(calls.arena_create("kv", "0", 16 * GRANULE))
         mine = mpsd.ask(calls.arena_open("kv", "write"))

@@ -14,6 +14,7 @@ import pytest
 from tests.integration.machine import Machine
 from tests.integration.process import state_of, wait_for
 from tests.lingering import lingering
+from tests.seeds import RUN_SEED
 
 pytestmark = pytest.mark.root
 DOORS = ("control", pytest.param("control_privileged", marks=pytest.mark.slow))  # the same code behind both
@@ -98,7 +99,7 @@ def test_ten_thousand_commands_in_one_run_are_all_answered(shared: Machine) -> N
 @pytest.mark.parametrize("name", SOCKETS)
 def test_junk_disturbs_nobody(shared: Machine, name: str) -> None:
     """Of all sizes, and both kinds of leaving: at once, and staying."""
-    junk = random.Random(805)
+    junk = random.Random(RUN_SEED)
     with undisturbed(shared):
         staying = []
         for size in (0, 1, 4, 9, 64, 4096, 4097, 65_000, 200_000):
@@ -252,7 +253,7 @@ def test_clients_that_are_stopped_all_over_their_handshakes(machine: Machine) ->
 def test_clients_that_are_killed_all_over_their_handshakes_leave_nothing(machine: Machine) -> None:
     with undisturbed(machine):
         before = descriptors(machine)
-        chance = random.Random(700)
+        chance = random.Random(RUN_SEED)
         for _ in range(40):
             client = machine.client("hold")
             until = time.monotonic() + chance.uniform(0, 0.015)

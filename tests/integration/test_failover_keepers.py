@@ -12,6 +12,7 @@ from mpsd_client import values
 from tests.integration.failovers import Member, Troupe
 from tests.integration.machine import Machine
 from tests.integration.test_vault import vault_keeper
+from tests.seeds import seeds
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 FAILOVERS = int(os.environ.get("MPSD_TEST_FAILOVERS", "60")) // 10  # of each part
@@ -111,7 +112,7 @@ def test_nobody_serves_with_what_was_lost_with_the_keeper_and_the_active(troupe:
 
 
 @pytest.mark.deadline(300)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(1, 1))
 def test_keepers_die_at_random_moments_and_nothing_is_lost(machine: Machine, seed: int) -> None:
     """One to three of them in a term, mpsd with some; as soon as all is there again the active is killed, or stands still."""
     chance = random.Random(900 + seed)

@@ -17,6 +17,7 @@ from mpsd.faults.core_dumps import environment
 from tests.integration.client import Client
 from tests.integration.machine import SIMULATOR, UIDS, Machine
 from tests.integration.process import EVENT_SECONDS, is_running, wait_for
+from tests.seeds import RUN_SEED
 
 pytestmark = pytest.mark.root
 FORGIVING = '[faults]\nquarantine = "off"\ncrash_pause_max = 0.0\nculprit = "leave"\n'
@@ -282,7 +283,7 @@ def test_many_faults_with_sources_that_lose_and_delay_convict_nobody_wrongly(mac
     machine.configure('[faults]\nquarantine = "on"\ncrash_pause_max = 0.0\nculprit_seconds = 0.0\n')
     losses = {"MPSD_SIM_XID_LOSS": "30", "MPSD_SIM_NVML_LOSS": "30", "MPSD_SIM_UVM_LOSS": "20", "MPSD_SIM_XID_DELAY_MS": "40"}
     machine.start(**losses)
-    chance = random.Random(4)
+    chance = random.Random(RUN_SEED)
     others = [machine.counter(uid=uid).ready() for uid in UIDS]
     innocent = machine.counter().ready()
     before = 0

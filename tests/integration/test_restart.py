@@ -12,6 +12,7 @@ import pytest
 from tests.integration.client import Client
 from tests.integration.machine import PROGRAM, SIMULATOR, Machine
 from tests.integration.process import is_running, wait_for
+from tests.seeds import RUN_SEED
 
 pytestmark = pytest.mark.root
 
@@ -83,7 +84,7 @@ def test_kill_9_between_the_words_of_handshakes_holds_up_no_client(machine: Mach
 def test_kill_9_in_the_middle_of_a_word_holds_the_client_or_harms_it_not(machine: Machine) -> None:
     """Whatever mpsd is doing.  Prints how many were held; within microseconds of its arrival a client may be cut off."""
     counts = {"client": 0, "plain": 0, "held": 0, "ended": 0}
-    trials = random.Random(580)
+    trials = random.Random(RUN_SEED)
     for _ in range(25):
         machine.start(MPSD_SIM_FAST="0")
         clients = [machine.counter(MPSD_SIM_FAST="0") for _ in range(3)]

@@ -17,6 +17,7 @@ from mpsd_client import Disconnected, Refused, Selector, calls
 
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import wait_for
+from tests.seeds import RUN_SEED
 
 pytestmark = pytest.mark.root
 HEALTH_SECONDS = 0.1  # promised, whatever vendor daemons do
@@ -90,7 +91,7 @@ def test_junk_and_descriptors_disturb_nobody_and_leave_nothing(machine: Machine)
     machine.start()
     client = machine.counter().ready()
     machine.with_spare()
-    dice = random.Random(3)
+    dice = random.Random(RUN_SEED)
     with machine.mpsd() as mpsd, Path(os.devnull).open("rb") as null:
         mpsd.ask(calls.health())
         folder = Path(f"/proc/{machine.daemon_pid()}/fd")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.ui_daemon import Conversation, Run, UiDaemon, echo, output
+from tests.seeds import seeds
 
 CANNOT_FIND = b"Cannot find MPS control daemon process\n"
 CANNOT_SEND = b"Cannot send command to MPS control daemon process\n"
@@ -116,7 +117,7 @@ def test_another_version_is_told(run: Run, short_dir: Path, greeting: bytes) -> 
 # -- anything at all -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(20, 20))
 def test_random_daemons(run: Run, short_dir: Path, seed: int) -> None:
     """Whatever a daemon says, the front end ends in time, with a status, and without a crash."""
     rng = random.Random(seed)

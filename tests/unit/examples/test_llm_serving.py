@@ -12,6 +12,7 @@ from pages import Pages
 from scheduler import Size
 from toy import continued
 
+from tests.seeds import seeds
 from tests.unit.examples.llm_house import Fate, House, ToyMemory
 
 SIZE = Size.of(slots=3, length=40, page=4, pages=17)  # two long ones leave no room for a third
@@ -44,7 +45,7 @@ def test_every_token_comes_once_and_is_right_whenever_a_member_dies() -> None:
     assert left > 100
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(5, 15))
 def test_and_whenever_many_die_one_after_another(seed: int) -> None:
     random_ = random.Random(seed)
     asked = [

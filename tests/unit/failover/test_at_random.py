@@ -17,10 +17,12 @@ from mpsd.fault import Source
 from mpsd.model import ProcessId
 from mpsd.policy.succession_words import Phase
 from mpsd.service import Order
+from tests.seeds import seeds
 from tests.unit.failover.room import Room
 
 DOMAINS = ("a", "b", "c", "d")
 STEPS = 120
+SEEDS = seeds(2, 78)  # the first four every day
 
 
 class World(Room):
@@ -146,7 +148,7 @@ async def live(room: World, steps: int) -> None:
         await trio.sleep(room.chance.choice([0.0, 0.001, 0.02, 0.13, 1.0, 3.0]))
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 80))])
+@pytest.mark.parametrize("seed", [*SEEDS[:4], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[4:])])
 async def test_nobody_is_promoted_while_another_may_write(seed: int, tmp_path: Path, autojump_clock: MockClock) -> None:
     room = World(tmp_path, random.Random(seed))
     for _ in range(4):  # lives of mpsd

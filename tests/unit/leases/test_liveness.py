@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -41,6 +41,7 @@ SETTINGS = st.builds(
 )
 
 
+@example(AdmissionSettings(max_clients=2, max_queue=2), [("arrive", ROOT)] * 7)  # the last was let up, and forgotten
 @settings(max_examples=60)
 @given(SETTINGS, EVENTS)
 def test_all_are_let_in_once_there_is_room(terms: AdmissionSettings, events: list[tuple[str, Any]]) -> None:

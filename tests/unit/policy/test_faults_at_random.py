@@ -12,6 +12,7 @@ from mpsd.policy.blame import MOST_CASES
 from mpsd.policy.blame_state import Suspected
 from mpsd.policy.fault_settings import FaultSettings
 from mpsd.policy.verdict import confirms
+from tests.seeds import seeds
 from tests.unit.policy.fault_world import HOST, SM, Sources, World
 
 SETTINGS = FaultSettings()
@@ -53,7 +54,7 @@ def one_fault(world: World) -> None:
             world.after(random.uniform(0.0, 3.0), world.restart_mpsd)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(10, 10))
 def test_no_wrong_conviction_in_a_thousand_faults(seed):
     """20 x 50 of them."""
     world = World(seed, 4 + seed % 9, Sources(absent=ABSENT[seed % len(ABSENT)]), SETTINGS)

@@ -33,6 +33,7 @@ from mpsd.policy.succession_words import (
     Unserved,
     Yield,
 )  # fmt: skip
+from tests.seeds import seeds
 
 LIMITS = Limits(most_promotions=3, window_seconds=60.0, yield_seconds=4.0, promote_seconds=4.0, fence_seconds=2.0)
 DOMAINS = ("a", "b", "c")
@@ -153,7 +154,7 @@ class World:
             self.tell(Asked(process if what == "ask him" else None))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(10, 30))
 def test_never_do_two_processes_write(seed: int) -> None:
     world = World(random.Random(seed))
     for _ in range(STEPS):
@@ -166,7 +167,7 @@ def test_never_do_two_processes_write(seed: int) -> None:
     assert world.seen >= {Phase.IDLE, Phase.PROMOTING, Phase.SERVING, Phase.FENCING}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(10, 30))
 def test_when_all_is_quiet_somebody_serves(seed: int) -> None:
     """Whatever came before: with standbys that stay well, the service is served within the time that its limits allow."""
     world = World(random.Random(1000 + seed))
