@@ -15,6 +15,6 @@ HOW_TO_REPEAT = f"{VARIABLE}={RUN_SEED} repeats the random examples of this run"
 
 
 def seeds(fixed: int, fresh: int) -> list[int]:
-    """For a test's parameter: 1, 2, ... and as many of this run's.  Never 0, where the generators of the C programs stand still."""
+    """For a test's parameter: 1, 2, ... and as many of this run's.  Never 0: there the C programs' generators stand still."""
     chance = random.Random(RUN_SEED)
     return [*range(1, fixed + 1), *(chance.randrange(fixed + 1, _BELOW) for _ in range(fresh))]

@@ -278,4 +278,5 @@ def _format_limit(limit_bytes: int) -> str:
 
 
 def _pids(text: str) -> list[int]:
-    return [int(word) for word in text.split() if word.isdigit()]
+    """Of an answer; what is none is left out."""
+    return [int(word) for word in text.split() if word.isdecimal() and len(word) <= 10]

@@ -7,7 +7,8 @@ get_client_list).  Wording: driver 580, measured on an H200; a line that is not 
 import re
 from dataclasses import dataclass
 
-_LINE = re.compile(r"^\[(?P<stamp>[-0-9 :.]{19,27}) (?P<source>\w+) +(?P<pid>\d+)\] (?P<text>.*)$")
+# Numbers have ten digits at most: int() refuses thousands of them with an error.
+_LINE = re.compile(r"^\[(?P<stamp>[-0-9 :.]{19,27}) (?P<source>\w+) +(?P<pid>\d{1,10})\] (?P<text>.*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,30 +83,30 @@ Clients = ContextOpened | ContextClosed | ClientGone | ClientArrived | ClientFau
 News = Servers | Clients
 
 _CONTROL = (
-    (re.compile(r"Starting new server (\d+) for user (\d+)$"), lambda _, m: ServerStarting(int(m[1]), int(m[2]))),
-    (re.compile(r"NEW SERVER (\d+): Ready$"), lambda _, m: ServerReady(int(m[1]))),
-    (re.compile(r"Server (\d+) exited with status (\d+)$"), lambda _, m: ServerExited(int(m[1]), int(m[2]))),
+    (re.compile(r"Starting new server (\d{1,10}) for user (\d{1,10})$"), lambda _, m: ServerStarting(int(m[1]), int(m[2]))),
+    (re.compile(r"NEW SERVER (\d{1,10}): Ready$"), lambda _, m: ServerReady(int(m[1]))),
+    (re.compile(r"Server (\d{1,10}) exited with status (\d{1,10})$"), lambda _, m: ServerExited(int(m[1]), int(m[2]))),
 )
 _SERVER = (
     (re.compile(r"Server is handling a fatal GPU error\.$"), lambda pid, _: ServerFault(pid)),
     (
-        re.compile(r"Client \{PID: (\d+), Context(?: ID)?: \d+\} encountered a fatal GPU error\.$"),
+        re.compile(r"Client \{PID: (\d{1,10}), Context(?: ID)?: \d+\} encountered a fatal GPU error\.$"),
         lambda pid, m: ClientFault(pid, int(m[1])),
     ),
     (
-        re.compile(r"Client \{PID: (\d+), Context ID: ([1-9]\d*)\} connected$"),  # context 0 is the process itself
+        re.compile(r"Client \{PID: (\d{1,10}), Context ID: ([1-9]\d*)\} connected$"),  # context 0 is the process itself
         lambda pid, m: ContextOpened(pid, int(m[1])),
     ),
     (
-        re.compile(r"Client \{PID: (\d+), Context ID: \d+\} exiting\. Number of active client contexts is (\d+)\.$"),
+        re.compile(r"Client \{PID: (\d{1,10}), Context ID: \d+\} exiting\. Number of active client contexts is (\d{1,10})\.$"),
         lambda pid, m: ContextClosed(pid, int(m[1]), int(m[2])),
     ),
-    (re.compile(r"Client process (\d+) disconnected$"), lambda pid, m: ClientGone(pid, int(m[1]))),
+    (re.compile(r"Client process (\d{1,10}) disconnected$"), lambda pid, m: ClientGone(pid, int(m[1]))),
     (
         re.compile(
-            r"(?:Client \{PID: (\d+), Context ID: 0\} connected$"
-            r"|Status of client \{PID: (\d+), Context ID: [1-9]\d*\} is ACTIVE$"
-            r"|Failed to accept client \{PID: (\d+), )"
+            r"(?:Client \{PID: (\d{1,10}), Context ID: 0\} connected$"
+            r"|Status of client \{PID: (\d{1,10}), Context ID: [1-9]\d*\} is ACTIVE$"
+            r"|Failed to accept client \{PID: (\d{1,10}), )"
         ),
         lambda pid, m: ClientArrived(pid, int(m[1] or m[2] or m[3])),
     ),

@@ -28,7 +28,7 @@ def take_stored(environ: MutableMapping[str, str]) -> list[Stored]:
     pid, count, names = (environ.get(name, "") for name in _VARIABLES[:3])
     for variable in _VARIABLES:
         environ.pop(variable, None)
-    if pid != str(os.getpid()) or not count.isdecimal() or not 0 < int(count) <= _MOST:
+    if pid != str(os.getpid()) or not count.isdecimal() or len(count) > 5 or not 0 < int(count) <= _MOST:
         return []
     words = names.split(":") + [""] * int(count)
     found = []

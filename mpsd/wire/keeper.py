@@ -3,6 +3,7 @@
 The specification is native/include/mpsd_keeper.h.  No sockets: descriptors travel beside the bytes.
 """
 
+import re
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,6 +18,7 @@ ID_BYTES = 64
 PAGE = 64  # entries in one reply to LIST
 REPLY_BYTES = _MESSAGE.size + PAGE * _ENTRY.size
 _STORED = "mpsd1"
+_STORED_NAME = re.compile(rf"{_STORED},([0-9a-f]{{1,16}}),([0-9a-f]{{1,16}}),[0-9a-f]{{1,16}},([a-z0-9._+-]{{1,64}})")
 _QUIET, _MORE, _REPLY = 0x0001, 0x4000, 0x8000
 
 
@@ -105,14 +107,9 @@ def pack_stored(entry: Entry) -> str:
 
 
 def parse_stored(name: str) -> Entry | None:
-    """None for what no keeper put there."""
-    match name.split(","):
-        case [kind, generation, size, _, held] if kind == _STORED and held:
-            try:
-                return Entry(held.replace("+", ":"), int(generation, 16), int(size, 16))
-            except ValueError:
-                return None
-    return None
+    """None for what no keeper put there: others may speak to systemd for us, so a number must fit, and an id be one."""
+    found = _STORED_NAME.fullmatch(name)
+    return Entry(found[3].replace("+", ":"), int(found[1], 16), int(found[2], 16)) if found else None
 
 
 def _name(raw: bytes) -> str:

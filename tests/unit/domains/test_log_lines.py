@@ -74,3 +74,19 @@ def test_what_happens_in_the_middle_of_a_session_of_our_own_is_not_ours(text: st
     texts = ["NEW UI", "Cmd:start_server -uid 0", text, "770", "UI closed"]
     lines = [parse_line(HEAD.format("Control", 469) + each) for each in texts]
     assert [own.is_own(line) for line in lines] == [True, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[2026-11-20 12:29:55.053 Server {}] x",
+        "[2026-11-20 12:29:55.053 Control 1] NEW SERVER {}: Ready",
+        "[2026-11-20 12:29:55.053 Control 1] Starting new server 1 for user {}",
+        "[2026-11-20 12:29:55.053 Server 1] Client {{PID: {}, Context ID: 1}} connected",
+        "[2026-11-20 12:29:55.053 Server 1] Client process {} disconnected",
+    ],
+)
+def test_a_number_of_thousands_of_digits_is_none(text: str) -> None:
+    """int() refuses it with an error that nobody expects."""
+    line = parse_line(text.format("9" * 5000))
+    assert line is None or read_news(line) is None

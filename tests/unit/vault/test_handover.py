@@ -120,8 +120,11 @@ def test_a_name_says_all_that_the_keeper_knew(entry):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "stored", "mpsd1", "mpsd1,1,0,0", "mpsd1,1,0,0,", "mpsd2,1,0,0,a", "mpsd1,x,0,0,a", "mpsd1,1,0,0,a,b"]
-)
+    "name",
+    ["", "stored", "mpsd1", "mpsd1,1,0,0", "mpsd1,1,0,0,", "mpsd2,1,0,0,a", "mpsd1,x,0,0,a", "mpsd1,1,0,0,a,b",
+     "mpsd1,-1,0,0,a", "mpsd1,1,-1,0,a", "mpsd1,10000000000000000,0,0,a", "mpsd1,1,1_0,0,a", "mpsd1,1,0,0,A",
+     f"mpsd1,1,0,0,{'a' * 65}"],
+)  # fmt: skip
 def test_another_name_is_none_of_ours(name):
     assert parse_stored(name) is None
 
