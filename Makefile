@@ -8,6 +8,7 @@ PREFIX ?= /opt/mpsd
 BINDIR ?= /usr/bin
 SYSCONFDIR ?= /etc
 UNITDIR ?= /usr/lib/systemd/system
+TMPFILESDIR ?= /usr/lib/tmpfiles.d
 MANDIR ?= /usr/share/man
 DIVERT ?= $(shell command -v dpkg-divert)
 
@@ -98,7 +99,15 @@ clean: ## back to a fresh checkout
 	@find mpsd tests clients -name __pycache__ -prune -exec rm -rf {} +
 
 # The vendor's program is moved aside, never overwritten; `uninstall` moves it back.
-install: programs ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR, MANDIR; as root
+install: programs ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR, TMPFILESDIR, MANDIR; as root
+	@umask 022 && $(MAKE) -s --no-print-directory install-files
+
+# What root runs later must not be the builder's, nor anybody's: the owner and the umask of the build are not taken over.
+install-files:
+	@if [ "$$(id -u)" = 0 ] && [ -n "$$(find $(PREFIX) -maxdepth 0 \( ! -uid 0 -o -perm /022 \) 2>/dev/null)" ]; then \
+		echo "PREFIX=$(PREFIX) belongs to another user, or others may write to it: chown root $(PREFIX); chmod go-w $(PREFIX)" >&2; exit 1; \
+	fi
+	@install -d $(PREFIX)
 	@rm -rf clients/control/build/install # it holds PREFIX, which make cannot see
 	@$(MAKE) -s --no-print-directory -C clients/control OUT=build/install/$(PROGRAM) MPSD_PYTHON_DEFAULT=$(PREFIX)/venv/bin/python3
 	@$(call make_venv,$(PREFIX)/venv)
@@ -108,8 +117,10 @@ install: programs ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR, MANDIR; as root
 	@install -d $(LIBDIR)/keeper $(LIBDIR)/sim
 	@install -m 755 native/keeper/mpsd-keeper $(LIBDIR)/keeper/mpsd-keeper
 	@[ ! -e clients/shim/libmpsd.so ] || install -m 644 clients/shim/libmpsd.so $(LIBDIR)/libmpsd.so
-	@cp -a native/sim/bin native/sim/lib $(LIBDIR)/sim/
-	@install -d $(BINDIR) $(SYSCONFDIR)/mpsd $(SYSCONFDIR)/default $(SYSCONFDIR)/logrotate.d $(UNITDIR)
+	@cp -dR --preserve=mode,timestamps native/sim/bin native/sim/lib $(LIBDIR)/sim/
+	@chmod -R go-w $(PREFIX)/venv
+	@[ "$$(id -u)" != 0 ] || chown -hR 0:0 $(PREFIX)/venv
+	@install -d $(BINDIR) $(SYSCONFDIR)/mpsd $(SYSCONFDIR)/default $(SYSCONFDIR)/logrotate.d $(UNITDIR) $(TMPFILESDIR)
 	@if [ -n "$(DIVERT)" ]; then \
 		$(DIVERT) --local --quiet --rename --divert $(VENDOR) --add $(BINDIR)/$(PROGRAM); \
 	elif [ -e $(BINDIR)/$(PROGRAM) ] && ! grep -q mpsd-front-end $(BINDIR)/$(PROGRAM); then \
@@ -119,6 +130,7 @@ install: programs ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR, MANDIR; as root
 	@ln -sfn $(PREFIX)/venv/bin/mpsctl $(BINDIR)/mpsctl
 	@install -m 644 -D docs/man/mpsctl.1 $(MANDIR)/man1/mpsctl.1
 	@install -m 644 clients/systemd/mpsd.service $(UNITDIR)/mpsd.service
+	@install -m 644 clients/systemd/mpsd.tmpfiles $(TMPFILESDIR)/mpsd.conf
 	@install -m 644 clients/systemd/mpsd.logrotate $(SYSCONFDIR)/logrotate.d/mpsd
 	@[ -e $(SYSCONFDIR)/default/mpsd ] || install -m 644 clients/systemd/mpsd.default $(SYSCONFDIR)/default/mpsd
 	@[ -e $(SYSCONFDIR)/mpsd/mpsd.toml ] || $(PREFIX)/venv/bin/python -I -m mpsd config --defaults > $(SYSCONFDIR)/mpsd/mpsd.toml
@@ -133,8 +145,8 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays
 		mv -n $(VENDOR) $(BINDIR)/$(PROGRAM); \
 	fi
 	@if [ "$$(readlink $(BINDIR)/mpsctl)" = $(PREFIX)/venv/bin/mpsctl ]; then rm -f $(BINDIR)/mpsctl $(MANDIR)/man1/mpsctl.1; fi
-	@rm -rf $(PREFIX)/venv $(UNITDIR)/mpsd.service $(SYSCONFDIR)/logrotate.d/mpsd
+	@rm -rf $(PREFIX)/venv $(UNITDIR)/mpsd.service $(TMPFILESDIR)/mpsd.conf $(SYSCONFDIR)/logrotate.d/mpsd
 	@rmdir $(PREFIX) 2>/dev/null || true
 
 .NOTPARALLEL:
-.PHONY: help needs venv dev programs build run test test-slow test-kmod check bench docs clean install uninstall
+.PHONY: help needs venv dev programs build run test test-slow test-kmod check bench docs clean install install-files uninstall

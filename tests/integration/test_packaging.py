@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from mpsd import places
+from mpsd.options import Config
 from mpsd.probes import CAPABILITIES
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "clients/systemd/mpsd.service"
+TMPFILES = ROOT / "clients/systemd/mpsd.tmpfiles"
 PROGRAM = "nvidia-cuda-mps-control"
 VENDOR = b"#!/bin/sh\necho the vendor's\n"
 
@@ -32,10 +35,18 @@ def place(tmp_path: Path) -> Path:
 
 
 def make(place: Path, target: str, divert: str) -> None:
-    places = {"PREFIX": "opt", "BINDIR": "bin", "SYSCONFDIR": "etc", "UNITDIR": "units", "MANDIR": "man"}
-    settings = [f"{name}={place / folder}" for name, folder in places.items()]
-    done = run("make", target, *settings, f"DIVERT={divert}", cwd=ROOT)
+    done = try_make(place, target, divert)
     assert done.returncode == 0, done.stderr
+
+
+def try_make(
+    place: Path, target: str, divert: str = "", tree: Path = ROOT, **options: object
+) -> subprocess.CompletedProcess[str]:
+    places = {
+        "PREFIX": "opt", "BINDIR": "bin", "SYSCONFDIR": "etc", "UNITDIR": "units", "TMPFILESDIR": "tmpfiles", "MANDIR": "man",
+    }  # fmt: skip
+    settings = [f"{name}={place / folder}" for name, folder in places.items()]
+    return run("make", target, *settings, f"DIVERT={divert}", cwd=tree, **options)
 
 
 @pytest.mark.slow
@@ -69,18 +80,57 @@ def test_the_vendors_program_makes_way_and_comes_back(place: Path, with_dpkg: bo
     assert ours.read_bytes() == VENDOR
     assert not vendors.exists()
     assert not (place / "opt").exists()
-    assert not [*(place / "man").rglob("mpsctl*"), *(place / "bin").glob("mpsctl")]
+    assert not [*(place / "man").rglob("mpsctl*"), *(place / "bin").glob("mpsctl"), *(place / "tmpfiles").iterdir()]
     assert sorted(path.name for path in (place / "etc").rglob("*") if path.is_file()) == ["mpsd", "mpsd.toml"]
 
 
 @pytest.mark.slow
-def test_the_installed_daemon_starts_from_an_empty_environment(place: Path, short_dir: Path) -> None:
-    """As the Kubernetes plugin starts it: two variables, no PATH.  mpsd is found without any help."""
-    make(place, "install", "")
+@pytest.mark.root
+def test_what_is_installed_is_roots_and_starts_from_an_empty_environment(place: Path, short_dir: Path) -> None:
+    """The tree is another user's, with the modes of umask 000, and so is what an earlier installation left.
+
+    It starts as the Kubernetes plugin starts it: two variables, no PATH.  mpsd is found without any help.
+    """
+    tree = place / "tree"
+    unwanted = shutil.ignore_patterns(".git", ".venv", "__pycache__", "tests", "kmod", ".*_cache")
+    shutil.copytree(ROOT, tree, ignore=unwanted, symlinks=True)
+    run("chown", "-hR", "65534:65534", str(tree))
+    run("chmod", "-R", "go+w", str(tree))
+    left = place / "opt/venv/lib/mpsd/left"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    os.chown(left, 65534, 65534)
+    done = try_make(place, "install", tree=tree, umask=0)
+    assert done.returncode == 0, done.stderr
+    installed = [path for name in ("opt", "bin", "etc", "units", "tmpfiles", "man") for path in (place / name).rglob("*")]
+    assert len(installed) > 1000
+    assert not [path for path in installed if path.lstat().st_uid or (not path.is_symlink() and path.lstat().st_mode & 0o022)]
+
     environ = {"CUDA_MPS_PIPE_DIRECTORY": str(short_dir), "CUDA_MPS_LOG_DIRECTORY": str(short_dir), "MPSD_BACKEND": "gpux"}
     done = run(str(place / "bin" / PROGRAM), "-d", env=environ, cwd="/")
     assert done.returncode == 1
     assert 'backend: found "gpux"' in done.stdout
+
+    (place / "opt").chmod(0o777)
+    done = try_make(place, "install", tree=tree)
+    assert (done.returncode != 0, f"chmod go-w {place}/opt" in done.stderr) == (True, True)
+
+
+def test_the_directories_of_the_service_are_those_of_the_daemon() -> None:
+    """The defaults, which the unit and the line for the boot name once more."""
+    assert f"d! {Config().pipe_directory} 0755 root root -" in TMPFILES.read_text().splitlines()
+    unit = UNIT.read_text().splitlines()
+    assert f"LogsDirectory={os.path.basename(Config().log_directory)}" in unit
+    assert f"RuntimeDirectory={places.state_directory(Config(), 0, {}).parent.name}" in unit
+
+
+def test_systemd_takes_the_tmpfiles_without_complaint(tmp_path: Path) -> None:
+    if not shutil.which("systemd-tmpfiles"):
+        pytest.skip("no systemd-tmpfiles here; apt-get install systemd")
+    (tmp_path / "tmp").mkdir()
+    done = run("systemd-tmpfiles", "--create", "--boot", f"--root={tmp_path}", str(TMPFILES))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "tmp/nvidia-mps").stat().st_mode & 0o7777 == 0o755
 
 
 def test_systemd_takes_the_unit_without_complaint(tmp_path: Path) -> None:
