@@ -14,6 +14,7 @@ import trio
 from mpsd import __version__, places, processes, settings
 from mpsd.api.audit import open_audit
 from mpsd.api.events import EventBus
+from mpsd.api.server import SOCKET as API_SOCKET
 from mpsd.api.server import Api
 from mpsd.api.services import Services
 from mpsd.cgroups import identify
@@ -85,7 +86,7 @@ def main(config: Config, invocation: Invocation) -> int:
     claim = None
     try:
         state = places.state_directory(config, os.geteuid(), environ)
-        claim = Claim(Path(config.pipe_directory), Path(config.log_directory), state, (*DOORS, UI_SOCKET))
+        claim = Claim(Path(config.pipe_directory), Path(config.log_directory), state, (*DOORS, UI_SOCKET, API_SOCKET))
         claim.take()
         return trio.run(_run, config, invocation, environ, claim, journal, stored)
     except BaseException as exc:
@@ -228,7 +229,7 @@ def _build(found: Found) -> Daemon:
     )
     api = Api(services, settings.api(config), events, found.audit)
     daemon = Daemon(
-        claim.pipe_directory,
+        claim.pipe,
         pool,
         upkeep,
         Sessions(board, found.public.write, settings.sessions(config)),

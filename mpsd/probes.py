@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from mpsd import places
+from mpsd.directories import Look, look
 from mpsd.errors import MpsdError
 from mpsd.model import ComputeMode, Device
 from mpsd.options import Config
@@ -20,6 +21,8 @@ from mpsd.options import Config
 NVML_SECONDS = 10.0  # a wedged GPU can hold NVML for ever
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "9p", "beegfs"})
+PIPE_AREA, LOG_AREA, STATE_AREA = "pipe directory", "log directory", "state directory"
+_MADE_LEVELS = {PIPE_AREA: 1, LOG_AREA: 1, STATE_AREA: 99}  # how many missing directories the start makes
 SHM_LEAST_BYTES = 64 << 20
 _DEVICE_ADVICE = {"gpu": "is the driver loaded? nvidia-smi says more", "sim": "build the simulator: make -C native"}
 
@@ -54,9 +57,9 @@ class Finding:
 
 def probe_machine(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Every probe, in the order in which an operator would look."""
-    yield from probe_directory("pipe directory", config.pipe_directory)
-    yield from probe_directory("log directory", config.log_directory)
-    yield probe_state(config, environ)
+    yield from probe_directory(PIPE_AREA, config.pipe_directory)
+    yield from probe_directory(LOG_AREA, config.log_directory)
+    yield from probe_state(config, environ)
     yield probe_daemon(config)
     yield from probe_vendor(config, environ)
     yield from probe_devices(config)
@@ -67,36 +70,62 @@ def probe_machine(config: Config, environ: Mapping[str, str]) -> Iterator[Findin
 
 
 def probe_directory(area: str, path: str) -> Iterator[Finding]:
-    """Is it there, or can it be made; may we write; may others reach it; can it hold sockets."""
-    existing = next(parent for parent in (Path(path), *Path(path).parents) if os.path.lexists(parent))
-    if not os.path.isdir(existing):
-        yield Finding(area, Grade.BAD, f"{path}: {existing} is not a directory", "remove it, or name another directory")
+    """Is it there, or can it be made; would the start refuse it; may we write; may others reach it; can it hold sockets."""
+    try:
+        found = look(Path(path), may_be_shared=area == LOG_AREA)
+    except NotADirectoryError as exc:
+        yield Finding(area, Grade.BAD, f"{path}: {exc.filename} is not a directory", "remove it, or name another directory")
+        return
+    except OSError as exc:
+        yield Finding(area, Grade.BAD, f"{path}: {exc.strerror}", "name another directory")
+        return
+    existing = found.entry.path
+    if found.refusal:
+        yield Finding(area, Grade.BAD, f"{path}: {found.refusal}", "mpsd does not start with it")
+        return
+    if len(found.missing) > _MADE_LEVELS[area]:
+        advice = f"mkdir -p {os.path.dirname(path)}"
+        yield Finding(area, Grade.BAD, f"{path}: there is no {existing.rstrip('/')}/{found.missing[0]}", advice)
         return
     if not os.access(existing, os.W_OK | os.X_OK):
-        found = f"{path}: {existing} is not writable by uid {os.geteuid()}"
-        yield Finding(area, Grade.BAD, found, "change its owner, or name another directory")
+        words = f"{path}: {existing} is not writable by uid {os.geteuid()}"
+        yield Finding(area, Grade.BAD, words, "change its owner, or name another directory")
         return
-    mode = stat.S_IMODE(os.stat(existing).st_mode)
-    state = f"mode {mode:04o}" if str(existing) == path else f"will be made in {existing}"
+    mode = stat.S_IMODE(found.entry.mode)
+    state = f"will be made in {existing}" if found.missing else f"mode {mode:04o}"
     yield Finding(area, Grade.GOOD, f"{path} ({len(os.fsencode(path))} bytes), {state}")
-    if area == "pipe directory":
-        yield from _probe_reach(area, path, mode, existing)
+    yield from _probe_writers(area, path, found)
+    if area == PIPE_AREA:
+        yield from _probe_reach(area, path, mode, Path(existing))
+
+
+def _probe_writers(area: str, path: str, found: Look) -> Iterator[Finding]:
+    if found.missing or not found.entry.writers:
+        return
+    mode = stat.S_IMODE(found.entry.mode)
+    if found.tightens:
+        words = f"mode {mode:04o}: mpsd takes the right to write from group and others when it starts"
+        yield Finding(area, Grade.NOTE, words, f"chmod go-w {path}")
+    else:
+        words = f"mode {mode:04o}: {found.entry.writers} may remove logs and make files under their names"
+        yield Finding(area, Grade.NOTE, words, "name a directory of mpsd's own (CUDA_MPS_LOG_DIRECTORY)")
 
 
 def _probe_reach(area: str, path: str, mode: int, existing: Path) -> Iterator[Finding]:
-    if str(existing) == path and not mode & stat.S_IXOTH:
+    if os.path.isdir(path) and not mode & stat.S_IXOTH:
         yield Finding(area, Grade.NOTE, f"mode {mode:04o}: other users cannot reach the socket", f"chmod o+x {path}")
     kind = _file_system(existing)
     if kind in NETWORK_FILE_SYSTEMS:
         yield Finding(area, Grade.BAD, f"on {kind}: a network file system cannot hold sockets", "name a local directory")
 
 
-def probe_state(config: Config, environ: Mapping[str, str]) -> Finding:
+def probe_state(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         place = places.state_directory(config, os.geteuid(), environ)
     except MpsdError as exc:
-        return Finding("state directory", Grade.BAD, str(exc), "set state_directory to a shorter path")
-    return next(probe_directory("state directory", str(place)))
+        yield Finding(STATE_AREA, Grade.BAD, str(exc), "set state_directory to a shorter path")
+        return
+    yield from probe_directory(STATE_AREA, str(place))
 
 
 def probe_daemon(config: Config) -> Finding:

@@ -6,12 +6,15 @@ Knows nothing of what a line says.  Lines that cannot be kept are counted, and t
 import os
 import queue
 import select
-import stat
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+
+from mpsd.directories import open_directory, open_file
+from mpsd.errors import UnusablePath
 
 QUEUED_LINES = 10_000  # some megabytes at worst; more means that nothing has been written for seconds
 CLOSE_SECONDS = 2.0
@@ -90,6 +93,7 @@ class LogFile:
 
     def __init__(self, path: str, rotation: Rotation, mode: int = 0o644) -> None:
         self.path = path
+        self._name = os.path.basename(path)
         self._mode = mode  # of a file that it makes
         self.rotation = rotation  # a reload writes it from the main thread
         self._descriptor = -1
@@ -109,12 +113,6 @@ class LogFile:
         write_all(self._descriptor, start + line)
         self._is_cut = False
 
-    def _rotate(self) -> None:
-        for number in range(self.rotation.kept, 1, -1):
-            with suppress(FileNotFoundError):
-                os.replace(f"{self.path}.{number - 1}", f"{self.path}.{number}")
-        os.replace(self.path, self.path + ".1")
-
     def _is_ours(self) -> bool:
         try:
             found = os.stat(self.path)
@@ -123,17 +121,33 @@ class LogFile:
         self._bytes, self._written = found.st_size, found.st_mtime  # somebody may have truncated it
         return (found.st_dev, found.st_ino) == self._identity
 
+    def _rotate(self) -> None:
+        names = [self._name, *(f"{self._name}.{number}" for number in range(1, max(self.rotation.kept, 1) + 1))]
+        with self._directory() as directory:
+            for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
+                with suppress(FileNotFoundError):
+                    os.replace(newer, older, src_dir_fd=directory, dst_dir_fd=directory)
+
     def _reopen(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(self.path, flags, self._mode)
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            os.close(descriptor)
-            raise OSError(f"{self.path} is not a regular file")
+        with self._directory() as directory:
+            descriptor = open_file(directory, self._name, os.O_WRONLY | os.O_APPEND, self._mode)
         if self._descriptor >= 0:
             os.close(self._descriptor)
+        found = os.fstat(descriptor)
         self._descriptor, self._bytes, self._written = descriptor, found.st_size, found.st_mtime
         self._identity = (found.st_dev, found.st_ino)
+
+    @contextmanager
+    def _directory(self) -> Iterator[int]:
+        """Judged each time: somebody may have put another in its place (directories.py).  Raises OSError."""
+        try:
+            directory = open_directory(Path(self.path).parent, may_be_shared=True).descriptor
+        except UnusablePath as exc:
+            raise OSError(f"{self.path} cannot be opened: {exc}") from None
+        try:
+            yield directory
+        finally:
+            os.close(directory)
 
 
 def write_all(descriptor: int, line: bytes) -> None:

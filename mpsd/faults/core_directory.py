@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from mpsd.directories import open_directory
 from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.faults.core_file import CoreFile, parse_core
 from mpsd.faults.file_writers import FileId
@@ -29,6 +30,7 @@ from mpsd.faults.file_writers import FileId
 CORES = "cores"  # its name in the pipe directory, which is what containers share with mpsd
 MODE, KEPT_MODE = 0o1733, 0o711
 _KEPT = "kept"
+MADE = (f"{CORES}/{_KEPT}", CORES)  # in the pipe directory; the innermost first
 _NAME = re.compile(r"(?:[A-Za-z0-9._-]{1,80}\.)?([1-9][0-9]{0,9})")  # CUDA_COREDUMP_FILE may end in %p alone
 _QUIET_SECONDS = 5.0  # no dump that was measured took longer than one
 _STRAY_SECONDS = 60.0
@@ -80,6 +82,11 @@ class CoreDirectory:
     def close(self) -> None:
         os.close(self._directory)
         os.close(self._keep)
+
+    @property
+    def place(self) -> Path:
+        """Leads to this directory, and to no other that takes its name."""
+        return Path(f"/proc/self/fd/{self._directory}")
 
     def look(self, closed: Collection[str]) -> list[Dump]:
         """What is complete, each once.  closed: names of files that their writers have closed since the last look."""
@@ -161,20 +168,20 @@ class CoreDirectory:
             _delete(self._keep, file.name)
 
 
-def remove_if_empty(path: Path) -> None:
-    """What somebody may still want to look at stays."""
-    for directory in (path / _KEPT, path):
-        with contextlib.suppress(OSError):
-            directory.rmdir()
-
-
 def _open_own(path: Path, mode: int) -> int:
-    """A descriptor of the directory, made if it is not there."""
+    """A descriptor of the directory, made if it is not there, in a directory that can be relied on."""
     try:
-        path.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        parent = open_directory(path.parent, may_be_shared=True).descriptor
+    except UnusablePath as exc:
+        raise UnusablePath(f"{path}: {exc}") from None
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path.name, 0o700, dir_fd=parent)
+        descriptor = os.open(path.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError as exc:
         raise UnusablePath(f"{path}: {exc.strerror}") from None
+    finally:
+        os.close(parent)
     owner = os.fstat(descriptor).st_uid
     if owner != os.geteuid():
         os.close(descriptor)

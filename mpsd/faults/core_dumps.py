@@ -84,12 +84,12 @@ class CoreDumps:
             self._give_up(str(exc))
             return
         try:
-            watch = DirectoryWatch(self._path, COMPLETE)
+            watch = DirectoryWatch(directory.place, COMPLETE)
         except OSError as exc:
             directory.close()
             self._give_up(str(exc))
             return
-        self._writers = self._open_writers()
+        self._writers = self._open_writers(directory.place)
         self.absent = ""
         try:
             await self._follow(directory, watch, publish)
@@ -136,9 +136,9 @@ class CoreDumps:
                 self.meet(process)
         return find_owner(dump.pid, clients, self._inside)
 
-    def _open_writers(self) -> FileWriters | None:
+    def _open_writers(self, place: Path) -> FileWriters | None:
         try:
-            return FileWriters(self._path)
+            return FileWriters(place)
         except OSError as exc:
             log.info("faults.core_dumps_by_name", why=exc.strerror, effect="whose a dump is, its name says")
             return None

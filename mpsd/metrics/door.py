@@ -1,13 +1,18 @@
 """Where numbers are asked for: a TCP port or a Unix socket, as `metrics.listen` says."""
 
+import errno
 import os
 import socket
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
 from mpsd.accept import UNIX, parse_address
+from mpsd.errors import UnusablePath
+from mpsd.runtime.sockets import listen
 
 _BACKLOG = 64
 _MODE = 0o666  # the numbers are what mpsd.sock tells everybody too
@@ -45,22 +50,24 @@ def _at_address(listen: str) -> socket.socket:
 
 
 def _at_path(path: str) -> socket.socket:
-    """In place of the socket of a dead daemon, and of nothing else."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """In place of the socket of a dead daemon, and of nothing else.  Raises OSError."""
+    _refuse_other_file(path)
     try:
-        _remove(path)
-        sock.bind(path)
-        os.chmod(path, _MODE)
-        sock.listen(_BACKLOG)
+        return listen(Path(path), _MODE, socket.SOCK_STREAM)
+    except UnusablePath as exc:
+        raise OSError(errno.EACCES, str(exc)) from None
+
+
+def _refuse_other_file(path: str) -> None:
+    try:
+        is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
     except OSError:
-        sock.close()
-        raise
-    return sock
+        return  # it is not there; where it cannot be made, bind says so
+    if not is_socket:
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def _remove(path: str) -> None:
-    try:
+    with suppress(OSError):
         if stat.S_ISSOCK(os.lstat(path).st_mode):
             os.unlink(path)
-    except OSError:
-        pass  # it is not there; where it cannot be removed, bind says so

@@ -8,78 +8,87 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mpsd import processes
+from mpsd.directories import NotTrusted, open_directory
 from mpsd.errors import AlreadyRunning, UnusablePath
+from mpsd.runtime.pipe_directory import PipeDirectory, tell_tightened
 
 PID_FILE = "nvidia-cuda-mps-control.pid"
 _DAEMON = "nvidia-cuda-mps-control"
+_PID_MODE, _STATE_MODE, _LOG_MODE = 0o644, 0o711, 0o755
 
 
 class Claim:
     """Guards that no second daemon, mpsd's or the vendor's, serves the same pipe directory.  The lock ends with the process."""
 
     def __init__(self, pipe_directory: Path, log_directory: Path, state_directory: Path, sockets: Iterable[str] = ()) -> None:
-        self.pipe_directory = pipe_directory
+        self.pipe = PipeDirectory(pipe_directory)
         self.log_directory = log_directory
         self.state_directory = state_directory
         self._sockets = tuple(sockets)  # names of what will be made in the pipe directory
         self._lock = -1
 
+    @property
+    def pipe_directory(self) -> Path:
+        return self.pipe.path
+
     def take(self) -> None:
         """Raises UnusablePath, AlreadyRunning; the words are the vendor's where it has some."""
+        self._open_log_directory()  # first: what is logged about the others goes there
         try:
             self._make_private()
             self._take_lock()
         except OSError as exc:
             raise UnusablePath(f"the state directory {self.state_directory} cannot be used: {exc.strerror}") from None
-        self._make_pipe_directory()
-        if not os.access(self.pipe_directory, os.W_OK | os.X_OK):
+        self.pipe.open()
+        if not self.pipe.is_writable():
             refusal = f"uid {os.geteuid()} may not write to it"
             raise UnusablePath(f"Cannot access CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}: {refusal}")
         self._refuse_directories()
-        try:
-            self.log_directory.mkdir(mode=0o755, exist_ok=True)
-        except OSError:
-            pass  # the logs say what they could not write; the vendor's daemon goes on without them too
         running = self._running()
         if running is not None:
             raise AlreadyRunning(f"An instance of this daemon is already running\n(pid {running}, not mpsd's: quit it first)")
         self._write_pid()
 
     def restore(self) -> None:
-        """The pipe directory and the pid file, where somebody has removed them.  Raises UnusablePath."""
-        self._make_pipe_directory()
+        """The pipe directory and the pid file, where somebody has removed or replaced them.  Raises UnusablePath."""
+        self.pipe.open()
         self._write_pid()
 
     def release(self) -> None:
         """Remove the pid file, if it is ours."""
-        path = self.pipe_directory / PID_FILE
-        if _read_pid(path) == os.getpid():
-            path.unlink(missing_ok=True)
+        if self._read_pid() == os.getpid():
+            self.pipe.remove(PID_FILE)
 
-    def _make_pipe_directory(self) -> None:
-        _make(self.pipe_directory, f"Cannot access CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}")
+    def _open_log_directory(self) -> None:
+        """Make and tighten it.  Raises UnusablePath for one that another user controls: they could read and forge the logs."""
+        try:
+            opened = open_directory(self.log_directory, make_mode=_LOG_MODE, may_be_shared=True)
+        except NotTrusted as exc:
+            raise UnusablePath(f"the log directory {self.log_directory} cannot be used: {exc}") from None
+        except UnusablePath:
+            return  # the logs say what they could not write; the vendor's daemon goes on without them too
+        tell_tightened(self.log_directory, opened)
+        os.close(opened.descriptor)
 
     def _make_private(self) -> None:
         """The state directory can be entered by vendor servers, which run as their users, and listed by nobody else."""
-        missing = [parent for parent in (self.state_directory, *self.state_directory.parents) if not parent.exists()]
-        for directory in reversed(missing):
-            _make(directory, f"the state directory {self.state_directory} cannot be made")
-            os.chmod(directory, 0o711)
-        if not self.state_directory.is_dir():
-            raise UnusablePath(f"the state directory {self.state_directory} cannot be used: it is not a directory")
-        for directory in (self.state_directory, self.state_directory.parent):
-            if (owner := directory.stat().st_uid) not in (0, os.geteuid()):
-                raise UnusablePath(
-                    f"the state directory {self.state_directory} cannot be used: {directory} is uid {owner}'s, who could "
-                    f"change what is in it; accepted: uid {os.geteuid()}'s or root's (chown, or another state_directory)"
-                )
-        os.chmod(self.state_directory, 0o711)
+        missing = [parent for parent in self.state_directory.parents if not parent.exists()]
+        for directory in (*reversed(missing), self.state_directory):
+            try:
+                opened = open_directory(directory, make_mode=_STATE_MODE)
+            except UnusablePath as exc:
+                raise UnusablePath(f"the state directory {self.state_directory} cannot be used: {exc}") from None
+            try:
+                tell_tightened(directory, opened)
+                os.fchmod(opened.descriptor, _STATE_MODE)
+            finally:
+                os.close(opened.descriptor)
 
     def _refuse_directories(self) -> None:
         """Whatever else is in the way is replaced.  Found later, it would end a daemon that has started a domain already."""
-        for path in (self.pipe_directory / name for name in self._sockets):
-            if path.is_dir() and not path.is_symlink():
-                raise UnusablePath(f"cannot listen at {path}: it is a directory")
+        for name in self._sockets:
+            if self.pipe.is_directory(name):
+                raise UnusablePath(f"cannot listen at {self.pipe_directory / name}: it is a directory")
 
     def _take_lock(self) -> None:
         path = self.state_directory / "lock"
@@ -92,9 +101,13 @@ class Claim:
             raise UnusablePath(f"{path} cannot be locked: {exc.strerror}") from None
 
     def _running(self) -> int | None:
-        """A daemon that is not mpsd's: its pid file names a living process of that name, and something listens."""
-        pid = _read_pid(self.pipe_directory / PID_FILE)
+        """A daemon that is not mpsd's: its pid file names a living process of root's or ours of that name, and something
+        listens."""
+        pid = self._read_pid()
         if not pid or processes.program_name(pid) != _DAEMON or pid == os.getpid():
+            return None
+        owner = processes.owner(pid)
+        if owner is None or owner[0] not in (0, os.geteuid()):  # who could write here earlier may have left the file
             return None
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
@@ -105,30 +118,13 @@ class Claim:
         return pid if processes.environment_variable(pid, "CUDA_MPS_PIPE_DIRECTORY") == str(self.pipe_directory) else None
 
     def _write_pid(self) -> None:
-        """In one step: callers read it at any time."""
-        path, new = self.pipe_directory / PID_FILE, self.pipe_directory / f".{PID_FILE}.new"
         try:
-            new.unlink(missing_ok=True)
-            new.write_text(str(os.getpid()))
-            os.chmod(new, 0o644)
-            os.replace(new, path)
+            self.pipe.write(PID_FILE, str(os.getpid()), _PID_MODE)
         except OSError as exc:
-            raise UnusablePath(f"the pid file {path} cannot be written: {exc.strerror}") from None
+            raise UnusablePath(f"the pid file {self.pipe_directory / PID_FILE} cannot be written: {exc.strerror}") from None
 
-
-def _make(directory: Path, refusal: str) -> None:
-    """One level, as the vendor's does."""
-    try:
-        directory.mkdir(mode=0o755)
-    except FileExistsError:
-        if not directory.is_dir():
-            raise UnusablePath(f"{refusal}: it is not a directory") from None
-    except OSError as exc:
-        raise UnusablePath(f"{refusal}: {exc.strerror}") from None
-
-
-def _read_pid(path: Path) -> int:
-    try:
-        return int(path.read_text().strip() or 0)
-    except (OSError, ValueError):
-        return 0
+    def _read_pid(self) -> int:
+        try:
+            return int(self.pipe.read(PID_FILE).strip() or 0)
+        except ValueError:
+            return 0

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import structlog
 import trio
@@ -22,7 +21,7 @@ from mpsd.domains.pool import Pool
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import KeeperFailed, VendorFailed
 from mpsd.failover.failover import Failover
-from mpsd.faults.core_directory import CORES, remove_if_empty
+from mpsd.faults.core_directory import MADE as CORE_DIRECTORIES
 from mpsd.faults.faults import Faults
 from mpsd.leases.book import LeaseBook
 from mpsd.relay.relay import Relay
@@ -31,10 +30,10 @@ from mpsd.runtime.doors import DOORS, LinkedDoors, RelayedDoors
 from mpsd.runtime.ending import Ending
 from mpsd.runtime.keeper import KeeperClient
 from mpsd.runtime.notify import Notifier
+from mpsd.runtime.pipe_directory import PipeDirectory
 from mpsd.runtime.presence import Presence
 from mpsd.runtime.reaper import Reaper
 from mpsd.runtime.sessions import Sessions
-from mpsd.runtime.sockets import listen
 from mpsd.runtime.store import SqliteStore
 from mpsd.vault.vault import Vault
 
@@ -51,7 +50,7 @@ _REPLY_SECONDS = 1.0  # the answer to `quit` is on its way when mpsd ends
 class Daemon:
     """Everything that was built, joined.  `doors` is None until it is known who may relay."""
 
-    pipe_directory: Path
+    pipe: PipeDirectory
     pool: Pool
     upkeep: Upkeep
     sessions: Sessions
@@ -97,8 +96,7 @@ class Daemon:
                     for name, mode, serve in self._sockets():
                         places[name] = partial(self._open, name, mode, serve, conversations, listeners)
                         places[name]()
-                    found_by = {self.pipe_directory / name: again for name, again in places.items()}
-                    listeners.start_soon(Presence(self.restore, found_by, lambda: self.pool.is_stopping).run)
+                    listeners.start_soon(Presence(self.pipe, self.restore, places, lambda: self.pool.is_stopping).run)
                     await services.start(self._take_signals)  # before ready: who is told may send one
                     ready()
                     await self.stop.wait()  # for ever: this is the daemon's life
@@ -128,7 +126,7 @@ class Daemon:
         """Let nobody come any more, and wait a moment until those who came have been refused: cut off, they would run
         without MPS."""
         for name in DOORS:
-            (self.pipe_directory / name).unlink(missing_ok=True)
+            self.pipe.remove(name)
         if self.relayed:
             with trio.move_on_after(_REFUSAL_SECONDS):
                 await self.relayed[0].settled()
@@ -136,8 +134,9 @@ class Daemon:
     def clean_up(self) -> None:
         """After the domains have gone: nothing that a client or the next daemon could take for a running one."""
         for name in (UI_SOCKET, api_server.SOCKET, *DOORS):
-            (self.pipe_directory / name).unlink(missing_ok=True)
-        remove_if_empty(self.pipe_directory / CORES)
+            self.pipe.remove(name)
+        for name in CORE_DIRECTORIES:
+            self.pipe.remove_empty(name)
         if self.relayed:
             self.relayed[1].stop()
         self.store.forget_all()
@@ -174,11 +173,11 @@ class Daemon:
     ) -> dict[str, Callable[[], None]]:
         """What opens each of them again."""
         if self.relayed is None:
-            linked = LinkedDoors(self.pipe_directory, self.pool)
+            linked = LinkedDoors(self.pipe, self.pool)
             listeners.start_soon(linked.run)
             return {door: partial(linked.open_again, door) for door in DOORS}
         relay, keeper = self.relayed
-        doors = RelayedDoors(self.pipe_directory, relay, keeper)
+        doors = RelayedDoors(self.pipe, relay, keeper)
         doors.open(held)
         services.start_soon(self._keep_keeper, doors, keeper)
 
@@ -195,7 +194,7 @@ class Daemon:
 
     def _open(self, name: str, mode: int, serve: Serve, conversations: trio.Nursery, listeners: trio.Nursery) -> None:
         """Who came to one before is served there."""
-        listener = listen(self.pipe_directory / name, mode)
+        listener = self.pipe.listen(name, mode)
         self._listeners.append(listener)
         listeners.start_soon(serve, listener, conversations)
 

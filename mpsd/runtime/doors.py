@@ -8,7 +8,6 @@ ones go to a healthy domain, and nothing can be done per client (docs/unprivileg
 import os
 import socket
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
 import trio
@@ -19,7 +18,7 @@ from mpsd.errors import Stopping, UnusablePath
 from mpsd.policy.placement import Ask
 from mpsd.relay.relay import Relay
 from mpsd.runtime.keeper import KeeperClient
-from mpsd.runtime.sockets import inode_of, listen
+from mpsd.runtime.pipe_directory import PipeDirectory
 
 log = structlog.get_logger()
 _AGAIN_SECONDS = 5.0  # until a door is tried again that could not be led
@@ -30,7 +29,7 @@ DOORS = {"control": 0o666, "control_privileged": 0o755}  # names and modes are t
 class RelayedDoors:
     """Guards that the listening sockets outlive mpsd: the keeper holds them, and a restarted mpsd listens on the same ones."""
 
-    directory: Path
+    directory: PipeDirectory
     relay: Relay
     keeper: KeeperClient
     listeners: dict[str, socket.socket] = field(default_factory=dict)
@@ -39,9 +38,8 @@ class RelayedDoors:
         """Listen, on the sockets an earlier mpsd left where they are still the ones that clients reach."""
         kept = {name: (end, note) for name, end, note in held}
         for door in DOORS:
-            path = self.directory / door
             end, note = kept.get(f"listen.{door}", (None, 0))
-            if end is not None and note == inode_of(path):
+            if end is not None and note == self.directory.inode_of(door):
                 end.setblocking(False)
                 self.listeners[door] = end
             else:
@@ -55,11 +53,11 @@ class RelayedDoors:
         self._listen(door)
 
     def _listen(self, door: str) -> None:
-        self.listeners[door] = listen(self.directory / door, DOORS[door])
+        self.listeners[door] = self.directory.listen(door, DOORS[door])
         self._hold(door)
 
     def _hold(self, door: str) -> None:
-        self.keeper.hold(f"listen.{door}", self.listeners[door], inode_of(self.directory / door))
+        self.keeper.hold(f"listen.{door}", self.listeners[door], self.directory.inode_of(door))
 
     def hold_all(self) -> None:
         """Give everything to a new keeper."""
@@ -73,7 +71,7 @@ class RelayedDoors:
 
     def remove(self) -> None:
         for door, listener in self.listeners.items():
-            (self.directory / door).unlink(missing_ok=True)
+            self.directory.remove(door)
             listener.close()
 
 
@@ -81,7 +79,7 @@ class RelayedDoors:
 class LinkedDoors:
     """Guards that the links lead to a domain that takes clients, whenever there is one."""
 
-    directory: Path
+    directory: PipeDirectory
     pool: Pool
     _led_to: Domain | None = None
 
@@ -109,17 +107,13 @@ class LinkedDoors:
             try:
                 self._point(door, self._led_to.control.socket_path(door))
             except OSError as exc:
-                raise UnusablePath(f"{self.directory / door} cannot be made: {exc.strerror}") from None
+                raise UnusablePath(f"{self.directory.path / door} cannot be made: {exc.strerror}") from None
 
     def _point(self, door: str, target: str) -> None:
-        link, new = self.directory / door, self.directory / f".{door}.new"
-        if link.is_symlink() and os.readlink(link) == target:
-            return
-        new.unlink(missing_ok=True)
-        os.symlink(target, new)
-        os.replace(new, link)
-        log.info("door.leads_to", door=door, target=target)
+        if self.directory.link_target(door) != target:
+            self.directory.link(door, target)
+            log.info("door.leads_to", door=door, target=target)
 
     def remove(self) -> None:
         for door in DOORS:
-            (self.directory / door).unlink(missing_ok=True)
+            self.directory.remove(door)

@@ -1,28 +1,33 @@
-"""What programs find mpsd by, made anew where somebody has removed it, as whatever tidies /tmp.  A program that finds no door
-runs without MPS, without limits, and says nothing."""
+"""What programs find mpsd by, made anew where somebody has removed or replaced it, as whatever tidies /tmp.  A program that
+finds no door runs without MPS, without limits, and says nothing."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import structlog
 import trio
 
 from mpsd.errors import UnusablePath
+from mpsd.runtime.pipe_directory import PipeDirectory
 
 log = structlog.get_logger()
 SECONDS = 1.0
 
 
 class Presence:
-    """Guards that each of `places` is there, until it is cancelled or `is_over`.
+    """Guards that each of `places` is there, in a directory that its path leads to, until it is cancelled or `is_over`.
 
-    restore: the directory that they are in, and its pid file; raises UnusablePath.  places: what makes each of them anew, if
-    there is something to make, and raises likewise.
+    restore: opens the directory anew and makes its pid file; raises UnusablePath.  places: by name, what makes each of them
+    anew, if there is something to make, and raises likewise.
     """
 
     def __init__(
-        self, restore: Callable[[], None], places: Mapping[Path, Callable[[], None]], is_over: Callable[[], bool]
+        self,
+        directory: PipeDirectory,
+        restore: Callable[[], None],
+        places: Mapping[str, Callable[[], None]],
+        is_over: Callable[[], bool],
     ) -> None:
+        self._directory = directory
         self._restore = restore
         self._places = places
         self._is_over = is_over
@@ -36,27 +41,28 @@ class Presence:
             self.look()
 
     def look(self) -> None:
-        gone = [path for path in self._places if not _is_there(path)]
+        is_current = self._directory.is_current()
+        gone = [name for name in self._places if not (is_current and self._directory.has(name))]
         if not gone:
             return
         try:
             self._restore()
-            for path in gone:
-                self._places[path]()
+            gone = [name for name in self._places if not self._directory.has(name)]  # all may be there: only modes had changed
+            for name in gone:
+                self._places[name]()
         except UnusablePath as exc:
             self._tell(str(exc), gone)
             return
         self._said = ""
-        if back := [str(path) for path in gone if _is_there(path)]:
+        if back := [self._path(name) for name in gone if self._directory.has(name)]:
             log.error("pipe_directory.restored", found_missing=back, effect="programs that started meanwhile run without MPS")
 
-    def _tell(self, why: str, gone: list[Path]) -> None:
+    def _path(self, name: str) -> str:
+        return str(self._directory.path / name)
+
+    def _tell(self, why: str, gone: list[str]) -> None:
         """Once, as long as it is so."""
         if why != self._said:
             self._said = why
-            names = [str(path) for path in gone]
+            names = [self._path(name) for name in gone]
             log.error("pipe_directory.missing", missing=names, why=why, effect="programs that start run without MPS")
-
-
-def _is_there(path: Path) -> bool:
-    return path.is_symlink() or path.exists()

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from mpsd.directories import open_directory, open_file
 from mpsd.domains.domain import Domain
 from mpsd.domains.log_lines import LogLine
+from mpsd.errors import UnusablePath
 
 _MODE = 0o644
 
@@ -31,12 +33,17 @@ class PublicLog:
     def reopen(self) -> None:
         """Open the files again, for log rotation (SIGHUP)."""
         self.close()
+        try:
+            directory = open_directory(self._directory, may_be_shared=True).descriptor
+        except UnusablePath as exc:
+            self._tell("log.unwritable", file=str(self._directory), why=str(exc))
+            return
         for name in ("control.log", "server.log"):
             try:
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._files[name] = os.open(self._directory / name, flags, _MODE)
+                self._files[name] = open_file(directory, name, os.O_WRONLY | os.O_APPEND, _MODE)
             except OSError as exc:
                 self._tell("log.unwritable", file=str(self._directory / name), why=exc.strerror)
+        os.close(directory)
 
     def write(self, text: str) -> None:
         """A line of mpsd's own, as the vendor's control daemon would write it."""

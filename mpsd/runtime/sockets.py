@@ -1,25 +1,49 @@
-"""mpsd's sockets in the public pipe directory."""
+"""mpsd's sockets: made by the descriptor of their directory, so that nobody can lead mpsd elsewhere in between.
 
+bind(2) takes a path alone; /proc/self/fd/N/NAME is one that leads to the open directory, whatever its own path leads to now.
+"""
+
+import errno
 import os
 import socket
+import stat
+from contextlib import suppress
 from pathlib import Path
 
+from mpsd.directories import open_directory
 from mpsd.errors import UnusablePath
 
 MAX_PATH_BYTES = 107  # sun_path less its final zero, unix(7)
 _BACKLOG = 4096  # the kernel cuts it to net.core.somaxconn
 
 
-def listen(path: Path, mode: int) -> socket.socket:
-    """A listening SEQPACKET socket at `path`, replacing whatever a dead daemon left there.  Raises UnusablePath."""
+def listen(path: Path, mode: int, kind: int = socket.SOCK_SEQPACKET) -> socket.socket:
+    """A listening socket in a directory that others may share.  Raises UnusablePath."""
+    try:
+        directory = open_directory(path.parent, may_be_shared=True).descriptor
+    except UnusablePath as exc:
+        raise UnusablePath(f"cannot listen at {path}: {exc}") from None
+    try:
+        return listen_in(directory, path, mode, kind)
+    finally:
+        os.close(directory)
+
+
+def listen_in(directory: int, path: Path, mode: int, kind: int = socket.SOCK_SEQPACKET) -> socket.socket:
+    """A listening, non-blocking socket in an open directory; replaces a file that a dead daemon left.
+
+    path: as clients name it; its last name is used.  Raises UnusablePath.
+    """
     encoded = os.fsencode(path)
     if len(encoded) > MAX_PATH_BYTES:
         raise UnusablePath(f"the socket path {path} has {len(encoded)} bytes; {MAX_PATH_BYTES} fit")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = socket.socket(socket.AF_UNIX, kind)
     try:
-        path.unlink(missing_ok=True)
-        listener.bind(encoded)
-        os.chmod(path, mode)
+        with suppress(FileNotFoundError):
+            os.unlink(path.name, dir_fd=directory)
+        os.fchmod(listener.fileno(), 0o600)  # bind makes the file with the socket's mode: others come once it is set
+        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+        _set_mode(directory, path.name, mode)
         listener.listen(_BACKLOG)
     except OSError as exc:
         listener.close()
@@ -28,10 +52,12 @@ def listen(path: Path, mode: int) -> socket.socket:
     return listener
 
 
-
-def inode_of(path: Path) -> int:
-    """The number of the file at `path`, 0 without one: a listener is reachable while it is the one it was bound with."""
+def _set_mode(directory: int, name: str, mode: int) -> None:
+    """By a descriptor of the socket file: chmod(2) would follow a link that took its place.  Raises OSError."""
+    file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        return os.lstat(path).st_ino
-    except OSError:
-        return 0
+        if not stat.S_ISSOCK(os.fstat(file).st_mode):
+            raise OSError(errno.EPERM, f"{name} was replaced while it was made")
+        os.chmod(f"/proc/self/fd/{file}", mode)
+    finally:
+        os.close(file)

@@ -77,7 +77,9 @@ def test_a_state_directory_that_is_a_file(machine: Machine) -> None:
 def test_a_state_directory_of_another_user(machine: Machine) -> None:
     machine.state.mkdir()
     os.chown(machine.state, 1000, 1000)
-    assert f": {machine.state} is uid 1000's, who could change what is in it; accepted: uid 0's" in refused(machine)
+    said = refused(machine)
+    assert f": {machine.state} (uid 1000, mode 0755) belongs to another user" in said
+    assert "accepted: root's and uid 0's" in said
 
 
 @pytest.mark.parametrize("name", ["lock", "keeper", "progress", "mpsd.db"])
@@ -88,7 +90,7 @@ def test_something_else_where_mpsd_keeps_its_state(machine: Machine, name: str) 
     assert "cannot be" in said
 
 
-@pytest.mark.parametrize("name", [f"{PROGRAM}.pid", "control", "mpsd-ui"])
+@pytest.mark.parametrize("name", [f"{PROGRAM}.pid", "control", "mpsd-ui", "mpsd.sock"])
 def test_something_else_where_clients_and_callers_look(machine: Machine, name: str) -> None:
     (machine.pipe / name).mkdir()
     said = refused(machine)

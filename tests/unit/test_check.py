@@ -24,11 +24,39 @@ def only(findings: list[Finding]) -> Finding:
     return finding
 
 
-def test_a_directory_that_can_be_made_is_good(tmp_path: Path) -> None:
-    finding = only(list(probe_directory("log directory", str(tmp_path / "a" / "b"))))
-    assert finding.grade is Grade.GOOD
-    assert finding.found.endswith(f"will be made in {tmp_path}")
+@pytest.mark.parametrize(
+    ("area", "names", "grade"),
+    [
+        ("log directory", "a", Grade.GOOD),
+        ("log directory", "a/b", Grade.BAD),  # one level is made, as by the vendor's
+        ("pipe directory", "a", Grade.GOOD),
+        ("pipe directory", "a/b", Grade.BAD),
+        ("state directory", "a/b/c", Grade.GOOD),
+    ],
+)
+def test_a_directory_that_will_be_made_is_good(area: str, names: str, grade: Grade, tmp_path: Path) -> None:
+    finding = next(iter(probe_directory(area, str(tmp_path / names))))
+    assert finding.grade is grade
+    assert (f"will be made in {tmp_path}" if grade is Grade.GOOD else f"there is no {tmp_path}/a") in finding.found
     assert not (tmp_path / "a").exists()
+
+
+def test_a_directory_that_others_may_write_to_is_noted(tmp_path: Path) -> None:
+    """mpsd tightens it at its start; looking changes nothing."""
+    tmp_path.chmod(0o777)
+    good, note = list(probe_directory("pipe directory", str(tmp_path)))
+    assert (good.grade, note.grade, note.advice) == (Grade.GOOD, Grade.NOTE, f"chmod go-w {tmp_path}")
+    assert tmp_path.stat().st_mode & 0o777 == 0o777
+
+
+@pytest.mark.parametrize(
+    ("area", "grade"),
+    [("pipe directory", Grade.BAD), ("state directory", Grade.BAD), ("log directory", Grade.NOTE)],
+)
+def test_a_directory_that_every_user_shares_is_for_logs_alone(area: str, grade: Grade, tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    finding = list(probe_directory(area, str(tmp_path)))[-1]
+    assert (finding.grade, "mode 1777" in finding.found) == (grade, True)
 
 
 def test_a_file_in_the_way_is_bad(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from mpsd.errors import UnusablePath
+from mpsd.runtime.pipe_directory import PipeDirectory
 from mpsd.runtime.presence import SECONDS, Presence
 
 
@@ -20,18 +21,20 @@ class Place:
         self.doors = [directory / "control", directory / "ui"]
         self.refusal = ""
         self.is_over = False
-        self.presence = Presence(self.restore, {door: door.touch for door in self.doors}, lambda: self.is_over)
+        self.pipe = PipeDirectory(directory)
+        self.pipe.open()
+        places = {door.name: door.touch for door in self.doors}
+        self.presence = Presence(self.pipe, self.restore, places, lambda: self.is_over)
 
     def restore(self) -> None:
         if self.refusal:
             raise UnusablePath(self.refusal)
-        self.directory.mkdir(exist_ok=True)
+        self.pipe.open()
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     place = Place(tmp_path / "pipe")
-    place.directory.mkdir()
     for door in place.doors:
         door.touch()
     return place
@@ -59,6 +62,27 @@ def test_what_was_removed_is_made_anew(place: Place):
     assert all(door.exists() for door in place.doors)
 
 
+def test_another_directory_in_its_place_is_filled(place: Place, tmp_path: Path):
+    """All that programs find mpsd by is in the one before."""
+    place.directory.rename(tmp_path / "before")
+    shutil.copytree(tmp_path / "before", place.directory)
+    kept = {door.stat().st_ino for door in place.doors}
+    for door in place.doors:
+        door.unlink()
+    assert looked(place) == ["pipe_directory.restored"]
+    assert all(door.exists() for door in place.doors)
+    assert kept.isdisjoint({(tmp_path / "before" / door.name).stat().st_ino for door in place.doors})
+    assert looked(place) == []
+
+
+def test_a_directory_that_others_may_write_to_is_tightened(place: Place):
+    place.directory.chmod(0o777)
+    inodes = [door.stat().st_ino for door in place.doors]
+    assert looked(place) == ["directory.tightened"]
+    assert place.directory.stat().st_mode & 0o777 == 0o755
+    assert [door.stat().st_ino for door in place.doors] == inodes
+
+
 def test_what_cannot_be_made_is_said_once_and_tried_again(place: Place):
     shutil.rmtree(place.directory)
     place.refusal = "no space left"
@@ -70,7 +94,9 @@ def test_what_cannot_be_made_is_said_once_and_tried_again(place: Place):
 def test_what_cannot_be_there_yet_is_not_said(tmp_path: Path):
     """A link leads to a domain: there may be none yet."""
     door = tmp_path / "control"
-    presence = Presence(lambda: None, {door: lambda: None}, lambda: False)
+    pipe = PipeDirectory(tmp_path)
+    pipe.open()
+    presence = Presence(pipe, lambda: None, {door.name: lambda: None}, lambda: False)
     with structlog.testing.capture_logs() as logs:
         presence.look()
     assert (logs, door.exists()) == ([], False)
