@@ -35,6 +35,10 @@ $(if $(wildcard $(VENV)/runtime),$(shell $(VENV)/bin/python -ESc '' 2>/dev/null 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1@\2/p' Makefile | tr @ '\t' | expand -t 20
 
+# A step that takes seconds says its name first; one that has nothing to do is silent.
+compile = $(MAKE) -q --no-print-directory -C $(1) >/dev/null 2>&1 || \
+	{ echo "compiling $(2)"; $(MAKE) -s --no-print-directory -C $(1); }
+
 needs:
 	@PYTHON="$(PYTHON)" .ci/needs
 
@@ -44,24 +48,27 @@ dev: $(VENV)/bindings $(VENV)/dev ## ... and with what the tests need
 $(VENV)/runtime: pyproject.toml setup.py $(CLIENTS:%=%/pyproject.toml) clients/python/setup.py | needs
 	@echo "making $(VENV)"
 	@$(call make_venv,$(VENV))
+	@echo "installing mpsd and the packages it needs into $(VENV)"
 	@$(PIP) -e . $(CLIENTS:%=-e %)
 	@touch $@
 
 # The installation is editable, so what is compiled lies among the sources: made anew here when a header changes.
 $(VENV)/bindings: $(VENV)/runtime $(BINDING_SOURCES)
+	@echo "compiling the bindings between Python and C"
 	@$(VENV)/bin/python native/binding/build.py >/dev/null
 	@$(VENV)/bin/python clients/python/native/build.py >/dev/null
 	@touch $@
 
 $(VENV)/dev: $(VENV)/runtime
+	@echo "installing what the tests need into $(VENV)"
 	@$(PIP) -e '.[dev]'
 	@touch $@
 
 programs: | needs
-	@$(MAKE) -s --no-print-directory -C clients/control
-	@$(MAKE) -s --no-print-directory -C native
-	@$(MAKE) -s --no-print-directory -C clients/c
-	@[ "$$(uname -m)" != x86_64 ] || $(MAKE) -s --no-print-directory -C clients/shim
+	@$(call compile,clients/control,the front end)
+	@$(call compile,native,the keeper and the simulator)
+	@$(call compile,clients/c,the C library)
+	@[ "$$(uname -m)" != x86_64 ] || { $(call compile,clients/shim,the shim); }
 
 build: programs venv ## the C programs, and the front end beside the interpreter
 	@cmp -s $(FRONT_END) $(VENV)/bin/$(PROGRAM) || install -m 755 $(FRONT_END) $(VENV)/bin/$(PROGRAM)
@@ -109,11 +116,16 @@ install-files:
 	fi
 	@install -d $(PREFIX)
 	@rm -rf clients/control/build/install # it holds PREFIX, which make cannot see
+	@echo "compiling the front end for $(PREFIX)"
 	@$(MAKE) -s --no-print-directory -C clients/control OUT=build/install/$(PROGRAM) MPSD_PYTHON_DEFAULT=$(PREFIX)/venv/bin/python3
+	@echo "making $(PREFIX)/venv"
 	@$(call make_venv,$(PREFIX)/venv)
 	@rm -rf build/lib* build/temp* build/bdist.* $(CLIENTS:%=%/build)
+	@echo "installing mpsd into $(PREFIX)/venv"
 	@$(INSTALLED_PIP) --force-reinstall --no-deps . $(CLIENTS:%=./%)
+	@echo "installing the packages it needs into $(PREFIX)/venv"
 	@$(INSTALLED_PIP) . $(CLIENTS:%=./%)
+	@echo "copying programs, manual page and service files into place"
 	@install -d $(LIBDIR)/keeper $(LIBDIR)/sim
 	@install -m 755 native/keeper/mpsd-keeper $(LIBDIR)/keeper/mpsd-keeper
 	@[ ! -e clients/shim/libmpsd.so ] || install -m 644 clients/shim/libmpsd.so $(LIBDIR)/libmpsd.so

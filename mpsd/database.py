@@ -27,6 +27,27 @@ def open_database(
         path.touch(0o600)  # private from its first byte on
         path.chmod(0o600)
         database = sqlite3.connect(path, isolation_level=None)
+    except (sqlite3.Error, OSError) as exc:
+        raise _unusable(path, exc, holds) from None
+    try:
+        _prepare(database, path, schema, version, synchronous, holds, upgrades)
+    except BaseException:
+        database.close()  # Python 3.13 warns about a connection that is left to the garbage collector
+        raise
+    return database
+
+
+def _prepare(
+    database: sqlite3.Connection,
+    path: Path,
+    schema: str,
+    version: int,
+    synchronous: str,
+    holds: str,
+    upgrades: Mapping[int, str],
+) -> None:
+    """Set the connection's modes, check the file, and make or upgrade its tables.  Raises UnusablePath."""
+    try:
         database.execute("PRAGMA journal_mode=WAL")
         database.execute(f"PRAGMA synchronous={synchronous}")
         database.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
@@ -38,8 +59,7 @@ def open_database(
             database.executescript(f"BEGIN IMMEDIATE; {upgrades[found]} PRAGMA user_version={version}; COMMIT;")
             found = version
     except (sqlite3.Error, OSError) as exc:
-        is_damaged = getattr(exc, "sqlite_errorcode", None) in _DAMAGED
-        raise UnusablePath(f"{path} cannot be used: {exc}; it holds {holds}{_way_out(path) if is_damaged else ''}") from None
+        raise _unusable(path, exc, holds) from None
     if said != "ok":
         raise UnusablePath(f"{path} cannot be used: {said.splitlines()[-1]}; it holds {holds}{_way_out(path)}")
     if found not in (0, version):
@@ -47,7 +67,11 @@ def open_database(
             f"{path} has version {found}, this mpsd reads {version}: quit the mpsd that wrote it first; "
             f"where that is down, start it once more to quit it"
         )
-    return database
+
+
+def _unusable(path: Path, exc: Exception, holds: str) -> UnusablePath:
+    is_damaged = getattr(exc, "sqlite_errorcode", None) in _DAMAGED
+    return UnusablePath(f"{path} cannot be used: {exc}; it holds {holds}{_way_out(path) if is_damaged else ''}")
 
 
 def write(database: sqlite3.Connection, writes: Iterable[Write]) -> int:

@@ -1,5 +1,6 @@
 """What `make` takes for done."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,3 +27,23 @@ def test_an_environment_whose_interpreter_does_not_run_is_made_anew(tmp_path: Pa
     (tmp_path / ".venv/bindings").touch()
     done = subprocess.run(["make", "-n", "venv"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30)
     assert ("making .venv" in done.stdout) == bool(status)
+
+
+STEPS = re.compile(r"-m venv|-m pip|binding/build\.py|native/build\.py|-s --no-print-directory -C")  # each takes seconds
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
+@pytest.mark.parametrize("target", ["build", "install"])
+def test_each_step_that_takes_seconds_says_its_name_first(target: str) -> None:
+    """A first `make build` takes a minute, and `make install` can take several: a silent one looks hung."""
+    command = ["make", "-n", "-W", "pyproject.toml", target, "PREFIX=/nowhere", "PYTHON=python3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    lines = done.stdout.splitlines()
+    silent, steps = [], 0
+    for number, line in enumerate(lines):
+        if STEPS.search(line):
+            steps += 1
+            if not any("echo" in each for each in lines[max(0, number - 3) : number + 1]):
+                silent.append(line)
+    assert steps >= 3
+    assert silent == []
