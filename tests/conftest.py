@@ -29,6 +29,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("mpsd")
 
 
+def pytest_configure() -> None:
+    """A shell starts what it runs in the background with Ctrl-C ignored, and programs under test would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Before hypothesis reads its own option."""

@@ -88,8 +88,8 @@ def look(process: ProcessId, pidfd: int, have: Sequence[Holding], open_spaces: O
     known = [holding.space for holding in have if holding not in lost]
     try:
         return Look(lost, tuple(Holding(space) for space in open_spaces(process, pidfd, known)))
-    except Unavailable as exc:
-        return Look(lost, why=str(exc))
+    except Unavailable as exc:  # of a process that is ending the kernel shows root alone what it has: that is no trouble
+        return Look(lost, why=str(exc) if processes.is_alive(process) else "")
 
 
 def attach_all(holdings: Sequence[Holding], process: ProcessId, gpus: tuple[str, ...], settings: UvmSettings) -> None:

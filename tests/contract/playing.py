@@ -57,8 +57,11 @@ def play(program: Program, scene: Scene) -> Iterator[Played]:
 
 def unplayable(scene: Scene) -> str:
     """Why this user cannot play the scene; nothing if so."""
-    is_root = os.geteuid() == 0
-    return "" if is_root or all(step.uid == 0 for step in scene.steps) else "needs uid 0 to be two users"
+    if os.geteuid() == 0:
+        return ""
+    if any(step.uid != 0 for step in scene.steps):
+        return "needs uid 0 to be two users"
+    return "needs uid 0 to start its server" if any("-uid 0" in step.line for step in scene.steps) else ""
 
 
 def _played(daemon: Daemon, step: Step, names: Mapping[str, str]) -> Played:

@@ -81,12 +81,13 @@ class Daemon:
     def start(self) -> Reply:
         return self.run(["-d"], "", START_SECONDS)
 
-    def ask(self, line: str, uid: int = 0, seconds: float = ANSWER_SECONDS) -> Reply:
+    def ask(self, line: str, uid: int | None = None, seconds: float = ANSWER_SECONDS) -> Reply:
         """One run of the front end; the line in Latin-1, like the answer."""
         return self.run([], line + "\n", seconds, uid)
 
-    def run(self, arguments: list[str], typed: str, seconds: float = ANSWER_SECONDS, uid: int = 0) -> Reply:
-        user = {"user": uid, "group": uid, "extra_groups": []} if uid != os.geteuid() else {}
+    def run(self, arguments: list[str], typed: str, seconds: float = ANSWER_SECONDS, uid: int | None = None) -> Reply:
+        """uid: whom the front end runs as; None: the user who runs the tests.  Another user needs root."""
+        user = {} if uid in (None, os.geteuid()) else {"user": uid, "group": uid, "extra_groups": []}
         done = subprocess.run(
             [str(self.program.control), *arguments],
             input=typed.encode("latin-1"),

@@ -58,6 +58,7 @@ def addresses(of: list[dict[str, Any]]) -> list[int]:
 # -- leases --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.root
 def test_the_lease_is_there_before_cuda_and_goes_with_the_process(house: Machine) -> None:
     """Its limits hold, as the program's own SM count shows."""
     client = counter(house, MPSD_LEASE_NAME="job", MPSD_LEASE_SM_PERCENT="25", MPSD_LEASE_MEMORY="8G").ready()
@@ -70,6 +71,7 @@ def test_the_lease_is_there_before_cuda_and_goes_with_the_process(house: Machine
         wait_for("the end of the lease", lambda: not mpsd.ask(calls.lease_list()).items)
 
 
+@pytest.mark.root
 def test_what_is_refused_goes_on_without_unless_it_is_required(house: Machine) -> None:
     first = counter(house, MPSD_LEASE_SM_PERCENT="90").ready()
     second = counter(house, "--seconds", "0.05", MPSD_LEASE_SM_PERCENT="90")
@@ -80,6 +82,7 @@ def test_what_is_refused_goes_on_without_unless_it_is_required(house: Machine) -
     first.end()
 
 
+@pytest.mark.root
 def test_a_lease_is_waited_for_as_long_as_was_said(house: Machine) -> None:
     first = counter(house, MPSD_LEASE_SM_PERCENT="90").ready()
     second = counter(house, MPSD_LEASE_SM_PERCENT="90", MPSD_LEASE_WAIT="20", MPSD_REQUIRED="1")
@@ -165,6 +168,7 @@ def test_an_arena_that_others_have_laid_out_is_left_alone(house: Machine) -> Non
 # -- errors and guards ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.root
 def test_a_wild_access_is_told_and_ends_its_process_alone(house: Machine) -> None:
     """Proven, by client and address; who shares its domain goes on."""
     other = house.counter().ready()

@@ -141,7 +141,7 @@ class Machine:
 
     def start_server(self) -> str:
         """The pid of a server that is ACTIVE."""
-        self.ask("start_server -uid 0")
+        self.ask(f"start_server -uid {os.geteuid()}")
         server = self.server()
         eventually(lambda: self.ask(f"get_server_status {server}") == "ACTIVE\n")
         return server

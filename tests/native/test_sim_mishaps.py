@@ -1,5 +1,6 @@
 """The simulator's control daemon and servers fail on request, for the tests of those who depend on them."""
 
+import os
 import socket
 import subprocess
 import threading
@@ -97,7 +98,7 @@ def test_a_server_that_cannot_start_is_tried_six_times(fault: str) -> None:
 def test_a_server_that_hangs_at_start_stays_initializing() -> None:
     with open_machine(MPSD_SIM_SERVER_FAULT="hang") as mps:
         mps.start()
-        mps.ask("start_server -uid 0")
+        mps.ask(f"start_server -uid {os.geteuid()}")
         server = mps.server()
         assert mps.ask(f"get_server_status {server}") == "INITIALIZING\n"
         assert mps.ask(f"get_client_list {server}") == ""

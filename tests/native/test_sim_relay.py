@@ -40,6 +40,7 @@ def test_a_client_behind_a_relay_is_known_by_its_own_pid_and_uid(mps: Machine, u
         assert f"NEW CLIENT {client.pid} from user {uid}: Server already exists\n" in mps.log("control.log")
 
 
+@needs_root  # to send another process's credentials
 def test_a_client_outlives_the_relay(mps: Machine) -> None:
     with relay(mps) as public:
         client = mps.client("counter", "--seconds", "1", CUDA_MPS_PIPE_DIRECTORY=public)
@@ -70,12 +71,14 @@ def test_a_relay_that_closes_makes_the_client_run_without_mps(mps: Machine) -> N
     assert mps.ask("get_server_list") == ""
 
 
+@needs_root  # to send another process's credentials
 def test_a_relay_that_closes_after_the_probe_is_error_805(mps: Machine) -> None:
     with relay(mps, "refuse") as public:
         refused = mps.run("counter", CUDA_MPS_PIPE_DIRECTORY=public)
     assert (refused["call"], refused["code"]) == ("cuInit", 805)
 
 
+@needs_root  # to send another process's credentials
 def test_commands_pass_the_relay_too(mps: Machine) -> None:
     with relay(mps) as public:
         done = mps.control(line="get_default_client_priority", CUDA_MPS_PIPE_DIRECTORY=public)

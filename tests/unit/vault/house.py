@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import trio
 
 from mpsd import processes
@@ -206,6 +207,12 @@ async def taken(vault: Vault, arena: Arena, process: ProcessId) -> dict[int, byt
         if not taken.has_more:
             return found
         after = taken.allocations[-1].offset
+
+
+def impatient_with_keepers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait a second for a keeper instead of ten.  Less is too little for one that is well on a busy machine."""
+    monkeypatch.setattr("mpsd.vault.keeper_link.SECONDS", 1.0)
+    monkeypatch.setattr("mpsd.vault.keeper._AGAIN_SECONDS", 0.01)
 
 
 async def until(is_so: Callable[[], bool]) -> None:

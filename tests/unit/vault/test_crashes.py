@@ -18,7 +18,7 @@ from mpsd.model import ProcessId
 from mpsd.vault.keeper_link import KeeperLink
 from mpsd.vault.vault import Vault
 from tests.descriptors import descriptors
-from tests.unit.vault.house import SPEC, House, at, committed, memory, opened, put, taken, until
+from tests.unit.vault.house import SPEC, House, at, committed, impatient_with_keepers, memory, opened, put, taken, until
 
 Step = Callable[[Vault, Arena, ProcessId], Awaitable[object]]
 
@@ -254,8 +254,7 @@ async def test_a_keeper_that_lost_one_descriptor_loses_its_arena_alone(house, wr
 
 async def test_a_stopped_keeper_costs_an_answer_and_no_memory(house, writer, monkeypatch):
     """Somebody debugs it, or the machine sleeps: what it holds is not lost."""
-    monkeypatch.setattr("mpsd.vault.keeper_link.SECONDS", 0.05)
-    monkeypatch.setattr("mpsd.vault.keeper._AGAIN_SECONDS", 0.01)
+    impatient_with_keepers(monkeypatch)
     async with house.vault() as vault:
         arena = await committed(vault, writer.process)
         os.kill(vault.keeper.pid, signal.SIGSTOP)
@@ -349,8 +348,7 @@ async def test_a_new_keepers_life_does_not_end_with_the_old_ones(house, writer):
 
 
 async def test_memory_is_given_back_when_a_stopped_keeper_goes_on(house, writer, monkeypatch):
-    monkeypatch.setattr("mpsd.vault.keeper_link.SECONDS", 0.05)
-    monkeypatch.setattr("mpsd.vault.keeper._AGAIN_SECONDS", 0.01)
+    impatient_with_keepers(monkeypatch)
     async with house.vault() as vault:
         arena = await committed(vault, writer.process)
         await vault.arenas.close(arena.id, writer.process)

@@ -16,7 +16,7 @@ from mpsd.errors import KeeperFailed, NoRoom, UnusablePath
 from mpsd.model import ProcessId
 from mpsd.vault.vault import Vault
 from tests.descriptors import descriptors
-from tests.unit.vault.house import SPEC, House, at, committed, memory, opened, put, taken, until
+from tests.unit.vault.house import SPEC, House, at, committed, impatient_with_keepers, memory, opened, put, taken, until
 
 MOST = 6  # that one keeper holds
 
@@ -228,8 +228,7 @@ async def test_what_is_lost_and_cannot_be_stored_is_lost_later(small, writer, mo
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr("mpsd.vault.keeper_link.SECONDS", 0.05)
-    monkeypatch.setattr("mpsd.vault.keeper._AGAIN_SECONDS", 0.01)
+    impatient_with_keepers(monkeypatch)
     return monkeypatch
 
 
