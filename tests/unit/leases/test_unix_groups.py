@@ -1,7 +1,6 @@
 """Which Unix groups a user is in, and how seldom that is asked."""
 
 import grp
-import os
 import pwd
 
 import pytest
@@ -10,24 +9,27 @@ from mpsd.leases import groups
 from mpsd.leases.groups import UnixGroups, is_member
 
 
-def my_group() -> str:
-    return grp.getgrgid(pwd.getpwuid(os.getuid()).pw_gid).gr_name
+ROOT = 0  # whom every user database has; in a container it may not have the user who runs the tests
+
+
+def roots_group() -> str:
+    return grp.getgrgid(pwd.getpwuid(ROOT).pw_gid).gr_name
 
 
 def test_a_user_is_a_member_of_its_own_group():
-    assert is_member(os.getuid(), my_group())
+    assert is_member(ROOT, roots_group())
 
 
-@pytest.mark.parametrize(("uid", "name"), [(os.getuid(), "no-such-group"), (2**31 - 7, my_group())])
+@pytest.mark.parametrize(("uid", "name"), [(ROOT, "no-such-group"), (2**31 - 7, roots_group())])
 def test_who_or_what_is_not_there_is_no_member(uid, name):
     assert not is_member(uid, name)
 
 
 def test_a_group_may_list_its_members(monkeypatch):
-    name = pwd.getpwuid(os.getuid()).pw_name
+    name = pwd.getpwuid(ROOT).pw_name
     listed = grp.struct_group(("staff", "x", 2**31 - 9, [name]))
     monkeypatch.setattr(groups.grp, "getgrnam", lambda asked: listed)
-    assert is_member(os.getuid(), "staff")
+    assert is_member(ROOT, "staff")
 
 
 def test_each_user_is_looked_up_once_until_the_settings_change(monkeypatch):
