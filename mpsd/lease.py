@@ -63,8 +63,10 @@ class Selector:
 class LeaseSpec:
     """What was asked for.  Shares and limits are those of the whole lease, and are divided equally among `processes`.
 
-    gpus: UUIDs; empty: every GPU of the daemon.  sm_percent: in (0, 100] of each of these GPUs.  memory_bytes: by UUID; no
-    entry, no limit.  priority: 0 normal, 1 below normal (the vendor's client priority, and the queue's).
+    gpus: UUIDs; empty: every GPU of the daemon.  sm_percent: of each of these GPUs, at most 100; 0 reserves no SMs, and its
+    clients have what no lease has reserved when they start.  sm_asked_percent: what was asked, where sm_percent is what the
+    hardware gives for it (policy/sm_steps.py).  memory_bytes: by UUID; no entry, no limit.  priority: 0 normal, 1 below
+    normal (the vendor's client priority, and the queue's).
     group: of DomainPolicy.GROUP, and whose members inherit each other's shares.  wait_seconds: how long it may be QUEUED.
     """
 
@@ -80,6 +82,7 @@ class LeaseSpec:
     ttl_seconds: float | None = None  # None: until it is released
     wait_seconds: float = 0.0
     level: str = "interactive"  # of the elastic policy: interactive or batch
+    sm_asked_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class Device:
     pci_bus_id: str
     compute_mode: ComputeMode = ComputeMode.DEFAULT
     multiprocessors: int = 0  # SMs; 0 where they are not known
+    capability: tuple[int, int] = (0, 0)  # compute capability, major and minor; zeros where it is not known
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -84,6 +84,7 @@ def _read(index: int) -> Device:
         _text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
         _MODES.get(pynvml.nvmlDeviceGetComputeMode(handle), ComputeMode.DEFAULT),
         _multiprocessors(handle),
+        _capability(handle),
     )
 
 
@@ -91,11 +92,19 @@ def _multiprocessors(handle: pynvml.c_nvmlDevice_t) -> int:
     """NVML counts cores; 0 where it does not, or where it is not known how many an SM has."""
     try:
         cores = int(pynvml.nvmlDeviceGetNumGpuCores(handle))
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     except pynvml.NVMLError:
         return 0
+    major, minor = _capability(handle)
     per_multiprocessor = _CORES.get((major, minor), _CORES_SINCE_HOPPER if major >= 9 else 0)
     return cores // per_multiprocessor if per_multiprocessor else 0
+
+
+def _capability(handle: pynvml.c_nvmlDevice_t) -> tuple[int, int]:
+    try:
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except pynvml.NVMLError:
+        return 0, 0
+    return int(major), int(minor)
 
 
 def _text(value: str | bytes) -> str:

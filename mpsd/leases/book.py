@@ -30,6 +30,7 @@ from mpsd.policy.admission import UNSEEN, may_be_told, refusal_of
 from mpsd.policy.dealing import Dealer
 from mpsd.policy.queue import QueueEntry
 from mpsd.policy.settings import AdmissionSettings
+from mpsd.policy.sm_steps import as_given
 from mpsd.policy.specs import check_spec, check_ttl
 
 log = structlog.get_logger()
@@ -66,7 +67,7 @@ class LeaseBook:
         self._terms = Terms(settings, devices, groups or UnixGroups(), clock)
         self._account = Account()
         self._register = Register(store, self._account, self._terms)
-        self._dealer = Dealer(lambda: self.settings, self._account, self._register.find)
+        self._dealer = Dealer(lambda: self.settings, self._account, self._register.find, self._terms.devices_of)
         self._clients = Clients(store, self._account, self._dealer, self._news, self._terms)
         self._admissions = Admissions(self._terms, self._account, self._register, self._clients, self._dealer, self._news)
         self._schedule = Schedule(clock)
@@ -91,6 +92,7 @@ class LeaseBook:
         """
         is_for_all = owner_uid in self.settings.operators if for_all_users is None else for_all_users
         spec = with_start_time(check_spec(spec, self._terms.devices()), self._find_process)
+        spec = as_given(spec, self._terms.devices_of(spec))
         now = self._terms.clock()
         draft = Lease(0, owner_uid, spec, LeaseState.QUEUED, now, None, is_for_all)
         check_draft(draft, len(self._register), self._account, self._terms)

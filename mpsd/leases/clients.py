@@ -111,9 +111,10 @@ class Clients:
 
     def _of_lease(self, lease: Lease, share: int) -> tuple[Grant, Held]:
         gpus = self._terms.gpus_of(lease.spec)
-        grant = grant_of_lease(lease, gpus, share)
+        grant = grant_of_lease(lease, gpus, share, self._terms.devices())
         key, pool = self._account.pool_of(lease.id)
-        return grant, Held(lease.id, key, pool.gpus, pool.owner, share, part_of(lease), grant.memory_bytes)
+        counted = share if lease.spec.sm_percent else 0  # a lease without a share has none that others could miss
+        return grant, Held(lease.id, key, pool.gpus, pool.owner, counted, part_of(lease), grant.memory_bytes)
 
     def _forget_on_disk(self, process: ProcessId) -> None:
         """Where that fails, the next mpsd finds the process ended."""

@@ -15,7 +15,8 @@ from mpsd.lease import Lease
 from mpsd.leases.records import Admitted, Row, admitted_of, admitted_row, lease_of, lease_row
 from mpsd.model import ProcessId
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_UPGRADES = {1: ""}  # version 2 says in a spec what was asked of the SMs too; one without it is read as it is
 _SCHEMA = """
 CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, owner_uid INTEGER NOT NULL, for_all_users INTEGER NOT NULL,
                      state TEXT NOT NULL, created_at REAL NOT NULL, expires_at REAL, spec TEXT NOT NULL);
@@ -41,7 +42,7 @@ class LeaseStore:
 
     def __init__(self, path: Path, boot_id: str | None = None) -> None:
         self._path = path
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "FULL", "leases and who runs under them")
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "FULL", "leases and who runs under them", _UPGRADES)
         self.is_new_boot = self._begin_boot(read_boot_id() if boot_id is None else boot_id)
 
     def leases(self) -> list[Lease]:

@@ -35,6 +35,9 @@ class Terms:
     def gpus_of(self, spec: LeaseSpec) -> tuple[str, ...]:
         return spec.gpus or tuple(device.uuid for device in self.devices())
 
+    def devices_of(self, spec: LeaseSpec) -> list[Device]:
+        return [device for device in self.devices() if not spec.gpus or device.uuid in spec.gpus]
+
     def owner_of(self, uid: int) -> Owner | None:
         """Whose quotas a client of this user is under; None: an operator, under none."""
         if uid in self.settings.operators:

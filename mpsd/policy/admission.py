@@ -3,12 +3,14 @@
 Room is budgets.py, order is queue.py, the leases themselves are found by matching.py.  Prose: docs/leases.md.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mpsd.lease import DomainPolicy, Grant, Lease, LeaseState, Refusal
+from mpsd.model import Device
 from mpsd.policy.budgets import MILLIONTHS, group_key, to_millionths, to_percent
 from mpsd.policy.matching import why
 from mpsd.policy.settings import AdmissionSettings
+from mpsd.policy.sm_steps import alike, given, steps_of
 
 DEFAULT = Grant("no lease names it: the default")
 UNSEEN = Grant("mpsd cannot see its process, which is in another pid namespace: the default")
@@ -43,14 +45,10 @@ def memory_part_of(lease: Lease, gpus: Iterable[str]) -> dict[str, int]:
     return {gpu: sizes[gpu] // lease.spec.processes for gpu in gpus if gpu in sizes}
 
 
-def grant_of_lease(lease: Lease, gpus: Iterable[str], share: int) -> Grant:
-    """share: millionths of a percent, what was dealt or its part."""
-    spec, part = lease.spec, part_of(lease)
-    words = why(lease)
-    if spec.processes > 1:
-        words += f"; one of its {spec.processes} processes"
-    if abs(share - part) > _SAME:
-        words += f"; {to_percent(share):.4g} % instead of {to_percent(part):.4g} %, as its group's shares were dealt"
+def grant_of_lease(lease: Lease, gpus: Iterable[str], share: int, devices: Sequence[Device] = ()) -> Grant:
+    """share: millionths of a percent, what was dealt or its part.  devices: all of the daemon, for the words of the rule."""
+    spec, own = lease.spec, [device for device in devices if not lease.spec.gpus or device.uuid in lease.spec.gpus]
+    words = "; ".join(filter(None, (why(lease), *_about_share(lease, share, own), renumbering(spec.gpus, devices))))
     keys = {DomainPolicy.OWN: str(lease.id), DomainPolicy.GROUP: group_key(lease)}
     return Grant(
         words,
@@ -62,3 +60,46 @@ def grant_of_lease(lease: Lease, gpus: Iterable[str], share: int) -> Grant:
         spec.domain,
         keys.get(spec.domain, ""),
     )
+
+
+def _about_share(lease: Lease, share: int, devices: Sequence[Device]) -> Iterable[str]:
+    """Where a client's share is not what its lease asked for, why."""
+    spec, part = lease.spec, part_of(lease)
+    if spec.processes > 1:
+        yield f"one of its {spec.processes} processes"
+    if not spec.sm_percent:
+        yield f"it names no share: {share_in_words(share, devices)}, what no lease had reserved when it started"
+    elif abs(share - part) > _SAME:
+        shown = share_in_words(share, devices)
+        yield f"{shown} instead of {share_in_words(part, devices)}, as its group's shares were dealt"
+    elif spec.sm_asked_percent is not None and abs(spec.sm_asked_percent - spec.sm_percent) * MILLIONTHS > _SAME:
+        asked = spec.sm_asked_percent / spec.processes
+        yield f"{asked:.4g} % was asked, and the GPU gives {share_in_words(share, devices)}{_steps_in_words(devices)}"
+
+
+def share_in_words(share: int, devices: Iterable[Device]) -> str:
+    """In SMs where all these GPUs have equally many, else in percent."""
+    percent, found = to_percent(share), list(devices)
+    count, total = alike(given(percent, each) for each in found), alike(each.multiprocessors for each in found)
+    return f"{count} of {total} SMs" if count and total else f"{percent:.4g} %"
+
+
+def _steps_in_words(devices: Iterable[Device]) -> str:
+    known = {steps_of(device) for device in devices if device.multiprocessors}
+    if len(known) != 1:
+        return ""
+    steps = known.pop()
+    return f": {steps.least} at least, and of more whole multiples of {steps.step}"
+
+
+def renumbering(gpus: Sequence[str], devices: Sequence[Device]) -> str:
+    """What MPS calls the GPUs of a lease that has not all of them; empty where each keeps its number.
+
+    The vendor's daemon of its domain sees these GPUs alone, and numbers them from 0 for its clients.
+    """
+    own = [device for device in devices if device.uuid in gpus]
+    changed = [(device.ordinal, number) for number, device in enumerate(own) if device.ordinal != number]
+    if not changed:
+        return ""
+    pairs = ", ".join(f"GPU {ordinal} is {number}" for ordinal, number in changed)
+    return f"for its processes CUDA_VISIBLE_DEVICES counts only its own GPUs: {pairs}, and a UUID stays what it is"

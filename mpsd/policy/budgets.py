@@ -5,6 +5,7 @@ somebody takes is an amount in each scope it touches.  All amounts are whole num
 in millionths of a percent.  Prose: docs/leases.md, "Budgets".
 """
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -96,8 +97,9 @@ def lease_amounts(lease: Lease, gpus: Iterable[str], owner: Owner | None) -> dic
     share = to_millionths(spec.sm_percent)
     amounts: dict[Scope, int] = {}
     for gpu in gpus:
-        amounts |= dict.fromkeys(sm_scopes(owner, gpu), share)
-        amounts[Scope(Level.DOMAIN, Kind.SM, domain, gpu)] = share
+        if share:
+            amounts |= dict.fromkeys(sm_scopes(owner, gpu), share)
+            amounts[Scope(Level.DOMAIN, Kind.SM, domain, gpu)] = share
         amounts[Scope(Level.MACHINE, Kind.LEASES, gpu=gpu)] = 1
         if size := spec.memory_bytes.get(gpu):
             amounts |= dict.fromkeys(memory_scopes(owner, gpu), size)
@@ -166,6 +168,10 @@ class Limits:
             return _of_quota(self.settings.domain_quota, scope.kind)
         return self._of_machine(scope)
 
+    def sm_count(self, gpu: str) -> int:
+        """Of this GPU; 0 where it is not known."""
+        return next((device.multiprocessors for device in self.devices if device.uuid == gpu), 0)
+
     def _of_machine(self, scope: Scope) -> int | None:
         if scope.kind is Kind.CLIENTS:
             return self.settings.max_clients
@@ -204,11 +210,12 @@ def shortage(scope: Scope, amounts: Amounts, limits: Limits, used: Mapping[Scope
     taken, limit = used.get(scope, 0), limits.of(scope) or 0
     if scope.kind is Kind.PROCESSES:
         return f"lease {scope.whose} has {taken} of its {limit} processes"
-    figures = f"{_quantity(scope, amounts[scope])} asked, {_quantity(scope, taken)} of {_quantity(scope, limit)} taken"
+    show = functools.partial(_quantity, scope, limits.sm_count(scope.gpu) if scope.kind is Kind.SM else 0)
+    figures = f"{show(amounts[scope])} asked, {show(taken)} of {show(limit)} taken"
     if scope.level is Level.MACHINE and scope.gpu:
         figures += f" by {_holders(scope.gpu, used)}"
     if aside:
-        figures += f", {_quantity(scope, aside)} set aside for those ahead"
+        figures += f", {show(aside)} set aside for those ahead"
     of_gpu = f"{scope.gpu}, " if scope.gpu else ""
     return f"{_WHOSE[scope.level].format(scope.whose)}{of_gpu}{_WORDS.get(scope.kind, scope.kind.value)}: {figures}"
 
@@ -228,7 +235,10 @@ _WHOSE = {
 _WORDS = {Kind.SM: "SMs"}
 
 
-def _quantity(scope: Scope, amount: int) -> str:
+def _quantity(scope: Scope, sm_count: int, amount: int) -> str:
+    """sm_count: of the GPU, which shares of SMs are shown in; 0: in percent."""
+    if scope.kind is Kind.SM and sm_count:
+        return f"{round(amount * sm_count / (FULL_PERCENT * MILLIONTHS), 2):g}"
     if scope.kind is Kind.SM:
         return f"{to_percent(amount):.6g} %"
     return f"{amount >> 20} MiB" if scope.kind is Kind.MEMORY else str(amount)

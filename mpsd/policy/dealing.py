@@ -5,11 +5,12 @@ Joins the policies (shares.py, elastic.py) with what is reserved and held (accou
 
 from collections.abc import Callable, Mapping, Sequence
 
-from mpsd.lease import Lease
-from mpsd.policy import elastic
+from mpsd.lease import FULL_PERCENT, Lease, LeaseSpec
+from mpsd.model import Device
+from mpsd.policy import elastic, sm_steps
 from mpsd.policy.account import Account
 from mpsd.policy.admission import part_of
-from mpsd.policy.budgets import to_millionths, to_percent
+from mpsd.policy.budgets import Kind, Level, Scope, to_millionths, to_percent
 from mpsd.policy.elastic import Elastic, Standing
 from mpsd.policy.pools import Pool
 from mpsd.policy.settings import AdmissionSettings
@@ -24,14 +25,23 @@ from mpsd.policy.shares import (
     deal_by_presence,
 )
 
+_ROUNDING = 1  # a millionth of a percent
+
 
 class Dealer:
     """Guards the standing of each lease with the elastic policy, and that no group is dealt more than it has."""
 
-    def __init__(self, settings: Callable[[], AdmissionSettings], account: Account, find: Callable[[int], Lease]) -> None:
+    def __init__(
+        self,
+        settings: Callable[[], AdmissionSettings],
+        account: Account,
+        find: Callable[[int], Lease],
+        devices_of: Callable[[LeaseSpec], Sequence[Device]],
+    ) -> None:
         self._settings = settings
         self._account = account
         self._find = find
+        self._devices_of = devices_of
         self._standings: dict[int, Standing] = {}
 
     def share(self, lease: Lease, starting: Mapping[int, int], now: float) -> int | None:
@@ -39,6 +49,8 @@ class Dealer:
 
         starting: clients of each lease that are about to start, this one among them.
         """
+        if not lease.spec.sm_percent:
+            return to_millionths(self._unreserved(lease))
         key, pool = self._account.pool_of(lease.id)
         part = part_of(lease)
         if not lease.spec.group or (self._settings().redistribute == "off" and pool.free() >= part):
@@ -47,14 +59,28 @@ class Dealer:
         deal = self._deal(group)
         pool.dealt = dict(deal)
         share = at_start(group, lease.id, deal)
-        return None if share is None else min(to_millionths(share), pool.free())
+        return None if share is None else self._in_steps(lease, min(to_millionths(share), pool.free()))
 
     def is_dealt_out(self, lease: Lease) -> bool:
         """Whether its group has nothing left for one more client."""
-        if not lease.spec.group:
+        if not lease.spec.group or not lease.spec.sm_percent:
             return False
         _, pool = self._account.pool_of(lease.id)
         return pool.free() < min(to_millionths(LEAST_PERCENT), part_of(lease))
+
+    def _unreserved(self, lease: Lease) -> float:
+        """The share of the GPUs of a lease without one: what no lease has reserved on that of them where this is least."""
+        devices, used = self._devices_of(lease.spec), self._account.ledger.used
+        taken = (used.get(Scope(Level.MACHINE, Kind.SM, gpu=each.uuid), 0) for each in devices)
+        return sm_steps.remainder(min(FULL_PERCENT, to_percent(max(taken, default=0))), devices)
+
+    def _in_steps(self, lease: Lease, share: int) -> int | None:
+        """What was dealt, as the hardware gives it; None: it is less than a client can be given, and than its own part."""
+        part = part_of(lease)
+        if abs(share - part) <= _ROUNDING:
+            return share
+        rounded = to_millionths(sm_steps.whole(to_percent(share), self._devices_of(lease.spec)))
+        return rounded or (part if share >= part else None)
 
     def observe(self, lease: Lease, busy: float, seconds: float, now: float) -> None:
         """For `seconds` the clients of this lease used this fraction of their shares."""

@@ -4,6 +4,7 @@ A vendor server gives each newcomer the limits that hold at that moment.  Betwee
 cannot be had with them (OUT_OF_MEMORY, measured), so whoever is late or early gets an error and no more than he may.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 LEAST_PERCENT = 0.1  # gives 8 SMs of 132 (measured)
 _CLOSED_BYTES = MIB  # no context fits (measured)
+_PARTS = 10**4  # of a percent: enough to tell the SMs of any GPU apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def of_defaults(defaults: Defaults, gpus: Sequence[str]) -> Limits:
 def of_grant(grant: Grant, gpus: Sequence[str]) -> Limits:
     """For a domain with these GPUs.  Memory is rounded down to the vendor's unit, and never to 0, which would be no limit."""
     memory = tuple(_whole_mib(grant.memory_bytes[uuid]) if uuid in grant.memory_bytes else 0 for uuid in gpus)
-    return Limits(grant.sm_percent, memory, grant.priority)
+    return Limits(_rounded_up(grant.sm_percent), memory, grant.priority)
 
 
 def tighter(one: Limits, other: Limits) -> Limits:
@@ -106,6 +108,11 @@ def overrides(variable: str | None, visible: Mapping[str, int]) -> str:
         if not known:
             return f"its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names {device[:64]!r}, no GPU of its domain, and would lift its limit"
     return ""
+
+
+def _rounded_up(percent: float) -> float:
+    """A share stands for a whole number of SMs; one that is a hair below it would give a whole step fewer."""
+    return min(FULL_PERCENT, math.ceil(percent * _PARTS - 1e-6) / _PARTS)
 
 
 def _whole_mib(size: int) -> int:

@@ -63,7 +63,7 @@ def _check_text(spec: LeaseSpec) -> None:
 
 def _check_numbers(spec: LeaseSpec) -> None:
     checks = (
-        ("sm_percent", spec.sm_percent, 0 < spec.sm_percent <= FULL_PERCENT, "more than 0, at most 100"),
+        ("sm_percent", spec.sm_percent, _is_share(spec), "more than 0, at most 100; 0 beside memory_bytes"),
         ("gpus", len(spec.gpus), len(spec.gpus) <= MOST_GPUS, f"at most {MOST_GPUS}"),
         ("memory_bytes", len(spec.memory_bytes), len(spec.memory_bytes) <= MOST_GPUS, f"at most {MOST_GPUS}"),
         ("processes", spec.processes, 1 <= spec.processes <= MOST_PROCESSES, f"1 to {MOST_PROCESSES}"),
@@ -73,9 +73,13 @@ def _check_numbers(spec: LeaseSpec) -> None:
     for name, found, is_good, accepted in checks:
         if not is_good:
             raise BadRequest(f"a lease's {name}: found {found}; accepted: {accepted}")
-    if spec.sm_percent / spec.processes < LEAST_PERCENT:
+    if 0 < spec.sm_percent / spec.processes < LEAST_PERCENT:
         raise BadRequest(f"{spec.sm_percent} % among {spec.processes} processes is less than {LEAST_PERCENT} % for each")
     check_ttl(spec.ttl_seconds)
+
+
+def _is_share(spec: LeaseSpec) -> bool:
+    return 0 < spec.sm_percent <= FULL_PERCENT or (spec.sm_percent == 0 and bool(spec.memory_bytes))
 
 
 def check_ttl(seconds: float | None) -> None:

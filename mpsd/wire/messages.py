@@ -14,7 +14,7 @@ from mpsd.stop import Way
 from mpsd.wire.params import array, boolean, choice, maybe, number, param, record, table, text, whole
 
 VERSION = 1  # of the protocol; another number is another protocol
-MINOR = 3  # counts what was added to it since
+MINOR = 4  # counts what was added to it since
 
 MOST_SECONDS = 1e9  # some thirty years
 MOST_MOMENT = 9e9  # since the epoch: some time after 2250

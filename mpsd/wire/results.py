@@ -1,21 +1,23 @@
 """Leases, grants, domains, arenas and the like as the maps that results hold; docs/protocol.md, "Methods", has every field."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpsd.arena import Arena, Portion
 from mpsd.lease import Grant, Lease, Selector, SelectorKind
 from mpsd.legacy.board import Defaults, ServerView
 from mpsd.model import Device, DomainView, ProcessId
+from mpsd.policy import sm_steps
 
 Map = Mapping[str, Any]
 
 _MOST_READERS = 1024  # that are named: the answer has to fit into a datagram
 
 
-def lease(of: Lease, clients: int, is_owner: bool) -> Map:
-    """`is_owner`: the asker may be told the token, which is the right to the lease."""
+def lease(of: Lease, clients: int, is_owner: bool, devices: Sequence[Device]) -> Map:
+    """`is_owner`: the asker may be told the token, which is the right to the lease.  devices: of the daemon."""
     spec = of.spec
+    own = [device for device in devices if not spec.gpus or device.uuid in spec.gpus]
     return {
         "id": of.id,
         "owner_uid": of.owner_uid,
@@ -27,7 +29,9 @@ def lease(of: Lease, clients: int, is_owner: bool) -> Map:
         "name": spec.name,
         "selector": selector(spec.selector, is_owner),
         "gpus": list(spec.gpus),
-        "sm_percent": spec.sm_percent,
+        "sm_percent": spec.sm_percent if spec.sm_asked_percent is None else spec.sm_asked_percent,
+        "sm_reserved_percent": spec.sm_percent,
+        "sm_count": _sm_count(own, lambda each: sm_steps.reserved(spec.sm_percent, spec.processes, each)),
         "memory_bytes": dict(spec.memory_bytes),
         "priority": spec.priority,
         "domain": spec.domain.value,
@@ -44,12 +48,25 @@ def selector(of: Selector, is_owner: bool) -> Map:
     return {"kind": of.kind.value, "value": None if is_secret else of.value, "start_time": of.start_time}
 
 
-def grant(of: Grant) -> Map:
+def sm_count(of: Grant, devices: Sequence[Device]) -> int | None:
+    """How many SMs a client has of each of its GPUs; None where they differ in it, or it is not known."""
+    own = [device for device in devices if not of.gpus or device.uuid in of.gpus]
+    return _sm_count(own, lambda each: sm_steps.given(of.sm_percent, each))
+
+
+def _sm_count(devices: Sequence[Device], count: Callable[[Device], int]) -> int | None:
+    found = {count(each) for each in devices}
+    is_known = len(found) == 1 and all(each.multiprocessors for each in devices)
+    return found.pop() if is_known else None
+
+
+def grant(of: Grant, devices: Sequence[Device]) -> Map:
     return {
         "rule": of.rule,
         "lease_id": of.lease_id,
         "gpus": list(of.gpus),
         "sm_percent": of.sm_percent,
+        "sm_count": sm_count(of, devices),
         "memory_bytes": dict(of.memory_bytes),
         "priority": of.priority,
         "domain_policy": of.domain.value,
@@ -69,6 +86,8 @@ def device(of: Device) -> Map:
         "pci_bus_id": of.pci_bus_id,
         "compute_mode": of.compute_mode.value,
         "sm_count": of.multiprocessors or None,
+        "sm_least": sm_steps.steps_of(of).least,
+        "sm_step": sm_steps.steps_of(of).step,
     }
 
 

@@ -9,7 +9,9 @@ from mpsd_client import values
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One client.  asked: of its lease as a whole; held: what this process was granted; faults: of its domain."""
+    """One client.  asked: of its lease as a whole; held: what this process was granted; faults: of its domain.
+
+    sm_reserved_count: SMs of each GPU that its lease reserves; sm_held_count: that this process has."""
 
     pid: int
     start_time: int
@@ -20,6 +22,8 @@ class Row:
     lease_id: int | None
     sm_asked_percent: float | None
     sm_held_percent: float | None
+    sm_reserved_count: int | None
+    sm_held_count: int | None
     memory_asked_bytes: int | None
     memory_held_bytes: int | None
     state: str
@@ -32,6 +36,7 @@ class Lookup:
 
     container: str = ""
     sm_percent: float | None = None
+    sm_count: int | None = None
     memory_bytes: Mapping[str, int] | None = None
 
 
@@ -68,6 +73,8 @@ def row(client: values.MpsClient, user: str | None, own: Lookup, lease: Lookup, 
         lease_id=client.lease_id,
         sm_asked_percent=lease.sm_percent,
         sm_held_percent=client.sm_percent,
+        sm_reserved_count=lease.sm_count,
+        sm_held_count=client.sm_count,
         memory_asked_bytes=_most(lease.memory_bytes),
         memory_held_bytes=_most(client.memory_bytes),
         state=client.state,

@@ -27,8 +27,8 @@ COLUMNS: Sequence[Column[Row]] = (
     Column("USER", lambda row: row.user, may_be_cut=True, least=6),
     Column("CONTAINER", lambda row: row.container, may_be_cut=True, least=9),
     Column("DOMAIN", lambda row: row.domain, may_be_cut=True, least=7),
-    Column("SM", lambda row: _percent(row.sm_asked_percent), is_number=True),
-    Column("HELD", lambda row: words.share(row.sm_held_percent), is_number=True),
+    Column("SM", lambda row: _sms(row.sm_reserved_count, row.sm_asked_percent), is_number=True),
+    Column("HELD", lambda row: words.sms(row.sm_held_count, row.sm_held_percent), is_number=True),
     Column("MEM", lambda row: _size(row.memory_asked_bytes), is_number=True),
     Column("HELD", lambda row: _size(row.memory_held_bytes), is_number=True),
     Column("STATE", lambda row: row.state),
@@ -123,8 +123,8 @@ def _counts(states: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
 
 
-def _percent(percent: float | None) -> str | None:
-    return None if percent is None else show_percent(percent)
+def _sms(count: int | None, percent: float | None) -> str | None:
+    return str(count) if count is not None else None if percent is None else show_percent(percent)
 
 
 def _size(size: int | None) -> str | None:

@@ -88,7 +88,11 @@ class Watch:
                 found = self.mpsd.ask(calls.lease_get(lease_id))
             except Refused:
                 return Lookup()  # it has ended, or is another user's
-            self._leases[lease_id] = Lookup(sm_percent=found.sm_percent, memory_bytes=found.memory_bytes)
+            self._leases[lease_id] = Lookup(
+                sm_percent=found.sm_percent,
+                sm_count=found.sm_count,
+                memory_bytes=found.memory_bytes,
+            )
         return self._leases[lease_id]
 
     def _forget_but(self, clients: set[tuple[int, int]], leases: set[int | None]) -> None:

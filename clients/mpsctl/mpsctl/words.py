@@ -19,6 +19,14 @@ def gpus(uuids: Sequence[str], names: Mapping[str, str]) -> str:
     return ",".join(names.get(uuid, uuid) for uuid in uuids) if uuids else "all"
 
 
+def gpus_in_full(uuids: Sequence[str], devices: Sequence[values.Device]) -> str:
+    """With what MPS calls each for the clients of a lease, where that is another number (docs/leases.md)."""
+    own = [device for device in devices if device.uuid in uuids]
+    changed = [f"GPU {device.ordinal} is {number}" for number, device in enumerate(own) if device.ordinal != number]
+    shown = gpus(uuids, ordinals(devices))
+    return f"{shown} (in CUDA_VISIBLE_DEVICES of its processes {', '.join(changed)})" if changed else shown
+
+
 def memory(sizes: Mapping[str, int] | None) -> str | None:
     """The same on each GPU, usually; else from the least to the most."""
     if not sizes:
@@ -56,6 +64,24 @@ def marks(of: values.MpsClient | values.Why) -> str:
 def share(percent: float | None) -> str | None:
     """Nothing where there is no limit."""
     return None if percent is None or percent >= FULL_PERCENT else show_percent(percent)
+
+
+def sms(count: int | None, percent: float | None) -> str | None:
+    """A number of SMs where mpsd knows it, else a share; nothing where there is no limit of its own, or none is reserved."""
+    if not percent or percent >= FULL_PERCENT:
+        return share(percent) if percent else None
+    return show_percent(percent) if count is None else str(count)
+
+
+def reserved_sms(lease: Lease) -> str:
+    """What a lease reserves of the SMs, in a sentence; what was asked beside it where the hardware gives something else."""
+    if not lease.sm_percent:
+        return "no SMs"
+    asked = show_percent(lease.sm_percent)
+    if lease.sm_count is None or lease.sm_reserved_percent is None:
+        return f"{asked} of the SMs"
+    reserved = show_percent(lease.sm_reserved_percent)
+    return f"{lease.sm_count} SMs ({asked})" if asked == reserved else f"{lease.sm_count} SMs ({reserved}; {asked} was asked)"
 
 
 def selector(of: Selector) -> str:

@@ -112,6 +112,8 @@ class Lease:
     ttl_seconds: float | None
     wait_seconds: float
     level: str
+    sm_reserved_percent: float | None = None  # what the hardware gives for sm_percent; None: an mpsd before minor 4
+    sm_count: int | None = None  # the same as SMs of each GPU; None where they differ in it, or it is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ class MpsClient:
     watched: bool = False
     shield: bool = False
     held: bool = False
+    sm_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,7 @@ class Grant:
     memory_bytes: Mapping[str, int]
     priority: int
     domain_policy: str
+    sm_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ class Clients:
             "server_pid": view.server_pid if view else None,
             "lease_id": grant.lease_id if grant else None,
             "sm_percent": grant.sm_percent if grant else None,
+            "sm_count": results.sm_count(grant, self.services.board.devices) if grant else None,
             "memory_bytes": dict(grant.memory_bytes) if grant else None,
             "watched": view is not None and view.watched,
             "shield": view is not None and view.shield,
@@ -104,7 +105,7 @@ async def why(call: Call[ClientId]) -> Map:
         **clients.show(process),
         "container": identity.container if identity else "",
         "cgroups": list(identity.cgroups) if identity else [],
-        "grant": results.grant(grant) if grant else None,
+        "grant": results.grant(grant, call.services.board.devices) if grant else None,
         "queue": {"position": entry.position, "reason": entry.reason} if entry else None,
     }
 

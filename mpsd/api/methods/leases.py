@@ -1,9 +1,8 @@
 """lease.create, renew, release, get, list; queue.list."""
 
-import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -14,6 +13,8 @@ from mpsd.api.services import Queued, Services
 from mpsd.errors import BadRequest, MpsdError, NoSuchLease, NotAllowed
 from mpsd.lease import FULL_PERCENT, NO_LIMITS, Lease, LeaseSpec, Selector, SelectorKind
 from mpsd.legacy.devices import find_device
+from mpsd.model import Device
+from mpsd.policy import sm_steps
 from mpsd.schema import describe
 from mpsd.wire import results
 from mpsd.wire.messages import CreateLease, LeaseId, ListLeases, Page, RenewLease
@@ -21,7 +22,6 @@ from mpsd.wire.results import Map
 
 SELF = "self"  # the value of a pid selector that means whoever asks
 _ID = attrgetter("id")
-_PARTS = 10**4  # of a percent: enough to tell the SMs of any GPU apart
 
 
 def refusal(services: Services, peer: Peer, ask: LeaseId | RenewLease) -> MpsdError | None:
@@ -78,7 +78,7 @@ def list_leases(call: Call[ListLeases]) -> Rows[Lease]:
     start = bisect_right(leases, -1 if call.ask.after is None else call.ask.after, key=_ID)
     asked = call.ask.state
     entries = ((each.id, each.owner_uid, each) for each in leases[start:] if asked is None or each.state is asked)
-    return Rows(entries, partial(_shown, call.peer, _clients(call.services)))
+    return Rows(entries, partial(_shown, call.peer, _clients(call.services), call.services.board.devices))
 
 
 def list_queue(call: Call[Page]) -> Rows[Queued]:
@@ -98,11 +98,11 @@ def _show_queued(entry: Queued) -> Map:
 
 
 def _show(call: Call[Any], lease: Lease) -> Map:
-    return _shown(call.peer, _clients(call.services), lease)
+    return _shown(call.peer, _clients(call.services), call.services.board.devices, lease)
 
 
-def _shown(peer: Peer, clients: Mapping[int | None, int], lease: Lease) -> Map:
-    return results.lease(lease, clients.get(lease.id, 0), lease.owner_uid == peer.uid)
+def _shown(peer: Peer, clients: Mapping[int | None, int], devices: Sequence[Device], lease: Lease) -> Map:
+    return results.lease(lease, clients.get(lease.id, 0), lease.owner_uid == peer.uid, devices)
 
 
 def _clients(services: Services) -> Mapping[int | None, int]:
@@ -131,9 +131,10 @@ def _decimal(text: str) -> int:
 
 
 def _sm_percent(services: Services, ask: CreateLease) -> float:
-    """An SM count becomes the percentage that gives at least so many; the vendor rounds down."""
+    """An SM count becomes the percentage that gives at least so many.  Nothing said is all, or nothing beside memory."""
     if ask.sm_count is None:
-        return FULL_PERCENT if ask.sm_percent is None else ask.sm_percent
+        unsaid = 0.0 if ask.memory_bytes else FULL_PERCENT  # a lease that names memory alone reserves no SMs
+        return unsaid if ask.sm_percent is None else ask.sm_percent
     if ask.sm_percent is not None:
         raise BadRequest("sm_percent and sm_count are two ways to say one thing: give one of them")
     devices = services.board.devices
@@ -144,4 +145,4 @@ def _sm_percent(services: Services, ask: CreateLease) -> float:
         raise BadRequest("sm_count needs GPUs of one and a known number of SMs (device.list tells): give sm_percent")
     if ask.sm_count > total:
         raise BadRequest(f"parameter sm_count: found {ask.sm_count}; these GPUs have {total}")
-    return min(FULL_PERCENT, math.ceil(ask.sm_count * FULL_PERCENT * _PARTS / total) / _PARTS)
+    return max(sm_steps.of_count(ask.sm_count, ask.processes, device) for device in wanted)

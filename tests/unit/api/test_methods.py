@@ -37,8 +37,8 @@ async def test_a_lease_says_what_was_asked(tmp_path: Path) -> None:
     assert lease == {
         "id": 3, "owner_uid": 1000, "for_all_users": False, "state": "active", "created_at": NOW, "expires_at": NOW + 60,
         "clients": 0, "name": "job", "selector": {"kind": "pid", "value": "586", "start_time": 5860}, "gpus": [UUIDS[1]],
-        "sm_percent": 25.0, "memory_bytes": {UUIDS[1]: 8 * GIB}, "priority": 1, "domain": "group", "group": "team",
-        "processes": 4, "ttl_seconds": 60.0, "wait_seconds": 5.0, "level": "batch",
+        "sm_percent": 25.0, "sm_reserved_percent": 25.0, "sm_count": 32, "memory_bytes": {UUIDS[1]: 8 * GIB}, "priority": 1,
+        "domain": "group", "group": "team", "processes": 4, "ttl_seconds": 60.0, "wait_seconds": 5.0, "level": "batch",
     }  # fmt: skip
 
 
@@ -76,9 +76,17 @@ async def test_what_is_refused(said: dict[str, Any], refusal: str, tmp_path: Pat
 
 @pytest.mark.parametrize("count", [1, 2, 32, 33, 66, 131, 132])
 async def test_an_sm_count_is_a_percentage_that_gives_so_many(count: int, tmp_path: Path) -> None:
-    """Rounded down by the vendor, it must not become one less, nor more than asked."""
-    percent = (await create(tmp_path, sm_count=count))["sm_percent"]
-    assert int(percent / 100 * 132) == count
+    """Or as many more as the hardware's steps make it: 8 at least, and of more whole multiples of 2."""
+    lease = await create(tmp_path, sm_count=count)
+    assert lease["sm_count"] == max(8, count + count % 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "percent"),
+    [({}, 100.0), ({"memory_bytes": {"0": 1 << 30}}, 0.0), ({"memory_bytes": {"0": 1 << 30}, "sm_percent": 25}, 25.0)],
+)
+async def test_a_lease_that_names_memory_alone_reserves_no_sms(said: dict[str, Any], percent: float, tmp_path: Path) -> None:
+    assert (await create(tmp_path, **said))["sm_percent"] == percent
 
 
 async def test_a_pid_is_told_apart_from_later_ones(tmp_path: Path) -> None:

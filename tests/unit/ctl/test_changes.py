@@ -38,7 +38,7 @@ async def test_a_lease_is_what_was_asked_for(words: str, changed: dict[str, Any]
     async with open_desk(tmp_path, short_dir) as desk:
         out = await desk.answer("lease", "create", "job", "--user", "1000", "--sm", "10%", *words.split())
         assert desk.house.fakes.leases.made[3].spec == replace(PLAIN, **changed)
-    assert out.startswith("lease 3 is active: 10% of the SMs")
+    assert out.startswith(f"lease 3 is active: {'32' if '4' in words.split() else '12'} SMs (10%)")  # 8 for each of four
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ async def test_a_new_token_is_told_to_whom_it_belongs(tmp_path: Path, short_dir:
 async def test_a_lease_that_waits_says_so(tmp_path: Path, short_dir: Path) -> None:
     async with open_desk(tmp_path, short_dir) as desk:
         out = await desk.answer("lease", "create", "job", "--user", "1000", "--wait", "1h")
-    assert out == "lease 3 is queued: 100% of the SMs\n"
+    assert out == "lease 3 is queued: 132 SMs (100%)\n"
 
 
 async def test_operators_make_leases_for_others(tmp_path: Path, short_dir: Path) -> None:
@@ -84,8 +84,8 @@ async def test_operators_make_leases_for_others(tmp_path: Path, short_dir: Path)
 
 async def test_a_lease_is_renewed_and_given_back(tmp_path: Path, short_dir: Path) -> None:
     async with open_desk(tmp_path, short_dir) as desk:
-        assert await desk.answer("lease", "renew", "1", "--ttl", "1h30m") == "lease 1 is active: 30% of the SMs, for 1h29m\n"
-        assert await desk.answer("lease", "renew", "1") == "lease 1 is active: 30% of the SMs, for 50s\n"
+        assert await desk.answer("lease", "renew", "1", "--ttl", "1h30m") == "lease 1 is active: 38 SMs (30%), for 1h29m\n"
+        assert await desk.answer("lease", "renew", "1") == "lease 1 is active: 38 SMs (30%), for 50s\n"
         assert "its 1 clients keep what they have" in await desk.answer("lease", "release", "1")
         assert 1 not in desk.house.fakes.leases.made
 

@@ -48,9 +48,10 @@ def test_a_reason_is_news_once() -> None:
         (Make(20.0), Make(70.0), Make(50.0)),
         (Make(20.0, 4 << 30), Make(70.0, 6 << 30), Make(50.0, 2 << 30)),
         (Make(20.0, 6 << 30), Make(70.0, 4 << 30), Make(50.0)),
-        (Make(20.0), Make(None, 4 << 30), Make(80.0, 4 << 30)),
+        (Make(20.0), Make(None, 4 << 30), Make(None, 4 << 30)),
+        (Make(None, 4 << 30), Make(30.0, 4 << 30), Make(30.0)),
         (Make(70.0), Make(20.0), None),
-        (Make(20.0, 4 << 30), Make(20.0, 6 << 30), None),
+        (Make(20.0, 4 << 30), Make(20.0, 6 << 30), Make(None, 2 << 30)),
     ],
 )
 def test_what_a_successor_lacks(old: Make, new: Make, more: Make | None) -> None:

@@ -18,7 +18,7 @@ def list_clients(session: Session) -> int:
         Column("DOMAIN", lambda client: client.domain, may_be_cut=True, least=6),
         Column("SERVER", lambda client: client.server_pid, is_number=True),
         Column("LEASE", lambda client: client.lease_id, is_number=True),
-        Column("SM", lambda client: words.share(client.sm_percent), is_number=True),
+        Column("SM", lambda client: words.sms(client.sm_count, client.sm_percent), is_number=True),
         Column("MEM", lambda client: words.memory(client.memory_bytes), is_number=True),
         Column("MARKS", words.marks, may_be_cut=True, least=5),
     )
@@ -53,11 +53,16 @@ def _grant(session: Session, grant: values.Grant) -> Mapping[str, object]:
         "rule": grant.rule,
         "lease": grant.lease_id,
         "GPUs": words.gpus(grant.gpus, names),
-        "SMs": words.share(grant.sm_percent) or "no limit of its own",
+        "SMs": _share(grant) or "no limit of its own",
         "memory": words.memory_by_gpu(grant.memory_bytes, names) or "no limit of its own",
         "priority": "below normal" if grant.priority else "normal",
         "domains": grant.domain_policy,
     }
+
+
+def _share(grant: values.Grant) -> str | None:
+    shown = words.share(grant.sm_percent)
+    return f"{grant.sm_count} ({shown})" if shown and grant.sm_count is not None else shown
 
 
 def terminate(session: Session) -> int:

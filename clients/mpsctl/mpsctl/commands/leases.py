@@ -27,7 +27,7 @@ def _columns(session: Session) -> Sequence[Column[Lease]]:
         Column("NAME", lambda lease: lease.name, may_be_cut=True, least=12),
         Column("OWNER", lambda lease: session.user_name(lease.owner_uid), may_be_cut=True, least=6),
         Column("STATE", lambda lease: lease.state),
-        Column("SM", lambda lease: show_percent(lease.sm_percent), is_number=True),
+        Column("SM", _sms, is_number=True),
         Column("MEM", lambda lease: words.memory(lease.memory_bytes), is_number=True),
         Column("GPU", lambda lease: words.gpus(lease.gpus, names), may_be_cut=True, least=3),
         Column("DOMAIN", words.domain, may_be_cut=True, least=6),
@@ -35,6 +35,10 @@ def _columns(session: Session) -> Sequence[Column[Lease]]:
         Column("LEFT", lambda lease: _left(session, lease.expires_at), is_number=True),
         Column("FOR", lambda lease: words.selector(lease.selector), may_be_cut=True, least=8),
     )
+
+
+def _sms(lease: Lease) -> str | None:
+    return show_percent(lease.sm_percent) if lease.sm_count is None else str(lease.sm_count)
 
 
 def _left(session: Session, moment: float | None) -> str | None:
@@ -80,7 +84,7 @@ def _selector(asked: Any) -> Selector:
 
 def _sentence(session: Session, lease: Lease) -> str:
     size, left = words.memory(lease.memory_bytes), _left(session, lease.expires_at)
-    parts = [f"{show_percent(lease.sm_percent)} of the SMs", size and f"{size} of memory", left and f"for {left}"]
+    parts = [words.reserved_sms(lease), size and f"{size} of memory", left and f"for {left}"]
     return f"lease {lease.id} is {lease.state}: {', '.join(filter(None, parts))}"
 
 
@@ -120,8 +124,8 @@ def _facts(session: Session, lease: Lease, devices: Sequence[values.Device]) -> 
         "state": lease.state,
         "owner": session.user_name(lease.owner_uid),
         "for": words.selector_in_full(lease.selector) + (", of any user" if lease.for_all_users else ""),
-        "GPUs": words.gpus(lease.gpus, names),
-        "SMs": show_percent(lease.sm_percent),
+        "GPUs": words.gpus_in_full(lease.gpus, devices),
+        "SMs": words.reserved_sms(lease),
         "memory": words.memory_by_gpu(lease.memory_bytes, names),
         "priority": "below normal" if lease.priority else "normal",
         "domain": words.domain(lease),

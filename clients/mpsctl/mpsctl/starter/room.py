@@ -7,7 +7,7 @@ from mpsctl.starter.plan import Make
 
 AGAIN_SECONDS = 30.0  # others may have given something back
 FREED_SECONDS = 2.0  # until mpsd has seen the end of one that has ended here
-_FULL_PERCENT = 100.0  # what is reserved where no share is named
+_FULL_PERCENT = 100.0  # what is reserved where neither a share nor memory is named
 
 
 @dataclass(slots=True)
@@ -49,7 +49,13 @@ class Room:
 
 
 def lacking(old: Make, new: Make) -> Make | None:
-    """What a successor needs besides what its predecessor gives back.  None: no SMs; memory alone nobody can reserve."""
-    percent = (new.sm_percent or _FULL_PERCENT) - (old.sm_percent or _FULL_PERCENT)
+    """What a successor needs besides what its predecessor gives back.  None: nothing."""
+    percent = _reserved_percent(new) - _reserved_percent(old)
     size = (new.memory_bytes or 0) - (old.memory_bytes or 0)
-    return Make(percent, max(0, size) or None) if percent > 0 else None
+    more = Make(percent if percent > 0 else None, max(0, size) or None)
+    return more if more.sm_percent or more.memory_bytes else None
+
+
+def _reserved_percent(make: Make) -> float:
+    """What mpsd reserves for it: no SMs where memory alone is named."""
+    return make.sm_percent or (0.0 if make.memory_bytes else _FULL_PERCENT)
