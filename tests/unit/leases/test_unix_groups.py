@@ -8,7 +8,6 @@ import pytest
 from mpsd.leases import groups
 from mpsd.leases.groups import UnixGroups, is_member
 
-
 ROOT = 0  # whom every user database has; in a container it may not have the user who runs the tests
 
 
