@@ -1,4 +1,9 @@
-"""The VA spaces of a real client: its descriptors of /dev/nvidia-uvm, and /dev/nvidia-uvm-tools to listen to them."""
+"""The VA spaces of a real client: its descriptors of /dev/nvidia-uvm, and /dev/nvidia-uvm-tools to listen to them.
+
+Each space is held together with the client's descriptors of /dev/nvidiactl and is closed before them, as the kernel does at the
+end of a process.  A space that outlives them leaks in the server: once two to seven clients with an SM share of their own
+have ended so, every newcomer of that server gets 401 ILLEGAL_STATE (H200, driver 580.159.04; docs/decisions/026).
+"""
 
 import ctypes
 import fcntl
@@ -7,6 +12,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +21,8 @@ from mpsd.uvm import abi, descriptors
 from mpsd.uvm.space import Answer, Outcome, Space, Taken, Unavailable, answer
 from mpsd.uvm.syscalls import device_number, is_same_file
 
-UVM, TOOLS = Path("/dev/nvidia-uvm"), Path("/dev/nvidia-uvm-tools")
+UVM, TOOLS, CONTROL = Path("/dev/nvidia-uvm"), Path("/dev/nvidia-uvm-tools"), Path("/dev/nvidiactl")
+DeviceNumber = tuple[int, int, int]  # file type, major, minor
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,44 +31,72 @@ class Devices:
 
     uvm: Path = UVM
     tools: Path = TOOLS
+    control: Path = CONTROL
 
     def open_spaces(self, process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
-        """Those that the process has besides `have`.  Raises ProcessEnded, Unavailable."""
-        device = self._device()
+        """Return the spaces that the process has besides `have`.  Raises ProcessEnded, Unavailable."""
+        device = _device_of(self.uvm)
         spaces: list[Space] = []
         try:
-            for number in descriptors.find(process.pid, lambda link: os.path.basename(link) == self.uvm.name):
+            for number in _find(process.pid, self.uvm):
                 if any(space.is_open_as(number) for space in (*have, *spaces)):
                     continue
-                if (found := self._take(process.pid, pidfd, number, device)) is not None:
-                    spaces.append(DeviceSpace(process.pid, number, found, self.tools))
+                if (found := self._open(process.pid, pidfd, number, device)) is not None:
+                    spaces.append(found)
         except BaseException:
             for space in spaces:
                 space.close()
             raise
         return spaces
 
-    def _device(self) -> tuple[int, int, int]:
-        try:
-            found = device_number(str(self.uvm))
-        except OSError as exc:
-            raise Unavailable(f"{self.uvm}: {exc.strerror}") from exc
-        if found[0] != stat.S_IFCHR:
-            raise Unavailable(f"{self.uvm} is no device")
-        return found
+    def _open(self, pid: int, pidfd: int, number: int, device: DeviceNumber) -> "DeviceSpace | None":
+        """Duplicate one space; None: it was closed meanwhile, or its client has no control descriptor yet."""
+        with ExitStack() as taken:
+            controls = self._take_controls(pid, pidfd, taken)
+            found = _take(pid, pidfd, number, device) if controls else None
+            if found is None:
+                return None
+            taken.pop_all()
+        return DeviceSpace(pid, number, found, self.tools, controls)
 
-    def _take(self, pid: int, pidfd: int, number: int, device: tuple[int, int, int]) -> int | None:
-        """A duplicate of what is the driver's; a file that only has the name is not touched."""
-        if not _is(f"/proc/{pid}/fd/{number}", device):
-            return None
-        taken = descriptors.duplicate(pidfd, number)
-        if taken is not None and not _is(f"/proc/self/fd/{taken}", device):  # replaced in between
-            os.close(taken)
-            return None
-        return taken
+    def _take_controls(self, pid: int, pidfd: int, taken: ExitStack) -> list[int]:
+        """Duplicate the control descriptors: CUDA opens one before its first space, NVML another."""
+        device = _device_of(self.control)
+        controls = []
+        for number in _find(pid, self.control):
+            if (found := _take(pid, pidfd, number, device)) is not None:
+                taken.callback(os.close, found)
+                controls.append(found)
+        return controls
 
 
-def _is(path: str, device: tuple[int, int, int]) -> bool:
+def _find(pid: int, device: Path) -> list[int]:
+    return descriptors.find(pid, lambda link: os.path.basename(link) == device.name)
+
+
+def _device_of(path: Path) -> DeviceNumber:
+    """Raises Unavailable where `path` is no device."""
+    try:
+        found = device_number(str(path))
+    except OSError as exc:
+        raise Unavailable(f"{path}: {exc.strerror}") from exc
+    if found[0] != stat.S_IFCHR:
+        raise Unavailable(f"{path} is no device")
+    return found
+
+
+def _take(pid: int, pidfd: int, number: int, device: DeviceNumber) -> int | None:
+    """Duplicate what is the driver's; a file that only has the name is not touched."""
+    if not _is(f"/proc/{pid}/fd/{number}", device):
+        return None
+    taken = descriptors.duplicate(pidfd, number)
+    if taken is not None and not _is(f"/proc/self/fd/{taken}", device):  # replaced in between
+        os.close(taken)
+        return None
+    return taken
+
+
+def _is(path: str, device: DeviceNumber) -> bool:
     try:
         return device_number(path) == device
     except OSError:
@@ -70,12 +105,13 @@ def _is(path: str, device: tuple[int, int, int]) -> bool:
 
 @dataclass(slots=True)
 class DeviceSpace:
-    """Owns the duplicate `descriptor`."""
+    """Owns the duplicates `descriptor` and `controls`; closes the first before the others."""
 
     pid: int
     number: int
     descriptor: int
     tools: Path
+    controls: list[int]
 
     def attach(self) -> "DeviceQueue | None":
         try:
@@ -124,6 +160,8 @@ class DeviceSpace:
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+        while self.controls:
+            os.close(self.controls.pop())
 
 
 @dataclass(slots=True)

@@ -19,14 +19,14 @@ from mpsd.uvm.space import Outcome, Space, Taken, Unavailable
 from tests.descriptors import descriptors
 from tests.unit.uvm.house import GPU
 
-NULL, ZERO = Path("/dev/null"), Path("/dev/zero")
-OPENER = "import os,sys; f=os.open(sys.argv[1], os.O_RDWR); print(f, flush=True); input()"
+NULL, ZERO, FULL = Path("/dev/null"), Path("/dev/zero"), Path("/dev/full")  # stand for the driver's three devices
+OPENER = "import os,sys; f=[os.open(each, os.O_RDWR) for each in sys.argv[1:]]; print(f[0], flush=True); input()"
 
 
-def spaces_of(devices: Devices, opened: Path) -> list[Space]:
-    """Of a process that has `opened` open."""
+def spaces_of(devices: Devices, *opened: Path) -> list[Space]:
+    """Return the spaces of a process that has `opened` open."""
     child = subprocess.Popen(
-        [sys.executable, "-S", "-c", OPENER, str(opened)],
+        [sys.executable, "-S", "-c", OPENER, *map(str, opened)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     process = processes.process_id(child.pid)
@@ -54,12 +54,12 @@ def test_without_the_device_that_is_said(path: Path) -> None:
 def test_a_file_that_only_has_the_name_is_left_alone(tmp_path: Path) -> None:
     """Its owner might keep whoever asks it anything waiting for ever."""
     (tmp_path / "null").write_text("")
-    assert spaces_of(Devices(NULL), tmp_path / "null") == []
+    assert spaces_of(Devices(NULL, control=FULL), tmp_path / "null", FULL) == []
 
 
 def test_a_device_that_answers_nothing_refuses_everything_and_closes_once() -> None:
     before = descriptors()
-    (space,) = spaces_of(Devices(NULL, tools=ZERO), NULL)
+    (space,) = spaces_of(Devices(NULL, tools=ZERO, control=FULL), NULL, FULL, FULL)
     assert space.reserve(0x10000, 0x10000).outcome is Outcome.REFUSED
     assert space.lay_sparse(0x10000, 0x10000, GPU).outcome is Outcome.REFUSED
     assert space.free(0x10000, 0x10000).outcome is Outcome.REFUSED
@@ -73,10 +73,31 @@ def test_a_device_that_answers_nothing_refuses_everything_and_closes_once() -> N
 
 
 def test_without_the_tools_device_that_is_said() -> None:
-    (space,) = spaces_of(Devices(NULL, tools=Path("/nothing/there")), NULL)
+    (space,) = spaces_of(Devices(NULL, tools=Path("/nothing/there"), control=FULL), NULL, FULL)
     with pytest.raises(Unavailable, match="/nothing/there"):
         space.attach()
     space.close()
+
+
+def test_a_space_is_not_held_without_the_control_descriptors_of_its_client() -> None:
+    """Held alone it outlives them, and its server loses the client's share of the SMs for good (decision 026)."""
+    before = descriptors()
+    assert spaces_of(Devices(NULL, tools=ZERO, control=FULL), NULL) == []
+    assert descriptors() == before
+
+
+def test_a_space_is_closed_before_the_control_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    (space,) = spaces_of(Devices(NULL, tools=ZERO, control=FULL), NULL, FULL, FULL)
+    closed = []
+
+    def close(descriptor: int) -> None:
+        closed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        os_close(descriptor)
+
+    os_close = os.close
+    monkeypatch.setattr(os, "close", close)
+    space.close()
+    assert closed == [str(NULL), str(FULL), str(FULL)]
 
 
 class Kernel:
