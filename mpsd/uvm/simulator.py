@@ -1,6 +1,7 @@
 """The VA spaces of a simulated client: two files in MPSD_SIM_DIR/uvm, which it keeps open (docs/simulator.md).
 
-PID.space is the page (sim_page.py), locked by the client; PID.events a FIFO with the entries of the event queue.
+PID.space is the page (sim_page.py), locked by the client; PID.control stands for /dev/nvidiactl, and is closed after it;
+PID.events is a FIFO with the entries of the event queue.
 """
 
 import mmap
@@ -32,15 +33,14 @@ class SimulatedDevices:
     def open_spaces(self, process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
         """Those that the process has besides `have`.  Raises ProcessEnded, Unavailable."""
         folder = self.directory.resolve() / "uvm"
-        space_path, events_path = (str(folder / f"{process.pid}.{kind}") for kind in ("space", "events"))
-        wanted = (space_path, f"{space_path} (deleted)")
+        space_path = str(folder / f"{process.pid}.space")
         spaces: list[Space] = []
         try:
-            for number in descriptors.find(process.pid, lambda link: link in wanted):
+            for number in _find(process.pid, space_path):
                 if any(space.is_open_as(number) for space in (*have, *spaces)):
                     continue
                 with ExitStack() as taken:
-                    space = _open(process.pid, pidfd, number, events_path, taken)
+                    space = _open(process.pid, pidfd, number, folder, taken)
                     if space is not None:
                         spaces.append(space)
                         taken.pop_all()
@@ -51,8 +51,12 @@ class SimulatedDevices:
         return spaces
 
 
-def _open(pid: int, pidfd: int, number: int, events_path: str, taken: ExitStack) -> "SimulatedSpace | None":
+def _open(pid: int, pidfd: int, number: int, folder: Path, taken: ExitStack) -> "SimulatedSpace | None":
     """None: it is not there, or not made yet.  What was taken is in `taken`, however it ends.  Raises as open_spaces."""
+    control = _take(pid, pidfd, str(folder / f"{pid}.control"))
+    if control is None:
+        return None
+    taken.callback(os.close, control)
     descriptor = descriptors.duplicate(pidfd, number)
     if descriptor is None:
         return None
@@ -67,18 +71,28 @@ def _open(pid: int, pidfd: int, number: int, events_path: str, taken: ExitStack)
         return None
     if not page.is_known:
         raise Unavailable("the simulator's page is of another layout")
-    events = _take_events(pid, pidfd, events_path)
-    return SimulatedSpace(pid, number, descriptor, events, memory, page)
+    events = _take_events(pid, pidfd, str(folder / f"{pid}.events"))
+    return SimulatedSpace(pid, number, descriptor, control, events, memory, page)
+
+
+def _find(pid: int, path: str) -> list[int]:
+    return descriptors.find(pid, lambda link: link in (path, f"{path} (deleted)"))
+
+
+def _take(pid: int, pidfd: int, path: str) -> int | None:
+    for number in _find(pid, path):
+        if (taken := descriptors.duplicate(pidfd, number)) is not None:
+            return taken
+    return None
 
 
 def _take_events(pid: int, pidfd: int, path: str) -> int | None:
-    for number in descriptors.find(pid, lambda link: link in (path, f"{path} (deleted)")):
-        taken = descriptors.duplicate(pidfd, number)
-        if taken is not None and stat.S_ISFIFO(os.fstat(taken).st_mode):
-            os.set_blocking(taken, False)
-            return taken
-        if taken is not None:
-            os.close(taken)
+    taken = _take(pid, pidfd, path)
+    if taken is not None and stat.S_ISFIFO(os.fstat(taken).st_mode):
+        os.set_blocking(taken, False)
+        return taken
+    if taken is not None:
+        os.close(taken)
     return None
 
 
@@ -89,6 +103,7 @@ class SimulatedSpace:
     pid: int
     number: int
     descriptor: int
+    control: int
     events: int | None
     memory: mmap.mmap
     page: Page
@@ -123,6 +138,7 @@ class SimulatedSpace:
         self.page.release()
         self.memory.close()
         os.close(descriptor)
+        os.close(self.control)
         if self.events is not None:
             os.close(self.events)
         if process_id(self.pid) is None:

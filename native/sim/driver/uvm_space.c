@@ -17,7 +17,7 @@ enum { GPC = 1, CLIENT = 0x27, COPY_PAGES = 20, COPY_STEP = 64 << 10 };
 static struct uvm_space *space; /* NULL: the machine has no UVM */
 static int events = -1;
 static pid_t owner;
-static char space_path[300], events_path[300];
+static char space_path[300], events_path[300], control_path[300];
 
 /* A child has the descriptors too, but the names are its parent's. */
 static void unlink_at_exit(void)
@@ -26,6 +26,7 @@ static void unlink_at_exit(void)
 		return;
 	unlink(space_path);
 	unlink(events_path);
+	unlink(control_path);
 }
 
 /* Files of that name are of somebody dead who had our pid. */
@@ -40,15 +41,30 @@ static int create_space(void)
 	if (flock(fd, LOCK_EX | LOCK_NB) == 0 && ftruncate(fd, UVM_SPACE_BYTES) == 0)
 		space = mmap(NULL, UVM_SPACE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (space && space != MAP_FAILED)
-		return 0; /* the descriptor stays open: it is what others find and duplicate */
+		return fd; /* the descriptor stays open: it is what others find and duplicate */
 	space = NULL;
 	close(fd);
 	return -ENOMEM;
 }
 
+/* The number is above that of the space: the end of a process closes its descriptors in their order. */
+static void create_control(int above)
+{
+	int fd, low;
+
+	unlink(control_path);
+	low = open(control_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	fd = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, above + 1);
+	if (fd >= 0)
+		(void)flock(fd, LOCK_EX | LOCK_NB);
+	if (low >= 0)
+		close(low);
+}
+
 void space_open(void)
 {
 	char directory[280];
+	int space_fd;
 
 	if (space)
 		return;
@@ -58,8 +74,11 @@ void space_open(void)
 		(void)chmod(directory, 01777); /* other uids are on the machine too */
 	snprintf(space_path, sizeof(space_path), "%s/%d.space", directory, (int)owner);
 	snprintf(events_path, sizeof(events_path), "%s/%d.events", directory, (int)owner);
-	if (create_space() < 0)
+	snprintf(control_path, sizeof(control_path), "%s/%d.control", directory, (int)owner);
+	space_fd = create_space();
+	if (space_fd < 0)
 		return;
+	create_control(space_fd);
 	unlink(events_path);
 	if (mkfifo(events_path, 0600) == 0)
 		events = open(events_path, O_RDWR | O_NONBLOCK | O_CLOEXEC);

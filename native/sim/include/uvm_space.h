@@ -2,9 +2,11 @@
  *
  *   MPSD_SIM_DIR/uvm/PID.space    this page; the client holds flock(LOCK_EX) on it.  Whoever takes a duplicate of the descriptor
  *                                 keeps the lock beyond the client's death, as he keeps the real address space.
+ *   MPSD_SIM_DIR/uvm/PID.control  an empty file that stands for /dev/nvidiactl, the driver's objects of the client; it is locked
+ *                                 likewise, and opened last, so that the end of a process closes it after the space
  *   MPSD_SIM_DIR/uvm/PID.events   a FIFO: one struct uvm_entry for each event, laid out as the real queue's entries of version 1
  *
- * A client has both open from cuInit on, close-on-exec.  Little endian; each field is read and written whole.
+ * A client has all open from cuInit on, close-on-exec.  Little endian; each field is read and written whole.
  * Prose: docs/simulator.md, "UVM".
  */
 #ifndef MPSD_SIM_UVM_SPACE_H

@@ -66,6 +66,8 @@ static int refusal_of(const struct server *server, const struct connection *clie
 		return CUDA_NOT_READY;
 	if (client->context && contexts_on(server, client->gpu) >= max_clients())
 		return CUDA_MAX_CLIENTS;
+	if (client->context && space_is_worn(server))
+		return CUDA_ILLEGAL_STATE;
 	return 0;
 }
 
@@ -83,7 +85,7 @@ static void log_arrival(struct server *server, const struct connection *client)
 	log_server("Creating worker thread for client {PID: %d, Context ID: %d}", pid, context);
 	if (context) {
 		log_server("Device %s (uuid %s) is associated", gpu->name, gpu->uuid);
-		if (client->refusal)
+		if (client->refusal == CUDA_MAX_CLIENTS)
 			log_server("Failed to accept new client. Maximum number of clients (%lu) reached.", max_clients());
 		else
 			log_server("Status of client {PID: %d, Context ID: %d} is ACTIVE", pid, context);
@@ -116,6 +118,7 @@ void client_new(struct server *server, const struct link_packet *said)
 	client->refusal = refusal_of(server, client);
 	client->id = process && client->context ? process->id : ++server->next_id;
 	describe(client);
+	space_open_files(client);
 	client->answer_ns = now + machine_delay_ms(PROCESS_MS, 1) * 1000000ull;
 	if (client->context && !client->refusal) {
 		uint64_t start = server->context_free_ns > now ? server->context_free_ns : now;
@@ -177,6 +180,7 @@ static void client_gone(struct server *server, struct connection *client)
 
 	close(client->fd);
 	client->fd = -1;
+	space_see_end(server, client);
 	client->space_pid = client->page ? client->page->space_pid : 0;
 	client->work_end_ns = work_end_ns(client->page);
 	if (client->refusal)

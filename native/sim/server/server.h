@@ -11,7 +11,7 @@
 #include "link.h"
 
 enum { SERVER_CONNECTIONS = 4096, SERVER_CONTEXT_MIB = 72, };
-enum { CUDA_INVALID_VALUE = 1, CUDA_INVALID_CONTEXT = 201, CUDA_NOT_READY = 807, CUDA_MAX_CLIENTS = 808, CUDA_TERMINATED = 810 };
+enum { CUDA_INVALID_VALUE = 1, CUDA_INVALID_CONTEXT = 201, CUDA_ILLEGAL_STATE = 401, CUDA_NOT_READY = 807, CUDA_MAX_CLIENTS = 808, CUDA_TERMINATED = 810 };
 
 struct connection {
 	int fd; /* -1: closed, to be forgotten */
@@ -23,6 +23,8 @@ struct connection {
 	uint64_t namespace_id;
 	char command[64];
 	struct link_page *page;
+	int space_fd;           /* of a context: its client's files, to see who holds them at its end; -1: none */
+	int control_fd;
 	pid_t space_pid;        /* once it has gone: names its address space; 0: it had none */
 	uint64_t work_end_ns;   /* when what it left behind is done; 0: it left nothing */
 	int refusal;        /* the CUresult that answers it; 0: it is accepted */
@@ -39,7 +41,13 @@ struct connection {
 	uint64_t late_ns;
 };
 
-enum { SERVER_HELD = 256 };
+enum { SERVER_HELD = 256, SERVER_ENDING = 256 };
+
+struct ending { /* a context with a share of its own, whose process ends or is held by somebody */
+	bool is_used;
+	int space_fd;
+	int control_fd;
+};
 
 struct held { /* it died in the middle of a kernel, and somebody keeps its address space */
 	pid_t pid; /* 0: free */
@@ -70,6 +78,8 @@ struct server {
 	pid_t culprit;     /* of the fault that is on its way or here; 0: nobody */
 	pid_t to_terminate; /* the control daemon waits for the answer, and does nothing else; 0: it does not */
 	struct held held[SERVER_HELD];
+	struct ending ending[SERVER_ENDING];
+	unsigned lost_shares; /* of contexts whose space outlived the driver's objects: for as long as the server lives */
 };
 
 /* clients.c */
@@ -82,6 +92,9 @@ unsigned client_workers(const struct server *server);
 bool space_is_held(pid_t space_pid); /* by somebody other than its client, who has gone */
 void space_forget(const struct server *server, pid_t space_pid); /* takes its files away, unless it is held */
 void space_hold(struct server *server, const struct connection *client); /* takes nothing; its death waits */
+void space_open_files(struct connection *client); /* at the arrival of a context */
+void space_see_end(struct server *server, struct connection *client); /* takes its descriptors */
+bool space_is_worn(const struct server *server); /* no context can be made any more */
 void space_run(struct server *server, uint64_t now);
 uint64_t space_next_ns(const struct server *server, uint64_t now); /* 0: nothing to come */
 

@@ -1,4 +1,7 @@
-/* The address spaces of the dead: as long as somebody keeps one, work that its client left behind goes on and harms nobody. */
+/* The address spaces of the dead: as long as somebody keeps one, work that its client left behind goes on and harms nobody.
+ *
+ * Whoever keeps one beyond the driver's objects of its client (PID.control) costs the server the client's share of the SMs, if
+ * it had one of its own.  After a few of them no context can be made: 401 (H200, driver 580.159.04: after two to seven). */
 #include "server.h"
 #include "uvm_space.h"
 
@@ -7,7 +10,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-enum { LOOK_AGAIN_MS = 2 };
+enum { LOOK_AGAIN_MS = 2, MOST_LOST_SHARES = 4, FULL_PERCENT = 100 };
 
 static void path_of(char *path, size_t size, pid_t space_pid, const char *what)
 {
@@ -48,6 +51,74 @@ void space_forget(const struct server *server, pid_t space_pid)
 	unlink(path);
 	path_of(path, sizeof(path), space_pid, "events");
 	unlink(path);
+	path_of(path, sizeof(path), space_pid, "control");
+	unlink(path);
+}
+
+static int open_file(pid_t pid, const char *what)
+{
+	char path[300];
+
+	path_of(path, sizeof(path), pid, what);
+	return open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+}
+
+/* The files are named by the client's own pid: one in a pid namespace of its own has none here. */
+void space_open_files(struct connection *client)
+{
+	bool is_watched = client->context && client->terms.percent < FULL_PERCENT;
+
+	client->space_fd = is_watched ? open_file(client->pid, "space") : -1;
+	client->control_fd = is_watched ? open_file(client->pid, "control") : -1;
+}
+
+static void close_files(int space_fd, int control_fd)
+{
+	if (space_fd >= 0)
+		close(space_fd);
+	if (control_fd >= 0)
+		close(control_fd);
+}
+
+void space_see_end(struct server *server, struct connection *client)
+{
+	struct ending end = { .is_used = true, .space_fd = client->space_fd, .control_fd = client->control_fd };
+
+	client->space_fd = client->control_fd = -1;
+	for (unsigned i = 0; i < SERVER_ENDING && end.space_fd >= 0 && end.control_fd >= 0 && !client->bye; i++)
+		if (!server->ending[i].is_used) {
+			server->ending[i] = end;
+			return;
+		}
+	close_files(end.space_fd, end.control_fd);
+}
+
+static bool is_locked(int fd)
+{
+	if (flock(fd, LOCK_EX | LOCK_NB) < 0)
+		return true;
+	(void)flock(fd, LOCK_UN);
+	return false;
+}
+
+bool space_is_worn(const struct server *server)
+{
+	return server->lost_shares >= MOST_LOST_SHARES;
+}
+
+/* In this order: its process, and whoever holds it well, lets go of the space first. */
+static void look_at_ends(struct server *server)
+{
+	for (unsigned i = 0; i < SERVER_ENDING; i++) {
+		struct ending *end = &server->ending[i];
+
+		if (!end->is_used || is_locked(end->control_fd))
+			continue;
+		if (is_locked(end->space_fd))
+			server->lost_shares++;
+		close_files(end->space_fd, end->control_fd);
+		end->is_used = false;
+	}
 }
 
 void space_hold(struct server *server, const struct connection *client)
@@ -65,6 +136,7 @@ void space_hold(struct server *server, const struct connection *client)
 /* Work that ends while its address space is there has ended well.  What it does to memory it does only as long. */
 void space_run(struct server *server, uint64_t now)
 {
+	look_at_ends(server);
 	for (unsigned i = 0; i < SERVER_HELD; i++) {
 		struct held *held = &server->held[i];
 		struct connection dead = { .fd = -1, .pid = held->pid, .gpu = held->gpu };
@@ -85,6 +157,9 @@ uint64_t space_next_ns(const struct server *server, uint64_t now)
 {
 	for (unsigned i = 0; i < SERVER_HELD; i++)
 		if (server->held[i].pid)
+			return now + LOOK_AGAIN_MS * 1000000ull;
+	for (unsigned i = 0; i < SERVER_ENDING; i++)
+		if (server->ending[i].is_used)
 			return now + LOOK_AGAIN_MS * 1000000ull;
 	return 0;
 }

@@ -1,4 +1,4 @@
-"""A program that stands in for a simulated client: it has the two files that show its VA space, and does as it is told.
+"""A program that stands in for a simulated client: it has the files that show its VA space, and does as it is told.
 
 One command a line on standard input, one answer a line.  Its own `layout` is written here once more, by hand: a test that used
 mpsd's could not find it wrong.
@@ -23,8 +23,8 @@ class Client:
     def open(self) -> None:
         """As cuInit does."""
         self.folder.mkdir(exist_ok=True)
-        space, events = (self.folder / f"{os.getpid()}.{kind}" for kind in ("space", "events"))
-        for path in (space, events):
+        space, events, control = (self.folder / f"{os.getpid()}.{kind}" for kind in ("space", "events", "control"))
+        for path in (space, events, control):
             path.unlink(missing_ok=True)
         self.descriptors = [os.open(space, os.O_RDWR | os.O_CREAT, 0o600)]
         os.ftruncate(self.descriptors[0], 4096)
@@ -32,6 +32,7 @@ class Client:
         self.write("<II", 0, MAGIC, 1)
         os.mkfifo(events, 0o600)
         self.descriptors.append(os.open(events, os.O_RDWR | os.O_NONBLOCK))
+        self.descriptors.append(os.open(control, os.O_RDWR | os.O_CREAT, 0o600))
 
     def register(self) -> None:
         """As a context does."""
