@@ -8,6 +8,7 @@ from mpsd import cgroups, places, processes, settings
 from mpsd.api.events import EventBus
 from mpsd.domains.domain import Domain
 from mpsd.domains.log_lines import News
+from mpsd.domains.newcomers import ROOM_FOR_A_CONTEXT_BYTES, Newcomers
 from mpsd.domains.pool import Pool
 from mpsd.fault import Party
 from mpsd.faults.core_directory import CORES
@@ -39,7 +40,8 @@ def join_faults(found: Found, pool: Pool, book: LeaseBook, stopper: Stopper, eve
     since = time.monotonic_ns() if found.store.domains() else None
     describe = partial(_describe, book)
     desk = FaultDesk(pool, found.fault_store, settings.faults(config), describe, events.publish, watches_since=since)
-    attachments = Attachments(settings.uvm(config), _open_spaces(found), desk.see)
+    newcomers = Newcomers(pool)
+    attachments = Attachments(settings.uvm(config), _open_spaces(found), desk.see, newcomers.note_end)
     policy = KmodPolicy(pool, settings.kmod_mode(config))
     _introduce(pool, book, desk, attachments, policy)
     stopper.release = attachments.release
@@ -54,7 +56,9 @@ def _introduce(pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attach
     """Who is told when a client comes and goes, and what the domains' logs tell."""
 
     def arrived(process: ProcessId, domain: Domain, is_new: bool) -> None:
-        attachments.watch(process, domain.name, domain.gpus, partial(_has_company, domain, process))
+        grant = book.grant_of(process)
+        is_roomy = grant is None or all(size >= ROOM_FOR_A_CONTEXT_BYTES for size in grant.memory_bytes.values())
+        attachments.watch(process, domain.name, domain.gpus, partial(_has_company, domain, process), is_roomy)
 
     def adopted(process: ProcessId, domain: Domain) -> None:
         _adopt(book, process)

@@ -45,11 +45,12 @@ class Attachments:
         settings: UvmSettings,
         open_spaces: OpenSpaces,
         publish_observation: Callable[[Observation], None],
+        tell_end: Callable[[str, bool], None] = lambda domain, had_context: None,
         in_thread: InThread | None = None,
     ) -> None:
         self.settings = settings
         self._around = Surroundings(
-            open_spaces, publish_observation, in_thread or _threads(trio.CapacityLimiter(_THREADS)), self._tell_absent
+            open_spaces, publish_observation, in_thread or _threads(trio.CapacityLimiter(_THREADS)), self._tell_absent, tell_end
         )
         self._watches: dict[ProcessId, Watch] = {}
         self._early: list[Watch] = []
@@ -60,14 +61,16 @@ class Attachments:
 
     # -- for the relay and the lists -------------------------------------------------------------------------------------
 
-    def watch(self, process: ProcessId, domain: str, gpus: tuple[str, ...], has_company: Callable[[], bool]) -> None:
+    def watch(
+        self, process: ProcessId, domain: str, gpus: tuple[str, ...], has_company: Callable[[], bool], is_roomy: bool = True
+    ) -> None:
         """Called at every connection of a client: the first begins, each later one (a context) makes it look again.  Returns
-        at once, and never fails."""
+        at once, and never fails.  is_roomy: its memory limit leaves room for a context."""
         known = self._watches.get(process)
         if known is not None:
-            known.wake()
+            known.connect()
         elif not self.settings.is_idle and self._has_room():
-            self._begin(Watch(process, domain, gpus, has_company, replace(self.settings), self._around))
+            self._begin(Watch(process, domain, gpus, has_company, is_roomy, replace(self.settings), self._around))
 
     def watch_all(self, clients: Iterable[Watched]) -> None:
         """Those that an earlier mpsd left.  What it laid into them is still there (`ShieldState.KEPT`)."""

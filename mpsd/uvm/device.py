@@ -2,7 +2,7 @@
 
 Each space is held together with the client's descriptors of /dev/nvidiactl and is closed before them, as the kernel does at the
 end of a process.  A space that outlives them leaks in the server: once two to seven clients with an SM share of their own
-have ended so, every newcomer of that server gets 401 ILLEGAL_STATE (H200, driver 580.159.04; docs/decisions/026).
+have ended so, every newcomer of that server gets 401 ILLEGAL_STATE (H200, driver 580.159.04; docs/decisions/027).
 """
 
 import ctypes

@@ -59,6 +59,7 @@ class Surroundings:
     publish: Callable[[Observation], None]
     in_thread: InThread  # the kernel may keep whoever asks waiting
     tell_absent: Callable[[str], None]
+    tell_end: Callable[[str, bool], None]  # the domain of a client that asked for a context, and whether it had one
 
 
 @dataclass(slots=True, eq=False)
@@ -69,9 +70,11 @@ class Watch:
     domain: str
     gpus: tuple[str, ...]
     has_company: Callable[[], bool]
+    is_roomy: bool  # its memory limit leaves room for a context
     settings: UvmSettings
     around: Surroundings
     holdings: list[Holding] = field(default_factory=list)
+    connections: int = 1  # a process makes one, and one more for each context
     _listeners: dict[Holding, trio.CancelScope] = field(default_factory=dict)
     _woken: trio.Event = field(default_factory=trio.Event)
     _released: trio.Event = field(default_factory=trio.Event)
@@ -88,6 +91,11 @@ class Watch:
     def wake(self) -> None:
         """Something happened to the client: look again, and eagerly for a while."""
         self._woken.set()
+
+    def connect(self) -> None:
+        """Record one more connection of the client, which is for a context."""
+        self.connections += 1
+        self.wake()
 
     def note_leaving(self) -> None:
         """One of its connections ended: if it is ending, how is told now, and perhaps not later."""
@@ -141,6 +149,8 @@ class Watch:
                 life.start_soon(self._attend, pidfd, life)
                 await trio.lowlevel.wait_readable(pidfd)  # for ever: as long as the client lives
                 life.cancel_scope.cancel()
+            if self.connections > 1 and self.is_roomy and (had_context := self._had_context) is not None:
+                self.around.tell_end(self.domain, had_context)
             await self._see_off(pidfd)
         finally:
             os.close(pidfd)
@@ -159,6 +169,13 @@ class Watch:
             must_look = self._woken.is_set() or not self._is_attached
             if self._woken.is_set():
                 since, self._woken = trio.current_time(), trio.Event()
+
+    @property
+    def _had_context(self) -> bool | None:
+        """Whether the shield could be laid, as it can from the first context on; None: no shield was tried."""
+        states = [holding.laying.state for holding in self.holdings if holding.laying is not None]
+        tried = [state for state in states if state is not ShieldState.OFF]
+        return any(state is not ShieldState.WAITING for state in tried) if tried else None
 
     @property
     def _is_attached(self) -> bool:

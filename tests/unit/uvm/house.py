@@ -116,7 +116,7 @@ async def directly(function: Callable[..., object], *args: object) -> object:
 
 def attachments(directory: Path, told: Told, in_thread: object = None, **settings: object) -> Attachments:
     wanted = UvmSettings(**settings)  # type: ignore[arg-type]
-    return Attachments(wanted, SimulatedDevices(directory).open_spaces, told, in_thread)  # type: ignore[arg-type]
+    return Attachments(wanted, SimulatedDevices(directory).open_spaces, told, in_thread=in_thread)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -80,7 +80,7 @@ def test_without_the_tools_device_that_is_said() -> None:
 
 
 def test_a_space_is_not_held_without_the_control_descriptors_of_its_client() -> None:
-    """Held alone it outlives them, and its server loses the client's share of the SMs for good (decision 026)."""
+    """Held alone it outlives them, and its server loses the client's share of the SMs for good (decision 027)."""
     before = descriptors()
     assert spaces_of(Devices(NULL, tools=ZERO, control=FULL), NULL) == []
     assert descriptors() == before

@@ -1,0 +1,41 @@
+"""Notices a domain in which newcomers get no context any more, and has it replaced.
+
+A vendor server can come into a state in which it still answers ACTIVE and refuses every context: one was 401 ILLEGAL_STATE for
+all, after ends of clients that leaked in it (H200, docs/decisions/027).  Its log and its commands do not tell.
+"""
+
+from collections import Counter
+
+import structlog
+
+from mpsd.domains.pool import Pool
+
+log = structlog.get_logger()
+ROOM_FOR_A_CONTEXT_BYTES = 1 << 30  # a context takes 516 MiB on an H200; with less, its absence says nothing about the server
+_MOST_FAILURES = 3  # in a row: a program may end between its connection and its context
+
+
+class Newcomers:
+    """Guards that a domain whose newcomers fail in a row takes no more of them until it has fresh servers."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._failures: Counter[str] = Counter()
+
+    def note_end(self, domain_name: str, had_context: bool) -> None:
+        """Record the end of a client that had asked for a context in this domain."""
+        domain = self._pool.domains.get(domain_name)
+        if had_context or domain is None or domain.is_ill or domain.is_draining:
+            del self._failures[domain_name]
+            return
+        self._failures[domain_name] += 1
+        if self._failures[domain_name] < _MOST_FAILURES:
+            return
+        log.error(
+            "domain.worn",
+            domain=domain_name,
+            failures=self._failures.pop(domain_name),
+            effect="it takes nobody new, and has its servers replaced when its clients have ended",
+        )
+        domain.is_draining = True
+        self._pool.notify()

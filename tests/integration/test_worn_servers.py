@@ -1,0 +1,62 @@
+"""A vendor server from which no client gets a context any more: mpsd does not cause it, notices it, and replaces it."""
+
+import os
+
+import pytest
+from mpsd_client import Selector, calls
+
+from mpsd.uvm.syscalls import pidfd_getfd
+from tests.integration.client import Client
+from tests.integration.machine import Machine
+
+pytestmark = pytest.mark.root
+ILLEGAL_STATE = 401
+ENDS = 4  # of clients with a share of their own, in each of which the simulator's server loses one: no context afterwards
+
+
+def limited(machine: Machine, name: str) -> Client:
+    """A client with a share of its own, which ends when its device is told to."""
+    token = f"{name}-{'t' * 32}"
+    with machine.mpsd() as mpsd:
+        mpsd.ask(calls.lease_create(name, Selector.of_token(token), sm_percent=15))
+    return machine.counter(MPSD_LEASE=token).ready()
+
+
+def take_space(client: Client) -> int:
+    """A duplicate of its VA space, as a program that holds nothing else of it would have."""
+    folder = f"/proc/{client.pid}/fd"
+    [number] = [each for each in os.listdir(folder) if os.readlink(f"{folder}/{each}").endswith(f"/{client.pid}.space")]
+    pidfd = os.pidfd_open(client.pid)
+    try:
+        return pidfd_getfd(pidfd, int(number))
+    finally:
+        os.close(pidfd)
+
+
+def test_clients_with_shares_come_and_go_and_newcomers_are_well(machine: Machine) -> None:
+    """What mpsd holds of a client that ends must not outlive the driver's objects of that client (decision 027)."""
+    machine.start()
+    for each in range(ENDS + 1):
+        client = limited(machine, f"round-{each}")
+        client.process.terminate()
+        client.process.wait()
+    machine.counter().ready()
+    assert not machine.journal("domain.worn")
+
+
+def test_a_domain_whose_newcomers_get_no_context_is_replaced(machine: Machine) -> None:
+    machine.start()
+    spaces = []
+    for each in range(ENDS):
+        client = limited(machine, f"leak-{each}")
+        spaces.append(take_space(client))
+        client.process.kill()
+        client.process.wait()
+    assert machine.counter().error() == ILLEGAL_STATE
+    for space in spaces:
+        os.close(space)
+    failures = 1
+    while not machine.journal("domain.worn"):
+        failures += machine.counter().error() == ILLEGAL_STATE
+        assert failures <= 4
+    machine.counter().ready().goes_on()

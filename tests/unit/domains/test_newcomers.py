@@ -1,0 +1,56 @@
+"""When a domain counts as one that makes no contexts any more."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mpsd.domains.newcomers import Newcomers
+
+
+class Pool:
+    """A pool with two domains, of which the rule reads and sets three fields."""
+
+    def __init__(self) -> None:
+        self.domains = {name: SimpleNamespace(is_ill=False, is_draining=False) for name in ("default", "d2")}
+        self.notified = 0
+
+    def notify(self) -> None:
+        self.notified += 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "is_worn"),
+    [
+        ("..." , True),
+        ("..", False),
+        ("..+..", False),
+        ("+...", True),
+        ("..+...", True),
+    ],
+)
+def test_three_failures_in_a_row_close_a_domain(ends: str, is_worn: bool) -> None:
+    """A dot is a client without a context, a plus is one that had one."""
+    pool = Pool()
+    newcomers = Newcomers(pool)  # type: ignore[arg-type]
+    for end in ends:
+        newcomers.note_end("default", end == "+")
+        newcomers.note_end("d2", True)
+    assert (pool.domains["default"].is_draining, bool(pool.notified)) == (is_worn, is_worn)
+    assert not pool.domains["d2"].is_draining
+
+
+def test_failures_of_a_domain_in_fault_say_nothing_about_its_next_server() -> None:
+    pool = Pool()
+    newcomers = Newcomers(pool)  # type: ignore[arg-type]
+    for is_ill in (False, False, True, False, False):
+        pool.domains["default"].is_ill = is_ill
+        newcomers.note_end("default", False)
+    assert not pool.domains["default"].is_draining
+
+
+def test_a_domain_that_has_gone_is_forgotten() -> None:
+    pool = Pool()
+    newcomers = Newcomers(pool)  # type: ignore[arg-type]
+    for _ in range(5):
+        newcomers.note_end("d9", False)
+    assert pool.notified == 0
