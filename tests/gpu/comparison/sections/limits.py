@@ -78,7 +78,7 @@ def _together(stage: Stage, mpsd: System) -> None:
     all_sms = _all_sms(mpsd)
     kept = {"vendor": 0, "mpsd": 0}
     raw: dict[str, list[object]] = {"vendor": [], "mpsd": []}
-    for name, system, start in (("vendor", stage.vendor, _by_hand), ("mpsd", mpsd, _leased)):
+    for name, system, start in (("vendor", stage.vendor, start_by_hand), ("mpsd", mpsd, start_leased)):
         for _ in range(rounds):
             found = [_quota(client) for client in start(system, TOGETHER)]
             raw[name].append(found)
@@ -93,7 +93,7 @@ def _together(stage: Stage, mpsd: System) -> None:
     stage.add(what, **cells, goal="all", met=kept["mpsd"] == rounds, remark=remark)
 
 
-def _by_hand(system: System, shares: Sequence[Share]) -> list[Client]:
+def start_by_hand(system: System, shares: Sequence[Share]) -> list[Client]:
     """The limits of the server are set, a client is started, and so on: what a script can do."""
     server = _server(system)
     clients = []
@@ -104,7 +104,7 @@ def _by_hand(system: System, shares: Sequence[Share]) -> list[Client]:
     return clients
 
 
-def _leased(system: System, shares: Sequence[Share]) -> list[Client]:
+def start_leased(system: System, shares: Sequence[Share]) -> list[Client]:
     """Each with a lease of its own, which it names in its environment."""
     tokens = [secrets.token_hex(16) for _ in shares]
     with _mpsd(system) as mpsd:
@@ -136,7 +136,7 @@ def _many(stage: Stage, mpsd: System) -> None:
     for name, system in (("vendor", stage.vendor), ("mpsd", mpsd)):
         before = time.monotonic()
         plain = [system.client("quota", "--most", "256") for _ in shares] if system is stage.vendor else []
-        clients = plain or _leased(system, shares)
+        clients = plain or start_leased(system, shares)
         found = [_quota(client) for client in clients]
         took[name] = time.monotonic() - before
         right[name] = sum(
@@ -160,7 +160,7 @@ def _price(stage: Stage, mpsd: System) -> None:
     """One client at a time, beside mpsd without limits: what setting them, and closing them again, costs a client's start."""
     count = stage.trials(PRICE_PAIRS)
     plain = [_start_ms(mpsd.client("quota", "--most", "64")) for _ in range(count)]  # first: with a lease come its windows
-    limited = [_start_ms(_leased(mpsd, [Share(50, 2048)])[0]) for _ in range(count)]
+    limited = [_start_ms(start_leased(mpsd, [Share(50, 2048)])[0]) for _ in range(count)]
     mpsd.clients.clear()
     stage.keep("price", {"plain": plain, "limited": limited})
     difference = (figures.median(limited) or 0) - (figures.median(plain) or 0)
@@ -188,7 +188,7 @@ def _refusal(stage: Stage, way: str) -> None:
     config = f'[admission]\ndefault = "refuse"\nrefuse_with = "{way}"\n'
     system = stage.another(f"refuse-{way}", stage.mpsd.control, stage.mpsd, config=config)
     system.start()
-    running = _leased(system, [Share(50, 4096)])[0]
+    running = start_leased(system, [Share(50, 4096)])[0]
     running.wait(CLIENT_SECONDS)
     watcher = system.spawn([str(stage.options.python), str(WATCHER)])
     watcher.wait_for("processes", 5.0)
