@@ -209,8 +209,7 @@ def _build(found: Found) -> Daemon:
         relayed[0].conversations.took_handshake = metrics.took_handshake
     ending = Ending(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
-    entrance = relayed[0].conversations.entrance if relayed else None
-    operations = DomainOperations(pool, upkeep, entrance, faults.attachments.standing)
+    operations = DomainOperations(pool, upkeep, relayed and relayed[0].conversations.entrance, faults.attachments.standing)
     services = Services(
         book,
         operations,
@@ -218,6 +217,7 @@ def _build(found: Found) -> Daemon:
         stopper,
         faults.desk,
         processes.process_id,
+        _owner_uid,
         lambda: pool.is_stopping,
         time.time(),
         {"backend": config.backend, "is_privileged": found.is_privileged},
@@ -269,6 +269,12 @@ def _build_relay(
     refusals = Refusals(refuser, config.relay.turn_seconds)
     relay_settings = settings.relay(config, found.is_privileged)
     return Relay(Conversations(pool, keeper, progress, relay_settings, entrance, refusals)), keeper
+
+
+def _owner_uid(process: ProcessId) -> int | None:
+    """None where it has gone."""
+    found = processes.owner(process.pid)
+    return found[0] if found and processes.is_alive(process) else None  # asked last: the pid was this process's until now
 
 
 def _admitted(book: LeaseBook) -> set[ProcessId]:

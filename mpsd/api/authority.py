@@ -40,6 +40,10 @@ class Peer:
         """What belongs to this user, or to nobody (None)."""
         return self.is_operator or owner_uid is None or owner_uid == self.uid
 
+    def may_name(self, owner_uid: int | None) -> bool:
+        """Whether this user may make rules for a process of that user, None where the process has gone."""
+        return self.is_operator or owner_uid == self.uid
+
 
 def peer_of(connection: socket.socket, admin_group: str) -> Peer:
     """Raises OSError when it cannot be asked any more."""

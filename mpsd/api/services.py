@@ -270,7 +270,8 @@ class KeeperView:
 class Services:
     """Everything that a method may reach.
 
-    find_process: None where no process has the pid.  facts: what `status` says besides, as the backend and the mode.
+    find_process: None where no process has the pid.  owner_of: the uid of a process; None where it has gone.
+    facts: what `status` says besides, as the backend and the mode.
     started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.  arenas, failover: None in a
     daemon that keeps no memory.  keeper: None likewise.  ends_at: when the work of clients is ended, done or not, since mpsd is
     stopping.
@@ -282,6 +283,7 @@ class Services:
     stopper: Stopper
     faults: Faults
     find_process: Callable[[int], ProcessId | None]
+    owner_of: Callable[[ProcessId], int | None]
     is_stopping: Callable[[], bool]
     started_at: float
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -123,6 +123,8 @@ def _selector(call: Call[CreateLease]) -> Selector:
         found = None
     if found is None or asked.start_time not in (0, found.start_time):
         raise BadRequest(f"parameter selector: mpsd's pid namespace has no process {describe(asked.value)} of that start time")
+    if asked.value != SELF and not peer.may_name(call.services.owner_of(found)):
+        raise NotAllowed(f"a lease for process {found.pid}, which is another user's, needs an operator")
     return Selector(SelectorKind.PID, str(found.pid), found.start_time)
 
 

@@ -186,6 +186,9 @@ class Fakes:
             return process_id(pid) if self.has_every_process else None
         return ProcessId(pid, self.processes[pid])
 
+    def owner_of(self, process: ProcessId) -> int | None:
+        return next((each.uid for each in self.domains.members if each.process == process), None)
+
     def services(self) -> Services:
         return Services(
             leases=self.leases,
@@ -194,6 +197,7 @@ class Fakes:
             stopper=self.stopper,
             faults=self.faults,
             find_process=self.find_process,
+            owner_of=self.owner_of,
             is_stopping=lambda: self.is_stopping,
             ends_at=lambda: self.ends_at,
             started_at=NOW,

@@ -65,6 +65,8 @@ async def test_whose_a_lease_is(peer: Peer, said: dict[str, Any], owner_uid: int
         ({"selector": {"kind": "pid", "value": "4242"}}, "BAD_REQUEST"),
         ({"selector": {"kind": "pid", "value": "586", "start_time": 1}}, "BAD_REQUEST"),
         ({"selector": {"kind": "pid", "value": "me"}}, "BAD_REQUEST"),
+        ({"selector": {"kind": "pid", "value": "700"}}, "NOT_ALLOWED"),  # another user's
+        ({"selector": {"kind": "pid", "value": "10"}}, "NOT_ALLOWED"),  # it went when its owner was asked for
         ({"sm_percent": 10, "sm_count": 10}, "BAD_REQUEST"),
         ({"sm_count": 133}, "BAD_REQUEST"),
         ({"gpus": ["7"]}, "NO_SUCH_DEVICE"),
@@ -89,8 +91,9 @@ async def test_a_lease_that_names_memory_alone_reserves_no_sms(said: dict[str, A
     assert (await create(tmp_path, **said))["sm_percent"] == percent
 
 
-async def test_a_pid_is_told_apart_from_later_ones(tmp_path: Path) -> None:
-    lease = await create(tmp_path, OPERATOR, selector={"kind": "pid", "value": "586"})
+@pytest.mark.parametrize("peer", [OWNER, OPERATOR])
+async def test_a_pid_is_told_apart_from_later_ones(peer: Peer, tmp_path: Path) -> None:
+    lease = await create(tmp_path, peer, selector={"kind": "pid", "value": "586"})
     assert lease["selector"] == {"kind": "pid", "value": "586", "start_time": 5860}
 
 
