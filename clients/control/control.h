@@ -83,13 +83,14 @@ int session_open(struct session *session, const char *pipe_directory);
 int session_run(struct session *session, const char *command, size_t length);
 int session_close(struct session *session);
 
-/* ---- start.c, interpreter.c: exec the daemon ---- */
+/* ---- start.c, interpreter.c, behalf.c: exec the daemon ---- */
 
 struct interpreter {
 	char path[INTERPRETER_PATH_BYTES];
 	char argv0[INTERPRETER_PATH_BYTES]; /* in the same directory: see interpreter.c */
 };
 
+int behalf_clean(char *why, size_t why_bytes);
 int interpreter_find(struct interpreter *out, char *why, size_t why_bytes);
 int start_daemon(const struct options *options);
 

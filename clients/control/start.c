@@ -217,8 +217,13 @@ int start_daemon(const struct options *options)
 	struct interpreter interpreter;
 	char *words[12];
 	char why[3 * INTERPRETER_PATH_BYTES];
-	int rc = interpreter_find(&interpreter, why, sizeof(why));
+	int rc = behalf_clean(why, sizeof(why));
 
+	if (rc) {
+		printf("%s: %s\n", cannot_start, why);
+		return 1;
+	}
+	rc = interpreter_find(&interpreter, why, sizeof(why));
 	if (rc) {
 		printf("%s: no Python interpreter: %s\n", cannot_start, why);
 		return 1;

@@ -25,7 +25,10 @@ _ASK_SECONDS = 10
 _QUIT_SECONDS = 30
 _GONE_SECONDS = 5.0
 _LONGEST_PARENT = 30  # bytes: socket names end at 107, and much is put below it
-_OURS = ("CUDA_MPS_", "MPSD_CONFIG", "MPSD_BACKEND", "MPSD_PYTHON", "MPSD_SIM_DIR", "CUDA_VISIBLE_DEVICES", "NOTIFY_SOCKET")
+_OURS = (
+    "CUDA_MPS_", "MPSD_CONFIG", "MPSD_BACKEND", "MPSD_PYTHON", "MPSD_SIM_DIR", "CUDA_VISIBLE_DEVICES", "NOTIFY_SOCKET",
+    "SUDO_UID",  # root takes little from the user of sudo; here it is root's own environment
+)  # fmt: skip
 
 
 class Unfit(Exception):
