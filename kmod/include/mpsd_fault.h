@@ -3,7 +3,8 @@
  * mpsd_fault.h: what the patched nvidia-uvm says to mpsd through /dev/mpsd-fault.
  *
  * The device belongs to root, mode 0600.  Several may have it open; each open has its own place in one
- * ring of records, and begins at the newest.  Numbers are in the byte order of the machine, fields lie on
+ * ring of records, and begins at the newest.  What changes anything needs a descriptor that was opened for
+ * writing (else EBADF) and CAP_SYS_ADMIN (else EPERM).  Numbers are in the byte order of the machine, fields lie on
  * multiples of their size, `reserved` is zero when written and ignored when read.
  *
  * read()   Whole records, as many as fit; a buffer that takes none is EINVAL.  None waits: EAGAIN, or it
@@ -19,10 +20,17 @@
  *
  * Version.  INFO.major is compared first.  Another major: part.  The same: records may be longer than
  * this header knows, and of kinds that it does not; `size` says how far to go on.  Never shorter.
+ * Minor 1: why GLOBAL in every mode; why FAILED and OWNER; windows of 32 MiB at most; CAP_SYS_ADMIN.
+ * The numbers of commands stay as they are, whatever they are next to: INFO has to be understood first.
  *
- * A client's story is FAULT, once for each fatal fault; STOPPED, when its channels have left the GPU's
- * runlist; GONE, when its GPU address space is destroyed.  FAULT comes before anybody can notice what
- * became of the fault.  Prose: docs/faults.md.
+ * A client's story is FAULT, once for each fatal fault; STOPPED, when RM was told to stop each of its
+ * channels and has returned; GONE, when its GPU address space is destroyed.  FAULT comes before anybody can
+ * notice what became of the fault.
+ *
+ * STOPPED promises that no channel is added, and no more.  RM does not tell whether it has succeeded, and under
+ * MPS work that has begun goes on, accesses memory and faults until the address space is gone.  It must not go
+ * before that work has ended: what it accesses then is cancelled, and every client of the server is ended.
+ * Prose: docs/abi.md.
  */
 #ifndef MPSD_FAULT_H
 #define MPSD_FAULT_H
@@ -32,7 +40,13 @@
 
 #define MPSD_FAULT_NAME "mpsd-fault" /* below /dev */
 
-enum { MPSD_FAULT_MAJOR = 1, MPSD_FAULT_MINOR = 0 };
+#ifdef __cplusplus
+#define MPSD_FAULT_SIZE(type, bytes) static_assert(sizeof(type) == (bytes), #type)
+#else
+#define MPSD_FAULT_SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), #type)
+#endif
+
+enum { MPSD_FAULT_MAJOR = 1, MPSD_FAULT_MINOR = 1 };
 
 enum mpsd_fault_kind {
 	MPSD_FAULT_KIND_FAULT = 1,
@@ -53,15 +67,17 @@ enum mpsd_fault_why { /* it was cancelled */
 	MPSD_FAULT_WHY_PHYSICAL = 3,      /* of a physical address */
 	MPSD_FAULT_WHY_UNADDRESSABLE = 4, /* beyond what the GPU can address */
 	MPSD_FAULT_WHY_MANAGED = 5,       /* in managed memory */
-	MPSD_FAULT_WHY_BUSY = 6,          /* something is mapped in the same 64 KiB */
+	MPSD_FAULT_WHY_BUSY = 6,          /* something is mapped in the same 4 KiB, or is being mapped */
 	MPSD_FAULT_WHY_BUDGET = 7,        /* max_windows are used */
 	MPSD_FAULT_WHY_MEMORY = 8,        /* no memory for page tables */
 	MPSD_FAULT_WHY_EXEMPT = 9,
-	MPSD_FAULT_WHY_GLOBAL = 10,       /* the driver is in a fatal error itself */
+	MPSD_FAULT_WHY_GLOBAL = 10,       /* UVM cancels all that is pending: no proof against `tgid` */
 	MPSD_FAULT_WHY_RESERVED = 11,     /* where the driver or the GPU's firmware keeps its own */
 	MPSD_FAULT_WHY_UNSUPPORTED = 12,  /* the GPU has no sparse memory, or is older than Volta */
 	MPSD_FAULT_WHY_INEFFECTIVE = 13,  /* it faults again and again where a window is */
 	MPSD_FAULT_WHY_SHARED = 14,       /* its address space is that of several processes */
+	MPSD_FAULT_WHY_FAILED = 15,       /* page tables could not be written: the GPU does not do what UVM asks it */
+	MPSD_FAULT_WHY_OWNER = 16,        /* nobody can tell whose address space it is */
 };
 
 enum mpsd_fault_flags {
@@ -102,7 +118,7 @@ struct mpsd_fault_record {
 	__u8 reserved[6];
 	char comm[16];        /* ended by NUL */
 };
-_Static_assert(sizeof(struct mpsd_fault_record) == 128, "struct mpsd_fault_record");
+MPSD_FAULT_SIZE(struct mpsd_fault_record, 128);
 
 struct mpsd_fault_info {
 	__u32 major;
@@ -112,7 +128,7 @@ struct mpsd_fault_info {
 	__u64 sequence;  /* of the newest record */
 	char driver[24]; /* the version of nvidia-uvm, ended by NUL */
 };
-_Static_assert(sizeof(struct mpsd_fault_info) == 48, "struct mpsd_fault_info");
+MPSD_FAULT_SIZE(struct mpsd_fault_info, 48);
 
 enum mpsd_fault_mode {
 	MPSD_FAULT_OFF = 0,       /* as without the patch */
@@ -121,19 +137,24 @@ enum mpsd_fault_mode {
 	MPSD_FAULT_SINK_KILL = 3, /* and SIGKILL its process */
 };
 
+/*
+ * Entries are written while every fault of the GPU waits: 0.1 ms for so much, where 1 GiB took 3.5 ms (H200, by ioctl).
+ */
+#define MPSD_FAULT_WINDOW_MAX (32u << 20)
+
 struct mpsd_fault_policy {
 	__u32 mode;
 	__u32 max_windows;  /* of one client; its next fault is cancelled */
-	__u64 window_bytes; /* a power of two, 64 KiB to 1 GiB */
+	__u64 window_bytes; /* a power of two, 64 KiB to MPSD_FAULT_WINDOW_MAX */
 };
-_Static_assert(sizeof(struct mpsd_fault_policy) == 16, "struct mpsd_fault_policy");
+MPSD_FAULT_SIZE(struct mpsd_fault_policy, 16);
 
 struct mpsd_fault_target {
 	__s32 tgid; /* as the caller sees it */
 	__u32 flags; /* none yet */
 	__u64 address; /* of INJECT */
 };
-_Static_assert(sizeof(struct mpsd_fault_target) == 16, "struct mpsd_fault_target");
+MPSD_FAULT_SIZE(struct mpsd_fault_target, 16);
 
 #define MPSD_FAULT_INFO _IOR('m', 0xe0, struct mpsd_fault_info)
 #define MPSD_FAULT_POLICY _IOW('m', 0xe1, struct mpsd_fault_policy)

@@ -45,7 +45,7 @@ def join_faults(found: Found, pool: Pool, book: LeaseBook, stopper: Stopper, eve
     policy = KmodPolicy(pool, settings.kmod_mode(config))
     _introduce(pool, book, desk, attachments, policy)
     stopper.release = attachments.release
-    reactions = Reactions(desk, pool, stopper, events.publish, attachments.release)
+    reactions = Reactions(desk, pool, stopper, events.publish, attachments.release, attachments.holds)
     desk.on_incident.append(reactions.consider)
     haste = Haste()
     sources = _build_sources(found, desk, attachments, events, policy, haste)

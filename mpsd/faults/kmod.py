@@ -80,7 +80,8 @@ class Kmod:
             if record.lost:
                 self.lost += record.lost
                 log.warning("faults.kmod_lost", records=record.lost, altogether=self.lost)
-            publish(observe_record(record, time.monotonic_ns()))
+            if record.kind is not None:
+                publish(observe_record(record, time.monotonic_ns()))
 
     def _give_up(self, why: str) -> None:
         self.absent = why

@@ -1,6 +1,6 @@
 """What goes through /dev/mpsd-fault: bytes to values, and back.  The layout is kmod/include/mpsd_fault.h's; a test compares.
 
-No I/O.  Other majors are refused, kinds that are not known are left out.
+No I/O.  Other majors are refused; of kinds that are not known it is only told how many records were lost before them.
 """
 
 import struct
@@ -29,20 +29,26 @@ _INJECTED = 1 << 1
 _TICK_NS = 10_000_000  # of field 22 of /proc/PID/stat: USER_HZ is 100 on every architecture with such GPUs
 _ACCESSES = {1: "read", 2: "write", 3: "atomic", 4: "prefetch"}
 _CONTAINED = frozenset({1, 2})  # actions
+_WHOLE_BATCH = 10  # why: UVM cancels all that is pending, faults that it would have served and stale entries too
+# What the client's own access caused: invalid address, permissions, type of fault.  For other reasons UVM cancels a whole
+# batch; a module of minor version 0 says so by the reason alone.
+_OWN_REASONS = frozenset({1, 2, 3})
+_POISON = 15  # a type of fault: the GPU's memory is damaged
 _ACTIONS = {0: "cancelled, all clients of its server are ended", 1: "contained", 2: "contained, as one before it"}
 
 _WHYS = {  # docs/abi.md says what to do about each
     1: "the policy is to report", 2: "no mapping helps this type of fault", 3: "a physical address",
     4: "beyond what the GPU can address", 5: "managed memory", 6: "something is mapped there",
     7: "all windows of the client are used", 8: "no memory for page tables", 9: "the process is exempt",
-    10: "the driver or the GPU failed", 11: "the driver or the firmware keeps its own there",
+    10: "everything pending was cancelled, innocent or not", 11: "the driver or the firmware keeps its own there",
     12: "the GPU cannot", 13: "windows do not help there", 14: "an address space of several processes",
+    15: "page tables could not be written", 16: "nobody can tell whose address space it is",
 }  # fmt: skip
 
 
 class Kind(IntEnum):
     FAULT = 1  # a fatal MMU fault, and what became of it
-    STOPPED = 2  # the client's channels have left the GPU
+    STOPPED = 2  # RM was told to stop the client's channels, and has returned; its work may still run
     GONE = 3  # its GPU address space is destroyed
 
 
@@ -69,9 +75,12 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """process: None where the module did not know it.  lost: records that were overwritten before this one."""
+    """kind: None where it is one that mpsd does not know.  process: None where the module did not know it.
 
-    kind: Kind
+    lost: records that were overwritten before this one.
+    """
+
+    kind: Kind | None
     sequence: int
     monotonic_ns: int
     address: int
@@ -79,6 +88,7 @@ class Record:
     process: ProcessId | None
     access: str
     fault_type: int
+    reason: int
     action: int
     why: int
     is_injected: bool
@@ -117,27 +127,44 @@ def parse_records(data: bytes) -> Iterator[Record]:
             raise ProtocolError(f"a record of version {major} of the fault channel, mpsd knows {MAJOR}")
         if size < RECORD.size or size % 8 or size > len(data) - at:
             raise ProtocolError(f"a record of {size} bytes, where {RECORD.size} are the least and {len(data) - at} are there")
-        if kind in set(Kind):
-            yield _record(data, at)
+        yield _record(data, at, Kind(kind) if kind in set(Kind) else None)
         at += size
 
 
+def is_proof(record: Record) -> bool:
+    """Whether it proves that the work of its process faulted.
+
+    The GPU names the address space, and UVM says whose doing it was.
+    """
+    if record.kind is not Kind.FAULT or record.process is None:
+        return False
+    if record.is_injected:
+        return True
+    return record.why != _WHOLE_BATCH and record.reason in _OWN_REASONS and record.fault_type != _POISON
+
+
 def observe(record: Record, now_ns: int) -> Observation:
-    """A fault is proof: the GPU names the address space in which it happened."""
+    """What a record of a known kind tells."""
     is_fault = record.kind is Kind.FAULT
     seen_ns = record.monotonic_ns if 0 < record.monotonic_ns <= now_ns else now_ns
     return Observation(
         Source.KMOD,
         seen_ns,
-        FaultClass.MMU if is_fault else FaultClass.UNKNOWN,
+        _class_of(record),
         gpu=record.gpu,
         process=record.process,
-        is_proof=is_fault and record.process is not None,
+        is_proof=is_proof(record),
         address=record.address if is_fault else None,
         access=record.access if is_fault else "",
         text=_describe(record)[:TEXT_CHARACTERS],
         is_contained=is_fault and record.action in _CONTAINED,
     )
+
+
+def _class_of(record: Record) -> FaultClass:
+    if record.kind is not Kind.FAULT:
+        return FaultClass.UNKNOWN
+    return FaultClass.DEVICE if record.fault_type == _POISON else FaultClass.MMU
 
 
 def _describe(record: Record) -> str:
@@ -150,16 +177,18 @@ def _describe(record: Record) -> str:
             access = record.access or "access"
             return f"{made_up}{access} at {record.address:#x} by {who}, fault type {record.fault_type}; {became}{reason}"
         case Kind.STOPPED:
-            return f"the channels of {who} have left the GPU"
+            return f"the driver was told to stop the channels of {who}"
         case Kind.GONE:
             return f"the GPU address space of {who} is gone"
+        case None:
+            return f"a record of {who}, of a kind that mpsd does not know"
 
 
-def _record(data: bytes, at: int) -> Record:
-    (_, _, kind, flags, sequence, monotonic_ns, _, address, _, _, start_ns, gpu_uuid, tgid, _, lost, _, _,
-     _, _, _, _, access, fault_type, _, action, why, comm) = RECORD.unpack_from(data, at)  # fmt: skip
+def _record(data: bytes, at: int, kind: Kind | None) -> Record:
+    (_, _, _, flags, sequence, monotonic_ns, _, address, _, _, start_ns, gpu_uuid, tgid, _, lost, _, _,
+     _, _, _, _, access, fault_type, reason, action, why, comm) = RECORD.unpack_from(data, at)  # fmt: skip
     return Record(
-        Kind(kind),
+        kind,
         sequence,
         monotonic_ns,
         address,
@@ -167,6 +196,7 @@ def _record(data: bytes, at: int) -> Record:
         ProcessId(tgid, start_ns // _TICK_NS) if tgid > 0 else None,
         _ACCESSES.get(access, ""),
         fault_type,
+        reason,
         action,
         why,
         bool(flags & _INJECTED),

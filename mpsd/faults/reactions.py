@@ -29,7 +29,10 @@ _MOST = 256  # acts that are under way, as many that wait, and incidents that ar
 
 
 class Reactions:
-    """Guards that each act is done once for an incident, and bounds.  release: lets go of what is held for a process."""
+    """Guards that each act is done once for an incident, and bounds.
+
+    release: lets go of what is held for a process.  holds: whether its GPU address space will be held when it has ended.
+    """
 
     def __init__(
         self,
@@ -38,9 +41,10 @@ class Reactions:
         stopper: Stopper,
         publish: Callable[[str, Mapping[str, Any]], None],
         release: Callable[[ProcessId], None],
+        holds: Callable[[ProcessId], bool],
     ) -> None:
         self._desk, self._pool, self._stopper = desk, pool, stopper
-        self._publish, self._release = publish, release
+        self._publish, self._release, self._holds = publish, release, holds
         self._done: dict[int, set[Act]] = {}
         self._room = trio.Semaphore(_MOST)
         self._send, self._receive = trio.open_memory_channel[tuple[Incident, Act]](_MOST)
@@ -113,7 +117,11 @@ class Reactions:
             os.close(pidfd)
 
     async def _finish(self, incident: Incident, process: ProcessId) -> None:
-        """One that is frozen, and is being stopped by the module: it gets no more time for anything."""
+        """End one that is frozen, and is being stopped by the module: it gets no more time for anything.
+
+        Its work may still run when its channels are stopped, and ends every client of its domain if its GPU address space goes
+        first.  So either the address space is held for a while, or its work is ended before it.
+        """
         pidfd = processes.open_pidfd(process)
         if pidfd is None:
             return
@@ -121,7 +129,10 @@ class Reactions:
             has_stopped = await self._has_stopped(incident, process)
             if not processes.is_alive(process):  # as where the module kills
                 return
-            told = self._kill(process, pidfd) if has_stopped else await self._end_frozen(incident, process, pidfd)
+            if has_stopped and self._holds(process):
+                told = _kill_held(pidfd)
+            else:
+                told = await self._end_frozen(incident, process, pidfd)
             self._desk.note(incident, f"pid {process.pid}, whose fault was contained, {told}")
         except (OSError, MpsdError) as exc:
             self._tell_left(incident, process, str(exc))
@@ -129,7 +140,7 @@ class Reactions:
             os.close(pidfd)
 
     async def _has_stopped(self, incident: Incident, process: ProcessId) -> bool:
-        """Its channels have left the GPU: then a signal harms nobody.  False: not in time, or no module is there to say so."""
+        """Whether its channels were stopped within STOPPED_SECONDS.  False: not in time, or no module is there to say so."""
         if not any(seen.source is Source.KMOD for seen in incident.evidence):
             return False
         with trio.move_on_after(STOPPED_SECONDS):
@@ -212,6 +223,11 @@ def _freeze(incident: Incident, process: ProcessId) -> None:
         log.error("fault.not_frozen", number=incident.number, pid=process.pid, why=exc.strerror)
     finally:
         os.close(pidfd)
+
+
+def _kill_held(pidfd: int) -> str:
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    return "was ended by SIGKILL, and its GPU address space is held for what may still run"
 
 
 def _is_suspect(domain: Domain) -> bool:

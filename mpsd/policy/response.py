@@ -4,7 +4,7 @@
 |---|---|---|
 | its culprit is known for good, and lives | END: the process | ends_culprit |
 | the module contained a fault of a process, and it lives | FREEZE: the process, at once | |
-| the same | FINISH: the process, once its channels have left the GPU, or after STOPPED_SECONDS | |
+| the same | FINISH: the process, once its channels were stopped, or after STOPPED_SECONDS | |
 | an Xid of the GPU says that it has to be reset | DRAIN: the GPU takes nobody | drain_on_device_fault |
 
 Known for good is a culprit whom a proof names, or, once the incident is settled, one who was alone or is the only one left.
@@ -26,7 +26,9 @@ from mpsd.model import ProcessId
 from mpsd.policy.fault_settings import FaultSettings
 from mpsd.policy.xids import must_drain
 
-STOPPED_SECONDS = 5.0  # the driver waits for a channel to idle, and then resets it; an endless kernel takes all of that
+# The driver waits for each channel to be idle, for seconds, and preempts it then: what is stopped sooner had little left to do.
+# Later the client's work still runs, whether or not its channels are stopped, and has to be ended.
+STOPPED_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,10 @@ def is_known(incident: Incident) -> bool:
 
 
 def is_stopped(incident: Incident, process: ProcessId) -> bool:
-    """The module has said that its channels have left the GPU, or that its address space there is gone."""
+    """The module has said that the driver has returned from stopping its channels, or that its address space there is gone.
+
+    Neither says that its work is over: under MPS what has begun goes on when its channels are stopped.
+    """
     told = (seen for seen in incident.evidence if seen.source is Source.KMOD and seen.process == process)
     return any(seen.fault_class is FaultClass.UNKNOWN for seen in told)
 

@@ -92,6 +92,10 @@ class Attachments:
         if (known := self._watches.get(process)) is not None:
             known.release()
 
+    def holds(self, process: ProcessId) -> bool:
+        """Whether its GPU address space outlives it for hold_seconds, where it is killed and others are in its domain."""
+        return self.standing(process).held
+
     async def wait_over(self, process: ProcessId) -> None:
         """Returns when nothing of it is held, and nothing of it is being closed: at once where it was never watched."""
         while process in self._watches:

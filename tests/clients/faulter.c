@@ -110,6 +110,25 @@ static CUresult run_kernel(struct client *client, struct attempt *attempt)
 	return launch(client, attempt, client_kernel(client, attempt->mode->name));
 }
 
+/* Beside a kernel of its own that does nothing wrong, and for which its channels are not idle. */
+static CUresult run_busy(struct client *client, struct attempt *attempt)
+{
+	CUdeviceptr p = good_memory(client);
+	uint64_t cycles = attempt->kernel_ms * 1755000ull;
+	void *parameters[] = { &p, &cycles };
+	CUstream stream[2];
+
+	for (int i = 0; i < 2; i++)
+		CLIENT_CHECK(client, cuStreamCreate(&stream[i], CU_STREAM_NON_BLOCKING), EXIT_WORK);
+	CLIENT_CHECK(client, cuLaunchKernel(client_kernel(client, "spin"), 1, 1, 1, 1, 1, 1, 0, stream[0], parameters, NULL),
+		     EXIT_WORK);
+	usleep(DIE_AFTER_US); /* it runs */
+	say_now(client, attempt);
+	CLIENT_CHECK(client, cuLaunchKernel(client_kernel(client, "oob_write"), 1, 1, 1, 1, 1, 1, 0, stream[1], parameters, NULL),
+		     EXIT_WORK);
+	return cuCtxSynchronize();
+}
+
 static CUresult run_broken(struct client *client, struct attempt *attempt)
 {
 	return launch(client, attempt, broken_code_kernel(client));
@@ -187,6 +206,7 @@ static const struct mode modes[] = {
 	{ "managed_freed", "mmu", run_kernel, freed_managed_memory },
 	{ "managed_oob", "mmu", run_kernel, managed_memory },
 	{ "copy", "mmu", run_copy, NULL },
+	{ "busy_write", "mmu", run_busy, NULL },
 	{ "misaligned", "sm", run_kernel, NULL },
 	{ "trap", "sm", run_kernel, NULL },
 	{ "assert_fail", "sm", run_kernel, NULL },

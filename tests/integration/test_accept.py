@@ -45,15 +45,15 @@ def test_the_layout_is_the_daemons(script):
     ("records", "said"),
     [
         pytest.param([], "no record", id="silence"),
-        pytest.param([(1, 7, 1, 0), (2, 7, 0, 0)], "named, absorbed, stopped", id="its whole story"),
+        pytest.param([(1, 7, 1, 0), (2, 7, 0, 0)], "named, absorbed, stopped after 1.5 s", id="its whole story"),
         pytest.param([(1, 7, 1, 0), (1, 7, 0, 7)], "named, not absorbed: too many windows", id="one too many"),
         pytest.param([(1, 8, 1, 0)], "named ANOTHER process, absorbed", id="somebody else"),
     ],
 )
 def test_what_the_module_said_is_told(script, records, said):
     packed = b"".join(
-        script.RECORD.pack(128, 1, kind, 0, *[0] * 7, bytes(16), tgid, *[0] * 11, action, why, 0, b"")
-        for kind, tgid, action, why in records
+        script.RECORD.pack(128, 1, kind, 0, 0, at * 1_500_000_000, *[0] * 5, bytes(16), tgid, *[0] * 11, action, why, 0, b"")
+        for at, (kind, tgid, action, why) in enumerate(records)
     )
     found = tuple(script.read_record(packed, at) for at in range(0, len(packed), script.RECORD.size))
     assert script.Trial("copy", True, True, 7, found, "", False).said == said
@@ -69,10 +69,10 @@ def test_nothing_is_tried_where_the_module_is_not_loaded(machine):
 def test_without_the_module_nothing_is_contained(machine):
     """Each class, so that none of them is contained by accident: the innocent dies with the faulter."""
     machine.start()
-    done = accept(machine, "--without-module", "--mode", "oob_write", "--mode", "copy")
+    done = accept(machine, "--without-module", "--mode", "oob_write", "--mode", "copy", "--mode", "busy_write")
     assert done.returncode == 1, done
-    assert done.stdout.count("NOT CONTAINED") == 2
-    assert "0 of 2 contained; promised and not: oob_write, copy" in done.stdout
+    assert done.stdout.count("NOT CONTAINED") == 3
+    assert "0 of 3 contained; promised and not: oob_write, copy, busy_write" in done.stdout
 
 
 @pytest.mark.slow

@@ -70,14 +70,18 @@ async def test_it_is_frozen_before_anything_else_is_done(scene, child, autojump_
     assert not domain.is_ill  # and its co-runners go on
 
 
-async def test_once_its_channels_have_left_it_is_killed_as_it_is(scene, child, autojump_clock):
-    """It never runs again, and the vendor's daemon is told nothing: of one that is frozen it would hang."""
+async def test_once_its_channels_are_stopped_it_is_killed_as_it_is_and_stays_held(scene, child, autojump_clock):
+    """It never runs again, and the vendor's daemon is told nothing: of one that is frozen it would hang.
+
+    Its work may still run: its GPU address space is let go of no sooner than that of anyone who is killed.
+    """
     process = process_id(child.pid)
     place(scene, process)
+    scene.held.add(child.pid)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.reactions.run)
         fault(scene, process)
-        await trio.sleep(1)
+        await trio.sleep(0.9)
         wait_stopped(child.pid)
         stop(scene, process)
         began = trio.current_time()
@@ -86,21 +90,51 @@ async def test_once_its_channels_have_left_it_is_killed_as_it_is(scene, child, a
         assert trio.current_time() - began < 1
         nursery.cancel_scope.cancel()
     assert scene.stopper.asked == []
-    assert [(released.pid, was_alive) for released, was_alive in scene.released] == [(child.pid, True)]
+    assert scene.released == []
     assert scene.deeds == [
         f"pid {child.pid}, whose fault was contained, was sent SIGSTOP: it reads zeros",
-        f"pid {child.pid}, whose fault was contained, was ended by SIGKILL",
+        f"pid {child.pid}, whose fault was contained, was ended by SIGKILL, and its GPU address space is held for what may "
+        "still run",
     ]
 
 
-async def test_if_they_do_not_leave_its_work_is_ended_first(scene, child, autojump_clock):
+async def test_one_that_nobody_holds_has_its_work_ended_first(scene, child, autojump_clock):
+    """Stopped channels are no leave to kill: what has begun goes on, and resets the group once the address space is gone."""
+    process = process_id(child.pid)
+    place(scene, process)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.reactions.run)
+        fault(scene, process)
+        stop(scene, process)
+        await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+    assert scene.stopper.asked == [(str(child.pid), process.start_time)]
+    assert scene.released == []
+
+
+async def test_channels_that_are_stopped_late_had_work_that_still_runs(scene, child, autojump_clock):
+    """The driver waits for idle channels before it preempts them: then its work is ended, held or not."""
+    process = process_id(child.pid)
+    place(scene, process)
+    scene.held.add(child.pid)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.reactions.run)
+        fault(scene, process)
+        await trio.sleep(1.1)
+        stop(scene, process)
+        await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+    assert scene.stopper.asked == [(str(child.pid), process.start_time)]
+
+
+async def test_if_they_are_not_stopped_its_work_is_ended_first(scene, child, autojump_clock):
     """A signal during its kernel would hurt its co-runners."""
     process = process_id(child.pid)
     place(scene, process)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.reactions.run)
         fault(scene, process)
-        await trio.sleep(4.9)
+        await trio.sleep(0.9)
         assert scene.stopper.asked == []
         await trio.sleep(0.2)
         nursery.cancel_scope.cancel()
@@ -176,7 +210,7 @@ async def test_one_that_the_module_has_killed_is_left_at_that(scene, child, auto
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scene.reactions.run)
             fault(scene, process)
-            await trio.sleep(1)
+            await trio.sleep(0.5)
             child.kill()
             child.wait()
             stop(scene, process)
@@ -217,6 +251,7 @@ async def test_one_that_may_not_be_signalled_is_said_aloud(scene, child, autojum
 async def test_further_faults_of_it_change_nothing(scene, child, autojump_clock):
     process = process_id(child.pid)
     place(scene, process)
+    scene.held.add(child.pid)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.reactions.run)
         fault(scene, process)

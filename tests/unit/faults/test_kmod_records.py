@@ -42,7 +42,7 @@ UUID = bytes(range(16))
 def record(**values: object) -> bytes:
     """A FAULT record, with other values where they are given."""
     known = dict.fromkeys(FIELDS, 0) | {"size": 128, "major": MAJOR, "kind": 1, "gpu_uuid": UUID, "comm": b"train\0junk"}
-    known |= {"tgid": 4711, "start_ns": 123_456_789_012, "monotonic_ns": 50, "address": 0x7F0000, "access_type": 2}
+    known |= {"tgid": 4711, "start_ns": 123_456_789_012, "monotonic_ns": 50, "address": 0x7F0000, "access_type": 2, "reason": 1}
     return RECORD.pack(*(known | values).values())
 
 
@@ -142,6 +142,37 @@ def test_what_follows_a_fault_proves_nothing(kind):
     assert (seen.is_proof, seen.address, seen.process) == (False, None, ProcessId(4711, 12345))
 
 
+@pytest.mark.parametrize(
+    ("values", "is_proof"),
+    [
+        *(pytest.param({"reason": each}, True, id=f"its own doing, reason {each}") for each in (1, 2, 3)),
+        pytest.param({"reason": 1, "action": 1}, True, id="absorbed"),
+        pytest.param({"reason": 1, "why": 15}, True, id="its own doing, and the window could not be written"),
+        pytest.param({"reason": 1, "why": 10}, False, id="cancelled with a whole batch"),
+        pytest.param({"reason": 4, "why": 1}, False, id="an older module, out of memory"),
+        pytest.param({"reason": 5, "why": 1}, False, id="an older module, internal error"),
+        pytest.param({"reason": 0, "why": 1}, False, id="no reason"),
+        pytest.param({"reason": 9, "why": 1}, False, id="a reason of a later driver"),
+        pytest.param({"reason": 3, "fault_type": 15}, False, id="damaged memory of the GPU"),
+        pytest.param({"reason": 0, "flags": 2}, True, id="made up for a test"),
+    ],
+)
+def test_only_what_a_client_did_itself_proves_anything(values, is_proof):
+    """UVM cancels everybody's pending faults when it runs out of memory or fails: those records name innocents."""
+    (found,) = parse_records(record(**values))
+    assert observe(found, 100).is_proof is is_proof
+
+
+def test_the_reason_that_proves_nothing_is_the_headers():
+    (number,) = re.findall(r"MPSD_FAULT_WHY_GLOBAL = (\d+)", HEADER.read_text())
+    assert int(number) == kmod_records._WHOLE_BATCH
+
+
+def test_damaged_memory_is_a_fault_of_the_device():
+    (found,) = parse_records(record(fault_type=15, reason=3))
+    assert observe(found, 100).fault_class is FaultClass.DEVICE
+
+
 def test_a_fault_of_nobody_known_is_no_proof():
     (found,) = parse_records(record(tgid=0))
     assert (observe(found, 100).process, observe(found, 100).is_proof) == (None, False)
@@ -156,7 +187,33 @@ def test_a_time_that_cannot_be_is_not_believed(stamp):
 def test_kinds_of_later_versions_and_longer_records_are_passed_over():
     longer = struct.pack("=H", 136) + record(kind=9)[2:] + bytes(8)
     longer_fault = struct.pack("=H", 136) + record(tgid=5)[2:] + b"\xff" * 8
-    assert [each.process.pid for each in parse_records(longer + longer_fault + record(tgid=6))] == [5, 6]
+    found = list(parse_records(longer + longer_fault + record(tgid=6)))
+    assert [each.process.pid for each in found if each.kind is not None] == [5, 6]
+    assert found[0].kind is None
+
+
+def test_what_was_lost_before_a_record_of_a_later_version_is_counted():
+    assert [each.lost for each in parse_records(record(kind=9, lost=3, flags=8) + record())] == [3, 0]
+
+
+def test_the_header_compiles_as_cpp(tmp_path):
+    """Whoever writes another reader may do so in C++."""
+    (tmp_path / "reader.cc").write_text(f'#include "{HEADER}"\nint main() {{ return MPSD_FAULT_MAJOR - 1; }}\n')
+    warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    subprocess.run(["c++", "-std=c++11", *warnings, "-o", tmp_path / "reader", tmp_path / "reader.cc"], check=True)
+    subprocess.run([tmp_path / "reader"], check=True)
+
+
+def test_no_command_has_the_number_of_another_device():
+    """The letter is shared with mtio.h, soundcard.h and others; the numbers are not, and never change: INFO comes first."""
+    ours = set(re.findall(r"_IO[RW]+\('m', (0x\w+)", HEADER.read_text()))
+    found = subprocess.run(
+        ["grep", "-rhoE", r"_S?IO[WR]*\( *'m' *, *(0x)?[0-9a-fA-F]+", "/usr/include/linux"], capture_output=True, text=True
+    ).stdout
+    others = {int(each.rpartition(",")[2], 0) for each in found.splitlines()}
+    assert len(ours) == 4
+    assert others, "the kernel's headers have other devices under this letter"
+    assert not others & {int(each, 0) for each in ours}
 
 
 def test_lost_records_count_only_where_the_flag_says_so():

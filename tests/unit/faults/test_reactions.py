@@ -43,11 +43,17 @@ class Reacting:
         self.room = room
         self.stopper = FakeStopper()
         self.released: list[tuple[ProcessId, bool]] = []
-        self.reactions = Reactions(room.desk, room.pool, self.stopper, lambda *event: room.events.append(event), self._release)
+        self.held: set[int] = set()  # pids whose GPU address space is held when they have ended
+        self.reactions = Reactions(
+            room.desk, room.pool, self.stopper, lambda *event: room.events.append(event), self._release, self._holds
+        )
         room.desk.on_incident.append(self.reactions.consider)
 
     def _release(self, process: ProcessId) -> None:
         self.released.append((process, process_id(process.pid) == process))
+
+    def _holds(self, process: ProcessId) -> bool:
+        return process.pid in self.held
 
     def accuse(self, child: subprocess.Popen, state: DomainState = DomainState.FAULT) -> Domain:
         """It is proven to have done it, in a domain of that state, which knows it as a client."""
