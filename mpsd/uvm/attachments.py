@@ -68,7 +68,7 @@ class Attachments:
         at once, and never fails.  is_roomy: its memory limit leaves room for a context."""
         known = self._watches.get(process)
         if known is not None:
-            known.connect()
+            known.connect(domain, gpus, has_company)
         elif not self.settings.is_idle and self._has_room():
             self._begin(Watch(process, domain, gpus, has_company, is_roomy, replace(self.settings), self._around))
 

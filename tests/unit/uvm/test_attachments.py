@@ -134,6 +134,22 @@ async def test_a_client_is_attached_once(tmp_path: Path, client: FakeClient, tol
         nursery.cancel_scope.cancel()
 
 
+async def test_a_fault_is_told_of_the_domain_to_which_the_client_went_in_the_end(
+    tmp_path: Path, client: FakeClient, told: Told
+) -> None:
+    """Its first connection may have been for a domain that then fell ill, or served another user."""
+    made = attachments(tmp_path, told)
+    client.begin()
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client)
+        made.watch(client.process, "d2", ("GPU-b",), company)
+        await until(lambda: made.standing(client.process) == WATCHED)
+        client.ask("fault 6 0x7000dead0000 2 1 1")
+        await told.wait_for(1)
+        nursery.cancel_scope.cancel()
+    assert [(seen.domain, seen.gpu) for seen in told.observations] == [("d2", "GPU-b")]
+
+
 @pytest.mark.parametrize("words", ["close", "exec"])
 async def test_what_a_client_closes_is_let_go(tmp_path: Path, client: FakeClient, told: Told, mock_clock, words: str) -> None:
     """Or the memory of a program that was replaced by another would stay on the GPU as long as that one runs."""
