@@ -143,6 +143,8 @@ class Fusion:
         home = self._by_process(seen) or self._by_domain(seen)
         if home is None and not seen.domain and seen.gpu:
             home = self._by_gpu(seen)
+            if home is not None:
+                self._place(home, seen)
         if home is not None and is_proof(seen) and home.named not in (None, seen.process):
             return [home, self._sibling(home, seen, now_ns)]
         return [] if home is None else [home]
@@ -169,9 +171,17 @@ class Fusion:
         return min(unknown, key=lambda each: each.distance_ns(dump.seen_ns), default=None)
 
     def _by_gpu(self, seen: Observation) -> Dossier | None:
-        near = [each for each in self._dossiers.values() if not each.is_device and each.has_room_in_time(seen.seen_ns)]
-        found = [each for each in near if each.gpu in ("", seen.gpu)]
+        found = [each for each in self._near(seen) if each.gpu in ("", seen.gpu)]
         return min(found, key=lambda each: (not fits(each, seen), each.gpu == "", each.distance_ns(seen.seen_ns)), default=None)
+
+    def _place(self, dossier: Dossier, seen: Observation) -> None:
+        """Take the GPU from an observation that tells it and no domain, unless another incident could be of that GPU too."""
+        others = (each for each in self._near(seen) if each is not dossier)
+        if seen.gpu and not seen.domain and not any(each.gpu in ("", seen.gpu) for each in others):
+            dossier.gpu = dossier.gpu or seen.gpu
+
+    def _near(self, seen: Observation) -> list[Dossier]:
+        return [each for each in self._dossiers.values() if not each.is_device and each.has_room_in_time(seen.seen_ns)]
 
     def _of_device(self, seen: Observation, now_ns: int) -> Dossier:
         ours = (each for each in self._dossiers.values() if each.is_device and each.gpu == seen.gpu and not each.is_settled)
@@ -182,8 +192,7 @@ class Fusion:
         """Incidents of domains that an error of their GPU can explain.  One whose GPU is not known may be of this one."""
         if not is_excuse(seen):
             return []
-        near = (each for each in self._dossiers.values() if not each.is_device and each.has_room_in_time(seen.seen_ns))
-        return [each for each in near if not each.gpu or not seen.gpu or each.gpu == seen.gpu]
+        return [each for each in self._near(seen) if not each.gpu or not seen.gpu or each.gpu == seen.gpu]
 
     def _of_domain(self, domain: str) -> list[Dossier]:
         if not domain:
@@ -245,6 +254,7 @@ class Fusion:
         for waiting in self._waiting.values():
             for seen in [each for each in waiting if waited_for(dossier, opener, each)]:
                 waiting.remove(seen)
+                self._place(dossier, seen)
                 dossier.add(seen, now_ns, self._party_of)
         for device in [each for each in self._dossiers.values() if each.is_device]:
             if not device.gpu or not dossier.gpu or device.gpu == dossier.gpu:

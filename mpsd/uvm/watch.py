@@ -93,8 +93,8 @@ class Watch:
         self._woken.set()
 
     def connect(self, domain: str, gpus: tuple[str, ...], has_company: Callable[[], bool]) -> None:
-        """Record one more connection of the client, which is for a context: perhaps in another domain than the one before, which
-        fell ill or was another user's."""
+        """Record one more connection of the client, for a context; perhaps in another domain, where the one before fell ill or
+        was another user's."""
         self.domain, self.gpus, self.has_company = domain, gpus, has_company
         self.connections += 1
         self.wake()

@@ -151,6 +151,7 @@ def _variables(options: Options, work: Path) -> Mapping[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     if options.is_simulated:
         machine = {"MPSD_SIM_DIR": f"{work}/machine", "MPSD_SIM_FAST": "1"}
+        machine["MPSD_SIM_GPUS"] = os.environ.get("MPSD_SIM_GPUS", "1")
         machine["MPSD_SIM_MEMORY_MIB"] = str(1 << 20)  # a thousand contexts need more than any GPU has
         kept |= machine | {"MPSD_BACKEND": "sim", "LD_LIBRARY_PATH": str(SIMULATOR / "lib")}
     return kept

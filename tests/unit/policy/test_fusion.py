@@ -219,6 +219,18 @@ def test_nor_does_it_make_anybody_doubt_the_next_fault_there():
     assert [(each.confidence, each.culprit) for each in room.incidents.values()] == [(UNKNOWN, None), (ALONE, D)]
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["proof first", "Xid first"])
+def test_the_gpu_is_taken_from_what_tells_it_alone(order):
+    """A domain of two GPUs does not tell which one, and the process that an Xid names may have gone."""
+    heard = [uvm(A, 100), nvml(31, 126)]
+    assert Room().hear(*(heard[each] for each in order)).one.gpu == GPU
+
+
+def test_the_gpu_is_not_guessed_between_two_incidents():
+    room = Room().hear(uvm(A, 100), seen(Source.VENDOR_LOG, 110, domain="d2", present=(D,)), nvml(31, 126))
+    assert [incident.gpu for incident in room.incidents.values()] == ["", ""]
+
+
 def test_errors_of_the_gpu_are_one_incident_and_accuse_nobody():
     room = Room().hear(xid(79, 0), xid(79, 9000), nvml(79, 9001), xid(48, 20_000), xid(31, 20_001, present=(A,)))
     device, domain = room.incidents.values()
