@@ -83,7 +83,7 @@ def leads_to(path: Path, descriptor: int) -> bool:
     except OSError:
         return False
     is_same = (here.st_dev, here.st_ino) == (held.st_dev, held.st_ino)
-    return is_same and held.st_uid in (0, os.geteuid()) and not _entry(str(path), held).writers
+    return is_same and held.st_uid in (0, os.geteuid()) and not _entry(str(path), descriptor).writers
 
 
 def open_file(directory: int, name: str, flags: int, mode: int) -> int:
@@ -128,7 +128,7 @@ class _Way:
 def _walk(path: Path, make_mode: int | None = None) -> Iterator[_Way]:
     """Follow the path name by name.  Ends early at a refusal or at a missing name.  Raises OSError."""
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    way = _Way(os.dup(root), _entry("/", os.fstat(root)))
+    way = _Way(os.dup(root), _entry("/", root))
     try:
         _follow(way, list(reversed(path.parts[1:])), root, make_mode)
         yield way
@@ -151,7 +151,7 @@ def _follow(way: _Way, todo: list[str], root: int, make_mode: int | None) -> Non
         except FileNotFoundError:
             way.missing = (name, *reversed(todo))
             break
-        entry = _entry(path, os.fstat(child))
+        entry = _entry(path, child)
         if not stat.S_ISLNK(entry.mode):
             way.enter(child, entry)
             continue
@@ -163,7 +163,7 @@ def _follow(way: _Way, todo: list[str], root: int, make_mode: int | None) -> Non
         if way.refusal:
             break
         if target.startswith("/"):
-            way.enter(os.dup(root), _entry("/", os.fstat(root)))
+            way.enter(os.dup(root), _entry("/", root))
         todo.extend(part for part in reversed(target.split("/")) if part)
 
 
@@ -197,9 +197,20 @@ def _read_link(descriptor: int) -> str:
         os.close(descriptor)
 
 
-def _entry(path: str, found: os.stat_result) -> Entry:
-    is_private = bool(found.st_mode & stat.S_IWGRP) and _is_private_group(found.st_uid, found.st_gid)
+def _entry(path: str, descriptor: int) -> Entry:
+    found = os.fstat(descriptor)
+    asks = stat.S_ISDIR(found.st_mode) and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) == stat.S_IWGRP  # the user database
+    is_private = asks and not _has_acl(descriptor) and _is_private_group(found.st_uid, found.st_gid)
     return Entry(path, found.st_uid, found.st_mode, is_private)
+
+
+def _has_acl(descriptor: int) -> bool:
+    """Where there is an access control list, what stat shows as the group's rights is the most that any user in it has."""
+    try:
+        os.getxattr(f"/proc/self/fd/{descriptor}", "system.posix_acl_access")
+    except OSError as exc:
+        return exc.errno not in (errno.ENODATA, errno.ENOTSUP)
+    return True
 
 
 def _is_private_group(uid: int, gid: int, user_of: Callable[[int], pwd.struct_passwd] = pwd.getpwuid) -> bool:

@@ -132,7 +132,7 @@ def probe_daemon(config: Config) -> Finding:
     """Is somebody serving this pipe directory already?"""
     file = Path(config.pipe_directory, f"{places.PROGRAM}.pid")
     try:
-        pid = int(file.read_bytes()[:32])
+        pid = int(_read_start(file, 32))
         program = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
     except (OSError, ValueError):
         return Finding("running daemon", Grade.GOOD, "none")
@@ -140,6 +140,15 @@ def probe_daemon(config: Config) -> Finding:
         return Finding("running daemon", Grade.GOOD, f"none; pid {pid} in {file} is another program now")
     advice = f"echo quit | {places.PROGRAM}, before another is started"
     return Finding("running daemon", Grade.NOTE, f"pid {pid}: {program}", advice)
+
+
+def _read_start(file: Path, most: int) -> bytes:
+    """Never waits, also where a user has put a FIFO there.  Raises OSError."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)
 
 
 def probe_vendor(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:

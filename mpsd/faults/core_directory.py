@@ -72,12 +72,14 @@ class CoreDirectory:
         self._kept = kept
         self._total_bytes = total_bytes
         self._closed: set[str] = set()
-        self._directory = _open_own(path, MODE)
+        self._directory = _open_own(path)
         try:
-            self._keep = _open_own(path / _KEPT, KEPT_MODE)
+            self._keep = _open_own(path / _KEPT)
         except UnusablePath:
             os.close(self._directory)
             raise
+        os.fchmod(self._keep, KEPT_MODE)
+        os.fchmod(self._directory, MODE)  # last: until then nobody else could make the one in it
 
     def close(self) -> None:
         os.close(self._directory)
@@ -168,8 +170,8 @@ class CoreDirectory:
             _delete(self._keep, file.name)
 
 
-def _open_own(path: Path, mode: int) -> int:
-    """A descriptor of the directory, made if it is not there, in a directory that can be relied on."""
+def _open_own(path: Path) -> int:
+    """A descriptor of the directory, made for us alone if it is not there, in a directory that can be relied on."""
     try:
         parent = open_directory(path.parent, may_be_shared=True).descriptor
     except UnusablePath as exc:
@@ -186,7 +188,6 @@ def _open_own(path: Path, mode: int) -> int:
     if owner != os.geteuid():
         os.close(descriptor)
         raise UnusablePath(f"{path} belongs to user {owner}")
-    os.fchmod(descriptor, mode)
     return descriptor
 
 

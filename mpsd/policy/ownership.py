@@ -12,7 +12,7 @@ _GROUP_OR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A directory or symbolic link on the way to a directory.  is_private_group: nobody but the owner is in its group."""
+    """A directory or symbolic link on the way to a directory.  is_private_group: only the owner, or root, is in its group."""
 
     path: str
     uid: int

@@ -94,6 +94,12 @@ def test_a_daemon_that_serves_already_is_noted(tmp_path: Path, monkeypatch: pyte
     assert probes.probe_daemon(config).grade is Grade.NOTE
 
 
+def test_a_fifo_in_the_place_of_the_pid_file_does_not_hold_the_report(tmp_path: Path) -> None:
+    """In a pipe directory of another user's."""
+    os.mkfifo(tmp_path / f"{places.PROGRAM}.pid")
+    assert probes.probe_daemon(Config(pipe_directory=str(tmp_path))).grade is Grade.GOOD
+
+
 def test_a_control_program_without_a_server_program_is_bad(tmp_path: Path) -> None:
     program = tmp_path / places.PROGRAM
     program.write_text("#!/bin/sh\n")

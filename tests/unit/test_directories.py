@@ -2,6 +2,7 @@
 
 import os
 import stat
+import struct
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,23 @@ def test_what_another_user_controls_is_refused(where: str, tmp_path: Path) -> No
     with pytest.raises(NotTrusted, match=r"\(uid 65534, mode 0\d+\) belongs to another user"):
         open_directory(wanted)
     assert look(wanted).refusal
+
+
+@AS_ROOT
+def test_an_access_control_list_is_nobodys_private_group(tmp_path: Path) -> None:
+    """stat shows the list's mask as the rights of group 0."""
+    (tmp_path / "a").mkdir()
+    tmp_path.chmod(0o775)
+    assert not look(tmp_path / "a").refusal
+    # Tag, rights and id of the owner, of user 65534, of the group, of the mask and of others: linux/posix_acl_xattr.h.
+    entries = [(0x01, 7, -1), (0x02, 7, 65534), (0x04, 5, -1), (0x10, 7, -1), (0x20, 5, -1)]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries)
+    try:
+        os.setxattr(tmp_path, "system.posix_acl_access", acl)
+    except OSError as exc:
+        pytest.skip(f"no access control lists here: {exc}")
+    with pytest.raises(NotTrusted, match="its group may rename"):
+        open_directory(tmp_path / "a")
 
 
 @AS_ROOT
