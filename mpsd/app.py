@@ -19,6 +19,7 @@ from mpsd.api.server import Api
 from mpsd.api.services import Services
 from mpsd.cgroups import identify
 from mpsd.config import Invocation
+from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.domains.refuser import Refuser
 from mpsd.domains.upkeep import Upkeep
@@ -62,6 +63,7 @@ from mpsd.runtime.signals import Signals
 from mpsd.runtime.stopping import Stopper
 from mpsd.runtime.store import SqliteStore
 from mpsd.runtime.stored import Stored, take_stored
+from mpsd.runtime.strangers import Strangers
 from mpsd.runtime.suppressed import tell_suppressed
 from mpsd.runtime.targets import Targets
 from mpsd.runtime.write_back import WriteBack
@@ -154,6 +156,8 @@ async def _run(
         opened.callback(write_back.close)
         counted = (journal, audit, daemon.sessions)
         daemon.beside += [write_back.run, partial(tell_suppressed, *(each.tell_suppressed for each in counted))]
+        if is_privileged:  # else every client comes past mpsd
+            daemon.beside.append(_build_strangers(daemon, config).run)
         become_reaper()
         raise_descriptor_limit(config.relay.max_connections * _DESCRIPTORS_PER_CONNECTION + _DESCRIPTORS_BESIDES)
         _say_what_works(is_privileged, config)
@@ -190,7 +194,7 @@ def _build_pool(found: Found, vendor: VendorProgram) -> Pool:
 
 def _build(found: Found) -> Daemon:
     config, claim = found.config, found.claim
-    vendor = settings.vendor(config, found.environ)
+    vendor = settings.vendor(config, found.environ, is_relayed=found.is_privileged)
     pool = _build_pool(found, vendor)
     upkeep = Upkeep(pool, config.vendor.stop_seconds, lambda: _read_devices(config))
     events = EventBus()
@@ -248,6 +252,14 @@ def _build(found: Found) -> Daemon:
         _ignore_signal,
     )
     return daemon
+
+
+def _build_strangers(daemon: Daemon, config: Config) -> Strangers:
+    return Strangers(daemon.pool, partial(_ends_strangers, config.domains.strangers), daemon.events.publish)
+
+
+def _ends_strangers(action: str, domain: Domain) -> bool:
+    return action == "terminate" or (action == "auto" and domain.guard.is_on)
 
 
 def _readings(found: Found, relayed: tuple[Relay, KeeperClient] | None, api: Api) -> Readings:

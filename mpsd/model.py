@@ -85,3 +85,5 @@ class DomainView:
     is_public: bool  # has served somebody; a domain that is not public is a spare
     number: int  # order of creation
     key: str = ""  # whom it serves alone: a lease, a group, those in quarantine; empty: everybody
+    is_answering: bool = True  # its vendor daemon has answered what it was asked, or was asked a moment ago
+    is_exposed: bool = False  # every user can connect to its vendor daemon, past the relay

@@ -73,6 +73,11 @@ class Domains:
         '"never": every domain has all GPUs.',
         needs_restart=True,
     )
+    strangers: Literal["auto", "report", "terminate"] = option(
+        "auto",
+        'Clients past mpsd, always reported: "terminate" ends their GPU work, "auto" where clients have limits of their own.',
+        needs_restart=True,
+    )
     idle_seconds: float = option(300.0, "A domain without clients for this long is recycled.", accept=POSITIVE)
     poll_seconds: float = option(60.0, "How often each vendor daemon is asked for its servers and clients.", accept=POSITIVE)
     restart_seconds: float = option(0.5, "First wait before a dead vendor daemon is restarted; doubles.", accept=POSITIVE)

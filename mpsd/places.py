@@ -50,6 +50,11 @@ def native_directory() -> Path:
     return checkout if checkout.is_dir() else Path(sys.prefix, "lib", "mpsd")
 
 
+def launcher() -> Path:
+    """What starts vendor daemons where no other user reaches them."""
+    return native_directory() / "launcher" / "mpsd-launcher"
+
+
 def nvml_library(config: Config) -> Path | None:
     """The library to load in NVML's place; None for the driver's own."""
     return native_directory() / "sim" / "lib" / "libnvidia-ml.so.1" if config.backend == "sim" else None

@@ -6,6 +6,7 @@ Nothing is changed: a probe reads, and where writing matters it asks whether it 
 import os
 import resource
 import stat
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from mpsd.directories import Look, look
 from mpsd.errors import MpsdError
 from mpsd.model import ComputeMode, Device
 from mpsd.options import Config
+from mpsd.relay.message import may_impersonate
 
 NVML_SECONDS = 10.0  # a wedged GPU can hold NVML for ever
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
@@ -66,6 +68,7 @@ def probe_machine(config: Config, environ: Mapping[str, str]) -> Iterator[Findin
     yield probe_shared_memory()
     yield probe_pid_namespace()
     yield probe_privilege()
+    yield from probe_private()
     yield probe_descriptors(config)
 
 
@@ -235,6 +238,24 @@ def probe_privilege() -> Finding:
     without_root = "clients of this user alone are served, none is relayed (docs/unprivileged.md); start as root for the rest"
     advice = without_root if os.geteuid() else "grant them"
     return Finding("privilege", Grade.NOTE, f"{who}, without {lost}", advice)
+
+
+def probe_private(launcher: Path | None = None) -> Iterator[Finding]:
+    """May vendor daemons run where no other user reaches them?  Asked of those that need it: as root, with the relay."""
+    area = "private sockets"
+    if not may_impersonate():
+        return
+    program = launcher or places.launcher()
+    try:
+        done = subprocess.run([program, "--try", "/"], capture_output=True, text=True, timeout=NVML_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        yield Finding(area, Grade.BAD, f"{program} cannot be run: {exc}", "install mpsd anew")
+        return
+    if done.returncode == 0:
+        yield Finding(area, Grade.GOOD, "each vendor daemon gets a mount namespace of its own")
+        return
+    found = f"every user can connect to vendor daemons past mpsd and past leases: {done.stderr.strip()}"
+    yield Finding(area, Grade.NOTE, found, "let mpsd mount: CAP_SYS_ADMIN, and a security profile that allows it")
 
 
 def probe_descriptors(config: Config) -> Finding:

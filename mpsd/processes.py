@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mpsd.model import ProcessId
 
-_FLAGS, _START_TIME = 9, 22  # fields of /proc/PID/stat, proc(5)
+_PARENT, _FLAGS, _START_TIME = 4, 9, 22  # fields of /proc/PID/stat, proc(5)
 _PF_EXITING = 0x4  # linux/sched.h; set before a dying process's descriptors are closed
 
 
@@ -26,6 +26,23 @@ def state(pid: int) -> str:
     """The letter of proc(5); X for a process that has gone."""
     fields = _status(pid)
     return fields[0].decode() if fields else "X"
+
+
+def parent(pid: int) -> int:
+    """Its parent's pid; 0 when there is no such process, or its parent is in another pid namespace."""
+    fields = _status(pid)
+    return int(fields[_PARENT - 3]) if fields else 0
+
+
+def namespace_pids(pid: int) -> tuple[int, ...]:
+    """Its pids in all pid namespaces that it is in, ours first; at least the one that was given."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as status:
+            lines = status.read().splitlines()
+    except OSError:
+        return (pid,)
+    words = next((line.split()[1:] for line in lines if line.startswith(b"NSpid:")), [])
+    return (pid, *(number for word in words if (number := int(word)) != pid))
 
 
 def owner(pid: int) -> tuple[int, int] | None:

@@ -31,12 +31,14 @@ from mpsd.uvm.standing import UvmSettings
 _USERS_SHARE_OF_QUEUE = 8  # one user can fill an eighth of the queue
 
 
-def vendor(config: Config, environ: Mapping[str, str]) -> VendorProgram:
+def vendor(config: Config, environ: Mapping[str, str], *, is_relayed: bool) -> VendorProgram:
+    """is_relayed: clients reach vendor daemons through mpsd alone."""
     return VendorProgram(
         places.find_vendor_control(config, environ),
         _vendor_environment(environ),
         config.vendor.command_seconds,
         config.vendor.start_seconds,
+        places.launcher() if is_relayed else None,
     )
 
 

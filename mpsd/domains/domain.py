@@ -5,7 +5,8 @@ question about a quiet domain costs nothing (docs/domains.md, "Where answers com
 """
 
 import math
-from collections import Counter
+import os
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,10 +22,13 @@ from mpsd.errors import VendorFailed
 from mpsd.legacy.board import Defaults, ServerView
 from mpsd.model import DomainState, DomainView, ProcessId
 from mpsd.policy import limits
+from mpsd.policy.hearsay import LineAlarm
 from mpsd.relay.gate import Gate
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _STARTING_SECONDS = 15.0
+_MOST_TOLD = 256
+_FROZEN_SECONDS = 2.0  # a newcomer that meets a vendor daemon which has not answered for so long hangs
 _BETWEEN_SECONDS = 1.0  # a client on its way makes several connections, and between two of them no list has it
 
 
@@ -55,9 +59,14 @@ class Domain:
     is_adopted: bool = False  # its servers are older than what mpsd has read of its log
     _ready_since: dict[int, float] = field(default_factory=dict)  # of each server: first seen, or long ago once it is ready
     fault_since: float = math.inf  # since when it is in FAULT (trio time)
-    suspect_until: float = -math.inf  # something else than its vendor daemon says that it faults (trio time)
+    suspect_until: float = -math.inf  # something else than its vendor daemon's answers says that it faults (trio time)
+    admitted: dict[int, ProcessId] = field(default_factory=dict)  # by each pid that its servers may know it by
+    adopts_until: float = -math.inf  # clients that an earlier mpsd let in may still come into its lists (trio time)
+    _line_alarm: LineAlarm = field(default_factory=LineAlarm)
+    _told_arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_TOLD))  # by lines that others can write
     silenced: trio.Event = field(default_factory=trio.Event)  # set: its vendor daemon did not answer when last asked
     _silent_since: float = math.inf  # when it was asked what it has not answered since
+    unanswered_since: float = math.inf  # the same of a question that is still waited for, or of a client's (trio time)
     news: trio.Event = field(default_factory=trio.Event)  # set: what is believed may be out of date
     _asked_at: float = -1.0
     _asking: trio.Lock = field(default_factory=trio.Lock)
@@ -77,9 +86,11 @@ class Domain:
         if state is DomainState.READY and (self.applied_defaults != defaults or self.has_outdated_spare(defaults)):
             state = DomainState.RECYCLING
         gpus = frozenset(self.gpus)
+        is_answering = trio.current_time() - self.unanswered_since < _FROZEN_SECONDS
         return DomainView(
-            self.name, state, gpus, self.uid, self.occupancy, self.capacity, self.is_public, self.number, self.key
-        )
+            self.name, state, gpus, self.uid, self.occupancy, self.capacity, self.is_public, self.number, self.key,
+            is_answering, self.is_exposed,
+        )  # fmt: skip
 
     def has_outdated_spare(self, defaults: Defaults) -> bool:
         """Its server was started ahead of its first client, and with other defaults: to a user it is the next server."""
@@ -100,6 +111,11 @@ class Domain:
         arriving = {p.pid for p, heard_at in self.members.items() if heard_at >= recently or self.handshakes[p]}
         contexts: Counter[int] = sum(self.contexts.values(), Counter())
         return sum(max(1, contexts[pid]) for pid in arriving | self.client_pids)
+
+    @property
+    def is_exposed(self) -> bool:
+        """Every user can connect to its vendor daemon, past the relay, and write to its log."""
+        return self.control is not None and self.control.is_exposed
 
     @property
     def is_ill(self) -> bool:
@@ -156,10 +172,11 @@ class Domain:
         self.news.set()
 
     def hear(self, news: News) -> None:
-        """Take a line of its log at its word where that is the safe side, and ask soon in any case."""
+        """Take note of a line of its log, and ask soon: a line alone changes nothing for long (policy/hearsay.py)."""
         match news:
             case log_lines.ServerFault() if self.state is DomainState.READY:
-                self._fail()
+                if until := self._line_alarm.until(trio.current_time()):
+                    self.suspect_until = max(self.suspect_until, until)
             case log_lines.ContextOpened(server_pid, client_pid):
                 self.contexts.setdefault(server_pid, Counter())[client_pid] += 1
             case log_lines.ContextClosed(server_pid, client_pid, left):
@@ -167,25 +184,52 @@ class Domain:
                 if left:
                     self.contexts[server_pid] = opened
             case log_lines.ClientArrived(_, client_pid):
-                self.guard.hear(client_pid)
-            case log_lines.ServerStarting():
+                if self.is_exposed:
+                    self._told_arrivals.append(client_pid)
+                else:
+                    self.guard.hear(client_pid)
+            case log_lines.ServerStarting(pid) if pid not in self.servers:
                 self.served_defaults = self.applied_defaults
             case log_lines.ServerReady(pid):
                 self._ready_since[pid] = -math.inf
-            case log_lines.ServerExited(pid):
+            case log_lines.ServerExited(pid) if processes.process_id(pid) is None:
                 self.contexts.pop(pid, None)
         self.mark_stale()
+
+    def is_plausible(self, news: News) -> bool:
+        """Whether the line is about a server of this domain: one that is listed, or a child of its vendor daemon."""
+        server_pid = news.pid if isinstance(news, log_lines.Servers) else news.server_pid
+        if server_pid in self.servers or isinstance(news, log_lines.ServerExited):
+            return True
+        vendor = self.control.process
+        return vendor is not None and processes.parent(server_pid) == vendor.pid
+
+    def admit(self, process: ProcessId) -> None:
+        """It may become a client: called before anything that it says reaches the vendor daemon."""
+        for pid in processes.namespace_pids(process.pid) if self.admitted.get(process.pid) != process else ():
+            self.admitted[pid] = process
+
+    @property
+    def asked_at(self) -> float:
+        """When the question was asked whose answer is what is believed (trio time)."""
+        return self._asked_at
+
+    @property
+    def strangers(self) -> frozenset[int]:
+        """Clients that its servers list and that nobody has let in."""
+        return frozenset(self.client_pids - self.admitted.keys() - {os.getpid()})  # ours: of processes that have no pid here
 
     def forget(self) -> None:
         """Its vendor daemon is gone, and with it every server and context."""
         self.servers.clear()
         self.members.clear()
+        self.admitted.clear()
         self.contexts.clear()
         self._ready_since.clear()
         self.guard.forget()
         self.key = ""
         self.silenced = trio.Event()
-        self._silent_since = math.inf
+        self._silent_since = self.unanswered_since = math.inf
         self.joined_uid = None
         self.applied_defaults = None
 
@@ -203,7 +247,9 @@ class Domain:
             if not self.news.is_set():
                 return
             self.news = trio.Event()
-            asked_at = trio.current_time()
+            asked_at, told = trio.current_time(), tuple(self._told_arrivals)
+            self._told_arrivals.clear()
+            self.unanswered_since = min(self.unanswered_since, asked_at)
             try:
                 self._believe(await self._ask(), asked_at)
             except VendorFailed:
@@ -212,9 +258,11 @@ class Domain:
                 if trio.current_time() - self._silent_since >= self.control.silence_seconds:
                     self.silenced.set()
                 raise
-            self._silent_since = math.inf
+            self._silent_since = self.unanswered_since = math.inf
             if self.silenced.is_set():
                 self.silenced = trio.Event()
+            for pid in self.client_pids.intersection(told):
+                self.guard.hear(pid)
 
     def _believe(self, servers: dict[int, ServerView], asked_at: float) -> None:
         self.servers = servers
@@ -224,9 +272,26 @@ class Domain:
         for gone in set(self._ready_since) - set(servers):
             del self._ready_since[gone]
         self.guard.forget_servers_but(set(servers))
+        self._forget_admitted()
         is_faulty = any(server.status == "FAULT" for server in servers.values())
         if is_faulty and self.state in (DomainState.STARTING, DomainState.READY):  # starting: one that is being adopted
             self._fail()
+
+    def _forget_admitted(self) -> None:
+        """Those that have ended and are listed no more; a pid that is listed stays explained until it is not."""
+        if trio.current_time() < self.adopts_until:
+            for process in filter(None, map(processes.process_id, self.strangers)):
+                self.admit(process)
+        listed = self.client_pids
+        for pid, process in list(self.admitted.items()):
+            if pid not in listed and not processes.is_alive(process):
+                del self.admitted[pid]
+
+    def fail(self) -> None:
+        """Something that cannot be made up says that it faults, and may be over before its server is asked."""
+        if self.state is DomainState.READY:
+            self._fail()
+            self.mark_stale()
 
     def _fail(self) -> None:
         self.state = DomainState.FAULT

@@ -8,6 +8,7 @@ import trio
 from mpsd import processes
 from mpsd.domains.domain import Domain
 from mpsd.domains.logs import follow_logs
+from mpsd.domains.vendor import EXPOSED
 from mpsd.errors import MpsdError, VendorFailed
 from mpsd.model import DomainState
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 _SETTLED_SECONDS = 60.0  # a vendor daemon that lived this long starts with a short backoff when it dies
 _COALESCE_SECONDS = 0.1  # news comes in bursts: one look after it is enough
+_CONFIRM_SECONDS = 0.25  # between looks at a domain of which something else says that it faults
+_ADOPTION_SECONDS = 3.0  # a client that an earlier mpsd let in is in its server's list by then
 
 
 async def live(pool: "Pool", domain: Domain) -> None:
@@ -56,6 +59,11 @@ async def _bring_up(pool: "Pool", domain: Domain) -> None:
     else:
         domain.served_defaults = pool.defaults  # they were stored before its server was told
     domain.is_adopted = not is_new
+    if not is_new:
+        domain.adopts_until = trio.current_time() + _ADOPTION_SECONDS
+        if domain.control.is_exposed:
+            log.error("domain.exposed", directory=str(domain.control.home.path),
+                      why="an earlier mpsd left it so; it is replaced once it serves nobody", effect=EXPOSED)  # fmt: skip
     try:
         await domain.apply_defaults(pool.defaults)
         domain.mark_stale()
@@ -93,11 +101,14 @@ async def _serve(pool: "Pool", domain: Domain) -> None:
 
 async def _keep_fresh(pool: "Pool", domain: Domain) -> None:
     while True:
-        with trio.move_on_after(pool.settings.poll_seconds) as quiet:
+        suspect_seconds = domain.suspect_until - trio.current_time()
+        is_suspect = suspect_seconds > 0
+        pause = min(_CONFIRM_SECONDS, suspect_seconds + 0.01) if is_suspect else pool.settings.poll_seconds
+        with trio.move_on_after(pause) as quiet:
             await domain.news.wait()
         if quiet.cancelled_caught:
             domain.mark_stale()
-        await trio.sleep(_COALESCE_SECONDS)
+        await trio.sleep(0 if trio.current_time() < domain.suspect_until else _COALESCE_SECONDS)
         if domain.state is DomainState.STOPPING:
             return
         try:

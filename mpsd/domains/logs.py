@@ -95,5 +95,10 @@ def _read(
         if name == "control.log" and own.is_own(line):
             continue
         publish(domain, name, line)
-        if news := read_news(line):
+        if is_of_file(line, name) and (news := read_news(line)):
             hear(domain, news)
+
+
+def is_of_file(line: LogLine, name: str) -> bool:
+    """Whether this file is where such a line is written: servers write into server.log, by a FIFO, and not into control.log."""
+    return (line.source == "Control") == (name == "control.log")

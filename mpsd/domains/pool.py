@@ -141,7 +141,9 @@ class Pool:
         await self._change.wait()
 
     def hear(self, domain: Domain, news: News) -> None:
-        """What a domain's log tells."""
+        """What a domain's log tells; what is about no server of the domain is dropped."""
+        if not domain.is_plausible(news):
+            return
         domain.hear(news)
         self.on_news(domain, news)
         self.notify()

@@ -55,6 +55,8 @@ class Upkeep:
                 continue
             if domain.silenced.is_set() and domain.state in (DomainState.READY, DomainState.FAULT) and not domain.occupancy:
                 self._begin(nursery, domain, self._replace)
+            elif domain.control.was_left_exposed and domain.state is DomainState.READY and not domain.occupancy:
+                self._begin(nursery, domain, self._close_off)
             elif domain.is_draining and domain.state is DomainState.READY and not domain.occupancy:
                 self._begin(nursery, domain, self._finish_draining)
             elif domain.has_recovered or (domain.state is DomainState.READY and self._is_outdated(domain)):
@@ -149,6 +151,15 @@ class Upkeep:
         """A vendor daemon that does not answer and serves nobody; its domain's task starts another."""
         log.error("domain.kill", domain=domain.name, why="its vendor daemon does not answer, and has no clients")
         await domain.control.kill()
+
+    async def _close_off(self, domain: Domain) -> None:
+        """Its task starts a vendor daemon that other users do not reach, if that can be had now."""
+        log.info("domain.recycling", domain=domain.name, was="exposed")
+        domain.state = DomainState.RECYCLING
+        self._pool.notify()
+        if not await domain.control.quit(self._stop_seconds):
+            log.error("domain.kill", domain=domain.name, why="its vendor daemon did not quit")
+            await domain.control.kill()
 
     async def _restart(self, domain: Domain) -> None:
         """Its clients have no contexts any more: nothing but their hold on the domain is lost.  Its task starts it again."""

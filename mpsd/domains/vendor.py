@@ -1,8 +1,8 @@
 """One vendor control daemon in private directories, driven by its documented command language.
 
 It is started with `-d` (its parent returns when it listens), so it is nobody's child and outlives mpsd; see
-docs/decisions/002-vendor-daemons-are-not-children.md.  Vendor daemons fail overlapping queries (measured: one in four to one
-in seven), so each is asked one thing at a time.
+docs/decisions/002-vendor-daemons-are-not-children.md.  As root, in a mount namespace of its own (home.py says why).  Vendor
+daemons fail overlapping queries (measured: one in four to one in seven), so each is asked one thing at a time.
 """
 
 import os
@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 import trio
 
 from mpsd import processes
+from mpsd.domains.home import CLOSED, OPEN, Home
 from mpsd.errors import UnusablePath, VendorFailed
 from mpsd.model import ProcessId
 
+log = structlog.get_logger()
 MAX_SOCKET_PATH = 107  # sun_path less its final zero, unix(7)
 MAX_LINE_BYTES = 1024  # 5,000 bytes kill the vendor's 580 daemon; 2,000 are fine
 _ATTEMPTS = 5  # a stranger's vendor front end, relayed, can still overlap with us
@@ -26,25 +29,35 @@ _FORCE_SECONDS = 1  # clients have gone, or their work was terminated, before a 
 _BUSY = b"Cannot send command"
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE; it prints nothing
 _LONGEST_SOCKET = "control_privileged"
+_NO_NAMESPACE = 125  # the launcher's exit status where mounts are not allowed (native/launcher)
+EXPOSED = "every user can connect to its vendor daemon past the relay, and write to its log"
+_LAUNCHER_SAYS = b"mpsd-launcher: "
 
 
 @dataclass(frozen=True, slots=True)
 class VendorProgram:
-    """The vendor's `nvidia-cuda-mps-control` and how patient to be with it (seconds)."""
+    """The vendor's `nvidia-cuda-mps-control` and how patient to be with it (seconds).
+
+    launcher: starts it where no other user reaches it; None where clients connect to it directly, without the relay.
+    """
 
     path: Path
     environment: Mapping[str, str]
     command_seconds: float
     start_seconds: float
+    launcher: Path | None = None
 
 
 class VendorControl:
     """Guards that one command at a time reaches the daemon, and that nobody else's daemon is signalled."""
 
     def __init__(self, program: VendorProgram, home: Path) -> None:
-        self.pipe_directory = home / "pipe"
-        self.log_directory = home / "log"
+        self.home = Home(home)
+        self.pipe_directory = self.home.pipe
+        self.log_directory = self.home.log
         self.process: ProcessId | None = None
+        self.is_exposed = False  # other users reach its sockets and its log, past the relay
+        self.was_left_exposed = False  # by an mpsd before this one, which did not close its directories or could not
         self._program = program
         self._one_at_a_time = trio.Lock()
 
@@ -59,20 +72,23 @@ class VendorControl:
         if visible_devices is not None:
             environment["CUDA_VISIBLE_DEVICES"] = visible_devices
         try:
-            status, output = await self._run(arguments, b"", environment, self._program.start_seconds, as_uid)
+            status, output = await self._launch(arguments, environment, as_uid)
         except VendorFailed:
             self.sweep()  # what hung may have left a daemon behind
             raise
-        self.process = self._find() if status == 0 else None
+        self.process = self._find(as_uid) if status == 0 else None
         if self.process is None:
             reason = why_absent(output, status, has_room=os.statvfs(self.pipe_directory).f_bavail > 0)
             asked = f"{self._program.path} {' '.join(arguments)}"
             raise VendorFailed(f"{asked} ended with status {status} and left no daemon behind: {reason}")
+        self.home.protect_pid_file()
+        self.home.record(self.process)
         return self.process
 
     def adopt(self) -> ProcessId | None:
         """The daemon that already runs in these directories, if one does."""
-        self.process = self._find()
+        self.process = self.home.recorded() or self._find(None)
+        self.is_exposed = self.was_left_exposed = self._program.launcher is not None and not self.home.is_closed
         return self.process
 
     async def command(self, line: str, seconds: float | None = None) -> str:
@@ -165,12 +181,7 @@ class VendorControl:
         longest = len(os.fsencode(self.socket_path(_LONGEST_SOCKET)))
         if longest > MAX_SOCKET_PATH:
             raise UnusablePath(f"{self.pipe_directory} makes a socket path of {longest} bytes; {MAX_SOCKET_PATH} fit")
-        for directory, mode in ((self.pipe_directory, 0o711), (self.log_directory, 0o755)):
-            directory.mkdir(parents=True, exist_ok=True)
-            directory.chmod(mode)  # servers run as their users: they must reach the socket, and need not list it
-            if owner is not None:
-                os.chown(directory, owner, owner)
-        (self.pipe_directory / "nvidia-cuda-mps-control.pid").unlink(missing_ok=True)
+        self.home.make(CLOSED if self._program.launcher or os.geteuid() else OPEN, owner)
 
     def _environment(self) -> dict[str, str]:
         directories = {
@@ -179,14 +190,37 @@ class VendorControl:
         }
         return dict(self._program.environment) | directories
 
+    async def _launch(self, arguments: list[str], environment: dict[str, str], uid: int | None) -> tuple[int, bytes]:
+        """Status and output of the start: where no other user reaches the daemon; where that is not allowed, where they do."""
+        seconds, launcher = self._program.start_seconds, self._program.launcher
+        self.is_exposed = self.was_left_exposed = False
+        if launcher is None:
+            return await self._run(arguments, b"", environment, seconds, uid)
+        user = () if uid is None else ("--uid", str(uid))
+        through = (str(launcher), *user, str(self.home.path))
+        status, output = await self._run(arguments, b"", environment, seconds, through=through)
+        if status != _NO_NAMESPACE or not output.startswith(_LAUNCHER_SAYS):
+            return status, output
+        log.error("domain.exposed", directory=str(self.home.path), why=output.decode(errors="replace").strip(),
+                  effect=EXPOSED)  # fmt: skip
+        self.is_exposed = True
+        self.home.open_to_servers()
+        return await self._run(arguments, b"", environment, seconds, uid)
+
     async def _run(
-        self, arguments: list[str], text: bytes, env: dict[str, str], seconds: float, uid: int | None = None
+        self,
+        arguments: list[str],
+        text: bytes,
+        env: dict[str, str],
+        seconds: float,
+        uid: int | None = None,
+        through: tuple[str, ...] = (),
     ) -> tuple[int, bytes]:
         """Status and output of one run of the vendor's program.  Raises VendorFailed when it is missing or hangs."""
         try:
             with trio.fail_after(seconds):
                 done = await trio.run_process(
-                    [str(self._program.path), *arguments],
+                    [*through, str(self._program.path), *arguments],
                     stdin=text,
                     capture_stdout=True,
                     stderr=subprocess.STDOUT,
@@ -200,21 +234,20 @@ class VendorControl:
                     extra_groups=None if uid is None else [],
                 )
         except OSError as exc:
-            raise VendorFailed(f"{self._program.path} cannot be run: {exc.strerror}") from None
+            raise VendorFailed(f"{(*through, self._program.path)[0]} cannot be run: {exc.strerror}") from None
         except trio.TooSlowError:
             what = text.decode(errors="replace").strip() or " ".join(arguments)
             raise VendorFailed(f"{self._program.path} hung: no answer to '{what}' in {seconds:g} s") from None
         return done.returncode, done.stdout
 
-    def _find(self) -> ProcessId | None:
-        try:
-            pid = int((self.pipe_directory / "nvidia-cuda-mps-control.pid").read_text().strip() or 0)
-        except (OSError, ValueError):
+    def _find(self, uid: int | None) -> ProcessId | None:
+        """The daemon that the pid file in the private directory names; uid: its user, None for ours."""
+        owner = os.geteuid() if uid is None else uid
+        if trouble := self.home.trouble(owner):
+            log.error("domain.not_believed", directory=str(self.home.path), why=trouble)
             return None
-        ours = str(self.pipe_directory)
-        if processes.environment_variable(pid, "CUDA_MPS_PIPE_DIRECTORY") != ours:
-            return None  # a later process that got the pid of a daemon that died
-        return processes.process_id(pid)
+        program = self._program.path
+        return self.home.find_by_pid_file(program, owner) or self.home.find_by_socket(program, owner)
 
 
 async def _kill_at_once(process: trio.Process) -> None:

@@ -28,10 +28,12 @@ from mpsd.faults.standings import standings
 from mpsd.faults.store import FaultStore
 from mpsd.faults.vendor_log import observe
 from mpsd.model import DomainState, ProcessId
+from mpsd.policy.belonging import is_elsewhere
 from mpsd.policy.blame import Blame
-from mpsd.policy.blame_state import Change, Cleared, Convicted, Released, Suspected
+from mpsd.policy.blame_state import Change, event_of
 from mpsd.policy.fault_settings import FaultSettings
 from mpsd.policy.fusion import PRESENT_SECONDS, Fusion
+from mpsd.policy.hearsay import Unconfirmed, confirms_fault
 from mpsd.policy.verdict import is_proof
 from mpsd.policy.xids import ENDS_SERVER
 from mpsd.process_ending import Ending
@@ -77,6 +79,7 @@ class FaultDesk:
         self._states: dict[str, DomainState] = {}
         for left in store.unsettled():  # nobody looked on while no mpsd was there
             store.save(replace(left, revision=left.revision + 1, is_settled=True))
+        self._unconfirmed = Unconfirmed()  # lines of the domains' logs
         self._acquit_at = math.inf  # trio time: then whoever waits for a suspected domain looks again
         self._news = trio.Event()
         self.on_seen: list[Callable[[Observation], bool]] = []
@@ -96,7 +99,7 @@ class FaultDesk:
     def see(self, seen: Observation) -> None:
         """From any source, in the trio thread."""
         domain = self._domain_of(seen)
-        if domain is not None and _is_elsewhere(seen, domain):
+        if domain is not None and is_elsewhere(seen, domain.gpus):
             domain, seen = None, replace(seen, domain="")
         if domain is not None:
             gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
@@ -113,6 +116,8 @@ class FaultDesk:
             self._news.set()
         else:
             self._judge(seen, self._clock())
+        if domain is not None and confirms_fault(seen):
+            self.confirm(domain)
 
     def _judge(self, seen: Observation, now_ns: int) -> None:
         log.info("fault.seen", source=seen.source.value, domain=seen.domain, gpu=seen.gpu, xid=seen.xid, text=seen.text,
@@ -120,9 +125,26 @@ class FaultDesk:
         self._took(self._fusion.take(seen, now_ns))
 
     def hear(self, domain: Domain, news: News) -> None:
-        """A line of a domain's log."""
-        if (seen := observe(domain.name, news, self.parties, self._clock())) is not None:
-            self.see(seen)
+        """A line of a domain's log: evidence once something says the same that others cannot write (policy/hearsay.py)."""
+        seen = observe(domain.name, news, self.parties, self._clock())
+        if seen is None:
+            return
+        if domain.state is DomainState.FAULT or self._unconfirmed.hear(seen):
+            self._believe(domain, (seen,))
+        else:
+            self._news.set()
+
+    def confirm(self, domain: Domain) -> None:
+        """Its server has said that it faults, or the kernel has: then the lines that said it before are true."""
+        if lines := self._unconfirmed.confirm(domain.name, self._clock()):
+            self._believe(domain, lines)
+
+    def _believe(self, domain: Domain, lines: Iterable[Observation]) -> None:
+        """The domain is in FAULT, even if its server is well again when it is asked: its clients have lost everything."""
+        domain.fail()
+        self._pool.notify()
+        for line in lines:
+            self.see(line)
 
     def report(self, process: ProcessId, error: FirstError) -> None:
         """A client says so of itself: evidence, and no more."""
@@ -268,15 +290,7 @@ class FaultDesk:
 
     def _tell_of_blame(self, changes: Iterable[Change]) -> None:
         for change in changes:
-            match change:
-                case Convicted(key, number, times, until):
-                    topic, facts = "blame.convicted", {"key": key, "number": number, "times": times, "until": until}
-                case Suspected(case, groups):
-                    topic, facts = "blame.suspected", {"case": case, "groups": [list(group) for group in groups]}
-                case Cleared(case, keys, why):
-                    topic, facts = "blame.cleared", {"case": case, "keys": list(keys), "why": why}
-                case Released(key, why):
-                    topic, facts = "blame.released", {"key": key, "why": why}
+            topic, facts = event_of(change)
             log.warning("blame.changed", what=topic, **facts)
             self._publish(topic, facts)
 
@@ -332,6 +346,8 @@ class FaultDesk:
                 while self._later:
                     self._judge(*self._later.popleft())
                 self._took(self._fusion.settle(self._clock()))
+                for name, lines in self._unconfirmed.drop_late(self._clock()).items():
+                    log.warning("fault.unconfirmed", domain=name, lines=lines)
                 if changes := self._blame.decay(time.time()):
                     self._store.save_blame(self._blame.state)
                     self._tell_of_blame(changes)
@@ -349,9 +365,9 @@ class FaultDesk:
             self._pool.notify()
 
     def _pause(self) -> float:
-        due_ns, decay_at = self._fusion.next_settle_ns(), self._blame.next_decay_at()
+        dues_ns, decay_at = (self._fusion.next_settle_ns(), self._unconfirmed.next_drop_ns()), self._blame.next_decay_at()
         waits = [self._acquit_at - trio.current_time()]
-        waits += [] if due_ns is None else [(due_ns - self._clock()) / 1e9]
+        waits += [(due_ns - self._clock()) / 1e9 for due_ns in dues_ns if due_ns is not None]
         waits += [] if decay_at is None else [decay_at - time.time()]
         return max(0.01, min([*waits, 3600.0]))
 
@@ -362,6 +378,8 @@ class FaultDesk:
             for name, domain in list(self._pool.domains.items()):
                 self._meet_listed(domain)
                 before, self._states[name] = self._states.get(name), domain.state
+                if domain.state is DomainState.FAULT:
+                    self.confirm(domain)
                 if before is None and domain.state is DomainState.FAULT:
                     self._took(self._fusion.domain_failed(name, self._clock()))
                 if domain.state is DomainState.READY and before in was_ill:
@@ -370,6 +388,7 @@ class FaultDesk:
                     self._news.set()
             for gone in self._states.keys() - self._pool.domains.keys():
                 del self._states[gone]
+                self._unconfirmed.forget_but(self._pool.domains.keys())
                 self._took(self._fusion.domain_recovered(gone, self._clock()))
                 self._news.set()
             await self._pool.changed()
@@ -377,9 +396,3 @@ class FaultDesk:
     def _at(self, moment_ns: int) -> float:
         """Seconds since the epoch."""
         return time.time() - (self._clock() - moment_ns) / 1e9
-
-
-def _is_elsewhere(seen: Observation, domain: Domain) -> bool:
-    """An Xid of a GPU that the domain does not use: whom it names has moved.  Of MIG devices the kernel names the whole GPU."""
-    are_whole = all(gpu.startswith("GPU-") for gpu in (seen.gpu, *domain.gpus))
-    return seen.xid is not None and are_whole and seen.gpu not in domain.gpus

@@ -1,5 +1,7 @@
 """Questions about one observation and one incident: may it be of it?  fusion.py has the tables, and chooses among several."""
 
+from collections.abc import Sequence
+
 from mpsd.fault import FaultClass, Observation, Source
 from mpsd.policy.dossier import Dossier
 from mpsd.policy.verdict import BESIDE, SECOND_NS, WINDOW_NS, is_proof
@@ -57,3 +59,9 @@ def waited_for(dossier: Dossier, opener: Observation, seen: Observation) -> bool
     if seen.xid is None:
         return seen.process is not None and seen.process in (*opener.present, opener.process)
     return bool(seen.gpu) and dossier.gpu in ("", seen.gpu)
+
+
+def is_elsewhere(seen: Observation, gpus: Sequence[str]) -> bool:
+    """An Xid of a GPU that its domain does not use: whom it names has moved.  Of MIG devices the kernel names the whole GPU."""
+    are_whole = all(gpu.startswith("GPU-") for gpu in (seen.gpu, *gpus))
+    return seen.xid is not None and are_whole and seen.gpu not in gpus

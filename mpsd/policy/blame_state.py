@@ -4,6 +4,7 @@ Frozen values.  Keys are those of Party.key, so that they outlive processes, and
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +95,16 @@ class Released:
 
 
 Change = Suspected | Cleared | Convicted | Released
+
+
+def event_of(change: Change) -> tuple[str, dict[str, Any]]:
+    """Its topic and facts, as they are published."""
+    match change:
+        case Convicted(key, number, times, until):
+            return "blame.convicted", {"key": key, "number": number, "times": times, "until": until}
+        case Suspected(case, groups):
+            return "blame.suspected", {"case": case, "groups": [list(group) for group in groups]}
+        case Cleared(case, keys, why):
+            return "blame.cleared", {"case": case, "keys": list(keys), "why": why}
+        case Released(key, why):
+            return "blame.released", {"key": key, "why": why}

@@ -74,6 +74,8 @@ class Conversations:
     async def resume(self, caller: Caller, domain: Domain, backend: socket.socket) -> None:
         """Go on in the middle of a handshake that an earlier mpsd relayed.  The limits are still those that it set."""
         caller.link.no_way_back()
+        if caller.process is not None:
+            domain.admit(caller.process)
         async with domain.guard.window("adopted", domain.control):
             await self._through(caller, domain, backend, None)
         with trio.move_on_after(_FAREWELL_SECONDS):
@@ -143,6 +145,8 @@ class Conversations:
                 backend = await connect(domain.control.socket_path(caller.door), domain.control)
                 if backend is None:
                     return None
+                if caller.process is not None:
+                    domain.admit(caller.process)
                 self.keeper.hold(caller.domain_id(domain.name), backend)
                 return await self._through(caller, domain, backend, right)
 
@@ -206,7 +210,11 @@ class Conversations:
 
         async def is_well() -> bool:
             """The daemon has put the client on its list and answers others, who may speak with it now; or it does not."""
+            asked_at = trio.current_time()
             answers = await domain.control.is_responsive(_FROZEN_SECONDS / share)
+            if not answers:
+                domain.unanswered_since = min(domain.unanswered_since, asked_at)
+                domain.mark_stale()  # what it answers next says that it is well again
             if answers and right:
                 right.give_back()
             return answers

@@ -182,3 +182,18 @@ def test_this_machine_can_be_looked_at() -> None:
     """Whatever the machine, every probe answers and none raises."""
     areas = [finding.area for finding in check.examine(Invocation(), {**NOTHING, "PATH": "/usr/bin"})]
     assert set(areas) >= {"configuration", "vendor program", "GPUs", "/dev/shm", "pid namespace", "privilege", "open files"}
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("script", "grade"),
+    [("exit 0", Grade.GOOD), ("echo 'mpsd-launcher: no' >&2; exit 125", Grade.NOTE), (None, Grade.BAD)],
+)
+def test_whether_vendor_daemons_can_be_private_is_tried(tmp_path: Path, script: str | None, grade: Grade) -> None:
+    program = tmp_path / "launcher"
+    if script is not None:
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    finding = only(list(probes.probe_private(program)))
+    assert finding.grade is grade
+    assert ("mpsd-launcher: no" in finding.found) == (grade is Grade.NOTE)

@@ -8,7 +8,7 @@ from mpsd import __version__
 from mpsd.api.exchange import Call
 from mpsd.api.services import Services
 from mpsd.lease import LeaseState
-from mpsd.model import DomainState
+from mpsd.model import DomainState, DomainView
 from mpsd.service import is_unserved
 from mpsd.wire.messages import Nothing
 from mpsd.wire.results import Map
@@ -42,7 +42,11 @@ async def status(call: Call[Nothing]) -> Map:
         "subscribers": state.events.subscribers,
         "events_lost": state.events.lost,
         "audit_lines_lost": state.audit_lines_lost(),
-        "facts": {**services.facts, "fault_sources": dict(services.fault_sources())},
+        "facts": {
+            **services.facts,
+            "fault_sources": dict(services.fault_sources()),
+            "exposed_domains": [view.name for view in views if view.is_exposed],
+        },
     }
 
 
@@ -72,10 +76,15 @@ def _problems(services: Services) -> list[str]:
     views = services.domains.views()
     if services.is_stopping():
         return ["mpsd is quitting and takes no new clients"]
-    if any(view.state is DomainState.READY for view in views):
+    if any(view.state is DomainState.READY and view.is_answering for view in views):
         return []
-    states = ", ".join(f"{view.name} is {view.state.value}" for view in views)
+    states = ", ".join(f"{view.name} {_words(view)}" for view in views)
     return [f"no fault domain takes clients: {states}" if states else "there is no fault domain"]
+
+
+def _words(view: DomainView) -> str:
+    is_silent = view.state is DomainState.READY and not view.is_answering
+    return "does not answer" if is_silent else f"is {view.state.value}"
 
 
 def _state(services: Services) -> str:

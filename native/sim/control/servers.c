@@ -49,8 +49,10 @@ static void become(struct control *control, uid_t uid)
 
 	if (uid == geteuid())
 		return;
-	if (setgroups(0, NULL) == 0 && setresgid(gid, gid, gid) == 0 && setresuid(uid, uid, uid) == 0)
+	if (setgroups(0, NULL) == 0 && setresgid(gid, gid, gid) == 0 && setresuid(uid, uid, uid) == 0) {
+		setenv("MPSD_SIM_OF_ROOT", "1", 1); /* other processes of that user may not look into it */
 		return;
+	}
 	log_control(control, "Failed to start server using uid %u, error: %s", (unsigned)uid, strerror(errno));
 	_exit(1);
 }

@@ -29,7 +29,8 @@ static bool has_device(void)
 	return machine_visible(&all, getenv("CUDA_VISIBLE_DEVICES"), &error).count > 0;
 }
 
-static int listen_on(const struct control *control, const char *name, mode_t mode)
+/* The mode of `control` does not depend on the umask, that of `control_privileged` does (measured). */
+static int listen_on(const struct control *control, const char *name, bool for_everybody)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	int fd, on = 1;
@@ -39,8 +40,8 @@ static int listen_on(const struct control *control, const char *name, mode_t mod
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	(void)unlink(address.sun_path);
 	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) < 0 ||
-	    bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 || chmod(address.sun_path, mode) < 0 ||
-	    listen(fd, 128) < 0)
+	    bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ||
+	    (for_everybody && chmod(address.sun_path, 0666) < 0) || listen(fd, 128) < 0)
 		return -errno;
 	return fd;
 }
@@ -152,8 +153,8 @@ int start_daemon(struct control *control)
 	control->peers = calloc(DAEMON_PEERS, sizeof(*control->peers));
 	control->fifo = open_fifo(control);
 	control->children = watch_children();
-	control->listener = listen_on(control, "control", 0666);
-	control->privileged = listen_on(control, "control_privileged", 0755);
+	control->listener = listen_on(control, "control", true);
+	control->privileged = listen_on(control, "control_privileged", false);
 	(void)log_open(control);
 	if (!control->peers || control->fifo < 0 || control->children < 0 || control->listener < 0 ||
 	    control->privileged < 0 || write_pid(control) < 0)

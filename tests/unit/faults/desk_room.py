@@ -94,8 +94,9 @@ class DeskRoom:
         self.see(Source.KERNEL_LOG, domain, xid=number, **{"gpu": "GPU-a"} | facts)
 
     def say_fault(self, domain: Domain) -> None:
-        """Its log does."""
+        """Its log does, and its server when it is asked."""
         self.desk.hear(domain, ServerFault(next(iter(domain.servers))))
+        self.desk.confirm(domain)
 
     def prove(self, process: ProcessId, **facts: object) -> None:
         self.see(Source.UVM_EVENTS, process=process, is_proof=True, fault_class=FaultClass.MMU, **facts)

@@ -1,0 +1,90 @@
+"""Clients that a vendor server lists and that mpsd never let in: found, told, and ended as configured.
+
+Where vendor daemons are private (domains/home.py) no client can connect to one past the relay.  This looks after domains where
+that cannot be had, and after ways that nobody has thought of.  Prose: docs/domains.md, "Private directories".
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+import trio
+
+from mpsd import processes
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.errors import VendorFailed
+from mpsd.model import DomainState, ProcessId
+from mpsd.runtime.stop_steps import terminate_client
+
+log = structlog.get_logger()
+_SURE_SECONDS = 1.0  # listed for so long, in two answers
+_AGAIN_SECONDS = 10.0  # until the work of one that is still listed is ended again
+
+
+@dataclass(slots=True)
+class Stranger:
+    """A process in a domain's list.  since: of its first listing; told, ended_at: when that was done (trio times)."""
+
+    since: float
+    is_told: bool = False
+    ended_at: float | None = None
+
+
+@dataclass(slots=True)
+class Strangers:
+    """Guards that nobody is taken for a stranger by one answer, and that each is told once.
+
+    is_ended: whether a stranger of this domain is to lose its GPU work.
+    """
+
+    pool: Pool
+    is_ended: Callable[[Domain], bool]
+    publish: Callable[[str, Mapping[str, Any]], None]
+    _known: dict[tuple[str, ProcessId], Stranger] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Lives as long as mpsd."""
+        while True:
+            with trio.move_on_after(_SURE_SECONDS if self._known else float("inf")):
+                await self.pool.changed()
+            for domain in [each for each in self.pool.domains.values() if each.state is DomainState.READY]:
+                await self.look(domain)
+            for name, process in list(self._known):
+                if name not in self.pool.domains or not processes.is_alive(process):
+                    del self._known[name, process]
+
+    async def look(self, domain: Domain) -> None:
+        """Those whom it lists now; what is said of them rests on an answer that came a while after the first."""
+        now = trio.current_time()
+        listed = {process for pid in domain.strangers if (process := processes.process_id(pid))}
+        for process in [each for name, each in self._known if name == domain.name and each not in listed]:
+            del self._known[domain.name, process]
+        for process in listed:
+            stranger = self._known.setdefault((domain.name, process), Stranger(now))
+            if domain.asked_at < stranger.since + _SURE_SECONDS:
+                domain.mark_stale()
+                continue
+            if not stranger.is_told:
+                stranger.is_told = True
+                self._tell(domain, process)
+            if self.is_ended(domain) and (stranger.ended_at is None or now - stranger.ended_at > _AGAIN_SECONDS):
+                stranger.ended_at = now
+                await self._end(domain, process)
+
+    def _tell(self, domain: Domain, process: ProcessId) -> None:
+        owner = processes.owner(process.pid)
+        facts = {"pid": process.pid, "uid": owner[0] if owner else None, "domain": domain.name}
+        log.error("client.stranger", **facts, program=processes.program_name(process.pid), is_exposed=domain.is_exposed)
+        self.publish("client.stranger", facts)
+
+    async def _end(self, domain: Domain, process: ProcessId) -> None:
+        """Its GPU work.  No signal: the list is the vendor's, and this is its word for a client of its own."""
+        server = next((each for each in domain.servers.values() if process.pid in each.client_pids), None)
+        if server is None:
+            return
+        try:
+            await terminate_client(domain, server.pid, process.pid)
+        except VendorFailed as exc:
+            log.error("client.not_terminated", pid=process.pid, domain=domain.name, why=str(exc))

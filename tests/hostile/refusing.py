@@ -1,0 +1,31 @@
+"""A container that does not let mpsd make mount namespaces: a seccomp filter that answers unshare(2) with EPERM."""
+
+from pathlib import Path
+
+from tests.integration.machine import FRONT_END, START_SECONDS, Machine
+
+_SCRIPT = """\
+#!/usr/bin/python3 -ISB
+import ctypes, os, struct, sys
+UNSHARE = {"x86_64": 272, "aarch64": 97}[os.uname().machine]
+LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
+ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW; SECCOMP_RET_ERRNO with EPERM
+steps = [(LOAD, 0, 0, 0), (EQUAL, 0, 1, UNSHARE), (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+class Filter(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_ushort), ("code", ctypes.c_void_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+chosen = Filter(len(steps), ctypes.addressof(code))
+if libc.prctl(22, 2, ctypes.byref(chosen), 0, 0):  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    raise OSError(ctypes.get_errno(), "prctl")
+os.execv("FRONT_END", ["nvidia-cuda-mps-control", *sys.argv[1:]])
+"""
+
+
+def start_exposed(machine: Machine) -> None:
+    """mpsd, where it may not make mount namespaces; it must come up."""
+    script = Path(machine.place, "refusing")
+    script.write_text(_SCRIPT.replace("FRONT_END", str(FRONT_END)))
+    script.chmod(0o755)
+    done = machine.run("-d", program=script, seconds=START_SECONDS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done

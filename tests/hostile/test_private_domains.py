@@ -1,0 +1,286 @@
+"""A domain's private directory: what other users, and the client's own user, can do to the vendor daemon in it.
+
+Each attack runs as a stranger and as the client's own user.  Where mpsd may not make mount namespaces the directory is
+reachable (`exposed`): then nothing that is written or connected there may do more than docs/domains.md says.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mpsd_client import calls, values
+
+from tests.hostile.attacker import NOBODY, attack, attacking
+from tests.hostile.refusing import start_exposed
+from tests.integration.client import Client
+from tests.integration.machine import PROGRAM, UIDS, Machine
+from tests.integration.process import is_running, wait_for
+
+OWNER = UIDS[0]  # whose clients are attacked
+ATTACKERS = pytest.mark.parametrize("attacker", [NOBODY, OWNER], ids=["a stranger", "the client's own user"])
+QUICK = "[faults]\nrecycle_seconds = 1.0\n[domains]\nrestart_seconds = 0.1\n"
+PATHS = """
+import json, os, socket, sys, time
+place = sys.argv[1]
+words = [line.split() for line in open("/proc/net/unix")]
+found = sorted({w[7] for w in words if len(w) > 7 and w[7].startswith(place + "/state/") and "/pipe/control" in w[7]})
+def connect(path):
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    end.connect(path)
+    return end
+def tell(reached):
+    print(json.dumps({"found": found, "reached": reached}))
+"""
+CONNECT = PATHS + """
+reached = []
+for path in found:
+    try:
+        connect(path)
+    except PermissionError:
+        continue
+    except BlockingIOError:
+        pass
+    reached.append(path)
+tell(reached)
+"""
+FORGE = PATHS + """
+reached, seconds, servers = [], float(sys.argv[2]), sys.argv[3:]
+until = time.monotonic() + seconds
+while True:
+    for path in {os.path.dirname(path) + "/log" for path in found}:
+        try:
+            fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            continue
+        for pid in servers:
+            for text in ("Client {PID: %s, Context: 1} encountered a fatal GPU error." % pid,
+                         "Server is handling a fatal GPU error."):
+                os.write(fifo, ("[2026-11-22 00:00:00.000 Server %5s] %s\\n" % (pid, text)).encode())
+        os.close(fifo)
+        reached.append(path)
+    if time.monotonic() > until:
+        break
+    time.sleep(0.1)
+tell(sorted(set(reached)))
+"""
+SILENT = PATHS + """
+held = {}
+print("ready", flush=True)
+while True:
+    for path in found:
+        try:
+            if path in held and held[path].recv(1, socket.MSG_PEEK) == b"":
+                del held[path]
+        except OSError:
+            pass
+        try:
+            held.setdefault(path, None) or held.__setitem__(path, connect(path))
+        except OSError:
+            held.pop(path, None)
+    time.sleep(0.02)
+"""
+PRETEND = """
+import os, sys
+if len(sys.argv) > 2:
+    os.environ["CUDA_MPS_PIPE_DIRECTORY"] = sys.argv[1]
+    with open(sys.argv[2], "w") as file:
+        file.write(str(os.getpid()))
+    os.execv(sys.executable, ["nvidia-cuda-mps-control", "-ISc", "import time; print('ready', flush=True); time.sleep(600)"])
+"""
+LOOK = """
+import json, os, sys
+told = {}
+for pid in sys.argv[1:]:
+    for what in ("root", "cwd", "fd"):
+        try:
+            os.listdir("/proc/%s/%s" % (pid, what))
+            told[pid + what] = True
+        except PermissionError:
+            pass
+print(json.dumps(told))
+"""
+
+
+def files(machine: Machine, domain: str = "default") -> dict[str, int]:
+    """The vendor's files in a private directory, and their modes."""
+    directory = machine.state / "domains" / domain / "pipe"
+    return {path.name: path.lstat().st_mode & 0o7777 for path in directory.iterdir()}
+
+
+def told(output: str) -> dict[str, list[str]]:
+    return dict(json.loads(output))
+
+
+@pytest.fixture
+def exposed(machine: Machine) -> Iterator[Machine]:
+    machine.configure(QUICK)
+    start_exposed(machine)
+    return machine
+
+
+# -- what can be reached -------------------------------------------------------------------------------------------------
+
+
+def test_the_vendors_files_are_open_to_everybody_and_their_directory_is_not(machine: Machine) -> None:
+    """As the vendor's are (measured on an H200)."""
+    machine.start()
+    machine.counter(uid=OWNER).ready().goes_on()
+    modes = files(machine)
+    assert (modes["control"], modes["control_lock"], modes["log"]) == (0o666, 0o666, 0o777)
+    assert not modes["control_privileged"] & 0o022
+    assert modes[f"{PROGRAM}.pid"] == 0o600
+    home = (machine.state / "domains/default").stat()
+    assert (home.st_mode & 0o7777, home.st_uid) == (0o700, 0)
+
+
+@ATTACKERS
+def test_nobody_connects_to_a_vendor_daemon_past_the_relay(machine: Machine, attacker: int) -> None:
+    machine.start()
+    client = machine.counter(uid=OWNER).ready()
+    machine.with_spare()
+    said = told(attack(CONNECT, machine.place, uid=attacker))
+    assert {Path(path).name for path in said["found"]} == {"control", "control_privileged"}
+    assert said["reached"] == []
+    seen = json.loads(attack(LOOK, machine.server_of(client), machine.vendor_pid("default"), uid=attacker))
+    assert seen == {}
+    client.goes_on()
+
+
+@ATTACKERS
+def test_a_forged_line_ends_and_convicts_nobody(machine: Machine, attacker: int) -> None:
+    machine.configure(QUICK)
+    machine.start()
+    victim = machine.counter(uid=OWNER).ready()
+    server = machine.server_of(victim)
+    said = told(attack(FORGE, machine.place, 2.0, server, uid=attacker))
+    assert said["found"]
+    assert said["reached"] == []
+    _is_unharmed(machine, victim)
+    assert machine.journal("fault.unconfirmed") == []
+
+
+@ATTACKERS
+def test_silent_connections_stop_no_newcomer(machine: Machine, attacker: int) -> None:
+    """One to each socket of each domain, renewed when it is dropped."""
+    machine.start()
+    machine.counter(uid=OWNER).ready()
+    machine.with_spare()
+    with attacking(SILENT, machine.place, uid=attacker):
+        for uid in UIDS:
+            machine.counter(uid=uid).ready().goes_on()
+
+
+def test_a_client_with_the_private_path_is_none_of_the_domain(machine: Machine) -> None:
+    """It is as one that finds no MPS: past the relay it gets no share of another's lease."""
+    machine.start()
+    machine.counter(uid=OWNER).ready()
+    past = machine.client("smcount", uid=OWNER, CUDA_MPS_PIPE_DIRECTORY=str(machine.state / "domains/default/pipe"))
+    past.status()
+    assert past.pid not in machine.clients()
+    assert machine.journal("client.stranger") == []
+
+
+# -- where it can be reached ---------------------------------------------------------------------------------------------
+
+
+def test_where_mounts_are_refused_clients_run_and_mpsd_says_what_is_open(exposed: Machine) -> None:
+    exposed.counter(uid=OWNER).ready().goes_on()
+    assert exposed.journal("domain.exposed")
+    with exposed.mpsd() as mpsd:
+        assert "default" in mpsd.ask(calls.status()).facts["exposed_domains"]
+
+
+def test_a_forged_line_by_itself_has_no_effect(exposed: Machine) -> None:
+    """It keeps newcomers out for a moment; the server, when asked, says that it is well."""
+    victim = exposed.counter(uid=OWNER).ready()
+    said = told(attack(FORGE, exposed.place, 4.0, exposed.server_of(victim)))
+    assert said["reached"]
+    exposed.wait_for_journal("fault.unconfirmed")
+    _is_unharmed(exposed, victim)
+    exposed.counter(uid=OWNER).ready()
+
+
+@pytest.mark.parametrize("action", ["auto", "terminate"])
+def test_a_client_past_the_relay_is_found(machine: Machine, action: str) -> None:
+    """And loses its GPU work where that is configured; "auto": where clients have limits of their own, which none has here."""
+    machine.configure(f'{QUICK}strangers = "{action}"\n')
+    start_exposed(machine)
+    let_in = machine.counter(uid=OWNER).ready()
+    past = machine.counter(uid=OWNER, CUDA_MPS_PIPE_DIRECTORY=str(machine.state / "domains/default/pipe")).ready()
+    found = machine.wait_for_journal("client.stranger")
+    assert (found["pid"], found["uid"], found["domain"], found["is_exposed"]) == (past.pid, OWNER, "default", True)
+    if action == "terminate":
+        assert past.error() == 810
+    else:
+        past.goes_on()
+    let_in.goes_on()
+    assert [each["pid"] for each in machine.journal("client.stranger")] == [past.pid]
+
+
+# -- which process the vendor daemon is ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_record", [True, False], ids=["by mpsd's record", "of an mpsd that kept none"])
+def test_a_forged_pid_file_leads_to_no_other_process(exposed: Machine, has_record: bool) -> None:
+    """Its content was anybody's to write, and the variable is anybody's to set: the next mpsd believed them."""
+    client = exposed.counter(uid=OWNER).ready()
+    home = exposed.state / "domains/default"
+    pid_file, vendor = home / "pipe" / f"{PROGRAM}.pid", exposed.vendor_pid("default")
+    exposed.kill_daemon()
+    pid_file.chmod(0o666)  # as the vendor's daemon makes it
+    if not has_record:
+        (home / "daemon").unlink(missing_ok=True)
+    with attacking(PRETEND, home / "pipe", pid_file) as other:
+        start_exposed(exposed)
+        adopted = exposed.wait_for_journal("domain.adopted")
+        assert adopted["vendor_pid"] == vendor != other.pid
+        client.goes_on()
+        assert other.poll() is None
+    assert is_running(vendor)
+
+
+def test_a_daemon_of_an_earlier_mpsd_is_replaced_when_it_serves_nobody(exposed: Machine) -> None:
+    """One that could not close its directories: the next one can."""
+    client = exposed.counter(uid=OWNER).ready()
+    vendor = exposed.vendor_pid("default")
+    exposed.kill_daemon()
+    exposed.start()
+    client.goes_on()
+    assert is_running(vendor)
+    client.end()
+    wait_for("its end", lambda: not is_running(vendor))
+    wait_for("a private one", lambda: (exposed.state / "domains/default").stat().st_mode & 0o777 == 0o700)
+    exposed.counter(uid=OWNER).ready()
+    assert told(attack(CONNECT, exposed.place))["reached"] == []
+
+
+def test_health_says_so_when_a_newcomer_would_hang(machine: Machine) -> None:
+    machine.configure("[domains]\nspares = 0\nmax_domains = 1\n")
+    machine.start()
+    machine.counter(uid=OWNER).ready()
+    vendor = machine.vendor_pid("default")
+    os.kill(vendor, signal.SIGSTOP)
+    try:
+        machine.counter(uid=OWNER)
+        wait_for("health to say so", lambda: not _health(machine).ok, seconds=6.0)
+        assert "does not answer" in " ".join(_health(machine).problems)
+    finally:
+        os.kill(vendor, signal.SIGCONT)
+    wait_for("it to be well", lambda: _health(machine).ok)
+
+
+def _health(machine: Machine) -> values.Health:
+    with machine.mpsd() as mpsd:
+        return mpsd.ask(calls.health())
+
+
+def _is_unharmed(machine: Machine, victim: Client) -> None:
+    victim.goes_on()
+    names = {entry["event"] for entry in machine.journal()}
+    assert not names & {"fault.opened", "blame.changed", "domain.kill", "domain.failed", "domain.recycling"}
+    with machine.mpsd() as mpsd:
+        states = {each.name: each.state for each in mpsd.pages(calls.domain_list())}
+    assert states["default"] == "ready"

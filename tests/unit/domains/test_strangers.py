@@ -1,0 +1,132 @@
+"""Who is let in, who is listed, and which lines are about a domain at all."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+import trio
+
+from mpsd import processes
+from mpsd.domains.domain import Domain
+from mpsd.domains.log_lines import (
+    ClientArrived,
+    ContextOpened,
+    News,
+    ServerExited,
+    ServerFault,
+    ServerReady,
+    ServerStarting,
+    parse_line,
+    read_news,
+)
+from mpsd.domains.logs import is_of_file
+from mpsd.legacy.board import ServerView
+from mpsd.model import DomainState, ProcessId
+from mpsd.policy.hearsay import LINE_SECONDS
+
+GPUS = ("GPU-a",)
+SERVER = 999_999_901  # no process
+
+
+class Vendor:
+    """As far as a domain looks at its vendor daemon."""
+
+    def __init__(self, is_exposed: bool = False) -> None:
+        self.is_exposed = is_exposed
+        self.process: ProcessId | None = processes.process_id(os.getpid())
+
+
+@pytest.fixture
+def child() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def domain_with(*clients: int, is_exposed: bool = False) -> Domain:
+    view = ServerView(SERVER, 0, "ACTIVE", clients, "default", GPUS)
+    return Domain("default", 1, GPUS, Vendor(is_exposed), 48, state=DomainState.READY, servers={SERVER: view})  # type: ignore[arg-type]
+
+
+def process_of(child: "subprocess.Popen[bytes]") -> ProcessId:
+    found = processes.process_id(child.pid)
+    assert found is not None
+    return found
+
+
+async def test_a_listed_client_is_a_stranger_unless_it_was_let_in(child: "subprocess.Popen[bytes]") -> None:
+    domain = domain_with(child.pid, os.getpid(), 999_999_902)
+    assert domain.strangers == {child.pid, 999_999_902}  # our own pid stands for processes that have none here
+    domain.admit(process_of(child))
+    assert domain.strangers == {999_999_902}
+
+
+async def test_one_that_was_let_in_stays_known_until_it_is_listed_no_more(child: "subprocess.Popen[bytes]") -> None:
+    """A list may name for a while who has ended, and another process may have the pid by then."""
+    domain = domain_with(child.pid)
+    domain.admit(process_of(child))
+    child.kill()
+    child.wait()
+    domain._believe(domain.servers, trio.current_time())
+    assert domain.strangers == frozenset()
+    domain._believe({SERVER: ServerView(SERVER, 0, "ACTIVE", (), "default", GPUS)}, trio.current_time())
+    assert domain.admitted == {}
+
+
+async def test_after_a_restart_who_is_listed_was_let_in_by_the_earlier_mpsd(
+    child: "subprocess.Popen[bytes]", autojump_clock: trio.testing.MockClock
+) -> None:
+    domain = domain_with(child.pid)
+    domain.adopts_until = trio.current_time() + 3.0
+    domain._believe(domain.servers, trio.current_time())
+    assert domain.strangers == frozenset()
+    late = domain_with(child.pid)
+    late.adopts_until = trio.current_time() + 3.0
+    await trio.sleep(3.1)
+    late._believe(late.servers, trio.current_time())
+    assert late.strangers == {child.pid}
+
+
+@pytest.mark.parametrize("news", [ServerStarting, ServerReady, ServerFault, ContextOpened, ClientArrived])
+def test_a_line_is_about_a_server_that_is_listed_or_a_child_of_the_vendor_daemon(
+    child: "subprocess.Popen[bytes]", news: type
+) -> None:
+    """Else anybody's process could be named: as one that the patched module is to spare, for one."""
+
+    def line(pid: int) -> News:
+        return news(pid) if news in (ServerReady, ServerFault) else news(pid, 1)  # type: ignore[no-any-return]
+
+    domain = domain_with()
+    assert [domain.is_plausible(line(pid)) for pid in (SERVER, child.pid, 1, os.getppid())] == [True, True, False, False]
+    assert domain.is_plausible(ServerExited(1, 0))
+
+
+async def test_a_line_about_a_fault_closes_a_domain_for_a_moment_and_does_not_fault_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    domain = domain_with()
+    domain.hear(ServerFault(SERVER))
+    assert domain.suspect_until == pytest.approx(trio.current_time() + LINE_SECONDS)
+    await trio.sleep(LINE_SECONDS + 0.1)
+    domain.hear(ServerFault(SERVER))
+    assert domain.suspect_until < trio.current_time()
+    assert domain.state is DomainState.READY
+
+
+@pytest.mark.parametrize("is_exposed", [False, True])
+async def test_an_arrival_is_believed_by_its_line_where_others_cannot_write_one(is_exposed: bool) -> None:
+    """Where they can, the list has to have the client: else a window would open for the next too early."""
+    domain = domain_with(is_exposed=is_exposed)
+    arrival = domain.guard.expect(101)
+    domain.hear(ClientArrived(SERVER, 101))
+    assert await arrival.settled(0.0) is not is_exposed
+
+
+@pytest.mark.parametrize(("name", "counts"), [("control.log", True), ("server.log", False)])
+def test_what_the_control_daemon_says_is_in_its_own_log(name: str, counts: bool) -> None:
+    """Servers, and who reaches the FIFO, write into the other."""
+    line = parse_line("[2026-11-20 12:30:15.126 Control   925] Starting new server 930 for user 0")
+    assert line is not None
+    assert isinstance(read_news(line), ServerStarting)
+    assert is_of_file(line, name) is counts
