@@ -39,6 +39,16 @@ def test_core_dumps_are_written_to_where_mpsd_reads_them() -> None:
     assert ours == environment(Path("/run/mps") / CORES)
 
 
+@pytest.mark.parametrize(("words", "is_told"), [("env --core-dumps", True), ("env --core-dumps --json", True), ("env", False)])
+def test_who_asks_for_core_dumps_is_told_what_they_cost(words: str, is_told: bool) -> None:
+    """Beside what a shell takes: a program that heard success after a failed kernel is worse than a dead one."""
+    around = surroundings(StringIO())
+    assert main(words.split(), around) == 0
+    said = around.stderr.getvalue()  # type: ignore[attr-defined]
+    assert ("can return success after a failed kernel (18 of 28 faults measured)" in said) == is_told
+    assert "success" not in around.stdout.getvalue()  # type: ignore[attr-defined]
+
+
 def run_alone(words: str, environ: dict[str, str]) -> str:
     around = surroundings(StringIO(), **environ)
     assert main(words.split(), around) == 0
