@@ -24,12 +24,11 @@ from tests.unit.api.test_descriptors import PUT, settled
 
 
 @pytest.fixture
-def odd(short_dir: Path) -> Iterator[dict[str, int]]:
+def odd() -> Iterator[dict[str, int]]:
     """What may have us wait for a stranger, or is no memory in any case."""
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
-    file = short_dir / "file"
-    file.write_bytes(bytes(4096))
+    file = os.__file__  # not in /tmp: files of a tmpfs, as Debian 13 has it there, are memory files
     opened = {"a file": os.open(file, os.O_RDONLY), "a directory": os.open("/", os.O_RDONLY), "proc": os.open("/proc/stat", 0)}
     yield {"a socket": ours.fileno(), "a pipe": reader, **opened, "a pidfd": (pidfd := os.pidfd_open(os.getpid()))}
     ours.close()
