@@ -12,6 +12,8 @@ GRANULE = 2 << 20  # bytes; cuMemCreate's granularity on every GPU with MPS: off
 FIRST_ADDRESS = 0x2000_0000_0000  # of all windows: no host mapping is put there by Linux, and CUDA honours it (measured)
 LAST_ADDRESS = 0x5000_0000_0000
 WINDOW_UNIT = 1 << 30  # bytes; windows begin and end at multiples of it
+MOST_CAPACITY_BYTES = 1 << 42
+MOST_WINDOW_BYTES = 1 << 43
 MOST_LAYOUT_BYTES = 16 << 20
 MOST_DESCRIPTORS = 128  # in one datagram, either way
 

@@ -33,6 +33,7 @@ class ErrorCode(IntEnum):
     ARENA_BUSY = 21  # somebody holds it: another writes, or it cannot be removed yet
     STALE_GENERATION = 22  # a later writer was admitted, or the memory was lost: nothing of the asker's is taken any more
     ARENA_SEALED = 23
+    IDLE = 24  # a connection on which nothing was said for too long is ended
 
 
 class MpsdError(Exception):
@@ -137,3 +138,7 @@ class StaleGeneration(MpsdError):
 
 class ArenaSealed(MpsdError):
     code = ErrorCode.ARENA_SEALED
+
+
+class Idle(MpsdError):
+    code = ErrorCode.IDLE

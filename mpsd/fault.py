@@ -49,9 +49,13 @@ class Party:
 
     @property
     def key(self) -> str:
-        """What stays the same when it is started again: its lease, else its container and user, else its user and program."""
+        """What stays the same when it is started again: its lease, else its container and user, else its user and program.
+
+        Of one whose user was never known it is the process alone: nothing that others of whom nothing is known share."""
         if self.lease_id is not None:
             return f"lease:{self.lease_id}"
+        if self.uid is None:
+            return f"process:{self.process.pid}:{self.process.start_time}"
         if self.container:
             return f"container:{self.container}:{self.uid}"
         return f"user:{self.uid}:{self.program}"

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from mpsd.model import ProcessId
 
 FULL_PERCENT = 100.0
+LEAST_PERCENT = 1e-4  # of the SMs, that each process of a lease may ask for; the hardware gives more (policy/sm_steps.py)
 NO_LIMITS: Mapping[str, int] = MappingProxyType({})
 
 
@@ -67,6 +68,7 @@ class LeaseSpec:
     clients have what no lease has reserved when they start.  sm_asked_percent: what was asked, where sm_percent is what the
     hardware gives for it (policy/sm_steps.py).  memory_bytes: by UUID; no entry, no limit.  priority: 0 normal, 1 below
     normal (the vendor's client priority, and the queue's).
+    request_key: its owner's word for the request that made it; the same word again makes no other lease.
     group: of DomainPolicy.GROUP, and whose members inherit each other's shares.  wait_seconds: how long it may be QUEUED.
     """
 
@@ -83,6 +85,7 @@ class LeaseSpec:
     wait_seconds: float = 0.0
     level: str = "interactive"  # of the elastic policy: interactive or batch
     sm_asked_percent: float | None = None
+    request_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

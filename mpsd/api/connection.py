@@ -27,7 +27,7 @@ from mpsd.api.exchange import Call, State
 from mpsd.api.services import Services
 from mpsd.api.table import HELLO, METHODS
 from mpsd.descriptors import Descriptors
-from mpsd.errors import MpsdError, ProtocolError, Stopping
+from mpsd.errors import Idle, MpsdError, ProtocolError, Stopping
 from mpsd.wire import params
 from mpsd.wire.messages import MINOR, MOST_PAGE, VERSION, Hello
 from mpsd.wire.rpc import MAX_BYTES, Notification, Request, Response, encode, error_map
@@ -80,11 +80,11 @@ class Connection:
                 self.state.events.unsubscribe(self.subscription)
 
     def part(self, why: MpsdError) -> None:
-        """The last words, if the peer can take them now."""
-        try:
+        """The last words, if the peer can take them now.  Nothing comes after them: a task that was about to send would."""
+        with suppress(OSError):  # it is gone, or does not listen
             self.sock.send(encode(Notification("goodbye", error_map(why))), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-        except OSError:
-            pass  # it is gone, or does not listen
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Connection:
                         await self._answer(parse(datagram), datagram.descriptors)
                 finally:
                     await datagram.descriptors.close_strange()
-        except ProtocolError as error:
+        except (ProtocolError, Idle) as error:
             log.info("api.dropped", **self._who(), why=str(error))
             self.part(error)
         except (OSError, trio.TooSlowError) as exc:
@@ -186,7 +186,7 @@ class Connection:
         scope.cancel()
 
     async def _receive(self) -> Datagram:
-        """The next datagram.  Raises ProtocolError for one that does not come in time."""
+        """The next datagram.  Raises Idle where none comes in time, ProtocolError for one that is none."""
         seconds = self.patience.idle_seconds if self._has_greeted else self.patience.hello_seconds
         while True:
             with trio.move_on_after(seconds) as waiting:
@@ -194,7 +194,7 @@ class Connection:
             if waiting.cancelled_caught:
                 if self.subscription is not None:
                     continue  # it listens, and need not speak
-                raise ProtocolError(f"nothing was said for {seconds:g} s" + ("" if self._has_greeted else ", not even hello"))
+                raise Idle(f"nothing was said for {seconds:g} s" + ("" if self._has_greeted else ", not even hello"))
             try:
                 return receive_now(self.sock)
             except (BlockingIOError, ConnectionResetError):

@@ -16,6 +16,7 @@ import trio
 
 from mpsd.api import topics
 from mpsd.api.authority import Peer
+from mpsd.api.topic_table import TOPICS
 from mpsd.errors import ProtocolError
 from mpsd.wire.plain import plain
 from mpsd.wire.rpc import Notification, encode
@@ -111,6 +112,8 @@ class EventBus:
 
     def publish(self, topic: str, facts: Mapping[str, Any]) -> None:
         """Never waits and never raises."""
+        if topic not in TOPICS:
+            log.error("topics.bug", topic=topic)  # nobody could subscribe to it by name
         event = Event(topic, self._clock(), plain(facts))
         for listener in self.listeners:
             listener(event)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpsd.api.authority import Peer
+from mpsd.api.topic_table import TOPICS
 from mpsd.arena import Access
 from mpsd.errors import BadRequest
 from mpsd.policy.arena_mode import may
@@ -80,11 +81,11 @@ class Patterns:
 
 
 def parse_patterns(words: Iterable[str]) -> Patterns:
-    """Raises BadRequest for a family that there is not: a misspelt one would be silent for ever."""
+    """Raises BadRequest for a topic or a family that there is not: a misspelt one would be silent for ever."""
     exact, families = set(), set()
     for word in set(words) - {"*"}:
         family, dot, rest = word.partition(".")
-        if family not in FAMILIES or not dot or not rest:
+        if family not in FAMILIES or not dot or (rest != "*" and word not in TOPICS):
             known = ", ".join(f"{each}.*" for each in FAMILIES)
             raise BadRequest(f'"{word}" is no topic; accepted: *, {known}, or one topic of these families')
         if rest == "*":

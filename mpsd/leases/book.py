@@ -17,7 +17,7 @@ from mpsd.errors import NoRoom, Refused, TooMany, UnusablePath
 from mpsd.lease import Grant, Identity, Lease, LeaseSpec, LeaseState
 from mpsd.leases.admissions import Admissions, Identify
 from mpsd.leases.clients import Clients
-from mpsd.leases.drafts import check_draft, with_start_time
+from mpsd.leases.drafts import check_draft, same_request, with_start_time
 from mpsd.leases.groups import UnixGroups
 from mpsd.leases.news import News, Publish
 from mpsd.leases.register import Register, end_of
@@ -86,13 +86,17 @@ class LeaseBook:
     # -- leases ------------------------------------------------------------------------------------------------------
 
     def create(self, owner_uid: int, spec: LeaseSpec, for_all_users: bool | None = None) -> Lease:
-        """ACTIVE, or QUEUED where it does not fit and may wait.  Raises BadRequest, NoSuchDevice, NotAllowed, NoRoom, TooMany.
+        """ACTIVE, or QUEUED where it does not fit and may wait; the one that is there where its request is repeated.
+
+        Raises BadRequest, NoSuchDevice, NotAllowed, NoRoom, TooMany.
 
         for_all_users: an operator made it, and it serves whatever processes it names; None: where `owner_uid` is an operator's.
         """
         is_for_all = owner_uid in self.settings.operators if for_all_users is None else for_all_users
         spec = with_start_time(check_spec(spec, self._terms.devices()), self._find_process)
         spec = as_given(spec, self._terms.devices_of(spec))
+        if spec.request_key and (made := self._register.made_by(owner_uid, spec.request_key)) is not None:
+            return same_request(made, spec)
         now = self._terms.clock()
         draft = Lease(0, owner_uid, spec, LeaseState.QUEUED, now, None, is_for_all)
         check_draft(draft, len(self._register), self._account, self._terms)

@@ -22,6 +22,13 @@ def with_start_time(spec: LeaseSpec, find_process: Callable[[int], ProcessId | N
     return replace(spec, selector=replace(selector, start_time=process.start_time))
 
 
+def same_request(made: Lease, spec: LeaseSpec) -> Lease:
+    """What a request that is repeated is answered with.  Raises BadRequest where it says something else than the first time."""
+    if replace(spec, ttl_seconds=made.spec.ttl_seconds) != made.spec:  # a lease may have been renewed for another time since
+        raise BadRequest(f"request_key: found {spec.request_key!r}; lease {made.id} was made with it, and says something else")
+    return made
+
+
 def check_draft(draft: Lease, count: int, account: Account, terms: Terms) -> None:
     """count: of the leases that there are.  Raises NotAllowed, NoRoom, TooMany."""
     selector, owner = draft.spec.selector, terms.owner_of_lease(draft)

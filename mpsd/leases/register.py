@@ -28,6 +28,7 @@ class Register:
         self._leases: dict[int, Lease] = {}
         self._index = LeaseIndex()
         self._by_process: dict[ProcessId, set[int]] = {}
+        self._by_request: dict[tuple[int, str], int] = {}
         self._ends: list[tuple[float, int]] = []  # a heap; entries of ended or renewed leases may be among them
 
     def __len__(self) -> int:
@@ -51,6 +52,10 @@ class Register:
 
     def match(self, identity: Identity) -> Lease | None:
         return self._index.match(identity)
+
+    def made_by(self, owner_uid: int, request_key: str) -> Lease | None:
+        """The lease that this request of its owner has made, while it is there."""
+        return self.get(self._by_request.get((owner_uid, request_key)))
 
     def processes(self) -> Sequence[ProcessId]:
         """Those that leases name by pid."""
@@ -82,6 +87,7 @@ class Register:
             del self._leases[lease.id]
             self._index.take(lease)
             self._account.forget(lease.id)
+            self._by_request.pop((lease.owner_uid, lease.spec.request_key), None)
             if (named := process_of(lease)) is not None:
                 self._by_process[named].discard(lease.id)
                 if not self._by_process[named]:
@@ -122,6 +128,8 @@ class Register:
     def _enter(self, lease: Lease) -> None:
         self._leases[lease.id] = lease
         self._index.put(lease)
+        if lease.spec.request_key:
+            self._by_request[lease.owner_uid, lease.spec.request_key] = lease.id
         self._account.know(lease, self._terms.owner_of_lease(lease))
         if lease.state is LeaseState.ACTIVE:
             self._reserve(lease)

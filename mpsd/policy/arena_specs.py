@@ -1,11 +1,10 @@
 """What an arena may be asked to be.  Pure.  Whether there is room is asked elsewhere (arena_account.py)."""
 
-from mpsd.arena import GRANULE, WINDOW_UNIT, Arena, ArenaSpec
+from mpsd.arena import GRANULE, MOST_CAPACITY_BYTES, MOST_WINDOW_BYTES, WINDOW_UNIT, Arena, ArenaSpec
 from mpsd.errors import BadRequest, TooMany
+from mpsd.model import Device
 from mpsd.policy.arena_windows import round_up, window_bytes
 
-MOST_CAPACITY_BYTES = 1 << 42
-MOST_WINDOW_BYTES = 1 << 43
 MOST_READERS = 256
 
 
@@ -19,6 +18,13 @@ def check_spec(spec: ArenaSpec) -> tuple[int, int]:
         accepted = f"its capacity of {capacity} to {MOST_WINDOW_BYTES}"
         raise BadRequest(f"a window of {window} bytes; accepted: {accepted}")
     return capacity, window
+
+
+def check_fits(name: str, capacity_bytes: int, device: Device | None) -> None:
+    """What the GPU could never hold is a slip.  device: None where the GPU has gone.  Raises BadRequest."""
+    if device is not None and capacity_bytes > device.total_bytes:
+        found = f"found {capacity_bytes}; GPU {device.ordinal} ({device.uuid}) has {device.total_bytes}"
+        raise BadRequest(f"capacity_bytes of arena {name}: {found}")
 
 
 def check_readers(arena: Arena) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mpsd.errors import BadRequest
-from mpsd.lease import FULL_PERCENT, DomainPolicy, LeaseSpec, Selector, SelectorKind
+from mpsd.lease import FULL_PERCENT, LEAST_PERCENT, DomainPolicy, LeaseSpec, Selector, SelectorKind
 from mpsd.legacy.devices import find_device
 from mpsd.model import Device
 
@@ -23,7 +23,6 @@ MOST_ID = 2**32 - 2  # of a user; the next one means nobody
 MOST_PID = 2**22  # of Linux on 64 bits
 MOST_BYTES = 2**62
 LEAST_BYTES = 1 << 20  # the vendor's limits are in MiB, and 0 of them is no limit
-LEAST_PERCENT = 1e-4
 LEVELS = ("interactive", "batch")
 
 _GROUP = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{GROUP_CHARACTERS - 1}}}")

@@ -18,7 +18,7 @@ from mpsd.model import ProcessId
 from mpsd.policy import arena_windows
 from mpsd.policy.arena_contents import Contents
 from mpsd.policy.arena_eviction import plan_eviction
-from mpsd.policy.arena_specs import check_spec
+from mpsd.policy.arena_specs import check_fits, check_spec
 from mpsd.vault.entry import Entry
 from mpsd.vault.filling import Filling
 from mpsd.vault.holders import Holders
@@ -74,8 +74,10 @@ class Arenas:
     async def create(self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None) -> Arena:
         await self._begin()
         shelf = self._shelf
-        gpu = find_device(shelf.around.devices(), spec.gpu).uuid
+        device = find_device(shelf.around.devices(), spec.gpu)
+        gpu = device.uuid
         capacity, window = check_spec(spec)
+        check_fits(spec.name, capacity, device)
         if (other := shelf.by_name.get(spec.name)) is not None:
             whose = "" if other.arena.owner_uid == uid else ", another user's"
             raise BadRequest(f"an arena is called {spec.name} already{whose}")
@@ -110,6 +112,7 @@ class Arenas:
     def _resized(self, entry: Entry, arena: Arena, capacity_bytes: int) -> Arena:
         """Its window grows where what lies behind it is free; it never moves.  Raises NoRoom, BadRequest."""
         capacity, window = check_spec(ArenaSpec(arena.name, arena.gpu, capacity_bytes, max(capacity_bytes, arena.window_bytes)))
+        check_fits(arena.name, capacity, next((d for d in self._shelf.around.devices() if d.uuid == arena.gpu), None))
         if capacity < arena.used_bytes:
             raise BadRequest(f"arena {arena.name} holds {arena.used_bytes} bytes, more than {capacity}")
         wanted = replace(arena, capacity_bytes=capacity, window_bytes=window)

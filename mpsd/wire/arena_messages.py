@@ -5,28 +5,34 @@ Offsets and sizes of allocations are multiples of the driver's granule; that the
 
 from dataclasses import dataclass
 
-from mpsd.arena import FIRST_ADDRESS, GRANULE, LAST_ADDRESS, MOST_DESCRIPTORS, Access
+from mpsd.arena import (
+    GRANULE,
+    MOST_CAPACITY_BYTES,
+    MOST_DESCRIPTORS,
+    MOST_WINDOW_BYTES,
+    Access,
+)
 from mpsd.wire.messages import GPU, ID, MOST_SECONDS, PATIENCE
 from mpsd.wire.params import array, boolean, choice, maybe, multiple, number, pair, param, whole, word
 
 MOST_DROPPED = 1024  # at once
 
-_MOST_BYTES = LAST_ADDRESS - FIRST_ADDRESS  # all windows together
 _NAME = word(1, 128)
 _GENERATION = whole(0, 2**63 - 1)
 _COMMIT = whole(0, 2**63 - 1)
-_SIZE = whole(GRANULE, _MOST_BYTES)
+_CAPACITY = whole(GRANULE, MOST_CAPACITY_BYTES)
+_WINDOW = whole(GRANULE, MOST_WINDOW_BYTES)
 _MODE = whole(0, 0o777)
-_OFFSET = multiple(GRANULE, 0, _MOST_BYTES - GRANULE)
-_ALLOCATION = pair(("offset", _OFFSET), ("bytes", multiple(GRANULE, GRANULE, _MOST_BYTES)))
+_OFFSET = multiple(GRANULE, 0, MOST_WINDOW_BYTES - GRANULE)
+_ALLOCATION = pair(("offset", _OFFSET), ("bytes", multiple(GRANULE, GRANULE, MOST_WINDOW_BYTES)))
 
 
 @dataclass(frozen=True, slots=True)
 class CreateArena:
     name: str = param(_NAME)
     gpu: str = param(GPU)
-    capacity_bytes: int = param(_SIZE)
-    window_bytes: int | None = param(maybe(_SIZE), None)
+    capacity_bytes: int = param(_CAPACITY)
+    window_bytes: int | None = param(maybe(_WINDOW), None)
     mode: int = param(_MODE, 0o600)
     ttl_seconds: float | None = param(maybe(number(0, MOST_SECONDS, may_be_least=False)), None)
 
@@ -76,7 +82,7 @@ class TakeMemory:
     """What comes behind the offset `after`; without descriptors for what the commit `known` had too."""
 
     id: int = param(ID)
-    after: int | None = param(maybe(whole(0, _MOST_BYTES)), None)
+    after: int | None = param(maybe(whole(0, MOST_WINDOW_BYTES)), None)
     limit: int = param(whole(1, MOST_DESCRIPTORS), MOST_DESCRIPTORS)
     known: int = param(_COMMIT, 0)
 
@@ -105,7 +111,7 @@ class ChangeArena:
     """What is nil stays as it is; a time to live of 0 is none."""
 
     id: int = param(ID)
-    capacity_bytes: int | None = param(maybe(_SIZE), None)
+    capacity_bytes: int | None = param(maybe(_CAPACITY), None)
     mode: int | None = param(maybe(_MODE), None)
     ttl_seconds: float | None = param(maybe(number(0, MOST_SECONDS)), None)
 
@@ -113,4 +119,4 @@ class ChangeArena:
 @dataclass(frozen=True, slots=True)
 class MakeRoom:
     gpu: str = param(GPU)
-    bytes: int = param(whole(1, _MOST_BYTES))
+    bytes: int = param(whole(1, MOST_WINDOW_BYTES))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mpsd.fault import TEXT_CHARACTERS, FaultClass
-from mpsd.lease import DomainPolicy, LeaseState, SelectorKind
+from mpsd.lease import LEAST_PERCENT, DomainPolicy, LeaseState, SelectorKind
 from mpsd.stop import Way
-from mpsd.wire.params import array, boolean, choice, maybe, number, param, record, table, text, whole
+from mpsd.wire.params import array, boolean, choice, label, maybe, number, param, record, table, text, whole, word
 
 VERSION = 1  # of the protocol; another number is another protocol
 MINOR = 4  # counts what was added to it since
@@ -78,17 +78,18 @@ class CreateLease:
     name: str = param(_NAME)
     selector: SelectorParams = param(record("selector", SelectorParams))
     gpus: tuple[str, ...] = param(_GPUS, ())
-    sm_percent: float | None = param(maybe(_PERCENT), None)
+    sm_percent: float | None = param(maybe(number(LEAST_PERCENT, 100)), None)
     sm_count: int | None = param(maybe(whole(1, 65535)), None)
     memory_bytes: Mapping[str, int] | None = param(maybe(table(GPU, _MEMORY, MOST_GPUS)), None)
     priority: int = param(whole(0, 1), 0)
     domain: DomainPolicy = param(choice(DomainPolicy), DomainPolicy.SHARED)
-    group: str = param(text(0, 64), "")
+    group: str = param(label(64), "")
     processes: int = param(whole(1, 1024), 1)
     ttl_seconds: float | None = param(maybe(_SECONDS), None)
     wait_seconds: float = param(number(0, MOST_SECONDS), 0.0)
     level: Level = param(choice(Level), Level.INTERACTIVE)
     owner_uid: int | None = param(maybe(_UID), None)
+    request_key: str = param(word(0, 64), "")
 
 
 @dataclass(frozen=True, slots=True)

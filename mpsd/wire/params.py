@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from mpsd.errors import BadRequest
 from mpsd.schema import describe
+from mpsd.wire.plain import plain
 
 M = TypeVar("M")
 _REQUIRED: Any = dataclasses.MISSING
@@ -26,10 +27,11 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of parameter: in the words of docs/protocol.md, and as what makes a value of it or raises Unfit."""
+    """A type of parameter: in the words of docs/protocol.md, as what makes a value of it or raises Unfit, as JSON Schema."""
 
     words: str
     parse: Callable[[Any], Any]
+    schema: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,18 @@ def parse(message: type[M], given: Mapping[str, Any], where: str = "") -> M:
     return message(**values)
 
 
+def schema_of(message: type) -> Mapping[str, Any]:
+    """The parameters of a message as JSON Schema (2020-12).  Defaults are as they are on the wire."""
+    named = list(walk(message))
+    defaults = {each.name: {} if each.is_required else {"default": plain(each.default)} for each in named}
+    return {
+        "type": "object",
+        "properties": {each.name: {**each.kind.schema, **defaults[each.name]} for each in named},
+        "required": [each.name for each in named if each.is_required],
+        "additionalProperties": False,
+    }
+
+
 def _parse_one(name: str, kind: Kind, value: Any) -> Any:
     try:
         return kind.parse(value)
@@ -94,7 +108,8 @@ def text(least: int, most: int) -> Kind:
             raise Unfit
         return value
 
-    return Kind(f"printable text, {least} to {most} characters", take)
+    schema = {"type": "string", "minLength": least, "maxLength": most}
+    return Kind(f"printable text, {least} to {most} characters", take, schema)
 
 
 def word(least: int, most: int) -> Kind:
@@ -105,7 +120,22 @@ def word(least: int, most: int) -> Kind:
             raise Unfit
         return value
 
-    return Kind(f"letters, digits, dots, underscores and hyphens, {least} to {most} characters", take)
+    schema = {"type": "string", "minLength": least, "maxLength": most, "pattern": f"^{_WORD.pattern}$"}
+    return Kind(f"letters, digits, dots, underscores and hyphens, {least} to {most} characters", take, schema)
+
+
+def label(most: int) -> Kind:
+    """A name as `word` has them, or none at all, that looks like no option and no hidden file."""
+    inner = word(0, most)
+
+    def take(value: Any) -> str:
+        found: str = inner.parse(value)
+        if found[:1] in (".", "-"):
+            raise Unfit
+        return found
+
+    schema = {**inner.schema, "pattern": "^([A-Za-z0-9_][A-Za-z0-9._-]*)?$"}
+    return Kind(f"{inner.words}, not first a dot or a hyphen", take, schema)
 
 
 def whole(least: int, most: int) -> Kind:
@@ -114,7 +144,7 @@ def whole(least: int, most: int) -> Kind:
             raise Unfit
         return value
 
-    return Kind(f"whole number, {least} to {_power(most)}", take)
+    return Kind(f"whole number, {least} to {_power(most)}", take, {"type": "integer", "minimum": least, "maximum": most})
 
 
 def number(least: float, most: float, *, may_be_least: bool = True) -> Kind:
@@ -126,7 +156,9 @@ def number(least: float, most: float, *, may_be_least: bool = True) -> Kind:
         return float(value)
 
     low, high = f"{least:g}", f"{most:g}".replace("e+0", "e")
-    return Kind(f"number, {low} to {high}" if may_be_least else f"number, more than {low}, at most {high}", take)
+    words = f"number, {low} to {high}" if may_be_least else f"number, more than {low}, at most {high}"
+    bound = "minimum" if may_be_least else "exclusiveMinimum"
+    return Kind(words, take, {"type": "number", bound: least, "maximum": most})
 
 
 def boolean() -> Kind:
@@ -135,7 +167,7 @@ def boolean() -> Kind:
             raise Unfit
         return value
 
-    return Kind("boolean", take)
+    return Kind("boolean", take, {"type": "boolean"})
 
 
 def choice(kind: type[StrEnum]) -> Kind:
@@ -144,15 +176,19 @@ def choice(kind: type[StrEnum]) -> Kind:
             raise Unfit
         return kind(value)
 
-    return Kind("one of " + ", ".join(f'"{each}"' for each in kind), take)
+    return Kind("one of " + ", ".join(f'"{each}"' for each in kind), take, {"enum": [each.value for each in kind]})
 
 
 def maybe(inner: Kind) -> Kind:
-    return Kind(f"{inner.words}; or nil", lambda value: None if value is None else inner.parse(value))
+    schema = {"anyOf": [inner.schema, {"type": "null"}]}
+    return Kind(f"{inner.words}; or nil", lambda value: None if value is None else inner.parse(value), schema)
 
 
 def or_zero(inner: Kind) -> Kind:
-    return Kind(f"0, or {inner.words}", lambda value: 0.0 if type(value) in (int, float) and value == 0 else inner.parse(value))
+    def take(value: Any) -> Any:
+        return 0.0 if type(value) in (int, float) and value == 0 else inner.parse(value)
+
+    return Kind(f"0, or {inner.words}", take, {"anyOf": [{"const": 0}, inner.schema]})
 
 
 def multiple(of: int, least: int, most: int) -> Kind:
@@ -163,7 +199,7 @@ def multiple(of: int, least: int, most: int) -> Kind:
             raise Unfit
         return int(value)
 
-    return Kind(f"{inner.words}, a multiple of {of}", take)
+    return Kind(f"{inner.words}, a multiple of {of}", take, {**inner.schema, "multipleOf": of})
 
 
 def array(inner: Kind, most: int, least: int = 0) -> Kind:
@@ -173,7 +209,8 @@ def array(inner: Kind, most: int, least: int = 0) -> Kind:
         return tuple(inner.parse(each) for each in value)
 
     count = f"{least} to {most}" if least else f"at most {most}"
-    return Kind(f"array of {count}: {inner.words}", take)
+    schema = {"type": "array", "items": inner.schema, "minItems": least, "maxItems": most}
+    return Kind(f"array of {count}: {inner.words}", take, schema)
 
 
 def pair(first: tuple[str, Kind], second: tuple[str, Kind]) -> Kind:
@@ -185,7 +222,8 @@ def pair(first: tuple[str, Kind], second: tuple[str, Kind]) -> Kind:
             raise Unfit
         return tuple(kind.parse(each) for kind, each in zip(kinds, value, strict=True))
 
-    return Kind(f"[{first[0]}, {second[0]}]: {first[1].words}; {second[1].words}", take)
+    schema = {"type": "array", "prefixItems": [each.schema for each in kinds], "minItems": 2, "maxItems": 2}
+    return Kind(f"[{first[0]}, {second[0]}]: {first[1].words}; {second[1].words}", take, schema)
 
 
 def table(key: Kind, inner: Kind, most: int) -> Kind:
@@ -194,7 +232,8 @@ def table(key: Kind, inner: Kind, most: int) -> Kind:
             raise Unfit
         return {key.parse(name): inner.parse(each) for name, each in value.items()}
 
-    return Kind(f"map of at most {most}, from {key.words} to {inner.words}", take)
+    schema = {"type": "object", "propertyNames": key.schema, "additionalProperties": inner.schema, "maxProperties": most}
+    return Kind(f"map of at most {most}, from {key.words} to {inner.words}", take, schema)
 
 
 def record(name: str, message: type) -> Kind:
@@ -205,7 +244,7 @@ def record(name: str, message: type) -> Kind:
             raise Unfit
         return parse(message, value, f"{name}.")
 
-    return Kind("map: " + ", ".join(each.name for each in walk(message)), take)
+    return Kind("map: " + ", ".join(each.name for each in walk(message)), take, schema_of(message))
 
 
 def _power(most: int) -> str:

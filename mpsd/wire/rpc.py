@@ -114,10 +114,14 @@ def _refuse_ext(code: int, data: bytes) -> Any:
 
 def _check(value: Any) -> None:
     """Within the bounds, and of nothing but nil, booleans, numbers, strings, arrays and maps."""
-    values = 0
+    values = depth = 0
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    while level:
         inner: list[Any] = []
+        if any(isinstance(each, dict | list) for each in level):
+            depth += 1
+        if depth > MAX_DEPTH:
+            raise ProtocolError(f"a frame has more than {MAX_DEPTH} levels")
         for each in level:
             if isinstance(each, dict):
                 inner.extend(each.values())
@@ -128,10 +132,7 @@ def _check(value: Any) -> None:
         values += len(level)
         if values + len(inner) > MAX_VALUES:
             raise ProtocolError(f"a frame has more than {MAX_VALUES} values")
-        if not inner:
-            return
         level = inner
-    raise ProtocolError(f"a frame has more than {MAX_DEPTH} levels")
 
 
 def _frame(value: Any) -> Frame:

@@ -76,19 +76,21 @@ def lease_create(
     wait_seconds: float = 0.0,
     level: str = "interactive",
     owner_uid: int | None = None,
+    request_key: str = "",
 ) -> Call[values.Lease]:
     """gpus and the keys of memory_bytes: ordinals or UUIDs.  ttl_seconds: None, until it is released.  wait_seconds: how long
-    it may be queued where it does not fit."""
+    it may be queued where it does not fit.  request_key: asked again with the same one, no second lease is made (minor 4)."""
     who = {"kind": selector.kind, "value": selector.value, "start_time": selector.start_time}
     return _call(
         "lease.create", values.Lease, name=name, selector=who, gpus=list(gpus), sm_percent=sm_percent, sm_count=sm_count,
         memory_bytes=None if memory_bytes is None else dict(memory_bytes), priority=priority, domain=domain, group=group,
         processes=processes, ttl_seconds=ttl_seconds, wait_seconds=wait_seconds, level=level, owner_uid=owner_uid,
+        **({"request_key": request_key} if request_key else {}),
     )  # fmt: skip
 
 
 def lease_renew(lease_id: int, ttl_seconds: float | None = None) -> Call[values.Lease]:
-    """None: as long again as it was made for."""
+    """None: as long again as it was made, or last renewed, for."""
     return _call("lease.renew", values.Lease, id=lease_id, ttl_seconds=ttl_seconds)
 
 

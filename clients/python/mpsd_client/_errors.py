@@ -29,6 +29,7 @@ class ErrorCode(IntEnum):
     ARENA_BUSY = 21
     STALE_GENERATION = 22
     ARENA_SEALED = 23
+    IDLE = 24
 
 
 class MpsdError(Exception):

@@ -51,6 +51,7 @@ async def create(call: Call[CreateLease]) -> Map:
         ttl_seconds=ask.ttl_seconds,
         wait_seconds=ask.wait_seconds,
         level=ask.level.value,
+        request_key=ask.request_key,
     )
     owner_uid = peer.uid if ask.owner_uid is None else ask.owner_uid
     for_all_users = peer.is_operator and ask.owner_uid is None

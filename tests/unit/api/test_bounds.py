@@ -1,15 +1,17 @@
 """Who is let go, and when: silence, hanging up, not reading, too many connections; and nobody has more than his turns."""
 
+import contextlib
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from mpsd.api import connection
 from mpsd.api.dispatch import dispatch
-from mpsd.wire.rpc import Request, encode
+from mpsd.wire.rpc import Notification, Request, encode
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
 
 
@@ -37,6 +39,33 @@ async def test_who_waits_for_events_may_be_silent(tmp_path: Path) -> None:
         assert frame is not None
         await waiting.ask("events.unsubscribe")
         await waiting.goodbye()
+
+
+async def test_a_silent_connection_has_a_code_of_its_own(tmp_path: Path) -> None:
+    """It is no mistake of a program to have nothing to say."""
+    async with open_house(tmp_path, idle_seconds=0.05, hello_seconds=0.05) as house:
+        for caller in (house.connect(), await house.call_as()):
+            assert (await caller.goodbye())["name"] == "IDLE"
+
+
+async def test_nothing_comes_after_a_goodbye(tmp_path: Path) -> None:
+    """Also where a reader makes room, so that events could go on, in the moment in which it breaks the protocol."""
+    async with open_house(tmp_path, max_queued_events=4096) as house:
+        for _ in range(16):
+            caller = await house.call_as()
+            await caller.ask("events.subscribe", topics=["domain.*"])
+            for number in range(1000):
+                house.bus.publish("domain.ready", {"domain": f"d{number}", "was": None, "gpus": [], "clients": 0})
+            await trio.testing.wait_all_tasks_blocked()  # the socket is full
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    caller.sock.recv(65536)
+            caller.sock.send(b"nonsense")
+            methods = []
+            while (frame := await caller.receive()) is not None:
+                assert isinstance(frame, Notification)
+                methods.append(frame.method)
+            assert methods.index("goodbye") == len(methods) - 1
 
 
 async def test_who_hangs_up_is_forgotten(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ async def test_after_unsubscribe_there_is_silence(tmp_path: Path) -> None:
         await next_event(caller)
 
 
-@pytest.mark.parametrize("topic", ["lease", "lease.", "leese.*", ".*", "*.*", "LEASE.*", ""])
+@pytest.mark.parametrize("topic", ["lease", "lease.", "leese.*", "lease.stolen", "domain.", ".*", "*.*", "LEASE.*", ""])
 async def test_a_topic_that_there_is_not_is_refused(topic: str, tmp_path: Path) -> None:
     """It would be silent for ever."""
     async with open_house(tmp_path) as house:

@@ -3,44 +3,41 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
 
+from mpsd.api.page import ASKS, default_of, fields_of, render, schema, section
+from mpsd.api.page import rows as rows_of
 from mpsd.api.server import ApiSettings
 from mpsd.api.table import HELLO, METHODS, Privilege
+from mpsd.api.topic_table import TOPICS
 from mpsd.api.topics import FAMILIES
 from mpsd.errors import ErrorCode
 from mpsd.model import DomainState
-from mpsd.wire import rpc
-from mpsd.wire.messages import VERSION, Hello
-from mpsd.wire.params import Param, walk
-from mpsd.wire.plain import plain
+from mpsd.wire import minors, rpc
+from mpsd.wire.messages import MINOR, VERSION
+from mpsd.wire.params import walk
 from tests.unit.api.house import OPERATOR, OWNER, open_house
 from tests.unit.api.test_golden import FILES, frames
 from tests.unit.api.test_table import NEEDS_CLIENT, NEEDS_HOLDER, said
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs/protocol.md").read_text()
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE = (DOCS / "protocol.md").read_text()
+SCHEMA = json.loads((DOCS / "protocol.schema.json").read_text())
 METHODS_CHAPTER = PAGE.partition("\n## Methods\n")[2].partition("\n## ")[0]
 HEADING = re.compile(r"^### `(.*)`$", re.MULTILINE)
-ROW = re.compile(r"^\| `([a-z_.]+)` \| (.+?) \| (.*?) ?\|(?: .* \|)?$", re.MULTILINE)
-SAME_AS = re.compile(r"as of\s`([a-z.]+)`")
-ASKS = {HELLO: Hello, **{name: method.ask for name, method in METHODS.items()}}
 
 
-def section(name: str) -> str:
-    return METHODS_CHAPTER.partition(f"### `{name}`\n")[2].partition("\n### ")[0]
+def test_the_tables_that_are_made_of_the_code_are_up_to_date() -> None:
+    """And so is the schema.  Else: make docs."""
+    assert render(PAGE) == PAGE
+    assert schema(PAGE) == SCHEMA
 
 
-def rows(name: str, head: str) -> list[tuple[str, str, str]]:
-    """Of the table in the method's section whose first column is called so; none where there is no such table."""
-    _, found, rest = section(name).partition(f"\n| {head} | ")
-    return ROW.findall(rest.partition("\n\n")[0]) if found else []
-
-
-def default_of(param: Param) -> str:
-    value = None if param.is_required else plain(param.default)
-    return "required" if param.is_required else "nil" if value is None else json.dumps(value)
+def test_no_row_of_a_table_is_without_a_meaning() -> None:
+    assert [name for name in ASKS for row in rows_of(PAGE, name, "parameter") if not row[2]] == []
 
 
 def test_every_method_has_its_section_in_the_order_of_the_table() -> None:
@@ -51,7 +48,7 @@ def test_every_method_has_its_section_in_the_order_of_the_table() -> None:
 def test_a_section_says_who_may(name: str) -> None:
     method = METHODS[name]
     audited = " Audited." if method.changes else ""
-    assert section(name).startswith(f"{method.help}. Who may: {method.privilege.value}.{audited}\n")
+    assert section(PAGE, name).startswith(f"{method.help}. Who may: {method.privilege.value}.{audited}\n")
     assert f"| {method.privilege.value} |" in PAGE.partition("\n## Who may\n")[2].partition("\n## ")[0]
 
 
@@ -65,7 +62,12 @@ def test_every_privilege_is_explained() -> None:
 @pytest.mark.parametrize("name", ASKS)
 def test_a_section_has_every_parameter(name: str) -> None:
     expected = [(param.name, param.kind.words, default_of(param)) for param in walk(ASKS[name])]
-    assert rows(name, "parameter") == expected
+    found = re.findall(r"^\| `([a-z_]+)` \| (.+?) \| (.*?) \|", parameters(name), re.MULTILINE)
+    assert found == expected
+
+
+def parameters(name: str) -> str:
+    return section(PAGE, name).partition("\n| parameter | ")[2].partition("\n\n")[0]
 
 
 @pytest.mark.parametrize("name", ASKS)
@@ -78,15 +80,65 @@ async def test_a_section_has_every_field_of_the_result(name: str, tmp_path: Path
         result = await (house.connect().ask(HELLO, version=VERSION) if name == HELLO else caller.ask(name, **said(name)))
     if set(result) == {"items", "next"}:
         result = result["items"][0]
-    told = rows(name, "result") + rows(name, "entry")
-    if same := SAME_AS.search(section(name)):
-        told += rows(same[1], "result") + rows(same[1], "entry")
+    told = fields_of(PAGE, name, "entry") or fields_of(PAGE, name, "result")
     assert {field for field, _, _ in told} == set(result)
+    of_result = SCHEMA["methods"][name]["result"]
+    of_result = of_result["properties"]["items"]["items"] if name.endswith(".list") else of_result
+    assert [field for field, each in of_result["properties"].items() if not fits(result[field], each)] == []
+
+
+TYPES = {
+    "integer": int, "number": (int, float), "string": str, "boolean": bool, "array": list, "object": dict, "null": type(None),
+}  # fmt: skip
+
+
+def fits(value: object, described: dict[str, Any]) -> bool:
+    """As JSON Schema reads what the schema says of results."""
+    if "anyOf" in described:
+        return any(fits(value, each) for each in described["anyOf"])
+    if "enum" in described:
+        return value in described["enum"]
+    wanted = TYPES.get(described.get("type", ""), object)
+    return isinstance(value, wanted) and not (isinstance(value, bool) and wanted in (int, (int, float)))
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_what_is_asked_in_the_tests_fits_the_schema(name: str) -> None:
+    described = SCHEMA["methods"][name]["params"]
+    asked = {"version": VERSION} if name == HELLO else {key: value for key, value in said(name).items() if key != "fds"}
+    assert set(described["required"]) <= set(asked) <= set(described["properties"])
+    assert [key for key, value in asked.items() if not fits(value, described["properties"][key])] == []
+
+
+def test_everything_that_was_not_there_at_first_says_since_when() -> None:
+    """What minor 0 had, its golden answers have."""
+    first = {said[3]["minor"]: said[3]["methods"] for said in answers("hello") if said[2] is None}[0]
+    assert set(ASKS) - set(first) == set(minors.METHODS)
+    assert max([*minors.METHODS.values(), *minors.CODES.values(), *(each.since for each in TOPICS.values())]) <= MINOR
+    for name, since in [*minors.PARAMETERS.items()]:
+        assert set(since) <= {param.name for param in walk(ASKS[name])}
+    for name, since in minors.FIELDS.items():
+        assert set(since) <= {field for field, _, _ in fields_of(PAGE, name, "entry") or fields_of(PAGE, name, "result")}
+
+
+@pytest.mark.parametrize("name", ["lease.create", "device.list", "client.list"])
+def test_fields_since_a_later_minor_are_not_in_the_first_answers(name: str) -> None:
+    result = next(said[3] for said in answers(name.replace(".", "_")) if said[2] is None)
+    fields = set(result["items"][0] if "items" in result else result)
+    told = {field for field, _, _ in fields_of(PAGE, name, "entry") or fields_of(PAGE, name, "result")}
+    assert told - fields == set(minors.FIELDS[name])
+
+
+def answers(stem: str) -> list[Any]:
+    path = next(path for path in FILES if path.stem == stem)
+    return [said for direction, _, said in frames(path.read_text()) if direction == "<" and said[0] == 1]
+
+
 
 
 @pytest.mark.parametrize("name", ASKS)
 def test_a_section_names_errors_that_there_are(name: str) -> None:
-    told = section(name).partition("**Errors**: ")[2]
+    told = section(PAGE, name).partition("**Errors**: ")[2]
     assert told
     assert set(re.findall(r"`([A-Z_]+)`", told)) <= {code.name for code in ErrorCode}
 
@@ -100,7 +152,7 @@ def test_the_codes_are_those_of_mpsd() -> None:
 
 
 def test_the_bounds_are_those_of_the_code() -> None:
-    frames_chapter = " ".join(PAGE.partition("\n## Frames\n")[2].partition("\n## ")[0].split())
+    frames_chapter = " ".join(PAGE.partition("\n## Frames\n")[2].partition("\n## How messages flow\n")[0].split())
     settings = ApiSettings()
     for words in (
         f"{rpc.MAX_BYTES:,} bytes a datagram; {rpc.MAX_DEPTH} levels",
@@ -108,6 +160,9 @@ def test_the_bounds_are_those_of_the_code() -> None:
         f"says `hello` within {settings.hello_seconds:g} seconds",
         f"(`api.idle_seconds`, {settings.idle_seconds:g})",
         f"does not read an answer for {settings.send_seconds:g} seconds",
+        f"connections of all users | {settings.max_connections}, an eighth",
+        f"connections of one user | {settings.max_per_user} |",
+        f"events that wait for one subscriber | {settings.max_queued_events};",
     ):
         assert words in frames_chapter
     assert f"with the version you speak: {VERSION}." in PAGE
@@ -117,13 +172,14 @@ def test_the_topics_are_of_families_that_there_are() -> None:
     chapter = PAGE.partition("\n## Events\n")[2].partition("\n## ")[0]
     topics = re.findall(r"^\| `([a-z]+)\.([a-z]+)` \|", chapter, re.MULTILINE)
     assert {family for family, _ in topics} - {"events"} == set(FAMILIES)
+    assert {f"{family}.{word}" for family, word in topics if family != "events"} == set(TOPICS)
     assert {word for family, word in topics if family == "domain"} == {state.value for state in DomainState}
 
 
 def test_the_bytes_of_the_examples_are_golden() -> None:
     golden = {data for path in FILES for _, data, _ in frames(path.read_text())}
     shown = 0
-    for block in re.findall(r"```\n(.*?)```", PAGE.partition("\n## Examples\n")[2], re.DOTALL):
+    for block in re.findall(r"```\n(.*?)```", PAGE.partition("\n### Hello\n")[2], re.DOTALL):
         said, text = "", ""
         for line in [*block.splitlines(), "["]:
             if line.startswith(("> ", "< ", "  ")):

@@ -244,3 +244,31 @@ def test_a_user_makes_no_lease_for_anothers_processes(world):
         world.book.create(ALICE, spec(selector=by_uid(BOB)))
     assert world.book.create(ALICE, spec(), for_all_users=False).for_all_users is False
     assert world.book.create(ALICE, spec(selector=by_uid(BOB)), for_all_users=True).for_all_users is True
+
+
+# -- the same request once more ------------------------------------------------------------------------------------------
+
+
+def test_a_request_with_a_key_makes_one_lease_however_often_it_is_asked(world):
+    """Who was told nothing, since mpsd ended meanwhile, asks again."""
+    asked = spec(20, request_key="job-4711", ttl_seconds=60.0)
+    first = world.book.create(ALICE, asked)
+    assert world.book.create(ALICE, asked) == first
+    world.book.renew(first.id, 600)
+    assert world.restarted().create(ALICE, asked).id == first.id
+    assert len(world.book.leases()) == 1
+    world.book.release(first.id)
+    assert world.book.create(ALICE, asked).id != first.id
+
+
+def test_a_key_that_is_used_for_something_else_is_refused(world):
+    lease = world.book.create(ALICE, spec(20, request_key="job"))
+    with pytest.raises(BadRequest, match=rf"found 'job'; lease {lease.id} was made with it, and says something else"):
+        world.book.create(ALICE, spec(21, request_key="job"))
+    assert ids(world.book.leases()) == [lease.id]
+
+
+def test_a_key_is_its_owners_own(world):
+    mine = world.book.create(ALICE, spec(20, request_key="job"))
+    assert world.book.create(BOB, spec(20, by_uid(BOB), request_key="job")).id != mine.id
+    assert world.book.create(ALICE, spec(20)).id != world.book.create(ALICE, spec(20)).id  # without one, each makes its own

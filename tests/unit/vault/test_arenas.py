@@ -272,3 +272,15 @@ async def test_room_is_made_of_what_nobody_holds(house, writer, other, settings,
         assert "held" not in [each.name for each in everything]
         assert vault.arenas.find("held").used_bytes == GRANULE
         assert vault.arenas.find("elsewhere")
+
+
+async def test_no_arena_is_larger_than_its_gpu(house, writer):
+    """Nor does one become so: nobody could ever fill it."""
+    async with house.vault() as vault:
+        total = 80 << 30
+        found = rf"capacity_bytes of arena model: found {total + GRANULE}; GPU 0 \(.*\) has {total}"
+        with pytest.raises(BadRequest, match=found):
+            await vault.arenas.create(replace(SPEC, capacity_bytes=total + GRANULE), USER, USER, None)
+        arena = await opened(vault, writer.process)
+        with pytest.raises(BadRequest, match="capacity_bytes of arena model"):
+            await vault.arenas.change(arena.id, total + GRANULE, None, None)

@@ -14,6 +14,14 @@ def pack(value: object) -> bytes:
     return msgpack.packb(value)
 
 
+def hollow(levels: int) -> list[object]:
+    """A request of so many arrays and maps in each other, and nothing in the innermost one."""
+    inner: list[object] = []
+    for _ in range(levels - 4):
+        inner = [inner]
+    return [0, 1, "status", [{"x": inner}]]
+
+
 def nested(levels: int) -> list[object]:
     """A request whose innermost array is so many arrays and maps deep."""
     value: object = []
@@ -67,6 +75,7 @@ MALFORMED = {
     "binary": msgpack.packb([0, 1, "status", [{"x": b"12"}]], use_bin_type=True),
     "empty binary": msgpack.packb([0, 1, "status", [{"x": b""}]], use_bin_type=True),
     "one level too deep": pack(nested(MAX_DEPTH + 2)),
+    "one empty level too deep": pack(hollow(MAX_DEPTH + 1)),
     "a thousand levels": b"\x91" * 1000 + b"\xc0",
     "as many levels as fit": b"\x91" * (MAX_BYTES - 1) + b"\xc0",
     "an array too long": pack([0, 1, "status", [{"x": [0] * (MAX_ENTRIES + 1)}]]),
@@ -96,6 +105,7 @@ GOOD = {
     "an error": (pack([1, 7, {"code": 2}, None]), Response(7, {"code": 2}, None)),
     "a notification": (pack([2, "event", [{"topic": "x"}]]), Notification("event", {"topic": "x"})),
     "the deepest": (pack(nested(MAX_DEPTH)), Request(1, "status", nested(MAX_DEPTH)[3][0])),  # type: ignore[index]
+    "the deepest, with nothing in it": (pack(hollow(MAX_DEPTH)), Request(1, "status", hollow(MAX_DEPTH)[3][0])),  # type: ignore[index]
     "the longest array": (pack([0, 1, "a", [{"x": [0] * MAX_ENTRIES}]]), Request(1, "a", {"x": [0] * MAX_ENTRIES})),
 }
 

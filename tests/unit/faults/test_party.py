@@ -1,0 +1,24 @@
+"""What stays the same of a client when it is started again, and what is held against it by that."""
+
+import pytest
+
+from mpsd.fault import Party
+from mpsd.model import ProcessId
+
+PROCESS = ProcessId(4711, 99)
+
+
+@pytest.mark.parametrize(
+    ("party", "key"),
+    [
+        (Party(PROCESS, 1000, "python3", "job_1", 7), "lease:7"),
+        (Party(PROCESS, 1000, "python3", "job_1"), "container:job_1:1000"),
+        (Party(PROCESS, 1000, "python3"), "user:1000:python3"),
+        (Party(PROCESS, 1000), "user:1000:"),
+        (Party(PROCESS), "process:4711:99"),
+        (Party(PROCESS, None, "", "job_1"), "process:4711:99"),
+    ],
+)
+def test_a_party_whose_user_nobody_knows_shares_its_key_with_no_other(party: Party, key: str) -> None:
+    """All of them had the key `user:None:` once: one conviction held against every one of whom nothing was known."""
+    assert party.key == key
