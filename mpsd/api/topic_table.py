@@ -29,6 +29,7 @@ TOPICS: Mapping[str, Topic] = {
         "`pid`, `start_time`, `uid`, `lease_id`, `sm_percent`, `memory_bytes`, `rule`",
     ),
     "client.refused": Topic("a client may not run", "`pid`, `start_time`, `uid`, `way` (wait, error or end), `why`"),
+    "client.stranger": Topic("a vendor server lists a client that mpsd did not let in", "`pid`, `uid`, `domain`", 4),
     "client.left": Topic("a client has ended", "`pid`, `start_time`, `uid`, `lease_id`"),
     "domain.starting": Topic(
         "a domain came to be in this state",

@@ -125,6 +125,7 @@ def test_the_directories_of_the_service_are_those_of_the_daemon() -> None:
     assert f"RuntimeDirectory={places.state_directory(Config(), 0, {}).parent.name}" in unit
 
 
+@pytest.mark.root  # to give them their owner
 def test_systemd_takes_the_tmpfiles_without_complaint(tmp_path: Path) -> None:
     if not shutil.which("systemd-tmpfiles"):
         pytest.skip("no systemd-tmpfiles here; apt-get install systemd")

@@ -138,6 +138,7 @@ async def test_a_flood_behind_a_broken_rule_leaves_nothing(tmp_path: Path) -> No
                     caller.sock.sendmsg([b"x"], ancillary, socket.MSG_NOSIGNAL)
                 await caller.goodbye()
                 caller.sock.close()
+            await house.until(1)
             assert descriptors() == before
 
 
