@@ -109,7 +109,7 @@ def test_something_else_where_clients_and_callers_look(machine: Machine, name: s
 )
 def test_a_directory_that_may_not_be_written_to(strangers: Machine, name: str, said: str) -> None:
     """Root may write anywhere, so this mpsd is another user's."""
-    place = strangers.place / name
+    place = {"pipe": strangers.pipe, "state": strangers.state}[name]
     place.mkdir(exist_ok=True)
     os.chown(place, 0, 0)
     place.chmod(0o755)
