@@ -127,8 +127,9 @@ install-files:
 	@echo "installing the packages it needs into $(PREFIX)/venv"
 	@$(INSTALLED_PIP) . $(CLIENTS:%=./%)
 	@echo "copying programs, manual page and service files into place"
-	@install -d $(LIBDIR)/keeper $(LIBDIR)/launcher $(LIBDIR)/sim
+	@install -d $(LIBDIR)/keeper $(LIBDIR)/inspector $(LIBDIR)/launcher $(LIBDIR)/sim
 	@install -m 755 native/keeper/mpsd-keeper $(LIBDIR)/keeper/mpsd-keeper
+	@install -m 755 native/inspector/mpsd-inspector $(LIBDIR)/inspector/mpsd-inspector
 	@install -m 755 native/launcher/mpsd-launcher $(LIBDIR)/launcher/mpsd-launcher
 	@[ ! -e clients/shim/libmpsd.so ] || install -m 644 clients/shim/libmpsd.so $(LIBDIR)/libmpsd.so
 	@cp -dR --preserve=mode,timestamps native/sim/bin native/sim/lib $(LIBDIR)/sim/

@@ -17,7 +17,7 @@ from mpsd.api.events import EventBus
 from mpsd.api.server import SOCKET as API_SOCKET
 from mpsd.api.server import Api
 from mpsd.api.services import Services
-from mpsd.cgroups import identify
+from mpsd.client_facts import ClientFacts
 from mpsd.config import Invocation
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
@@ -32,6 +32,7 @@ from mpsd.faults.desk import FaultDesk
 from mpsd.faults.joining import join_faults
 from mpsd.faults.store import FaultStore
 from mpsd.found import Found
+from mpsd.inspector import Inspector
 from mpsd.leases.book import LeaseBook
 from mpsd.leases.store import LeaseStore, read_boot_id
 from mpsd.leases.unenforced import UnenforcedBook
@@ -54,6 +55,7 @@ from mpsd.runtime.doors import DOORS
 from mpsd.runtime.ending import Ending
 from mpsd.runtime.keeper import KeeperClient
 from mpsd.runtime.limits import raise_descriptor_limit
+from mpsd.runtime.loop_watch import LoopWatch
 from mpsd.runtime.notify import Notifier, answer_ready
 from mpsd.runtime.operations import DomainOperations
 from mpsd.runtime.public_log import PublicLog
@@ -150,7 +152,11 @@ async def _run(
         service_store = ServiceStore(claim.state_directory / "services.db")
         opened.callback(service_store.close)
         stores = store, lease_store, fault_store, vault_store, service_store
-        daemon = _build(Found(config, invocation, environ, claim, public, devices, is_privileged, *stores, audit, stored))
+        inspector = Inspector()
+        inspector.start()
+        opened.callback(inspector.close)
+        found = Found(config, invocation, environ, claim, public, devices, is_privileged, *stores, audit, stored, inspector)
+        daemon = _build(found)
         daemon.on_signal = Signals(config, invocation, journal, public, audit).take
         write_back = WriteBack(claim.state_directory)
         opened.callback(write_back.close)
@@ -164,11 +170,24 @@ async def _run(
         _say_what_is_amiss()
 
         def ready() -> None:
+            _watch_loop(opened)
             log.info("daemon.ready", version=__version__, pipe_directory=config.pipe_directory, backend=config.backend)
             answer_ready(invocation.ready_fd, 0)
             daemon.notifier.ready()
 
         return await daemon.run(ready)
+
+
+def _watch_loop(opened: ExitStack) -> None:
+    """From now on: before this nobody is served, and reading databases and devices may take long."""
+    try:
+        watch = LoopWatch()
+    except OSError as exc:
+        log.info("loop.unwatched", why=exc.strerror)
+        return
+    opened.callback(watch.close)
+    trio.lowlevel.add_instrument(watch)
+    opened.callback(trio.lowlevel.remove_instrument, watch)
 
 
 def _check_enforceable(config: Config, is_privileged: bool) -> None:
@@ -194,21 +213,21 @@ def _build_pool(found: Found, vendor: VendorProgram) -> Pool:
 
 def _build(found: Found) -> Daemon:
     config, claim = found.config, found.claim
-    vendor = settings.vendor(config, found.environ, is_relayed=found.is_privileged)
+    vendor = settings.vendor(config, found.environ, found.inspector, is_relayed=found.is_privileged)
     pool = _build_pool(found, vendor)
     upkeep = Upkeep(pool, config.vendor.stop_seconds, lambda: _read_devices(config))
     events = EventBus()
-    make_book = LeaseBook if found.is_privileged else UnenforcedBook
-    book = make_book(found.lease_store, lambda: pool.devices, settings.admission(config), identify, events.publish)
-    stopper = Stopper(pool, Targets(pool, lambda: _admitted(book), lambda: _needed(refuser, vault, relayed)))
-    faults = join_faults(found, pool, book, stopper, events)
+    facts = ClientFacts(found.inspector)
+    book = _open_book(found, pool, facts, events)
+    stopper = Stopper(pool, Targets(pool, lambda: _admitted(book), lambda: _needed(found, refuser, vault, relayed)))
+    faults = join_faults(found, pool, book, stopper, events, facts)
     notifier = Notifier(found.environ)
     vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events, notifier)
     failover = join_failover(found, pool, vault, stopper, faults, events)
     refuser = Refuser(vendor, claim.state_directory / "refuser", pool.settings.visible_devices)
     metrics = Metrics(asked, events) if (asked := settings.metrics(config)) else None
     admission = metrics.timing(book) if metrics else book
-    relayed = _build_relay(found, pool, admission, faults.desk, refuser) if found.is_privileged else None
+    relayed = _build_relay(found, pool, admission, faults.desk, refuser, facts) if found.is_privileged else None
     if relayed and metrics:
         relayed[0].conversations.took_handshake = metrics.took_handshake
     ending = Ending(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
@@ -262,6 +281,11 @@ def _ends_strangers(action: str, domain: Domain) -> bool:
     return action == "terminate" or (action == "auto" and domain.guard.is_on)
 
 
+def _open_book(found: Found, pool: Pool, facts: ClientFacts, events: EventBus) -> LeaseBook:
+    make = LeaseBook if found.is_privileged else UnenforcedBook
+    return make(found.lease_store, lambda: pool.devices, settings.admission(found.config), facts.identify, events.publish)
+
+
 def _readings(found: Found, relayed: tuple[Relay, KeeperClient] | None, api: Api) -> Readings:
     return Readings(
         relay_connections=lambda: len(relayed[0].callers) if relayed else 0,
@@ -271,13 +295,13 @@ def _readings(found: Found, relayed: tuple[Relay, KeeperClient] | None, api: Api
 
 
 def _build_relay(
-    found: Found, pool: Pool, admission: Admission, desk: FaultDesk, refuser: Refuser
+    found: Found, pool: Pool, admission: Admission, desk: FaultDesk, refuser: Refuser, facts: ClientFacts
 ) -> tuple[Relay, KeeperClient]:
     config, state = found.config, found.claim.state_directory
     program = places.native_directory() / "keeper" / "mpsd-keeper"
     keeper = KeeperClient(program, state / "keeper", config.relay.max_connections * 2 + 16)
     progress = _open_progress(state / "progress", config.relay.max_connections)
-    entrance = Entrance(pool, admission, desk, config.domains.per_gpu == "auto")
+    entrance = Entrance(pool, admission, desk, config.domains.per_gpu == "auto", facts)
     refusals = Refusals(refuser, config.relay.turn_seconds)
     relay_settings = settings.relay(config, found.is_privileged)
     return Relay(Conversations(pool, keeper, progress, relay_settings, entrance, refusals)), keeper
@@ -294,9 +318,9 @@ def _admitted(book: LeaseBook) -> set[ProcessId]:
     return {*book.grants(), *(entry.process for entry in book.queue() if entry.process is not None)}
 
 
-def _needed(refuser: Refuser, vault: Vault, relayed: tuple[Relay, KeeperClient] | None) -> set[int]:
+def _needed(found: Found, refuser: Refuser, vault: Vault, relayed: tuple[Relay, KeeperClient] | None) -> set[int]:
     """Pids on which clients depend, beside those of the domains."""
-    return {refuser.pid, *vault.keeper.pids, *([relayed[1].pid] if relayed else [])}
+    return {found.inspector.pid, refuser.pid, *vault.keeper.pids, *([relayed[1].pid] if relayed else [])}
 
 
 def _open_progress(path: Path, slots: int) -> Progress:

@@ -18,12 +18,14 @@ _MOST_BYTES = 1 << 16  # of /proc/PID/cgroup; a line a hierarchy
 _DELETED = " (deleted)"  # the kernel's word for a cgroup that was removed under its processes
 
 
-def identify(process: ProcessId | None, credentials: Credentials) -> Identity:
-    """Of a process that has ended meanwhile, or was replaced by another with its pid, no more than its ids."""
+def identify(process: ProcessId | None, credentials: Credentials, token: str = "") -> Identity:
+    """Of a process that has ended meanwhile, or was replaced by another with its pid, no more than its ids.
+
+    token: from its environment, which was read before (client_facts.py).
+    """
     if process is None:
         return Identity(None, credentials.uid, credentials.gid)
     cgroups = paths(process.pid)
-    token = processes.environment_variable(process.pid, TOKEN_VARIABLE) or ""
     if not processes.is_alive(process):
         return Identity(process, credentials.uid, credentials.gid)
     return Identity(
@@ -38,7 +40,7 @@ def identify(process: ProcessId | None, credentials: Credentials) -> Identity:
 
 def paths(pid: int) -> tuple[str, ...]:
     """Of each hierarchy that the process is in, as they are now; none of one that has gone."""
-    return tuple(dict.fromkeys(parse_cgroups(_read(pid))))
+    return tuple(dict.fromkeys(parse_cgroups(processes.read_cgroup(pid, _MOST_BYTES))))
 
 
 def parse_cgroups(text: str) -> Iterator[str]:
@@ -47,11 +49,3 @@ def parse_cgroups(text: str) -> Iterator[str]:
         path = line.split(":", 2)[-1].removesuffix(_DELETED)
         if path.startswith("/") and path != "/":
             yield path
-
-
-def _read(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cgroup", "rb") as file:
-            return file.read(_MOST_BYTES).decode(errors="backslashreplace")
-    except OSError:
-        return ""

@@ -7,6 +7,7 @@ from mpsd.api.audit import Audit
 from mpsd.config import Invocation
 from mpsd.failover.store import ServiceStore
 from mpsd.faults.store import FaultStore
+from mpsd.inspector import Inspector
 from mpsd.leases.store import LeaseStore
 from mpsd.model import Device
 from mpsd.options import Config
@@ -35,3 +36,4 @@ class Found:
     service_store: ServiceStore
     audit: Audit
     stored: Sequence[Stored]
+    inspector: Inspector

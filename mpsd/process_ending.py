@@ -8,6 +8,7 @@ import fcntl
 import struct
 from dataclasses import dataclass
 
+from mpsd import processes
 from mpsd.model import ProcessId
 
 _START_TIME, _FLAGS, _EXIT_CODE = 22, 9, 52  # fields of /proc/PID/stat
@@ -35,12 +36,8 @@ def how_ended(pidfd: int, process: ProcessId) -> Ending | None:
 
 def how_it_is_ending(process: ProcessId) -> Ending | None:
     """None: it is not ending yet, or gone."""
-    try:
-        with open(f"/proc/{process.pid}/stat", "rb") as stat:
-            text = stat.read()
-    except OSError:
-        return None
-    return parse_stat(text, process.start_time)
+    text = processes.read_stat(process.pid)
+    return parse_stat(text, process.start_time) if text else None
 
 
 def parse_stat(text: bytes, start_time: int) -> Ending | None:

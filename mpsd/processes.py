@@ -1,29 +1,57 @@
-"""Facts about processes, from /proc, each of which may be gone the next moment."""
+"""Facts about processes, from those files of /proc that nobody can make wait; each process may be gone the next moment.
 
+stat, status and cgroup take no lock that a process or its user can hold, and read none of its memory.  environ, maps, cmdline,
+kcmp and pidfd_getfd do: for those there is inspector.py.  Gone means ENOENT or ESRCH; any other error leaves a process alive.
+"""
+
+import errno
 import os
+import resource
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mpsd.model import ProcessId
 
 _PARENT, _FLAGS, _START_TIME = 4, 9, 22  # fields of /proc/PID/stat, proc(5)
 _PF_EXITING = 0x4  # linux/sched.h; set before a dying process's descriptors are closed
+_GONE = (errno.ENOENT, errno.ESRCH)
+_HIDDEN = (errno.EPERM, errno.EACCES)  # hidepid of proc(5): there, and not to be seen
+_FULL = (errno.EMFILE, errno.ENFILE)
+SPARE_DESCRIPTORS = 16  # kept for reading these files where all others are in use (runtime/limits.py)
+_raising = threading.Lock()  # protects the limit of this process; nothing else is held while taking it
 
 
 def process_id(pid: int) -> ProcessId | None:
-    """None when there is no such process, none that this pid namespace can see, or one that is ending."""
-    fields = _status(pid)
+    """None when there is no such process, none that this pid namespace can see, or one that is ending.
+
+    Raises OSError where that is not known.
+    """
+    try:
+        fields = _status(pid)
+    except OSError as exc:
+        if exc.errno in _HIDDEN:
+            return None
+        raise
     if fields is None or fields[0] in (b"Z", b"X") or int(fields[_FLAGS - 3]) & _PF_EXITING:
         return None
     return ProcessId(pid, int(fields[_START_TIME - 3]))
 
 
 def is_alive(process: ProcessId) -> bool:
-    return process_id(process.pid) == process
+    """Also where it is not known: what a process holds is given to nobody else before it has certainly ended."""
+    try:
+        fields = _status(process.pid)
+    except OSError:
+        return True
+    if fields is None or fields[0] in (b"Z", b"X") or int(fields[_FLAGS - 3]) & _PF_EXITING:
+        return False
+    return int(fields[_START_TIME - 3]) == process.start_time
 
 
 def state(pid: int) -> str:
-    """The letter of proc(5); X for a process that has gone."""
+    """The letter of proc(5); X for a process that has gone.  Raises OSError where it is not known."""
     fields = _status(pid)
     return fields[0].decode() if fields else "X"
 
@@ -46,21 +74,36 @@ def namespace_pids(pid: int) -> tuple[int, ...]:
 
 
 def owner(pid: int) -> tuple[int, int] | None:
-    """Its uid and gid; None when there is no such process."""
-    try:
-        found = os.stat(f"/proc/{pid}")
-    except OSError:
-        return None
-    return found.st_uid, found.st_gid
+    """Its effective uid and gid; None when there is no such process, or it cannot be seen.
+
+    The owner of the directory /proc/PID is root for a process that is not dumpable, whosever it is.
+    """
+    found = _ids(pid)
+    return (found["Uid"][1], found["Gid"][1]) if found else None
+
+
+def real_uid(pid: int) -> int:
+    """The user who started it, whatever user its program made it; root where it is not known."""
+    found = _ids(pid)
+    return found["Uid"][0] if found else 0
 
 
 def open_pidfd(process: ProcessId) -> int | None:
-    """A descriptor that is readable once the process has ended; None when nothing of it is left to wait for."""
+    """A descriptor that is readable once the process has ended; None when nothing of it is left to wait for.
+
+    Raises OSError where neither is known, as without a descriptor to spare.
+    """
     try:
         pidfd = os.pidfd_open(process.pid)
-    except OSError:
-        return None
-    fields = _status(process.pid)
+    except OSError as exc:
+        if exc.errno in (*_GONE, errno.EINVAL):  # EINVAL: the pid of a thread now
+            return None
+        raise
+    try:
+        fields = _status(process.pid)
+    except BaseException:
+        os.close(pidfd)
+        raise
     if fields and int(fields[_START_TIME - 3]) == process.start_time:  # not a later process with the same pid
         return pidfd
     os.close(pidfd)
@@ -68,7 +111,7 @@ def open_pidfd(process: ProcessId) -> int | None:
 
 
 def kill(process: ProcessId) -> bool:
-    """SIGKILL to this process and to no later one with its pid; False where nothing of it is left.  Raises PermissionError."""
+    """SIGKILL to this process and to no later one with its pid; False where nothing of it is left.  Raises OSError."""
     if (pidfd := open_pidfd(process)) is None:
         return False
     try:
@@ -80,47 +123,80 @@ def kill(process: ProcessId) -> bool:
     return True
 
 
-def _status(pid: int) -> list[bytes] | None:
-    """The fields of /proc/PID/stat from the third on."""
-    if pid <= 0:
-        return None
+def command(pid: int) -> str:
+    """The name that the kernel has of it, 15 bytes at most; empty when it has gone or cannot be seen."""
+    text = read_stat(pid)
+    return text[text.find(b"(") + 1 : text.rfind(b")")].decode(errors="replace")
+
+
+def read_stat(pid: int) -> bytes:
+    """The contents of /proc/PID/stat; empty when it has gone or cannot be seen."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            text = stat.read()
+        return _read(pid, "stat") or b""
     except OSError:
+        return b""
+
+
+def read_cgroup(pid: int, most_bytes: int) -> str:
+    """The contents of /proc/PID/cgroup; empty when it has gone or cannot be seen."""
+    try:
+        return (_read(pid, "cgroup", most_bytes) or b"").decode(errors="backslashreplace")
+    except OSError:
+        return ""
+
+
+def _status(pid: int) -> list[bytes] | None:
+    """The fields of /proc/PID/stat from the third on; None when it has gone.  Raises OSError."""
+    text = _read(pid, "stat") if pid > 0 else None
+    if text is None:
         return None
     fields = text[text.rfind(b")") + 2 :].split()  # the command name may hold spaces and parentheses
     return fields if len(fields) > _START_TIME - 3 else None
 
 
-def environment_variable(pid: int, name: str) -> str | None:
-    """What the process was started with; None when unset or unreadable (another user's process, when not root)."""
+def _ids(pid: int) -> dict[str, list[int]] | None:
+    """Real, effective, saved and file system ids, by "Uid" and "Gid"; None when it has gone or cannot be seen."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as environ:
-            entries = environ.read(1 << 20).split(b"\0")
+        text = _read(pid, "status") if pid > 0 else None
     except OSError:
         return None
-    prefix = name.encode() + b"="
-    for entry in entries:
-        if entry.startswith(prefix):
-            return entry[len(prefix) :].decode(errors="replace")
-    return None
+    lines = (line.decode().split() for line in (text or b"").splitlines() if line.startswith((b"Uid:", b"Gid:")))
+    found = {name.removesuffix(":"): [int(word) for word in words] for name, *words in lines}
+    return found if len(found) == 2 else None
 
 
-def started_with(variable: str, value: str) -> Iterator[ProcessId]:
-    """The processes whose environment has this variable with exactly this value; as root, everybody's."""
-    for name in os.listdir("/proc"):
-        if name.isdigit() and environment_variable(int(name), variable) == value and (found := process_id(int(name))):
-            yield found
-
-
-def program_name(pid: int) -> str:
-    """The base name of argv[0]; empty when it cannot be read."""
+def _read(pid: int, name: str, most_bytes: int = 1 << 16) -> bytes | None:
+    """None when the process has gone.  Raises OSError."""
+    path = f"/proc/{pid}/{name}"
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
-            return os.path.basename(cmdline.read(4096).split(b"\0")[0].decode(errors="replace"))
-    except OSError:
-        return ""
+        try:
+            return _contents(path, most_bytes)
+        except OSError as exc:
+            if exc.errno not in _FULL:
+                raise
+        with _spare_descriptors():
+            return _contents(path, most_bytes)
+    except OSError as exc:
+        if exc.errno in _GONE:
+            return None
+        raise
+
+
+def _contents(path: str, most_bytes: int) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read(most_bytes) or b""
+
+
+@contextmanager
+def _spare_descriptors() -> Iterator[None]:
+    """Let this process open a few more for a moment; whatever else opens one meanwhile shares them."""
+    with _raising:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft + SPARE_DESCRIPTORS, hard), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def collect(pid: int) -> bool:

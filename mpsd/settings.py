@@ -12,6 +12,7 @@ from mpsd.domains.vendor import VendorProgram
 from mpsd.failover.settings import FailoverSettings
 from mpsd.faults.kernel_log import KERNEL_LOG
 from mpsd.faults.kmod_records import Mode
+from mpsd.inspector import Inspector
 from mpsd.lease import Refusal
 from mpsd.legacy.board import Defaults
 from mpsd.legacy.devices import find_device
@@ -31,13 +32,14 @@ from mpsd.uvm.standing import UvmSettings
 _USERS_SHARE_OF_QUEUE = 8  # one user can fill an eighth of the queue
 
 
-def vendor(config: Config, environ: Mapping[str, str], *, is_relayed: bool) -> VendorProgram:
+def vendor(config: Config, environ: Mapping[str, str], inspector: Inspector, *, is_relayed: bool) -> VendorProgram:
     """is_relayed: clients reach vendor daemons through mpsd alone."""
     return VendorProgram(
         places.find_vendor_control(config, environ),
         _vendor_environment(environ),
         config.vendor.command_seconds,
         config.vendor.start_seconds,
+        inspector,
         places.launcher() if is_relayed else None,
     )
 

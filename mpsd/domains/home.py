@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpsd import processes
+from mpsd.domains.leftovers import DIRECTORY_VARIABLE
 from mpsd.errors import UnusablePath
+from mpsd.inspector import Inspector, Unreadable
 from mpsd.model import ProcessId
 
 _DAEMON = "nvidia-cuda-mps-control"
@@ -99,16 +101,16 @@ class Home:
         process = ProcessId(int(words[0]), int(words[1]))
         return process if processes.is_alive(process) else None
 
-    def find_by_pid_file(self, program: Path, owner: int) -> ProcessId | None:
+    def find_by_pid_file(self, program: Path, owner: int, inspector: Inspector) -> ProcessId | None:
         """The process that the vendor's pid file names, where it can be nothing but its daemon.
 
         Others may have written the file where they reach it, and a set-user-ID program has the environment that they give it:
         so its user and its program are looked at, before anything that its owner could delay.
         """
         word = _read(self.pipe / PID_FILE).strip()
-        return self._identify(int(word), program, owner) if word.isdigit() else None
+        return self._identify(int(word), program, owner, inspector) if word.isdigit() else None
 
-    def find_by_socket(self, program: Path, owner: int) -> ProcessId | None:
+    def find_by_socket(self, program: Path, owner: int, inspector: Inspector) -> ProcessId | None:
         """The process that listens at `control`, by the kernel's word: where the pid file is gone, or names another."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
             try:
@@ -116,13 +118,18 @@ class Home:
                 pid, _, _ = _CREDENTIALS.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
             except OSError:  # nobody listens, or its queue is full
                 return None
-        return self._identify(pid, program, owner)
+        return self._identify(pid, program, owner, inspector)
 
-    def _identify(self, pid: int, program: Path, owner: int) -> ProcessId | None:
+    def _identify(self, pid: int, program: Path, owner: int, inspector: Inspector) -> ProcessId | None:
+        """Waits for the inspector: what is read is a process of mpsd's own user's that runs the vendor's program."""
         process = processes.process_id(pid)
         if process is None or not _belongs_to(pid, owner) or not _runs(pid, program):
             return None
-        if processes.environment_variable(pid, "CUDA_MPS_PIPE_DIRECTORY") != str(self.pipe):
+        try:
+            facts = inspector.facts_now(pid, [DIRECTORY_VARIABLE])
+        except (OSError, Unreadable):
+            return None
+        if facts is None or facts.variables.get(DIRECTORY_VARIABLE) != str(self.pipe):
             return None  # the daemon of another domain, or a later process that got the pid of one that died
         return process if processes.is_alive(process) else None
 

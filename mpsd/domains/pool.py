@@ -5,7 +5,6 @@ that waits for a change waits on `changed()`.
 """
 
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +15,6 @@ from typing import Protocol
 import structlog
 import trio
 
-from mpsd import processes
 from mpsd.domains.domain import Domain
 from mpsd.domains.life import live
 from mpsd.domains.log_lines import LogLine, News
@@ -26,7 +24,8 @@ from mpsd.legacy.board import Defaults
 from mpsd.model import ComputeMode, Device, DomainState, DomainView, ProcessId
 from mpsd.policy.limits import Limits
 from mpsd.policy.placement import Ask, Create, Join, Rules, Wait, place
-from mpsd.process_ending import Ending, how_ended
+from mpsd.process_ending import Ending
+from mpsd.process_watch import wait_ended
 
 log = structlog.get_logger()
 
@@ -216,13 +215,7 @@ class Pool:
             self._nursery.start_soon(self._watch, domain, process)
 
     async def _watch(self, domain: Domain, process: ProcessId) -> None:
-        pidfd, ending = processes.open_pidfd(process), None
-        if pidfd is not None:
-            try:
-                await trio.lowlevel.wait_readable(pidfd)  # for ever: a client may live as long as it likes
-                ending = how_ended(pidfd, process)
-            finally:
-                os.close(pidfd)
+        ending = await wait_ended(process)  # for ever: a client may live as long as it likes
         domain.leave(process)
         self.on_gone(process, ending)
         self.notify()

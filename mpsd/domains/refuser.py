@@ -50,7 +50,9 @@ class Refuser:
         return str(self._control.pipe_directory)
 
     async def close(self, patience_seconds: float) -> None:
+        if not self._control.is_alive() and self._home.exists():
+            self._control.adopt()  # one that an earlier mpsd left
         if self._control.is_alive() and not await self._control.quit(patience_seconds):
             await self._control.kill()
-        self._control.sweep()  # one that an earlier mpsd left
+        await self._control.sweep()
         shutil.rmtree(self._home, ignore_errors=True)

@@ -6,9 +6,9 @@ daemons fail overlapping queries (measured: one in four to one in seven), so eac
 """
 
 import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,11 @@ import trio
 
 from mpsd import processes
 from mpsd.domains.home import CLOSED, OPEN, Home
+from mpsd.domains.leftovers import Leftovers
 from mpsd.errors import UnusablePath, VendorFailed
+from mpsd.inspector import Inspector
 from mpsd.model import ProcessId
+from mpsd.process_watch import wait_ended
 
 log = structlog.get_logger()
 MAX_SOCKET_PATH = 107  # sun_path less its final zero, unix(7)
@@ -27,6 +30,7 @@ _ATTEMPTS = 5  # a stranger's vendor front end, relayed, can still overlap with 
 _SILENT_COMMANDS = 3
 _FORCE_SECONDS = 1  # clients have gone, or their work was terminated, before a daemon is told to quit
 _BUSY = b"Cannot send command"
+_LIST = "get_server_list"
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE; it prints nothing
 _LONGEST_SOCKET = "control_privileged"
 _NO_NAMESPACE = 125  # the launcher's exit status where mounts are not allowed (native/launcher)
@@ -45,6 +49,7 @@ class VendorProgram:
     environment: Mapping[str, str]
     command_seconds: float
     start_seconds: float
+    inspector: Inspector
     launcher: Path | None = None
 
 
@@ -60,13 +65,14 @@ class VendorControl:
         self.was_left_exposed = False  # by an mpsd before this one, which did not close its directories or could not
         self._program = program
         self._one_at_a_time = trio.Lock()
+        self._leftovers = Leftovers(self.pipe_directory, program.inspector)
 
     async def start(
         self, visible_devices: str | None, options: tuple[str, ...] = (), as_uid: int | None = None
     ) -> ProcessId:
         """Start it and return when it listens.  Raises VendorFailed with its own words, UnusablePath."""
         self._make_directories(as_uid)
-        self.sweep()
+        await self.sweep()
         arguments = ["-d", *options]
         environment = self._environment()
         if visible_devices is not None:
@@ -74,7 +80,7 @@ class VendorControl:
         try:
             status, output = await self._launch(arguments, environment, as_uid)
         except VendorFailed:
-            self.sweep()  # what hung may have left a daemon behind
+            await self.sweep()  # what hung may have left a daemon behind
             raise
         self.process = self._find(as_uid) if status == 0 else None
         if self.process is None:
@@ -107,7 +113,10 @@ class VendorControl:
                     [], encoded, self._environment(), seconds or self._program.command_seconds
                 )
                 if not status:
-                    return output.decode(errors="replace")
+                    answer = output.decode(errors="replace")
+                    if lines == (_LIST,):
+                        self._leftovers.record(int(word) for word in answer.split() if word.isdigit())
+                    return answer
                 if _BUSY not in output:
                     break
                 await trio.sleep(0.01 * 2**attempt)
@@ -118,7 +127,7 @@ class VendorControl:
         """Whether it answers at all, be it that it is busy.  Does not wait for commands that are under way."""
         with trio.move_on_after(seconds):
             try:
-                await self._run([], b"get_server_list\n", self._environment(), seconds)
+                await self._run([], f"{_LIST}\n".encode(), self._environment(), seconds)
             except VendorFailed:
                 return False
             return True
@@ -141,38 +150,29 @@ class VendorControl:
 
     async def kill(self) -> None:
         """SIGKILL, for one that does not quit; its servers and their clients' contexts die with it."""
-        if self.process is None or (pidfd := processes.open_pidfd(self.process)) is None:
+        if self.process is None:
             return
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            with trio.move_on_after(self._program.command_seconds):
-                await trio.lowlevel.wait_readable(pidfd)
-            processes.collect(self.process.pid)
-        finally:
-            os.close(pidfd)
-            self.sweep()
+        self._leftovers.record_children(self.process)
+        with suppress(OSError):
+            processes.kill(self.process)
+        with trio.move_on_after(self._program.command_seconds):
+            await wait_ended(self.process)
+        processes.collect(self.process.pid)
+        await self.sweep()
 
-    def sweep(self) -> int:
-        """Kill whatever else lives in this domain's private directories: servers that outlived their control daemon, a daemon
-        that was started and never listened.  How many."""
-        swept = 0
-        for process in processes.started_with("CUDA_MPS_PIPE_DIRECTORY", str(self.pipe_directory)):
-            if processes.program_name(process.pid).startswith("nvidia-cuda-mps"):
-                swept += processes.kill(process)
-        return swept
+    async def sweep(self) -> int:
+        """Kill whatever else is left of this domain (leftovers.py).  How many."""
+        return await self._leftovers.sweep()
 
     def is_alive(self) -> bool:
         return self.process is not None and processes.is_alive(self.process)
 
     async def wait_gone(self) -> None:
         """Returns when the daemon's process has ended: for ever, if it lives for ever."""
-        if self.process is None or (pidfd := processes.open_pidfd(self.process)) is None:
+        if self.process is None:
             return
-        try:
-            await trio.lowlevel.wait_readable(pidfd)
-            processes.collect(self.process.pid)  # ours where mpsd is its reaper
-        finally:
-            os.close(pidfd)
+        await wait_ended(self.process)
+        processes.collect(self.process.pid)  # ours where mpsd is its reaper
 
     def socket_path(self, name: str) -> str:
         return str(self.pipe_directory / name)
@@ -246,8 +246,8 @@ class VendorControl:
         if trouble := self.home.trouble(owner):
             log.error("domain.not_believed", directory=str(self.home.path), why=trouble)
             return None
-        program = self._program.path
-        return self.home.find_by_pid_file(program, owner) or self.home.find_by_socket(program, owner)
+        asked = self._program.path, owner, self._program.inspector
+        return self.home.find_by_pid_file(*asked) or self.home.find_by_socket(*asked)
 
 
 async def _kill_at_once(process: trio.Process) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mpsd import cgroups, places, processes, settings
 from mpsd.api.events import EventBus
+from mpsd.client_facts import ClientFacts
 from mpsd.domains.domain import Domain
 from mpsd.domains.log_lines import News
 from mpsd.domains.newcomers import ROOM_FOR_A_CONTEXT_BYTES, Newcomers
@@ -35,15 +36,17 @@ from mpsd.uvm.holding import OpenSpaces
 from mpsd.uvm.simulator import SimulatedDevices
 
 
-def join_faults(found: Found, pool: Pool, book: LeaseBook, stopper: Stopper, events: EventBus) -> Faults:
+def join_faults(
+    found: Found, pool: Pool, book: LeaseBook, stopper: Stopper, events: EventBus, facts: ClientFacts
+) -> Faults:
     config = found.config
     since = time.monotonic_ns() if found.store.domains() else None
-    describe = partial(_describe, book)
+    describe = partial(_describe, book, facts)
     desk = FaultDesk(pool, found.fault_store, settings.faults(config), describe, events.publish, watches_since=since)
     newcomers = Newcomers(pool)
-    attachments = Attachments(settings.uvm(config), _open_spaces(found), desk.see, newcomers.note_end)
+    attachments = Attachments(settings.uvm(config), _open_spaces(found), found.inspector, desk.see, newcomers.note_end)
     policy = KmodPolicy(pool, settings.kmod_mode(config))
-    _introduce(pool, book, desk, attachments, policy)
+    _introduce(pool, book, desk, attachments, policy, facts)
     stopper.release = attachments.release
     reactions = Reactions(desk, pool, stopper, events.publish, attachments.release, attachments.holds)
     desk.on_incident.append(reactions.consider)
@@ -52,7 +55,9 @@ def join_faults(found: Found, pool: Pool, book: LeaseBook, stopper: Stopper, eve
     return Faults(desk, sources, reactions, attachments, policy, haste)
 
 
-def _introduce(pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attachments, policy: KmodPolicy) -> None:
+def _introduce(
+    pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attachments, policy: KmodPolicy, facts: ClientFacts
+) -> None:
     """Who is told when a client comes and goes, and what the domains' logs tell."""
 
     def arrived(process: ProcessId, domain: Domain, is_new: bool) -> None:
@@ -67,6 +72,7 @@ def _introduce(pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attach
     def gone(process: ProcessId, ending: ProcessEnding | None) -> None:
         desk.left(process, ending)
         book.leave(process)
+        facts.forget(process)
 
     def heard(domain: Domain, news: News) -> None:
         policy.hear(domain, news)
@@ -84,20 +90,20 @@ def _has_company(domain: Domain, process: ProcessId) -> bool:
     return domain.state is not DomainState.FAULT and (bool(others) or len(domain.client_pids - {process.pid}) > 0)
 
 
-def _describe(book: LeaseBook, process: ProcessId) -> Party:
+def _describe(book: LeaseBook, facts: ClientFacts, process: ProcessId) -> Party:
     """A client as people know it, while it lives."""
     identity, grant = book.identity_of(process), book.grant_of(process)
     uid = book.uid_of(process)
     if uid is None and (owner := processes.owner(process.pid)) is not None:
         uid = owner[0]
     container = identity.container if identity else cgroup_paths.describe(cgroups.paths(process.pid))
-    return Party(process, uid, processes.program_name(process.pid), container, grant.lease_id if grant else None)
+    return Party(process, uid, facts.program_of(process), container, grant.lease_id if grant else None)
 
 
 def _open_spaces(found: Found) -> OpenSpaces:
     if found.config.backend == "sim":
-        return SimulatedDevices(settings.simulated_machine(found.environ)).open_spaces
-    return Devices().open_spaces
+        return SimulatedDevices(settings.simulated_machine(found.environ), found.inspector).open_spaces
+    return Devices(found.inspector).open_spaces
 
 
 def _build_sources(

@@ -6,8 +6,10 @@ from typing import Protocol
 
 import trio
 
+from mpsd.client_facts import NOTHING
 from mpsd.model import Credentials, ProcessId
 from mpsd.relay.link import Link
+from mpsd.wire.inspector import Facts
 
 
 class Keeper(Protocol):
@@ -34,6 +36,7 @@ class Caller:
     process: ProcessId | None
     since: float
     link: Link
+    facts: Facts = NOTHING  # what its process was started with, as read last
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     @property

@@ -3,27 +3,32 @@
 A client without a lease, where that is allowed, is let through at once.  Prose: docs/leases.md, docs/domains.md.
 """
 
-import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import structlog
 import trio
 
-from mpsd import processes
+from mpsd.client_facts import DEVICES_VARIABLE, NOTHING, PINNED_VARIABLE
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError, Refused, Stopping
+from mpsd.inspector import Unreadable
 from mpsd.lease import DomainPolicy, Grant, Identity, Refusal
 from mpsd.model import Credentials, ProcessId
 from mpsd.policy import limits as terms
 from mpsd.policy.limits import Limits
 from mpsd.policy.placement import Ask
+from mpsd.process_watch import wait_ended
 from mpsd.relay.caller import Caller
+from mpsd.wire.inspector import Facts
 
 log = structlog.get_logger()
+_T = TypeVar("_T")
 _MOST_WISHES = 1024
+_LONGEST_PAUSE_SECONDS = 30.0  # between two attempts to read a client
 
 
 class Admission(Protocol):
@@ -32,6 +37,13 @@ class Admission(Protocol):
     def grant_of(self, process: ProcessId) -> Grant | None: ...
     def identity_of(self, process: ProcessId) -> Identity | None: ...
     async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant: ...
+
+
+class Reader(Protocol):
+    """Reads what a client was started with (client_facts.py)."""
+
+    async def read(self, process: ProcessId) -> Facts:
+        """Raises Unreadable."""
 
 
 class Separation(Protocol):
@@ -58,6 +70,7 @@ class Entrance:
     admission: Admission
     separation: Separation
     is_per_gpu: bool
+    reader: Reader
     may_place: trio.Event = field(default_factory=trio.Event)  # set: every domain that a caller may be in is known
     _wishes: dict[object, str] = field(default_factory=dict)  # a domain, for the next process that is like one that ran
 
@@ -80,7 +93,8 @@ class Entrance:
         process = caller.process
         grant = self.admission.grant_of(process) if process else None
         is_free = process is None or not self._pause_of(process)
-        if grant and is_free and (at_once := self.pool.place_now(self._ask(caller, grant), process)):
+        unread = await self._read(caller)
+        if not unread and grant and is_free and (at_once := self.pool.place_now(self._ask(caller, grant), process)):
             return self._placed(caller, at_once, grant)
         found: list[tuple[Domain, Grant]] = []
         trouble: MpsdError | None = None
@@ -88,7 +102,7 @@ class Entrance:
             if process is not None:
                 nursery.start_soon(_cancel_when_gone, process, nursery.cancel_scope)
             try:
-                found.append(await self._wait_for_place(caller))
+                found.append(await self._wait_for_place(caller, unread))
             except (Stopping, Refused) as exc:
                 trouble = exc  # raised below: out of a nursery it would come as a group
             nursery.cancel_scope.cancel()
@@ -101,12 +115,26 @@ class Entrance:
             self.separation.arrived(caller.process, domain)
         return domain, grant
 
-    async def _wait_for_place(self, caller: Caller) -> tuple[Domain, Grant]:
+    async def _read(self, caller: Caller) -> str:
+        """What it was started with, for each of its connections anew.  Why that cannot be read; empty where it was."""
+        if caller.process is None:
+            return ""
+        try:
+            caller.facts = await self.reader.read(caller.process)
+        except Unreadable as exc:
+            caller.facts = NOTHING
+            return str(exc)
+        return ""
+
+    async def _wait_for_place(self, caller: Caller, unread: str) -> tuple[Domain, Grant]:
         def told(reason: str) -> None:
             log.info("client.waiting", process=caller.process and caller.process.pid, uid=caller.credentials.uid, reason=reason)
 
         await self.may_place.wait()
-        grant = await self._admit(caller, told)
+        await self._unless_stopping(partial(self._wait_until_read, caller, unread, told))
+        grant = await self._unless_stopping(
+            partial(self.admission.admit, caller.process, caller.credentials, told)
+        )
         while caller.process and (pause := self._pause_of(caller.process)):
             told(f"it has faulted too often in a row: its next start is in {pause:.0f} s")
             await trio.sleep(pause)
@@ -116,14 +144,23 @@ class Entrance:
         """One that has a place keeps it."""
         return 0.0 if self.pool.home_of(process) is not None else self.separation.pause_of(process)
 
-    async def _admit(self, caller: Caller, told: Callable[[str], None]) -> Grant:
-        """As `Admission.admit`, but no longer than mpsd takes clients.  Raises Refused, Stopping."""
-        found: list[Grant] = []
+    async def _wait_until_read(self, caller: Caller, unread: str, told: Callable[[str], None]) -> None:
+        """One that cannot be read might lift its limits: it gets no further, and is tried again and again."""
+        pause = 1.0
+        while unread:
+            told(unread)
+            await trio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            unread = await self._read(caller)
+
+    async def _unless_stopping(self, act: Callable[[], Awaitable[_T]]) -> _T:
+        """No longer than mpsd takes clients.  Raises Stopping, and what `act` raises of Refused."""
+        found: list[_T] = []
         trouble: Refused | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_stopping, nursery.cancel_scope)
             try:
-                found.append(await self.admission.admit(caller.process, caller.credentials, told))
+                found.append(await act())
             except Refused as exc:
                 trouble = exc  # raised below: out of a nursery it would come as a group
             nursery.cancel_scope.cancel()
@@ -141,7 +178,7 @@ class Entrance:
     def limits(self, caller: Caller, domain: Domain, grant: Grant) -> Limits:
         """In the domain's own terms.  Raises Refused for a client that would lift its limit."""
         if grant.memory_bytes and caller.process:
-            variable = processes.environment_variable(caller.process.pid, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+            variable = caller.facts.variables.get(PINNED_VARIABLE)
             visible = {uuid: ordinal for ordinal, uuid in enumerate(domain.gpus)}
             if trouble := terms.overrides(variable, visible):
                 raise Refused(Refusal.ERROR, trouble)
@@ -155,26 +192,22 @@ class Entrance:
         wish = ""
         if self._wishes and self.pool.home_of(caller.process) is None:
             wish = self._wishes.pop(self._likeness(caller.process, uid), "")
-        return Ask(uid, self._gpus_of(caller.process, grant), key, wish)
+        return Ask(uid, self._gpus_of(caller, grant), key, wish)
 
-    def _gpus_of(self, process: ProcessId | None, grant: Grant) -> frozenset[str]:
+    def _gpus_of(self, caller: Caller, grant: Grant) -> frozenset[str]:
         """Those of its lease.  Else a client that names one GPU by UUID is served by a domain of that GPU alone; ordinals would
         mean another GPU there (the daemon's CUDA_VISIBLE_DEVICES renumbers), so they keep to the domains of all GPUs."""
         everything = frozenset(self.pool.gpus)
         if grant.gpus and frozenset(grant.gpus) <= everything:
             return frozenset(grant.gpus)
-        if not self.is_per_gpu or len(everything) < 2 or process is None:
+        if not self.is_per_gpu or len(everything) < 2 or caller.process is None:
             return everything
-        word = processes.environment_variable(process.pid, "CUDA_VISIBLE_DEVICES") or ""
+        word = caller.facts.variables.get(DEVICES_VARIABLE, "")
         named = [uuid for uuid in everything if len(word) > len("GPU-") and uuid.startswith(word)]
         chosen = frozenset(named) if len(named) == 1 else everything
         return everything if self.pool.rules(chosen).is_exclusive else chosen
 
 
 async def _cancel_when_gone(process: ProcessId, scope: trio.CancelScope) -> None:
-    if (pidfd := processes.open_pidfd(process)) is not None:
-        try:
-            await trio.lowlevel.wait_readable(pidfd)
-        finally:
-            os.close(pidfd)
+    await wait_ended(process)
     scope.cancel()

@@ -4,8 +4,6 @@ However it is done, the client's connection is not closed before the client ends
 without limits (FACTS.md).
 """
 
-import os
-import signal
 from dataclasses import dataclass
 
 import structlog
@@ -80,13 +78,7 @@ async def _not_for_long() -> bool:
 
 def _end_process(process: ProcessId) -> bool:
     """SIGKILL.  It has no context yet, so nobody's work can suffer."""
-    pidfd = processes.open_pidfd(process)
-    if pidfd is None:
-        return False
     try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        return True
+        return processes.kill(process)
     except OSError:
         return False
-    finally:
-        os.close(pidfd)

@@ -10,10 +10,12 @@ from pathlib import Path
 from mpsd import processes
 from mpsd.directories import NotTrusted, open_directory
 from mpsd.errors import AlreadyRunning, UnusablePath
+from mpsd.inspector import Inspector, Unreadable
 from mpsd.runtime.pipe_directory import PipeDirectory, tell_tightened
 
 PID_FILE = "nvidia-cuda-mps-control.pid"
 _DAEMON = "nvidia-cuda-mps-control"
+_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 _PID_MODE, _STATE_MODE, _LOG_MODE = 0o644, 0o711, 0o755
 
 
@@ -104,7 +106,7 @@ class Claim:
         """A daemon that is not mpsd's: its pid file names a living process of root's or ours of that name, and something
         listens."""
         pid = self._read_pid()
-        if not pid or processes.program_name(pid) != _DAEMON or pid == os.getpid():
+        if not pid or pid == os.getpid():
             return None
         owner = processes.owner(pid)
         if owner is None or owner[0] not in (0, os.geteuid()):  # who could write here earlier may have left the file
@@ -115,7 +117,16 @@ class Claim:
                 probe.connect(str(self.pipe_directory / "control"))
         except OSError:
             return None
-        return pid if processes.environment_variable(pid, "CUDA_MPS_PIPE_DIRECTORY") == str(self.pipe_directory) else None
+        inspector = Inspector()
+        try:
+            facts = inspector.facts_now(pid, [_DIRECTORY])
+        except (OSError, Unreadable):
+            return pid  # something listens, and it may be a daemon
+        finally:
+            inspector.close()
+        if facts is None or facts.program != _DAEMON:
+            return None
+        return pid if facts.variables.get(_DIRECTORY) == str(self.pipe_directory) else None
 
     def _write_pid(self) -> None:
         try:

@@ -6,10 +6,9 @@ start servers, because it runs as a user of its own, gives it.
 """
 
 import math
-import os
-import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -21,6 +20,7 @@ from mpsd.domains.pool import Pool
 from mpsd.domains.refuser import Refuser
 from mpsd.errors import VendorFailed
 from mpsd.model import DomainState, ProcessId
+from mpsd.process_watch import wait_ended
 from mpsd.runtime.reaper import reap_all
 from mpsd.runtime.stop_steps import terminate_client
 
@@ -114,7 +114,7 @@ class Ending:
             await domain.control.kill()
         for server_process in servers:
             await _see_gone(server_process)
-        if swept := domain.control.sweep():
+        if swept := await domain.control.sweep():
             log.error("domain.swept", domain=domain.name, processes=swept)
 
     async def _terminate(self, domain: Domain, server_pid: int, client_pid: int) -> None:
@@ -127,16 +127,11 @@ class Ending:
 
 async def _see_gone(process: ProcessId) -> None:
     """A vendor server outlives its control daemon by moments; one that outlives it by more is killed."""
-    pidfd = processes.open_pidfd(process)
-    if pidfd is None:
+    with trio.move_on_after(_GONE_SECONDS):
+        await wait_ended(process)
         return
-    try:
-        with trio.move_on_after(_GONE_SECONDS):
-            await trio.lowlevel.wait_readable(pidfd)
-            return
-        log.error("server.kill", pid=process.pid, why="it outlived its control daemon")
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        with trio.move_on_after(_GONE_SECONDS):
-            await trio.lowlevel.wait_readable(pidfd)
-    finally:
-        os.close(pidfd)
+    log.error("server.kill", pid=process.pid, why="it outlived its control daemon")
+    with suppress(OSError):
+        processes.kill(process)
+    with trio.move_on_after(_GONE_SECONDS):
+        await wait_ended(process)

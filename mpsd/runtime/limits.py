@@ -7,27 +7,28 @@ from contextlib import suppress
 
 import structlog
 
+from mpsd.processes import SPARE_DESCRIPTORS
+
 log = structlog.get_logger()
 
 
 def raise_descriptor_limit(wanted: int) -> None:
-    """Let this process open `wanted` descriptors, or as many as it may, without a wait; says so when that is fewer."""
+    """Let this process open `wanted` descriptors, or as many as it may, without a wait; says so when that is fewer.
+
+    A few more are allowed and left unused, for reading /proc when all others are in use.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted:
-        _raise(hard, wanted)
-    _make_table(min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
-
-
-def _raise(hard: int, wanted: int) -> None:
-    for limit in (max(hard, wanted), hard):
+    most = max(soft, wanted)
+    for limit in (max(hard, most + SPARE_DESCRIPTORS), hard):
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, wanted), limit))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit - SPARE_DESCRIPTORS, most), limit))
             break
         except (ValueError, OSError):
             continue
     now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if now < wanted:
+    if now + SPARE_DESCRIPTORS < wanted:
         log.warning("limits.descriptors", wanted=wanted, found=now, effect="fewer connections can be held at once")
+    _make_table(min(wanted, now))
 
 
 def _make_table(size: int) -> None:

@@ -76,7 +76,7 @@ class Strangers:
     def _tell(self, domain: Domain, process: ProcessId) -> None:
         owner = processes.owner(process.pid)
         facts = {"pid": process.pid, "uid": owner[0] if owner else None, "domain": domain.name}
-        log.error("client.stranger", **facts, program=processes.program_name(process.pid), is_exposed=domain.is_exposed)
+        log.error("client.stranger", **facts, program=processes.command(process.pid), is_exposed=domain.is_exposed)
         self.publish("client.stranger", facts)
 
     async def _end(self, domain: Domain, process: ProcessId) -> None:

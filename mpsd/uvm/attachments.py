@@ -12,8 +12,9 @@ import structlog
 import trio
 
 from mpsd.fault import Observation
+from mpsd.inspector import Inspector
 from mpsd.model import ProcessId
-from mpsd.uvm.holding import Holding, OpenSpaces, find_closed
+from mpsd.uvm.holding import OpenSpaces, find_closed
 from mpsd.uvm.standing import UNKNOWN, Standing, UvmSettings
 from mpsd.uvm.watch import InThread, Surroundings, Watch
 
@@ -44,13 +45,20 @@ class Attachments:
         self,
         settings: UvmSettings,
         open_spaces: OpenSpaces,
+        inspector: Inspector,
         publish_observation: Callable[[Observation], None],
         tell_end: Callable[[str, bool], None] = lambda domain, had_context: None,
         in_thread: InThread | None = None,
     ) -> None:
         self.settings = settings
         self._around = Surroundings(
-            open_spaces, publish_observation, in_thread or _threads(trio.CapacityLimiter(_THREADS)), self._tell_absent, tell_end
+            open_spaces,
+            inspector,
+            publish_observation,
+            in_thread or _threads(trio.CapacityLimiter(_THREADS)),
+            in_thread or _threads(trio.CapacityLimiter(_THREADS)),
+            self._tell_absent,
+            tell_end,
         )
         self._watches: dict[ProcessId, Watch] = {}
         self._early: list[Watch] = []
@@ -151,9 +159,9 @@ class Attachments:
         """Whoever closed its descriptors, or started another program, makes no connection to tell of it."""
         while True:
             await trio.sleep(_SWEEP_SECONDS)
-            held = [(watch, list(watch.holdings)) for watch in self._watches.values() if watch.holdings]
-            for watch in await self._around.in_thread(_with_closed, held) if held else ():
-                watch.wake()
+            owners = {holding: watch for watch in self._watches.values() for holding in watch.holdings}
+            for holding in await self._around.in_thread(find_closed, list(owners), self._around.inspector) if owners else ():
+                owners[holding].wake()
 
     def _has_room(self) -> bool:
         was_full, self._is_full = self._is_full, len(self._watches) >= self.settings.most
@@ -165,10 +173,6 @@ class Attachments:
         if why not in self._reasons and len(self._reasons) < _MOST_REASONS:
             self._reasons.add(why)
             log.warning("uvm.absent", why=why, effect="faults are told later and without proof, and there is no shield")
-
-
-def _with_closed(held: list[tuple[Watch, list[Holding]]]) -> list[Watch]:
-    return [watch for watch, holdings in held if find_closed(holdings)]
 
 
 def _threads(limiter: trio.CapacityLimiter) -> InThread:

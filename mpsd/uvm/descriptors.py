@@ -1,25 +1,27 @@
 """Finding another process's descriptors by what they are open on, and duplicating them.
 
-Which process is meant is told by a pidfd, so that nothing is ever taken from a later process with the same pid.
+Which process is meant is told by a pidfd, so that nothing is ever taken from a later process with the same pid.  The inspector
+does it, since a client can make whoever takes a descriptor wait, and whoever closes what was taken.
 """
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
+from mpsd.inspector import Inspector, Unreadable
 from mpsd.uvm.space import Unavailable
-from mpsd.uvm.syscalls import pidfd_getfd
+from mpsd.wire.inspector import Pair
 
 _MOST_NUMBERS = 65536  # of a process; CUDA opens its own early
-MOST_FOUND = 8  # two for each VA space
 
 
 class ProcessEnded(Exception):
     """Nothing of the process is left to be taken."""
 
 
-def find(pid: int, is_wanted: Callable[[str], bool]) -> list[int]:
-    """The numbers of its descriptors whose links are wanted, lowest first, at most MOST_FOUND.
+def find(pid: int, is_wanted: Callable[[str], bool]) -> set[int]:
+    """The numbers of its descriptors whose links are wanted; a client cannot make whoever reads links wait.
 
     Raises ProcessEnded, Unavailable where mpsd may not look.
     """
@@ -28,24 +30,29 @@ def find(pid: int, is_wanted: Callable[[str], bool]) -> list[int]:
         names = [name for name, _ in zip(os.listdir(folder), range(_MOST_NUMBERS), strict=False)]
     except OSError as exc:
         raise explained(exc) from exc
-    found = []
-    for number in sorted(int(name) for name in names):
-        try:
-            link = os.readlink(f"{folder}/{number}")
-        except OSError:
-            continue  # closed meanwhile
-        if is_wanted(link):
-            found.append(number)
-    return found[:MOST_FOUND]
+    found = set()
+    for name in names:
+        with suppress(OSError):  # closed meanwhile
+            if is_wanted(os.readlink(f"{folder}/{name}")):
+                found.add(int(name))
+    return found
 
 
-def duplicate(pidfd: int, number: int) -> int | None:
-    """None: it was closed meanwhile.  Raises ProcessEnded, Unavailable."""
+def take(
+    inspector: Inspector,
+    pid: int,
+    pidfd: int,
+    links: Sequence[str],
+    known: Sequence[Pair] = (),
+    device: tuple[int, int] = (0, 0),
+) -> list[tuple[int, int]]:
+    """Of its descriptors with these links (of a device: with these last names), the numbers, and duplicates that are the
+    caller's.  Raises ProcessEnded, Unavailable."""
     try:
-        return pidfd_getfd(pidfd, number)
+        return inspector.take_now(pid, pidfd, links, known, device)
+    except Unreadable as exc:
+        raise Unavailable(str(exc)) from None
     except OSError as exc:
-        if exc.errno == errno.EBADF:
-            return None
         raise explained(exc) from exc
 
 

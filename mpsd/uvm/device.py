@@ -16,91 +16,55 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mpsd.inspector import Inspector
 from mpsd.model import ProcessId
 from mpsd.uvm import abi, descriptors
 from mpsd.uvm.space import Answer, Outcome, Space, Taken, Unavailable, answer
-from mpsd.uvm.syscalls import device_number, is_same_file
+from mpsd.uvm.syscalls import device_number
+from mpsd.wire.inspector import Pair
 
 UVM, TOOLS, CONTROL = Path("/dev/nvidia-uvm"), Path("/dev/nvidia-uvm-tools"), Path("/dev/nvidiactl")
-DeviceNumber = tuple[int, int, int]  # file type, major, minor
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
     """Opens the VA spaces of processes; the paths are as mpsd sees them."""
 
+    inspector: Inspector
     uvm: Path = UVM
     tools: Path = TOOLS
     control: Path = CONTROL
 
     def open_spaces(self, process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
-        """Return the spaces that the process has besides `have`.  Raises ProcessEnded, Unavailable."""
-        device = _device_of(self.uvm)
-        spaces: list[Space] = []
-        try:
-            for number in _find(process.pid, self.uvm):
-                if any(space.is_open_as(number) for space in (*have, *spaces)):
-                    continue
-                if (found := self._open(process.pid, pidfd, number, device)) is not None:
-                    spaces.append(found)
-        except BaseException:
-            for space in spaces:
-                space.close()
-            raise
-        return spaces
-
-    def _open(self, pid: int, pidfd: int, number: int, device: DeviceNumber) -> "DeviceSpace | None":
-        """Duplicate one space; None: it was closed meanwhile, or its client has no control descriptor yet."""
+        """Return the spaces that the process has besides `have`; none before it has a control descriptor, which CUDA opens
+        before its first space (NVML opens another).  Raises ProcessEnded, Unavailable."""
+        device, control = _device_of(self.uvm), _device_of(self.control)
+        known = [space.pair for space in have]
+        numbers = descriptors.find(process.pid, lambda link: os.path.basename(link) == self.uvm.name)
+        if numbers <= {pair.number for pair in known}:
+            return []
         with ExitStack() as taken:
-            controls = self._take_controls(pid, pidfd, taken)
-            found = _take(pid, pidfd, number, device) if controls else None
-            if found is None:
-                return None
-            taken.pop_all()
-        return DeviceSpace(pid, number, found, self.tools, controls)
+            controls = [each for _, each in self._take(process.pid, pidfd, self.control, control)]
+            for each in controls:
+                taken.callback(os.close, each)
+            found = self._take(process.pid, pidfd, self.uvm, device, known) if controls else []
+            return [DeviceSpace(process.pid, number, each, self.tools, list(map(os.dup, controls))) for number, each in found]
 
-    def _take_controls(self, pid: int, pidfd: int, taken: ExitStack) -> list[int]:
-        """Duplicate the control descriptors: CUDA opens one before its first space, NVML another."""
-        device = _device_of(self.control)
-        controls = []
-        for number in _find(pid, self.control):
-            if (found := _take(pid, pidfd, number, device)) is not None:
-                taken.callback(os.close, found)
-                controls.append(found)
-        return controls
+    def _take(
+        self, pid: int, pidfd: int, path: Path, device: tuple[int, int], known: Sequence[Pair] = ()
+    ) -> list[tuple[int, int]]:
+        return descriptors.take(self.inspector, pid, pidfd, [path.name], known, device)
 
 
-def _find(pid: int, device: Path) -> list[int]:
-    return descriptors.find(pid, lambda link: os.path.basename(link) == device.name)
-
-
-def _device_of(path: Path) -> DeviceNumber:
-    """Raises Unavailable where `path` is no device."""
+def _device_of(path: Path) -> tuple[int, int]:
+    """Major and minor number.  Raises Unavailable where `path` is no device."""
     try:
-        found = device_number(str(path))
+        kind, major, minor = device_number(str(path))
     except OSError as exc:
         raise Unavailable(f"{path}: {exc.strerror}") from exc
-    if found[0] != stat.S_IFCHR:
+    if kind != stat.S_IFCHR:
         raise Unavailable(f"{path} is no device")
-    return found
-
-
-def _take(pid: int, pidfd: int, number: int, device: DeviceNumber) -> int | None:
-    """Duplicate what is the driver's; a file that only has the name is not touched."""
-    if not _is(f"/proc/{pid}/fd/{number}", device):
-        return None
-    taken = descriptors.duplicate(pidfd, number)
-    if taken is not None and not _is(f"/proc/self/fd/{taken}", device):  # replaced in between
-        os.close(taken)
-        return None
-    return taken
-
-
-def _is(path: str, device: DeviceNumber) -> bool:
-    try:
-        return device_number(path) == device
-    except OSError:
-        return False
+    return major, minor
 
 
 @dataclass(slots=True)
@@ -152,9 +116,9 @@ class DeviceSpace:
         except Unavailable as exc:
             return Answer(Outcome.REFUSED, str(exc))
 
-    def is_open_as(self, number: int) -> bool:
-        is_same = is_same_file(self.descriptor, self.pid, number)
-        return number == self.number if is_same is None else is_same
+    @property
+    def pair(self) -> Pair:
+        return Pair(self.descriptor, self.number, self.pid)
 
     def close(self) -> None:
         descriptor, self.descriptor = self.descriptor, -1

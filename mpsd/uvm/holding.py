@@ -4,16 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mpsd import processes
+from mpsd.inspector import Inspector, Unreadable
 from mpsd.model import ProcessId
 from mpsd.uvm.laying import Laying
 from mpsd.uvm.maps import Mapping, parse_maps
 from mpsd.uvm.shield import Plan, plan_shield
 from mpsd.uvm.space import Queue, Space, Unavailable
 from mpsd.uvm.standing import UvmSettings
+from mpsd.wire.inspector import Same
 
 # The process, its pidfd, those that it is known to have.  Gives the others; raises ProcessEnded, Unavailable.
 OpenSpaces = Callable[[ProcessId, int, Sequence[Space]], list[Space]]
-_MAPS_BYTES = 16384  # the lowest mappings; the kernel lists them in order
 
 
 @dataclass(slots=True, eq=False)
@@ -26,16 +27,15 @@ class Holding:
     laying: Laying | None = None
     why: str = ""
 
-    @property
-    def is_still_open(self) -> bool:
-        return self.space.is_open_as(self.space.number)
-
-    def attach(self, process: ProcessId, gpus: tuple[str, ...], settings: UvmSettings) -> None:
+    def attach(self, process: ProcessId, gpus: tuple[str, ...], settings: UvmSettings, inspector: Inspector) -> None:
         """As far as is asked for and not there yet."""
         if not self.is_space and (settings.events or settings.shield != "off"):
             self._attach(settings)
         if self.is_space and self.laying is None and settings.shield != "off":
-            self.laying = Laying(self.space, _plan(process, settings), gpus)
+            try:
+                self.laying = Laying(self.space, _plan(process, settings, inspector), gpus)
+            except Unreadable as exc:
+                self.why = f"no shield: {exc}"
 
     def _attach(self, settings: UvmSettings) -> None:
         """A space that cannot be listened to may still have a shield."""
@@ -58,15 +58,14 @@ class Holding:
         self.space.close()
 
 
-def _plan(process: ProcessId, settings: UvmSettings) -> Plan:
-    return plan_shield(read_mappings(process.pid), settings.shield)
+def _plan(process: ProcessId, settings: UvmSettings, inspector: Inspector) -> Plan:
+    return plan_shield(read_mappings(process.pid, inspector), settings.shield)
 
 
-def read_mappings(pid: int) -> list[Mapping]:
-    """The lowest ones; empty where they cannot be read or understood."""
+def read_mappings(pid: int, inspector: Inspector) -> list[Mapping]:
+    """The lowest ones; empty where the process has gone, or they are not understood.  Raises Unreadable."""
     try:
-        with open(f"/proc/{pid}/maps", "rb") as maps:
-            return parse_maps(maps.read(_MAPS_BYTES).decode(errors="replace"))
+        return parse_maps(inspector.maps_now(pid).decode(errors="replace"))
     except (OSError, ValueError):
         return []
 
@@ -80,9 +79,11 @@ class Look:
     why: str = ""
 
 
-def look(process: ProcessId, pidfd: int, have: Sequence[Holding], open_spaces: OpenSpaces) -> Look:
+def look(
+    process: ProcessId, pidfd: int, have: Sequence[Holding], open_spaces: OpenSpaces, inspector: Inspector
+) -> Look:
     """What the client has opened and closed since.  Raises ProcessEnded."""
-    closed = [holding for holding in have if not holding.is_still_open]
+    closed = find_closed(have, inspector)
     # In this order: a dying process is marked before its descriptors go, and those are what is held for it.
     lost = closed if closed and processes.is_alive(process) else []
     known = [holding.space for holding in have if holding not in lost]
@@ -92,13 +93,17 @@ def look(process: ProcessId, pidfd: int, have: Sequence[Holding], open_spaces: O
         return Look(lost, why=str(exc) if processes.is_alive(process) else "")
 
 
-def attach_all(holdings: Sequence[Holding], process: ProcessId, gpus: tuple[str, ...], settings: UvmSettings) -> None:
+def attach_all(
+    holdings: Sequence[Holding], process: ProcessId, gpus: tuple[str, ...], settings: UvmSettings, inspector: Inspector
+) -> None:
     for holding in holdings:
-        holding.attach(process, gpus, settings)
+        holding.attach(process, gpus, settings, inspector)
 
 
-def find_closed(holdings: Sequence[Holding]) -> bool:
-    return any(not holding.is_still_open for holding in holdings)
+def find_closed(holdings: Sequence[Holding], inspector: Inspector) -> list[Holding]:
+    """Those that their clients have closed since, as far as that is known."""
+    same = inspector.same_now([holding.space.pair for holding in holdings]) if holdings else []
+    return [holding for holding, each in zip(holdings, same, strict=True) if each is Same.OTHER]
 
 
 def close_all(holdings: Sequence[Holding]) -> None:

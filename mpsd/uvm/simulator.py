@@ -13,12 +13,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpsd.inspector import Inspector
 from mpsd.model import ProcessId
 from mpsd.processes import process_id
 from mpsd.uvm import abi, descriptors
 from mpsd.uvm.sim_page import PAGE_BYTES, Page
 from mpsd.uvm.space import Answer, Space, Taken, Unavailable, answer
-from mpsd.uvm.syscalls import is_same_file
+from mpsd.wire.inspector import Pair
 
 _READ_ENTRIES = 1024  # as many as a FIFO holds
 _SERVER_SECONDS = 0.5  # that a server may take to notice that a client has gone
@@ -29,70 +30,72 @@ class SimulatedDevices:
     """`directory`: MPSD_SIM_DIR."""
 
     directory: Path
+    inspector: Inspector
 
     def open_spaces(self, process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
         """Those that the process has besides `have`.  Raises ProcessEnded, Unavailable."""
         folder = self.directory.resolve() / "uvm"
-        space_path = str(folder / f"{process.pid}.space")
-        spaces: list[Space] = []
-        try:
-            for number in _find(process.pid, space_path):
-                if any(space.is_open_as(number) for space in (*have, *spaces)):
-                    continue
-                with ExitStack() as taken:
-                    space = _open(process.pid, pidfd, number, folder, taken)
-                    if space is not None:
-                        spaces.append(space)
-                        taken.pop_all()
-        except BaseException:
-            for each in spaces:
-                each.close()
-            raise
+        space_path, control_path, events_path = (
+            str(folder / f"{process.pid}.{kind}") for kind in ("space", "control", "events")
+        )
+        known = [space.pair for space in have]
+        if descriptors.find(process.pid, lambda link: link in _links(space_path)) <= {pair.number for pair in known}:
+            return []
+        with ExitStack() as taken, ExitStack() as made:
+            control = self._take_one(process.pid, pidfd, control_path)
+            if control is None:
+                return []
+            taken.callback(os.close, control)
+            spaces: list[Space] = []
+            for number, descriptor in self._take(process.pid, pidfd, space_path, known):
+                taken.callback(os.close, descriptor)
+                if (page := _page(descriptor)) is not None:
+                    events = self._take_events(process.pid, pidfd, events_path)
+                    spaces.append(
+                        SimulatedSpace(process.pid, number, os.dup(descriptor), os.dup(control), events, *page)
+                    )
+                    made.callback(spaces[-1].close)
+            made.pop_all()
         return spaces
 
+    def _take(self, pid: int, pidfd: int, path: str, known: Sequence[Pair] = ()) -> list[tuple[int, int]]:
+        return descriptors.take(self.inspector, pid, pidfd, _links(path), known)
 
-def _open(pid: int, pidfd: int, number: int, folder: Path, taken: ExitStack) -> "SimulatedSpace | None":
-    """None: it is not there, or not made yet.  What was taken is in `taken`, however it ends.  Raises as open_spaces."""
-    control = _take(pid, pidfd, str(folder / f"{pid}.control"))
-    if control is None:
+    def _take_one(self, pid: int, pidfd: int, path: str) -> int | None:
+        """The first of them."""
+        found = [each for _, each in self._take(pid, pidfd, path)]
+        for each in found[1:]:
+            os.close(each)
+        return found[0] if found else None
+
+    def _take_events(self, pid: int, pidfd: int, path: str) -> int | None:
+        taken = self._take_one(pid, pidfd, path)
+        if taken is not None and stat.S_ISFIFO(os.fstat(taken).st_mode):
+            os.set_blocking(taken, False)
+            return taken
+        if taken is not None:
+            os.close(taken)
         return None
-    taken.callback(os.close, control)
-    descriptor = descriptors.duplicate(pidfd, number)
-    if descriptor is None:
-        return None
-    taken.callback(os.close, descriptor)
+
+
+def _links(path: str) -> list[str]:
+    return [path, f"{path} (deleted)"]
+
+
+def _page(descriptor: int) -> tuple[mmap.mmap, Page] | None:
+    """None: it is not made yet.  Raises Unavailable."""
     try:
-        memory = taken.enter_context(mmap.mmap(descriptor, PAGE_BYTES))
+        memory = mmap.mmap(descriptor, PAGE_BYTES)
     except (OSError, ValueError):
         return None  # it is too short
     page = Page(memoryview(memory))
-    taken.callback(page.release)
-    if not page.is_made:
-        return None
-    if not page.is_known:
+    if page.is_made and page.is_known:
+        return memory, page
+    is_made = page.is_made
+    page.release()
+    memory.close()
+    if is_made:
         raise Unavailable("the simulator's page is of another layout")
-    events = _take_events(pid, pidfd, str(folder / f"{pid}.events"))
-    return SimulatedSpace(pid, number, descriptor, control, events, memory, page)
-
-
-def _find(pid: int, path: str) -> list[int]:
-    return descriptors.find(pid, lambda link: link in (path, f"{path} (deleted)"))
-
-
-def _take(pid: int, pidfd: int, path: str) -> int | None:
-    for number in _find(pid, path):
-        if (taken := descriptors.duplicate(pidfd, number)) is not None:
-            return taken
-    return None
-
-
-def _take_events(pid: int, pidfd: int, path: str) -> int | None:
-    taken = _take(pid, pidfd, path)
-    if taken is not None and stat.S_ISFIFO(os.fstat(taken).st_mode):
-        os.set_blocking(taken, False)
-        return taken
-    if taken is not None:
-        os.close(taken)
     return None
 
 
@@ -126,9 +129,9 @@ class SimulatedSpace:
     def free(self, base: int, length: int) -> Answer:
         return answer(self.page.free(base, length))
 
-    def is_open_as(self, number: int) -> bool:
-        is_same = is_same_file(self.descriptor, self.pid, number)
-        return number == self.number if is_same is None else is_same
+    @property
+    def pair(self) -> Pair:
+        return Pair(self.descriptor, self.number, self.pid)
 
     def close(self) -> None:
         descriptor, self.descriptor = self.descriptor, -1

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from mpsd.uvm import abi
 from mpsd.uvm.abi import UvmEvent
+from mpsd.wire.inspector import Pair
 
 
 class Outcome(Enum):
@@ -52,10 +53,7 @@ class Queue(Protocol):
 
 
 class Space(Protocol):
-    """One UVM descriptor of a client, duplicated; `number` is what the client calls it."""
-
-    @property
-    def number(self) -> int: ...
+    """One UVM descriptor of a client, duplicated."""
 
     def attach(self) -> Queue | None:
         """None: this descriptor is no VA space, or not yet.  Raises Unavailable, OSError."""
@@ -68,8 +66,9 @@ class Space(Protocol):
     def free(self, base: int, length: int) -> Answer:
         """Take back what `reserve` said DONE to."""
 
-    def is_open_as(self, number: int) -> bool:
-        """Whether this is what the client has under that number: not after it closed it, or started another program."""
+    @property
+    def pair(self) -> Pair:
+        """The duplicate, and what the client had: the same open file until the client closes it, or starts another program."""
 
     def close(self) -> None: ...
 

@@ -24,6 +24,7 @@ import trio
 from mpsd import processes
 from mpsd.errors import TooMany
 from mpsd.fault import Observation
+from mpsd.inspector import Inspector
 from mpsd.model import ProcessId
 from mpsd.process_ending import Ending, how_ended, how_it_is_ending
 from mpsd.uvm.abi import UvmEvent
@@ -48,7 +49,7 @@ _VERDICT_SECONDS = 0.05  # a fault that is fatal begins as one in a guard does, 
 _ATTACH_SECONDS = 2.0
 _MOST_GUARDS = 64
 _COMPANY_SECONDS = 0.05
-_CLOSE_SECONDS = 10.0
+_LEAVE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,10 @@ class Surroundings:
     """What all watches share."""
 
     open_spaces: OpenSpaces
+    inspector: Inspector
     publish: Callable[[Observation], None]
     in_thread: InThread  # the kernel may keep whoever asks waiting
+    close: InThread  # in threads of its own: a thousand clients that died must not keep the next one without a shield
     tell_absent: Callable[[str], None]
     tell_end: Callable[[str, bool], None]  # the domain of a client that asked for a context, and whether it had one
 
@@ -143,7 +146,11 @@ class Watch:
 
     async def run(self) -> None:
         """Returns when the client has ended and nothing of it is held any more."""
-        pidfd = processes.open_pidfd(self.process)
+        try:
+            pidfd = processes.open_pidfd(self.process)
+        except OSError as exc:
+            self.around.tell_absent(f"mpsd cannot watch a client: {exc.strerror}")
+            return
         if pidfd is None:
             return
         try:
@@ -199,14 +206,15 @@ class Watch:
 
     async def _look(self, pidfd: int, life: trio.Nursery) -> None:
         try:
-            found = await self.around.in_thread(look, self.process, pidfd, list(self.holdings), self.around.open_spaces)
+            have, around = list(self.holdings), self.around
+            found = await around.in_thread(look, self.process, pidfd, have, around.open_spaces, around.inspector)
         except ProcessEnded:
             return  # its pidfd will say so
         self.holdings += found.found
         if found.lost:
             self.holdings = [holding for holding in self.holdings if holding not in found.lost]
             await self._let_go(found.lost)
-        await self.around.in_thread(attach_all, self.holdings, self.process, self.gpus, self.settings)
+        await around.in_thread(attach_all, self.holdings, self.process, self.gpus, self.settings, around.inspector)
         for holding in self.holdings:
             if holding.queue is not None and holding not in self._listeners:
                 self._listeners[holding] = trio.CancelScope()
@@ -281,14 +289,18 @@ class Watch:
         return not self._released.is_set() and not self._has_faulted and self.has_company()
 
     async def _let_go(self, holdings: list[Holding]) -> None:
-        """Closing the last descriptor of a dead client takes its work off the GPU, which can take a while: in a thread."""
+        """Close these in a thread, once one is free: closing the last descriptor of a dead client takes its work off the GPU,
+        which can take a while.  What is not closed when mpsd leaves, the kernel closes a moment later."""
         for holding in holdings:
             if (scope := self._listeners.pop(holding, None)) is not None:
                 scope.cancel()
         if not holdings:
             return
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS) as scope:
+        try:
             await trio.lowlevel.checkpoint()  # until the listeners have gone
-            await self.around.in_thread(close_all, holdings)
-        if scope.cancelled_caught:
-            close_all(holdings)  # mpsd has no thread to spare
+            await self.around.close(close_all, holdings)
+        except trio.Cancelled:
+            with trio.move_on_after(_LEAVE_SECONDS, shield=True):
+                await trio.lowlevel.checkpoint()
+                await self.around.close(close_all, holdings)
+            raise

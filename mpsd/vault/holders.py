@@ -17,6 +17,7 @@ import trio
 from mpsd import processes
 from mpsd.errors import BadRequest, NotAllowed, TooMany
 from mpsd.model import ProcessId
+from mpsd.process_watch import wait_ended
 
 log = structlog.get_logger()
 MOST_HOLDERS = 4096  # processes; each needs a descriptor
@@ -35,11 +36,10 @@ class Holding(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wait:
-    """For the end of one process.  Owns the pidfd; None: it has ended before."""
+    """For the end of one process."""
 
     process: ProcessId
     uid: int
-    pidfd: int | None
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
@@ -73,12 +73,9 @@ class Holders:
         if process in self._waits:
             return
         uid = self._check_room(process)
-        pidfd = processes.open_pidfd(process)
-        if pidfd is None or not processes.is_alive(process):
-            if pidfd is not None:
-                os.close(pidfd)
+        if not processes.is_alive(process):
             raise BadRequest(f"pid {process.pid} has ended")
-        self._begin(_Wait(process, uid, pidfd))
+        self._begin(_Wait(process, uid))
 
     def check(self, process: ProcessId) -> None:
         """One that is waited for.  Raises BadRequest for one that has ended, NotAllowed for one that was expelled."""
@@ -102,7 +99,7 @@ class Holders:
     def restore(self, process: ProcessId) -> None:
         """One that an earlier mpsd knew; it may have ended since."""
         if process not in self._waits:
-            self._begin(_Wait(process, _uid(process), processes.open_pidfd(process)))
+            self._begin(_Wait(process, _uid(process)))
 
     def remove(self, process: ProcessId) -> None:
         """It has nothing open any more."""
@@ -158,15 +155,12 @@ class Holders:
         process = wait.process
         try:
             with wait.scope:
-                if wait.pidfd is not None:
-                    await trio.lowlevel.wait_readable(wait.pidfd)  # for ever: as long as it lives
+                await wait_ended(process)  # for ever: as long as it lives
             if self._waits.get(process) is wait:  # else it has nothing open any more
                 self._ended.add(process)
                 await self._fence(process)
                 self._ended.discard(process)
         finally:
-            if wait.pidfd is not None:
-                os.close(wait.pidfd)
             if self._waits.get(process) is wait:
                 del self._waits[process]
                 self._hurried.discard(process)
@@ -190,10 +184,4 @@ def _uid(process: ProcessId) -> int:
 async def _see_ended(before: ProcessId | None) -> None:
     if before is None or before.pid == os.getpid():
         return
-    pidfd = processes.open_pidfd(before)
-    if pidfd is None:
-        return
-    try:
-        await trio.lowlevel.wait_readable(pidfd)  # for ever: until then it may hold what a dead client runs on
-    finally:
-        os.close(pidfd)
+    await wait_ended(before)  # for ever: until then it may hold what a dead client runs on

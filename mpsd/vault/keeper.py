@@ -8,7 +8,6 @@ Whenever it is reached, what it holds is listed, so whatever was on its way when
 several: keepers.py.  Prose: docs/vault.md.
 """
 
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from mpsd import processes
 from mpsd.descriptors import close_soon
 from mpsd.errors import KeeperFailed, NoRoom, ProtocolError
 from mpsd.model import ProcessId
+from mpsd.process_watch import wait_ended
 from mpsd.runtime.keeper_process import connect_keeper
 from mpsd.vault.keeper_link import SECONDS, HungUp, KeeperLink, Request
 from mpsd.wire.keeper import Op, Reply, Status
@@ -165,7 +165,9 @@ class VaultKeeper:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._reach_again)
             await self._met.wait()  # for ever: it may never answer
-            await _see_ended(self.pid)  # for ever: as long as it lives
+            known = self._owner.known(self.number)
+            if known is not None and known.pid == self.pid:  # else nothing was left of it when it was met
+                await wait_ended(known)  # for ever: as long as it lives
             nursery.cancel_scope.cancel()
         async with self._lock:
             self._lose()
@@ -293,19 +295,9 @@ class VaultKeeper:
     def _end(self) -> None:
         """What is known to have been reached once, and lives."""
         keeper = self._owner.known(self.number)
-        if keeper is not None and processes.is_alive(keeper) and processes.program_name(keeper.pid) == _PROGRAM:
+        if keeper is not None and processes.is_alive(keeper) and processes.command(keeper.pid) == _PROGRAM:
             log.error("vault.keeper_killed", pid=keeper.pid)
-            processes.kill(keeper)
+            with suppress(OSError):  # it is asked again, and again
+                processes.kill(keeper)
         with suppress(OSError):  # who starts the next one is told
             self._path.unlink(missing_ok=True)
-
-
-async def _see_ended(pid: int) -> None:
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return  # nothing of it is left
-    try:
-        await trio.lowlevel.wait_readable(pidfd)
-    finally:
-        os.close(pidfd)

@@ -67,6 +67,7 @@ def test_the_vendors_program_makes_way_and_comes_back(place: Path, with_dpkg: bo
     assert done.returncode == 0, done.stderr
     assert (place / "opt/venv/lib/mpsd/keeper/mpsd-keeper").exists()
     assert (place / "opt/venv/lib/mpsd/launcher/mpsd-launcher").exists()
+    assert (place / "opt/venv/lib/mpsd/inspector/mpsd-inspector").exists()
     done = run(str(place / "opt/venv/bin/python3"), "-I", "-c", "import mpsd.native, mpsd_client._native", env={}, cwd="/")
     assert done.returncode == 0, done.stderr
     done = run(str(place / "bin/mpsctl"), "--socket", str(place / "no.sock"), "status", env={}, cwd="/")

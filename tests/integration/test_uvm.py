@@ -20,6 +20,7 @@ from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.standing import ShieldState, UvmSettings
 from tests.descriptors import descriptors
+from tests.inspecting import INSPECTOR
 from tests.integration.client import Client
 from tests.integration.machine import CLIENTS, PROGRAM, SIMULATOR
 from tests.integration.process import wait_for
@@ -69,7 +70,8 @@ class Stage:
 
     def attachments(self, **settings: object) -> Attachments:
         wanted = UvmSettings(**settings)  # type: ignore[arg-type]
-        return Attachments(wanted, SimulatedDevices(self.place / "machine").open_spaces, self.observations.append)
+        devices = SimulatedDevices(self.place / "machine", INSPECTOR)
+        return Attachments(wanted, devices.open_spaces, INSPECTOR, self.observations.append)
 
 
 @pytest.fixture

@@ -75,12 +75,17 @@ def names_of_guest_tests() -> list[str]:
 
 def boot(root: Root, build: Build, selection: str = "") -> Boot:
     """Boot, run the guest's tests and power off.  selection: a pytest -k expression."""
+    return run(root, build.kernel_image, guest_command(build, selection))
+
+
+def run(root: Root, kernel_image: Path, command: str) -> Boot:
+    """Boot, run a command of this machine's in the guest, as root, and power off."""
     with tempfile.TemporaryDirectory(prefix="mpsd-kmod-") as name:
         place = Path(name)
         console, reports = place / "console", place / "reports"
-        initramfs = make_initramfs(root, place, guest_command(build, selection))
+        initramfs = make_initramfs(root, place, command)
         argv = shlex.split(QEMU.format(console=console, reports=reports))
-        argv += ["-kernel", str(build.kernel_image), "-initrd", str(initramfs), "-append", COMMAND_LINE]
+        argv += ["-kernel", str(kernel_image), "-initrd", str(initramfs), "-append", COMMAND_LINE]
         began = time.monotonic()
         first = wait_for(argv, reports, began)
         return read_reports(reports, console.read_text(errors="replace"), time.monotonic() - began, first)
@@ -106,20 +111,25 @@ def wait_for(argv: list[str], reports: Path, began: float) -> float:
 
 
 def guest_command(build: Build, selection: str) -> str:
+    return pytest_command(GUEST_TESTS, {"MPSD_KMOD_MODULES": str(build.directory)}, selection)
+
+
+def pytest_command(tests: Path, variables: dict[str, str], selection: str = "") -> str:
+    """pytest on a directory of this machine's, with its pytest.ini; its tests find those modules that tell the host."""
     environment = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/dev/shm",
         "TMPDIR": "/dev/shm",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": f"{CHECKOUT}:{GUEST_TESTS}",
-        "MPSD_KMOD_MODULES": str(build.directory),
+        "PYTHONPATH": ":".join(dict.fromkeys(map(str, (CHECKOUT, tests, GUEST_TESTS)))),
         "MPSD_KMOD_REPORTS": "/dev/ttyS1",
+        **variables,
     }
     words = ["env", "-i", *(f"{name}={value}" for name, value in environment.items())]
-    words += [sys.executable, "-m", "pytest", "-q", "-c", str(GUEST_TESTS / "pytest.ini"), "--rootdir", str(GUEST_TESTS)]
-    words += ["--confcutdir", str(GUEST_TESTS), "-p", "no:cacheprovider", "--color=no"]
+    words += [sys.executable, "-m", "pytest", "-q", "-c", str(tests / "pytest.ini"), "--rootdir", str(tests)]
+    words += ["--confcutdir", str(tests), "-p", "no:cacheprovider", "--color=no"]
     words += ["-k", selection] if selection else []
-    return f"cd {shlex.quote(str(GUEST_TESTS))} && exec {shlex.join(words)}"
+    return f"cd {shlex.quote(str(tests))} && exec {shlex.join(words)}"
 
 
 def make_initramfs(root: Root, place: Path, command: str) -> Path:

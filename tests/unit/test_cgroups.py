@@ -10,8 +10,10 @@ import pytest
 
 from mpsd import processes
 from mpsd.cgroups import TOKEN_VARIABLE, identify, parse_cgroups
+from mpsd.client_facts import ClientFacts
 from mpsd.model import Credentials, ProcessId
 from mpsd.policy.cgroup_paths import MOST_DEPTH, PartKind, describe, parse_path
+from tests.inspecting import INSPECTOR
 
 ID = "9ec39b91f3d70e1beff50a308f77067065ea6be0d91a3378375056cd4422cf3d"
 OTHER = "4f797c539e6c745de61a93ca3ff892358ecbcaccd8414d5db545c38428142970"
@@ -168,17 +170,18 @@ def a_process_with(token: str) -> Iterator[ProcessId]:
         child.communicate(b"\n")
 
 
-def test_a_process_is_known_by_its_cgroups_and_token() -> None:
+async def test_a_process_is_known_by_its_cgroups_and_token() -> None:
     with a_process_with("t" * 20) as process:
-        found = identify(process, Credentials(process.pid, 17, 18))
-        with open(f"/proc/{process.pid}/cgroup") as file:
-            assert set(found.cgroups) == set(parse_cgroups(file.read()))
+        facts = ClientFacts(INSPECTOR)
+        await facts.read(process)
+        found = facts.identify(process, Credentials(process.pid, 17, 18))
+        assert set(found.cgroups) == set(parse_cgroups(processes.read_cgroup(process.pid, 1 << 16)))
     assert (found.process, found.uid, found.gid, found.token) == (process, 17, 18, "t" * 20)
 
 
 def test_a_token_that_nobody_may_have_is_none() -> None:
-    with a_process_with("t" * 129) as process:
-        assert identify(process, Credentials(process.pid, 0, 0)).token == ""
+    with a_process_with("") as process:
+        assert identify(process, Credentials(process.pid, 0, 0), "t" * 129).token == ""
 
 
 def test_of_a_process_that_mpsd_cannot_see_only_the_user_is_known() -> None:

@@ -12,6 +12,7 @@ import pytest
 from mpsd import processes
 from mpsd.domains.home import CLOSED, OPEN, PID_FILE, Home
 from mpsd.model import ProcessId
+from tests.inspecting import INSPECTOR
 
 ME = os.geteuid()
 SLEEP = Path("/bin/sleep").resolve()
@@ -36,7 +37,7 @@ def start(home: Home) -> Iterator[Start]:
         started.append(process)
         (home.pipe / PID_FILE).write_text(f"{process.pid}\n")
         until = time.monotonic() + 10.0  # the kernel shows its environment a moment after exec has succeeded
-        while processes.environment_variable(process.pid, "CUDA_MPS_PIPE_DIRECTORY") is None:
+        while not INSPECTOR.facts_now(process.pid, [*variables]).variables:
             assert time.monotonic() < until
         found = processes.process_id(process.pid)
         assert found is not None
@@ -64,7 +65,7 @@ def test_who_passes_the_directories(home: Home) -> None:
 def test_nothing_of_an_earlier_daemon_is_left_when_one_is_started(home: Home, start: Start) -> None:
     home.record(start())
     home.make(CLOSED, None)
-    assert (home.recorded(), home.find_by_pid_file(SLEEP, ME)) == (None, None)
+    assert (home.recorded(), home.find_by_pid_file(SLEEP, ME, INSPECTOR)) == (None, None)
 
 
 def test_the_recorded_process_is_believed_while_it_is_the_same(home: Home, start: Start) -> None:
@@ -80,25 +81,25 @@ def test_the_recorded_process_is_believed_while_it_is_the_same(home: Home, start
 def test_a_record_that_is_none_is_not_believed(home: Home, text: str) -> None:
     (home.path / "daemon").write_text(text)
     (home.pipe / PID_FILE).write_text(text)
-    assert (home.recorded(), home.find_by_pid_file(SLEEP, ME)) == (None, None)
+    assert (home.recorded(), home.find_by_pid_file(SLEEP, ME, INSPECTOR)) == (None, None)
 
 
 def test_the_pid_file_is_believed_of_the_vendors_program_alone(home: Home, start: Start) -> None:
     process = start()
-    assert home.find_by_pid_file(SLEEP, ME) == process
-    assert home.find_by_pid_file(Path(sys.executable), ME) is None
-    assert home.find_by_pid_file(SLEEP, ME + 1) is None
+    assert home.find_by_pid_file(SLEEP, ME, INSPECTOR) == process
+    assert home.find_by_pid_file(Path(sys.executable), ME, INSPECTOR) is None
+    assert home.find_by_pid_file(SLEEP, ME + 1, INSPECTOR) is None
 
 
 def test_the_daemon_of_another_domain_is_not_this_ones(home: Home, start: Start) -> None:
     start(directory=home.path.parent / "d3/pipe")
-    assert home.find_by_pid_file(SLEEP, ME) is None
+    assert home.find_by_pid_file(SLEEP, ME, INSPECTOR) is None
 
 
 @pytest.mark.root
 def test_another_users_process_is_no_daemon_whatever_it_says(home: Home, start: Start) -> None:
     start(uid=65534)
-    assert home.find_by_pid_file(SLEEP, ME) is None
+    assert home.find_by_pid_file(SLEEP, ME, INSPECTOR) is None
 
 
 def test_a_script_in_its_place_runs_the_vendors_program(home: Home, start: Start, tmp_path: Path) -> None:
@@ -106,12 +107,12 @@ def test_a_script_in_its_place_runs_the_vendors_program(home: Home, start: Start
     script = tmp_path / "wrapper"
     script.write_text("#!/bin/sh\n")
     start()
-    assert home.find_by_pid_file(script, ME) is None
+    assert home.find_by_pid_file(script, ME, INSPECTOR) is None
     vendors = tmp_path / "nvidia-cuda-mps-control"
     vendors.write_bytes(SLEEP.read_bytes())
     vendors.chmod(0o755)
     process = start(vendors)
-    assert home.find_by_pid_file(script, ME) == home.find_by_pid_file(vendors, ME) == process
+    assert home.find_by_pid_file(script, ME, INSPECTOR) == home.find_by_pid_file(vendors, ME, INSPECTOR) == process
 
 
 @pytest.mark.parametrize("which", ["path", "pipe"])

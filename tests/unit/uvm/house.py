@@ -18,6 +18,8 @@ from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Answer, Outcome
 from mpsd.uvm.standing import ShieldState, Standing, UvmSettings
+from mpsd.wire.inspector import Pair
+from tests.inspecting import INSPECTOR
 
 SCRIPT = Path(__file__).with_name("fake_client.py")
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
@@ -116,7 +118,7 @@ async def directly(function: Callable[..., object], *args: object) -> object:
 
 def attachments(directory: Path, told: Told, in_thread: object = None, **settings: object) -> Attachments:
     wanted = UvmSettings(**settings)  # type: ignore[arg-type]
-    return Attachments(wanted, SimulatedDevices(directory).open_spaces, told, in_thread=in_thread)  # type: ignore[arg-type]
+    return Attachments(wanted, SimulatedDevices(directory, INSPECTOR).open_spaces, INSPECTOR, told, in_thread=in_thread)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -143,8 +145,10 @@ class FakeSpace:
         self.asked.append(("free", base, length))
         return DONE
 
-    def is_open_as(self, number: int) -> bool:
-        return number == self.number
+    @property
+    def pair(self) -> Pair:
+        """Of this process with itself: open as long as it lives."""
+        return Pair(0, 0, os.getpid())
 
     def close(self) -> None:
         self.asked.append(("close",))

@@ -16,6 +16,7 @@ from mpsd.uvm.attachments import Attachments, Watched
 from mpsd.uvm.space import Space, Unavailable
 from mpsd.uvm.standing import UNKNOWN, ShieldState, Standing, UvmSettings
 from tests.descriptors import descriptors
+from tests.inspecting import INSPECTOR
 from tests.unit.uvm.house import (
     GPU,
     WATCHED,
@@ -130,7 +131,8 @@ async def test_a_client_is_attached_once(tmp_path: Path, client: FakeClient, tol
         for _ in range(20):
             made.watch(client.process, "default", (GPU,), company)
             await trio.testing.wait_all_tasks_blocked(0.001)
-        assert (made.count, descriptors(), made.standing(client.process)) == (1, before, WATCHED)
+        await until(lambda: descriptors() == before)  # what looks have open goes with them
+        assert (made.count, made.standing(client.process)) == (1, WATCHED)
         nursery.cancel_scope.cancel()
 
 
@@ -196,7 +198,7 @@ async def test_what_cannot_be_is_said_once(client: FakeClient, tmp_path: Path, t
         raise Unavailable("there is no such device")
 
     with a_client(tmp_path) as second, structlog.testing.capture_logs() as lines:
-        made = Attachments(UvmSettings(), nothing_here, told)
+        made = Attachments(UvmSettings(), nothing_here, INSPECTOR, told)
         async with trio.open_nursery() as nursery:
             await start(nursery, made, client)
             made.watch(second.process, "default", (GPU,), company)
@@ -212,7 +214,7 @@ async def test_a_bug_ends_one_watch_and_leaves_nothing(client: FakeClient, tmp_p
 
     before = descriptors()
     with structlog.testing.capture_logs() as lines:
-        made = Attachments(UvmSettings(), fails, told)
+        made = Attachments(UvmSettings(), fails, INSPECTOR, told)
         async with trio.open_nursery() as nursery:
             await start(nursery, made, client)
             await until(lambda: made.count == 0)
@@ -288,7 +290,7 @@ async def live(made: Attachments, client: FakeClient, steps: int) -> bool:
             scope.cancel()
         return await directly(function, *args)
 
-    made._around = replace(made._around, in_thread=some)
+    made._around = replace(made._around, in_thread=some, close=some)
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             await start(nursery, made, client)

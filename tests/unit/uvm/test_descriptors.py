@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from mpsd import processes
-from mpsd.uvm import descriptors
-from mpsd.uvm.descriptors import ProcessEnded, duplicate, explained, find
+from mpsd.uvm.descriptors import ProcessEnded, explained, take
 from mpsd.uvm.space import Unavailable
-from mpsd.uvm.syscalls import device_number, is_same_file
+from mpsd.uvm.syscalls import device_number
+from mpsd.wire.inspector import MOST_TAKEN, Pair, Same
+from tests.inspecting import INSPECTOR
 
 OPENER = "import os,sys; f=[os.open(sys.argv[1], os.O_RDONLY) for _ in range(int(sys.argv[2]))]; print('open'); input()"
 
@@ -40,19 +41,21 @@ def opener(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, int]]:
 
 def test_a_descriptor_is_found_by_its_link_and_shared(opener: tuple[subprocess.Popen[str], Path, int]) -> None:
     child, path, pidfd = opener
-    numbers = find(child.pid, lambda link: link == str(path))
-    assert len(numbers) == descriptors.MOST_FOUND
-    taken = duplicate(pidfd, numbers[0])
-    assert taken is not None
+    found = take(INSPECTOR, child.pid, pidfd, ["/nothing", str(path)])
+    assert len(found) == MOST_TAKEN
+    (first, taken), (second, _), *_ = found
     try:
         assert os.read(taken, 100) == b"what it holds"
         assert not os.get_inheritable(taken)
-        assert is_same_file(taken, child.pid, numbers[0])
-        assert not is_same_file(taken, child.pid, numbers[1])
-        assert not is_same_file(taken, child.pid, 4000)
+        pairs = [Pair(taken, number, child.pid) for number in (first, second, 4000)]
+        assert INSPECTOR.same_now(pairs) == [Same.IS_SAME, Same.OTHER, Same.OTHER]
+        known = [Pair(each, number, child.pid) for number, each in found]
+        found += take(INSPECTOR, child.pid, pidfd, [str(path)], known)
+        assert len({number for number, _ in found}) == len(found) == 10
     finally:
-        os.close(taken)
-    assert duplicate(pidfd, 4000) is None
+        for _, each in found:
+            os.close(each)
+    assert take(INSPECTOR, child.pid, pidfd, ["/nothing"]) == []
 
 
 def test_of_a_process_that_has_ended(opener: tuple[subprocess.Popen[str], Path, int]) -> None:
@@ -60,9 +63,8 @@ def test_of_a_process_that_has_ended(opener: tuple[subprocess.Popen[str], Path, 
     child.kill()
     child.communicate()
     with pytest.raises(ProcessEnded):
-        find(child.pid, lambda link: True)
-    with pytest.raises(ProcessEnded):
-        duplicate(pidfd, 3)
+        take(INSPECTOR, child.pid, pidfd, ["/dev/null"])
+    assert INSPECTOR.same_now([Pair(0, 0, child.pid)]) == [Same.OTHER]
 
 
 @pytest.mark.parametrize(
@@ -84,14 +86,16 @@ def test_each_trouble_is_explained(number: int, words: str) -> None:
 NOBODY = """
 import os, sys
 from mpsd import processes
-from mpsd.uvm.descriptors import duplicate, find
+from mpsd.inspector import Inspector
+from mpsd.uvm.descriptors import take
 from mpsd.uvm.space import Unavailable
 pid = int(sys.argv[1]); pidfd = processes.open_pidfd(processes.process_id(pid))
 os.setresuid(65534, 65534, 65534)
-for refused in (lambda: find(pid, lambda link: True), lambda: duplicate(pidfd, 0)):
-    try: refused()
-    except Unavailable as exc: assert "not permitted" in str(exc)
-    else: raise SystemExit("it was allowed")
+inspector = Inspector()
+try: take(inspector, pid, pidfd, ["/dev/null"])
+except Unavailable as exc: assert "not permitted" in str(exc)
+else: raise SystemExit("it was allowed")
+inspector.close()
 """
 
 

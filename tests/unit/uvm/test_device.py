@@ -17,6 +17,7 @@ from mpsd.uvm import abi
 from mpsd.uvm.device import DeviceQueue, Devices
 from mpsd.uvm.space import Outcome, Space, Taken, Unavailable
 from tests.descriptors import descriptors
+from tests.inspecting import INSPECTOR, is_same
 from tests.unit.uvm.house import GPU
 
 NULL, ZERO, FULL = Path("/dev/null"), Path("/dev/zero"), Path("/dev/full")  # stand for the driver's three devices
@@ -37,7 +38,7 @@ def spaces_of(devices: Devices, *opened: Path) -> list[Space]:
     try:
         number = int(child.stdout.readline())
         found = devices.open_spaces(process, pidfd, [])
-        assert all(space.number == number and space.is_open_as(number) for space in found)
+        assert all(space.pair.number == number and is_same(space.pair) for space in found)
         assert not found or devices.open_spaces(process, pidfd, found) == []
         return found
     finally:
@@ -48,32 +49,32 @@ def spaces_of(devices: Devices, *opened: Path) -> list[Space]:
 @pytest.mark.parametrize("path", [Path("/nothing/there"), Path("/etc/passwd")])
 def test_without_the_device_that_is_said(path: Path) -> None:
     with pytest.raises(Unavailable, match=str(path)):
-        spaces_of(Devices(path), NULL)
+        spaces_of(Devices(INSPECTOR, path), NULL)
 
 
 def test_a_file_that_only_has_the_name_is_left_alone(tmp_path: Path) -> None:
     """Its owner might keep whoever asks it anything waiting for ever."""
     (tmp_path / "null").write_text("")
-    assert spaces_of(Devices(NULL, control=FULL), tmp_path / "null", FULL) == []
+    assert spaces_of(Devices(INSPECTOR, NULL, control=FULL), tmp_path / "null", FULL) == []
 
 
 def test_a_device_that_answers_nothing_refuses_everything_and_closes_once() -> None:
     before = descriptors()
-    (space,) = spaces_of(Devices(NULL, tools=ZERO, control=FULL), NULL, FULL, FULL)
+    (space,) = spaces_of(Devices(INSPECTOR, NULL, tools=ZERO, control=FULL), NULL, FULL, FULL)
     assert space.reserve(0x10000, 0x10000).outcome is Outcome.REFUSED
     assert space.lay_sparse(0x10000, 0x10000, GPU).outcome is Outcome.REFUSED
     assert space.free(0x10000, 0x10000).outcome is Outcome.REFUSED
     assert "UUID" in space.lay_sparse(0x10000, 0x10000, "MIG-GPU-1/0/0").why
     with pytest.raises(Unavailable, match="request 56"):
         space.attach()
-    assert not space.is_open_as(space.number)
+    assert not is_same(space.pair)
     space.close()
     space.close()
     assert descriptors() == before
 
 
 def test_without_the_tools_device_that_is_said() -> None:
-    (space,) = spaces_of(Devices(NULL, tools=Path("/nothing/there"), control=FULL), NULL, FULL)
+    (space,) = spaces_of(Devices(INSPECTOR, NULL, tools=Path("/nothing/there"), control=FULL), NULL, FULL)
     with pytest.raises(Unavailable, match="/nothing/there"):
         space.attach()
     space.close()
@@ -82,12 +83,12 @@ def test_without_the_tools_device_that_is_said() -> None:
 def test_a_space_is_not_held_without_the_control_descriptors_of_its_client() -> None:
     """Held alone it outlives them, and its server loses the client's share of the SMs for good (decision 027)."""
     before = descriptors()
-    assert spaces_of(Devices(NULL, tools=ZERO, control=FULL), NULL) == []
+    assert spaces_of(Devices(INSPECTOR, NULL, tools=ZERO, control=FULL), NULL) == []
     assert descriptors() == before
 
 
 def test_a_space_is_closed_before_the_control_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    (space,) = spaces_of(Devices(NULL, tools=ZERO, control=FULL), NULL, FULL, FULL)
+    (space,) = spaces_of(Devices(INSPECTOR, NULL, tools=ZERO, control=FULL), NULL, FULL, FULL)
     closed = []
 
     def close(descriptor: int) -> None:

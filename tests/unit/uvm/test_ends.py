@@ -1,5 +1,9 @@
 """The end of a client: held as long as it helps somebody, and let go then."""
 
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -7,8 +11,25 @@ import structlog
 import trio
 import trio.testing
 
-from mpsd.uvm.standing import ShieldState
-from tests.unit.uvm.house import WATCHED, FakeClient, Told, attachments, company, directly, nobody, start, until
+from mpsd.model import ProcessId
+from mpsd.uvm.attachments import Attachments
+from mpsd.uvm.space import Space
+from mpsd.uvm.standing import ShieldState, UvmSettings
+from tests.inspecting import INSPECTOR
+from tests.unit.uvm.house import (
+    GPU,
+    WATCHED,
+    FakeClient,
+    FakeSpace,
+    Told,
+    a_client,
+    attachments,
+    company,
+    directly,
+    nobody,
+    start,
+    until,
+)
 
 
 async def test_one_that_was_killed_is_held_for_its_time(tmp_path: Path, client: FakeClient, told: Told, mock_clock) -> None:
@@ -88,3 +109,59 @@ async def test_holding_ends_when_the_last_of_the_others_goes(
         mock_clock.jump(0.1)
         await until(lambda: made.count == 0)
         nursery.cancel_scope.cancel()
+
+
+class Driver:
+    """Keeps each thread that closes a space waiting until `may_close` is set, and notes which threads closed one."""
+
+    def __init__(self) -> None:
+        self.may_close = threading.Event()
+        self.waiting = 0
+        self.closed_by: list[threading.Thread] = []
+
+    def open_spaces(self, process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
+        return [] if have else [SlowSpace(driver=self)]
+
+    def close(self) -> None:
+        thread = threading.current_thread()
+        if thread is not threading.main_thread():  # the event loop runs in the main one, which would never set it
+            self.waiting += 1
+            self.may_close.wait(60)
+        self.closed_by.append(thread)
+
+
+@dataclass
+class SlowSpace(FakeSpace):
+    driver: Driver | None = None
+
+    def close(self) -> None:
+        assert self.driver
+        self.driver.close()
+
+
+async def test_a_slow_driver_never_keeps_the_event_loop(tmp_path: Path, told: Told, mock_clock) -> None:
+    """Twelve clients die at once, and the driver lets go of none for twenty seconds: no closing moves to the event loop, and a
+    newcomer is attached meanwhile."""
+    driver = Driver()
+    made = Attachments(UvmSettings(events=False, shield="off", hold_seconds=0), driver.open_spaces, INSPECTOR, told)
+    with ExitStack() as clients:
+        dying = [clients.enter_context(a_client(tmp_path)) for _ in range(12)]
+        async with trio.open_nursery() as nursery:
+            await start(nursery, made, dying[0])
+            for each in dying[1:]:
+                made.watch(each.process, "default", (GPU,), company)
+            await until(lambda: all(made.standing(each.process).held for each in dying))
+            for each in dying:
+                each.kill()
+            await until(lambda: driver.waiting == 8)
+            mock_clock.jump(20)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            newcomer = clients.enter_context(a_client(tmp_path))
+            made.watch(newcomer.process, "default", (GPU,), company)
+            await until(lambda: made.standing(newcomer.process).held)
+            assert (made.count, driver.closed_by) == (13, [])
+            driver.may_close.set()
+            await until(lambda: made.count == 1)
+            nursery.cancel_scope.cancel()
+    assert len(driver.closed_by) == 13
+    assert threading.main_thread() not in driver.closed_by

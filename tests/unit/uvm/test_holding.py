@@ -8,10 +8,11 @@ import pytest
 
 from mpsd import processes
 from mpsd.uvm.descriptors import ProcessEnded
-from mpsd.uvm.holding import Holding, Look, close_all, look
+from mpsd.uvm.holding import Holding, Look, close_all, find_closed, look
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Queue, Unavailable
 from mpsd.uvm.standing import ShieldState, UvmSettings
+from tests.inspecting import INSPECTOR
 from tests.unit.uvm.house import GPU, FakeClient, FakeSpace, a_client
 
 
@@ -21,11 +22,15 @@ def client(tmp_path: Path) -> Iterator[FakeClient]:
         yield client.begin()
 
 
+def devices(client: FakeClient) -> SimulatedDevices:
+    return SimulatedDevices(client.space.parent.parent, INSPECTOR)
+
+
 def look_at(client: FakeClient, have: Sequence[Holding] = ()) -> Look:
     pidfd = processes.open_pidfd(client.process)
     assert pidfd is not None
     try:
-        return look(client.process, pidfd, have, SimulatedDevices(client.space.parent.parent).open_spaces)
+        return look(client.process, pidfd, have, devices(client).open_spaces, INSPECTOR)
     finally:
         os.close(pidfd)
 
@@ -51,7 +56,7 @@ def test_what_death_closed_is_not_lost(client: FakeClient) -> None:
     have = look_at(client).found
     client.kill()
     client.wait_for_end()
-    assert not have[0].is_still_open
+    assert find_closed(have, INSPECTOR) == [*have]
     assert look_at(client, have) == Look([])
     assert client.is_held
     close_all(have)
@@ -62,7 +67,7 @@ def test_of_one_that_has_gone(client: FakeClient) -> None:
     assert pidfd is not None
     client.collect()
     with pytest.raises(ProcessEnded):
-        look(client.process, pidfd, (), SimulatedDevices(client.space.parent.parent).open_spaces)
+        look(client.process, pidfd, (), devices(client).open_spaces, INSPECTOR)
     os.close(pidfd)
 
 
@@ -75,7 +80,7 @@ class Deaf(FakeSpace):
 
 def test_one_that_cannot_be_listened_to_may_still_have_a_shield(client: FakeClient) -> None:
     holding = Holding(Deaf())
-    holding.attach(client.process, (GPU,), UvmSettings())
+    holding.attach(client.process, (GPU,), UvmSettings(), INSPECTOR)
     assert holding.laying is not None
     holding.laying.attempt()
     assert (holding.queue, holding.why, holding.laying.state) == (None, "no tools device", ShieldState.ON)
@@ -84,7 +89,7 @@ def test_one_that_cannot_be_listened_to_may_still_have_a_shield(client: FakeClie
 def test_the_second_descriptor_is_held_and_nothing_else(client: FakeClient) -> None:
     space = FakeSpace()
     holding = Holding(space)
-    holding.attach(client.process, (GPU,), UvmSettings())
+    holding.attach(client.process, (GPU,), UvmSettings(), INSPECTOR)
     assert (holding.is_space, holding.laying, space.asked) == (False, None, [])
     holding.close()
     assert space.asked == [("close",)]

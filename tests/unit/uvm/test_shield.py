@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mpsd.uvm.holding import read_mappings
 from mpsd.uvm.maps import Mapping, parse_maps
 from mpsd.uvm.shield import Plan, plan_shield
+from tests.inspecting import INSPECTOR
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PIE = 0x5555_5555_4000
@@ -102,7 +103,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_the_mappings_of_a_real_process() -> None:
     child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        assert read_mappings(child.pid)[0].start >= 0x200000
+        assert read_mappings(child.pid, INSPECTOR)[0].start >= 0x200000
     finally:
         child.communicate(b"\n")
-    assert read_mappings(child.pid) == []
+    assert read_mappings(child.pid, INSPECTOR) == []

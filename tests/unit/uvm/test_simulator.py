@@ -16,6 +16,7 @@ from mpsd.uvm.sim_page import MOST_RANGES, PAGE_BYTES, Page
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Outcome, Space, Unavailable
 from tests.descriptors import descriptors
+from tests.inspecting import INSPECTOR, is_same
 from tests.unit.uvm.house import GPU, FakeClient, a_client
 
 INVALID_ADDRESS, NO_MEMORY = 0x1E, 0x51
@@ -108,7 +109,7 @@ def open_spaces(client: FakeClient, have: Sequence[Space] = ()) -> list[Space]:
     pidfd = processes.open_pidfd(client.process)
     assert pidfd is not None
     try:
-        return SimulatedDevices(client.space.parent.parent).open_spaces(client.process, pidfd, have)
+        return SimulatedDevices(client.space.parent.parent, INSPECTOR).open_spaces(client.process, pidfd, have)
     finally:
         os.close(pidfd)
 
@@ -183,11 +184,11 @@ def test_a_page_that_is_not_made_yet_is_looked_for_again(client: FakeClient, wor
 def test_a_space_that_the_client_closed_or_replaced_is_known(client: FakeClient) -> None:
     client.ask("open")
     (space,) = open_spaces(client)
-    assert space.is_open_as(space.number)
+    assert is_same(space.pair)
     client.ask("close")
-    assert not space.is_open_as(space.number)
+    assert not is_same(space.pair)
     client.ask("open")
-    assert not space.is_open_as(space.number)  # the same number, another file
+    assert not is_same(space.pair)  # the same number, another file
     space.close()
 
 

@@ -263,6 +263,7 @@ def test_what_its_readers_could_not_use_is_refused(make: Callable[[], int], why:
 async def test_a_refused_one_is_closed(house, writer, state):
     async with house.vault() as vault:
         arena = await opened(vault, writer.process)
+        await wait_all_tasks_blocked()  # its end is waited for
         before = descriptors()
         with pytest.raises(BadRequest, match="generation 2 is wanted; found: 1"):
             await vault.arenas.keep_state(arena.id, 2, writer.process, os.dup(state.fd))

@@ -1,0 +1,82 @@
+"""The vendor's processes that outlived what mpsd did to end them: servers without a daemon, a daemon that never listened.
+
+mpsd looks at processes of its own records alone: servers that the daemon listed, children that the daemon had when it was
+killed, and children of mpsd itself, which is the reaper of what it started (runtime/reaper.py).  Whose a child is, its
+environment tells, which nobody but mpsd wrote; a recorded process is known by its start time.
+"""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from mpsd import processes
+from mpsd.inspector import Inspector, Unreadable
+from mpsd.model import ProcessId
+
+log = structlog.get_logger()
+DIRECTORY_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+_COMMAND = "nvidia-cuda-mps"  # as the kernel cuts the names of the daemon and its servers: 15 bytes
+_MOST_RECORDED = 256  # a domain has one server for each user, and few at a time
+
+
+class Leftovers:
+    """Guards that no process is killed that is not of this pipe directory."""
+
+    def __init__(self, pipe_directory: Path, inspector: Inspector) -> None:
+        self._pipe_directory = str(pipe_directory)
+        self._inspector = inspector
+        self._recorded: set[ProcessId] = set()
+
+    def record(self, pids: Iterable[int]) -> None:
+        """Processes that the daemon said are its, or whose parent it is."""
+        self._recorded = {each for each in self._recorded if processes.is_alive(each)}
+        for pid in pids:
+            with suppress(OSError):
+                if len(self._recorded) < _MOST_RECORDED and (found := processes.process_id(pid)):
+                    self._recorded.add(found)
+
+    def record_children(self, daemon: ProcessId) -> None:
+        """Before it is killed: afterwards they are another's."""
+        self.record(pid for pid in children(daemon.pid) if _is_vendors(pid))
+
+    async def sweep(self) -> int:
+        """Kill what is left.  How many."""
+        recorded, self._recorded = self._recorded, set()
+        swept = sum(_kill(each) for each in recorded if _is_vendors(each.pid))
+        for pid in children(os.getpid()):
+            if _is_vendors(pid) and (process := processes.process_id(pid)) and await self._is_ours(process):
+                swept += _kill(process)
+        return swept
+
+    async def _is_ours(self, process: ProcessId) -> bool:
+        try:
+            facts = await self._inspector.facts(process.pid, [DIRECTORY_VARIABLE])
+        except Unreadable as exc:
+            log.warning("domain.not_swept", pid=process.pid, why=str(exc), effect="it is left to itself")
+            return False
+        return facts is not None and facts.variables.get(DIRECTORY_VARIABLE) == self._pipe_directory
+
+
+def children(pid: int) -> list[int]:
+    """Of all its threads; empty where the kernel does not tell (CONFIG_PROC_CHILDREN), or it has gone."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def _is_vendors(pid: int) -> bool:
+    return processes.command(pid).startswith(_COMMAND)
+
+
+def _kill(process: ProcessId) -> bool:
+    try:
+        return processes.kill(process)
+    except OSError as exc:
+        log.warning("domain.not_swept", pid=process.pid, why=exc.strerror, effect="it is left to itself")
+        return False

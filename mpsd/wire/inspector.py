@@ -1,0 +1,103 @@
+"""The inspector's datagrams, as bytes: what is asked of it, and what it answers.
+
+The specification is native/include/mpsd_inspector.h.  No sockets: descriptors travel beside the bytes.
+"""
+
+import errno
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from mpsd.errors import ProtocolError
+
+VERSION = 1
+MOST_PAIRS = 64
+MOST_TAKEN = 8
+DATAGRAM_BYTES = 65536
+_REQUEST = struct.Struct("=IIIIIIIIII")
+_PAIR = struct.Struct("=iiI")
+_ANSWER = struct.Struct("=iI")
+_NUMBER = struct.Struct("=i")
+
+
+class Op(IntEnum):
+    PING = 0
+    FACTS = 1
+    MAPS = 2
+    SAME = 3
+    TAKE = 4
+
+
+class Same(IntEnum):
+    """Whether two descriptors are one open file; UNKNOWN: the kernel does not tell."""
+
+    OTHER = 0
+    IS_SAME = 1
+    UNKNOWN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A descriptor of mpsd's, and one of another process."""
+
+    own: int
+    number: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a process was started with.  program: the base name of its first argument.  variables: those that were asked for."""
+
+    program: str
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """device: major and minor number of a device, or 0, 0.  words: names of variables, or links."""
+
+    op: Op
+    pid: int = 0
+    words: Sequence[str] = ()
+    pairs: Sequence[Pair] = ()
+    device: tuple[int, int] = (0, 0)
+
+
+def pack_question(question: Question, uid: int, deadline_ms: int, asker: int) -> bytes:
+    """uid: to whose share the read counts.  asker: the process whose descriptors the pairs' `own` are."""
+    major, minor = question.device
+    head = _REQUEST.pack(
+        VERSION, question.op, question.pid, uid, deadline_ms, asker, major, minor, len(question.pairs), 0
+    )
+    pairs = b"".join(_PAIR.pack(each.own, each.number, each.pid) for each in question.pairs)
+    return head + pairs + b"".join(word.encode(errors="surrogateescape") + b"\0" for word in question.words)
+
+
+def parse_answer(data: bytes) -> tuple[int, bytes]:
+    """The count and the payload.  Raises OSError with the inspector's errno, ProtocolError."""
+    if len(data) < _ANSWER.size:
+        raise ProtocolError(f"the inspector's answer has {len(data)} bytes, and {_ANSWER.size} or more were expected")
+    status, count = _ANSWER.unpack_from(data)
+    if status:
+        raise OSError(-status, errno.errorcode.get(-status, str(status)))
+    return count, data[_ANSWER.size :]
+
+
+def parse_facts(payload: bytes) -> Facts:
+    """Of a name that the environment has twice, the first counts, as for getenv(3)."""
+    program, *entries = payload.removesuffix(b"\0").split(b"\0")
+    variables: dict[str, str] = {}
+    for entry in entries:
+        name, _, value = entry.decode(errors="replace").partition("=")
+        variables.setdefault(name, value)
+    return Facts(program.rpartition(b"/")[2].decode(errors="replace"), variables)
+
+
+def parse_same(payload: bytes) -> list[Same]:
+    return [Same(byte) for byte in payload]
+
+
+def parse_numbers(payload: bytes) -> list[int]:
+    return [number for (number,) in _NUMBER.iter_unpack(payload)]

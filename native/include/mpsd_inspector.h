@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mpsd_inspector.h: what mpsd asks of `mpsd-inspector`, the process that reads other processes for it.
+ *
+ * Some reads of another process wait for a lock or a page that its user can hold for ever: /proc/PID's
+ * environ, maps and cmdline, kcmp(2), pidfd_getfd(2), and close(2) of what that took
+ * (docs/relay.md, "A client that cannot be read").  mpsd asks the inspector for them.  The inspector forks one child for each request.  The child
+ * reads, answers and exits; a timer kills it at the deadline.
+ *
+ * Transport.  mpsd starts `mpsd-inspector --fd N`; N is one end of an AF_UNIX SOCK_SEQPACKET pair.  The
+ * inspector exits when mpsd closes the other end.  A request is one datagram: struct mpsd_inspector_request,
+ * then `pairs` struct mpsd_inspector_pair, then words, each ended by NUL.  With it come one or two descriptors:
+ * the socket to answer on, also SOCK_SEQPACKET, and for TAKE a pidfd.  The answer is one datagram: struct
+ * mpsd_inspector_answer, then the payload.  When the socket closes without an answer, the child was killed.
+ *
+ *   op     request                                    payload when status is 0
+ *   PING   nothing                                    none; count: children that live.  Answered without a child
+ *   FACTS  words: names of variables                  the first word of cmdline, NUL, then NAME=VALUE, NUL each
+ *   MAPS   nothing                                    the first MPSD_INSPECTOR_MAPS_BYTES bytes of maps
+ *   SAME   pairs                                      a byte each: is descriptor `own` of process `asker` the
+ *                                                     same open file as descriptor `number` of the pair's `pid`?
+ *   TAKE   words: links, of a device their last       count numbers (int32), and as many descriptors: duplicates
+ *          names; pairs: those known; rdev_major,     of descriptors of `pid` whose link is among the words, whose
+ *          rdev_minor: of a device, or 0, 0           device is this, and which no pair has
+ *
+ * `status` is 0 or -errno: -EBUSY when `uid` has MPSD_INSPECTOR_SHARE children that live, or all have
+ * MPSD_INSPECTOR_MOST; -E2BIG when a value or the environment is longer than the bounds below.
+ *
+ * In Python's struct a request is "=IIIIIIIIII", a pair "=iiI", an answer "=iI".
+ */
+#ifndef MPSD_INSPECTOR_H
+#define MPSD_INSPECTOR_H
+
+#include <stdint.h>
+
+enum { MPSD_INSPECTOR_VERSION = 1 };
+
+enum mpsd_inspector_op {
+	MPSD_INSPECTOR_PING,
+	MPSD_INSPECTOR_FACTS,
+	MPSD_INSPECTOR_MAPS,
+	MPSD_INSPECTOR_SAME,
+	MPSD_INSPECTOR_TAKE,
+	MPSD_INSPECTOR_OPS
+};
+
+enum mpsd_inspector_same { MPSD_INSPECTOR_OTHER, MPSD_INSPECTOR_IS_SAME, MPSD_INSPECTOR_UNKNOWN };
+
+enum {
+	MPSD_INSPECTOR_MOST = 64,         /* children at a time */
+	MPSD_INSPECTOR_SHARE = 8,         /* of which for one uid */
+	MPSD_INSPECTOR_DATAGRAM = 65536,  /* a request or an answer */
+	MPSD_INSPECTOR_MAPS_BYTES = 16384, /* the lowest mappings; the kernel lists them in order */
+	MPSD_INSPECTOR_ENVIRON = 8 << 20, /* execve(2) takes 6 MiB of arguments and environment at most */
+	MPSD_INSPECTOR_PROGRAM = 4096,    /* of cmdline's first word */
+	MPSD_INSPECTOR_TAKEN = 8,         /* descriptors in an answer */
+	MPSD_INSPECTOR_NUMBERS = 65536,   /* descriptors of a process that are looked at */
+	MPSD_INSPECTOR_PAIRS = 64
+};
+
+struct mpsd_inspector_request {
+	uint32_t version;
+	uint32_t op;
+	uint32_t pid;         /* whom to read; SAME: the pairs say it */
+	uint32_t uid;         /* to whose share the child counts */
+	uint32_t deadline_ms; /* 1 or more */
+	uint32_t asker;       /* SAME, TAKE: whose descriptors the pairs' `own` are */
+	uint32_t rdev_major;
+	uint32_t rdev_minor;
+	uint32_t pairs;
+	uint32_t reserved; /* 0 */
+};
+_Static_assert(sizeof(struct mpsd_inspector_request) == 40, "mpsd_inspector_request");
+
+struct mpsd_inspector_pair { /* a descriptor of the asker, and one of another process */
+	int32_t own;
+	int32_t number;
+	uint32_t pid;
+};
+_Static_assert(sizeof(struct mpsd_inspector_pair) == 12, "mpsd_inspector_pair");
+
+struct mpsd_inspector_answer {
+	int32_t status; /* 0, or -errno */
+	uint32_t count;
+};
+_Static_assert(sizeof(struct mpsd_inspector_answer) == 8, "mpsd_inspector_answer");
+
+#endif

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT */
+/* What main.c, facts.c and descriptors.c share.  Everything in the latter two runs in a child that may be killed. */
+#ifndef INSPECTOR_H
+#define INSPECTOR_H
+
+#include <stddef.h>
+
+#include "../include/mpsd_inspector.h"
+
+/* A request whose lengths were checked.  Borrows the datagram. */
+struct question {
+	struct mpsd_inspector_request head;
+	const struct mpsd_inspector_pair *pairs; /* head.pairs of them */
+	const char *words;                       /* each ended by NUL */
+	size_t words_size;
+	int pidfd; /* -1: none came with it */
+};
+
+/* What the child sends.  Owns the descriptors in `taken`, until the child exits. */
+struct reply {
+	struct mpsd_inspector_answer head;
+	char payload[MPSD_INSPECTOR_DATAGRAM - sizeof(struct mpsd_inspector_answer)];
+	size_t size;
+	int taken[MPSD_INSPECTOR_TAKEN];
+	int taken_count;
+};
+
+/* Whether a request is well formed; fills *out, which borrows `datagram`. */
+int question_parse(const char *datagram, size_t size, struct question *out);
+
+/* One for each op.  0, or -errno; fills *out. */
+int facts_read(const struct question *question, struct reply *out);
+int maps_read(const struct question *question, struct reply *out);
+int descriptors_compare(const struct question *question, struct reply *out);
+int descriptors_take(const struct question *question, struct reply *out);
+
+/* Whether `text` is one of the question's words. */
+int is_word(const struct question *question, const char *text, size_t size);
+
+#endif

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: MIT */
+/* mpsd-inspector: reads other processes for mpsd, each in a child that can be killed.  See ../include/mpsd_inspector.h. */
+#include "inspector.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define REQUESTS_FD 3
+#define MAX_DEADLINE_MS 60000
+#define MOST_FDS 2 /* the answer's socket, a pidfd */
+
+struct child {
+	pid_t pid; /* 0: a free place */
+	uint32_t uid;
+};
+
+static struct child children[MPSD_INSPECTOR_MOST];
+
+static void on_child(int number)
+{
+	(void)number; /* ends ppoll */
+}
+
+static void reap(void)
+{
+	pid_t pid;
+
+	while ((pid = waitpid(-1, NULL, WNOHANG)) > 0)
+		for (int i = 0; i < MPSD_INSPECTOR_MOST; i++)
+			if (children[i].pid == pid)
+				children[i].pid = 0;
+}
+
+static uint32_t count_children(void)
+{
+	uint32_t count = 0;
+
+	for (int i = 0; i < MPSD_INSPECTOR_MOST; i++)
+		count += children[i].pid != 0;
+	return count;
+}
+
+/* A place for one more child of `uid`; NULL when there is none. */
+static struct child *find_place(uint32_t uid)
+{
+	struct child *place = NULL;
+	int of_uid = 0;
+
+	for (int i = 0; i < MPSD_INSPECTOR_MOST; i++) {
+		if (!children[i].pid)
+			place = &children[i];
+		else if (children[i].uid == uid)
+			of_uid++;
+	}
+	return of_uid < MPSD_INSPECTOR_SHARE ? place : NULL;
+}
+
+int question_parse(const char *datagram, size_t size, struct question *out)
+{
+	const struct mpsd_inspector_request *head = &out->head;
+	size_t pairs_size;
+
+	if (size < sizeof(out->head))
+		return 0;
+	memcpy(&out->head, datagram, sizeof(out->head));
+	if (head->version != MPSD_INSPECTOR_VERSION || head->op >= MPSD_INSPECTOR_OPS || head->reserved ||
+	    !head->deadline_ms || head->deadline_ms > MAX_DEADLINE_MS || head->pairs > MPSD_INSPECTOR_PAIRS)
+		return 0;
+	pairs_size = head->pairs * sizeof(*out->pairs);
+	if (size - sizeof(out->head) < pairs_size)
+		return 0;
+	out->pairs = (const struct mpsd_inspector_pair *)(const void *)(datagram + sizeof(out->head));
+	out->words = datagram + sizeof(out->head) + pairs_size;
+	out->words_size = size - sizeof(out->head) - pairs_size;
+	return !out->words_size || !out->words[out->words_size - 1];
+}
+
+/* Send head, payload and descriptors as one datagram; never blocks.  A peer that has gone needs no answer. */
+static void send_reply(int end, struct reply *reply)
+{
+	struct iovec parts[2] = { { &reply->head, sizeof(reply->head) }, { reply->payload, reply->size } };
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(sizeof(reply->taken))];
+	} control = { 0 };
+	struct msghdr message = { .msg_iov = parts, .msg_iovlen = 2 };
+
+	if (reply->taken_count) {
+		size_t size = (size_t)reply->taken_count * sizeof(int);
+
+		message.msg_control = control.space;
+		message.msg_controllen = CMSG_SPACE(size);
+		control.align.cmsg_level = SOL_SOCKET;
+		control.align.cmsg_type = SCM_RIGHTS;
+		control.align.cmsg_len = CMSG_LEN(size);
+		memcpy(CMSG_DATA(&control.align), reply->taken, size);
+	}
+	sendmsg(end, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void send_status(int end, int status, uint32_t count)
+{
+	static struct reply reply;
+
+	reply.head = (struct mpsd_inspector_answer){ status, count };
+	send_reply(end, &reply);
+}
+
+/* In a child: its timer's signal has its default action, which also ends a wait for a lock that is killable. */
+static _Noreturn void answer(const struct question *question, int end)
+{
+	static struct reply reply;
+	struct itimerval timer = { .it_value = { question->head.deadline_ms / 1000,
+						 question->head.deadline_ms % 1000 * 1000 } };
+	sigset_t none;
+	int rc = -EINVAL;
+
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	signal(SIGCHLD, SIG_DFL);
+	setitimer(ITIMER_REAL, &timer, NULL);
+	if (question->head.op == MPSD_INSPECTOR_FACTS)
+		rc = facts_read(question, &reply);
+	else if (question->head.op == MPSD_INSPECTOR_MAPS)
+		rc = maps_read(question, &reply);
+	else if (question->head.op == MPSD_INSPECTOR_SAME)
+		rc = descriptors_compare(question, &reply);
+	else if (question->head.op == MPSD_INSPECTOR_TAKE && question->pidfd >= 0)
+		rc = descriptors_take(question, &reply);
+	if (rc) {
+		reply.head = (struct mpsd_inspector_answer){ rc, 0 };
+		reply.size = 0;
+		reply.taken_count = 0;
+	}
+	send_reply(end, &reply);
+	_exit(0);
+}
+
+static void serve(const struct question *question, int end)
+{
+	struct child *place;
+	pid_t pid;
+
+	reap();
+	if (question->head.op == MPSD_INSPECTOR_PING) {
+		send_status(end, 0, count_children());
+		return;
+	}
+	place = find_place(question->head.uid);
+	if (!place) {
+		send_status(end, -EBUSY, count_children());
+		return;
+	}
+	pid = fork();
+	if (pid == 0)
+		answer(question, end);
+	if (pid < 0)
+		send_status(end, -errno, count_children());
+	else
+		*place = (struct child){ pid, question->head.uid };
+}
+
+/* The descriptors that came with a request, close-on-exec, into *end and *pidfd; -1 where none did. */
+static void take_descriptors(struct msghdr *message, int *end, int *pidfd)
+{
+	int found[MOST_FDS] = { -1, -1 };
+
+	for (struct cmsghdr *each = CMSG_FIRSTHDR(message); each; each = CMSG_NXTHDR(message, each))
+		if (each->cmsg_level == SOL_SOCKET && each->cmsg_type == SCM_RIGHTS && each->cmsg_len <= CMSG_LEN(sizeof(found)))
+			memcpy(found, CMSG_DATA(each), each->cmsg_len - CMSG_LEN(0));
+	*end = found[0];
+	*pidfd = found[1];
+}
+
+/* Receive and serve one request.  0 when mpsd has closed its end. */
+static int serve_next(void)
+{
+	static _Alignas(8) char datagram[MPSD_INSPECTOR_DATAGRAM];
+	struct iovec part = { datagram, sizeof(datagram) };
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(MOST_FDS * sizeof(int))];
+	} control;
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space,
+				  .msg_controllen = sizeof(control.space) };
+	ssize_t size = recvmsg(REQUESTS_FD, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+	struct question question = { .pidfd = -1 };
+	int end, pidfd;
+
+	if (size < 0)
+		return errno == EAGAIN || errno == EINTR;
+	if (size == 0)
+		return 0;
+	take_descriptors(&message, &end, &pidfd);
+	question.pidfd = pidfd;
+	if (end >= 0 && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && question_parse(datagram, (size_t)size, &question))
+		serve(&question, end);
+	else if (end >= 0)
+		send_status(end, -EINVAL, 0);
+	if (end >= 0)
+		close(end);
+	if (pidfd >= 0)
+		close(pidfd);
+	return 1;
+}
+
+/* Let go of everything of mpsd's but the socket and the standard descriptors. */
+static void detach(int fd)
+{
+	if (fd != REQUESTS_FD && dup2(fd, REQUESTS_FD) < 0)
+		exit(2);
+	if (syscall(SYS_close_range, REQUESTS_FD + 1, ~0U, 0) != 0)
+		for (long each = REQUESTS_FD + 1, last = sysconf(_SC_OPEN_MAX); each < last; each++)
+			close((int)each); /* Linux before 5.9 */
+	setsid(); /* fails where it leads a session already */
+	if (chdir("/") != 0)
+		exit(2);
+}
+
+int main(int argc, char **argv)
+{
+	struct sigaction on_end = { .sa_handler = on_child };
+	struct pollfd events = { .fd = REQUESTS_FD, .events = POLLIN };
+	sigset_t blocked, unblocked;
+
+	if (argc != 3 || strcmp(argv[1], "--fd") != 0) {
+		fprintf(stderr, "usage: mpsd-inspector --fd N\n");
+		return 2;
+	}
+	detach(atoi(argv[2]));
+	signal(SIGINT, SIG_IGN); /* typed at mpsd's terminal */
+	signal(SIGHUP, SIG_IGN);
+	sigaction(SIGCHLD, &on_end, NULL);
+	sigemptyset(&blocked);
+	sigaddset(&blocked, SIGCHLD);
+	sigprocmask(SIG_BLOCK, &blocked, &unblocked);
+	sigdelset(&unblocked, SIGCHLD);
+	for (;;) {
+		if (ppoll(&events, 1, NULL, &unblocked) < 0)
+			reap();
+		else if (!serve_next())
+			return 0;
+	}
+}

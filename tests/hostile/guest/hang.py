@@ -1,0 +1,118 @@
+"""Another user's program: processes of its own that keep whoever reads them waiting.  Standard library alone.
+
+    hang.py UID exec COUNT [SOCKET]   processes that connect to SOCKET and exec for ever: closing a file waits for FLUSH
+    hang.py UID memory                a process whose environment and arguments are a file of which no page ever comes
+
+The files are on a FUSE mount that any user can have: started as root, this program mounts it as fusermount(1) does for a user,
+and is that user from then on.  Prints the pids, one a line, each when it is about to hang.  Ends when its standard input does:
+then the mount goes, and everything that waited goes on.
+"""
+
+import ctypes
+import mmap
+import os
+import socket
+import struct
+import sys
+import tempfile
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+HEADER, REPLY = struct.Struct("<IIQQIIII"), struct.Struct("<IiQ")
+LOOKUP, FORGET, GETATTR, OPEN, READ, RELEASE, FLUSH, INIT, OPENDIR, RELEASEDIR, INTERRUPT, BATCH_FORGET = (
+    1, 2, 3, 14, 15, 18, 25, 26, 27, 29, 36, 42,
+)  # fmt: skip
+FILE_BYTES = 1 << 20
+ENOSYS = 38
+
+
+def check(rc: int, what: str) -> None:
+    if rc < 0:
+        raise OSError(ctypes.get_errno(), what)
+
+
+def mount(uid: int) -> tuple[int, str]:
+    """The descriptor on which requests come, and where it is mounted."""
+    place = tempfile.mkdtemp()
+    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={device},rootmode=40000,user_id={uid},group_id={uid},allow_other".encode()
+    check(LIBC.mount(b"hang", place.encode(), b"fuse", 6, options), "mount")
+    return device, place
+
+
+def attributes(node: int) -> bytes:
+    is_root = node == 1
+    mode, size = (0o40755, 0) if is_root else (0o100644, FILE_BYTES)
+    return struct.pack("<6Q10I", node, size, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+
+
+def answer(opcode: int, node: int) -> bytes | int | None:
+    """What to say; an errno; or nothing, for ever."""
+    if opcode == INIT:
+        return struct.pack("<IIIIHHIIHHI28x", 7, 31, 4096, 0, 16, 12, 4096, 1, 0, 0, 0)
+    if opcode == LOOKUP:
+        return struct.pack("<QQQQII", 2, 1, 3600, 3600, 0, 0) + attributes(2)
+    if opcode == GETATTR:
+        return struct.pack("<QII", 3600, 0, 0) + attributes(node)
+    if opcode in (OPEN, OPENDIR):
+        return struct.pack("<QII", 1, 0, 0)
+    if opcode in (RELEASE, RELEASEDIR):
+        return b""
+    return None if opcode in (READ, FLUSH, FORGET, BATCH_FORGET, INTERRUPT) else ENOSYS
+
+
+def serve(device: int) -> None:
+    while True:
+        request = os.read(device, 1 << 17)
+        _, opcode, unique, node, *_ = HEADER.unpack_from(request)
+        said = answer(opcode, node)
+        if said is not None:
+            data, error = (said, 0) if isinstance(said, bytes) else (b"", -said)
+            os.write(device, REPLY.pack(REPLY.size + len(data), error, unique) + data)
+
+
+def exec_for_ever(path: str, door: str) -> None:
+    os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if door:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.set_inheritable(True)
+        connection.connect(door)
+    os.execv("/bin/sleep", ["sleep", "600"])
+
+
+def lose_memory(path: str) -> None:
+    """Puts the file where the kernel looks for this process's arguments and environment."""
+    with open("/proc/self/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    begin, end = int(fields[45]) & -mmap.PAGESIZE, (int(fields[48]) | mmap.PAGESIZE - 1) + 1  # arg_start, env_end
+    LIBC.mmap.restype, LIBC.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, *[ctypes.c_size_t] * 5]
+    pause = LIBC.pause  # looked up before the environment goes
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if LIBC.mmap(begin, end - begin, mmap.PROT_READ, mmap.MAP_PRIVATE | 0x10, file, 0) != begin:
+        raise OSError(ctypes.get_errno(), "mmap")
+    pause()
+
+
+def main(uid: int, kind: str, count: int, door: str) -> None:
+    device, place = mount(uid)
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    server = os.fork()
+    if not server:
+        serve(device)
+    os.close(device)
+    children = []
+    for _ in range(count):
+        child = os.fork()
+        if not child:
+            exec_for_ever(f"{place}/file", door) if kind == "exec" else lose_memory(f"{place}/file")
+        children.append(child)
+        print(child, flush=True)
+    sys.stdin.read()
+    os.kill(server, 9)
+    for child in children:
+        os.kill(child, 9)
+
+
+words = [*sys.argv[1:], "1", ""] if len(sys.argv) < 4 else [*sys.argv[1:], ""]
+main(int(words[0]), words[1], int(words[2]), words[3])
