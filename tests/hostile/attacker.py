@@ -6,12 +6,15 @@ Proofs that hang /proc, fill disks or exhaust the machine run in namespaces or a
 machine.
 """
 
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 NOBODY = 65534
-PYTHON = "/usr/bin/python3"  # one that every user may run, also where the tests run on a root-only build
+# One that every user may run, also where the tests run on a root-only build.
+PYTHON = next(filter(os.path.exists, ("/usr/bin/python3", "/usr/local/bin/python3", os.path.realpath(sys.executable))))
 ATTACK_SECONDS = 60.0
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
 
