@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict
 
-from mpsd.options import Log
+from mpsd.log_options import Log
 from mpsd.policy.rates import OTHERS, Rate, Rates
 from mpsd.sink import LogFile, Rotation, Sink, write_all
 

@@ -20,13 +20,13 @@ from mpsd.accept import (
     PERCENT,
     POSITIVE,
     QUOTA_BY_GROUP,
-    ROTATION_BYTES,
     SOCKET_PATH_BYTES,
     absolute_path,
     between,
     or_empty,
 )
 from mpsd.failover_options import Services
+from mpsd.log_options import Log
 from mpsd.schema import Option, option, section
 from mpsd.vault_options import Vault
 
@@ -90,7 +90,7 @@ class Relay:
 
     max_connections: int = option(
         4096,
-        "Most connections held at once; further clients wait in the kernel's queue.",
+        "Most connections held at once, an eighth of them for users who have few; further clients wait in the kernel's queue.",
         accept=between(1, 65536),
         needs_restart=True,
     )
@@ -191,7 +191,11 @@ class Admission:
 class Api:
     """The scheduler's socket, mpsd.sock (docs/protocol.md)."""
 
-    max_connections: int = option(512, "Most connections at once.", accept=between(1, 65536))
+    max_connections: int = option(
+        512,
+        "Most connections at once. An eighth is kept for operators, an eighth for users who have none.",
+        accept=between(1, 65536),
+    )
     max_per_user: int = option(64, "Most connections of one user.", accept=between(1, 65536))
     max_queued_events: int = option(
         1024, "Events kept for a subscriber that does not read; then it is told how many it lost.", accept=between(1, 65536)
@@ -318,29 +322,6 @@ class Limits:
         {}, "GPU memory by device.", accept=MEMORY_BY_DEVICE, needs_restart=True
     )
     default_client_priority: int = option(0, "0: normal. 1: below normal.", accept=between(0, 1), needs_restart=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """mpsd's own log: standard error in the foreground, mpsd.log in the log directory otherwise."""
-
-    level: Literal["debug", "info", "warning", "error"] = option("info", "The least important events that are written.")
-    format: Literal["auto", "human", "json"] = option(
-        "auto", '"auto": human on a terminal, JSON otherwise.', needs_restart=True
-    )
-    max_bytes: int = option(
-        67108864,
-        "mpsd.log is renamed to mpsd.log.1 when it reaches this, and so is each audit file. 0: never.",
-        accept=ROTATION_BYTES,
-    )
-    max_days: int = option(0, "And when so many days are over, counted from 1970. 0: never.", accept=between(0, 3650))
-    kept: int = option(3, "Renamed files of each name that are kept: mpsd.log.1 is the newest.", accept=between(1, 1000))
-    audit_socket: str = option(
-        "",
-        'A syslog socket that audit lines are sent to as well, as "/dev/log": journald\'s, where systemd runs. "": none.',
-        accept=or_empty(absolute_path(SOCKET_PATH_BYTES)),
-        needs_restart=True,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import structlog
 
 from mpsd.api.authority import Peer
 from mpsd.log import rotation
-from mpsd.options import Log
+from mpsd.log_options import Log
 from mpsd.policy.rates import Rate, Rates
 from mpsd.sink import LogFile, Sink
 from mpsd.syslog import Severity, send_lines

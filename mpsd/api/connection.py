@@ -80,11 +80,7 @@ class Connection:
                 self.state.events.unsubscribe(self.subscription)
 
     def part(self, why: MpsdError) -> None:
-        """The last words, if the peer can take them now.  Nothing comes after them: a task that was about to send would."""
-        with suppress(OSError):  # it is gone, or does not listen
-            self.sock.send(encode(Notification("goodbye", error_map(why))), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-        with suppress(OSError):
-            self.sock.shutdown(socket.SHUT_WR)
+        say_goodbye(self.sock, why)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -236,6 +232,14 @@ class Connection:
 
     def _who(self) -> Mapping[str, Any]:
         return {"pid": self.peer.pid, "uid": self.peer.uid, "program": self._program}
+
+
+def say_goodbye(sock: socket.socket, why: MpsdError) -> None:
+    """The last words, if the peer can take them now.  Nothing comes after them: a task that was about to send would."""
+    with suppress(OSError):  # it is gone, or does not listen
+        sock.send(encode(Notification("goodbye", error_map(why))), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_WR)
 
 
 def _may_be_given_up(request: Request) -> bool:

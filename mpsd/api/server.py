@@ -5,6 +5,7 @@ What happens on one is in connection.py.
 
 import socket
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -12,19 +13,22 @@ import trio
 
 from mpsd.api.audit import Audit
 from mpsd.api.authority import Peer, peer_of
-from mpsd.api.connection import Connection, Patience
+from mpsd.api.connection import Connection, Patience, say_goodbye
 from mpsd.api.events import EventBus
 from mpsd.api.exchange import State
 from mpsd.api.faults import FaultLog, Reports
 from mpsd.api.services import Services
+from mpsd.arrivals import Arrival, hang_up, is_empty, serve_in_turn
 from mpsd.descriptors import close_apart
 from mpsd.errors import TooMany
+from mpsd.policy.places import Hindrance, Places
 
 log = structlog.get_logger()
 SOCKET = "mpsd.sock"  # in the pipe directory; mode 0666, since who may do what is decided for each method
 MODE = 0o666
-OPERATORS_SHARE = 8  # one place in so many is kept for operators: users must not lock them out
-_PAUSE_SECONDS = 0.1
+_OPERATORS_SHARE = 8  # one place in so many is kept for operators: users must not lock them out
+_FIRST_SHARE = 8  # and one in so many for users who have none: users must not lock each other out
+_FEW = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,11 @@ class ApiSettings:
     idle_seconds: float = 300.0
     send_seconds: float = 30.0
     admin_group: str = ""
+
+    @property
+    def places(self) -> Places:
+        most = self.max_connections
+        return Places(most, self.max_per_user, most // _OPERATORS_SHARE, most // _FIRST_SHARE, _FEW)
 
 
 class Api:
@@ -65,54 +74,57 @@ class Api:
 
     async def serve(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         """Accept until cancelled; conversations run in `nursery`.  `listener` is a non-blocking SEQPACKET socket."""
-        while True:
-            await trio.lowlevel.wait_readable(listener)
-            try:
-                connection, _ = listener.accept()
-                self.begin(connection, nursery)
-            except BlockingIOError:
-                continue
-            except OSError as exc:
-                log.error("api.accept_failed", why=exc.strerror)
-                await trio.sleep(_PAUSE_SECONDS)
 
-    def begin(self, sock: socket.socket, nursery: trio.Nursery) -> None:
-        """One conversation with whoever is at the other end; closes `sock` at its end.  Raises OSError."""
-        sock.setblocking(False)
-        try:
-            peer = peer_of(sock, self.settings.admin_group)
-        except OSError:
-            sock.close()
-            raise
-        self.begin_with(peer, sock, nursery)
+        def begin(arrival: Arrival) -> None:
+            if self._open[arrival.credentials.uid] >= self.settings.max_per_user:
+                refuse(arrival)  # before anything else is asked about it
+                return
+            try:
+                self.begin_with(peer_of(arrival.sock, self.settings.admin_group), arrival.sock, nursery)
+            except OSError as exc:
+                hang_up(arrival.sock)
+                failed(exc)
+
+        def refuse(arrival: Arrival) -> None:
+            credentials, own = arrival.credentials, self._open[arrival.credentials.uid]
+            self._refuse(credentials.uid, credentials.pid, arrival.sock, _too_many(credentials.uid, own))
+
+        def failed(trouble: OSError) -> None:
+            log.error("api.accept_failed", why=trouble.strerror)
+
+        await serve_in_turn(listener, begin, refuse, self.settings.max_per_user, failed)
 
     def begin_with(self, peer: Peer, sock: socket.socket, nursery: trio.Nursery) -> None:
+        """One conversation with this peer, who is at the other end of `sock`; closes it at its end."""
+        if refusal := self._refusal(peer):
+            self._refuse(peer.uid, peer.pid, sock, refusal)
+            return
         settings = self.settings
         patience = Patience(settings.hello_seconds, settings.idle_seconds, settings.send_seconds)
-        turn = self._turns.get(peer.uid) or trio.Lock()
-        connection = Connection(sock, peer, self._services, self._state, self._audit, patience, turn)
-        if refusal := self._refusal(peer):
-            log.warning("api.refused", uid=peer.uid, pid=peer.pid, why=str(refusal))
-            connection.part(refusal)
-            nursery.start_soon(close_apart, sock.close)
-            return
+        turn = self._turns.setdefault(peer.uid, trio.Lock())
         self._open[peer.uid] += 1
-        self._turns[peer.uid] = turn
-        nursery.start_soon(self._run, connection)
+        nursery.start_soon(self._run, Connection(sock, peer, self._services, self._state, self._audit, patience, turn))
 
     def _refusal(self, peer: Peer) -> TooMany | None:
-        settings, total, own = self.settings, self._open.total(), self._open[peer.uid]
-        if own >= settings.max_per_user:
-            return TooMany(f"user {peer.uid} has {own} connections; more are not allowed")
-        most = settings.max_connections - (0 if peer.is_operator else settings.max_connections // OPERATORS_SHARE)
-        return TooMany(f"there are {total} connections; more are not allowed") if total >= most else None
+        total, own = self._open.total(), self._open[peer.uid]
+        hindrance = self.settings.places.hindrance(own, total, peer.is_operator)
+        if hindrance is Hindrance.OWN:
+            return _too_many(peer.uid, own)
+        if hindrance is Hindrance.SHARE:
+            return TooMany(f"there are {total} connections, {own} of user {peer.uid}; what is left is for users who have fewer")
+        return TooMany(f"there are {total} connections; more are not allowed") if hindrance else None
+
+    def _refuse(self, uid: int, pid: int, sock: socket.socket, refusal: TooMany) -> None:
+        log.warning("api.refused", uid=uid, pid=pid, why=str(refusal))
+        say_goodbye(sock, refusal)
+        hang_up(sock)
 
     async def _run(self, connection: Connection) -> None:
         try:
             await connection.run()
         finally:
             try:
-                await close_apart(connection.sock.close)  # with it goes what it has not read, and descriptors in that
+                await _close(connection.sock)
             finally:
                 self._leave(connection.peer.uid)
 
@@ -120,3 +132,17 @@ class Api:
         self._open[uid] -= 1
         if not self._open[uid]:
             del self._open[uid], self._turns[uid]
+
+
+def _too_many(uid: int, own: int) -> TooMany:
+    return TooMany(f"user {uid} has {own} connections; more are not allowed")
+
+
+async def _close(sock: socket.socket) -> None:
+    """Returns when it is closed, which may take as long as descriptors that it has not read: it counts against its user."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RD)
+    if is_empty(sock):
+        sock.close()
+    else:
+        await close_apart(sock.close)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import trio
 
+from mpsd.arrivals import Arrival
 from mpsd.client_facts import NOTHING
 from mpsd.model import Credentials, ProcessId
 from mpsd.relay.link import Link
@@ -15,7 +16,8 @@ from mpsd.wire.inspector import Facts
 class Keeper(Protocol):
     """Holds connections across the death of mpsd (runtime/keeper.py)."""
 
-    def accept(self, listener: socket.socket, name: str, note: int = 0) -> socket.socket: ...
+    def accept(self, listener: socket.socket, name: str, note: int = 0) -> Arrival | None: ...
+    async def until_it_keeps_up(self) -> None: ...
     def hold(self, name: str, end: socket.socket, note: int = 0, generation: int = 1) -> None: ...
     def drop(self, name: str) -> None: ...
 

@@ -173,8 +173,10 @@ class Conversations:
         try:
             with backend:
                 end = await self._link(caller, domain, backend, right)
-        except (MpsdError, OSError):
-            self.keeper.drop(caller.domain_id(domain.name))  # not when cancelled: then mpsd leaves, and the keeper goes on
+        except BaseException as exc:  # cancelled, it may be a group
+            # Where mpsd leaves, the keeper goes on.  Else the vendor daemon would wait for a client that is not there.
+            if isinstance(exc, MpsdError | OSError) or caller.scope.cancel_called:
+                self.keeper.drop(caller.domain_id(domain.name))
             raise
         if right:
             right.give_back()

@@ -14,9 +14,10 @@ from enum import Enum, auto
 
 import trio
 
+from mpsd.arrivals import hang_up
 from mpsd.errors import ProtocolError
 from mpsd.model import Credentials
-from mpsd.relay.message import Message, drain, look_at, receive, send, take
+from mpsd.relay.message import Message, look_at, receive, send, take
 from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
 
 _MOST_REPLAYED = 16  # messages; a handshake has five (measured)
@@ -48,6 +49,7 @@ class Link:
     client: socket.socket
     may_impersonate: bool
     transcript: list[Message | bytes] | None = field(default_factory=list)  # bytes: what the domain said
+    has_run: bool = False  # it has been linked to a domain
     has_spoken: bool = False  # the client has said something
     has_passed_descriptors: bool = False  # either side has; without any, no channel to a server can have come of it
     is_out_of_step: bool = False  # the last domain could not be brought to where the client is
@@ -65,7 +67,7 @@ class Link:
         `is_well` is asked when the domain makes the client wait: whether it speaks with others meanwhile.  If not, it is this
         client that it waits for.  Raises ProtocolError, OSError for what the client did.
         """
-        self._end, self._trouble = None, None
+        self._end, self._trouble, self.has_run = None, None, True
         self.is_out_of_step = not await self._replay(domain)
         if self.is_out_of_step:
             return End.DOMAIN
@@ -77,7 +79,7 @@ class Link:
         if self._trouble is not None:  # kept until here: out of a nursery it would come as a group
             raise self._trouble
         if self._end is None:
-            self._end = End.CLIENT if _has_hung_up(self.client) else End.DOMAIN
+            self._end = End.CLIENT if has_hung_up(self.client) else End.DOMAIN
         return self._end
 
     def no_way_back(self) -> None:
@@ -94,8 +96,7 @@ class Link:
 
     def close(self) -> None:
         self.no_way_back()
-        drain(self.client)
-        self.client.close()
+        hang_up(self.client)
 
     # -- copying -----------------------------------------------------------------------------------------------------
 
@@ -112,7 +113,7 @@ class Link:
             self._trouble = exc
             scope.cancel()
             return
-        if _has_hung_up(self.client):
+        if has_hung_up(self.client):
             self._end = End.CLIENT
             scope.cancel()
         else:
@@ -229,7 +230,7 @@ class Link:
         return Credentials(pid, credentials.uid, credentials.gid)
 
 
-def _has_hung_up(end: socket.socket) -> bool:
+def has_hung_up(end: socket.socket) -> bool:
     """Whether the other side has closed for good, rather than only stopped sending."""
     poll = select.poll()
     poll.register(end, 0)

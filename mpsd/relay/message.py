@@ -8,7 +8,6 @@ import array
 import os
 import socket
 import struct
-from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -52,20 +51,6 @@ async def receive(connection: socket.socket) -> Message | None:
 async def look_at(connection: socket.socket) -> Message | None:
     """As `receive`, but the message stays in the queue until `take`: whoever dies in between has lost nothing."""
     return await _next(connection, socket.MSG_PEEK)
-
-
-def drain(connection: socket.socket) -> None:
-    """Nobody reads what the peer said and says: descriptors in that go as those of messages do, and not with the socket."""
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RD)
-        while True:
-            try:
-                message = _receive_now(connection, socket.MSG_DONTWAIT)
-            except ProtocolError:
-                continue
-            if message is None:
-                return
-            message.close()
 
 
 def take(connection: socket.socket) -> None:

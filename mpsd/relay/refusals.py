@@ -44,6 +44,11 @@ class Refusals:
 
     async def tell(self, caller: Caller, why: str) -> None:
         """A vendor daemon that can serve nobody gives the client its error (805)."""
+        if not await self.try_to_tell(caller, why):
+            await self.hold(caller, None, f"{why}, and it could not be told so")
+
+    async def try_to_tell(self, caller: Caller, why: str) -> bool:
+        """As `tell`; False where the client does not listen, or no such daemon can be had."""
         self.under_way += 1
         try:
             is_told = await self._tell(caller)
@@ -51,8 +56,7 @@ class Refusals:
             self.under_way -= 1
         if is_told:
             log.info("client.refused", pid=caller.credentials.pid, uid=caller.credentials.uid, why=why)
-        else:
-            await self.hold(caller, None, f"{why}, and it could not be told so")
+        return is_told
 
     async def _tell(self, caller: Caller) -> bool:
         directory = await self.refuser.open()

@@ -4,54 +4,140 @@ What happens to one connection is in conversation.py.  While it is open the keep
 does not close it.
 """
 
+import os
 import select
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 import trio
 
 from mpsd import processes
+from mpsd.arrivals import ACCEPTED, BEGUN, Arrival, accepted, hang_up
 from mpsd.errors import MpsdError
+from mpsd.policy.places import Places
+from mpsd.policy.turns import Turns
 from mpsd.relay.caller import Caller, client_id
 from mpsd.relay.conversation import Conversations
-from mpsd.relay.link import Link
+from mpsd.relay.hang_ups import HangUps
+from mpsd.relay.link import Link, has_hung_up
 from mpsd.relay.peers import peer_credentials
 from mpsd.relay.progress import Track
 
 log = structlog.get_logger()
 _ROOM_SECONDS = 0.1
+_FIRST_SHARE = 8  # one place in so many is kept for users who have few: users must not lock each other out
+_FEW = 4  # a process begins with two connections, one after the other
+_TOLD_SHARE = 8  # of these, one in so many is for clients that are just being told that there is no place for them
+_WITHOUT = "had it been a CUDA process, it would now run without MPS"
 _SETTLE_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A connection that the keeper has too, and waits to be begun."""
+
+    number: int
+    door: str
+    arrival: Arrival
+    track: Track
+
+    @property
+    def client_id(self) -> str:
+        return client_id(self.number, self.door)
 
 
 @dataclass(slots=True)
 class Relay:
-    """Guards the number of connections, and that whatever is open is in the keeper's hands too."""
+    """Guards the number of connections, of all and of each user, and that whatever is open is in the keeper's hands too."""
 
     conversations: Conversations
     callers: dict[int, Caller] = field(default_factory=dict)
+    hang_ups: HangUps = field(default_factory=HangUps)
+    waiting: Turns[Held] = field(default_factory=Turns)
+    _taken: Counter[int] = field(default_factory=Counter)  # places, by uid
+    _turned_away: int = 0  # of users who have too many: at this moment
     _next_number: int = 1
     _listeners: list[socket.socket] = field(default_factory=list)
 
     async def serve(self, listener: socket.socket, door: str, nursery: trio.Nursery) -> None:
-        """Accept until cancelled; conversations run in `nursery`."""
+        """Accept until cancelled; conversations run in `nursery`, and are begun in turn: one of each user."""
         self._listeners.append(listener)
         while True:
-            await trio.lowlevel.wait_readable(listener)
-            await self._make_room()
-            number, track = self._next_number, self.conversations.progress.begin()
+            if self.waiting:
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.lowlevel.wait_readable(listener)
+                await self._make_room()
+            await self.conversations.keeper.until_it_keeps_up()
             try:
-                connection = self.conversations.keeper.accept(listener, client_id(number, door), track.slot)
+                self._accept_some(listener, door)
             except OSError as exc:
+                log.error("relay.accept_failed", door=door, why=exc.strerror)
+                await trio.sleep(_ROOM_SECONDS)
+            for held in self.waiting.take(BEGUN):
+                self._begin(held, nursery)
+
+    def connections(self) -> list[tuple[str, socket.socket, int]]:
+        """All that the keeper has to have: by which name, and with which note."""
+        callers = [(each.client_id, each.connection, each.link.track.slot) for each in self.callers.values()]
+        return callers + [(each.client_id, each.arrival.sock, each.track.slot) for each in self.waiting]
+
+    def _accept_some(self, listener: socket.socket, door: str) -> None:
+        """As many as one turn of the event loop has time for, and there are places for.  Raises OSError."""
+        places = self.conversations.settings.max_connections - len(self.callers) - len(self.waiting)
+        for _ in accepted(partial(self._accept, listener, door), min(ACCEPTED, places)):
+            pass
+
+    def _accept(self, listener: socket.socket, door: str) -> Arrival | None:
+        """The next, which the keeper has from now on and which waits to be begun.  Raises OSError."""
+        number, track = self._next_number, self.conversations.progress.begin()
+        is_held = False
+        try:
+            arrival = self.conversations.keeper.accept(listener, client_id(number, door), track.slot)
+            is_held = arrival is not None and not arrival.is_gone
+        finally:
+            if not is_held:
                 self.conversations.progress.end(track)
-                if not isinstance(exc, BlockingIOError):
-                    log.error("relay.accept_failed", door=door, why=exc.strerror)
-                    await trio.sleep(_ROOM_SECONDS)
-                continue
-            caller = self._know(connection, door, number, track)
-            nursery.start_soon(self._converse, caller, self.conversations.run(caller))
+        if arrival is not None and is_held:
+            self._next_number = number + 1
+            self.waiting.put(arrival.credentials.uid, Held(number, door, arrival, track))
+        return arrival
+
+    def _begin(self, held: Held, nursery: trio.Nursery) -> None:
+        """Its conversation; none where it has hung up meanwhile."""
+        if has_hung_up(held.arrival.sock):
+            hang_up(held.arrival.sock)
+            self.conversations.keeper.drop(held.client_id)
+            self.conversations.progress.end(held.track)
+            return
+        uid = held.arrival.credentials.uid
+        hindrance = self._places.hindrance(self._taken[uid], len(self.callers), uid in (0, os.geteuid()))
+        caller = self._know(held.arrival.sock, held.door, held.number, held.track)
+        self.hang_ups.watch(caller.connection, partial(_leave, caller))
+        conversation = self._turn_away(caller) if hindrance else self.conversations.run(caller)
+        nursery.start_soon(self._converse, caller, conversation)
+
+    @property
+    def _places(self) -> Places:
+        most = self.conversations.settings.max_connections
+        return Places(most, most, 0, most // _FIRST_SHARE, _FEW)
+
+    async def _turn_away(self, caller: Caller) -> None:
+        """Tell the client an error.  Where that takes too long, its connection is closed: other users need the place."""
+        pid, uid = caller.credentials.pid, caller.credentials.uid
+        why = f"user {uid} has {self._taken[uid]} connections; what is left is for users who have fewer"
+        if self._turned_away < self._places.first // _TOLD_SHARE:
+            self._turned_away += 1
+            try:
+                if await self.conversations.refusals.try_to_tell(caller, why):
+                    return
+            finally:
+                self._turned_away -= 1
+        log.warning("relay.evicted", pid=pid, uid=uid, why=why, effect=_WITHOUT)
 
     def resume(self, held: Iterable[tuple[str, socket.socket, int]], nursery: trio.Nursery) -> None:
         """Go on with the connections an earlier mpsd left with the keeper: `client.N.DOOR`, whose note is its slot of
@@ -83,7 +169,9 @@ class Relay:
         """While quitting, once no door can be found: returns when nobody waits at one or is being refused any more."""
         refusals = self.conversations.refusals
         while True:
-            if not refusals.refuser.is_alive() or not (refusals.under_way or any(map(_has_arrivals, self._listeners))):
+            if not refusals.refuser.is_alive():
+                return
+            if not (self.waiting or refusals.under_way or any(map(_has_arrivals, self._listeners))):
                 return
             await trio.sleep(_SETTLE_SECONDS)
 
@@ -96,6 +184,7 @@ class Relay:
         caller = Caller(number, door, connection, credentials, process, trio.current_time(), link)
         self._next_number = max(self._next_number, number + 1)
         self.callers[number] = caller
+        self._taken[credentials.uid] += 1
         self.conversations.open[process] += 1
         return caller
 
@@ -105,9 +194,8 @@ class Relay:
         try:
             with caller.scope:
                 await conversation
-            if caller.scope.cancelled_caught:
-                log.warning("relay.evicted", **who, why="too many connections, and it never said a word",
-                            effect="had it been a CUDA process, it would now run without MPS")
+            if caller.scope.cancelled_caught and not has_hung_up(caller.connection):
+                log.warning("relay.evicted", **who, why="too many connections, and it never said a word", effect=_WITHOUT)
         except MpsdError as exc:
             log.warning("relay.dropped", **who, why=str(exc))
         except OSError as exc:
@@ -117,6 +205,7 @@ class Relay:
         except Exception:
             log.exception("relay.bug", **who)
             await self.conversations.refusals.hold(caller, None, "mpsd failed; closed, it would run without MPS")
+        self.hang_ups.forget(caller.connection)
         caller.link.close()
         self.conversations.keeper.drop(caller.client_id)
         self.conversations.progress.end(caller.link.track)
@@ -125,7 +214,10 @@ class Relay:
 
     def _forget(self, caller: Caller) -> None:
         """Offences are forgotten with the last connection of their process."""
-        shared = self.conversations
+        shared, uid = self.conversations, caller.credentials.uid
+        self._taken[uid] -= 1
+        if not self._taken[uid]:
+            del self._taken[uid]
         if caller.process is not None:
             shared.entrance.separation.hung_up(caller.process)
         shared.open[caller.process] -= 1
@@ -134,16 +226,27 @@ class Relay:
             shared.offences.pop(caller.process, None)
 
     async def _make_room(self) -> None:
-        """Below the bound at once; at it, by evicting whoever has been silent longest among the user with most such
-        connections; else wait: further clients queue in the kernel, they are not turned away."""
-        settings = self.conversations.settings
-        while len(self.callers) >= settings.max_connections:
-            latest = trio.current_time() - settings.silent_seconds
-            silent = [c for c in self.callers.values() if not c.link.has_spoken and c.since < latest]
-            if silent:
-                [(greediest, _)] = Counter(c.credentials.uid for c in silent).most_common(1)
-                min((c for c in silent if c.credentials.uid == greediest), key=lambda c: c.since).scope.cancel()
-            await trio.sleep(0 if silent else _ROOM_SECONDS)
+        """Below the bound at once.  At it, once a silent client has made way, or another has ended: further clients queue in
+        the kernel, they are not turned away."""
+        while len(self.callers) + len(self.waiting) >= self.conversations.settings.max_connections:
+            self._evict_silent()
+            await trio.sleep(_ROOM_SECONDS)
+
+    def _evict_silent(self) -> None:
+        """Clients that a domain has spoken to, and that have not said a word for long: those of the user with most such."""
+        latest = trio.current_time() - self.conversations.settings.silent_seconds
+        links = ((caller, caller.link) for caller in self.callers.values())
+        silent = [caller for caller, link in links if link.has_run and not link.has_spoken and caller.since < latest]
+        if silent:
+            [(greediest, _)] = Counter(caller.credentials.uid for caller in silent).most_common(1)
+            for caller in [each for each in silent if each.credentials.uid == greediest][:ACCEPTED]:
+                caller.scope.cancel()
+
+
+def _leave(caller: Caller) -> None:
+    """It hung up.  Once it has been linked, its link notices, with all that it said before."""
+    if not caller.link.has_run:
+        caller.scope.cancel()
 
 
 def _has_arrivals(listener: socket.socket) -> bool:

@@ -180,6 +180,7 @@ class Daemon:
         doors = RelayedDoors(self.pipe, relay, keeper)
         doors.open(held)
         services.start_soon(self._keep_keeper, doors, keeper)
+        services.start_soon(relay.hang_ups.run)
 
         def again(door: str) -> None:
             doors.open_again(door)

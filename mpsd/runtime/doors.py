@@ -63,8 +63,8 @@ class RelayedDoors:
         """Give everything to a new keeper."""
         for door in self.listeners:
             self._hold(door)
-        for caller in self.relay.callers.values():
-            self.keeper.hold(caller.client_id, caller.connection, caller.link.track.slot)
+        for name, connection, slot in self.relay.connections():
+            self.keeper.hold(name, connection, slot)
 
     async def serve(self, door: str, nursery: trio.Nursery) -> None:
         await self.relay.serve(self.listeners[door], door, nursery)

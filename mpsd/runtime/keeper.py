@@ -8,18 +8,23 @@ import array
 import os
 import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 import trio
 
+from mpsd.arrivals import Arrival, accept_for
 from mpsd.errors import KeeperFailed, ProtocolError
-from mpsd.native import ffi, lib
 from mpsd.runtime.keeper_process import connect_keeper, start_keeper
 from mpsd.wire.keeper import REPLY_BYTES, Op, Reply, Status, pack_request, parse_reply
 
 log = structlog.get_logger()
 
+# In the kernel, for what the keeper was told and has not read: of 4096 connections that end, or are given to a new keeper, at
+# once.  The default, 208 KiB, is full at some 270.
+_QUEUED_BYTES = 8 << 20
+_SO_SNDBUFFORCE = 32  # asm-generic/socket.h
 _SECONDS = 5.0  # the keeper answers in microseconds, or is stopped or dead
 
 
@@ -49,18 +54,24 @@ class KeeperClient:
             raise KeeperFailed(f"{self._program} was started and does not answer at {self._path}")
         return False
 
-    def accept(self, listener: socket.socket, name: str, note: int = 0) -> socket.socket:
+    def accept(self, listener: socket.socket, name: str, note: int = 0) -> Arrival | None:
         """Whoever waits at `listener`, non-blocking, and held already: nothing of mpsd's runs in between, where `kill -9` would
-        close it.  Raises OSError where nobody was accepted."""
+        close it.  None where those who waited have hung up; it has neither those nor one that is gone.  Raises OSError where
+        nobody was accepted."""
         request = self._pack(Op.PUT, name, generation=1, size=note)
-        keeper = -1 if self._socket is None else self._socket.fileno()
-        lost = ffi.new("int *")
-        found = lib.mpsd_accept(listener.fileno(), keeper, request, len(request), lost)
-        if found < 0:
-            raise OSError(-found, os.strerror(-found))
-        if lost[0]:
-            self._lose(Op.PUT, os.strerror(lost[0]))
-        return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=found)
+        arrival, lost = accept_for(listener, -1 if self._socket is None else self._socket.fileno(), request)
+        if lost:
+            self._lose(Op.PUT, os.strerror(lost))
+        return arrival
+
+    async def until_it_keeps_up(self) -> None:
+        """Returns when it has taken most of what it was told, or is lost: it has not for some seconds."""
+        if self._socket is None:
+            return
+        with suppress(OSError, trio.ClosedResourceError), trio.move_on_after(_SECONDS) as waiting:
+            await trio.lowlevel.wait_writable(self._socket)
+        if waiting.cancelled_caught and self._socket is not None:
+            self._lose(Op.PUT, f"it has not kept up for {_SECONDS:g} s")
 
     def hold(self, name: str, end: socket.socket, note: int = 0, generation: int = 1) -> None:
         """Give it a copy of a descriptor, and a number that comes back with it; no reply is awaited.  A higher generation
@@ -125,6 +136,7 @@ class KeeperClient:
             return False
         if self._socket is None:
             return False
+        _make_room(self._socket)
         try:
             reply, _ = self._ask(Op.HELLO)
             if not reply.status:
@@ -182,3 +194,11 @@ class KeeperClient:
                     return reply, list(descriptors)
         except (OSError, ProtocolError) as exc:
             raise KeeperFailed(f"the keeper at {self._path} did not answer {op.name}: {exc}") from None
+
+
+def _make_room(end: socket.socket) -> None:
+    """More than net.core.wmem_max allows takes root."""
+    try:
+        end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _QUEUED_BYTES)
+    except PermissionError:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUED_BYTES)

@@ -21,6 +21,7 @@ import trio
 
 from mpsd.api.authority import is_member
 from mpsd.api.datagrams import receive_now
+from mpsd.arrivals import Arrival, hang_up, serve_in_turn
 from mpsd.descriptors import close_apart
 from mpsd.legacy.board import Board
 from mpsd.legacy.commands import dispatch
@@ -117,30 +118,29 @@ class Sessions:
 
     async def serve(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         """Accept until cancelled."""
-        while True:
-            await trio.lowlevel.wait_readable(listener)
-            await self._make_room()
-            try:
-                connection, _ = listener.accept()
-                connection.setblocking(False)
-                session = _Session(connection, peer_credentials(connection).uid)
-            except BlockingIOError:
-                continue
-            except OSError as exc:
-                log.error("ui.accept_failed", why=exc.strerror)
-                await trio.sleep(0.1)
-                continue
+
+        def begin(arrival: Arrival) -> None:
+            session = _Session(arrival.sock, arrival.credentials.uid)
             self._open.add(session)
             nursery.start_soon(self._converse, session)
+
+        def failed(trouble: OSError) -> None:
+            log.error("ui.accept_failed", why=trouble.strerror)
+
+        def refuse(arrival: Arrival) -> None:
+            log.info("ui.dropped", uid=arrival.credentials.uid, why="too many sessions of this user wait to be begun")
+            hang_up(arrival.sock)
+
+        await serve_in_turn(listener, begin, refuse, self.settings.max_sessions, failed, self._make_room)
 
     async def settled(self) -> None:
         """Returns when no session is open."""
         while self._open:
             await self._ended.wait()
 
-    async def _make_room(self) -> None:
-        """Below the bound at once; at it, once an idle session has made way: the one that has been idle longest, of the user
-        with most such.  Where every one waits for its answer, once one does not: further front ends queue in the kernel."""
+    async def _make_room(self) -> int:
+        """For so many sessions.  Below the bound at once; at it, once an idle session has made way: the one that has been idle
+        longest, of the user with most such.  Where every one waits for its answer, once one does not: further ones queue."""
         while len(self._open) >= self.settings.max_sessions:
             idle = [session for session in self._open if session.idle_since is not None]
             if idle:
@@ -148,6 +148,7 @@ class Sessions:
                 min((s for s in idle if s.uid == greediest), key=lambda s: s.idle_since or 0.0).scope.cancel()
             with trio.move_on_after(_ROOM_SECONDS):
                 await self._ended.wait()
+        return self.settings.max_sessions - len(self._open)
 
     async def _converse(self, session: _Session) -> None:
         """Whatever goes wrong in here ends this session and nothing else."""

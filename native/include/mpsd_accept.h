@@ -1,28 +1,77 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd_accept.h: a connection is accepted and given to the keeper, with nothing in between.
+ * mpsd_accept.h: a connection is accepted, its user is told, and it is given to the keeper, with nothing in between.
  *
  * Until the keeper has it, the death of mpsd closes it, and its client runs without MPS or gets an error.  In Python the two
  * calls are some 70 us apart, and milliseconds where another thread takes the interpreter meanwhile.
+ *
+ * Connections whose peers have hung up are passed over: to accept and close one takes 2 us here, and a millisecond where it
+ * becomes a conversation first.  So processes that only connect and hang up keep nobody else waiting.
  */
 #ifndef MPSD_ACCEPT_H
 #define MPSD_ACCEPT_H
 
 #ifndef MPSD_CDEF /* a binding defines it and runs `cc -E -P`: only declarations remain */
 #include <errno.h>
+#include <poll.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 #endif
 
+struct mpsd_arrival {
+	int32_t pid; /* of the process that connected; 0 where this pid namespace does not have it */
+	uint32_t uid;
+	uint32_t gid;
+	uint32_t gone;   /* 1: it has hung up, and may have left descriptors behind; the keeper was not given it */
+	uint32_t passed; /* connections before it that had hung up: closed */
+	int32_t lost;    /* 0, or the errno of a keeper that did not take it */
+};
+
 /*
- * The descriptor, close-on-exec and non-blocking, or -errno where nobody was accepted.  `request`: a datagram for `keeper`, with
- * which the descriptor goes; keeper -1: there is none.  *lost: 0, or the errno of a keeper that did not take it.  Waits for
- * nobody where `listener` is non-blocking.
+ * Accept the next connection at `listener`.  The descriptor, close-on-exec and non-blocking, or -errno where nobody was
+ * accepted; -ECONNABORTED where all that were looked at had hung up, and more may wait.  `request`: a datagram for `keeper`, with
+ * which the descriptor goes, and from then on each message tells its sender; keeper -1: there is none.  bytes 0: it is not for a
+ * keeper.  Waits for nobody where `listener` is non-blocking.
  */
-static int mpsd_accept(int listener, int keeper, const char *request, size_t bytes, int *lost);
+static int mpsd_accept(int listener, int keeper, const char *request, size_t bytes, struct mpsd_arrival *out);
 
 #ifndef MPSD_CDEF
-static int mpsd_accept(int listener, int keeper, const char *request, size_t bytes, int *lost)
+enum { MPSD_ACCEPT_MOST_PASSED = 256 }; /* half a millisecond */
+
+static int mpsd_has_hung_up(int fd)
+{
+	struct pollfd look = { .fd = fd, .events = 0 };
+
+	return poll(&look, 1, 0) == 1 && (look.revents & POLLHUP);
+}
+
+/*
+ * Whether no descriptor of a stranger's is queued, so that closing it waits for nobody.  Its peer can send no more.  Words are
+ * thrown away; a message that carries descriptors shows in MSG_CTRUNC, since there is no room for them, and is left where it is.
+ */
+static int mpsd_is_harmless(int fd)
+{
+	char first;
+	struct iovec part = { &first, sizeof(first) };
+
+	for (int message = 0; message < 8; message++) {
+		struct msghdr look = { .msg_iov = &part, .msg_iovlen = 1 };
+		ssize_t found = recvmsg(fd, &look, MSG_PEEK | MSG_DONTWAIT);
+
+		if (found < 0 && errno == ECONNRESET) /* told once, before what is queued */
+			continue;
+		if (found >= 0 && (look.msg_flags & MSG_CTRUNC))
+			return 0;
+		if (found <= 0)
+			return 1;
+		recv(fd, &first, sizeof(first), MSG_DONTWAIT);
+	}
+	return 0; /* a long speech: it can take its time elsewhere */
+}
+
+static int mpsd_give(int keeper, int fd, const char *request, size_t bytes)
 {
 	union {
 		char bytes[CMSG_SPACE(sizeof(int))];
@@ -35,19 +84,43 @@ static int mpsd_accept(int listener, int keeper, const char *request, size_t byt
 		.msg_control = &control,
 		.msg_controllen = sizeof(control.bytes),
 	};
-	int fd;
 
 	control.align.cmsg_level = SOL_SOCKET;
 	control.align.cmsg_type = SCM_RIGHTS;
 	control.align.cmsg_len = CMSG_LEN(sizeof(int));
-	*lost = 0;
-	fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-	if (fd < 0)
-		return -errno;
 	memcpy(CMSG_DATA(&control.align), &fd, sizeof(fd));
-	if (keeper >= 0 && sendmsg(keeper, &datagram, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
-		*lost = errno;
-	return fd;
+	return sendmsg(keeper, &datagram, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? errno : 0;
+}
+
+static int mpsd_accept(int listener, int keeper, const char *request, size_t bytes, struct mpsd_arrival *out)
+{
+	const int on = 1;
+
+	memset(out, 0, sizeof(*out));
+	while (out->passed < MPSD_ACCEPT_MOST_PASSED) {
+		struct ucred who = { 0 };
+		socklen_t size = sizeof(who);
+		int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd < 0)
+			return -errno;
+		out->gone = mpsd_has_hung_up(fd);
+		if (out->gone && mpsd_is_harmless(fd)) {
+			close(fd);
+			out->passed++;
+			continue;
+		}
+		if (bytes && !out->gone) {
+			out->lost = keeper < 0 ? 0 : mpsd_give(keeper, fd, request, bytes);
+			setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on));
+		}
+		getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size);
+		out->pid = who.pid;
+		out->uid = who.uid;
+		out->gid = who.gid;
+		return fd;
+	}
+	return -ECONNABORTED;
 }
 #endif
 

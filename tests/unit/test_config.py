@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import mpsd
 from mpsd import config_text, schema
 from mpsd.config import ConfigError, Invocation, changed, load
-from mpsd.options import OPTIONS, Config, Domains, Log
+from mpsd.log_options import Log
+from mpsd.options import OPTIONS, Config, Domains
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTHING: dict[str, str] = {"MPSD_CONFIG": os.devnull}  # an empty file, wherever the tests run

@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from mpsd.log import Journal, open_journal, render_human
-from mpsd.options import Log
+from mpsd.log_options import Log
 
 TIME = "2026-11-20T12:00:00.123+00:00"
 

@@ -17,7 +17,7 @@ from mpsd.api.authority import Peer
 from mpsd.api.events import EventBus
 from mpsd.api.server import MODE, SOCKET, Api, ApiSettings
 from mpsd.descriptors import KERNELS_MOST, close_all, rights
-from mpsd.options import Log
+from mpsd.log_options import Log
 from mpsd.runtime.sockets import listen
 from mpsd.wire.messages import VERSION
 from mpsd.wire.rpc import Frame, Notification, Request, Response, decode, encode

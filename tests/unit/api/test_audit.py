@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpsd.api.audit import Audit, Trail, open_audit
-from mpsd.options import Log
+from mpsd.log_options import Log
 from mpsd.sink import LogFile, Rotation
 from mpsd.syslog import Severity, send_lines
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, audit_in, open_house

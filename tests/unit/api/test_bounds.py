@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from mpsd.api import connection
+from mpsd.api.authority import Peer
 from mpsd.api.dispatch import dispatch
 from mpsd.wire.rpc import Notification, Request, encode
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
@@ -108,10 +109,23 @@ async def test_a_user_has_a_bounded_number_of_connections(tmp_path: Path) -> Non
         await house.call_as(OWNER)
 
 
+async def test_users_cannot_lock_each_other_out(tmp_path: Path) -> None:
+    """Eight with 64 connections each did.  Who has none is let in, however many others have."""
+    async with open_house(tmp_path, max_connections=64, max_per_user=16) as house:
+        for uid in range(4001, 4009):
+            before = -1
+            while before < (before := house.connections()):
+                house.connect(Peer(999, uid, False))
+        await house.call_as(OWNER)
+        assert "for users who have fewer" in (await house.connect(OWNER).goodbye())["message"]
+
+
 async def test_users_cannot_lock_operators_out(tmp_path: Path) -> None:
     async with open_house(tmp_path, max_connections=16, max_per_user=14) as house:
-        for _ in range(14):
+        for _ in range(10):
             await house.call_as(STRANGER)
+        for uid in range(4001, 4005):
+            await house.call_as(Peer(999, uid, False))
         assert (await house.connect(OWNER).goodbye())["name"] == "TOO_MANY"
         for _ in range(2):
             await house.call_as(OPERATOR)

@@ -81,7 +81,7 @@ def test_kill_9_at_the_first_moment_after_a_connection_was_accepted_does_not_clo
 
 
 def test_who_is_accepted_can_be_spoken_with_and_is_inherited_by_nobody(client, listener, visitor):
-    with client.accept(listener, "client.1.control") as end:
+    with client.accept(listener, "client.1.control").sock as end:
         assert not end.get_inheritable()
         assert not os.get_blocking(end.fileno())
         end.send(b"hello")
@@ -101,7 +101,7 @@ def test_without_a_keeper_connections_are_accepted_all_the_same(client, listener
     else:
         client._process.kill()
         client._process.wait()
-    with client.accept(listener, "client.1.control") as end:
+    with client.accept(listener, "client.1.control").sock as end:
         end.send(b"hello")
         assert visitor.recv(100) == b"hello"
     client.open()  # there is one to stop

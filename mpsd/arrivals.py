@@ -1,0 +1,175 @@
+"""Connections that come to a Unix socket, and the order in which they are begun: users take turns, before any work is done.
+
+In one turn of the event loop so many are accepted and fewer are begun, at most one of each user; hung-up ones are closed where
+they are accepted (native/include/mpsd_accept.h).  So a storm of one user's connections is sorted within milliseconds, and costs
+the others no more than that.
+"""
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from mpsd.descriptors import ANCILLARY_BYTES, Descriptors, close_all, close_soon, received
+from mpsd.model import Credentials
+from mpsd.native import ffi, lib
+from mpsd.policy.turns import Turns
+
+ACCEPTED = 64  # connections, in one turn of the event loop
+BEGUN = 8
+_TURN_SECONDS = 0.0005  # or as many as are accepted, or closed since they have hung up, in this time
+_MOST_LEFT = 256  # descriptors open at once, of those that hung-up clients left
+_PAUSE_SECONDS = 0.1  # where nobody can be accepted: most likely the limit of open files
+_NO_REQUEST = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A connection, and the ids of the process that made it as this pid and user namespace sees them."""
+
+    sock: socket.socket
+    credentials: Credentials
+    is_gone: bool = False  # it has hung up, and may have left descriptors behind
+
+
+def accept(listener: socket.socket) -> Arrival | None:
+    """The next connection at a non-blocking listener; None where those that were looked at had hung up.  Raises OSError."""
+    return accept_for(listener, -1, _NO_REQUEST)[0]
+
+
+def accept_for(listener: socket.socket, keeper: int, request: bytes) -> tuple[Arrival | None, int]:
+    """As `accept`, and the keeper is given the connection with this request, unless it is gone; and the errno of a keeper that
+    did not take it, or 0."""
+    out = ffi.new("struct mpsd_arrival *")
+    fd = lib.mpsd_accept(listener.fileno(), keeper, request, len(request), out)
+    if fd == -errno.ECONNABORTED:
+        return None, 0
+    if fd < 0:
+        raise OSError(-fd, os.strerror(-fd))
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fd)
+    sock.setblocking(False)
+    return Arrival(sock, Credentials(out.pid, out.uid, out.gid), bool(out.gone)), out.lost
+
+
+def accepted(accept_one: Callable[[], Arrival | None], most: int) -> Iterator[Arrival]:
+    """Those who wait, as many as one turn of the event loop has time for.  Raises OSError."""
+    until = time.monotonic() + _TURN_SECONDS
+    gone: list[socket.socket] = []
+    try:
+        while most > 0 and time.monotonic() < until:
+            try:
+                arrival = accept_one()
+            except BlockingIOError:
+                return
+            if arrival is None:
+                continue
+            most -= 1
+            if arrival.is_gone:
+                gone.append(arrival.sock)
+            else:
+                yield arrival
+    finally:
+        if gone:
+            _drain_soon(gone)
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Close a stranger's connection; by a thread where something is queued, since descriptors in that may be slow to close."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RD)  # from here on nothing more comes
+    if is_empty(sock):
+        sock.close()
+    else:
+        _drain_soon([sock])
+
+
+def _drain_soon(socks: list[socket.socket]) -> None:
+    """By a thread for which nobody waits."""
+    try:
+        trio.lowlevel.start_thread_soon(partial(_drain, socks), lambda outcome: None)
+    except RuntimeError:  # mpsd has no thread to spare
+        _drain(socks)
+
+
+def _drain(socks: Iterable[socket.socket]) -> None:
+    """Descriptors in what was said do not go with the socket: the keeper may have it too, and be the last to close it.  They
+    are closed after it, so that its peer sees the end at once."""
+    left: list[int] = []
+    for sock in socks:
+        with sock, suppress(OSError):
+            while (found := _next(sock)) is not None:
+                left += found.held
+                if len(left) >= _MOST_LEFT:
+                    close_soon(left)
+                    left = []
+    close_all(left)
+
+
+def _next(sock: socket.socket) -> Descriptors | None:
+    """Those of the next message; None at the end.  Raises OSError."""
+    try:
+        data, ancillary, _, _ = sock.recvmsg(1, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return _next(sock)  # told once, before what is queued
+    return received(ancillary) if data or ancillary else None
+
+
+def is_empty(sock: socket.socket) -> bool:
+    """Whether nothing is queued at a connection whose peer can say no more."""
+    for _ in range(2):  # a reset is told once, before what is queued
+        try:
+            data, _, flags, _ = sock.recvmsg(1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return not data and not flags & socket.MSG_CTRUNC
+        except ConnectionResetError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+async def serve_in_turn(
+    listener: socket.socket,
+    begin: Callable[[Arrival], None],
+    refuse: Callable[[Arrival], None],
+    may_wait: int,
+    failed: Callable[[OSError], None],
+    until_room: Callable[[], Awaitable[int]] | None = None,
+) -> None:
+    """Accept until cancelled.  `refuse` gets those of a user of whom `may_wait` wait; both own the connection then.
+    `until_room` returns how many can be begun, once some can."""
+    turns: Turns[Arrival] = Turns()
+    try:
+        while True:
+            if not turns:
+                await trio.lowlevel.wait_readable(listener)
+            try:
+                _accept_some(listener, turns, refuse, may_wait)
+            except OSError as exc:
+                failed(exc)
+                if not turns:
+                    await trio.sleep(_PAUSE_SECONDS)
+            await trio.lowlevel.checkpoint()
+            room = await until_room() if until_room and turns else BEGUN
+            for arrival in turns.take(min(room, BEGUN)):
+                begin(arrival)
+    finally:
+        for arrival in turns:
+            hang_up(arrival.sock)
+
+
+def _accept_some(
+    listener: socket.socket, turns: Turns[Arrival], refuse: Callable[[Arrival], None], may_wait: int
+) -> None:
+    """Raises OSError."""
+    for arrival in accepted(partial(accept, listener), ACCEPTED):
+        uid = arrival.credentials.uid
+        if turns.of(uid) < may_wait:
+            turns.put(uid, arrival)
+        else:
+            refuse(arrival)

@@ -1,0 +1,44 @@
+"""How the places for connections are divided among users.  Pure.
+
+    all places
+    |-- for everybody: each user at most `per_user`, and no more than four times what is free of these
+    |-- `first`: for users who have fewer than `few` places
+    `-- `operators`: for operators
+
+So a few users who take all they can get leave something for everybody, and it takes as many users as `first` has places to lock
+the next one out.  Nothing is taken away from a user who has it.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+# One user alone gets four fifths of what is for everybody, two get four ninths each.
+_TIMES_FREE = 4
+
+
+class Hindrance(Enum):
+    """Why a user gets no further place."""
+
+    OWN = auto()  # this user has as many as a user may have
+    SHARE = auto()  # what is left is for users who have fewer
+    ALL = auto()  # there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    most: int
+    per_user: int
+    operators: int
+    first: int
+    few: int
+
+    def hindrance(self, own: int, total: int, is_operator: bool) -> Hindrance | None:
+        """Of a user who has `own` of `total` places that are taken; None where one more is to be had."""
+        if own >= self.per_user:
+            return Hindrance.OWN
+        left = self.most - total - (0 if is_operator else self.operators)
+        if left <= 0:
+            return Hindrance.ALL
+        if is_operator or own < self.few or own < _TIMES_FREE * (left - self.first):
+            return None
+        return Hindrance.SHARE

@@ -1,0 +1,41 @@
+"""Users who wait take turns: one thing of each, then the next of each.  Pure."""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Turns(Generic[T]):
+    """Guards that no user gets a second turn while another waits for a first, and that each user's things keep their order."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, deque[T]] = {}  # by uid, in the order of their turns; none is empty
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[T]:
+        for waiting in self._waiting.values():
+            yield from waiting
+
+    def of(self, uid: int) -> int:
+        """How many things of this user wait."""
+        return len(self._waiting.get(uid, ()))
+
+    def put(self, uid: int, thing: T) -> None:
+        self._waiting.setdefault(uid, deque()).append(thing)
+        self._count += 1
+
+    def take(self, most: int) -> list[T]:
+        """One thing of each of at most so many users, who go to the end of the line."""
+        taken = []
+        for uid in list(self._waiting)[:most]:
+            waiting = self._waiting.pop(uid)
+            taken.append(waiting.popleft())
+            if waiting:
+                self._waiting[uid] = waiting
+        self._count -= len(taken)
+        return taken

@@ -1,0 +1,40 @@
+"""Users take turns, however much one of them has waiting."""
+
+from mpsd.policy.turns import Turns
+
+
+def filled(*things: tuple[int, str]) -> Turns[str]:
+    turns: Turns[str] = Turns()
+    for uid, thing in things:
+        turns.put(uid, thing)
+    return turns
+
+
+def test_one_of_each_user_and_in_the_order_of_each() -> None:
+    turns = filled((1, "a"), (1, "b"), (1, "c"), (2, "x"), (3, "y"), (3, "z"))
+    assert turns.take(10) == ["a", "x", "y"]
+    assert turns.take(10) == ["b", "z"]
+    assert turns.take(10) == ["c"]
+    assert turns.take(10) == []
+
+
+def test_who_had_a_turn_waits_for_all_others() -> None:
+    turns = filled((1, "a"), (1, "b"), (2, "x"), (3, "y"))
+    assert turns.take(1) == ["a"]
+    turns.put(4, "new")
+    assert [turns.take(1) for _ in range(4)] == [["x"], ["y"], ["b"], ["new"]]
+
+
+def test_a_user_who_comes_late_waits_for_one_of_each_other_and_no_more() -> None:
+    turns = filled(*((1, str(number)) for number in range(1000)))
+    turns.put(2, "late")
+    assert "late" in turns.take(2)
+
+
+def test_it_knows_how_many_wait() -> None:
+    turns = filled((1, "a"), (1, "b"), (2, "x"))
+    assert (len(turns), turns.of(1), turns.of(2), turns.of(3)) == (3, 2, 1, 0)
+    assert list(turns) == ["a", "b", "x"]
+    turns.take(1)
+    assert (len(turns), turns.of(1)) == (2, 1)
+    assert list(turns) == ["x", "b"]

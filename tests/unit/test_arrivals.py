@@ -1,0 +1,140 @@
+"""Who comes to a socket: those who have hung up cost nothing, and users are begun in turn."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from mpsd import arrivals
+from mpsd.arrivals import Arrival, accept, accept_for, accepted, hang_up, is_empty, serve_in_turn
+from mpsd.model import Credentials
+
+
+@pytest.fixture
+def listener(short_dir: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:
+        made.bind(str(short_dir / "door"))
+        made.listen()
+        made.setblocking(False)
+        yield made
+
+
+def visitor(listener: socket.socket) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.connect(listener.getsockname())
+    return made
+
+
+def test_who_connects_is_known(listener: socket.socket) -> None:
+    with visitor(listener), found(accept(listener)).sock as sock:
+        assert not sock.getblocking()
+        assert not sock.get_inheritable()
+    with visitor(listener):
+        arrival = found(accept(listener))
+        arrival.sock.close()
+    assert arrival.credentials == Credentials(os.getpid(), os.getuid(), os.getgid())
+    with pytest.raises(BlockingIOError):
+        accept(listener)
+
+
+def found(arrival: Arrival | None) -> Arrival:
+    assert arrival is not None
+    return arrival
+
+
+def test_who_has_hung_up_is_passed_over(listener: socket.socket) -> None:
+    """Also with words unread, or without having said anything."""
+    for words in ([], [b"junk"], [b"", b"more"]):
+        with visitor(listener) as gone:
+            for word in words:
+                gone.send(word)
+    with visitor(listener):
+        arrival = found(accept(listener))
+        arrival.sock.close()
+        assert not arrival.is_gone
+
+
+def test_descriptors_that_were_left_behind_are_closed_apart(listener: socket.socket) -> None:
+    reader, writer = os.pipe()
+    with visitor(listener) as gone:
+        socket.send_fds(gone, [b""], [writer])
+    os.close(writer)
+    left = found(accept(listener))
+    left.sock.close()
+    assert left.is_gone
+    with visitor(listener) as gone:
+        socket.send_fds(gone, [b""], [os.dup(reader)])
+    assert list(accepted(lambda: accept(listener), 10)) == []
+    assert os.read(reader, 1) == b"", "the thread has closed it"
+    os.close(reader)
+
+
+def test_the_senders_of_first_words_are_told_where_it_is_for_a_keeper(listener: socket.socket) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, visitor(listener) as came:
+        arrival, lost = accept_for(listener, ours.fileno(), b"request")
+        assert lost == 0
+        request, [copy], _, _ = socket.recv_fds(theirs, 100, 1)
+        assert request == b"request"
+        os.close(copy)
+        came.send(b"words")
+        with found(arrival).sock as sock:
+            _, ancillary, _, _ = sock.recvmsg(100, socket.CMSG_SPACE(12))
+        assert ancillary[0][1] == socket.SCM_CREDENTIALS
+
+
+def test_what_is_queued_is_seen_and_stays() -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        assert is_empty(near)
+        far.send(b"words")
+        assert not is_empty(near)
+        far.close()
+        assert not is_empty(near)
+        assert near.recv(100) == b"words"
+        assert is_empty(near)
+
+
+def test_a_connection_with_words_in_it_is_closed_too() -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    far.settimeout(10)
+    with far:
+        far.send(b"words")
+        hang_up(near)
+        assert far.recv(1) == b""
+
+
+async def test_users_are_begun_in_turn_and_nobody_has_more_waiting_than_may(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uids = iter([7] * 6 + [8])
+
+    def as_user(door: socket.socket) -> Arrival | None:
+        arrival = accept(door)
+        return arrival and Arrival(arrival.sock, replace(arrival.credentials, uid=next(uids)))
+
+    monkeypatch.setattr(arrivals, "accept", as_user)
+    begun: list[int] = []
+    refused: list[int] = []
+
+    def take(into: list[int], arrival: Arrival) -> None:
+        into.append(arrival.credentials.uid)
+        hang_up(arrival.sock)
+
+    with ExitStack() as stack:
+        for _ in range(7):
+            stack.enter_context(visitor(listener))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                serve_in_turn, listener, lambda each: take(begun, each), lambda each: take(refused, each), 4, print
+            )
+            with trio.fail_after(10):
+                while len(begun) + len(refused) < 7:  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+            nursery.cancel_scope.cancel()
+    assert (begun, refused) == ([7, 8, 7, 7, 7], [7, 7])
