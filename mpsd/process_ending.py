@@ -52,7 +52,7 @@ def parse_stat(text: bytes, start_time: int) -> Ending | None:
 
 
 def _is_number(field: bytes) -> bool:
-    return field.removeprefix(b"-").isdigit()
+    return field.removeprefix(b"-").isdigit() and len(field) <= 21  # of 64 bits; int() refuses thousands with an error
 
 
 def decode(wait_status: int) -> Ending:

@@ -135,13 +135,19 @@ def describe(value: Any) -> str:
     if isinstance(value, bool):
         return f"{str(value).lower()} (a boolean)"
     if isinstance(value, str):
-        return json.dumps(_cut(value), ensure_ascii=False) + (f" ({len(value)} characters)" if len(value) > 100 else "")
+        shown = _printable(json.dumps(_cut(value), ensure_ascii=False))
+        return shown + (f" ({len(value)} characters)" if len(value) > 100 else "")
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
         return f"a whole number of {value.bit_length()} bits"
     for kinds, name in _FOUND_WORDS:
         if isinstance(value, kinds):
             return f"{_cut(str(value))} ({name})"
     return f"{_cut(str(value))} ({type(value).__name__})"
+
+
+def _printable(text: str) -> str:
+    """JSON leaves some characters as they are that move a terminal's cursor or turn its text round."""
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 
 def _cut(text: str) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _NOT_FOUND = re.compile(r"Server( -?\d+)? not found!?")
-_DEVICE_HEADER = re.compile(r"\[(\d+)\] (.*)")
+_DEVICE_HEADER = re.compile(r"\[(\d{1,9})\] (.*)")
 _DEVICE_ROW = re.compile(r"(?P<ordinal>\d+)(?P<gap> *,?).*?\b(?P<uuid>(GPU|MIG)-[0-9A-Fa-f-]+)")
 
 

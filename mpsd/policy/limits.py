@@ -91,7 +91,7 @@ def read_memory(answer: str) -> int | None:
     word = answer.strip()
     if not word:
         return 0
-    if word[:-1].isdecimal() and word[-1] in "GM":
+    if word[:-1].isdecimal() and len(word) < 12 and word[-1] in "GM":
         return int(word[:-1]) * (GIB if word[-1] == "G" else MIB)
     return None
 

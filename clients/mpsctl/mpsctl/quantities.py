@@ -13,6 +13,7 @@ _COUNT = re.compile(r"[0-9]{1,5}")
 _SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MOST_BYTES = 1 << 62
+_MOST_CHARACTERS = 64  # of a duration: to look for parts takes time by the square
 
 
 class Unfit(ValueError):
@@ -30,17 +31,17 @@ class Share:
 def parse_size(text: str) -> int:
     """Bytes; the units are powers of 1024, as the vendor's are.  A size needs its unit: 4 would be four bytes."""
     found = _SIZE.fullmatch(text)
-    size = round(float(found[1]) * (1 << _SHIFTS[found[2].upper()])) if found else 0
-    if not 0 < size <= _MOST_BYTES:
+    size = float(found[1]) * (1 << _SHIFTS[found[2].upper()]) if found else 0.0
+    if not 0 < round(min(size, 2.0 * _MOST_BYTES)) <= _MOST_BYTES:  # of many digits it is infinite
         raise Unfit("a number and K, M, G or T, as 4G or 512M")
-    return size
+    return round(size)
 
 
 def parse_duration(text: str) -> float:
     """Seconds.  Parts add up: 1h30m."""
-    parts = _DURATION_PART.findall(text)
+    parts = _DURATION_PART.findall(text[:_MOST_CHARACTERS])
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != text or seconds <= 0:
+    if "".join(number + unit for number, unit in parts) != text or not 0 < seconds < float("inf"):
         raise Unfit("a number and s, m, h or d, as 30s, 5m, 2h or 1h30m, and more than none")
     return seconds
 

@@ -103,9 +103,12 @@ class Conversation:
             raise _refused(answer.error)
         if answer.is_cut:
             raise OSError(errno.EMFILE, "no room for the descriptors that came with an answer")
-        if call.read_with is None:
-            return call.read(answer.result)
-        result = call.read_with(answer.result, answer.fds)
+        try:
+            if call.read_with is None:
+                return call.read(answer.result)
+            result = call.read_with(answer.result, answer.fds)
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:  # a result of another shape
+            raise ProtocolError(f"{call.method}: the answer is none of this protocol: {exc!r:.200}") from None
         answer.fds = ()  # they belong to whoever asked
         return result
 

@@ -1,0 +1,124 @@
+"""Which readers of foreign bytes there are, and what drives each with random bytes: the one table.
+
+A module that reads bytes is found by what it calls (`reads_bytes`, `reads_bytes_in_c`).  It is driven by a target, or it stands
+in NOT_FUZZED with the reason; test_parsers.py fails for one that does neither, so that a new reader cannot be missed.
+"""
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+from tests.fuzz import client_targets
+from tests.fuzz.targets import TARGETS
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON_TARGETS = TARGETS
+assert client_targets.CALLS, "its targets are in the same table"
+
+_CLIENT = "clients/c/include/mpsd/code/"
+C_TARGETS: dict[str, tuple[str, ...]] = {  # c/NAME.c, and whose readers it drives
+    "keeper": ("native/keeper/protocol.c", "native/keeper/table.c"),
+    "keeper_peers": ("native/keeper/peers.c",),
+    "unpack": (_CLIENT + "pack.h", "clients/c/include/mpsd/pack.h"),
+    "answers": tuple(_CLIENT + name for name in ("wire.h", "exchange.h", "ask.h", "take.h", "give.h", "place.h")),
+    "state": (_CLIENT + "state_reader.h",),
+    "shim_layout": ("clients/shim/layout.c",),
+    "front_end_lines": ("clients/control/lines.c", "clients/control/options.c", "clients/control/main.c"),
+    "front_end_session": ("clients/control/session.c",),
+}
+
+_OWN = "reads a file that mpsd alone writes, or root"
+_KERNEL = "reads a fixed structure of the kernel's, and no text of others"
+_WORDS = "reads the words of whoever starts it, with their own rights"
+_BESIDE = "receives; what it received is read by a module that is driven"
+NOT_FUZZED: dict[str, str] = {
+    "mpsd/__main__.py": _WORDS,
+    "mpsd/accept.py": "reads an option of the configuration, which is root's; tests/unit/test_config.py has random ones",
+    "mpsd/config.py": "reads the configuration, which is root's; tests/unit/test_config.py has random ones",
+    "mpsd/descriptors.py": _KERNEL,
+    "mpsd/domains/inotify.py": _KERNEL,
+    "mpsd/domains/vendor.py": "reads a pid file in a private directory",
+    "mpsd/faults/core_dumps.py": "reads a line of /proc/PID/status that the kernel made of numbers alone",
+    "mpsd/faults/store.py": _OWN,
+    "mpsd/leases/records.py": _OWN,
+    "mpsd/leases/store.py": "reads the kernel's boot id",
+    "mpsd/places.py": "reads /proc/self/mounts for a word",
+    "mpsd/policy/incident_text.py": _OWN,
+    "mpsd/probes.py": "reads what the kernel says of this machine; `mpsd check` alone calls it",
+    "mpsd/relay/caller.py": _BESIDE,
+    "mpsd/relay/message.py": "passes messages on and does not read them; credentials are the kernel's",
+    "mpsd/relay/peers.py": _KERNEL,
+    "mpsd/runtime/claim.py": "reads a pid in a directory that was checked",
+    "mpsd/runtime/keeper.py": _BESIDE,
+    "mpsd/runtime/limits.py": "opens /dev/null",
+    "mpsd/runtime/reaper.py": "reads numbers of mpsd's own children",
+    "mpsd/runtime/store.py": _OWN,
+    "mpsd/schema.py": "reads words of mpsd's own command line and configuration",
+    "mpsd/uvm/syscalls.py": _KERNEL,
+    "mpsd/vault/keeper_link.py": _BESIDE,
+    "clients/python/mpsd_client/_vllm_loader.py": "reads options of the program that it is a part of",
+    "clients/mpsctl/mpsctl/commands/arenas.py": _WORDS,
+    "clients/mpsctl/mpsctl/commands/faults.py": _WORDS,
+    "clients/mpsctl/mpsctl/commands/services.py": _WORDS,
+    "clients/mpsctl/mpsctl/starter/groups.py": "reads numbers of /proc/PID/stat of the starter's own children",
+    "native/keeper/main.c": _WORDS,
+    "clients/control/start.c": "reads a byte of the daemon that it has started itself",
+    "clients/shim/settings.c": "reads the environment of the program that it is a part of",
+    "clients/shim/lease.c": "asks mpsd by the C client; what comes is read by pack.h, which is driven",
+    "clients/shim/watched.c": "asks mpsd by the C client; what comes is read by pack.h, which is driven",
+    "native/include/mpsd_accept.h": "passes a descriptor on; no bytes are read",
+}
+
+_CALLS = {
+    "unpack", "unpack_from", "iter_unpack", "unpackb", "loads", "from_bytes", "fromhex", "recv", "recv_into", "recvmsg",
+    "recvmsg_into", "recv_fds", "pread", "read_text", "read_bytes", "receive_some",
+}  # fmt: skip
+_NAMES = ("parse", "decode", "unpack")
+_IN_C = re.compile(
+    r"\b(?:recv|recvmsg|recvfrom|read|pread|fread|fgets|getline|strto(?:l|ul|ull|d)|sscanf|accept4|mpsd_unpack_\w+)\("
+)
+PYTHON_ROOTS = ("mpsd", "clients/python/mpsd_client", "clients/mpsctl/mpsctl")
+C_ROOTS = ("native/keeper", "native/include", "clients/c/include", "clients/shim", "clients/control")
+
+
+def reads_bytes(text: str) -> bool:
+    """Whether a Python module does what readers do: it defines a function that is named like one, or calls what they call."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.lstrip("_").startswith(_NAMES):
+            return True
+        if isinstance(node, ast.Call):
+            function = node.func
+            if isinstance(function, ast.Attribute) and function.attr in _CALLS:
+                return True
+            if isinstance(function, ast.Name) and function.id == "open":
+                return True
+    return False
+
+
+def reads_bytes_in_c(text: str) -> bool:
+    """The same of a C file; the simulator is nobody's in production."""
+    without_comments = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    return _IN_C.search(without_comments) is not None
+
+
+@functools.cache
+def readers() -> frozenset[str]:
+    """Every module that reads bytes, as a path from the root of the checkout."""
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for root in PYTHON_ROOTS
+        for path in (ROOT / root).rglob("*.py")
+        if reads_bytes(path.read_text())
+    }
+    for root in C_ROOTS:
+        for path in (ROOT / root).rglob("*.[ch]"):
+            if "build" not in path.relative_to(ROOT).parts and reads_bytes_in_c(path.read_text()):
+                found.add(path.relative_to(ROOT).as_posix())
+    return frozenset(found)
+
+
+def driven() -> set[str]:
+    """Modules that a target drives."""
+    in_python = (module for target in PYTHON_TARGETS.values() for module in target.modules)
+    return {*in_python, *(module for modules in C_TARGETS.values() for module in modules)}

@@ -1,0 +1,257 @@
+"""Entry points for random bytes at every Python reader of bytes that others made: one function a reader.
+
+Each takes an input and returns; an exception is a finding.  What a reader may raise is caught here, and what must always hold
+is asserted.  `reads` says whose readers they are: parsers.py checks that none is missed.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mpsd import stop
+from mpsd.api.table import METHODS
+from mpsd.api.topics import parse_patterns
+from mpsd.cgroups import parse_cgroups
+from mpsd.domains.domain import _pids
+from mpsd.domains.log_lines import OwnCommands, parse_line, read_news
+from mpsd.errors import BadRequest, MpsdError, NoSuchDevice, ProtocolError
+from mpsd.faults import kmod_records, xid_lines
+from mpsd.faults.core_file import parse_core
+from mpsd.legacy import merge
+from mpsd.legacy.commands import answer_error
+from mpsd.legacy.devices import find_device
+from mpsd.legacy.grammar import MAX_LINE_BYTES, PinnedLimit, Rejected, parse_words
+from mpsd.legacy.quantities import parse_limit
+from mpsd.legacy.table import COMMANDS
+from mpsd.model import Device
+from mpsd.policy import limits
+from mpsd.policy.cgroup_paths import describe
+from mpsd.process_ending import parse_stat
+from mpsd.uvm import abi
+from mpsd.uvm.maps import parse_maps
+from mpsd.wire import keeper as keeper_wire
+from mpsd.wire import rpc
+from mpsd.wire.params import parse as parse_params
+from mpsd.wire.state import CONTROL_AT, parse_head
+
+Read = Callable[[bytes], None]
+MOST_NUMBER = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """modules: whose readers it drives, as paths from the root of the checkout."""
+
+    read: Read
+    modules: tuple[str, ...]
+
+
+TARGETS: dict[str, Target] = {}
+
+
+def reads(*modules: str) -> Callable[[Read], Read]:
+    def enter(function: Read) -> Read:
+        TARGETS[function.__name__] = Target(function, modules)
+        return function
+
+    return enter
+
+
+def text_of(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+# -- sockets -----------------------------------------------------------------------------------------------------------
+
+
+@reads("mpsd/wire/rpc.py", "mpsd/api/datagrams.py")
+def rpc_frame(data: bytes) -> None:
+    """A frame is encoded to one that means the same."""
+    try:
+        frame = rpc.decode(data)
+        encoded = rpc.encode(frame)
+    except ProtocolError as error:
+        rpc.encode(rpc.Notification("goodbye", rpc.error_map(error)))
+        return
+    assert rpc.encode(rpc.decode(encoded)) == encoded
+
+
+@reads(
+    "mpsd/wire/params.py", "mpsd/wire/messages.py", "mpsd/wire/arena_messages.py", "mpsd/wire/service_messages.py",
+    "mpsd/api/topics.py",
+)  # fmt: skip
+def rpc_params(data: bytes) -> None:
+    """The parameters of any method; a refusal fits into an answer."""
+    try:
+        frame = rpc.decode(data)
+        if not isinstance(frame, rpc.Request) or (method := METHODS.get(frame.method)) is None:
+            return
+        message = parse_params(method.ask, frame.params)
+        if frame.method == "events.subscribe":
+            parse_patterns(message.topics)
+    except MpsdError as error:
+        rpc.encode(rpc.Response(1, rpc.error_map(error), None))
+        assert str(error).isprintable()
+
+
+@reads("mpsd/wire/keeper.py", "mpsd/runtime/stored.py")
+def keeper_reply(data: bytes) -> None:
+    try:
+        reply = keeper_wire.parse_reply(data)
+    except ProtocolError:
+        return
+    for look in (reply.entries, reply.keeper_pid, reply.most_held):
+        try:
+            look()
+        except ProtocolError:
+            continue
+
+
+@reads("mpsd/wire/keeper.py", "mpsd/runtime/stored.py")
+def stored_name(data: bytes) -> None:
+    """What is read can be given to a keeper, and back to systemd."""
+    entry = keeper_wire.parse_stored(text_of(data))
+    if entry is not None:
+        assert keeper_wire.parse_stored(keeper_wire.pack_stored(entry)) == entry
+        keeper_wire.pack_request(keeper_wire.Op.PUT, 1, entry.name, generation=entry.generation, size=entry.size)
+
+
+@reads("mpsd/wire/state.py", "mpsd/failover/heartbeats.py", "mpsd/vault/descriptors.py")
+def state_head(data: bytes) -> None:
+    try:
+        assert parse_head(data).file_bytes > CONTROL_AT
+    except BadRequest:
+        return
+
+
+# -- the kernel's and the vendor's text, in which that of others can stand ---------------------------------------------
+
+
+@reads("mpsd/faults/core_file.py", "mpsd/faults/elf_tables.py", "mpsd/faults/core_directory.py")
+def core_dump(data: bytes) -> None:
+    try:
+        core = parse_core(lambda offset, size: data[offset : offset + size], len(data))
+    except ProtocolError:
+        return
+    assert all(each.name for each in core.exceptions)
+    assert core.kernel.isprintable()
+
+
+@reads("mpsd/faults/xid_lines.py", "mpsd/faults/kernel_log.py")
+def kernel_log(data: bytes) -> None:
+    xid = xid_lines.parse_xid(text_of(data))
+    if xid is not None:
+        seen = xid_lines.observe(xid, "default", DEVICES, 10**12)
+        assert seen.text.isprintable()
+        assert (seen.xid or 0) < MOST_NUMBER
+
+
+@reads("mpsd/faults/kmod_records.py", "mpsd/faults/kmod.py")
+def kmod_channel(data: bytes) -> None:
+    try:
+        for record in kmod_records.parse_records(data):
+            assert kmod_records.observe(record, 10**12).text.isprintable()
+    except ProtocolError:
+        pass
+    if len(data) >= kmod_records.INFO.size:
+        try:
+            kmod_records.parse_info(data[: kmod_records.INFO.size])
+        except ProtocolError:
+            pass
+
+
+@reads("mpsd/process_ending.py", "mpsd/processes.py", "mpsd/faults/file_writers.py")
+def proc_stat(data: bytes) -> None:
+    parse_stat(data, 5)
+
+
+@reads("mpsd/uvm/maps.py", "mpsd/uvm/holding.py")
+def proc_maps(data: bytes) -> None:
+    try:
+        found = parse_maps(text_of(data))
+    except ValueError:
+        return
+    assert all(one.end <= other.start for one, other in pairwise(found))
+
+
+@reads("mpsd/cgroups.py", "mpsd/policy/cgroup_paths.py", "mpsd/stop.py", "mpsd/runtime/freezer.py")
+def proc_cgroup(data: bytes) -> None:
+    paths = tuple(parse_cgroups(text_of(data)))
+    describe(paths)
+    stop.container_of(paths)
+    for kind in (stop.TargetKind.CGROUP, stop.TargetKind.CONTAINER):
+        target = stop.Target(kind, paths[0] if paths else "word")
+        top = stop.branch(paths, target, stop.Asker(1000, 1))
+        assert top is None or top.startswith("/")
+
+
+@reads("mpsd/domains/log_lines.py", "mpsd/domains/log_files.py", "mpsd/domains/logs.py")
+def vendor_log(data: bytes) -> None:
+    own = OwnCommands()
+    for text in text_of(data).split("\n"):
+        if (line := parse_line(text)) is not None:
+            own.is_own(line)
+            read_news(line)
+            assert line.pid < MOST_NUMBER
+
+
+@reads("mpsd/legacy/merge.py", "mpsd/policy/limits.py", "mpsd/domains/domain.py")
+def vendor_answers(data: bytes) -> None:
+    text = text_of(data)
+    halves = text[: len(text) // 2], text[len(text) // 2 :]
+    merge.merge_ps(halves)
+    merge.merge_device_clients([(half, [0, 1]) for half in halves])
+    merge.merge_device_queries(halves, {DEVICES[0].uuid: 1})
+    percent, memory = limits.read_percent(text), limits.read_memory(text)
+    assert percent is None or 0 < percent <= 100
+    assert memory is None or 0 <= memory < MOST_NUMBER
+    assert all(pid < MOST_NUMBER for pid in _pids(text))
+    limits.overrides(text, {DEVICES[0].uuid: 0})
+
+
+@reads("mpsd/uvm/abi.py", "mpsd/uvm/device.py", "mpsd/uvm/simulator.py", "mpsd/uvm/sim_page.py")
+def uvm_queue(data: bytes) -> None:
+    """What a client's process can write into too: places and entries of an event queue."""
+    get, put = (int.from_bytes(data[at : at + 4], "little") for at in (0, 4))
+    places = abi.pending(get, put)
+    assert len(places) < abi.QUEUE_ENTRIES
+    assert all(0 <= place < abi.QUEUE_ENTRIES for place in places)
+    try:
+        event = abi.parse_entry(data[8:])
+    except ValueError:
+        return
+    assert event is None or (event.fault_text and event.reason_text)
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+DEVICES = (
+    Device(0, "GPU-11111111-1111-1111-1111-111111111111", "A", 1 << 36, "00000000:00:06.0"),
+    Device(1, "GPU-22222222-2222-2222-2222-222222222222", "B", 1 << 36, "00000000:00:07.0"),
+)
+
+
+@reads("mpsd/legacy/grammar.py", "mpsd/legacy/quantities.py", "mpsd/legacy/devices.py", "mpsd/runtime/sessions.py")
+def command_line(data: bytes) -> None:
+    """A request or a refusal; whatever is printed is printable."""
+    try:
+        words = parse_words(data)
+        assert len(data) <= MAX_LINE_BYTES
+        command = COMMANDS.get(words.name)
+        request = command.parse(words.arguments) if command else None
+    except Rejected as error:
+        assert answer_error(error).status in (0, 1)
+        return
+    assert all(word.isprintable() for word in (words.name, *words.arguments))
+    if isinstance(request, PinnedLimit):
+        try:
+            find_device(DEVICES, request.device or "")
+        except NoSuchDevice:
+            pass
+        try:
+            assert 0 <= parse_limit(request.value or "", request.stray) < MOST_NUMBER
+        except BadRequest:
+            pass
+    percent = getattr(request, "thread_percent", None)
+    assert percent is None or (math.isfinite(percent) and 0 < percent <= 100)
