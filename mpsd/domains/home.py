@@ -96,7 +96,7 @@ class Home:
     def recorded(self) -> ProcessId | None:
         """As an earlier mpsd wrote it down; None where it did not, or that process has gone."""
         words = _read(self.path / _RECORD).split()
-        if len(words) != 2 or not all(word.isdigit() for word in words):
+        if len(words) != 2 or not all(word.isdecimal() for word in words):
             return None
         process = ProcessId(int(words[0]), int(words[1]))
         return process if processes.is_alive(process) else None
@@ -108,7 +108,7 @@ class Home:
         so its user and its program are looked at, before anything that its owner could delay.
         """
         word = _read(self.pipe / PID_FILE).strip()
-        return self._identify(int(word), program, owner, inspector) if word.isdigit() else None
+        return self._identify(int(word), program, owner, inspector) if word.isdecimal() else None
 
     def find_by_socket(self, program: Path, owner: int, inspector: Inspector) -> ProcessId | None:
         """The process that listens at `control`, by the kernel's word: where the pid file is gone, or names another."""

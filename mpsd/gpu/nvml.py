@@ -65,7 +65,7 @@ def choose_visible(devices: Sequence[Device], visible: str | None) -> tuple[Devi
 
 
 def _is_named(device: Device, word: str) -> bool:
-    if word.isdigit():
+    if word.isdecimal() and len(word) < 10:
         return device.ordinal == int(word)
     return len(word) > len("GPU-") and device.uuid.startswith(word)
 

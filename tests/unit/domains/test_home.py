@@ -77,7 +77,7 @@ def test_the_recorded_process_is_believed_while_it_is_the_same(home: Home, start
     assert home.recorded() is None
 
 
-@pytest.mark.parametrize("text", ["", "12", "a b", "1 2 3", "-1 5", "9" * 5000])
+@pytest.mark.parametrize("text", ["", "12", "a b", "1 2 3", "-1 5", "9" * 5000, "\u00b2", "\u00b2 \u00b2"])
 def test_a_record_that_is_none_is_not_believed(home: Home, text: str) -> None:
     (home.path / "daemon").write_text(text)
     (home.pipe / PID_FILE).write_text(text)
