@@ -24,6 +24,7 @@ C_TARGETS: dict[str, tuple[str, ...]] = {  # c/NAME.c, and whose readers it driv
     "answers": tuple(_CLIENT + name for name in ("wire.h", "exchange.h", "ask.h", "take.h", "give.h", "place.h")),
     "state": (_CLIENT + "state_reader.h",),
     "shim_layout": ("clients/shim/layout.c",),
+    "inspector": ("native/inspector/main.c", "native/inspector/facts.c"),
     "front_end_lines": ("clients/control/lines.c", "clients/control/options.c", "clients/control/main.c"),
     "front_end_session": ("clients/control/session.c",),
 }
@@ -39,6 +40,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/config.py": "reads the configuration, which is root's; tests/unit/test_config.py has random ones",
     "mpsd/descriptors.py": _KERNEL,
     "mpsd/domains/inotify.py": _KERNEL,
+    "mpsd/domains/leftovers.py": "reads numbers of /proc/PID/task/TID/children",
     "mpsd/domains/home.py": "reads a pid file in a private directory",
     "mpsd/faults/core_dumps.py": "reads a line of /proc/PID/status that the kernel made of numbers alone",
     "mpsd/faults/store.py": _OWN,
@@ -51,6 +53,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/relay/message.py": "passes messages on and does not read them; credentials are the kernel's",
     "mpsd/relay/peers.py": _KERNEL,
     "mpsd/runtime/keeper.py": _BESIDE,
+    "mpsd/runtime/loop_watch.py": "reads numbers of its own /proc/self/task/TID/schedstat",
     "mpsd/runtime/limits.py": "opens /dev/null",
     "mpsd/runtime/reaper.py": "reads numbers of mpsd's own children",
     "mpsd/runtime/store.py": _OWN,
@@ -79,7 +82,7 @@ _IN_C = re.compile(
     r"\b(?:recv|recvmsg|recvfrom|read|pread|fread|fgets|getline|strto(?:l|ul|ull|d)|sscanf|accept4|mpsd_unpack_\w+)\("
 )
 PYTHON_ROOTS = ("mpsd", "clients/python/mpsd_client", "clients/mpsctl/mpsctl")
-C_ROOTS = ("native/keeper", "native/include", "clients/c/include", "clients/shim", "clients/control")
+C_ROOTS = ("native/keeper", "native/inspector", "native/include", "clients/c/include", "clients/shim", "clients/control")
 
 
 def reads_bytes(text: str) -> bool:

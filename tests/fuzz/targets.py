@@ -30,6 +30,7 @@ from mpsd.policy.cgroup_paths import describe
 from mpsd.process_ending import parse_stat
 from mpsd.uvm import abi
 from mpsd.uvm.maps import parse_maps
+from mpsd.wire import inspector as inspector_wire
 from mpsd.wire import keeper as keeper_wire
 from mpsd.wire import rpc
 from mpsd.wire.params import parse as parse_params
@@ -123,6 +124,17 @@ def state_head(data: bytes) -> None:
         assert parse_head(data).file_bytes > CONTROL_AT
     except BadRequest:
         return
+
+
+@reads("mpsd/wire/inspector.py", "mpsd/inspector.py")
+def inspector_answer(data: bytes) -> None:
+    try:
+        _, payload = inspector_wire.parse_answer(data)
+    except (ProtocolError, OSError):
+        return
+    facts = inspector_wire.parse_facts(payload)
+    assert "/" not in facts.program
+    assert "\0" not in "".join(facts.variables)
 
 
 # -- the kernel's and the vendor's text, in which that of others can stand ---------------------------------------------
