@@ -23,7 +23,7 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.domains.refuser import Refuser
 from mpsd.domains.upkeep import Upkeep
-from mpsd.domains.vendor import VendorProgram
+from mpsd.domains.vital_signs import watch_vital_signs
 from mpsd.errors import AlreadyRunning, BadConfiguration, ErrorCode, MpsdError, UnusablePath
 from mpsd.failover.ends import MOST as MOST_WATCHED
 from mpsd.failover.joining import join_failover
@@ -53,6 +53,7 @@ from mpsd.runtime.claim import Claim
 from mpsd.runtime.daemon import UI_SOCKET, Daemon
 from mpsd.runtime.doors import DOORS
 from mpsd.runtime.ending import Ending
+from mpsd.runtime.health import Health
 from mpsd.runtime.keeper import KeeperClient
 from mpsd.runtime.limits import raise_descriptor_limit
 from mpsd.runtime.loop_watch import LoopWatch
@@ -62,6 +63,7 @@ from mpsd.runtime.public_log import PublicLog
 from mpsd.runtime.reaper import become_reaper
 from mpsd.runtime.sessions import Sessions
 from mpsd.runtime.signals import Signals
+from mpsd.runtime.state_directory import StateDirectory
 from mpsd.runtime.stopping import Stopper
 from mpsd.runtime.store import SqliteStore
 from mpsd.runtime.stored import Stored, take_stored
@@ -205,7 +207,8 @@ def _announce(public: PublicLog, config: Config) -> None:
     public.write(f"mpsd {__version__}")
 
 
-def _build_pool(found: Found, vendor: VendorProgram) -> Pool:
+def _build_pool(found: Found) -> Pool:
+    vendor = settings.vendor(found.config, found.environ, found.inspector, is_relayed=found.is_privileged)
     pool_settings = settings.pool(found.config, found.invocation, found.claim.state_directory)
     defaults = found.store.defaults() or settings.defaults(found.config, found.devices)
     return Pool(pool_settings, vendor, found.devices, defaults, found.store, found.public.publish)
@@ -213,8 +216,7 @@ def _build_pool(found: Found, vendor: VendorProgram) -> Pool:
 
 def _build(found: Found) -> Daemon:
     config, claim = found.config, found.claim
-    vendor = settings.vendor(config, found.environ, found.inspector, is_relayed=found.is_privileged)
-    pool = _build_pool(found, vendor)
+    pool = _build_pool(found)
     upkeep = Upkeep(pool, config.vendor.stop_seconds, lambda: _read_devices(config))
     events = EventBus()
     facts = ClientFacts(found.inspector)
@@ -224,24 +226,23 @@ def _build(found: Found) -> Daemon:
     notifier = Notifier(found.environ)
     vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events, notifier)
     failover = join_failover(found, pool, vault, stopper, faults, events)
-    refuser = Refuser(vendor, claim.state_directory / "refuser", pool.settings.visible_devices)
-    metrics = Metrics(asked, events) if (asked := settings.metrics(config)) else None
-    admission = metrics.timing(book) if metrics else book
+    refuser = Refuser(pool.program, claim.state_directory / "refuser", pool.settings.visible_devices)
+    metrics, admission = _build_metrics(config, events, book)
     relayed = _build_relay(found, pool, admission, faults.desk, refuser, facts) if found.is_privileged else None
-    if relayed and metrics:
-        relayed[0].conversations.took_handshake = metrics.took_handshake
+    _time_handshakes(relayed, metrics)
     ending = Ending(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
-    operations = DomainOperations(pool, upkeep, relayed and relayed[0].conversations.entrance, faults.attachments.standing)
+    health = _build_health(found, pool, book, relayed and relayed[1])
     services = Services(
         book,
-        operations,
+        DomainOperations(pool, upkeep, relayed and relayed[0].conversations.entrance, faults.attachments.standing),
         board,
         stopper,
         faults.desk,
         processes.process_id,
         _owner_uid,
         lambda: pool.is_stopping,
+        health.problems,
         time.time(),
         {"backend": config.backend, "is_privileged": found.is_privileged},
         faults.sources.standing,
@@ -270,7 +271,22 @@ def _build(found: Found) -> Daemon:
         claim.restore,
         _ignore_signal,
     )
+    daemon.beside += [health.run, partial(watch_vital_signs, pool)]
     return daemon
+
+
+def _build_metrics(config: Config, events: EventBus, book: LeaseBook) -> tuple[Metrics | None, Admission]:
+    """And what clients are admitted by, which they measure."""
+    asked = settings.metrics(config)
+    if asked is None:
+        return None, book
+    metrics = Metrics(asked, events)
+    return metrics, metrics.timing(book)
+
+
+def _time_handshakes(relayed: tuple[Relay, KeeperClient] | None, metrics: Metrics | None) -> None:
+    if relayed and metrics:
+        relayed[0].conversations.took_handshake = metrics.took_handshake
 
 
 def _build_strangers(daemon: Daemon, config: Config) -> Strangers:
@@ -284,6 +300,17 @@ def _ends_strangers(action: str, domain: Domain) -> bool:
 def _open_book(found: Found, pool: Pool, facts: ClientFacts, events: EventBus) -> LeaseBook:
     make = LeaseBook if found.is_privileged else UnenforcedBook
     return make(found.lease_store, lambda: pool.devices, settings.admission(found.config), facts.identify, events.publish)
+
+
+def _build_health(found: Found, pool: Pool, book: LeaseBook, keeper: KeeperClient | None) -> Health:
+    return Health(
+        pool,
+        book,
+        StateDirectory(found.claim.state_directory),
+        lambda: found.claim.pipe.missing,
+        lambda: keeper.is_there if keeper else None,
+        lambda: found.store.trouble,
+    )
 
 
 def _readings(found: Found, relayed: tuple[Relay, KeeperClient] | None, api: Api) -> Readings:

@@ -87,3 +87,4 @@ class DomainView:
     key: str = ""  # whom it serves alone: a lease, a group, those in quarantine; empty: everybody
     is_answering: bool = True  # its vendor daemon has answered what it was asked, or was asked a moment ago
     is_exposed: bool = False  # every user can connect to its vendor daemon, past the relay
+    trouble: str = ""  # why it is DEAD or SILENT, as far as that is known

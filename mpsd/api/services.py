@@ -67,6 +67,19 @@ class ClientView:
     held: bool = False
 
 
+class AwaitsDomain(Protocol):
+    """A client that was let in and waits for a fault domain."""
+
+    @property
+    def process(self) -> ProcessId: ...
+    @property
+    def uid(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def waited_seconds(self) -> float: ...
+
+
 class Domains(Protocol):
     """The fault domains.  What is only looked at is answered from own state, without asking a vendor daemon."""
 
@@ -75,6 +88,8 @@ class Domains(Protocol):
         """As far as they are known."""
 
     def clients(self) -> Sequence[ClientView]: ...
+    def waiting(self) -> Sequence["AwaitsDomain"]:
+        """Clients that were let in and wait for a domain, by their time of arrival."""
 
     async def create(self, gpus: tuple[str, ...]) -> str:
         """Begin a domain of these GPUs; its name.  Raises TooMany."""
@@ -271,6 +286,7 @@ class Services:
     """Everything that a method may reach.
 
     find_process: None where no process has the pid.  owner_of: the uid of a process; None where it has gone.
+    problems: why a client that starts now might not be served, in words; from what is known, without a wait.
     facts: what `status` says besides, as the backend and the mode.
     started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.  arenas, failover: None in a
     daemon that keeps no memory.  keeper: None likewise.  ends_at: when the work of clients is ended, done or not, since mpsd is
@@ -285,6 +301,7 @@ class Services:
     find_process: Callable[[int], ProcessId | None]
     owner_of: Callable[[ProcessId], int | None]
     is_stopping: Callable[[], bool]
+    problems: Callable[[], Sequence[str]]
     started_at: float
     facts: Mapping[str, Any] = field(default_factory=dict)
     fault_sources: Callable[[], Mapping[str, str]] = dict

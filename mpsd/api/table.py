@@ -10,7 +10,7 @@ from typing import Any
 
 from mpsd.api.authority import Peer
 from mpsd.api.exchange import Handler, paged
-from mpsd.api.methods import arenas, clients, daemon, domains, events, faults, leases, limits, services, stop
+from mpsd.api.methods import arenas, clients, daemon, domains, events, faults, leases, limits, queue, services, stop
 from mpsd.api.services import Services
 from mpsd.errors import MpsdError
 from mpsd.wire import arena_messages, messages, service_messages
@@ -77,7 +77,7 @@ METHODS: dict[str, Method] = {
     "lease.get": _of_lease(LeaseId, leases.get, "One lease", changes=False),
     "lease.list": Method(Privilege.SEEN, messages.ListLeases, paged(leases.list_leases), "Leases, by id"),
     "queue.list": Method(
-        Privilege.SEEN, messages.Page, paged(leases.list_queue), "Leases and clients that wait, by their position"
+        Privilege.SEEN, messages.Page, paged(queue.list_queue), "Leases and clients that wait, by their position"
     ),
     "client.list": Method(Privilege.SEEN, messages.Page, paged(clients.list_clients), "Clients, by pid"),
     "client.why": _of_client(ClientId, clients.why, "Which rule gave a client what, and what it waits for", changes=False),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import structlog
 import trio
 
 from mpsd import processes
@@ -25,6 +26,7 @@ from mpsd.policy import limits
 from mpsd.policy.hearsay import LineAlarm
 from mpsd.relay.gate import Gate
 
+log = structlog.get_logger()
 _MIB, _GIB = 1 << 20, 1 << 30
 _STARTING_SECONDS = 15.0
 _MOST_TOLD = 256
@@ -64,7 +66,8 @@ class Domain:
     adopts_until: float = -math.inf  # clients that an earlier mpsd let in may still come into its lists (trio time)
     _line_alarm: LineAlarm = field(default_factory=LineAlarm)
     _told_arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_TOLD))  # by lines that others can write
-    silenced: trio.Event = field(default_factory=trio.Event)  # set: its vendor daemon did not answer when last asked
+    silenced: trio.Event = field(default_factory=trio.Event)  # set: its vendor daemon did not answer when last asked, or cannot
+    hindrance: str = ""  # why it cannot answer, as its processes and files show without asking it (vital_signs.py)
     _silent_since: float = math.inf  # when it was asked what it has not answered since
     unanswered_since: float = math.inf  # the same of a question that is still waited for, or of a client's (trio time)
     news: trio.Event = field(default_factory=trio.Event)  # set: what is believed may be out of date
@@ -85,12 +88,25 @@ class Domain:
             state = DomainState.DRAINING
         if state is DomainState.READY and (self.applied_defaults != defaults or self.has_outdated_spare(defaults)):
             state = DomainState.RECYCLING
-        gpus = frozenset(self.gpus)
-        is_answering = trio.current_time() - self.unanswered_since < _FROZEN_SECONDS
         return DomainView(
-            self.name, state, gpus, self.uid, self.occupancy, self.capacity, self.is_public, self.number, self.key,
-            is_answering, self.is_exposed,
-        )  # fmt: skip
+            self.name,
+            state,
+            frozenset(self.gpus),
+            self.uid,
+            self.occupancy,
+            self.capacity,
+            self.is_public,
+            self.number,
+            self.key,
+            trio.current_time() - self.unanswered_since < _FROZEN_SECONDS,
+            self.is_exposed,
+            self._trouble(state),
+        )
+
+    def _trouble(self, state: DomainState) -> str:
+        if state in (DomainState.DEAD, DomainState.STARTING):
+            return self.trouble
+        return self.hindrance if state is DomainState.SILENT else ""
 
     def has_outdated_spare(self, defaults: Defaults) -> bool:
         """Its server was started ahead of its first client, and with other defaults: to a user it is the next server."""
@@ -168,6 +184,23 @@ class Domain:
         self.suspect_until = trio.current_time() + seconds
         self.mark_stale()
 
+    def find_hindered(self, hindrance: str) -> bool:
+        """Take note of why it cannot answer, or ("") that nothing shows why: then it is asked.  True: that is new."""
+        if hindrance == self.hindrance:
+            return False
+        self.hindrance = hindrance
+        if hindrance:
+            self._silent_since = min(self._silent_since, trio.current_time())
+            self.silenced.set()
+            log.warning("domain.hindered", domain=self.name, why=hindrance)
+        self.mark_stale()
+        return True
+
+    @property
+    def is_long_silent(self) -> bool:
+        """It has not answered for so long that it is replaced if it serves nobody."""
+        return self.silenced.is_set() and trio.current_time() - self._silent_since >= self.control.silence_seconds
+
     def mark_stale(self) -> None:
         self.news.set()
 
@@ -230,6 +263,7 @@ class Domain:
         self.key = ""
         self.silenced = trio.Event()
         self._silent_since = self.unanswered_since = math.inf
+        self.hindrance = ""
         self.joined_uid = None
         self.applied_defaults = None
 
@@ -258,11 +292,16 @@ class Domain:
                 if trio.current_time() - self._silent_since >= self.control.silence_seconds:
                     self.silenced.set()
                 raise
-            self._silent_since = self.unanswered_since = math.inf
-            if self.silenced.is_set():
-                self.silenced = trio.Event()
+            self.unanswered_since = math.inf
+            if not self.hindrance:  # else its control daemon answers, and its server cannot
+                self._hear_well()
             for pid in self.client_pids.intersection(told):
                 self.guard.hear(pid)
+
+    def _hear_well(self) -> None:
+        self._silent_since = math.inf
+        if self.silenced.is_set():
+            self.silenced = trio.Event()
 
     def _believe(self, servers: dict[int, ServerView], asked_at: float) -> None:
         self.servers = servers

@@ -18,7 +18,9 @@ import trio
 from mpsd.domains.domain import Domain
 from mpsd.domains.life import live
 from mpsd.domains.log_lines import LogLine, News
+from mpsd.domains.placement_waits import PlacementWaits
 from mpsd.domains.vendor import VendorControl, VendorProgram
+from mpsd.domains.vital_signs import look_now
 from mpsd.errors import NoSuchServer, Stopping, VendorFailed
 from mpsd.legacy.board import Defaults
 from mpsd.model import ComputeMode, Device, DomainState, DomainView, ProcessId
@@ -28,6 +30,7 @@ from mpsd.process_ending import Ending
 from mpsd.process_watch import wait_ended
 
 log = structlog.get_logger()
+_NEW_USER = -1  # no user has this uid
 
 
 class Store(Protocol):
@@ -87,6 +90,7 @@ class Pool:
     on_news: Callable[[Domain, News], None] = lambda domain, news: None  # told of what a domain's log tells
     is_stopping: bool = False
     drained: dict[str, Drained] = field(default_factory=dict)  # GPUs that take nobody, by their UUIDs
+    waits: PlacementWaits = field(default_factory=PlacementWaits)
     last_join: float = -math.inf  # trio time
     last_uid: int = 0  # the user for whom a spare's server is started
     _has_adopted: bool = False
@@ -149,17 +153,23 @@ class Pool:
 
     # -- placing -----------------------------------------------------------------------------------------------------
 
+    def placement_of_a_newcomer(self) -> Join | Create | Wait:
+        """Where a client of a user who has no domain would go now."""
+        return self._decide(Ask(_NEW_USER, frozenset(self.gpus)), None)
+
     async def place(self, ask: Ask, process: ProcessId | None) -> Domain:
         """The domain this process joins.  Waits as long as there is none; raises Stopping when mpsd quits meanwhile."""
         told = ""
-        while (domain := self.place_now(ask, process)) is None:
-            decision = self._decide(ask, process)
-            if isinstance(decision, Create):
-                self.create(tuple(uuid for uuid in self.gpus if uuid in decision.gpus))
-            elif isinstance(decision, Wait) and decision.reason != told:
-                told = decision.reason
-                log.info("client.waiting", process=process and process.pid, uid=ask.uid, reason=told)
-            await self.changed()
+        with self.waits.begin(process, ask.uid):
+            while (domain := self.place_now(ask, process)) is None:
+                decision = self._decide(ask, process)
+                if isinstance(decision, Create):
+                    self.create(tuple(uuid for uuid in self.gpus if uuid in decision.gpus))
+                elif isinstance(decision, Wait) and decision.reason != told:
+                    told = decision.reason
+                    self.waits.explain(process, told)
+                    log.info("client.waiting", process=process and process.pid, uid=ask.uid, reason=told)
+                await self.changed()
         return domain
 
     def place_now(self, ask: Ask, process: ProcessId | None) -> Domain | None:
@@ -167,10 +177,15 @@ class Pool:
         if self.is_stopping:
             raise Stopping("mpsd is quitting and takes no new clients")
         home = self.home_of(process) if process else None
-        if home is not None and self._is_bound(home, process):
-            return home
-        decision = self._decide(ask, process)
-        return self._join(self.domains[decision.domain], ask, process) if isinstance(decision, Join) else None
+        if home is not None:
+            look_now(home)
+            if self._is_bound(home, process):
+                return home
+        while isinstance(decision := self._decide(ask, process), Join):
+            domain = self.domains[decision.domain]
+            if not look_now(domain):
+                return self._join(domain, ask, process)
+        return None
 
     def _decide(self, ask: Ask, process: ProcessId | None) -> Join | Create | Wait:
         if process is not None and (others := self.avoid(process)):

@@ -53,7 +53,7 @@ class Upkeep:
                 domain.idle_since = now
             if domain.name in self._busy:
                 continue
-            if domain.silenced.is_set() and domain.state in (DomainState.READY, DomainState.FAULT) and not domain.occupancy:
+            if domain.is_long_silent and domain.state in (DomainState.READY, DomainState.FAULT) and not domain.occupancy:
                 self._begin(nursery, domain, self._replace)
             elif domain.control.was_left_exposed and domain.state is DomainState.READY and not domain.occupancy:
                 self._begin(nursery, domain, self._close_off)

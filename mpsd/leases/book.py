@@ -192,6 +192,11 @@ class LeaseBook:
         entry = self._admissions.line.find(process)
         return entry.uid if entry is not None else self._clients.uid_of(process)
 
+    @property
+    def queued(self) -> int:
+        """Places of the queue that are taken."""
+        return len(self._admissions.line)
+
     def queue(self) -> Sequence[QueueEntry]:
         """In order; the first has position 1."""
         return self._admissions.queue()

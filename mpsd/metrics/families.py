@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from mpsd import __version__
 from mpsd.api.methods.daemon import report_health
+from mpsd.api.methods.queue import all_waiting
 from mpsd.api.services import Services
 from mpsd.arena import Arena
 from mpsd.lease import FULL_PERCENT, Lease, LeaseState, Refusal
@@ -79,13 +80,13 @@ def _states_of_clients(services: Services) -> Mapping[str, int]:
     """As client.list tells them, but without a look at each process: whoever a server knows runs."""
     domains = services.domains
     running = {pid for view in domains.views() for server in domains.servers(view.name) for pid in server.client_pids}
-    waiting = {entry.process for entry in services.leases.queue() if entry.process is not None}
+    waiting = {entry.process for entry in all_waiting(services) if entry.process is not None}
     starting = {process for process in services.leases.grants() if process.pid not in running} - waiting
     return {WAITING: len(waiting), STARTING: len(starting), RUNNING: len(running)}
 
 
 def _of_queue(source: Source) -> Iterator[Metric]:
-    queue = source.services.leases.queue()
+    queue = list(all_waiting(source.services))
     kinds = Counter("lease" if entry.process is None else "client" for entry in queue)
     yield _gauge("mpsd_queue_length", "How many wait, by what they are.", "kind", {"lease": 0, "client": 0} | kinds)
     oldest = max((entry.waited_seconds for entry in queue), default=0.0)

@@ -65,8 +65,9 @@ def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Creat
     open_to_ask = [domain for domain in ours if _may_join(ask, domain, rules)]
     if apart := [domain for domain in open_to_ask if domain.name not in ask.avoid]:
         return _join(ask, apart)
-    if any(domain.state in _COMING and not domain.clients for domain in ours):
-        return Wait("its fault domain is starting")
+    if coming := [domain for domain in ours if domain.state in _COMING and not domain.clients]:
+        failed = next((f"; before, {domain.trouble}" for domain in coming if domain.trouble), "")
+        return Wait(f"its fault domain is starting{failed}")
     if len(ours) < (1 if rules.is_exclusive else rules.max_domains):
         return Create(ask.gpus)
     return _join(ask, open_to_ask) if open_to_ask else Wait(_why(ours, rules))
@@ -91,5 +92,9 @@ def _preference(ask: Ask, domain: DomainView) -> tuple[bool, bool, int, bool, in
 def _why(domains: Sequence[DomainView], rules: Rules) -> str:
     if rules.is_exclusive:
         return f"the GPU is in EXCLUSIVE_PROCESS mode and its only domain is {domains[0].state.value}"
-    states = ", ".join(f"{d.name} {d.state.value} {d.clients}/{d.capacity} uid {d.uid}" for d in domains)
-    return f"all {len(domains)} domains are taken: {states}"
+    return f"all {len(domains)} domains are taken: {', '.join(map(_in_words, domains))}"
+
+
+def _in_words(domain: DomainView) -> str:
+    trouble = f" ({domain.trouble})" if domain.trouble else ""
+    return f"{domain.name} {domain.state.value}{trouble} {domain.clients}/{domain.capacity} uid {domain.uid}"

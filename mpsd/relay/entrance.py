@@ -130,14 +130,21 @@ class Entrance:
         def told(reason: str) -> None:
             log.info("client.waiting", process=caller.process and caller.process.pid, uid=caller.credentials.uid, reason=reason)
 
+        def told_here(reason: str) -> None:
+            """Of what the queue of admission does not know."""
+            self.pool.waits.explain(caller.process, reason)
+            told(reason)
+
         await self.may_place.wait()
-        await self._unless_stopping(partial(self._wait_until_read, caller, unread, told))
+        with self.pool.waits.begin(caller.process, caller.credentials.uid):
+            await self._unless_stopping(partial(self._wait_until_read, caller, unread, told_here))
         grant = await self._unless_stopping(
             partial(self.admission.admit, caller.process, caller.credentials, told)
         )
-        while caller.process and (pause := self._pause_of(caller.process)):
-            told(f"it has faulted too often in a row: its next start is in {pause:.0f} s")
-            await trio.sleep(pause)
+        with self.pool.waits.begin(caller.process, caller.credentials.uid):
+            while caller.process and (pause := self._pause_of(caller.process)):
+                told_here(f"it has faulted too often in a row: its next start is in {pause:.0f} s")
+                await trio.sleep(pause)
         return await self.pool.place(self._ask(caller, grant), caller.process), grant
 
     def _pause_of(self, process: ProcessId) -> float:

@@ -41,6 +41,10 @@ class KeeperClient:
         self._process: subprocess.Popen[bytes] | None = None
         self.pid = 0  # of the one that answered last; 0: none has
 
+    @property
+    def is_there(self) -> bool:
+        return self._socket is not None
+
     def open(self) -> bool:
         """Connect to the keeper that runs, or start one.  True: it ran before, and may hold what an earlier mpsd gave it.
 

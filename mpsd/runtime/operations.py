@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from mpsd import processes
 from mpsd.api.services import ClientView
 from mpsd.domains.domain import Domain
+from mpsd.domains.placement_waits import PlacementWait
 from mpsd.domains.pool import Pool
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import BadRequest, NoSuchDomain, TooMany
@@ -43,6 +44,9 @@ class DomainOperations:
             for process in (*domain.members, *others):
                 found.append(self._view(process, domain.name, servers.get(process.pid)))
         return found
+
+    def waiting(self) -> Sequence[PlacementWait]:
+        return self._pool.waits.listed()
 
     def _view(self, process: ProcessId, domain: str, server_pid: int | None) -> ClientView:
         now = self._standing(process)

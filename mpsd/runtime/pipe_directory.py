@@ -4,6 +4,7 @@ import fcntl
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class PipeDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.missing: Sequence[str] = ()  # of what clients find mpsd by, as presence.py found last
         self._descriptor = -1
 
     def open(self) -> None:

@@ -1,7 +1,7 @@
 """What programs find mpsd by, made anew where somebody has removed or replaced it, as whatever tidies /tmp.  A program that
 finds no door runs without MPS, without limits, and says nothing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 import trio
@@ -41,10 +41,14 @@ class Presence:
             self.look()
 
     def look(self) -> None:
+        self._directory.missing = self._restore_missing()
+
+    def _restore_missing(self) -> Sequence[str]:
+        """What could not be made anew."""
         is_current = self._directory.is_current()
         gone = [name for name in self._places if not (is_current and self._directory.has(name))]
         if not gone:
-            return
+            return ()
         try:
             self._restore()
             gone = [name for name in self._places if not self._directory.has(name)]  # all may be there: only modes had changed
@@ -52,10 +56,11 @@ class Presence:
                 self._places[name]()
         except UnusablePath as exc:
             self._tell(str(exc), gone)
-            return
+            return [self._path(name) for name in gone]
         self._said = ""
         if back := [self._path(name) for name in gone if self._directory.has(name)]:
             log.error("pipe_directory.restored", found_missing=back, effect="programs that started meanwhile run without MPS")
+        return [self._path(name) for name in gone if not self._directory.has(name)]
 
     def _path(self, name: str) -> str:
         return str(self._directory.path / name)

@@ -40,6 +40,7 @@ class SqliteStore:
     def __init__(self, path: Path) -> None:
         holds = "which fault domains run, whose clients end where mpsd starts without it"
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", holds)
+        self.trouble = ""  # why the last write failed; "": it did not
 
     def domains(self) -> list[DomainRow]:
         rows = self._db.execute("SELECT name, number, gpus, is_public, key FROM domains ORDER BY number").fetchall()
@@ -98,8 +99,10 @@ class SqliteStore:
     def _try(self, statement: str, values: tuple[object, ...]) -> None:
         try:
             self._db.execute(statement, values)
+            self.trouble = ""
         except sqlite3.Error as exc:
-            log.error("store.failed", statement=statement, why=str(exc))
+            self.trouble = str(exc)
+            log.error("store.failed", statement=statement, why=self.trouble)
 
     def close(self) -> None:
         self._db.close()

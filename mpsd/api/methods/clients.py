@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from mpsd.api.authority import Peer
 from mpsd.api.exchange import Call, Rows
-from mpsd.api.services import ClientView, Queued, Services
+from mpsd.api.methods.queue import Waiting, all_waiting
+from mpsd.api.services import ClientView, Services
 from mpsd.errors import MpsdError, NoSuchClient, NoSuchDomain, VendorFailed
 from mpsd.lease import Grant
 from mpsd.model import ProcessId
@@ -24,12 +25,12 @@ class Clients:
     services: Services
     views: Mapping[ProcessId, ClientView]
     grants: Mapping[ProcessId, Grant]
-    waiting: Mapping[ProcessId, Queued]
+    waiting: Mapping[ProcessId, Waiting]
 
     @classmethod
     def of(cls, services: Services) -> "Clients":
         views = {view.process: view for view in services.domains.clients()}
-        waiting = {entry.process: entry for entry in services.leases.queue() if entry.process is not None}
+        waiting = {entry.process: entry for entry in all_waiting(services) if entry.process is not None}
         return cls(services, views, services.leases.grants(), waiting)
 
     def all(self) -> Collection[ProcessId]:

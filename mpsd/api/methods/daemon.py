@@ -8,7 +8,6 @@ from mpsd import __version__
 from mpsd.api.exchange import Call
 from mpsd.api.services import Services
 from mpsd.lease import LeaseState
-from mpsd.model import DomainState, DomainView
 from mpsd.service import is_unserved
 from mpsd.wire.messages import Nothing
 from mpsd.wire.results import Map
@@ -33,7 +32,7 @@ async def status(call: Call[Nothing]) -> Map:
         "clients": sum(view.clients for view in views),
         "leases_active": leases[LeaseState.ACTIVE],
         "leases_queued": leases[LeaseState.QUEUED],
-        "queue": len(services.leases.queue()),
+        "queue": len(services.leases.queue()) + len(services.domains.waiting()),
         "arenas": len(services.arenas.arenas()) if services.arenas else 0,
         "keeper": _keeper(services),
         "services": len(served),
@@ -63,28 +62,13 @@ async def health(call: Call[Nothing]) -> Map:
 
 def report_health(services: Services) -> Map:
     """`ok`: a client that comes would be served.  Over HTTP it is asked too (mpsd/metrics/)."""
-    problems = _problems(services)
+    problems = list(services.problems())
     return {
         "ok": not problems,
         "state": _state(services),
         "problems": problems,
         "uptime_seconds": _uptime(services),
     }
-
-
-def _problems(services: Services) -> list[str]:
-    views = services.domains.views()
-    if services.is_stopping():
-        return ["mpsd is quitting and takes no new clients"]
-    if any(view.state is DomainState.READY and view.is_answering for view in views):
-        return []
-    states = ", ".join(f"{view.name} {_words(view)}" for view in views)
-    return [f"no fault domain takes clients: {states}" if states else "there is no fault domain"]
-
-
-def _words(view: DomainView) -> str:
-    is_silent = view.state is DomainState.READY and not view.is_answering
-    return "does not answer" if is_silent else f"is {view.state.value}"
 
 
 def _state(services: Services) -> str:

@@ -1,4 +1,4 @@
-"""lease.create, renew, release, get, list; queue.list."""
+"""lease.create, renew, release, get, list."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import Any
 
 from mpsd.api.authority import Peer
 from mpsd.api.exchange import Call, Rows
-from mpsd.api.services import Queued, Services
+from mpsd.api.services import Services
 from mpsd.errors import BadRequest, MpsdError, NoSuchLease, NotAllowed
 from mpsd.lease import FULL_PERCENT, NO_LIMITS, Lease, LeaseSpec, Selector, SelectorKind
 from mpsd.legacy.devices import find_device
@@ -17,7 +17,7 @@ from mpsd.model import Device
 from mpsd.policy import sm_steps
 from mpsd.schema import describe
 from mpsd.wire import results
-from mpsd.wire.messages import CreateLease, LeaseId, ListLeases, Page, RenewLease
+from mpsd.wire.messages import CreateLease, LeaseId, ListLeases, RenewLease
 from mpsd.wire.results import Map
 
 SELF = "self"  # the value of a pid selector that means whoever asks
@@ -80,22 +80,6 @@ def list_leases(call: Call[ListLeases]) -> Rows[Lease]:
     asked = call.ask.state
     entries = ((each.id, each.owner_uid, each) for each in leases[start:] if asked is None or each.state is asked)
     return Rows(entries, partial(_shown, call.peer, _clients(call.services), call.services.board.devices))
-
-
-def list_queue(call: Call[Page]) -> Rows[Queued]:
-    return Rows(((entry.position, entry.uid, entry) for entry in call.services.leases.queue()), _show_queued)
-
-
-def _show_queued(entry: Queued) -> Map:
-    return {
-        "position": entry.position,
-        "uid": entry.uid,
-        "lease_id": entry.lease_id,
-        **results.process(entry.process),
-        "reason": entry.reason,
-        "waited_seconds": entry.waited_seconds,
-        "deadline": entry.deadline,
-    }
 
 
 def _show(call: Call[Any], lease: Lease) -> Map:

@@ -6,11 +6,15 @@ from typing import Any
 
 from mpsd.api.faults import FaultsInMemory
 from mpsd.api.services import ClientView, KeeperView, Services
+from mpsd.domains.placement_waits import PlacementWait
 from mpsd.errors import NoRoom, NoSuchClient, NoSuchLease
 from mpsd.lease import Grant, Identity, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
 from mpsd.legacy.board import ServerView
 from mpsd.legacy.devices import find_device
 from mpsd.model import DomainState, DomainView, ProcessId
+from mpsd.policy import health
+from mpsd.policy.health import Facts
+from mpsd.policy.placement import Join
 from mpsd.processes import process_id
 from mpsd.stop import Asker, Manner, Report, Stopped, Target, TargetKind, plan
 from tests.unit.api.fake_arenas import FakeArenas
@@ -109,6 +113,7 @@ class FakeDomains:
     known: dict[str, DomainView] = field(default_factory=dict)
     members: list[ClientView] = field(default_factory=list)
     done: list[tuple[object, ...]] = field(default_factory=list)
+    late: list[PlacementWait] = field(default_factory=list)
 
     def add(self, name: str, state: DomainState = DomainState.READY, clients: int = 0, uid: int | None = None) -> None:
         number = len(self.known) + 1
@@ -122,6 +127,9 @@ class FakeDomains:
 
     def clients(self) -> list[ClientView]:
         return self.members
+
+    def waiting(self) -> list[PlacementWait]:
+        return self.late
 
     async def create(self, gpus: tuple[str, ...]) -> str:
         self.done.append(("create", gpus))
@@ -186,6 +194,9 @@ class Fakes:
             return process_id(pid) if self.has_every_process else None
         return ProcessId(pid, self.processes[pid])
 
+    def problems(self) -> list[str]:
+        return health.problems(Facts(self.domains.views(), Join("d1"), self.is_stopping))
+
     def owner_of(self, process: ProcessId) -> int | None:
         return next((each.uid for each in self.domains.members if each.process == process), None)
 
@@ -199,6 +210,7 @@ class Fakes:
             find_process=self.find_process,
             owner_of=self.owner_of,
             is_stopping=lambda: self.is_stopping,
+            problems=self.problems,
             ends_at=lambda: self.ends_at,
             started_at=NOW,
             facts={"backend": "gpu", "mode": "privileged"},

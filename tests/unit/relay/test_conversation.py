@@ -7,6 +7,7 @@ import trio
 import trio.testing
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.placement_waits import PlacementWaits
 from mpsd.lease import Grant
 from mpsd.legacy.board import Defaults
 from mpsd.model import Credentials, DomainState, ProcessId
@@ -62,6 +63,7 @@ class HopefulPool:
     def __init__(self):
         self.domain = Domain("default", 1, (), DeadControl(), 48, state=DomainState.READY)
         self.is_told = False
+        self.waits = PlacementWaits()
 
     def place_now(self, ask, process):
         return None if self.is_told else self.domain

@@ -1,0 +1,52 @@
+"""queue.list: leases that wait for room, clients that wait to be let in, and clients that wait for a fault domain."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mpsd.api.exchange import Call, Rows
+from mpsd.api.services import Services
+from mpsd.model import ProcessId
+from mpsd.wire import results
+from mpsd.wire.messages import Page
+from mpsd.wire.results import Map
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One that waits, whatever for.  process: None for a lease; lease_id: the lease that waits, or the client's."""
+
+    position: int
+    uid: int
+    lease_id: int | None
+    process: ProcessId | None
+    reason: str
+    waited_seconds: float
+    deadline: float | None
+
+
+def all_waiting(services: Services) -> Iterator[Waiting]:
+    """The queue in its order; behind it the clients that have left it and wait for a domain."""
+    queue = services.leases.queue()
+    for each in queue:
+        yield Waiting(each.position, each.uid, each.lease_id, each.process, each.reason, each.waited_seconds, each.deadline)
+    last = max((each.position for each in queue), default=0)
+    for position, client in enumerate(services.domains.waiting(), last + 1):
+        grant = services.leases.grant_of(client.process)
+        lease_id = grant.lease_id if grant else None
+        yield Waiting(position, client.uid, lease_id, client.process, client.reason, client.waited_seconds, None)
+
+
+def list_queue(call: Call[Page]) -> Rows[Waiting]:
+    return Rows(((entry.position, entry.uid, entry) for entry in all_waiting(call.services)), _show)
+
+
+def _show(entry: Waiting) -> Map:
+    return {
+        "position": entry.position,
+        "uid": entry.uid,
+        "lease_id": entry.lease_id,
+        **results.process(entry.process),
+        "reason": entry.reason,
+        "waited_seconds": entry.waited_seconds,
+        "deadline": entry.deadline,
+    }

@@ -1,0 +1,131 @@
+"""Whether a client that starts now would be served, decided from facts that mpsd keeps up to date (runtime/health.py).
+
+Each problem names what was found and what to do.  Prose: docs/monitoring.md, "Health".
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mpsd.model import DomainState, DomainView
+from mpsd.policy.placement import Create, Join, Wait
+
+LEAST_FREE_BYTES = 256 << 10  # a database takes up to 50 KiB at its first writes, a vendor daemon's files up to 20
+LEAST_FREE_FILES = 32  # a domain makes a dozen
+LATE_SECONDS = 5.0  # looks are every half second, and later on a busy machine
+_FAILED = (DomainState.DEAD, DomainState.SILENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What a look at the state directory found.  trouble: why it is not the directory that mpsd was started with; "": it is.
+
+    free_files: None where the file system has no fixed number of files.  damaged: databases that were removed or truncated.
+    """
+
+    path: str
+    trouble: str = ""
+    is_read_only: bool = False
+    free_bytes: int = LEAST_FREE_BYTES
+    free_files: int | None = None
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known when somebody asks.
+
+    placement: where a client of a user who has no domain would go.  storage: None before the first look at it.  seen_seconds:
+    how long ago that look was.  unwritten: why what mpsd knows of its domains could not be stored; "": it could.
+    has_keeper: None where mpsd needs none.  missing: what clients find mpsd by, and is not there.  queued, places: of the
+    queue.  spare_descriptors: how many more mpsd may open; None before the first look.  client_descriptors: of one client.
+    """
+
+    domains: Sequence[DomainView]
+    placement: Join | Create | Wait
+    is_stopping: bool = False
+    storage: Storage | None = None
+    seen_seconds: float = 0.0
+    unwritten: str = ""
+    has_keeper: bool | None = None
+    missing: Sequence[str] = ()
+    queued: int = 0
+    places: int = 1
+    spare_descriptors: int | None = None
+    client_descriptors: int = 0
+
+
+def problems(facts: Facts) -> list[str]:
+    """Why a client that starts now might not be served, or what it is granted not be kept; empty when all is well."""
+    if facts.is_stopping:
+        return ["mpsd is quitting and takes no new clients"]
+    found = (_of_domains(facts), _of_doors(facts), _of_storage(facts), _of_rooms(facts))
+    return [problem for each in found for problem in each]
+
+
+def _of_domains(facts: Facts) -> Iterator[str]:
+    ready = [view for view in facts.domains if view.state is DomainState.READY]
+    if not any(view.is_answering for view in ready):
+        states = ", ".join(describe(view) for view in facts.domains)
+        yield f"no fault domain takes clients: {states}" if states else "there is no fault domain"
+        return
+    for view in ready:
+        if not view.is_answering:
+            yield f"{describe(view)}, and clients that are placed there wait: is it stopped, or its GPU very busy?"
+    if isinstance(facts.placement, Wait):
+        yield f"a client of a further user would wait: {facts.placement.reason}"
+    elif isinstance(facts.placement, Create) and (failed := [view for view in facts.domains if view.state in _FAILED]):
+        yield f"a client of a further user needs a new fault domain, and {describe(failed[0])}"
+
+
+def describe(view: DomainView) -> str:
+    if view.state is DomainState.READY and not view.is_answering:
+        return f"{view.name} does not answer"
+    return f"{view.name} is {view.state.value}" + (f" ({view.trouble})" if view.trouble else "")
+
+
+def _of_doors(facts: Facts) -> Iterator[str]:
+    if facts.missing:
+        names = ", ".join(facts.missing)
+        yield f"clients cannot find mpsd: {names} is missing; mpsd makes it anew, or mpsd.log says why it cannot"
+    if facts.has_keeper is False:
+        yield "there is no keeper, so clients that are starting would notice a restart of mpsd; mpsd.log says why"
+
+
+def _of_storage(facts: Facts) -> Iterator[str]:
+    if facts.seen_seconds > LATE_SECONDS:
+        yield f"the disk of the state directory has not answered for {facts.seen_seconds:.0f} s: look at it (dmesg)"
+    if (storage := facts.storage) is None:
+        return
+    if storage.trouble:
+        yield (
+            f"the state directory {storage.path} {storage.trouble}: running clients go on, a restart of mpsd would lose them; "
+            "let them end, then `quit` and start mpsd"
+        )
+        return
+    if storage.is_read_only:
+        yield f"the state directory {storage.path} is read-only: remount it writable (dmesg says why)"
+    elif lack := _lack(storage):
+        yield f"the disk of the state directory {storage.path} is full: {lack}; make room"
+    for name in storage.damaged:
+        yield f"{storage.path}/{name} was removed, replaced or truncated: let clients end, then `quit` and start mpsd"
+    if facts.unwritten:
+        yield f"what mpsd knows of its domains cannot be stored: {facts.unwritten}"
+
+
+def _lack(storage: Storage) -> str:
+    """Empty where there is room."""
+    if storage.free_bytes < LEAST_FREE_BYTES:
+        return f"{storage.free_bytes >> 10} KiB are free, {LEAST_FREE_BYTES >> 10} are needed"
+    if storage.free_files is not None and storage.free_files < LEAST_FREE_FILES:
+        return f"{storage.free_files} more files can be made, {LEAST_FREE_FILES} are needed"
+    return ""
+
+
+def _of_rooms(facts: Facts) -> Iterator[str]:
+    if facts.queued >= facts.places:
+        yield f"the queue is full: {facts.queued} wait, and a client that would wait has no place (mpsctl queue)"
+    if facts.spare_descriptors is not None and facts.spare_descriptors < facts.client_descriptors:
+        yield (
+            f"mpsd may open {max(0, facts.spare_descriptors)} more files, a client takes up to {facts.client_descriptors}: "
+            "raise LimitNOFILE=, or end clients"
+        )

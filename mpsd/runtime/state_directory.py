@@ -1,0 +1,41 @@
+"""The state directory under a running mpsd: is it still the one that was opened, does it have room, are its databases whole."""
+
+import os
+from pathlib import Path
+
+from mpsd.policy.health import Storage
+
+
+class StateDirectory:
+    """Guards that what is found later is compared with what mpsd opened at its start.  Made once the databases are open."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._identity = _identity(os.stat(path))
+        self._databases = {each.name: _identity(each.stat()) for each in sorted(path.glob("*.db"))}
+
+    def look(self) -> Storage:
+        """For a thread: a disk that hangs holds it up."""
+        try:
+            if _identity(os.stat(self._path)) != self._identity:
+                return Storage(str(self._path), "was replaced under the running mpsd")
+            room = os.statvfs(self._path)
+        except FileNotFoundError:
+            return Storage(str(self._path), "was removed under the running mpsd")
+        except OSError as exc:
+            return Storage(str(self._path), f"cannot be read ({exc.strerror})")
+        free_files = room.f_favail if room.f_files else None  # btrfs and some others make files as they need them
+        is_read_only = bool(room.f_flag & os.ST_RDONLY)
+        damaged = tuple(name for name, known in self._databases.items() if self._is_damaged(name, known))
+        return Storage(str(self._path), "", is_read_only, room.f_bavail * room.f_frsize, free_files, damaged)
+
+    def _is_damaged(self, name: str, known: tuple[int, int]) -> bool:
+        try:
+            found = os.stat(self._path / name)
+        except OSError:
+            return True
+        return _identity(found) != known or not found.st_size
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

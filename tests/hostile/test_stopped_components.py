@@ -1,0 +1,96 @@
+"""A part of the system that is stopped, or whose files are gone: newcomers go elsewhere, and health says what was found."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from mpsd_client import calls
+
+from tests.integration.machine import Machine
+from tests.integration.process import state_of, wait_for
+
+HEALTH_SECONDS = 0.1
+NEWCOMER_SECONDS = 10.0  # 20 to 30 before; 0.1 to 1.2 now, on a machine that does nothing else
+ONE_DOMAIN = "[domains]\nmax_domains = 1\nspares = 0\n"
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(f"pid {pid} to stop", lambda: state_of(pid) == "T")
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def problems(machine: Machine) -> list[str]:
+    with machine.mpsd() as mpsd:
+        return list(mpsd.ask(calls.health()).problems)
+
+
+def wait_for_problem(machine: Machine, words: str) -> str:
+    """The problem that says so, each answer within 100 ms."""
+    with machine.mpsd() as mpsd:
+
+        def look() -> str:
+            begun = time.monotonic()
+            answer = mpsd.ask(calls.health())
+            seconds.append(time.monotonic() - begun)
+            return next((each for each in answer.problems if words in each), "")
+
+        seconds: list[float] = []
+        found = wait_for(f"the problem '{words}'", look)
+        assert sorted(seconds)[len(seconds) // 2] < HEALTH_SECONDS
+    return found
+
+
+def part_of(machine: Machine, part: str) -> int:
+    return machine.vendor_pid("default") if part == "vendor daemon" else machine.server()
+
+
+@pytest.mark.parametrize("part", ["vendor daemon", "vendor server"])
+def test_newcomers_go_elsewhere_when_a_part_of_the_vendors_is_stopped(machine: Machine, part: str) -> None:
+    machine.start()
+    client = machine.counter().ready()
+    machine.with_spare()
+    with stopped(part_of(machine, part)):
+        begun = time.monotonic()
+        machine.counter().ready(NEWCOMER_SECONDS)
+        print(f"a newcomer took {time.monotonic() - begun:.1f} s beside a stopped {part}")
+    client.goes_on()
+
+
+@pytest.mark.parametrize("part", ["vendor daemon", "vendor server"])
+def test_health_queue_and_why_name_the_stopped_process(machine: Machine, part: str) -> None:
+    machine.configure(ONE_DOMAIN)
+    machine.start()
+    machine.counter().ready()
+    pid = part_of(machine, part)
+    before = problems(machine)
+    assert before == ["a client of a further user would wait: all 1 domains are taken: default ready 1/48 uid 0"]
+    with stopped(pid):
+        found = wait_for_problem(machine, f"its {part}, pid {pid}, is stopped")
+        assert f"kill -CONT {pid}" in found
+        newcomer = machine.counter()
+        with machine.mpsd() as mpsd:
+            [entry] = wait_for("the newcomer in the queue", lambda: mpsd.ask(calls.queue_list()).items)
+            assert entry.pid == newcomer.pid
+            assert f"pid {pid}, is stopped" in entry.reason
+            why = mpsd.ask(calls.client_why(newcomer.pid))
+            assert (why.state, why.queue and why.queue.reason) == ("waiting", entry.reason)
+    newcomer.ready()
+    wait_for("the health of before", lambda: problems(machine) == [before[0].replace(" 1/48", " 2/48")])
+
+
+def test_a_removed_state_directory_is_named_and_newcomers_are_served(machine: Machine) -> None:
+    machine.start()
+    client = machine.counter().ready()
+    shutil.rmtree(machine.state)
+    wait_for_problem(machine, f"the state directory {machine.state} was removed")
+    machine.counter().ready(NEWCOMER_SECONDS)
+    client.goes_on()
