@@ -37,6 +37,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/__main__.py": _WORDS,
     "mpsd/accept.py": "reads an option of the configuration, which is root's; tests/unit/test_config.py has random ones",
     "mpsd/api/page.py": "writes and reads docs/protocol.md",
+    "mpsd/arrivals.py": "receives of strangers to close what comes, and reads none of it",
     "mpsd/config.py": "reads the configuration, which is root's; tests/unit/test_config.py has random ones",
     "mpsd/descriptors.py": _KERNEL,
     "mpsd/domains/inotify.py": _KERNEL,
