@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
-// Where UVM calls us: five calls, in four of its files.  `apply` counts them and takes nothing less.
+// Where UVM calls us: seven calls, in five of its files.  `apply` counts them and takes nothing less.
 
 // The one function through which every fatal fault of an SM goes, before it tells the GPU, or tools that the fault is fatal.
 @cancel@
@@ -31,6 +31,31 @@ identifier function, fault, status;
  ...>
  }
 
+// A global error: UVM cancels everything that is pending on the GPU, also what it never found fatal, and does not look whether an
+// entry is stale.
+@batch@
+identifier fault, mode, status;
+@@
+ cancel_faults_all(...)
+ {
+ <...
++uvm_mpsd_unproven(fault);
+ status = cancel_fault_precise_va(..., fault, mode);
+ ...>
+ }
+
+// RM still has the channel until here.
+@channel@
+typedef uvm_user_channel_t;
+@@
+ uvm_user_channel_destroy_detached(uvm_user_channel_t *user_channel)
+ {
+ ...
++uvm_mpsd_channel_goes(user_channel);
+ uvm_tracker_wait_deinit(&user_channel->clear_faulted_tracker);
+ ...
+ }
+
 @teardown@
 @@
  destroy_gpu_va_space(uvm_gpu_va_space_t *gpu_va_space)
@@ -52,12 +77,14 @@ identifier function, fault, status;
  ...
  }
 
+// After uvm_global_exit(), which ends the VA spaces whose release was deferred.
 @unload@
 @@
  uvm_exit(void)
  {
+ ...
+ uvm_global_exit();
 +uvm_mpsd_exit();
- uvm_tools_exit();
  ...
  }
 
@@ -66,7 +93,7 @@ identifier function, fault, status;
  #include "uvm_tools.h"
 +#include "uvm_mpsd.h"
 
-@include_rest depends on teardown || load@
+@include_rest depends on teardown || load || channel@
 @@
  #include "uvm_va_space.h"
 +#include "uvm_mpsd.h"

@@ -2,7 +2,7 @@
 # shellcheck shell=bash
 # What a tree of driver sources is: where nvidia-uvm lies in it, which version, which flavour.  Sourced by the commands here.
 
-# Driver branches whose hooks were counted.  Another may do other things between them: README.md, "Another driver version".
+# Driver branches that `build` has built.  Another may do other things between the hooks: README.md, "Another driver version".
 readonly TRIED_BRANCHES="535 545 550 555 560 565 570 575 580 590 595"
 
 fail() {
@@ -38,4 +38,13 @@ tree_is_open() {
 
 tree_is_applied() {
 	[ -e "$1/nvidia-uvm/uvm_mpsd.h" ]
+}
+
+# tree_take_ours KMOD UVM: puts our files into nvidia-uvm/ where they differ.  By content, not by date: a newer one may be older
+# than what was built (tar, rsync and packages keep dates), and one that is the same is not compiled again.
+tree_take_ours() {
+	local file
+	for file in "$1"/uvm_mpsd* "$1"/include/mpsd_*.h; do
+		cmp -s "$file" "$2/${file##*/}" || cp "$file" "$2/"
+	done
 }

@@ -10,6 +10,10 @@
  *                 │              │ none possible
  *                 └──────────────┴──▶ FAULT, cancelled, and why ──▶ UVM's own way
  *
+ * STOPPED is no leave to end the client's address space.  Under MPS work that has begun goes on after its channels are stopped
+ * ("Replayable MPS Behavior" in uvm_va_space_mm.c), and what it accesses once the page directory is unset is cancelled, which
+ * resets the group.  Windows are laid for it as long as the address space is there.
+ *
  * Locks, outermost first: the VA space's (its caller's), condemned->lock, UVM's below the VA space's.  condemned_lock is
  * innermost.
  */
@@ -26,9 +30,13 @@
 #include "uvm_mpsd_policy.h"
 #include "uvm_mpsd_record.h"
 #include "uvm_mpsd_ring.h"
+#include "uvm_mpsd_stop.h"
 #include "uvm_mpsd_window.h"
 
-/* Each so many windows are twice as large as those before: who strays far is caught with few, who strays a little loses little. */
+/*
+ * Each so many windows are twice as large as those before, up to MPSD_FAULT_WINDOW_MAX: who strays far is caught with few, who
+ * strays a little loses little.
+ */
 #define WINDOWS_OF_ONE_SIZE 8
 
 /* A client on one GPU, from its first absorbed fault until its GPU VA space goes. */
@@ -91,23 +99,15 @@ static struct condemned *find_or_create(uvm_gpu_va_space_t *gpu_va_space, struct
 }
 
 /*
- * RM waits for each channel to be idle, which its windows let it become, before it takes it off the runlist; that is what
- * keeps the channel group whole.  The lock is taken as UVM takes it before such calls: no writer gets between bottom halves
- * and readers, so faults are served meanwhile.
- *
  * Context: the GPU's kill_channel_q, which UVM flushes before it suspends and before a VA space goes; sleeps, for seconds
  * where a kernel does not end.
  */
 static void stop(void *argument)
 {
 	struct condemned *condemned = argument;
-	uvm_va_space_t *va_space = condemned->gpu_va_space->va_space;
 	struct mpsd_fault_record record = { .kind = MPSD_FAULT_KIND_STOPPED };
 
-	uvm_va_space_down_read_rm(va_space);
-	uvm_va_space_stop_all_user_channels(va_space);
-	uvm_va_space_up_read_rm(va_space);
-
+	mpsd_stop_channels(condemned->gpu_va_space);
 	mpsd_record_client(&record, condemned->gpu_va_space, condemned->process);
 	mpsd_ring_push(&record);
 	if (condemned->is_killed && condemned->process)
@@ -135,25 +135,33 @@ static void begin_stop(struct condemned *condemned, bool kill)
 	nv_kthread_q_schedule_q_item(&parent->isr.kill_channel_q, &condemned->stop);
 }
 
-/* What can be told without looking at page tables. */
-static enum mpsd_fault_why why_not(uvm_gpu_va_space_t *gpu_va_space, const uvm_fault_buffer_entry_t *fault,
-				   const struct pid *process, const struct mpsd_fault_policy *policy)
+/* UVM cancels more than what is at fault: its entry, or the reason it gives, is not of the client's doing. */
+static bool is_unproven(const uvm_fault_buffer_entry_t *fault)
 {
+	return !fault->is_fatal || fault->fatal_reason == UvmEventFatalReasonOutOfMemory ||
+	       fault->fatal_reason == UvmEventFatalReasonInternalError;
+}
+
+/* What can be told without looking at page tables.  is_known: a process that is not there has gone. */
+static enum mpsd_fault_why why_not(uvm_gpu_va_space_t *gpu_va_space, const uvm_fault_buffer_entry_t *fault,
+				   const struct pid *process, bool is_known, const struct mpsd_fault_policy *policy)
+{
+	if (is_unproven(fault)) /* in every mode: whoever reads it must not take it for the client's fault */
+		return MPSD_FAULT_WHY_GLOBAL;
 	if (policy->mode < MPSD_FAULT_SINK)
 		return MPSD_FAULT_WHY_POLICY;
 	if (mpsd_policy_is_exempt(process))
 		return MPSD_FAULT_WHY_EXEMPT;
 	if (gpu_va_space->va_space->initialization_flags & UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE)
 		return MPSD_FAULT_WHY_SHARED; /* one VA space for several processes: all would be stopped */
+	if (!process && !is_known)
+		return MPSD_FAULT_WHY_OWNER; /* it may be an MPS server, and nobody could end it */
 	if (!gpu_va_space->gpu->parent->isr.non_replayable_faults.handling)
 		return MPSD_FAULT_WHY_UNSUPPORTED; /* before Volta: no subcontexts, and no queue to stop a client on */
 	if (!fault->is_virtual)
 		return MPSD_FAULT_WHY_PHYSICAL;
 	if (fault->fault_type >= UVM_FAULT_TYPE_FATAL)
 		return MPSD_FAULT_WHY_TYPE;
-	/* Then UVM cancels a whole batch, and most of it is not the doing of those who are in it. */
-	if (fault->fatal_reason == UvmEventFatalReasonOutOfMemory || fault->fatal_reason == UvmEventFatalReasonInternalError)
-		return MPSD_FAULT_WHY_GLOBAL;
 	return MPSD_FAULT_WHY_NONE;
 }
 
@@ -169,7 +177,8 @@ static struct mpsd_window *find_window(struct condemned *condemned, NvU64 addres
 
 static NvU64 next_window_bytes(const struct condemned *condemned, const struct mpsd_fault_policy *policy)
 {
-	u32 doublings = min_t(u32, condemned->window_count / WINDOWS_OF_ONE_SIZE, ilog2(SZ_1G / policy->window_bytes));
+	u32 doublings = min_t(u32, condemned->window_count / WINDOWS_OF_ONE_SIZE,
+			      ilog2(MPSD_FAULT_WINDOW_MAX / policy->window_bytes));
 
 	return policy->window_bytes << doublings;
 }
@@ -228,19 +237,39 @@ static bool absorb(uvm_gpu_va_space_t *gpu_va_space, struct pid *process, const 
 	return !record->why;
 }
 
+/* As mpsd_record_owner().  One that is condemned is still named when it has gone and its address space is held. */
+static struct pid *client_of(uvm_gpu_va_space_t *gpu_va_space, bool *is_known)
+{
+	struct condemned *condemned;
+	struct pid *process = NULL;
+
+	mutex_lock(&condemned_lock);
+	condemned = find(gpu_va_space);
+	if (condemned)
+		process = get_pid(condemned->process);
+	mutex_unlock(&condemned_lock);
+	*is_known = true;
+	return process ? process : mpsd_record_owner(gpu_va_space->va_space, is_known);
+}
+
+void uvm_mpsd_unproven(uvm_fault_buffer_entry_t *fault)
+{
+	fault->is_fatal = false; /* UVM looks at it no more */
+}
+
 bool uvm_mpsd_absorb(uvm_gpu_va_space_t *gpu_va_space, const uvm_fault_buffer_entry_t *fault)
 {
 	struct mpsd_fault_record record = { .kind = MPSD_FAULT_KIND_FAULT };
 	struct mpsd_fault_policy policy = mpsd_policy_get();
-	bool is_absorbed = false;
+	bool is_absorbed = false, is_known;
 	struct pid *process;
 
 	if (!has_device || policy.mode == MPSD_FAULT_OFF)
 		return false;
-	process = mpsd_record_owner(gpu_va_space->va_space);
+	process = client_of(gpu_va_space, &is_known);
 	mpsd_record_client(&record, gpu_va_space, process);
 	mpsd_record_fault(&record, fault);
-	record.why = why_not(gpu_va_space, fault, process, &policy);
+	record.why = why_not(gpu_va_space, fault, process, is_known, &policy);
 	if (record.why)
 		mpsd_ring_push(&record);
 	else

@@ -20,6 +20,18 @@ void uvm_mpsd_exit(void);
 bool uvm_mpsd_absorb(uvm_gpu_va_space_t *gpu_va_space, const uvm_fault_buffer_entry_t *fault);
 
 /*
+ * Called for each fault of a batch that UVM cancels as a whole, before the call above.  It is not absorbed, and its record says
+ * that it proves nothing.  Context: as above.
+ */
+void uvm_mpsd_unproven(uvm_fault_buffer_entry_t *fault);
+
+/*
+ * Called before UVM gives a channel back to RM.  Context: a process; no UVM lock is held; sleeps until RM, if it is stopping the
+ * channel for us, has done so.  Borrows `channel`.
+ */
+void uvm_mpsd_channel_goes(uvm_user_channel_t *channel);
+
+/*
  * Called when a GPU VA space goes: no page directory is bound, no bottom half can find it, its page tables are still there.
  *
  * Context: a process, or whoever ends the VA space; no UVM lock is held; sleeps until a running stop is over.

@@ -2,9 +2,12 @@
 /*
  * Where driver versions differ.  uvm_mpsd.Kbuild looks into the tree for each of MPSD_HAS_*; nothing asks for a version.
  *
- *                              535    550    565    580    595
- *   MPSD_HAS_EXTERNAL_RANGE     -      -      x      x      x    external ranges have a type of their own
- *   MPSD_HAS_BIG_PAGE_SIZE      x      x                         page trees of tests are told the size of big pages
+ *                              535    550    570    580    590    595
+ *   MPSD_HAS_EXTERNAL_RANGE     -      -      x      x      x      x    external ranges have a type of their own
+ *   MPSD_HAS_BIG_PAGE_SIZE      x      x      x      x      x      -    page trees of tests are told the size of big pages
+ *   MPSD_HAS_SPARSE_FLAG        x      x      x      x      x      -    some GPUs have no sparse entries; 595 serves none of those
+ *   MPSD_HAS_CC_VIOLATION       -      -      x      x      x      x    a type of fault
+ *   MPSD_HAS_IS_ACCESSIBLE      -      -      -      -      x      -    RM is not told of the channels of a GPU that is unplugged
  */
 #ifndef UVM_MPSD_COMPAT_H
 #define UVM_MPSD_COMPAT_H
@@ -43,6 +46,24 @@ static inline bool mpsd_hmm_is_empty(uvm_va_space_t *va_space, NvU64 start, NvU6
 	is_empty = !uvm_range_tree_iter_first(&va_space->hmm.blocks, start, end);
 	uvm_mutex_unlock(&va_space->hmm.blocks_lock);
 	return is_empty;
+#else
+	return true;
+#endif
+}
+
+static inline bool mpsd_has_sparse(const uvm_gpu_t *gpu)
+{
+#if defined(MPSD_HAS_SPARSE_FLAG)
+	return gpu->parent->sparse_mappings_supported;
+#else
+	return true;
+#endif
+}
+
+static inline bool mpsd_is_accessible(const uvm_gpu_t *gpu)
+{
+#if defined(MPSD_HAS_IS_ACCESSIBLE)
+	return uvm_parent_gpu_is_accessible(gpu->parent);
 #else
 	return true;
 #endif

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
 /* The device.  Each open has its own place in the ring; nothing outlives the open but the policy and who is exempt. */
+#include <linux/capability.h>
 #include <linux/fs.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
+#include <linux/mutex.h>
 #include <linux/pid_namespace.h>
 #include <linux/poll.h>
 #include <linux/slab.h>
@@ -13,20 +15,26 @@
 #include "uvm_mpsd_ring.h"
 #include "uvm_mpsd_selftest.h"
 
+struct reader {
+	struct mutex lock; /* one thread at a time reads, so that what it could not be given is there for the next */
+	u64 place;	   /* the sequence of the record read last; written under `lock`, read without it */
+};
+
 /* Context for all of these: the process that has it open; they may sleep. */
 
 static int mpsd_open(struct inode *inode, struct file *file)
 {
-	u64 *place;
+	struct reader *reader;
 
 	/* Records number processes as the first namespace does: elsewhere those numbers mean others, or nobody. */
 	if (task_active_pid_ns(current) != &init_pid_ns)
 		return -EXDEV;
-	place = kmalloc(sizeof(*place), GFP_KERNEL);
-	if (!place)
+	reader = kmalloc(sizeof(*reader), GFP_KERNEL);
+	if (!reader)
 		return -ENOMEM;
-	*place = mpsd_ring_newest();
-	file->private_data = place;
+	mutex_init(&reader->lock);
+	reader->place = mpsd_ring_newest();
+	file->private_data = reader;
 	return stream_open(inode, file);
 }
 
@@ -36,32 +44,50 @@ static int mpsd_close(struct inode *inode, struct file *file)
 	return 0;
 }
 
-/* `place` is read here without the ring's lock: whoever is late tries again. */
-static bool has_record(const u64 *place)
+/* `place` is read here without the reader's lock: whoever is late tries again. */
+static bool has_record(const struct reader *reader)
 {
-	return READ_ONCE(*place) != mpsd_ring_newest();
+	return READ_ONCE(reader->place) != mpsd_ring_newest();
+}
+
+/* The bytes of the records that fit into `bytes`; 0: none waits; -EFAULT: the first is still there for the next read. */
+static ssize_t take_records(struct reader *reader, char __user *to, size_t bytes)
+{
+	struct mpsd_fault_record record;
+	ssize_t done = 0;
+	u64 place;
+
+	while (bytes - done >= sizeof(record)) {
+		place = reader->place;
+		if (!mpsd_ring_take(&place, &record))
+			break;
+		if (copy_to_user(to + done, &record, sizeof(record)))
+			return done ? done : -EFAULT;
+		WRITE_ONCE(reader->place, place);
+		done += sizeof(record);
+	}
+	return done;
 }
 
 static ssize_t mpsd_read(struct file *file, char __user *to, size_t bytes, loff_t *offset)
 {
-	u64 *place = file->private_data;
-	struct mpsd_fault_record record;
-	ssize_t done = 0;
+	struct reader *reader = file->private_data;
+	ssize_t done;
 
-	if (bytes < sizeof(record))
+	if (bytes < sizeof(struct mpsd_fault_record))
 		return -EINVAL;
-	while (!mpsd_ring_take(place, &record)) {
+	for (;;) {
+		if (mutex_lock_interruptible(&reader->lock))
+			return -ERESTARTSYS;
+		done = take_records(reader, to, bytes);
+		mutex_unlock(&reader->lock);
+		if (done)
+			return done;
 		if (file->f_flags & O_NONBLOCK)
 			return -EAGAIN;
-		if (wait_event_interruptible(mpsd_ring_readers, has_record(place)))
+		if (wait_event_interruptible(mpsd_ring_readers, has_record(reader)))
 			return -ERESTARTSYS;
 	}
-	do {
-		if (copy_to_user(to + done, &record, sizeof(record)))
-			return done ? done : -EFAULT;
-		done += sizeof(record);
-	} while (bytes - done >= sizeof(record) && mpsd_ring_take(place, &record));
-	return done;
 }
 
 static __poll_t mpsd_poll(struct file *file, poll_table *wait)
@@ -124,21 +150,27 @@ static long inject(const void __user *from)
 	return 0;
 }
 
+/* What becomes of faults is a matter of all users: a descriptor alone, however it was come by, is not enough. */
+static long may_change(const struct file *file)
+{
+	if (!(file->f_mode & FMODE_WRITE))
+		return -EBADF;
+	return capable(CAP_SYS_ADMIN) ? 0 : -EPERM;
+}
+
 static long mpsd_ioctl(struct file *file, unsigned int command, unsigned long argument)
 {
 	void __user *user = (void __user *)argument;
 
-	if (command == MPSD_FAULT_INFO)
-		return tell(user);
-	if (!(file->f_mode & FMODE_WRITE)) /* who may only read may not change what becomes of faults */
-		return -EBADF;
 	switch (command) {
+	case MPSD_FAULT_INFO:
+		return tell(user);
 	case MPSD_FAULT_POLICY:
-		return change_policy(user);
+		return may_change(file) ?: change_policy(user);
 	case MPSD_FAULT_EXEMPT:
-		return exempt(user);
+		return may_change(file) ?: exempt(user);
 	case MPSD_FAULT_INJECT:
-		return inject(user);
+		return may_change(file) ?: inject(user);
 	default:
 		return mpsd_selftest_ioctl(command, user);
 	}

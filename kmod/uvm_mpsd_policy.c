@@ -37,7 +37,7 @@ int mpsd_policy_set(const struct mpsd_fault_policy *asked)
 		return -EINVAL;
 	if (asked->max_windows < 1 || asked->max_windows > MPSD_POLICY_WINDOWS_MAX)
 		return -EINVAL;
-	if (!is_power_of_2(asked->window_bytes) || asked->window_bytes < SZ_64K || asked->window_bytes > SZ_1G)
+	if (!is_power_of_2(asked->window_bytes) || asked->window_bytes < SZ_64K || asked->window_bytes > MPSD_FAULT_WINDOW_MAX)
 		return -EINVAL;
 	spin_lock_irqsave(&policy_lock, flags);
 	policy = *asked;

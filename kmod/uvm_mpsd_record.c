@@ -28,6 +28,9 @@ static const u8 fault_types[UVM_FAULT_TYPE_COUNT] = {
 	[UVM_FAULT_TYPE_UNSUPPORTED_KIND] = UvmFaultTypeUnsupportedKind,
 	[UVM_FAULT_TYPE_REGION_VIOLATION] = UvmFaultTypeRegionViolation,
 	[UVM_FAULT_TYPE_POISONED] = UvmFaultTypePoison,
+#if defined(MPSD_HAS_CC_VIOLATION)
+	[UVM_FAULT_TYPE_CC_VIOLATION] = UvmFaultTypeCcViolation,
+#endif
 };
 
 static const u8 access_types[UVM_FAULT_ACCESS_TYPE_COUNT] = {
@@ -39,20 +42,22 @@ static const u8 access_types[UVM_FAULT_ACCESS_TYPE_COUNT] = {
 };
 
 /* UVM notes no pid.  The mm is kept by the VA space; its owner, where the kernel knows one, is told under RCU. */
-struct pid *mpsd_record_owner(uvm_va_space_t *va_space)
+struct pid *mpsd_record_owner(uvm_va_space_t *va_space, bool *is_known)
 {
 	struct pid *process = NULL;
-#if defined(CONFIG_MEMCG)
-	struct mm_struct *mm = va_space->va_space_mm.mm;
-	struct task_struct *task;
 
-	if (!mm)
-		return NULL;
-	rcu_read_lock();
-	task = rcu_dereference(mm->owner);
-	if (task)
-		process = get_pid(task_tgid(task));
-	rcu_read_unlock();
+	*is_known = false;
+#if defined(CONFIG_MEMCG)
+	if (va_space->va_space_mm.mm) {
+		struct task_struct *task;
+
+		*is_known = true;
+		rcu_read_lock();
+		task = rcu_dereference(va_space->va_space_mm.mm->owner);
+		if (task)
+			process = get_pid(task_tgid(task));
+		rcu_read_unlock();
+	}
 #endif
 	return process;
 }

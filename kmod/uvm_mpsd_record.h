@@ -9,8 +9,12 @@
 #include "uvm_forward_decl.h"
 #include "uvm_hal_types.h"
 
-/* The process that made it, with a reference that the caller puts; NULL: it is gone, or the VA space is shared.  Does not sleep. */
-struct pid *mpsd_record_owner(uvm_va_space_t *va_space);
+/*
+ * The process that made it, with a reference that the caller puts.  NULL and *is_known: it is gone.  NULL and not *is_known:
+ * it cannot be told (several processes share the VA space, UVM was loaded with uvm_enable_va_space_mm=0, the kernel was built
+ * without CONFIG_MEMCG).  Does not sleep.
+ */
+struct pid *mpsd_record_owner(uvm_va_space_t *va_space, bool *is_known);
 
 /* Fills in GPU and process.  Borrows `process`, which may be NULL.  Does not sleep. */
 void mpsd_record_client(struct mpsd_fault_record *record, uvm_gpu_va_space_t *gpu_va_space, struct pid *process);

@@ -21,6 +21,8 @@
 /*
  * RM, in the GPU's firmware, has page tables of its own for its part of each VA space, and UVM does not know of them: a
  * table of ours there would replace them (gpu_vaspace.c of the open modules: SPLIT_VAS_SERVER_RM_MANAGED_VA_START, _SIZE).
+ * That is where it lies in an address space that begins at 4 GiB or below.  In another it begins 4 GiB above the start
+ * (gvaspaceReserveSplitVaSpace(), `vasStart`), and RM does not tell UVM the start.
  */
 #define FIRMWARE_START SZ_4G
 #define FIRMWARE_END (FIRMWARE_START + SZ_512M - 1)
@@ -129,7 +131,7 @@ static enum mpsd_fault_why lay(uvm_gpu_va_space_t *gpu_va_space, const struct sp
 	}
 	if (write_entries(window) != NV_OK) {
 		mpsd_window_lift(window);
-		return MPSD_FAULT_WHY_GLOBAL; /* the GPU does not do what UVM asks it */
+		return MPSD_FAULT_WHY_FAILED;
 	}
 	*made = window;
 	return MPSD_FAULT_WHY_NONE;
@@ -169,7 +171,7 @@ enum mpsd_fault_why mpsd_window_lay(uvm_gpu_va_space_t *gpu_va_space, NvU64 addr
 	uvm_va_range_t *range;
 
 	uvm_assert_rwsem_locked(&gpu_va_space->va_space->lock);
-	if (!gpu_va_space->gpu->parent->sparse_mappings_supported)
+	if (!mpsd_has_sparse(gpu_va_space->gpu))
 		return MPSD_FAULT_WHY_UNSUPPORTED;
 	range = uvm_va_range_find(gpu_va_space->va_space, address);
 	if (!range)
@@ -190,7 +192,7 @@ enum mpsd_fault_why mpsd_window_renew(struct mpsd_window *window)
 		return MPSD_FAULT_WHY_NONE;
 	if (++window->renewals > RENEWALS_MAX)
 		return MPSD_FAULT_WHY_INEFFECTIVE;
-	return write_entries(window) == NV_OK ? MPSD_FAULT_WHY_NONE : MPSD_FAULT_WHY_GLOBAL;
+	return write_entries(window) == NV_OK ? MPSD_FAULT_WHY_NONE : MPSD_FAULT_WHY_FAILED;
 }
 
 void mpsd_window_lift(struct mpsd_window *window)

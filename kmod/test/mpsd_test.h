@@ -9,6 +9,7 @@
  *   ENTRY    what its page tables hold for an address
  *   MAP      memory mapped on it inside an external range of the VA space, as cuMemMap does
  *   UNMAP    its opposite
+ *   CHANNEL  about the channel of a GPU that was made with one: lets RM answer, unregisters it; how it stands
  *
  * 0, or -errno: EINVAL for values that UVM itself could not have come by.
  */
@@ -22,7 +23,9 @@ enum { MPSD_TEST_GPUS = 8 }; /* numbers of made-up GPUs: 0 to 7 */
 
 enum mpsd_test_gpu_flags {
 	MPSD_TEST_OLD = 1 << 0,       /* one without a queue to stop clients on, as before Volta */
-	MPSD_TEST_NO_SPARSE = 1 << 1, /* one that has no sparse entries */
+	MPSD_TEST_NO_SPARSE = 1 << 1, /* one that has no sparse entries; EOPNOTSUPP where the driver serves none of those */
+	MPSD_TEST_CHANNEL = 1 << 2,   /* with a channel, which RM takes its time to stop: until CHANNEL says so */
+	MPSD_TEST_DEFERRED = 1 << 3,  /* its end is deferred, as in a suspend, until the module is unloaded */
 };
 
 struct mpsd_test_gpu {
@@ -38,6 +41,7 @@ enum mpsd_test_access_flags {
 	MPSD_TEST_PHYSICAL = 1 << 1,
 	MPSD_TEST_NO_MEMORY = 1 << 2, /* no memory is had for page tables meanwhile */
 	MPSD_TEST_ABSORBED = 1 << 3,  /* the answer: UVM would not cancel it */
+	MPSD_TEST_BATCH = 1 << 4,     /* UVM cancels a whole batch, and this was in it */
 };
 
 struct mpsd_test_access {
@@ -74,10 +78,21 @@ struct mpsd_test_mapping {
 };
 _Static_assert(sizeof(struct mpsd_test_mapping) == 24, "struct mpsd_test_mapping");
 
+enum mpsd_test_channel_act { MPSD_TEST_LOOK = 0, MPSD_TEST_ANSWER = 1, MPSD_TEST_UNREGISTER = 2 };
+
+struct mpsd_test_channel {
+	__u32 act;
+	__u32 is_bound; /* the answers */
+	__u32 stops;    /* how often RM was told to stop it */
+	__u32 has_answered;
+};
+_Static_assert(sizeof(struct mpsd_test_channel) == 16, "struct mpsd_test_channel");
+
 #define MPSD_TEST_GPU _IOW('m', 0xf0, struct mpsd_test_gpu)
 #define MPSD_TEST_ACCESS _IOWR('m', 0xf1, struct mpsd_test_access)
 #define MPSD_TEST_ENTRY _IOWR('m', 0xf2, struct mpsd_test_entry)
 #define MPSD_TEST_MAP _IOW('m', 0xf3, struct mpsd_test_mapping)
 #define MPSD_TEST_UNMAP _IOW('m', 0xf4, struct mpsd_test_mapping)
+#define MPSD_TEST_CHANNEL_ACT _IOWR('m', 0xf5, struct mpsd_test_channel)
 
 #endif

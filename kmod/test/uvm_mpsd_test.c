@@ -7,8 +7,10 @@
  * VA space's, a range's tree of mappings.
  */
 #include <linux/anon_inodes.h>
+#include <linux/delay.h>
 #include <linux/file.h>
 #include <linux/fs.h>
+#include <linux/module.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -17,31 +19,12 @@
 #include "uvm_page_tree_test.c"
 #undef uvm_test_page_tree
 
-#include "mpsd_test.h"
 #include "uvm_mpsd.h"
 #include "uvm_mpsd_compat.h"
 #include "uvm_mpsd_selftest.h"
+#include "uvm_mpsd_test_made_up.h"
 
 #define FIRST_GPU_INDEX 16 /* in a VA space's tables of GPUs; there are 32 places at least, and here none is real */
-
-struct made_up {
-	struct file *uvm; /* a reference */
-	uvm_va_space_t *va_space;
-	uvm_parent_gpu_t *parent;
-	uvm_gpu_t *gpu;
-	uvm_gpu_va_space_t gpu_va_space;
-	struct mutex bottom_half[2]; /* [is_replayable]: UVM serves each kind of fault one at a time, both kinds at once */
-	bool has_no_memory;	     /* written under bottom_half[] by who makes the access, and read in it */
-	struct list_head mappings;   /* under the VA space's lock, for writing */
-};
-
-struct mapping {
-	struct list_head node;
-	uvm_ext_gpu_range_tree_t *tree; /* its range's; it stays, as UVM_FREE is not called while this is there */
-	uvm_ext_gpu_map_t map;
-};
-
-typedef typeof(((uvm_page_table_range_vec_t *)0)->page_size) page_bytes_t;
 
 /* uvm_mpsd_window.c calls this where it means uvm_page_table_range_vec_create(): mpsd_test.Kbuild. */
 NV_STATUS mpsd_test_range_vec_create(uvm_page_tree_t *tree, NvU64 start, NvU64 size, page_bytes_t page_size,
@@ -104,6 +87,8 @@ static int access_memory(struct made_up *made_up, struct mpsd_test_access *asked
 	if (!is_possible(asked))
 		return -EINVAL;
 	fault = fault_of(asked, made_up->va_space);
+	if (asked->flags & MPSD_TEST_BATCH)
+		uvm_mpsd_unproven(&fault);
 	bottom_half = &made_up->bottom_half[fault.is_replayable];
 	mutex_lock(bottom_half);
 	made_up->has_no_memory = asked->flags & MPSD_TEST_NO_MEMORY;
@@ -158,97 +143,11 @@ static int read_entry(struct made_up *made_up, struct mpsd_test_entry *asked)
 	return 0;
 }
 
-/* As if `address` and what follows were read-only memory of the host, one page after the other. */
-static NvU64 read_only_entry(uvm_page_table_range_vec_t *entries, NvU64 offset, void *unused)
-{
-	return entries->tree->hal->make_pte(UVM_APERTURE_SYS, SZ_2M + offset, UVM_PROT_READ_ONLY, UVM_MMU_PTE_FLAGS_NONE);
-}
-
-static int fill_mapping(struct made_up *made_up, struct mapping *mapping, const struct mpsd_test_mapping *asked)
-{
-	uvm_page_table_range_vec_t *entries = &mapping->map.pt_range_vec;
-	int result = -EEXIST;
-
-	if (uvm_page_table_range_vec_init(&made_up->gpu_va_space.page_tables, asked->address, asked->bytes, asked->page_bytes,
-					  UVM_PMM_ALLOC_FLAGS_NONE, entries) != NV_OK)
-		return -ENOMEM;
-	uvm_mutex_lock(&mapping->tree->lock);
-	mapping->map.gpu = made_up->gpu;
-	mapping->map.node.start = asked->address;
-	mapping->map.node.end = asked->address + asked->bytes - 1;
-	if (uvm_range_tree_add(&mapping->tree->tree, &mapping->map.node) == NV_OK)
-		result = uvm_page_table_range_vec_write_ptes(entries, UVM_MEMBAR_SYS, read_only_entry, NULL) == NV_OK ? 0 : -EIO;
-	uvm_mutex_unlock(&mapping->tree->lock);
-	if (result == -EEXIST)
-		uvm_page_table_range_vec_deinit(entries);
-	return result;
-}
-
-/* The VA space's lock is held. */
-static int map(struct made_up *made_up, const struct mpsd_test_mapping *asked)
-{
-	uvm_va_range_t *range = uvm_va_range_find(made_up->va_space, asked->address);
-	struct mapping *mapping;
-	int failure;
-
-	if (!range || range->type != UVM_VA_RANGE_TYPE_EXTERNAL || asked->address + asked->bytes - 1 > range->node.end)
-		return -ENXIO;
-	mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
-	if (!mapping)
-		return -ENOMEM;
-	mapping->tree = uvm_ext_gpu_range_tree(mpsd_external_range(range), made_up->gpu);
-	failure = fill_mapping(made_up, mapping, asked);
-	if (failure && failure != -EIO)
-		kfree(mapping);
-	else
-		list_add(&mapping->node, &made_up->mappings);
-	return failure;
-}
-
-/* The VA space's lock is held.  Takes `mapping`. */
-static void unmap(struct mapping *mapping)
-{
-	list_del(&mapping->node);
-	uvm_mutex_lock(&mapping->tree->lock);
-	uvm_range_tree_remove(&mapping->tree->tree, &mapping->map.node);
-	(void)uvm_page_table_range_vec_clear_ptes(&mapping->map.pt_range_vec, UVM_MEMBAR_SYS);
-	uvm_page_table_range_vec_deinit(&mapping->map.pt_range_vec);
-	uvm_mutex_unlock(&mapping->tree->lock);
-	kfree(mapping);
-}
-
-static int unmap_at(struct made_up *made_up, NvU64 address)
-{
-	struct mapping *mapping;
-
-	list_for_each_entry(mapping, &made_up->mappings, node) {
-		if (mapping->map.node.start == address) {
-			unmap(mapping);
-			return 0;
-		}
-	}
-	return -ENXIO;
-}
-
-static int change_mappings(struct made_up *made_up, unsigned int command, const struct mpsd_test_mapping *asked)
-{
-	page_bytes_t page_bytes = asked->page_bytes;
-	int result;
-
-	if (command == MPSD_TEST_MAP &&
-	    (!is_power_of_2(page_bytes) || !(page_bytes & made_up->gpu_va_space.page_tables.hal->page_sizes()) || !asked->bytes ||
-	     !IS_ALIGNED(asked->address | asked->bytes, page_bytes)))
-		return -EINVAL;
-	uvm_va_space_down_write(made_up->va_space);
-	result = command == MPSD_TEST_MAP ? map(made_up, asked) : unmap_at(made_up, asked->address);
-	uvm_va_space_up_write(made_up->va_space);
-	return result;
-}
-
 static long made_up_ioctl(struct file *file, unsigned int command, unsigned long argument)
 {
 	struct made_up *made_up = file->private_data;
 	void __user *user = (void __user *)argument;
+	struct mpsd_test_channel channel;
 	struct mpsd_test_mapping mapping;
 	struct mpsd_test_access access;
 	struct mpsd_test_entry entry;
@@ -263,7 +162,10 @@ static long made_up_ioctl(struct file *file, unsigned int command, unsigned long
 		return failure ?: copy_to_user(user, &entry, sizeof(entry)) ? -EFAULT : 0;
 	case MPSD_TEST_MAP:
 	case MPSD_TEST_UNMAP:
-		return get(&mapping, user, sizeof(mapping)) ?: change_mappings(made_up, command, &mapping);
+		return get(&mapping, user, sizeof(mapping)) ?: mpsd_test_change_mappings(made_up, command, &mapping);
+	case MPSD_TEST_CHANNEL_ACT:
+		failure = get(&channel, user, sizeof(channel)) ?: mpsd_test_act_on_channel(made_up, &channel);
+		return failure ?: copy_to_user(user, &channel, sizeof(channel)) ? -EFAULT : 0;
 	default:
 		return -ENOTTY;
 	}
@@ -272,14 +174,11 @@ static long made_up_ioctl(struct file *file, unsigned int command, unsigned long
 /* As uvm_va_space_destroy() does it: no fault can come any more, then the sink lets go, then the page tables. */
 static void destroy(struct made_up *made_up)
 {
-	struct mapping *mapping, *next;
-
+	if (made_up->channel)
+		mpsd_test_remove_channel(made_up);
 	if (made_up->gpu_va_space.page_tables.root) {
 		uvm_mpsd_release(&made_up->gpu_va_space);
-		uvm_va_space_down_write(made_up->va_space);
-		list_for_each_entry_safe(mapping, next, &made_up->mappings, node)
-			unmap(mapping);
-		uvm_va_space_up_write(made_up->va_space);
+		mpsd_test_unmap_all(made_up);
 		uvm_page_tree_deinit(&made_up->gpu_va_space.page_tables);
 	}
 	if (made_up->parent && made_up->parent->isr.non_replayable_faults.handling)
@@ -291,9 +190,32 @@ static void destroy(struct made_up *made_up)
 	uvm_kvfree(made_up);
 }
 
+/* Not before the module's exit has begun, and has had time for whatever it does before it waits for this. */
+static void destroy_deferred(void *argument)
+{
+	int tries;
+
+	for (tries = 0; THIS_MODULE->state != MODULE_STATE_GOING && tries < 100 * RM_SECONDS; tries++)
+		msleep(10);
+	msleep(300);
+	destroy(argument);
+}
+
+/* A deferred end is as uvm_release_va_space()'s while the machine is suspended; the VA space itself has gone by then. */
 static int made_up_close(struct inode *inode, struct file *file)
 {
-	destroy(file->private_data);
+	struct made_up *made_up = file->private_data;
+
+	complete_all(&made_up->answer);
+	if (!made_up->is_deferred) {
+		destroy(made_up);
+		return 0;
+	}
+	nv_kthread_q_flush(&made_up->parent->isr.kill_channel_q); /* its stop needs the VA space */
+	fput(made_up->uvm);
+	made_up->uvm = NULL;
+	nv_kthread_q_item_init(&made_up->deferred, destroy_deferred, made_up);
+	nv_kthread_q_schedule_q_item(&g_uvm_global.deferred_release_q, &made_up->deferred);
 	return 0;
 }
 
@@ -330,8 +252,13 @@ static int init_gpu(struct made_up *made_up, const struct mpsd_test_gpu *asked)
 	gpu->smc.swizz_id = asked->mig_plus_one ? asked->mig_plus_one - 1 : 0;
 	if (fake_gpu_init_hopper(gpu) != NV_OK)
 		return -EIO;
-	if (asked->flags & MPSD_TEST_NO_SPARSE)
+	if (asked->flags & MPSD_TEST_NO_SPARSE) {
+#if defined(MPSD_HAS_SPARSE_FLAG)
 		parent->sparse_mappings_supported = false;
+#else
+		return -EOPNOTSUPP;
+#endif
+	}
 	if (asked->flags & MPSD_TEST_OLD)
 		return 0;
 	if (nv_kthread_q_init(&parent->isr.kill_channel_q, "mpsd-made-up"))
@@ -348,6 +275,9 @@ static int init(struct made_up *made_up, const struct mpsd_test_gpu *asked)
 	mutex_init(&made_up->bottom_half[0]);
 	mutex_init(&made_up->bottom_half[1]);
 	INIT_LIST_HEAD(&made_up->mappings);
+	INIT_LIST_HEAD(&made_up->gpu_va_space.registered_channels);
+	init_completion(&made_up->answer);
+	made_up->is_deferred = asked->flags & MPSD_TEST_DEFERRED;
 	made_up->uvm = fget(asked->uvm_fd);
 	if (!made_up->uvm)
 		return -EBADF;
@@ -363,7 +293,9 @@ static int init(struct made_up *made_up, const struct mpsd_test_gpu *asked)
 		return failure;
 	made_up->gpu_va_space.gpu = made_up->gpu;
 	made_up->gpu_va_space.va_space = made_up->va_space;
-	return init_page_tables(made_up) == NV_OK ? 0 : -ENOMEM;
+	if (init_page_tables(made_up) != NV_OK)
+		return -ENOMEM;
+	return asked->flags & MPSD_TEST_CHANNEL ? mpsd_test_add_channel(made_up) : 0;
 }
 
 /* A descriptor, or -errno. */
@@ -372,7 +304,7 @@ static long make_up(const struct mpsd_test_gpu *asked)
 	struct made_up *made_up;
 	int result;
 
-	if (asked->number >= MPSD_TEST_GPUS || asked->flags & ~(MPSD_TEST_OLD | MPSD_TEST_NO_SPARSE))
+	if (asked->number >= MPSD_TEST_GPUS || asked->flags & ~(MPSD_TEST_OLD | MPSD_TEST_NO_SPARSE | MPSD_TEST_CHANNEL | MPSD_TEST_DEFERRED))
 		return -EINVAL;
 	made_up = uvm_kvmalloc_zero(sizeof(*made_up));
 	if (!made_up)

@@ -1,5 +1,6 @@
 """kmod/apply on trees that are as small as a tree can be: the hooks go in whole, or nothing changes and the reason is said."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +20,16 @@ static NV_STATUS cancel_fault_precise_va(uvm_fault_buffer_entry_t *entry, uvm_fa
     gpu_va_space = find(entry);
     uvm_tools_record_gpu_fatal_fault(entry);
     return push(entry, mode);
+}
+static NV_STATUS cancel_faults_all(batch_t *batch)
+{
+    int i;
+    for (i = 0; i < batch->count; i++) {
+        uvm_fault_buffer_entry_t *entry = batch->entries[i];
+        uvm_fault_cancel_va_mode_t mode = entry->mode;
+        status = cancel_fault_precise_va(entry, mode);
+    }
+    return status;
 }
 """
 NON_REPLAYABLE = """\
@@ -42,6 +53,14 @@ static void destroy_gpu_va_space(uvm_gpu_va_space_t *gpu_va_space)
         uvm_page_tree_deinit(&gpu_va_space->page_tables);
 }
 """
+USER_CHANNEL = """\
+#include "uvm_va_space.h"
+void uvm_user_channel_destroy_detached(uvm_user_channel_t *user_channel)
+{
+    uvm_tracker_wait_deinit(&user_channel->clear_faulted_tracker);
+    give_back(user_channel);
+}
+"""
 MODULE = """\
 #include "uvm_va_space.h"
 static int uvm_init(void)
@@ -58,6 +77,7 @@ error:
 static void uvm_exit(void)
 {
     uvm_tools_exit();
+    uvm_global_exit();
 }
 """
 
@@ -70,6 +90,7 @@ def tree(tmp_path: Path) -> Path:
         "nvidia/nv.c": 'MODULE_LICENSE("Dual MIT/GPL");\n',
         "nvidia-uvm/uvm_gpu_replayable_faults.c": REPLAYABLE,
         "nvidia-uvm/uvm_gpu_non_replayable_faults.c": NON_REPLAYABLE,
+        "nvidia-uvm/uvm_user_channel.c": USER_CHANNEL,
         "nvidia-uvm/uvm_va_space.c": VA_SPACE,
         "nvidia-uvm/uvm.c": MODULE,
         "nvidia-uvm/nvidia-uvm-sources.Kbuild": "NVIDIA_UVM_SOURCES += nvidia-uvm/uvm.c\n",
@@ -102,7 +123,7 @@ def refused(tree: Path, *words: str) -> str:
     return done.stderr
 
 
-def test_five_calls_and_their_includes(tree: Path) -> None:
+def test_seven_calls_and_their_includes(tree: Path) -> None:
     done = apply(tree)
     assert (done.returncode, done.stderr) == (0, "")
     uvm = tree / "nvidia-uvm"
@@ -115,7 +136,10 @@ def test_five_calls_and_their_includes(tree: Path) -> None:
     assert resumed in read(uvm, "uvm_gpu_non_replayable_faults.c")
     assert "uvm_mpsd_release(gpu_va_space);\n    if (gpu_va_space->page_tables.root)" in read(uvm, "uvm_va_space.c")
     assert "uvm_mpsd_init();\n    return 0;" in read(uvm, "uvm.c")
-    assert "uvm_mpsd_exit();\n    uvm_tools_exit();" in read(uvm, "uvm.c")
+    assert "uvm_global_exit();\n    uvm_mpsd_exit();" in read(uvm, "uvm.c")
+    assert "uvm_mpsd_channel_goes(user_channel);\n    uvm_tracker_wait" in read(uvm, "uvm_user_channel.c")
+    cancelled = "uvm_mpsd_unproven(entry);\n        status = cancel_fault_precise_va(entry, mode);"
+    assert cancelled in read(uvm, "uvm_gpu_replayable_faults.c")
     assert "uvm_mpsd.Kbuild" in read(uvm, "nvidia-uvm-sources.Kbuild")
     assert (uvm / "mpsd_fault.h").read_text() == (ROOT / "kmod/include/mpsd_fault.h").read_text()
     assert {path.name for path in (ROOT / "kmod").glob("uvm_mpsd*")} <= {path.name for path in uvm.iterdir()}
@@ -145,7 +169,7 @@ def test_nvidias_own_layout(tree: Path, tmp_path: Path) -> None:
         ("nvidia-uvm/uvm_gpu_replayable_faults.c", "    gpu_va_space = find(entry);\n", "", "fits 0 places"),
         ("nvidia-uvm/uvm_gpu_non_replayable_faults.c", "!entry->is_fatal", "entry->is_virtual", "fits 0 places"),
         ("nvidia-uvm/uvm_va_space.c", "destroy_gpu_va_space", "free_gpu_va_space", "uvm_mpsd_release fits 0 places"),
-        ("nvidia-uvm/uvm.c", "uvm_tools_exit();", "uvm_exit_tools();", "uvm_mpsd_exit fits 0 places"),
+        ("nvidia-uvm/uvm.c", "uvm_global_exit();", "uvm_exit_global();", "uvm_mpsd_exit fits 0 places"),
         (
             "nvidia-uvm/uvm.c",
             "    return 0;\n",
@@ -192,3 +216,18 @@ def test_what_is_no_tree_is_told_apart(tmp_path: Path) -> None:
     write(tmp_path / "nvidia-open-kernel.tar.xz", "")
     assert "unpack nvidia-open-kernel.tar.xz" in refused(tmp_path)
     assert "no such folder" in apply(tmp_path / "nothing").stderr
+
+
+def test_our_files_are_taken_by_content_and_not_by_date(tmp_path: Path) -> None:
+    """What was built may be newer than the file that replaces it; what is the same is not compiled again."""
+    ours, uvm = tmp_path / "kmod", tmp_path / "nvidia-uvm"
+    for name, old, new in (("uvm_mpsd.c", "old", "new"), ("uvm_mpsd_ring.c", "same", "same")):
+        write(uvm / name, old)
+        write(ours / name, new)
+        os.utime(ours / name, (1, 1))
+    write(ours / "include/mpsd_fault.h", "header")
+    before = (uvm / "uvm_mpsd_ring.c").stat().st_mtime_ns
+    words = ["bash", "-ec", f'. {ROOT}/kmod/tree.sh; tree_take_ours "$1" "$2"', "test", ours, uvm]
+    subprocess.run(words, check=True, timeout=60)
+    assert (read(uvm, "uvm_mpsd.c"), read(uvm, "mpsd_fault.h")) == ("new", "header")
+    assert (uvm / "uvm_mpsd_ring.c").stat().st_mtime_ns == before
