@@ -1,9 +1,9 @@
 """The modules that the guest loads, built in a distribution's root by kmod/build, as an operator would.
 
-    nvidia.ko           a stand-in: exports what nvidia-uvm takes, declared by the driver's own header, so that the symbol
-                        versions agree and the kernel loads it unforced; there is no GPU behind it
-    nvidia-uvm.ko       what kmod/build makes
-    nvidia-uvm-test.ko  the same with kmod/test in it: the sink can be driven on a GPU that UVM's own tests make up
+nvidia.ko           a stand-in: exports what nvidia-uvm takes, declared by the driver's own header, so that the symbol
+                    versions agree and the kernel loads it unforced; there is no GPU behind it
+nvidia-uvm.ko       what kmod/build makes
+nvidia-uvm-test.ko  the same with kmod/test in it: the sink can be driven on a GPU that UVM's own tests make up
 """
 
 import difflib
@@ -16,14 +16,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kmod.distributions import SOURCE_TARBALL, Root, cache_directory, once
+from tests.kmod.cases import CHECKOUT, Case
+from tests.kmod.distributions import Root, cache_directory, once
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 KMOD = CHECKOUT / "kmod"
-TREE = "modules/nvidia-open-kernel"  # in the tarball
-REBUILT_BY = ("apply", "hooks.cocci", "tree.sh", "uvm_mpsd.Kbuild")  # what these did to a tree is not undone: a new tree
+APPLIED_BY = ("apply", "hooks.cocci")  # what these did to a tree is undone when they change, and done again
 AT_LOAD = ("RegisterUvmCallbacks", "RegisterUvmEvents", "SessionCreate", "SessionDestroy")  # these succeed, as with no GPU
-BUILDS_KEPT = 6  # of each distribution; 6 MB each
+CALLS = 7  # what kmod/apply inserts
+BUILDS_KEPT = 6  # of each case; 6 MB each
 
 STAND_IN = """\
 #define __NO_VERSION__
@@ -51,7 +51,7 @@ endif
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What is in the cache for one root and one state of kmod/.
+    """What is in the cache for one case and one state of kmod/.
 
     seconds: what making it took, when it was made.  calls, inserted: of ours in upstream's files, and lines altogether.
     """
@@ -63,6 +63,11 @@ class Build:
     seconds: float
     calls: int
     inserted: int
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the compiler said of files of ours."""
+        return [line for line in self.log.splitlines() if "mpsd" in line and re.search(r"\b(warning|error):", line)]
 
     @property
     def log(self) -> str:
@@ -79,12 +84,13 @@ def state_of(*places: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def build_in(root: Root) -> Build:
-    """The build of kmod/ as it is now; from the cache if it was built before."""
+def build_in(root: Root, case: Case) -> Build:
+    """The build of kmod/ as it is now; from the cache if it was built before.  Raises Unavailable."""
     state = state_of(KMOD, Path(__file__))
-    place = cache_directory() / "builds" / f"{root.path.name}-{state}"
-    once(place, lambda half: Builder(root, half).build())
-    older = sorted(place.parent.glob(f"{root.path.name}-*"), key=lambda each: each.stat().st_mtime)
+    archive = case.archive(root)
+    place = cache_directory() / "builds" / f"{root.path.name}-{case.driver.strip('.')}-{state}"
+    once(place, lambda half: Builder(root, archive, half).build())
+    older = sorted(place.parent.glob(f"{place.name.removesuffix(state)}*"), key=lambda each: each.stat().st_mtime)
     for forgotten in older[:-BUILDS_KEPT]:
         shutil.rmtree(forgotten)
     facts = json.loads((place / "facts.json").read_text())
@@ -99,6 +105,8 @@ def export(name: str) -> str:
 
 def teach_lock_orders(header: Path) -> None:
     """To lockdep, drivers before 550 have one lock of each kind; upstream's own order of locks is what it is to check."""
+    if "lockdep_set_class" in header.read_text():
+        return
     told = "static struct lock_class_key keys[UVM_LOCK_ORDER_COUNT]; lockdep_set_class(&\\2, &keys[lock_order]);"
     made = r"\b((?:mutex_init|init_rwsem|spin_lock_init|rwlock_init)\(&(\w+->\w+)\);)"
     header.write_text(re.sub(made, rf"\1 {{ {told} }}", header.read_text()))
@@ -107,22 +115,23 @@ def teach_lock_orders(header: Path) -> None:
 class Builder:
     """Builds once, into `target`.  Trees in the root are kept and built upon: a change of one file takes seconds."""
 
-    def __init__(self, root: Root, target: Path) -> None:
+    def __init__(self, root: Root, archive: Path, target: Path) -> None:
         self.root = root
+        self.archive = archive
         self.target = target
         self.log = target / "build.log"
-        self.work = root.path / "build"
-        self.out = Path("/build") / f"out-{state_of(*(KMOD / each for each in REBUILT_BY))}"  # as it is called in the root
+        self.inside_work = Path("/build") / archive.name.removesuffix(".tar.xz")  # as it is called in the root
+        self.work = root.path / str(self.inside_work)[1:]
+        self.out = self.inside_work / "out"
 
     def build(self) -> None:
         began = time.monotonic()
-        self.work.mkdir(exist_ok=True)
-        for tree in set(self.work.glob("out-*")) - {self.in_tree("")}:
-            shutil.rmtree(tree)
+        self.work.mkdir(parents=True, exist_ok=True)
         once(self.work / "source", self.unpack)
         self.copy_kmod()
-        for pinned in ("mpsd_test.h", "uvm_mpsd_test.c"):  # a production build must not find them
-            (self.in_tree("nvidia-uvm") / pinned).unlink(missing_ok=True)
+        self.undo_other_hooks()
+        for file in [*self.in_tree("nvidia-uvm").glob("mpsd_test*"), *self.in_tree("nvidia-uvm").glob("uvm_mpsd_test*.[ch]")]:
+            file.unlink()  # a production build must not find them
         self.include_selftest(False)
         self.run_build()
         self.keep("nvidia-uvm.ko", "nvidia-uvm.ko")
@@ -135,28 +144,40 @@ class Builder:
         self.write_facts(time.monotonic() - began)
 
     def unpack(self, half: Path) -> None:
-        subprocess.run(["tar", "-C", str(half), "-xf", str(self.root.path / SOURCE_TARBALL)], check=True)
+        subprocess.run(["tar", "-C", str(half), "-xf", str(self.archive)], check=True)
         if self.root.distribution.is_debug:
-            teach_lock_orders(half / TREE / "nvidia-uvm/uvm_lock.h")
+            (header,) = half.glob("**/nvidia-uvm/uvm_lock.h")
+            teach_lock_orders(header)
+
+    def tree(self) -> Path:
+        """Where nvidia-uvm/ lies in the unpacked sources, as it is called in the root."""
+        (found,) = (self.work / "source").glob("**/nvidia-uvm/uvm_lock.h")
+        return Path("/") / found.parents[1].relative_to(self.root.path)
 
     def copy_kmod(self) -> None:
-        """Into the root; a file that did not change stays as old as it is, since kmod/build compares ages."""
+        """Into the root, as it is now."""
         there = self.work / "kmod"
         for old in [each for each in there.rglob("*") if each.is_file() and not (KMOD / each.relative_to(there)).exists()]:
             old.unlink()
         for file in [each for each in KMOD.rglob("*") if each.is_file()]:
             copy = there / file.relative_to(KMOD)
-            if not copy.exists() or copy.read_bytes() != file.read_bytes():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(file, copy)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, copy)
+
+    def undo_other_hooks(self) -> None:
+        """Most of a tree does not depend on them, and its checks of the kernel take as long as its compilation."""
+        stamp, state = self.work / "applied", state_of(*(KMOD / each for each in APPLIED_BY))
+        if stamp.exists() and stamp.read_text() != state and (self.in_tree("nvidia-uvm") / ".before-mpsd").exists():
+            self.root.run(str(self.inside_work / "kmod/apply"), "--remove", str(self.out), log=self.log)
+        stamp.write_text(state)
 
     def in_tree(self, path: str) -> Path:
         return self.root.path / str(self.out)[1:] / path
 
     def run_build(self) -> None:
         self.root.run(
-            "nice", "-n", "19", "/build/kmod/build", "--out", str(self.out), f"/build/source/{TREE}", self.root.kernel_release,
-            log=self.log,
+            "nice", "-n", "19", str(self.inside_work / "kmod/build"), "--out", str(self.out), str(self.tree()),
+            self.root.kernel_release, log=self.log,
         )  # fmt: skip
 
     def include_selftest(self, is_wanted: bool) -> None:
@@ -170,7 +191,7 @@ class Builder:
 
     def keep(self, made: str, name: str) -> None:
         """Without debugging information, which is nine tenths of it."""
-        self.root.run("strip", "--strip-debug", "-o", "/build/stripped.ko", str(self.out / made), log=self.log)
+        self.root.run("strip", "--strip-debug", "-o", str(self.inside_work / "stripped.ko"), str(self.out / made), log=self.log)
         shutil.move(self.work / "stripped.ko", self.target / name)
 
     def build_stand_in(self) -> None:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOOLS = ("mmdebstrap", "qemu-system-x86_64", "busybox", "cpio", "zstd", "xz", "depmod")  # tests/kmod/setup installs them
-PACKAGES = "make,gcc,libc6-dev,linux-headers-amd64,nvidia-open-kernel-source,coccinelle,xz-utils,kmod,bc"
+PACKAGES = "make,gcc,libc6-dev,linux-headers-amd64,coccinelle,xz-utils,kmod,bc"
+DRIVER_PACKAGE = "nvidia-open-kernel-source"
 DEBUG_PACKAGES = "linux-source-6.1,flex,bison,libelf-dev"
 DEBUG_CONFIG = Path(__file__).with_name("debug.config")
-DEBUG_WANTED = "MPSD_KMOD_DEBUG"  # "1": compile the debug kernel where the cache has none
 KERNEL_DIRECTORY = "opt/kernel"  # in the root: unpacked, never installed, so that nothing tries to make it bootable
 SOURCE_TARBALL = "usr/src/nvidia-open-kernel.tar.xz"
 # mmdebstrap runs one of these with the new root as $1; what they leave is a kernel in KERNEL_DIRECTORY, its name in `release`.
@@ -53,20 +53,22 @@ LEAVE_OUT = [f"--dpkgopt=path-exclude=/usr/share/{each}/*" for each in ("doc", "
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """name: in test ids.  kernel, driver: how their versions begin; another one is a failure, not a surprise.
+    """name: in test ids.  kernel: how its version begins; another one is a failure, not a surprise.
 
+    has_driver: it ships the source of an open driver.
     is_debug: not its own kernel but a small one of its sources, with KASAN and lockdep (debug.config), compiled in the root.
     """
 
     name: str
     suite: str
     kernel: str
-    driver: str
+    has_driver: bool = True
     is_debug: bool = False
 
     @property
     def packages(self) -> str:
-        return f"{PACKAGES},{DEBUG_PACKAGES}" if self.is_debug else PACKAGES
+        wanted = [PACKAGES, DRIVER_PACKAGE if self.has_driver else "", DEBUG_PACKAGES if self.is_debug else ""]
+        return ",".join(each for each in wanted if each)
 
     @property
     def hooks(self) -> list[str]:
@@ -80,11 +82,10 @@ class Distribution:
         return hashlib.sha256("\n".join([self.packages, *self.hooks[-1:], config, *LEAVE_OUT]).encode()).hexdigest()[:12]
 
 
-DISTRIBUTIONS = (
-    Distribution("debian12", "bookworm", "6.1.", "535."),
-    Distribution("debian13", "trixie", "6.12.", "550."),
-    Distribution("debug", "bookworm", "6.1.", "535.", is_debug=True),
-)
+DEBIAN11 = Distribution("debian11", "bullseye", "5.10.", has_driver=False)  # the oldest kernel that kmod/README.md names
+DEBIAN12 = Distribution("debian12", "bookworm", "6.1.")
+DEBIAN13 = Distribution("debian13", "trixie", "6.12.")
+DEBUG = Distribution("debug", "bookworm", "6.1.", is_debug=True)
 
 
 class Unavailable(Exception):
@@ -133,7 +134,7 @@ def locked(name: str) -> Iterator[None]:
 
 def once(place: Path, make: Callable[[Path], None]) -> Path:
     """`place`, filled by `make` if it is not there: whole or not at all, whatever interrupts it."""
-    with locked(place.parent.name):
+    with locked(f"{place.parent.name}-{place.name}".rpartition("-")[0]):  # without the hash at its end
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
             half = Path(tempfile.mkdtemp(prefix=f"{place.name}.half-", dir=place.parent))
@@ -151,8 +152,6 @@ def root_of(distribution: Distribution) -> Root:
     """The distribution's root, made now if the cache has none.  Unavailable: it cannot be made here."""
     place = cache_directory() / "roots" / f"{distribution.name}-{distribution.recipe}"
     if not place.exists():
-        if distribution.is_debug and os.environ.get(DEBUG_WANTED) != "1":
-            raise Unavailable(f"no debug kernel in the cache; {DEBUG_WANTED}=1 compiles one, which takes ten minutes")
         if missing := [each for each in TOOLS if not shutil.which(each)]:
             raise Unavailable(f"no {', '.join(missing)}: run tests/kmod/setup as root")
         if os.geteuid() != 0:

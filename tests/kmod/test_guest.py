@@ -3,7 +3,7 @@
 import pytest
 
 from tests.kmod.building import Build
-from tests.kmod.distributions import Distribution
+from tests.kmod.cases import Case
 from tests.kmod.machine import Boot, names_of_guest_tests
 
 
@@ -18,8 +18,8 @@ def test_the_guest_ran_what_was_built(booted: Boot, build: Build) -> None:
     assert booted.facts["kernel"] == build.kernel
 
 
-def test_lockdep_looked_to_the_end(distribution: Distribution, booted: Boot) -> None:
-    assert booted.facts.get("debug_locks") == ("1" if distribution.is_debug else None)
+def test_lockdep_looked_to_the_end(case: Case, booted: Boot) -> None:
+    assert booted.facts.get("debug_locks") == ("1" if case.distribution.is_debug else None)
 
 
 def test_the_guest_ran_nothing_else(booted: Boot) -> None:

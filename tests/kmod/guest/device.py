@@ -15,6 +15,7 @@ from typing import Any, Self
 PATH = "/dev/mpsd-fault"
 RING_RECORDS = 1024
 WINDOW_BYTES = 2 << 20
+WINDOW_MAX = 32 << 20
 WAIT_SECONDS = 20
 
 REPLAYABLE, INJECTED, FIRST, LOST = 1, 2, 4, 8

@@ -15,8 +15,9 @@ from device import Device, command
 
 SPARSE_ENTRY = 0x8  # not valid, volatile: gv100 and later
 PAGE_4K, PAGE_64K, PAGE_2M = 4 << 10, 64 << 10, 2 << 20
-REPLAYABLE, PHYSICAL, NO_MEMORY, ABSORBED = 1, 2, 4, 8
-OLD, NO_SPARSE = 1, 2
+REPLAYABLE, PHYSICAL, NO_MEMORY, ABSORBED, BATCH = 1, 2, 4, 8, 16
+OLD, NO_SPARSE, CHANNEL, DEFERRED = 1, 2, 4, 8
+LOOK, ANSWER, UNREGISTER = 0, 1, 2
 
 UVM_INITIALIZE = 0x30000001
 UVM_FREE, UVM_CREATE_EXTERNAL_RANGE, UVM_MM_INITIALIZE = 34, 73, 75
@@ -123,13 +124,23 @@ class _Mapping(ctypes.Structure):
     ]
 
 
-assert [ctypes.sizeof(each) for each in (_Gpu, Access, _Entry, _Mapping)] == [16, 40, 24, 24]
+class ChannelState(ctypes.Structure):
+    _fields_ = [
+        ("act", ctypes.c_uint32),
+        ("is_bound", ctypes.c_uint32),
+        ("stops", ctypes.c_uint32),
+        ("has_answered", ctypes.c_uint32),
+    ]
+
+
+assert [ctypes.sizeof(each) for each in (_Gpu, Access, _Entry, _Mapping, ChannelState)] == [16, 40, 24, 24, 16]
 
 GPU = command(1, 0xF0, _Gpu)
 ACCESS = command(3, 0xF1, Access)
 ENTRY = command(3, 0xF2, _Entry)
 MAP = command(1, 0xF3, _Mapping)
 UNMAP = command(1, 0xF4, _Mapping)
+CHANNEL_ACT = command(3, 0xF5, ChannelState)
 
 
 def open_uvm_device(name: str = "nvidia-uvm", minor: int = 0) -> int:
@@ -186,6 +197,10 @@ class VaSpace:
     def unreserve(self, address: int, size: int) -> None:
         self.check(UVM_FREE, address.to_bytes(8, "little") + size.to_bytes(8, "little") + bytes(8), 16)
 
+    def unmanage(self) -> None:
+        """Unmap the managed memory that was mapped last: UVM takes the VA space's lock for writing, below mmap_lock."""
+        LIBC.munmap(*self._managed.pop())
+
     def manage(self, address: int, size: int) -> None:
         """Managed memory: UVM makes a range of what is mapped of its device.  It goes with the VA space."""
         flags = mmap.MAP_SHARED | MAP_FIXED_NOREPLACE  # UVM's offsets are its addresses
@@ -241,6 +256,12 @@ class FakeGpu:
     def is_sparse(self, start: int, size: int, page_bytes: int = PAGE_64K) -> bool:
         """Whether every entry of [start, start + size) is."""
         return all(self.entry(at, page_bytes) == SPARSE_ENTRY for at in range(start, start + size, page_bytes))
+
+    def channel(self, act: int = LOOK) -> ChannelState:
+        """Its channel, where it was made with one: let RM answer who stops it, unregister it, or just look."""
+        asked = ChannelState(act)
+        fcntl.ioctl(self.fd, CHANNEL_ACT, asked)
+        return asked
 
     def map(self, address: int, size: int, page_bytes: int = PAGE_2M) -> None:
         """Read-only memory inside a reserved range, as cuMemMap and cuMemSetAccess make it."""

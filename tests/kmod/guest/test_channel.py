@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from device import (
     POLICY,
     RECORD_BYTES,
     RING_RECORDS,
+    WINDOW_MAX,
     Action,
     Device,
     Info,
@@ -95,13 +97,40 @@ def test_a_read_gives_whole_records(device: Device, size: int, records: int) -> 
 
 
 def test_a_buffer_that_is_not_there_is_efault(device: Device) -> None:
-    """And the device goes on."""
+    """And the device goes on: the record is there for the next read, or it would be lost without being counted."""
     libc = ctypes.CDLL(None, use_errno=True)
-    device.inject()
+    device.inject(6)
     assert libc.read(device.fd, ctypes.c_void_p(8), ctypes.c_size_t(RECORD_BYTES)) == -1
     assert ctypes.get_errno() == errno.EFAULT
     device.inject(7)
-    assert device.drain()[-1].tgid == 7
+    assert [each.tgid for each in device.drain()] == [6, 7]
+
+
+def test_a_buffer_that_ends_early_keeps_the_record_that_did_not_fit(device: Device) -> None:
+    """Half of what was asked for lies beyond the end of the memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    page = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    assert libc.munmap(ctypes.c_void_p(at + mmap.PAGESIZE), ctypes.c_size_t(mmap.PAGESIZE)) == 0
+    for number in range(3):
+        device.inject(number + 1)
+    room = RECORD_BYTES + RECORD_BYTES // 2
+    assert libc.read(device.fd, ctypes.c_void_p(at + mmap.PAGESIZE - room), ctypes.c_size_t(3 * RECORD_BYTES)) == RECORD_BYTES
+    assert [each.tgid for each in device.drain()] == [2, 3]
+
+
+def test_two_threads_that_read_one_descriptor_share_its_records(device: Device) -> None:
+    """None is read twice, and none is lost."""
+    found: list[Record] = []
+    with Device() as shared:
+        for number in range(RING_RECORDS):
+            device.inject(number + 1)
+        threads = [threading.Thread(target=lambda: found.extend(shared.drain())) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_SECONDS)
+    assert sorted(each.tgid for each in found) == list(range(1, RING_RECORDS + 1))
 
 
 def test_a_blocking_read_waits_for_a_record(device: Device) -> None:
@@ -183,7 +212,7 @@ def test_a_slow_reader_costs_nobody_else_a_record(device: Device) -> None:
         (Mode.SINK, 64, 0),
         (Mode.SINK, 64, 3 << 20),
         (Mode.SINK, 64, 32 << 10),
-        (Mode.SINK, 64, 2 << 30),
+        (Mode.SINK, 64, 2 * WINDOW_MAX),
         (Mode.SINK, 64, 1 << 63),
         (Mode.SINK, 0, 2 << 20),
         (Mode.SINK, 0xFFFF_FFFF, 2 << 20),
@@ -194,7 +223,7 @@ def test_a_policy_that_makes_no_sense_is_refused(device: Device, mode: int, wind
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("window_bytes", [64 << 10, 2 << 20, 1 << 30])
+@pytest.mark.parametrize("window_bytes", [64 << 10, 2 << 20, WINDOW_MAX])
 def test_a_policy_that_makes_sense_is_taken(device: Device, mode: Mode, window_bytes: int) -> None:
     device.set_policy(mode, 1, window_bytes)
 
@@ -243,6 +272,22 @@ def test_who_may_only_read_changes_nothing(device: Device) -> None:
         assert refusal(reader.inject) == "EBADF"
         device.inject(5)
         assert [each.tgid for each in reader.read()] == [5]
+
+
+def test_who_may_only_read_is_told_of_unknown_commands(device: Device) -> None:
+    with Device(os.O_RDONLY | os.O_NONBLOCK) as reader:
+        assert refusal(fcntl.ioctl, reader.fd, command(2, 0xE7, Info), bytearray(128)) == "ENOTTY"
+
+
+def test_a_descriptor_alone_does_not_let_change_anything(device: Device) -> None:
+    """It may have been inherited, or passed on: what becomes of faults is a matter of all users."""
+    child = os.fork()
+    if child == 0:
+        os.setresuid(65534, 65534, 65534)
+        calls = (lambda: device.set_policy(Mode.SINK), lambda: device.exempt(os.getpid()), device.inject)
+        os._exit(0 if device.info().major == 1 and all(refusal(call) == "EPERM" for call in calls) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert device.read() == []
 
 
 def test_exemptions_of_processes_that_are_gone_make_room(device: Device) -> None:

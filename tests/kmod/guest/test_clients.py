@@ -1,7 +1,9 @@
 """Whose fault it was, and what becomes of that process.  Each client is a child; closing everything is its end."""
 
+import fcntl
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,8 @@ from typing import Any
 import pytest
 from children import Child
 from device import REPLAYABLE, Device, Kind, Mode, Record
+from fake_gpu import ABSORBED, ACCESS, Access, AccessType, Engine, FakeGpu, FaultType, VaSpace
 from fake_gpu import REPLAYABLE as AS_REPLAYABLE
-from fake_gpu import AccessType, Engine, FakeGpu, FaultType, VaSpace
 from test_sink import HOLE
 
 NOBODY = 65534
@@ -151,6 +153,34 @@ def test_a_client_that_dies_by_itself_is_told(device: Device) -> None:
     assert [each.kind for each in device.wait(Kind.GONE)] == [Kind.FAULT, Kind.STOPPED, Kind.GONE]
 
 
+def test_a_condemned_client_that_is_gone_is_still_named(device: Device) -> None:
+    """Killed, and its files held elsewhere: what of its work still strays is absorbed, and nobody is ended for it."""
+    device.set_policy(Mode.SINK)
+    ours, theirs = socket.socketpair()
+
+    def work() -> tuple[bool, Any]:
+        own, va_space = Device(), VaSpace()
+        gpu = FakeGpu(own, va_space)
+        contained = gpu.access(HOLE).absorbed
+        socket.send_fds(theirs, [b"x"], [gpu.fd, va_space.fd, va_space.mm_fd])
+        return contained, (own, va_space, gpu)
+
+    child = Child(work)
+    assert child.answer()
+    held = socket.recv_fds(ours, 1, 3)[1]
+    ours.close()
+    theirs.close()
+    device.wait(Kind.STOPPED)
+    assert child.end() == -signal.SIGKILL
+    asked = Access(address=HOLE + (64 << 20), flags=AS_REPLAYABLE, access_type=AccessType.WRITE, reason=1)
+    fcntl.ioctl(held[0], ACCESS, asked)
+    assert asked.flags & ABSORBED
+    assert [(each.story, each.tgid) for each in device.drain()] == [("FAULT SUNK", child.pid)]
+    for fd in held:
+        os.close(fd)
+    assert [(each.kind, each.tgid) for each in device.wait(Kind.GONE)] == [(Kind.GONE, child.pid)]
+
+
 def test_a_client_whose_owner_is_gone_when_it_faults(device: Device) -> None:
     """Another holds its files open, as the watcher of UVM's events does: the record names nobody, or the one that was."""
     device.set_policy(Mode.SINK)
@@ -170,7 +200,7 @@ def test_a_client_whose_owner_is_gone_when_it_faults(device: Device) -> None:
     os.waitpid(inner, 0)
     assert os.read(handed_to, 1) == b"x"
     found: list[Record] = device.wait(Kind.FAULT)
-    assert found[0].tgid in (0, inner)
+    assert (found[0].tgid, found[0].story) in [(0, "FAULT SUNK"), (inner, "FAULT SUNK")]
     os.close(handed_to)
     os.close(from_child)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import modules
 import pytest
-from device import PATH, Device, command, refusal
-from fake_gpu import UVM_TEST_PAGE_TREE, UVM_TEST_RANGE_TREE_DIRECTED, VaSpace
+from device import PATH, Device, Kind, Mode, command, refusal
+from fake_gpu import DEFERRED, UVM_TEST_PAGE_TREE, UVM_TEST_RANGE_TREE_DIRECTED, FakeGpu, VaSpace
 from kernel_log import KernelLog
+from test_sink import HOLE
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +76,29 @@ def test_it_cannot_go_while_a_va_space_is_open() -> None:
     with VaSpace():
         with pytest.raises(subprocess.CalledProcessError):
             modules.unload()
+
+
+def test_a_va_space_whose_release_was_deferred_is_told_of_nowhere() -> None:
+    """UVM ends it when the module goes: what the module says of it then is read by nobody, and harms nobody."""
+    modules.load(modules.TEST)
+    with Device() as device, VaSpace() as va_space:
+        device.set_policy(Mode.SINK)
+        with FakeGpu(device, va_space, flags=DEFERRED) as gpu:
+            assert gpu.access(HOLE).absorbed
+            device.wait(Kind.STOPPED)
+        assert device.drain() == []
+    modules.unload()
+
+
+def test_the_faults_of_nobody_known_are_left_to_uvm() -> None:
+    """Without the owner of its memory a VA space may be an MPS server's, which is exempt, and nobody could end its client."""
+    modules.load(modules.TEST, *modules.PARAMETERS, "uvm_enable_va_space_mm=0")
+    with Device() as device, VaSpace(has_mm=False) as va_space:
+        device.set_policy(Mode.SINK)
+        with FakeGpu(device, va_space) as gpu:
+            assert not gpu.access(HOLE).absorbed
+        (record,) = device.drain()
+        assert (record.story, record.tgid) == ("FAULT CANCELLED OWNER", 0)
 
 
 def test_the_ioctl_numbers_are_those_of_the_header() -> None:

@@ -72,7 +72,7 @@ def change_policy(chance: random.Random, until: float) -> int:
     with Device() as device:
         while not rounds or time.monotonic() < until:
             mode = chance.choice([Mode.OFF, Mode.REPORT, Mode.SINK])
-            device.set_policy(mode, chance.randrange(1, 9), 65536 << chance.randrange(15))
+            device.set_policy(mode, chance.randrange(1, 9), 65536 << chance.randrange(10))
             rounds += 1
     return rounds
 

@@ -1,0 +1,70 @@
+"""What is tried: which driver's sources, on which kernel, and when.
+
+A distribution's own driver source is in its root.  Others are release archives of NVIDIA's open-gpu-kernel-modules, called
+VERSION.tar.xz, in ../shared/drivers beside the checkout or where MPSD_KMOD_DRIVERS says.  They are no part of this project;
+what needs one that is not there is skipped.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kmod.distributions import DEBIAN11, DEBIAN12, DEBIAN13, DEBUG, SOURCE_TARBALL, Distribution, Root, Unavailable
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+DRIVERS = "MPSD_KMOD_DRIVERS"
+ALL_WANTED = "MPSD_KMOD_ALL"  # "1": every case but those of the debug kernel
+DEBUG_WANTED = "MPSD_KMOD_DEBUG"  # "1": those of the debug kernel, which is compiled where the cache has none
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """driver: how its version begins.  is_own: the distribution ships its source.  wanted: the variable that asks for it."""
+
+    distribution: Distribution
+    driver: str
+    is_own: bool = False
+    wanted: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.distribution.name if self.is_own else f"{self.distribution.name}-{self.driver.partition('.')[0]}"
+
+    def archive(self, root: Root) -> Path:
+        """The driver's sources, packed.  Raises Unavailable."""
+        if self.is_own:
+            return root.path / SOURCE_TARBALL
+        file = drivers_directory() / f"{self.driver}.tar.xz"
+        if not file.exists():
+            raise Unavailable(f"no {file.name} in {file.parent} ({DRIVERS}): a release of NVIDIA's open-gpu-kernel-modules")
+        return file
+
+    def check(self) -> None:
+        """Raises Unavailable where it was not asked for, or has no sources."""
+        if self.wanted and os.environ.get(self.wanted) != "1":
+            raise Unavailable(f"{self.wanted}=1 asks for it")
+        if not self.is_own:
+            self.archive(Root(self.distribution, Path()))
+
+
+def drivers_directory() -> Path:
+    return Path(os.environ.get(DRIVERS) or CHECKOUT.parent / "shared/drivers")
+
+
+CASES = (
+    Case(DEBIAN12, "535.", is_own=True),
+    Case(DEBIAN13, "550.", is_own=True),
+    Case(DEBIAN12, "580.142"),
+    Case(DEBIAN13, "595.45.04"),
+    Case(DEBIAN12, "570.211.01", wanted=ALL_WANTED),
+    Case(DEBIAN13, "570.211.01", wanted=ALL_WANTED),
+    Case(DEBIAN13, "580.142", wanted=ALL_WANTED),
+    Case(DEBIAN12, "590.48.01", wanted=ALL_WANTED),
+    Case(DEBIAN13, "590.48.01", wanted=ALL_WANTED),
+    Case(DEBIAN12, "595.45.04", wanted=ALL_WANTED),
+    Case(DEBIAN11, "580.142", wanted=ALL_WANTED),
+    Case(DEBIAN11, "595.45.04", wanted=ALL_WANTED),
+    Case(DEBUG, "535.", is_own=True, wanted=DEBUG_WANTED),
+    Case(DEBUG, "580.142", wanted=DEBUG_WANTED),
+    Case(DEBUG, "595.45.04", wanted=DEBUG_WANTED),
+)
