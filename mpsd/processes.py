@@ -82,6 +82,16 @@ def owner(pid: int) -> tuple[int, int] | None:
     return (found["Uid"][1], found["Gid"][1]) if found else None
 
 
+def sole_uid(pid: int) -> int | None:
+    """The user as whom alone it can act: real, effective and saved uid are one.  None where they differ, or as for `owner`.
+
+    A program of root's that takes a user's effective uid for a moment, as sshd, slurmstepd and file servers do, stays root's.
+    """
+    found = _ids(pid)
+    uids = set(found["Uid"][:3]) if found else set()
+    return uids.pop() if len(uids) == 1 else None
+
+
 def real_uid(pid: int) -> int:
     """The user who started it, whatever user its program made it; root where it is not known."""
     found = _ids(pid)

@@ -49,7 +49,7 @@ class Targets:
         if target.kind is TargetKind.PID:
             return [self._find_process(int(target.value), target.start_time, asker)], 0
         inside = [each for each in sorted(self._clients()) if stop.branch(cgroups.paths(each.pid), target, asker)]
-        mine = [each for each in inside if asker.may_end(_owner(each.pid))]
+        mine = [each for each in inside if asker.may_end(processes.sole_uid(each.pid))]
         return mine, len(inside) - len(mine)
 
     def freezer(self, target: Target, asker: Asker, members: Iterable[ProcessId]) -> CgroupFreezer | None:
@@ -65,12 +65,12 @@ class Targets:
         except OSError:
             return None
         needed = self._all_needed()
-        may_be = all(pid and pid not in needed and asker.may_end(_owner(pid)) for pid in pids)
+        may_be = all(pid and pid not in needed and asker.may_end(processes.sole_uid(pid)) for pid in pids)
         return found if pids and may_be else None
 
     def may_still_end(self, process: ProcessId, asker: Asker) -> bool:
         """To be asked where a signal is sent: a process may run another user's program by then (setuid)."""
-        return asker.may_end(_owner(process.pid))
+        return asker.may_end(processes.sole_uid(process.pid))
 
     def check_not_needed(self, found: Iterable[ProcessId]) -> None:
         """Raises BadRequest."""
@@ -81,7 +81,7 @@ class Targets:
 
     def _find_process(self, pid: int, start_time: int, asker: Asker) -> ProcessId:
         process = processes.process_id(pid)
-        if process is None or start_time not in (0, process.start_time) or not asker.may_end(_owner(pid)):
+        if process is None or start_time not in (0, process.start_time) or not asker.may_end(processes.sole_uid(pid)):
             raise NoSuchClient(f"no client has pid {pid}")
         self.check_not_needed([process])
         return process
@@ -97,8 +97,3 @@ class Targets:
         listed = {process for pid in pids if (process := processes.process_id(pid))}
         placed = {process for domain in self._pool.domains.values() for process in domain.members}
         return {each for each in listed | placed | set(self._admitted()) if processes.is_alive(each)}
-
-
-def _owner(pid: int) -> int | None:
-    found = processes.owner(pid)
-    return found[0] if found else None

@@ -71,3 +71,20 @@ def test_what_has_become_another_users_is_not_ended(shared: Machine, roots_sleep
     process.kill()
     process.wait()
     process.stdout.close()
+
+
+@pytest.mark.parametrize("become", ["os.seteuid(65534)", "os.setresuid(65534, 65534, 0)"])
+def test_a_program_of_roots_that_acts_as_a_user_for_a_moment_is_not_ended(shared: Machine, become: str) -> None:
+    """sshd, slurmstepd and file servers do; kill(2) does not let that user signal them either."""
+    program = f"import os, signal; {become}; print('ready', flush=True); signal.pause()"
+    process = subprocess.Popen([PYTHON, "-I", "-S", "-c", program], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    try:
+        with shared.mpsd(NOBODY) as mpsd, pytest.raises(Refused, match="no client has pid"):
+            mpsd.ask(calls.client_stop(process.pid))
+        assert is_running(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
