@@ -7,7 +7,7 @@ import trio
 
 from mpsd import processes
 from mpsd.domains.domain import Domain
-from mpsd.domains.logs import follow_logs
+from mpsd.domains.logs import follow_logs, keep_log_room
 from mpsd.domains.vendor import EXPOSED
 from mpsd.errors import MpsdError, VendorFailed
 from mpsd.model import DomainState
@@ -65,6 +65,8 @@ async def _bring_up(pool: "Pool", domain: Domain) -> None:
             log.error("domain.exposed", directory=str(domain.control.home.path),
                       why="an earlier mpsd left it so; it is replaced once it serves nobody", effect=EXPOSED)  # fmt: skip
     try:
+        if is_new:
+            await keep_log_room(domain)
         await domain.apply_defaults(pool.defaults)
         domain.mark_stale()
         await domain.refresh()

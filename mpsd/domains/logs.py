@@ -1,6 +1,7 @@
 """From a domain's private logs to the public ones, and to what mpsd believes about the domain."""
 
 import contextlib
+import errno
 import functools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -9,14 +10,17 @@ from typing import Protocol
 import structlog
 import trio
 
+from mpsd.disk_room import keep_room
 from mpsd.domains.domain import Domain
 from mpsd.domains.inotify import DirectoryWatch
 from mpsd.domains.log_files import LogFile
 from mpsd.domains.log_lines import LogLine, News, OwnCommands, parse_line, read_news
+from mpsd.errors import VendorFailed
 
 log = structlog.get_logger()
 LOG_NAMES = ("control.log", "server.log")
 _POLL_SECONDS = 0.25
+_ROOM_BYTES = 64 << 10  # on the disk for each log: 400 starts; a full disk then keeps no news from mpsd
 _BURST_SECONDS = 0.01  # lines come in bursts; reading each at once would slow the handshakes that cause them
 
 
@@ -25,6 +29,13 @@ class Positions(Protocol):
 
     def save_log_position(self, path: str, position: int) -> None: ...
     def log_position(self, path: str) -> int | None: ...
+
+
+async def keep_log_room(domain: Domain) -> None:
+    """For a vendor daemon that was just started: without its news mpsd does not know who is there.  Raises VendorFailed."""
+    for name in LOG_NAMES:
+        if await trio.to_thread.run_sync(keep_room, domain.control.log_directory / name, _ROOM_BYTES) == errno.ENOSPC:
+            raise VendorFailed(f"the disk of the state directory is full: no room for {domain.control.log_directory / name}")
 
 
 async def follow_logs(
@@ -58,14 +69,30 @@ async def _follow(
         ]
         for _, file in files:
             stack.callback(file.close)
+        rooms = {name: _Room(directory / name) for name in LOG_NAMES}
         while True:
             for name, file in files:
                 before = file.position
                 _read(domain, name, file, own, publish, hear)
                 if file.position != before:
                     positions.save_log_position(str(directory / name), file.position)
+                await rooms[name].follow(file.position)
             await changed()
             await trio.sleep(0 if domain.guard.is_on else _BURST_SECONDS)  # there, clients wait for what the lines say
+
+
+class _Room:
+    """Guards that a log takes a bounded part of the disk, and has room for more lines when the disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = -_ROOM_BYTES
+
+    async def follow(self, position: int) -> None:
+        """What is before the position has been read; nobody else reads it."""
+        is_due = position - self._position >= _ROOM_BYTES // 2 or position < self._position
+        if is_due and not await trio.to_thread.run_sync(keep_room, self._path, _ROOM_BYTES, position):
+            self._position = position
 
 
 def _watch(directory: Path, stack: contextlib.ExitStack) -> Callable[[], Awaitable[None]]:

@@ -59,6 +59,8 @@ class Wait:
 
 _COMING = (DomainState.STARTING, DomainState.RECYCLING)  # a DEAD one pauses before it starts: a new one is quicker
 
+_MOST_DEAD = 2  # where these do not start, another one does not either, and would only take the place of one that does
+
 
 def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Create | Wait:
     ours = [domain for domain in domains if domain.gpus == ask.gpus and domain.state is not DomainState.GONE]
@@ -68,6 +70,9 @@ def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Creat
     if coming := [domain for domain in ours if domain.state in _COMING and not domain.clients]:
         failed = next((f"; before, {domain.trouble}" for domain in coming if domain.trouble), "")
         return Wait(f"its fault domain is starting{failed}")
+    dead = [domain for domain in ours if domain.state is DomainState.DEAD]
+    if len(dead) >= _MOST_DEAD and not open_to_ask:
+        return Wait(f"no further fault domain starts: {', '.join(map(_in_words, dead))}")
     if len(ours) < (1 if rules.is_exclusive else rules.max_domains):
         return Create(ask.gpus)
     return _join(ask, open_to_ask) if open_to_ask else Wait(_why(ours, rules))

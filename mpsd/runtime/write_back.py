@@ -9,8 +9,17 @@ from pathlib import Path
 import trio
 
 from mpsd.database import checkpoint, open_beside
+from mpsd.disk_room import keep_room
 
 SECONDS = 5.0
+ROOM_BYTES = 64 << 10  # of each database, and of its log: some dozens of changes
+
+
+def _write_back(log: Path, database: sqlite3.Connection) -> None:
+    """And keep room for what is written while the disk is full; SQLite gives it back when it has written back everything."""
+    checkpoint(database)
+    for path in (log, log.with_name(log.name.removesuffix("-wal"))):
+        keep_room(path, ROOM_BYTES)
 
 
 class WriteBack:
@@ -28,7 +37,7 @@ class WriteBack:
         while True:
             for log, database in self._databases.items():
                 if self._is_new(log):
-                    await trio.to_thread.run_sync(checkpoint, database)
+                    await trio.to_thread.run_sync(_write_back, log, database)
             await trio.sleep(SECONDS)
 
     def _is_new(self, log: Path) -> bool:

@@ -73,6 +73,13 @@ def test_members_of_a_service_are_kept_apart(domains, ask, rules, expected):
         pytest.param([view("d1", STARTING)], 0, RULES, Wait("its fault domain is starting"), id="wait for one that starts"),
         pytest.param([view("d1", DEAD)], 0, RULES, Create(GPU), id="a dead one pauses: a new one is quicker"),
         pytest.param([view("d1", SILENT, 1, 0)], 0, RULES, Create(GPU), id="not to a daemon that does not answer"),
+        pytest.param(
+            [view("d1", DEAD), view("d2", DEAD)],
+            0,
+            RULES,
+            Wait("no further fault domain starts: d1 dead 0/48 uid None, d2 dead 0/48 uid None"),
+            id="where two do not start a third does not either",
+        ),
     ],
 )
 def test_placement(domains, uid, rules, expected):
