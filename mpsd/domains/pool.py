@@ -96,6 +96,8 @@ class Pool:
     _has_adopted: bool = False
     _next_number: int = 1
     _change: trio.Event = field(default_factory=trio.Event)
+    # Why clients wait, since the last change, by what they ask: of 2000 that it wakes, one of each kind looks for a place.
+    _hopeless: dict[tuple[Ask, frozenset[str]], str] = field(default_factory=dict)
     _nursery: trio.Nursery | None = None
 
     # -- views -------------------------------------------------------------------------------------------------------
@@ -137,6 +139,7 @@ class Pool:
 
     def notify(self) -> None:
         """Something changed: wake whoever waits for it."""
+        self._hopeless.clear()
         self._change.set()
         self._change = trio.Event()
 
@@ -159,18 +162,29 @@ class Pool:
 
     async def place(self, ask: Ask, process: ProcessId | None) -> Domain:
         """The domain this process joins.  Waits as long as there is none; raises Stopping when mpsd quits meanwhile."""
-        told = ""
+        told, is_woken = "", False
         with self.waits.begin(process, ask.uid):
-            while (domain := self.place_now(ask, process)) is None:
-                decision = self._decide(ask, process)
-                if isinstance(decision, Create):
-                    self.create(tuple(uuid for uuid in self.gpus if uuid in decision.gpus))
-                elif isinstance(decision, Wait) and decision.reason != told:
-                    told = decision.reason
+            while True:
+                alike = ask, self.avoid(process) if process else frozenset[str]()
+                reason = self._hopeless.get(alike, "") if is_woken and self.home_of(process) is None else ""
+                if not reason:
+                    if (domain := self.place_now(ask, process)) is not None:
+                        return domain
+                    reason = self._why_not(ask, process)
+                    self._hopeless[alike] = reason
+                if reason and reason != told:
+                    told = reason
                     self.waits.explain(process, told)
                     log.info("client.waiting", process=process and process.pid, uid=ask.uid, reason=told)
                 await self.changed()
-        return domain
+                is_woken = True
+
+    def _why_not(self, ask: Ask, process: ProcessId | None) -> str:
+        """Begin the domain that it needs; else why it waits."""
+        decision = self._decide(ask, process)
+        if isinstance(decision, Create):
+            self.create(tuple(uuid for uuid in self.gpus if uuid in decision.gpus))
+        return decision.reason if isinstance(decision, Wait) else ""
 
     def place_now(self, ask: Ask, process: ProcessId | None) -> Domain | None:
         """The domain this process is in, or one that takes it at once; None when it has to wait.  Raises Stopping."""
