@@ -24,7 +24,8 @@
  *          rdev_minor: of a device, or 0, 0           device is this, and which no pair has
  *
  * `status` is 0 or -errno: -EBUSY when `uid` has MPSD_INSPECTOR_SHARE children that live, or all have
- * MPSD_INSPECTOR_MOST; -E2BIG when a value or the environment is longer than the bounds below.
+ * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are for uids that have none; -E2BIG when a value or the
+ * environment is longer than the bounds below.
  *
  * In Python's struct a request is "=IIIIIIIIII", a pair "=iiI", an answer "=iI".
  */
@@ -47,8 +48,9 @@ enum mpsd_inspector_op {
 enum mpsd_inspector_same { MPSD_INSPECTOR_OTHER, MPSD_INSPECTOR_IS_SAME, MPSD_INSPECTOR_UNKNOWN };
 
 enum {
-	MPSD_INSPECTOR_MOST = 64,         /* children at a time */
-	MPSD_INSPECTOR_SHARE = 8,         /* of which for one uid */
+	MPSD_INSPECTOR_MOST = 512,        /* children at a time */
+	MPSD_INSPECTOR_FIRST = 448,       /* of which for uids that have none */
+	MPSD_INSPECTOR_SHARE = 8,         /* and for one uid at most */
 	MPSD_INSPECTOR_DATAGRAM = 65536,  /* a request or an answer */
 	MPSD_INSPECTOR_MAPS_BYTES = 16384, /* the lowest mappings; the kernel lists them in order */
 	MPSD_INSPECTOR_ENVIRON = 8 << 20, /* execve(2) takes 6 MiB of arguments and environment at most */

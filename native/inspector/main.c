@@ -49,19 +49,24 @@ static uint32_t count_children(void)
 	return count;
 }
 
-/* A place for one more child of `uid`; NULL when there is none. */
+/* A place for one more child of `uid`; NULL when there is none.  Children that cannot be killed stay as long as their users like:
+ * those of some users take what is for everybody, and each of the others still gets one. */
 static struct child *find_place(uint32_t uid)
 {
 	struct child *place = NULL;
-	int of_uid = 0;
+	int of_uid = 0, count = 0;
 
 	for (int i = 0; i < MPSD_INSPECTOR_MOST; i++) {
-		if (!children[i].pid)
+		if (!children[i].pid) {
 			place = &children[i];
-		else if (children[i].uid == uid)
-			of_uid++;
+			continue;
+		}
+		count++;
+		of_uid += children[i].uid == uid;
 	}
-	return of_uid < MPSD_INSPECTOR_SHARE ? place : NULL;
+	if (of_uid >= MPSD_INSPECTOR_SHARE || (of_uid && count >= MPSD_INSPECTOR_MOST - MPSD_INSPECTOR_FIRST))
+		return NULL;
+	return place;
 }
 
 int question_parse(const char *datagram, size_t size, struct question *out)
