@@ -90,6 +90,10 @@ class ProtocolError(MpsdError):
     code = ErrorCode.PROTOCOL
 
 
+class WrongSpeaker(ProtocolError):
+    """Another process than the one that connected speaks on its connection."""
+
+
 class KeeperFailed(MpsdError):
     code = ErrorCode.KEEPER_FAILED
 

@@ -117,6 +117,7 @@ class Ui:
         256, "Most command sessions at once; then the one that is idle longest makes way.", accept=between(1, 65536)
     )
     admin_group: str = option("", 'Members may change limits and end clients, as root may. "": no group.', accept=GROUP)
+    container_operators: bool = option(False, "Root of a container, and admin_group there, may do what root may outside.")
     idle_seconds: float = option(300.0, "A session that says nothing for this long is closed.", accept=POSITIVE)
 
 

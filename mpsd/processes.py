@@ -74,10 +74,7 @@ def namespace_pids(pid: int) -> tuple[int, ...]:
 
 
 def owner(pid: int) -> tuple[int, int] | None:
-    """Its effective uid and gid; None when there is no such process, or it cannot be seen.
-
-    The owner of the directory /proc/PID is root for a process that is not dumpable, whosever it is.
-    """
+    """Its effective uid and gid; None when there is no such process, or it cannot be seen."""
     found = _ids(pid)
     return (found["Uid"][1], found["Gid"][1]) if found else None
 
@@ -96,6 +93,22 @@ def real_uid(pid: int) -> int:
     """The user who started it, whatever user its program made it; root where it is not known."""
     found = _ids(pid)
     return found["Uid"][0] if found else 0
+
+
+def uids(pid: int) -> set[int]:
+    """Its real, effective, saved and file system uid; none of one that has gone or cannot be seen."""
+    found = _ids(pid)
+    return set(found["Uid"]) if found else set()
+
+
+def is_in_our_namespace(pid: int) -> bool:
+    """Whether it is in mpsd's own pid namespace, and in none below it; False where that is not known."""
+    try:
+        text = _read(pid, "status") or b""
+    except OSError:
+        return False
+    pids = next((line.split()[1:] for line in text.splitlines() if line.startswith(b"NSpid:")), [])
+    return len(pids) == 1
 
 
 def open_pidfd(process: ProcessId) -> int | None:

@@ -106,7 +106,7 @@ def relay(config: Config, may_impersonate: bool) -> RelaySettings:
 
 
 def sessions(config: Config) -> SessionSettings:
-    return SessionSettings(config.ui.max_sessions, config.ui.idle_seconds, config.ui.admin_group)
+    return SessionSettings(config.ui.max_sessions, config.ui.idle_seconds, config.ui.admin_group, config.ui.container_operators)
 
 
 def api(config: Config) -> ApiSettings:
@@ -116,6 +116,7 @@ def api(config: Config) -> ApiSettings:
         max_queued_events=config.api.max_queued_events,
         idle_seconds=config.api.idle_seconds,
         admin_group=config.ui.admin_group,
+        trusts_containers=config.ui.container_operators,
     )
 
 

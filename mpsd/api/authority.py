@@ -7,17 +7,16 @@ import ctypes
 import errno
 import grp
 import os
-import select
 import socket
 from array import array
 from dataclasses import dataclass
 
 from mpsd import processes
 from mpsd.legacy.exchange import Caller
-from mpsd.model import ProcessId
-from mpsd.relay.peers import peer_credentials
+from mpsd.model import Credentials, ProcessId
+from mpsd.relay.peers import PeerEnded, peer_credentials, peer_process
 
-_SO_PEERGROUPS, _SO_PEERPIDFD = 59, 77  # asm-generic/socket.h; the latter since Linux 6.5
+_SO_PEERGROUPS = 59  # asm-generic/socket.h
 _MAX_GROUPS = 65536  # NGROUPS_MAX
 _MOST_BYTES = 1024  # of what Python's own getsockopt gives
 
@@ -45,12 +44,27 @@ class Peer:
         return self.is_operator or owner_uid == self.uid
 
 
-def peer_of(connection: socket.socket, admin_group: str) -> Peer:
+def peer_of(connection: socket.socket, admin_group: str, *, trusts_containers: bool = False) -> Peer:
     """Raises OSError when it cannot be asked any more."""
     credentials = peer_credentials(connection)
     gids = (credentials.gid, *_groups(connection))
-    caller = Caller(credentials.uid, os.geteuid(), _is_in(gids, admin_group))
-    return Peer(credentials.pid, credentials.uid, caller.is_owner, _process(connection, credentials.pid), gids)
+    process = _process(connection, credentials)
+    is_inside = trusts_containers or is_in_our_namespace(process)
+    caller = Caller(credentials.uid, os.geteuid(), _is_in(gids, admin_group), is_inside)
+    return Peer(credentials.pid, credentials.uid, caller.is_owner, process, gids)
+
+
+def caller_of(connection: socket.socket, admin_group: str, *, trusts_containers: bool = False) -> Caller:
+    """As `peer_of`, for a command session.  Raises OSError."""
+    credentials = peer_credentials(connection)
+    is_inside = trusts_containers or is_in_our_namespace(_process(connection, credentials))
+    return Caller(credentials.uid, os.geteuid(), is_member(connection, credentials.gid, admin_group), is_inside)
+
+
+def is_in_our_namespace(process: ProcessId | None) -> bool:
+    """Whether it is in mpsd's own pid namespace.  Root of a container without a user namespace has root's uid, and any group;
+    the pid namespace tells it apart (docs/decisions/030-root-of-a-container-is-no-operator.md)."""
+    return process is not None and processes.is_in_our_namespace(process.pid)
 
 
 def is_member(connection: socket.socket, gid: int, group: str) -> bool:
@@ -68,20 +82,11 @@ def _is_in(gids: tuple[int, ...], group: str) -> bool:
         return False
 
 
-def _process(connection: socket.socket, pid: int) -> ProcessId | None:
-    """A kernel without SO_PEERPIDFD cannot tell a process from one that got its pid between `connect` and now."""
-    found = processes.process_id(pid)
+def _process(connection: socket.socket, credentials: Credentials) -> ProcessId | None:
     try:
-        pidfd = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError as exc:
-        return found if exc.errno == errno.ENOPROTOOPT else None  # else: it has been collected
-    try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        has_ended = bool(poll.poll(0))  # asked last: while it lives, nobody else has its pid
-    finally:
-        os.close(pidfd)
-    return None if has_ended else found
+        return peer_process(connection, credentials)
+    except (PeerEnded, OSError):
+        return None
 
 
 def _groups(connection: socket.socket) -> tuple[int, ...]:

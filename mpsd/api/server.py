@@ -42,6 +42,7 @@ class ApiSettings:
     idle_seconds: float = 300.0
     send_seconds: float = 30.0
     admin_group: str = ""
+    trusts_containers: bool = False
 
     @property
     def places(self) -> Places:
@@ -80,7 +81,7 @@ class Api:
                 refuse(arrival)  # before anything else is asked about it
                 return
             try:
-                self.begin_with(peer_of(arrival.sock, self.settings.admin_group), arrival.sock, nursery)
+                self.begin_with(self._peer(arrival.sock), arrival.sock, nursery)
             except OSError as exc:
                 hang_up(arrival.sock)
                 failed(exc)
@@ -93,6 +94,10 @@ class Api:
             log.error("api.accept_failed", why=trouble.strerror)
 
         await serve_in_turn(listener, begin, refuse, self.settings.max_per_user, failed)
+
+    def _peer(self, sock: socket.socket) -> Peer:
+        """Raises OSError."""
+        return peer_of(sock, self.settings.admin_group, trusts_containers=self.settings.trusts_containers)
 
     def begin_with(self, peer: Peer, sock: socket.socket, nursery: trio.Nursery) -> None:
         """One conversation with this peer, who is at the other end of `sock`; closes it at its end."""

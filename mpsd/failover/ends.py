@@ -31,7 +31,10 @@ class Ends:
             return
         if len(self._pidfds) >= MOST or self._nursery is None:
             raise TooMany(f"{MOST} processes are members of services, and no more may be")
-        pidfd = processes.open_pidfd(process)
+        try:
+            pidfd = processes.open_pidfd(process)
+        except OSError as exc:
+            raise TooMany(f"the end of pid {process.pid} cannot be watched: {exc.strerror}") from None
         if pidfd is None:
             raise BadRequest(f"pid {process.pid} has ended")
         self._pidfds[process] = pidfd

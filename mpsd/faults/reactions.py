@@ -99,7 +99,7 @@ class Reactions:
 
     async def _end(self, incident: Incident, process: ProcessId) -> None:
         """After a while in which it can put its own things in order."""
-        pidfd = processes.open_pidfd(process)
+        pidfd = _open(incident, process)
         if pidfd is None:
             return
         try:
@@ -122,7 +122,7 @@ class Reactions:
         Its work may still run when its channels are stopped, and ends every client of its domain if its GPU address space goes
         first.  So either the address space is held for a while, or its work is ended before it.
         """
-        pidfd = processes.open_pidfd(process)
+        pidfd = _open(incident, process)
         if pidfd is None:
             return
         try:
@@ -209,9 +209,18 @@ class Reactions:
             return incident
 
 
+def _open(incident: Incident, process: ProcessId) -> int | None:
+    """None where nothing of it is left, or mpsd has no descriptor to spare, which is told."""
+    try:
+        return processes.open_pidfd(process)
+    except OSError as exc:
+        log.error("fault.not_ended", number=incident.number, pid=process.pid, why=exc.strerror)
+        return None
+
+
 def _freeze(incident: Incident, process: ProcessId) -> None:
     """At once; the process may have gone."""
-    pidfd = processes.open_pidfd(process)
+    pidfd = _open(incident, process)
     if pidfd is None:
         return
     try:

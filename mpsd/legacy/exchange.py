@@ -18,10 +18,11 @@ class Caller:
     uid: int
     daemon_uid: int
     is_admin: bool = False  # a member of the configured admin group
+    is_inside: bool = True  # of mpsd's own pid namespace, or trusted all the same: no container's root
 
     @property
     def is_owner(self) -> bool:
-        return self.is_admin or self.uid in (ROOT_UID, self.daemon_uid)
+        return self.is_inside and (self.is_admin or self.uid in (ROOT_UID, self.daemon_uid))
 
 
 @dataclass(frozen=True, slots=True)

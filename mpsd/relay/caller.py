@@ -38,6 +38,7 @@ class Caller:
     process: ProcessId | None
     since: float
     link: Link
+    why_not: str = ""  # it gets no further: it is not known which process it is
     facts: Facts = NOTHING  # what its process was started with, as read last
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 

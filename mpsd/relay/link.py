@@ -15,12 +15,13 @@ from enum import Enum, auto
 import trio
 
 from mpsd.arrivals import hang_up
-from mpsd.errors import ProtocolError
+from mpsd.errors import ProtocolError, WrongSpeaker
 from mpsd.model import Credentials
 from mpsd.relay.message import Message, look_at, receive, send, take
 from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
 
 _MOST_REPLAYED = 16  # messages; a handshake has five (measured)
+_MOST_KEPT = 8  # descriptors among them: each is one of mpsd's, for as long as the client has its turn before it
 _PENDING_SECONDS = 0.02  # a daemon that takes longer has put the client on its list, and speaks with others meanwhile
 _REPLAY_SECONDS = 5.0
 _NO_RETURN_SECONDS = 30.0  # a busy machine may take seconds to let a client speak
@@ -54,6 +55,8 @@ class Link:
     has_passed_descriptors: bool = False  # either side has; without any, no channel to a server can have come of it
     is_out_of_step: bool = False  # the last domain could not be brought to where the client is
     track: Track = field(default_factory=Track)
+    speaker: int = 0  # the pid that connected, and that alone may speak; 0: not seen from here
+    _kept: int = 0  # descriptors in the transcript
     _turn: _Turn = _Turn.DOMAIN
     _turned: trio.Event = field(default_factory=trio.Event)
     _end: End | None = None
@@ -103,6 +106,7 @@ class Link:
     async def _copy_from_client(self, domain: socket.socket, scope: trio.CancelScope) -> None:
         try:
             while (message := await look_at(self.client)) is not None:
+                self._check_speaker(message)
                 self.has_spoken = True
                 self.has_passed_descriptors |= bool(message.descriptors)
                 self._set_turn(_Turn.DOMAIN)
@@ -118,6 +122,13 @@ class Link:
             scope.cancel()
         else:
             _stop(domain, socket.SHUT_WR)
+
+    def _check_speaker(self, message: Message) -> None:
+        """A connection can be given away, and limits are those of whoever connected.  Raises WrongSpeaker."""
+        said_by = message.credentials.pid if message.credentials else self.speaker
+        if self.speaker and said_by != self.speaker:
+            message.close()
+            raise WrongSpeaker(f"pid {said_by} speaks on the connection of pid {self.speaker}")
 
     async def _pass_on(self, message: Message, domain: socket.socket) -> None:
         """What could not be sent stays in the client's queue, for another domain or another mpsd."""
@@ -193,7 +204,8 @@ class Link:
         if self.transcript is None:
             return
         self.transcript.append(entry)
-        if len(self.transcript) > _MOST_REPLAYED:
+        self._kept += len(entry.descriptors) if isinstance(entry, Message) else 0
+        if len(self.transcript) > _MOST_REPLAYED or self._kept > _MOST_KEPT:
             self.no_way_back()
 
     async def _replay(self, domain: socket.socket) -> bool:

@@ -1,14 +1,64 @@
-"""Who is calling on a socket."""
+"""Who is calling on a socket: the process that connected, and no later one with its pid.
 
+    Linux 6.5 and later   SO_PEERPIDFD names the process itself: whether it lives is asked last, and while it lives nobody else
+                          has its pid
+    before                the process that has the pid now, if it is of the user who connected; so a pid that went to another
+                          user's process is noticed, and one that went to the same user's is not
+"""
+
+import errno
+import os
+import select
 import socket
 import struct
 
-from mpsd.model import Credentials
+from mpsd import processes
+from mpsd.model import Credentials, ProcessId
 
 _UCRED = struct.Struct("3i")
+_SO_PEERPIDFD = 77  # asm-generic/socket.h
+
+
+class PeerEnded(Exception):
+    """The process that connected has ended; somebody else may have the connection."""
 
 
 def peer_credentials(connection: socket.socket) -> Credentials:
     """The ids of the process that connected, as this pid and user namespace sees them; pid 0 if it does not see it."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return Credentials(*_UCRED.unpack(raw))
+
+
+def peer_process(connection: socket.socket, credentials: Credentials) -> ProcessId | None:
+    """The process that connected; None where this pid namespace does not have it.  Raises PeerEnded, OSError.
+
+    credentials: of peer_credentials.
+    """
+    found = processes.process_id(credentials.pid)
+    is_certain = _lives(connection)
+    if not credentials.pid:
+        return None
+    if found is None:
+        raise PeerEnded(f"pid {credentials.pid}, which connected, has ended")
+    if not is_certain and credentials.uid not in processes.uids(credentials.pid):
+        raise PeerEnded(f"pid {credentials.pid}, which connected, has ended, and is another user's process now")
+    return found
+
+
+def _lives(connection: socket.socket) -> bool:
+    """False where the kernel does not tell.  Raises PeerEnded."""
+    try:
+        pidfd = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as exc:
+        if exc.errno in (errno.ESRCH, errno.ENODATA, errno.EINVAL):
+            raise PeerEnded("the process that connected has ended") from None
+        return False
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        has_ended = bool(poll.poll(0))
+    finally:
+        os.close(pidfd)
+    if has_ended:
+        raise PeerEnded("the process that connected has ended")
+    return True

@@ -20,6 +20,7 @@ from mpsd.relay.caller import Caller, until_ended
 from mpsd.relay.link import End
 
 log = structlog.get_logger()
+_HANG_UP_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0  # milliseconds are usual; cut short, the client would be held
 
 
@@ -65,6 +66,13 @@ class Refusals:
             return False
         with backend:
             return await caller.link.run(backend, self.turn_seconds, _not_for_long) is not End.SLOW_CLIENT
+
+    async def hold_unknown(self, caller: Caller) -> None:
+        """One of which it is not known who it is; a client that died in the queue has hung up as well, and is not told of."""
+        with trio.move_on_after(_HANG_UP_SECONDS):
+            await until_ended(caller.connection)
+            return
+        await self.hold(caller, None, caller.why_not)
 
     async def hold(self, caller: Caller, domain: Domain | None, why: str) -> None:
         """Closed, it would run without MPS: it stays open until the client ends it."""

@@ -15,16 +15,16 @@ from functools import partial
 import structlog
 import trio
 
-from mpsd import processes
 from mpsd.arrivals import ACCEPTED, BEGUN, Arrival, accepted, hang_up
-from mpsd.errors import MpsdError
+from mpsd.errors import MpsdError, WrongSpeaker
+from mpsd.model import Credentials, ProcessId
 from mpsd.policy.places import Places
 from mpsd.policy.turns import Turns
 from mpsd.relay.caller import Caller, client_id
 from mpsd.relay.conversation import Conversations
 from mpsd.relay.hang_ups import HangUps
 from mpsd.relay.link import Link, has_hung_up
-from mpsd.relay.peers import peer_credentials
+from mpsd.relay.peers import PeerEnded, peer_credentials, peer_process
 from mpsd.relay.progress import Track
 
 log = structlog.get_logger()
@@ -118,8 +118,12 @@ class Relay:
         hindrance = self._places.hindrance(self._taken[uid], len(self.callers), uid in (0, os.geteuid()))
         caller = self._know(held.arrival.sock, held.door, held.number, held.track)
         self.hang_ups.watch(caller.connection, partial(_leave, caller))
-        conversation = self._turn_away(caller) if hindrance else self.conversations.run(caller)
-        nursery.start_soon(self._converse, caller, conversation)
+        nursery.start_soon(self._converse, caller, self._conversation(caller, bool(hindrance)))
+
+    def _conversation(self, caller: Caller, is_hindered: bool) -> Awaitable[None]:
+        if is_hindered:
+            return self._turn_away(caller)
+        return self.conversations.refusals.hold_unknown(caller) if caller.why_not else self.conversations.run(caller)
 
     @property
     def _places(self) -> Places:
@@ -179,9 +183,9 @@ class Relay:
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         credentials = peer_credentials(connection)
-        process = processes.process_id(credentials.pid)
-        link = Link(connection, self.conversations.settings.may_impersonate, track=track)
-        caller = Caller(number, door, connection, credentials, process, trio.current_time(), link)
+        process, why_not = _identify(connection, credentials)
+        link = Link(connection, self.conversations.settings.may_impersonate, track=track, speaker=credentials.pid)
+        caller = Caller(number, door, connection, credentials, process, trio.current_time(), link, why_not=why_not)
         self._next_number = max(self._next_number, number + 1)
         self.callers[number] = caller
         self._taken[credentials.uid] += 1
@@ -196,6 +200,8 @@ class Relay:
                 await conversation
             if caller.scope.cancelled_caught and not has_hung_up(caller.connection):
                 log.warning("relay.evicted", **who, why="too many connections, and it never said a word", effect=_WITHOUT)
+        except WrongSpeaker as exc:
+            await self.conversations.refusals.hold(caller, None, str(exc))
         except MpsdError as exc:
             log.warning("relay.dropped", **who, why=str(exc))
         except OSError as exc:
@@ -247,6 +253,16 @@ def _leave(caller: Caller) -> None:
     """It hung up.  Once it has been linked, its link notices, with all that it said before."""
     if not caller.link.has_run:
         caller.scope.cancel()
+
+
+def _identify(connection: socket.socket, credentials: Credentials) -> tuple[ProcessId | None, str]:
+    """The process that connected, or why that is not known: somebody else's limits would be set, or somebody else ended."""
+    try:
+        return peer_process(connection, credentials), ""
+    except PeerEnded as exc:
+        return None, str(exc)
+    except OSError as exc:
+        return None, f"mpsd cannot see who it is: {exc.strerror}"
 
 
 def _has_arrivals(listener: socket.socket) -> bool:

@@ -9,7 +9,6 @@
 SEQPACKET; both programs are built together, so another version is refused and that is all.
 """
 
-import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 import structlog
 import trio
 
-from mpsd.api.authority import is_member
+from mpsd.api.authority import caller_of
 from mpsd.api.datagrams import receive_now
 from mpsd.arrivals import Arrival, hang_up, serve_in_turn
 from mpsd.descriptors import close_apart
@@ -28,7 +27,6 @@ from mpsd.legacy.commands import dispatch
 from mpsd.legacy.exchange import Answer, Caller
 from mpsd.legacy.grammar import printable
 from mpsd.policy.rates import Rate, Rates
-from mpsd.relay.peers import peer_credentials
 
 log = structlog.get_logger()
 GREETING = b"mpsd-ui 1"
@@ -44,6 +42,7 @@ class SessionSettings:
     max_sessions: int
     idle_seconds: float
     admin_group: str
+    trusts_containers: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -204,9 +203,7 @@ class Sessions:
             self._write_log(f"{entries} entries about commands of user {uid} are left out: they were too many")
 
     def _caller(self, connection: socket.socket) -> Caller:
-        credentials = peer_credentials(connection)
-        is_admin = is_member(connection, credentials.gid, self.settings.admin_group)
-        return Caller(credentials.uid, os.geteuid(), is_admin)
+        return caller_of(connection, self.settings.admin_group, trusts_containers=self.settings.trusts_containers)
 
 
 def _datagrams(answer: Answer) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ import trio
 from mpsd import processes
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.errors import VendorFailed
+from mpsd.errors import TooMany, VendorFailed
 from mpsd.model import ProcessId
 from mpsd.runtime.stop_steps import Case, Servers, Steps
 from mpsd.runtime.targets import Targets
@@ -77,7 +77,10 @@ class Stopper:
         return [self._servers(process, silent) for process in wanted]
 
     def _open(self, process: ProcessId, silent: set[str], asker: Asker) -> Case | None:
-        pidfd = processes.open_pidfd(process)
+        try:
+            pidfd = processes.open_pidfd(process)
+        except OSError as exc:
+            raise TooMany(f"pid {process.pid} cannot be stopped now: {exc.strerror}") from None
         may_end = partial(self._targets.may_still_end, process, asker)
         return None if pidfd is None else Case(process, pidfd, self._servers(process, silent), may_end)
 

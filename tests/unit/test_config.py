@@ -81,7 +81,10 @@ def test_no_visible_device_is_refused() -> None:
             "xyzzy = 1",
             "xyzzy: no such option; accepted: backend, pipe_directory, log_directory, state_directory, visible_devices",
         ),
-        ("[ui]\nxyzzy = 1", "ui.xyzzy: no such option; accepted: ui.max_sessions, ui.admin_group, ui.idle_seconds"),
+        (
+            "[ui]\nxyzzy = 1",
+            "ui.xyzzy: no such option; accepted: ui.max_sessions, ui.admin_group, ui.container_operators, ui.idle_seconds",
+        ),
         ("domains = 1", "domains: this is a section: write [domains] and its options below it"),
         ('[domains]\nspares = "two"', 'domains.spares: found "two"; accepted: a whole number, 0 to 8'),
         ("[domains]\nspares = 1.0", "domains.spares: found 1.0 (a number); accepted: a whole number, 0 to 8"),

@@ -1,7 +1,7 @@
 """Another user's program: processes of its own that keep whoever reads them waiting.  Standard library alone.
 
     hang.py UID exec COUNT [SOCKET]   processes that connect to SOCKET and exec for ever: closing a file waits for FLUSH
-    hang.py UID memory                a process whose environment and arguments are a file of which no page ever comes
+    hang.py UID memory COUNT [SOCKET] processes that connect to SOCKET and change their memory for ever: a page waits for WRITE
 
 The files are on a FUSE mount that any user can have: started as root, this program mounts it as fusermount(1) does for a user,
 and is that user from then on.  Prints the pids, one a line, each when it is about to hang.  Ends when its standard input does:
@@ -18,10 +18,10 @@ import tempfile
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 HEADER, REPLY = struct.Struct("<IIQQIIII"), struct.Struct("<IiQ")
-LOOKUP, FORGET, GETATTR, OPEN, READ, RELEASE, FLUSH, INIT, OPENDIR, RELEASEDIR, INTERRUPT, BATCH_FORGET = (
-    1, 2, 3, 14, 15, 18, 25, 26, 27, 29, 36, 42,
+LOOKUP, FORGET, GETATTR, OPEN, READ, WRITE, RELEASE, FLUSH, INIT, OPENDIR, RELEASEDIR, INTERRUPT, BATCH_FORGET = (
+    1, 2, 3, 14, 15, 16, 18, 25, 26, 27, 29, 36, 42,
 )  # fmt: skip
-FILE_BYTES = 1 << 20
+FILE_BYTES = 4096
 ENOSYS = 38
 
 
@@ -41,7 +41,7 @@ def mount(uid: int) -> tuple[int, str]:
 
 def attributes(node: int) -> bytes:
     is_root = node == 1
-    mode, size = (0o40755, 0) if is_root else (0o100644, FILE_BYTES)
+    mode, size = (0o40755, 0) if is_root else (0o100666, FILE_BYTES)
     return struct.pack("<6Q10I", node, size, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
 
@@ -57,7 +57,9 @@ def answer(opcode: int, node: int) -> bytes | int | None:
         return struct.pack("<QII", 1, 0, 0)
     if opcode in (RELEASE, RELEASEDIR):
         return b""
-    return None if opcode in (READ, FLUSH, FORGET, BATCH_FORGET, INTERRUPT) else ENOSYS
+    if opcode == READ:
+        return bytes(4096)
+    return None if opcode in (WRITE, FLUSH, FORGET, BATCH_FORGET, INTERRUPT) else ENOSYS
 
 
 def serve(device: int) -> None:
@@ -79,17 +81,17 @@ def exec_for_ever(path: str, door: str) -> None:
     os.execv("/bin/sleep", ["sleep", "600"])
 
 
-def lose_memory(path: str) -> None:
-    """Puts the file where the kernel looks for this process's arguments and environment."""
-    with open("/proc/self/stat") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    begin, end = int(fields[45]) & -mmap.PAGESIZE, (int(fields[48]) | mmap.PAGESIZE - 1) + 1  # arg_start, env_end
+def keep_memory(path: str, door: str) -> None:
+    """Maps over a page of the file that it has written to: the kernel writes the page back first, and meanwhile nobody else may
+    look at this process's memory map."""
+    if door:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(door)
     LIBC.mmap.restype, LIBC.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, *[ctypes.c_size_t] * 5]
-    pause = LIBC.pause  # looked up before the environment goes
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    if LIBC.mmap(begin, end - begin, mmap.PROT_READ, mmap.MAP_PRIVATE | 0x10, file, 0) != begin:
-        raise OSError(ctypes.get_errno(), "mmap")
-    pause()
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    page = LIBC.mmap(0, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+    ctypes.memset(page, 1, 1)
+    LIBC.mmap(page, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10, 0, 0)
 
 
 def main(uid: int, kind: str, count: int, door: str) -> None:
@@ -105,7 +107,7 @@ def main(uid: int, kind: str, count: int, door: str) -> None:
     for _ in range(count):
         child = os.fork()
         if not child:
-            exec_for_ever(f"{place}/file", door) if kind == "exec" else lose_memory(f"{place}/file")
+            {"exec": exec_for_ever, "memory": keep_memory}[kind](f"{place}/file", door)
         children.append(child)
         print(child, flush=True)
     sys.stdin.read()

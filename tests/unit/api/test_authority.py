@@ -3,14 +3,44 @@
 import grp
 import os
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from mpsd.api import authority
-from mpsd.api.authority import peer_of
+from mpsd import processes
+from mpsd.api.authority import caller_of, peer_of
 from mpsd.processes import process_id
+from mpsd.relay import peers
 
 ANOTHER = 54321
+CONNECTS = """
+import os, socket, sys
+out, uid, gid, *groups = map(int, sys.argv[1:])
+os.setgroups(groups); os.setgid(gid); os.setuid(uid)
+made = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+socket.send_fds(socket.socket(fileno=out), [b"x"], [made[0].fileno()])
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def connected(uid: int, gid: int, groups: list[int], *namespaces: str) -> Iterator[socket.socket]:
+    """A connection of a process with these ids, which lives; namespaces: words of unshare(1)."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    command = [*(["unshare", "--fork", *namespaces] if namespaces else []), sys.executable, "-S", "-c", CONNECTS]
+    words = [str(theirs.fileno()), str(uid), str(gid), *map(str, groups)]
+    child = subprocess.Popen([*command, *words], pass_fds=[theirs.fileno()], stdin=subprocess.PIPE)
+    try:
+        _, [descriptor], _, _ = socket.recv_fds(ours, 1, 1)
+        with socket.socket(fileno=descriptor) as made:
+            yield made
+    finally:
+        child.communicate()
+        ours.close()
+        theirs.close()
 
 
 def connection_of(uid: int, gid: int, groups: list[int]) -> socket.socket:
@@ -41,9 +71,10 @@ def group() -> grp.struct_group:
 
 @pytest.mark.root
 def test_root_and_the_daemons_own_user_are_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    with connection_of(0, 0, []) as made:
+    with connected(0, 0, []) as made:
         assert peer_of(made, "").is_operator
-    with connection_of(ANOTHER, ANOTHER, []) as made:
+        assert caller_of(made, "").is_owner
+    with connected(ANOTHER, ANOTHER, []) as made:
         peer = peer_of(made, "")
         assert (peer.uid, peer.is_operator) == (ANOTHER, False)
         monkeypatch.setattr(os, "geteuid", lambda: ANOTHER)
@@ -54,7 +85,7 @@ def test_root_and_the_daemons_own_user_are_operators(monkeypatch: pytest.MonkeyP
 def test_members_of_the_group_are_operators(group: grp.struct_group) -> None:
     many = [*range(20000, 21000), group.gr_gid]
     for gid, groups in ((group.gr_gid, []), (ANOTHER, [7, group.gr_gid]), (ANOTHER, many)):
-        with connection_of(ANOTHER, gid, groups) as made:
+        with connected(ANOTHER, gid, groups) as made:
             assert peer_of(made, group.gr_name).is_operator
             assert not peer_of(made, "").is_operator
             assert not peer_of(made, "no-such-group").is_operator
@@ -109,10 +140,23 @@ def test_a_process_that_is_ending_is_nobody() -> None:
 
 def test_an_older_kernel_is_asked_by_pid(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not know SO_PEERPIDFD, which came with Linux 6.5."""
-    monkeypatch.setattr(authority, "_SO_PEERPIDFD", 9999)
+    monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         assert peer_of(ours, "").process == process_id(os.getpid())
+        monkeypatch.setattr(processes, "uids", lambda pid: {ANOTHER})  # the pid went to another user's process
+        assert peer_of(ours, "").process is None
+
+
+@pytest.mark.root
+def test_root_of_a_container_is_no_operator(group: grp.struct_group) -> None:
+    """Without a user namespace it has root's uid, and gives itself any group; its pid namespace tells."""
+    with connected(0, group.gr_gid, [], "--pid") as made:
+        peer = peer_of(made, group.gr_name)
+        assert (peer.uid, peer.is_operator) == (0, False)
+        assert not caller_of(made, group.gr_name).is_owner
+        assert peer_of(made, "", trusts_containers=True).is_operator
+        assert caller_of(made, "", trusts_containers=True).is_owner
 
 
 @pytest.mark.root
