@@ -93,7 +93,7 @@ class VendorControl:
 
     def adopt(self) -> ProcessId | None:
         """The daemon that already runs in these directories, if one does."""
-        self.process = self.home.recorded() or self._find(None)
+        self.process = self._find(None)
         self.is_exposed = self.was_left_exposed = self._program.launcher is not None and not self.home.is_closed
         return self.process
 
@@ -182,6 +182,8 @@ class VendorControl:
         if longest > MAX_SOCKET_PATH:
             raise UnusablePath(f"{self.pipe_directory} makes a socket path of {longest} bytes; {MAX_SOCKET_PATH} fit")
         self.home.make(CLOSED if self._program.launcher or os.geteuid() else OPEN, owner)
+        if trouble := self.home.trouble(os.geteuid() if owner is None else owner):
+            raise UnusablePath(f"{self.home.path} cannot be used: {trouble}")
 
     def _environment(self) -> dict[str, str]:
         directories = {
@@ -241,13 +243,13 @@ class VendorControl:
         return done.returncode, done.stdout
 
     def _find(self, uid: int | None) -> ProcessId | None:
-        """The daemon that the pid file in the private directory names; uid: its user, None for ours."""
+        """The daemon of the private directory; uid: its user, None for ours."""
         owner = os.geteuid() if uid is None else uid
         if trouble := self.home.trouble(owner):
             log.error("domain.not_believed", directory=str(self.home.path), why=trouble)
             return None
         asked = self._program.path, owner, self._program.inspector
-        return self.home.find_by_pid_file(*asked) or self.home.find_by_socket(*asked)
+        return self.home.recorded() or self.home.find_by_pid_file(*asked) or self.home.find_by_socket(*asked)
 
 
 async def _kill_at_once(process: trio.Process) -> None:

@@ -1,14 +1,14 @@
 """Attacks on the private directories of domains: Python programs, of the standard library alone.
 
-The first word is the directory that holds mpsd's state directory.  Those that end print JSON: `found`, the sockets of vendor
+The first word is mpsd's state directory.  Those that end print JSON: `found`, the sockets of vendor
 daemons that /proc/net/unix lists; `reached`, what could be opened.
 """
 
 PATHS = """
 import json, os, socket, sys, time
-place = sys.argv[1]
+state = sys.argv[1]
 words = [line.split() for line in open("/proc/net/unix")]
-found = sorted({w[7] for w in words if len(w) > 7 and w[7].startswith(place + "/state/") and "/pipe/control" in w[7]})
+found = sorted({w[7] for w in words if len(w) > 7 and w[7].startswith(state + "/") and "/pipe/control" in w[7]})
 def connect(path):
     end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     end.connect(path)
@@ -50,6 +50,7 @@ tell(sorted(set(reached)))
 """
 SILENT = PATHS + """
 held = {}
+assert found
 print("ready", flush=True)
 while True:
     for path in found:

@@ -44,7 +44,7 @@ async def status(call: Call[Nothing]) -> Map:
         "facts": {
             **services.facts,
             "fault_sources": dict(services.fault_sources()),
-            "exposed_domains": [view.name for view in views if view.is_exposed],
+            "exposed_domains": ", ".join(view.name for view in views if view.is_exposed),
         },
     }
 

@@ -77,7 +77,11 @@ def _files(stage: Stage, ours: System, exposed: System) -> None:
 
 
 def _home(system: System) -> Path:
-    return system.place / "state/domains/default"
+    return _state(system) / "domains/default"
+
+
+def _state(system: System) -> Path:
+    return system.place / "state"
 
 
 def _look(path: Path) -> str:
@@ -91,7 +95,7 @@ def _look(path: Path) -> str:
 def _reach(stage: Stage, ours: System, exposed: System, uid: int, who: str) -> None:
     with _client(ours) as client:
         server = _server_of(ours, client)
-        found = {system.name: json.loads(attack(CONNECT, system.place, uid=uid)) for system in (ours, exposed)}
+        found = {system.name: json.loads(attack(CONNECT, _state(system), uid=uid)) for system in (ours, exposed)}
         seen = json.loads(attack(LOOK, server, uid=uid))
     stage.keep(f"reach {uid}", found)
     cells = [figures.of(len(found[each.name]["reached"]), len(found[each.name]["found"])) for each in (ours, exposed)]
@@ -104,7 +108,7 @@ def _forge(stage: Stage, system: System, uid: int, who: str) -> None:
     """Lines that say that the server faults, for a while; the domain would be restarted 2 s after the first."""
     with _client(system) as victim:
         before = len(_journal(system))
-        said = json.loads(attack(FORGE, system.place, FORGE_SECONDS, _server_of(system, victim), uid=uid))
+        said = json.loads(attack(FORGE, _state(system), FORGE_SECONDS, _server_of(system, victim), uid=uid))
         since = time.monotonic_ns()
         newcomer = system.client("counter", "--seconds", "0", before=AS_OTHER)
         is_ready = newcomer.wait_for("ready", READY_SECONDS)
@@ -122,7 +126,7 @@ def _forge(stage: Stage, system: System, uid: int, who: str) -> None:
 
 def _silence(stage: Stage, system: System, uid: int, who: str) -> None:
     with _client(system):
-        with attacking(SILENT, system.place, uid=uid):
+        with attacking(SILENT, _state(system), uid=uid):
             times = _times(system, stage.trials(3))
     runs = None not in times
     stage.add(f"{who}: silent connections; a newcomer", mpsd=_cell(times), goal="runs", met=runs)
