@@ -15,19 +15,27 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 def keep_room(path: Path, more_bytes: int, read_bytes: int = 0) -> int:
-    """Reserve room for so many bytes behind the file's end, and free what the first `read_bytes` take up.
+    """As `keep_room_of`, of the file at a path; ENOENT where there is none.
 
-    They read as zeros then, and every position in the file stays what it was.  Return 0, or the errno: ENOSPC where there is no
-    room, EOPNOTSUPP where the file system cannot do it.  For a thread: a disk that hangs holds it up.
+    Not for a database that is open: with any descriptor of it that is closed the locks of this process go, fcntl(2).
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as exc:
         return exc.errno or 0
     try:
-        if whole := read_bytes // _BLOCK_BYTES * _BLOCK_BYTES:
-            _fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, whole)
-        found = _fallocate(descriptor, _KEEP_SIZE, os.fstat(descriptor).st_size, more_bytes)
-        return ctypes.get_errno() if found else 0
+        return keep_room_of(descriptor, more_bytes, read_bytes)
     finally:
         os.close(descriptor)
+
+
+def keep_room_of(descriptor: int, more_bytes: int, read_bytes: int = 0) -> int:
+    """Reserve room for so many bytes behind the file's end, and free what the first `read_bytes` take up.
+
+    They read as zeros then, and every position in the file stays what it was.  Return 0, or the errno: ENOSPC where there is no
+    room, EOPNOTSUPP where the file system cannot do it.  For a thread: a disk that hangs holds it up.
+    """
+    if whole := read_bytes // _BLOCK_BYTES * _BLOCK_BYTES:
+        _fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, whole)
+    found = _fallocate(descriptor, _KEEP_SIZE, os.fstat(descriptor).st_size, more_bytes)
+    return ctypes.get_errno() if found else 0

@@ -2,6 +2,7 @@
 who waits for mpsd, a standby among them, would wait for the disk (3 to 50 ms were seen, where a commit takes 0.1).
 """
 
+import os
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
@@ -9,17 +10,10 @@ from pathlib import Path
 import trio
 
 from mpsd.database import checkpoint, open_beside
-from mpsd.disk_room import keep_room
+from mpsd.disk_room import keep_room, keep_room_of
 
 SECONDS = 5.0
 ROOM_BYTES = 64 << 10  # of each database, and of its log: some dozens of changes
-
-
-def _write_back(log: Path, database: sqlite3.Connection) -> None:
-    """And keep room for what is written while the disk is full; SQLite gives it back when it has written back everything."""
-    checkpoint(database)
-    for path in (log, log.with_name(log.name.removesuffix("-wal"))):
-        keep_room(path, ROOM_BYTES)
 
 
 class WriteBack:
@@ -29,16 +23,26 @@ class WriteBack:
         """directory: of the databases, which are open.  Raises UnusablePath."""
         self._databases: dict[Path, sqlite3.Connection] = {}
         self._done: dict[Path, int] = {}  # by log: when it had been written last
+        self._files: dict[Path, int] = {}  # by log: of its database; closed, it would take SQLite's locks with it
         for path in sorted(directory.glob("*.db")):
-            self._databases[path.with_name(f"{path.name}-wal")] = open_beside(path)
+            log = path.with_name(f"{path.name}-wal")
+            self._databases[log] = open_beside(path)
+            self._files[log] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     async def run(self) -> None:
         """Lives as long as mpsd."""
         while True:
             for log, database in self._databases.items():
                 if self._is_new(log):
-                    await trio.to_thread.run_sync(_write_back, log, database)
+                    await trio.to_thread.run_sync(self._keep_room, log)
+                    self._is_new(log)  # by that it is; what is written from here on is brought in next time
+                    await trio.to_thread.run_sync(checkpoint, database)
             await trio.sleep(SECONDS)
+
+    def _keep_room(self, log: Path) -> None:
+        """For what is written while the disk is full.  SQLite gives a database's back when it has brought in everything."""
+        keep_room(log, ROOM_BYTES)
+        keep_room_of(self._files[log], ROOM_BYTES)
 
     def _is_new(self, log: Path) -> bool:
         """What is in it, since it was asked last."""
@@ -50,3 +54,5 @@ class WriteBack:
     def close(self) -> None:
         for database in self._databases.values():
             database.close()
+        for file in self._files.values():
+            os.close(file)
