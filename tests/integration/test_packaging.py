@@ -162,7 +162,7 @@ def test_the_check_asks_for_no_capability_that_the_unit_withholds() -> None:
 
 
 def test_the_ci_and_the_needs_are_good_shell() -> None:
-    for script in (".ci/run", ".ci/needs", "tests/check"):
+    for script in (".ci/run", ".ci/as-user", ".ci/needs", "tests/check"):
         done = run("bash", "-n", str(ROOT / script))
         assert (done.returncode, done.stderr) == (0, "")
         assert os.access(ROOT / script, os.X_OK)
