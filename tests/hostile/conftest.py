@@ -16,6 +16,8 @@ from tests.integration.conftest import (  # noqa: F401
 
 HERE = "tests/hostile/"
 
+collect_ignore = ["guest"]  # those run in the guest
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of these need several users, and belong to the slow suite."""
