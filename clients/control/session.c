@@ -96,6 +96,7 @@ static int take_replies(struct session *session, bool forever, bool *printed)
 {
 	char reply[REPLY_BYTES];
 
+	reply[0] = '\0';
 	*printed = false;
 	for (;;) {
 		ssize_t length = receive(session->socket, reply, sizeof(reply),

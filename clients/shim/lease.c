@@ -118,8 +118,8 @@ static void pack_lease(struct mpsd_pack *pack, struct mpsd_session *session, con
 static int read_grant(const struct mpsd_unpack *lease, struct grant *out)
 {
 	struct mpsd_unpack at;
-	const char *state;
-	size_t bytes;
+	const char *state = "";
+	size_t bytes = 0;
 	int rc;
 
 	rc = mpsd_unpack_find(lease, "id", &at) < 0 ? -EPROTO : mpsd_unpack_uint(&at, &out->id);

@@ -125,7 +125,7 @@ static int is_as_wanted(const struct question *question, int taken)
 
 int descriptors_take(const struct question *question, struct reply *out)
 {
-	int numbers[MPSD_INSPECTOR_PAIRS];
+	int numbers[MPSD_INSPECTOR_PAIRS] = { 0 };
 	int found = find_numbers(question, numbers);
 
 	if (found < 0)

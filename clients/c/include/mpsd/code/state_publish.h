@@ -15,6 +15,7 @@ MPSD_API int mpsd_state_changed(struct mpsd_state *state, uint64_t offset, uint6
 	for (group = first / 64; group * 64 < end; group++) {
 		uint64_t from = first > group * 64 ? first - group * 64 : 0;
 		uint64_t upto = end - group * 64 < 64 ? end - group * 64 : 64; /* from < upto <= 64 */
+		/* cppcheck-suppress shiftTooManyBits ; it is 1 to 64 that are kept */
 		uint64_t bits = (~(uint64_t)0 >> (64 - (upto - from))) << from;
 
 		for (unsigned slot = 0; slot < MPSD_STATE_SLOTS; slot++)
