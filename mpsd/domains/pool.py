@@ -5,6 +5,7 @@ that waits for a change waits on `changed()`.
 """
 
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -111,7 +112,7 @@ class Pool:
 
     def rules(self, gpus: frozenset[str]) -> Rules:
         exclusive = any(d.compute_mode is ComputeMode.EXCLUSIVE_PROCESS for d in self.devices if d.uuid in gpus)
-        return Rules(self.settings.max_domains, self.settings.is_multiuser, exclusive)
+        return Rules(self.settings.max_domains, self.settings.is_multiuser, exclusive, frozenset({0, os.geteuid()}))
 
     def home_of(self, process: ProcessId | None) -> Domain | None:
         return next((domain for domain in self.domains.values() if process in domain.members), None)

@@ -7,6 +7,7 @@ The rules, in order (docs/domains.md, "Placement"):
 3. of these one where none of its service is; then the one wished for; then one with the same key; then the fullest, because
    two busy domains on one GPU time-slice; then one that has served before; then the oldest;
 4. none, or others of its service are in all of them: create one while the bound allows it, or wait for one that is starting;
+   a user who has a domain gets none of the last quarter, beside those that operators use, so that others find one;
 5. else one where others of its service are;
 6. else wait, and say for what.
 
@@ -35,11 +36,12 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`max_domains` counts per set of GPUs.  `is_multiuser`: one server serves every user."""
+    """`max_domains` counts per set of GPUs.  `is_multiuser`: one server serves every user.  `operators`: may take all."""
 
     max_domains: int
     is_multiuser: bool = False
     is_exclusive: bool = False
+    operators: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Wait:
     reason: str
 
 
+_KEPT_SHARE = 4  # one domain in so many is kept for users who have none, so that no user takes them all
+_KEPT = "its user has fault domains, and the others are kept for users who have none"
 _COMING = (DomainState.STARTING, DomainState.RECYCLING)  # a DEAD one pauses before it starts: a new one is quicker
 
 _MOST_DEAD = 2  # where these do not start, another one does not either, and would only take the place of one that does
@@ -65,6 +69,9 @@ _MOST_DEAD = 2  # where these do not start, another one does not either, and wou
 def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Create | Wait:
     ours = [domain for domain in domains if domain.gpus == ask.gpus and domain.state is not DomainState.GONE]
     open_to_ask = [domain for domain in ours if _may_join(ask, domain, rules)]
+    if _has_enough(ask, ours, rules):
+        theirs = [domain for domain in open_to_ask if domain.clients]
+        return _join(ask, [each for each in theirs if each.name not in ask.avoid] or theirs) if theirs else Wait(_KEPT)
     if apart := [domain for domain in open_to_ask if domain.name not in ask.avoid]:
         return _join(ask, apart)
     if coming := [domain for domain in ours if domain.state in _COMING and not domain.clients]:
@@ -76,6 +83,15 @@ def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Creat
     if len(ours) < (1 if rules.is_exclusive else rules.max_domains):
         return Create(ask.gpus)
     return _join(ask, open_to_ask) if open_to_ask else Wait(_why(ours, rules))
+
+
+def _has_enough(ask: Ask, ours: Sequence[DomainView], rules: Rules) -> bool:
+    """Whether this user serves others by taking no further domain: the last ones are kept for users who have none."""
+    if rules.is_multiuser or rules.is_exclusive or ask.uid in rules.operators:
+        return False
+    taken = [domain for domain in ours if domain.clients]
+    kept, left = rules.max_domains // _KEPT_SHARE, rules.max_domains - len(taken)
+    return 0 < left <= kept and any(domain.uid == ask.uid for domain in taken)
 
 
 def _join(ask: Ask, domains: Sequence[DomainView]) -> Join:

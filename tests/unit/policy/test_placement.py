@@ -35,6 +35,26 @@ def test_domains_of_ones_own_and_wishes(domains, ask, expected):
     assert place(ask, domains, RULES) == expected
 
 
+TWO_LEFT = [*(view(f"d{n}", clients=1, uid=7, key=f"own:{n}") for n in range(1, 7)), view("d7")]
+KEPT = Wait("its user has fault domains, and the others are kept for users who have none")
+
+
+@pytest.mark.parametrize(
+    ("domains", "ask", "rules", "expected"),
+    [
+        pytest.param(TWO_LEFT, Ask(7, GPU, "own:9"), Rules(8), KEPT, id="who has some"),
+        pytest.param(TWO_LEFT[:6], Ask(7, GPU, "own:9"), Rules(8), KEPT, id="nor is one made"),
+        pytest.param(TWO_LEFT, Ask(7, GPU, "own:3"), Rules(8), Join("d3"), id="in one's own there is room"),
+        pytest.param(TWO_LEFT, Ask(9, GPU), Rules(8), Join("d7"), id="for users who have none"),
+        pytest.param(TWO_LEFT[:6], Ask(9, GPU), Rules(8), Create(GPU), id="or a new one"),
+        pytest.param(TWO_LEFT, Ask(7, GPU, "own:9"), Rules(8, operators=frozenset({7})), Join("d7"), id="operators may"),
+        pytest.param(TWO_LEFT[1:], Ask(7, GPU, "own:9"), Rules(8), Join("d7"), id="while three are left"),
+    ],
+)
+def test_the_last_quarter_is_for_users_who_have_none(domains, ask, rules, expected):
+    assert place(ask, domains, rules) == expected
+
+
 APART = Ask(0, GPU, avoid=frozenset({"d1"}))
 BUSY, IDLE = view("d1", clients=3, uid=0), view("d2", public=False)
 
