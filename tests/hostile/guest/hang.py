@@ -1,7 +1,6 @@
 """Another user's program: processes of its own that keep whoever reads them waiting.  Standard library alone.
 
-    hang.py UID exec COUNT [SOCKET]   processes that connect to SOCKET and exec for ever: closing a file waits for FLUSH
-    hang.py UID memory COUNT [SOCKET] processes that connect to SOCKET and change their memory for ever: a page waits for WRITE
+    hang.py UID COUNT [SOCKET]   processes that connect to SOCKET and exec for ever: closing a file waits for FLUSH
 
 The files are on a FUSE mount that any user can have: started as root, this program mounts it as fusermount(1) does for a user,
 and is that user from then on.  Prints the pids, one a line, each when it is about to hang.  Ends when its standard input does:
@@ -9,7 +8,6 @@ then the mount goes, and everything that waited goes on.
 """
 
 import ctypes
-import mmap
 import os
 import socket
 import struct
@@ -57,9 +55,7 @@ def answer(opcode: int, node: int) -> bytes | int | None:
         return struct.pack("<QII", 1, 0, 0)
     if opcode in (RELEASE, RELEASEDIR):
         return b""
-    if opcode == READ:
-        return bytes(4096)
-    return None if opcode in (WRITE, FLUSH, FORGET, BATCH_FORGET, INTERRUPT) else ENOSYS
+    return None if opcode in (READ, WRITE, FLUSH, FORGET, BATCH_FORGET, INTERRUPT) else ENOSYS
 
 
 def serve(device: int) -> None:
@@ -81,20 +77,7 @@ def exec_for_ever(path: str, door: str) -> None:
     os.execv("/bin/sleep", ["sleep", "600"])
 
 
-def keep_memory(path: str, door: str) -> None:
-    """Maps over a page of the file that it has written to: the kernel writes the page back first, and meanwhile nobody else may
-    look at this process's memory map."""
-    if door:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.connect(door)
-    LIBC.mmap.restype, LIBC.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, *[ctypes.c_size_t] * 5]
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    page = LIBC.mmap(0, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
-    ctypes.memset(page, 1, 1)
-    LIBC.mmap(page, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10, 0, 0)
-
-
-def main(uid: int, kind: str, count: int, door: str) -> None:
+def main(uid: int, count: int, door: str) -> None:
     device, place = mount(uid)
     os.setgroups([])
     os.setresgid(uid, uid, uid)
@@ -107,7 +90,7 @@ def main(uid: int, kind: str, count: int, door: str) -> None:
     for _ in range(count):
         child = os.fork()
         if not child:
-            {"exec": exec_for_ever, "memory": keep_memory}[kind](f"{place}/file", door)
+            exec_for_ever(f"{place}/file", door)
         children.append(child)
         print(child, flush=True)
     sys.stdin.read()
@@ -116,5 +99,4 @@ def main(uid: int, kind: str, count: int, door: str) -> None:
         os.kill(child, 9)
 
 
-words = [*sys.argv[1:], "1", ""] if len(sys.argv) < 4 else [*sys.argv[1:], ""]
-main(int(words[0]), words[1], int(words[2]), words[3])
+main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "")
