@@ -55,7 +55,7 @@ from mpsd.runtime.doors import DOORS
 from mpsd.runtime.ending import Ending
 from mpsd.runtime.health import Health
 from mpsd.runtime.keeper import KeeperClient
-from mpsd.runtime.limits import raise_descriptor_limit
+from mpsd.runtime.limits import fit_descriptors
 from mpsd.runtime.loop_watch import LoopWatch
 from mpsd.runtime.notify import Notifier, answer_ready
 from mpsd.runtime.operations import DomainOperations
@@ -78,8 +78,7 @@ from mpsd.vault.vault import Vault
 
 log = structlog.get_logger()
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, the vendor's exit status when it sees none
-_DESCRIPTORS_PER_CONNECTION = 4  # the client's, the domain's, a pidfd; and five of each client, which has several
-_DESCRIPTORS_BESIDES = 512 + MOST_HOLDERS + MOST_WATCHED
+_HOLDERS_DESCRIPTORS = MOST_HOLDERS + MOST_WATCHED
 
 
 def main(config: Config, invocation: Invocation) -> int:
@@ -136,6 +135,7 @@ async def _run(
 ) -> int:
     is_privileged = may_impersonate()
     _check_enforceable(config, is_privileged)
+    config, allowance = fit_descriptors(config, _HOLDERS_DESCRIPTORS)
     with ExitStack() as opened:
         public = PublicLog(claim.log_directory, config.pipe_directory, invocation.foreground, log.warning)
         opened.callback(public.close)
@@ -157,9 +157,10 @@ async def _run(
         inspector = Inspector()
         inspector.start()
         opened.callback(inspector.close)
-        found = Found(config, invocation, environ, claim, public, devices, is_privileged, *stores, audit, stored, inspector)
+        parts = (*stores, audit, stored, inspector, allowance)
+        found = Found(config, invocation, environ, claim, public, devices, is_privileged, *parts)
         daemon = _build(found)
-        daemon.on_signal = Signals(config, invocation, journal, public, audit).take
+        daemon.on_signal = Signals(config, invocation, journal, public, audit, allowance).take
         write_back = WriteBack(claim.state_directory)
         opened.callback(write_back.close)
         counted = (journal, audit, daemon.sessions)
@@ -167,7 +168,6 @@ async def _run(
         if is_privileged:  # else every client comes past mpsd
             daemon.beside.append(_build_strangers(daemon, config).run)
         become_reaper()
-        raise_descriptor_limit(config.relay.max_connections * _DESCRIPTORS_PER_CONNECTION + _DESCRIPTORS_BESIDES)
         _say_what_works(is_privileged, config)
         _say_what_is_amiss()
 
@@ -299,7 +299,8 @@ def _ends_strangers(action: str, domain: Domain) -> bool:
 
 def _open_book(found: Found, pool: Pool, facts: ClientFacts, events: EventBus) -> LeaseBook:
     make = LeaseBook if found.is_privileged else UnenforcedBook
-    return make(found.lease_store, lambda: pool.devices, settings.admission(found.config), facts.identify, events.publish)
+    admission = settings.admission(found.config, found.budget)
+    return make(found.lease_store, lambda: pool.devices, admission, facts.identify, events.publish)
 
 
 def _build_health(found: Found, pool: Pool, book: LeaseBook, keeper: KeeperClient | None) -> Health:

@@ -21,6 +21,7 @@ from mpsd.metrics.server import MetricsSettings
 from mpsd.model import Device
 from mpsd.options import Config
 from mpsd.policy.arena_settings import Eviction, VaultSettings
+from mpsd.policy.descriptor_budget import Budget
 from mpsd.policy.fault_fence import Settle
 from mpsd.policy.fault_settings import FaultSettings
 from mpsd.policy.settings import AdmissionSettings, Quota
@@ -146,13 +147,13 @@ def kmod_mode(config: Config) -> Mode:
     return next(mode for mode in Mode if mode.word == config.faults.kmod_policy)
 
 
-def uvm(config: Config) -> UvmSettings:
+def uvm(config: Config, budget: Budget) -> UvmSettings:
     return UvmSettings(
         events=config.faults.uvm_events == "on",
         shield=config.faults.shield,
         hold=config.faults.hold == "on",
         hold_seconds=config.faults.hold_seconds,
-        most=config.relay.max_connections,
+        most=budget.clients,
     )
 
 
@@ -188,7 +189,7 @@ def failover(config: Config) -> FailoverSettings:
     return FailoverSettings(limits, settle, config.services.follow_grace)
 
 
-def admission(config: Config) -> AdmissionSettings:
+def admission(config: Config, budget: Budget) -> AdmissionSettings:
     """0 and "" are how a configuration says that there is no limit."""
     return AdmissionSettings(
         default=config.admission.default,
@@ -197,7 +198,8 @@ def admission(config: Config) -> AdmissionSettings:
         sm_oversubscription=config.admission.sm_oversubscription,
         memory_oversubscription=config.admission.memory_oversubscription,
         max_leases=config.admission.max_leases,
-        max_clients=config.relay.max_connections,
+        max_clients=min(config.relay.max_connections, budget.clients),
+        is_short_of_files=budget.is_short,
         max_queue=config.admission.max_queue,
         user_queue=max(1, config.admission.max_queue // _USERS_SHARE_OF_QUEUE),
         aging_seconds=config.admission.aging_seconds,

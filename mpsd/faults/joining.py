@@ -44,7 +44,8 @@ def join_faults(
     describe = partial(_describe, book, facts)
     desk = FaultDesk(pool, found.fault_store, settings.faults(config), describe, events.publish, watches_since=since)
     newcomers = Newcomers(pool)
-    attachments = Attachments(settings.uvm(config), _open_spaces(found), found.inspector, desk.see, newcomers.note_end)
+    uvm = settings.uvm(config, found.budget)
+    attachments = Attachments(uvm, _open_spaces(found), found.inspector, desk.see, newcomers.note_end)
     policy = KmodPolicy(pool, settings.kmod_mode(config))
     _introduce(pool, book, desk, attachments, policy, facts)
     stopper.release = attachments.release

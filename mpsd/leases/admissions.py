@@ -10,7 +10,7 @@ from dataclasses import replace
 import structlog
 
 from mpsd.errors import NoRoom, Refused, UnusablePath
-from mpsd.lease import Grant, Identity, Lease
+from mpsd.lease import Grant, Identity, Lease, Refusal
 from mpsd.leases.clients import Clients
 from mpsd.leases.line import NO_PLACE, Client, Entry, Line
 from mpsd.leases.news import News
@@ -27,6 +27,7 @@ from mpsd.policy.queue import Plan, QueueEntry, Waiting
 
 log = structlog.get_logger()
 _NEWCOMER = "newcomer"
+_NO_FILES = "mpsd has open files for {} clients, and as many run: raise LimitNOFILE="
 _DEALT_OUT = "the shares of its group are all held by others"
 
 Identify = Callable[[ProcessId | None, Credentials], Identity]
@@ -107,6 +108,8 @@ class Admissions:
             answer = self._clients.let_in(process, credentials, identity, lease, self._starting(lease))
             if isinstance(answer, Grant):
                 return answer
+        if settings.is_short_of_files and len(self._clients.grants) >= settings.max_clients:
+            raise self._refused(process, credentials, _NO_FILES.format(settings.max_clients), Refusal.ERROR)
         identity = identity or identify(process, credentials)
         client = Client(identity, credentials, places_of(identity))
         return self._have_wait(process, client, lease)
@@ -271,8 +274,8 @@ class Admissions:
         self._leave(entry)
         entry.end(self._refused(client.identity.process, client.credentials, why))
 
-    def _refused(self, process: ProcessId, credentials: Credentials, why: str) -> Refused:
-        refused = Refused(self._terms.settings.refuse_with, why)
+    def _refused(self, process: ProcessId, credentials: Credentials, why: str, way: Refusal | None = None) -> Refused:
+        refused = Refused(way or self._terms.settings.refuse_with, why)
         self._news.refused(process, credentials, refused)
         return refused
 

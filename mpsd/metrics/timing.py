@@ -15,6 +15,7 @@ class Admission(Protocol):
 
     def grant_of(self, process: ProcessId) -> Grant | None: ...
     def identity_of(self, process: ProcessId) -> Identity | None: ...
+    def leave(self, process: ProcessId) -> None: ...
     async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant: ...
 
 
@@ -30,6 +31,9 @@ class TimedAdmission:
 
     def identity_of(self, process: ProcessId) -> Identity | None:
         return self.admission.identity_of(process)
+
+    def leave(self, process: ProcessId) -> None:
+        self.admission.leave(process)
 
     async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant:
         began = time.monotonic()

@@ -37,7 +37,7 @@ class Facts:
     placement: where a client of a user who has no domain would go.  storage: None before the first look at it.  seen_seconds:
     how long ago that look was.  unwritten: why what mpsd knows of its domains could not be stored; "": it could.
     has_keeper: None where mpsd needs none.  missing: what clients find mpsd by, and is not there.  queued, places: of the
-    queue.  spare_descriptors: how many more mpsd may open; None before the first look.  client_descriptors: of one client.
+    queue.  clients, most_clients: that run or start, and that mpsd takes on.
     """
 
     domains: Sequence[DomainView]
@@ -50,8 +50,8 @@ class Facts:
     missing: Sequence[str] = ()
     queued: int = 0
     places: int = 1
-    spare_descriptors: int | None = None
-    client_descriptors: int = 0
+    clients: int = 0
+    most_clients: int = 1
 
 
 def problems(facts: Facts) -> list[str]:
@@ -124,8 +124,8 @@ def _lack(storage: Storage) -> str:
 def _of_rooms(facts: Facts) -> Iterator[str]:
     if facts.queued >= facts.places:
         yield f"the queue is full: {facts.queued} wait, and a client that would wait has no place (mpsctl queue)"
-    if facts.spare_descriptors is not None and facts.spare_descriptors < facts.client_descriptors:
+    if facts.clients >= facts.most_clients:
         yield (
-            f"mpsd may open {max(0, facts.spare_descriptors)} more files, a client takes up to {facts.client_descriptors}: "
-            "raise LimitNOFILE=, or end clients"
+            f"{facts.clients} clients run, as many as mpsd takes on: raise relay.max_connections and LimitNOFILE= "
+            '(docs/operating.md, "Open files"), or end clients'
         )

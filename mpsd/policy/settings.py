@@ -42,6 +42,7 @@ class AdmissionSettings:
     memory_oversubscription: float = 1.0
     max_leases: int = 10_000
     max_clients: int = 4096
+    is_short_of_files: bool = False  # max_clients is what mpsd has descriptors for: who waits takes the ones that others need
     max_queue: int = 1024
     user_queue: int = 128
     aging_seconds: float = 60.0

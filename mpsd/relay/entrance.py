@@ -36,6 +36,7 @@ class Admission(Protocol):
 
     def grant_of(self, process: ProcessId) -> Grant | None: ...
     def identity_of(self, process: ProcessId) -> Identity | None: ...
+    def leave(self, process: ProcessId) -> None: ...
     async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant: ...
 
 
@@ -108,6 +109,8 @@ class Entrance:
             nursery.cancel_scope.cancel()
         if trouble:
             raise trouble
+        if not found and process is not None:
+            self.admission.leave(process)  # it may have been let in at the moment of its end
         return self._placed(caller, *found[0]) if found else None
 
     def _placed(self, caller: Caller, domain: Domain, grant: Grant) -> tuple[Domain, Grant]:

@@ -57,4 +57,6 @@ class Health:
             missing=self.missing(),
             queued=self.book.queued,
             places=self.book.settings.max_queue,
+            clients=len(self.book.grants()),
+            most_clients=self.book.settings.max_clients,
         )

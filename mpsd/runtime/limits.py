@@ -4,18 +4,37 @@ import fcntl
 import os
 import resource
 from contextlib import suppress
+from dataclasses import replace
 
 import structlog
 
+from mpsd.errors import BadConfiguration
+from mpsd.options import Config
+from mpsd.policy.descriptor_budget import BESIDE, OF_A_CLIENT, OF_A_CONNECTION, Budget, budget, refusal
 from mpsd.processes import SPARE_DESCRIPTORS
 
 log = structlog.get_logger()
 
 
-def raise_descriptor_limit(wanted: int) -> None:
+def fit_descriptors(config: Config, holders: int) -> tuple[Config, Budget]:
+    """The configuration with as many connections as the descriptors allow, and how many clients they allow.
+
+    holders: descriptors for what the vault and services watch.  Raises BadConfiguration where they serve nobody.
+    """
+    wanted = config.relay.max_connections
+    limit = raise_descriptor_limit(wanted * (OF_A_CONNECTION + OF_A_CLIENT) + BESIDE + holders)
+    if why := refusal(limit):
+        raise BadConfiguration(why)
+    found = budget(limit, wanted)
+    if found.clients < wanted:
+        log.warning("limits.budget", may_open=limit, connections=found.connections, clients=found.clients, wanted=wanted)
+    return replace(config, relay=replace(config.relay, max_connections=found.connections)), found
+
+
+def raise_descriptor_limit(wanted: int) -> int:
     """Let this process open `wanted` descriptors, or as many as it may, without a wait; says so when that is fewer.
 
-    A few more are allowed and left unused, for reading /proc when all others are in use.
+    A few more are allowed and left unused, for reading /proc when all others are in use.  How many it may.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(soft, wanted)
@@ -29,6 +48,7 @@ def raise_descriptor_limit(wanted: int) -> None:
     if now + SPARE_DESCRIPTORS < wanted:
         log.warning("limits.descriptors", wanted=wanted, found=now, effect="fewer connections can be held at once")
     _make_table(min(wanted, now))
+    return now
 
 
 def _make_table(size: int) -> None:

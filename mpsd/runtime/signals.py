@@ -11,6 +11,7 @@ from mpsd.api.audit import Audit
 from mpsd.config import ConfigError, Invocation, changed
 from mpsd.log import Journal
 from mpsd.options import Config
+from mpsd.policy.descriptor_budget import Budget
 from mpsd.runtime.daemon import Daemon
 from mpsd.runtime.public_log import PublicLog
 
@@ -21,13 +22,14 @@ class Signals:
     """Guards that a configuration with mistakes changes nothing."""
 
     def __init__(
-        self, config: Config, invocation: Invocation, journal: Journal, public: PublicLog, audit: Audit
+        self, config: Config, invocation: Invocation, journal: Journal, public: PublicLog, audit: Audit, budget: Budget
     ) -> None:
         self._config = config
         self._invocation = invocation
         self._journal = journal
         self._public = public
         self._audit = audit
+        self._budget = budget
 
     async def take(self, daemon: Daemon, number: int) -> None:
         if number == signal.SIGHUP:
@@ -68,5 +70,5 @@ class Signals:
         daemon.faults.kmod_policy.configure(settings.kmod_mode(new))
         daemon.vault.configure(settings.vault(new))
         daemon.failover.configure(settings.failover(new))
-        daemon.book.configure(settings.admission(new))
+        daemon.book.configure(settings.admission(new, self._budget))
         daemon.pool.notify()

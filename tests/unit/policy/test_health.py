@@ -49,7 +49,7 @@ def test_all_is_well() -> None:
         (replace(WELL, storage=replace(STORAGE, damaged=("mpsd.db",))), "/run/mpsd/x/mpsd.db was removed"),
         (replace(WELL, unwritten="database is locked"), "database is locked"),
         (replace(WELL, queued=4, places=4), "the queue is full: 4 wait"),
-        (replace(WELL, spare_descriptors=3, client_descriptors=8), "may open 3 more files"),
+        (replace(WELL, clients=5, most_clients=5), "5 clients run, as many as mpsd takes on"),
     ],
 )
 def test_each_problem_is_named_alone(facts: Facts, words: str) -> None:
