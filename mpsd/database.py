@@ -10,6 +10,7 @@ from typing import Any
 from mpsd.errors import UnusablePath
 
 LOG_PAGES = 8192  # of 4 KiB; from there on a commit brings the log into the file itself, if nobody has done so (`checkpoint`)
+_LOCKED_MILLISECONDS = 10  # the event loop stands still meanwhile; who holds a lock for longer is no part of mpsd
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 Write = tuple[str, tuple[Any, ...]]  # a statement and its values
@@ -34,6 +35,7 @@ def open_database(
     except BaseException:
         database.close()  # Python 3.13 warns about a connection that is left to the garbage collector
         raise
+    database.execute(f"PRAGMA busy_timeout={_LOCKED_MILLISECONDS}")  # at the start it may take SQLite's 5 s
     return database
 
 

@@ -27,6 +27,8 @@ CREATE TABLE defaults (one INTEGER PRIMARY KEY CHECK (one = 1), thread_percent R
                        client_priority INTEGER NOT NULL);
 """
 
+_MOST_UNWRITTEN = 4096  # a few rows of each domain
+_Row = tuple[str, tuple[object, ...]]  # a statement, and the first of its values
 DomainRow = tuple[str, int, tuple[str, ...], bool, str]
 
 
@@ -41,6 +43,7 @@ class SqliteStore:
         holds = "which fault domains run, whose clients end where mpsd starts without it"
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", holds)
         self.trouble = ""  # why the last write failed; "": it did not
+        self._unwritten: dict[_Row, tuple[object, ...]] = {}  # in order; each can be written again
 
     def domains(self) -> list[DomainRow]:
         rows = self._db.execute("SELECT name, number, gpus, is_public, key FROM domains ORDER BY number").fetchall()
@@ -97,12 +100,20 @@ class SqliteStore:
             self._try(f"DELETE FROM {table}", ())
 
     def _try(self, statement: str, values: tuple[object, ...]) -> None:
+        row = (statement, values[:1])
+        self._unwritten.pop(row, None)
+        self._unwritten[row] = values
+        if len(self._unwritten) > _MOST_UNWRITTEN:
+            del self._unwritten[next(iter(self._unwritten))]
         try:
-            self._db.execute(statement, values)
+            while self._unwritten:  # what could not be written before comes first
+                row = next(iter(self._unwritten))
+                self._db.execute(row[0], self._unwritten[row])
+                del self._unwritten[row]
             self.trouble = ""
         except sqlite3.Error as exc:
             self.trouble = str(exc)
-            log.error("store.failed", statement=statement, why=self.trouble)
+            log.error("store.failed", statement=row[0], why=self.trouble)
 
     def close(self) -> None:
         self._db.close()

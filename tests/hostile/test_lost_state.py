@@ -1,0 +1,50 @@
+"""Databases that another program holds, or that were damaged."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from mpsd_client import Refused, Selector, calls
+
+from tests.integration.machine import Machine
+from tests.integration.process import wait_for
+
+SECONDS = 4.0  # 5 to 20 before
+
+
+@contextmanager
+def locked(machine: Machine, name: str) -> Iterator[None]:
+    """As an operator's sqlite3 in the middle of a transaction."""
+    with closing(sqlite3.connect(machine.state / name, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        yield
+        database.execute("ROLLBACK")
+
+
+def test_a_lock_on_the_leases_is_told_at_once_and_stops_nobody(machine: Machine) -> None:
+    machine.start()
+    with locked(machine, "leases.db"), machine.mpsd() as mpsd:
+        begun = time.monotonic()
+        with pytest.raises(Refused, match="database is locked"):
+            mpsd.ask(calls.lease_create("job", Selector.of_uid(0), sm_percent=10))
+        machine.counter().ready(SECONDS)
+        assert time.monotonic() - begun < SECONDS
+    with machine.mpsd() as mpsd:
+        mpsd.ask(calls.lease_create("job", Selector.of_uid(0), sm_percent=10))
+
+
+def test_a_lock_on_the_domains_stops_nobody_and_what_was_not_written_is_written_later(machine: Machine) -> None:
+    machine.start()
+    with locked(machine, "mpsd.db"):
+        client = machine.counter(uid=1000).ready(SECONDS)
+        other = machine.counter(uid=1001).ready(SECONDS)
+        with machine.mpsd() as mpsd:
+            wait_for("the problem", lambda: [p for p in mpsd.ask(calls.health()).problems if "database is locked" in p])
+    machine.counter(uid=1000).ready()
+    with machine.mpsd() as mpsd:
+        wait_for("health", lambda: not [p for p in mpsd.ask(calls.health()).problems if "locked" in p])
+    machine.kill_daemon()
+    machine.start()
+    assert {machine.domain_of(client), machine.domain_of(other)} == {"default", "d2"}
