@@ -24,6 +24,7 @@ UNDER_MPS = [
     ("managed_oob", 700, 700, [31]),
     ("ro_write", 700, 700, [31]),
     ("copy", 700, 700, [31]),
+    ("busy_write", 700, 700, [31]),
     ("misaligned", 0, 716, [13, 13, 43]),
     ("trap", 719, 719, [43]),
     ("illegal_instruction", 715, 715, [13, 13, 43]),
