@@ -31,6 +31,7 @@ from mpsd.process_ending import Ending
 from mpsd.process_watch import wait_ended
 
 log = structlog.get_logger()
+_FIRST = "default"  # the others are called d2, d3, ...
 _NEW_USER = -1  # no user has this uid
 
 
@@ -256,7 +257,7 @@ class Pool:
         """Begin a domain; it is STARTING until its vendor daemon listens."""
         number = number or self._next_number
         self._next_number = max(self._next_number, number + 1)
-        name = name or ("default" if number == 1 else f"d{number}")
+        name = name or (_FIRST if number == 1 else f"d{number}")
         control = VendorControl(self.program, self.settings.home / name)
         domain = Domain(name, number, gpus, control, self.settings.clients_per_server)
         self.domains[name] = domain
@@ -280,11 +281,32 @@ class Pool:
             domain.guard.is_on, domain.guard.baselines = True, baselines
         log.info("domain.adopted", domain=name, vendor_pid=domain.control.process and domain.control.process.pid)
 
+    def _adopt_forgotten(self, known: set[str]) -> None:
+        """Domains whose vendor daemon runs and that the database does not have.
+
+        Their clients go on.  With which limits is not known, so they take nobody new and go when the last client has.
+        """
+        for home in sorted(self.settings.home.glob("*")):
+            if home.name in known or (number := number_of(home.name)) is None:
+                continue
+            control = VendorControl(self.program, home)
+            process = control.adopt()
+            if process is None:
+                continue
+            visible = control.visible_devices().split(",")
+            gpus = tuple(uuid for uuid in self.gpus if uuid in visible) or self.gpus
+            self.adopt(home.name, number, gpus, is_public=True, key="")
+            self.domains[home.name].is_draining = True
+            effect = "it takes nobody new, and is ended when its clients have gone"
+            log.warning("domain.forgotten", domain=home.name, vendor_pid=process.pid, effect=effect)
+
     async def run(self, known: Iterable[tuple[str, int, tuple[str, ...], bool, str]], *, task_status: trio.TaskStatus) -> None:
         """Lives as long as mpsd.  Started once the domains of an earlier mpsd are adopted."""
         async with trio.open_nursery() as self._nursery:
-            for row in sorted(known, key=lambda row: row[1]):
+            rows = sorted(known, key=lambda row: row[1])
+            for row in rows:
                 self.adopt(*row)
+            self._adopt_forgotten({row[0] for row in rows})
             self._has_adopted = bool(self.domains)
             if not any(domain.number == 1 for domain in self.domains.values()):
                 self.create(self.gpus)
@@ -338,3 +360,11 @@ class Pool:
         if failures:
             raise failures[0]
 
+
+def number_of(name: str) -> int | None:
+    """Of the domain that has this name; None for a name that no domain has."""
+    if name == _FIRST:
+        return 1
+    digits = name.removeprefix("d")
+    is_number = name.startswith("d") and digits.isascii() and digits.isdecimal() and len(digits) <= 9
+    return int(digits) if is_number and int(digits) > 1 else None

@@ -19,13 +19,14 @@ from mpsd import processes
 from mpsd.domains.home import CLOSED, OPEN, Home
 from mpsd.domains.leftovers import Leftovers
 from mpsd.errors import UnusablePath, VendorFailed
-from mpsd.inspector import Inspector
+from mpsd.inspector import Inspector, Unreadable
 from mpsd.model import ProcessId
 from mpsd.process_watch import wait_ended
 
 log = structlog.get_logger()
 MAX_SOCKET_PATH = 107  # sun_path less its final zero, unix(7)
 MAX_LINE_BYTES = 1024  # 5,000 bytes kill the vendor's 580 daemon; 2,000 are fine
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 _ATTEMPTS = 5  # a stranger's vendor front end, relayed, can still overlap with us
 _SILENT_COMMANDS = 3
 _FORCE_SECONDS = 1  # clients have gone, or their work was terminated, before a daemon is told to quit
@@ -96,6 +97,14 @@ class VendorControl:
         self.process = self._find(None)
         self.is_exposed = self.was_left_exposed = self._program.launcher is not None and not self.home.is_closed
         return self.process
+
+    def visible_devices(self) -> str:
+        """The GPUs that the adopted daemon was started with; empty where it was not told, or that cannot be read."""
+        try:
+            facts = self._program.inspector.facts_now(self.process.pid, [_DEVICES]) if self.process else None
+        except (OSError, Unreadable):
+            return ""
+        return facts.variables.get(_DEVICES, "") if facts else ""
 
     async def command(self, line: str, seconds: float | None = None) -> str:
         """Its answer to one command.  Raises VendorFailed when it is gone, hangs, or is kept busy by others."""

@@ -48,3 +48,22 @@ def test_a_lock_on_the_domains_stops_nobody_and_what_was_not_written_is_written_
     machine.kill_daemon()
     machine.start()
     assert {machine.domain_of(client), machine.domain_of(other)} == {"default", "d2"}
+
+
+def test_domains_that_the_database_does_not_have_are_found_and_end_with_their_clients(machine: Machine) -> None:
+    """Four vendor daemons were left behind, and clients of the first domain were killed."""
+    machine.start()
+    clients = [machine.counter(uid=uid).ready() for uid in (1000, 1001)]
+    wait_for("two domains", lambda: {machine.domain_of(client) for client in clients} == {"default", "d2"})
+    machine.kill_daemon()
+    for path in machine.state.glob("mpsd.db-*"):
+        path.unlink()
+    (machine.state / "mpsd.db").write_bytes(b"")
+    machine.start()
+    assert {"default", "d2"} <= {event["domain"] for event in machine.journal("domain.forgotten")}
+    for client in clients:
+        client.goes_on()
+    machine.counter(uid=1000).ready()
+    assert machine.quit() == 0
+    assert not machine.processes("nvidia-cuda-mps-control")
+    assert not machine.processes("nvidia-cuda-mps-server")
