@@ -168,11 +168,14 @@ def _belongs_to(pid: int, owner: int) -> bool:
 
 def _runs(pid: int, program: Path) -> bool:
     """Its executable is the program; where it is a script, the vendor's by its name."""
+    wanted, link = os.path.realpath(program), f"/proc/{pid}/exe"
     try:
-        running = os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")  # as after an upgrade
+        running = os.readlink(link).removesuffix(" (deleted)")  # as after an upgrade
+        # From inside a chroot the kernel shows the whole path of a file in another mount namespace: then it is the same file.
+        is_program = running == wanted or (running.endswith(wanted) and os.path.samefile(link, wanted))
     except OSError:
         return False
-    return running == os.path.realpath(program) or (_is_script(program) and os.path.basename(running).startswith(_DAEMON))
+    return is_program or (_is_script(program) and os.path.basename(running).startswith(_DAEMON))
 
 
 def _is_script(program: Path) -> bool:
