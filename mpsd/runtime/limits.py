@@ -31,6 +31,12 @@ def fit_descriptors(config: Config, holders: int) -> tuple[Config, Budget]:
     return replace(config, relay=replace(config.relay, max_connections=found.connections)), found
 
 
+def fit_again(config: Config) -> Config:
+    """A configuration read anew, with as many connections as the descriptors of this process allow."""
+    found = budget(resource.getrlimit(resource.RLIMIT_NOFILE)[0], config.relay.max_connections)
+    return replace(config, relay=replace(config.relay, max_connections=found.connections))
+
+
 def raise_descriptor_limit(wanted: int) -> int:
     """Let this process open `wanted` descriptors, or as many as it may, without a wait; says so when that is fewer.
 

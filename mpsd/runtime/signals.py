@@ -13,6 +13,7 @@ from mpsd.log import Journal
 from mpsd.options import Config
 from mpsd.policy.descriptor_budget import Budget
 from mpsd.runtime.daemon import Daemon
+from mpsd.runtime.limits import fit_again
 from mpsd.runtime.public_log import PublicLog
 
 log = structlog.get_logger()
@@ -45,7 +46,7 @@ class Signals:
         daemon.notifier.reloading()
         self._public.reopen()
         try:
-            new = self._invocation.load(os.environ)
+            new = fit_again(self._invocation.load(os.environ))
         except ConfigError as exc:
             log.error("reload.refused", why=str(exc), kept="the configuration in force")
         else:

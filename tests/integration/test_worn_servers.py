@@ -8,6 +8,7 @@ from mpsd_client import Selector, calls
 
 from tests.integration.client import Client
 from tests.integration.machine import Machine
+from tests.integration.process import wait_for
 
 pytestmark = pytest.mark.root
 ILLEGAL_STATE = 401
@@ -59,7 +60,15 @@ def test_a_domain_whose_newcomers_get_no_context_is_replaced(machine: Machine) -
     for space in spaces:
         os.close(space)
     failures = 1
-    while not machine.journal("domain.worn"):
-        failures += machine.counter().error() == ILLEGAL_STATE
+    while (newcomer := machine.counter()) and not is_ready(newcomer):
+        failures += 1
         assert failures <= 4
-    machine.counter().ready().goes_on()
+    newcomer.goes_on()
+    assert machine.journal("domain.worn")
+
+
+def is_ready(newcomer: Client) -> bool:
+    """Whether it gets a context; else it has ended for want of one."""
+    wait_for("its context, or an error", lambda: newcomer.events("ready") or newcomer.events("error"))
+    assert newcomer.events("ready") or newcomer.error() == ILLEGAL_STATE
+    return bool(newcomer.events("ready"))
