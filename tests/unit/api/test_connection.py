@@ -122,6 +122,7 @@ async def test_descriptors_are_refused_and_none_is_kept(tmp_path: Path) -> None:
                 )
                 assert "descriptors" in (await caller.goodbye())["message"]
                 caller.sock.close()
+            await house.until(1)
             assert descriptors() == before
 
 
