@@ -38,6 +38,7 @@ class KeeperClient:
         self._max = max_descriptors
         self._socket: socket.socket | None = None
         self._sequence = 0
+        self._catching_up = trio.Lock()  # one task may wait for a descriptor, and there are two public sockets
         self._process: subprocess.Popen[bytes] | None = None
         self.pid = 0  # of the one that answered last; 0: none has
 
@@ -70,12 +71,13 @@ class KeeperClient:
 
     async def until_it_keeps_up(self) -> None:
         """Returns when it has taken most of what it was told, or is lost: it has not for some seconds."""
-        if self._socket is None:
-            return
-        with suppress(OSError, trio.ClosedResourceError), trio.move_on_after(_SECONDS) as waiting:
-            await trio.lowlevel.wait_writable(self._socket)
-        if waiting.cancelled_caught and self._socket is not None:
-            self._lose(Op.PUT, f"it has not kept up for {_SECONDS:g} s")
+        async with self._catching_up:
+            if self._socket is None:
+                return
+            with suppress(OSError, trio.ClosedResourceError), trio.move_on_after(_SECONDS) as waiting:
+                await trio.lowlevel.wait_writable(self._socket)
+            if waiting.cancelled_caught and self._socket is not None:
+                self._lose(Op.PUT, f"it has not kept up for {_SECONDS:g} s")
 
     def hold(self, name: str, end: socket.socket, note: int = 0, generation: int = 1) -> None:
         """Give it a copy of a descriptor, and a number that comes back with it; no reply is awaited.  A higher generation

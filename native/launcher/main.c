@@ -156,6 +156,7 @@ static void become(uid_t uid)
 int main(int argc, char **argv)
 {
 	struct arguments arguments = parse_arguments(argc, argv);
+	char what[512];
 
 	close_others_on_exec();
 	enter_namespace();
@@ -167,5 +168,6 @@ int main(int argc, char **argv)
 	if (arguments.changes_uid)
 		become(arguments.uid);
 	execv(arguments.command[0], arguments.command);
-	fail(FAILED, arguments.command[0], strerror(errno));
+	snprintf(what, sizeof(what), "%s cannot be run", arguments.command[0]);
+	fail(FAILED, what, strerror(errno));
 }

@@ -265,6 +265,7 @@ def test_junk_is_refused_and_none_of_it_is_kept(machine: Machine) -> None:
         mpsd.ask(calls.arena_create("kv", "0", 16 * GRANULE))
         mine = mpsd.ask(calls.arena_open("kv", "write"))
         fill(mpsd, mine, {0: b"good"}, b"{}")
+        assert refusal(mpsd, calls.arena_remove("none")) == "NO_SUCH_ARENA"  # the file for refusals is open from now on
         before = open_descriptors(pid)
         for name, fd in {**odd, "this connection": mpsd._sock.fileno()}.items():
             for _ in range(20):
