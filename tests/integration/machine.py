@@ -335,8 +335,10 @@ class Machine:
         return [entry for entry in self.journal() if entry["event"].endswith(".bug") or "exception" in entry]
 
     def blocks(self) -> list[dict[str, Any]]:
-        """Steps with which mpsd kept its event loop for over 50 ms: runtime/loop_watch.py says what counts."""
-        return self.journal("loop.blocked")
+        """Steps with which mpsd kept its event loop for over 50 ms, or MPSD_TEST_LOOP_MS: a disk that others keep busy makes a
+        commit of SQLite's wait, which is no fault of the step.  runtime/loop_watch.py says what counts."""
+        most_ms = float(os.environ.get("MPSD_TEST_LOOP_MS", "50"))
+        return [entry for entry in self.journal("loop.blocked") if entry["ms"] > most_ms]
 
     def clear(self) -> None:
         """End everything that belongs here, and take the directories away."""
