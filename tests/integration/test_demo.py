@@ -54,7 +54,7 @@ class Playground:
 
 @pytest.fixture
 def playground(short_dir: Path) -> Playground:
-    short_dir.chmod(0o777)  # tenants are other users
+    short_dir.chmod(0o1777)  # tenants are other users; sticky, or mpsd refuses what lies below
     return Playground(short_dir)
 
 
