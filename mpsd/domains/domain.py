@@ -31,7 +31,7 @@ _MIB, _GIB = 1 << 20, 1 << 30
 _STARTING_SECONDS = 15.0
 _MOST_TOLD = 256
 _FROZEN_SECONDS = 2.0  # a newcomer that meets a vendor daemon which has not answered for so long hangs
-_BETWEEN_SECONDS = 1.0  # a client on its way makes several connections, and between two of them no list has it
+_BETWEEN_SECONDS = 10.0  # between two of its connections no list has a client, for long where many wait for their turn
 
 
 @dataclass(slots=True)
