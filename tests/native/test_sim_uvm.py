@@ -59,7 +59,7 @@ def test_both_files_are_there_before_a_context_and_registered_with_it(mps: Machi
 def test_the_files_have_gone_however_the_client_went(mps: Machine) -> None:
     mps.run("hold", "--seconds", "0")
     killed = ready(mps, "hold")
-    assert files(mps) == [f"{killed.pid}.events", f"{killed.pid}.space"]
+    assert files(mps) == [f"{killed.pid}.{what}" for what in ("control", "events", "space")]
     killed.kill()
     eventually(lambda: files(mps) == [])
 
@@ -236,7 +236,7 @@ def test_a_queue_that_is_done_harms_nobody(mps: Machine) -> None:
     victim = ready(mps, "counter", "--seconds", "1.5")
     with dies_in_queue(mps, "100", "200", "100"):
         assert files(mps)
-        eventually(lambda: len(files(mps)) == 2)  # those of the victim: nothing is waited for any more
+        eventually(lambda: len(files(mps)) == 3)  # those of the victim: nothing is waited for any more
     assert victim.end()["event"] == "end"
 
 
@@ -335,6 +335,7 @@ def test_the_files_are_their_owners_alone(mps: Machine) -> None:
     uvm = mps.place / "machine/uvm"
     assert {(path.name.split(".")[1], path.stat().st_mode & 0o777) for path in Path(uvm).iterdir()} == {
         ("space", 0o600),
+        ("control", 0o600),
         ("events", 0o600),
     }
     client.kill()
