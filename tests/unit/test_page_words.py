@@ -1,4 +1,4 @@
-"""What the pages name is there, and so are the pages and chapters that the code names."""
+"""The pages name what exists, and the code names pages and chapters that exist."""
 
 import re
 from collections.abc import Iterator
@@ -49,3 +49,16 @@ def test_every_page_and_chapter_that_the_code_names_exists() -> None:
             if not page.exists() or (chapter and f"# {chapter}\n" not in page.read_text()):
                 missing.append(f"{source.relative_to(ROOT)}: docs/{name} {chapter}".rstrip())
     assert not missing
+
+
+def test_every_place_and_target_that_contributing_names_exists() -> None:
+    """A newcomer follows CONTRIBUTING.md word by word: files, constants, targets of make."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    written = set(re.findall(r"`([\w./]+/[\w./]*|[\w/]+\.(?:py|md))`", page)) | set(re.findall(r" (tests/\S+)", page))
+    examples = {"mpsd/faults/NAME.py", "mpsd/api/methods/SUBJECT.py"}
+    bases = (ROOT, ROOT / "mpsd", ROOT / "tests", ROOT / "clients", ROOT / "native", ROOT / "mpsd/wire")
+    assert [each for each in sorted(written - examples) if not any((base / each).exists() for base in bases)] == []
+    makefile = (ROOT / "Makefile").read_text()
+    assert [each for each in re.findall(r"make ([a-z-]+)\b", page) if f"\n{each}:" not in makefile] == []
+    named = re.findall(r"`([A-Z]{2,}|_[a-z_]+)` (?:in|of) `([\w/.]+\.py)`", page)
+    assert [f"{name} in {path}" for name, path in named if name not in (ROOT / path).read_text()] == []
