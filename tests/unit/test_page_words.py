@@ -59,6 +59,6 @@ def test_every_place_and_target_that_contributing_names_exists() -> None:
     bases = (ROOT, ROOT / "mpsd", ROOT / "tests", ROOT / "clients", ROOT / "native", ROOT / "mpsd/wire")
     assert [each for each in sorted(written - examples) if not any((base / each).exists() for base in bases)] == []
     makefile = (ROOT / "Makefile").read_text()
-    assert [each for each in re.findall(r"make ([a-z-]+)\b", page) if f"\n{each}:" not in makefile] == []
+    assert [each for each in re.findall(r"(?:^|`)make ([a-z-]+)\b", page, re.MULTILINE) if f"\n{each}:" not in makefile] == []
     named = re.findall(r"`([A-Z]{2,}|_[a-z_]+)` (?:in|of) `([\w/.]+\.py)`", page)
     assert [f"{name} in {path}" for name, path in named if name not in (ROOT / path).read_text()] == []
