@@ -141,7 +141,8 @@ async def serve_in_turn(
     failed: Callable[[OSError], None],
     until_room: Callable[[], Awaitable[int]] | None = None,
 ) -> None:
-    """Accept until cancelled.  `refuse` gets those of a user of whom `may_wait` wait; both own the connection then.
+    """Accept until cancelled.  `refuse` gets the oldest of a user of whom more than `may_wait` wait; both own the connection
+    then.  The oldest, since silent connections of a user must not keep out a later one that has a question.
     `until_room` returns how many can be begun, once some can."""
     turns: Turns[Arrival] = Turns()
     try:
@@ -168,8 +169,5 @@ def _accept_some(
 ) -> None:
     """Raises OSError."""
     for arrival in accepted(partial(accept, listener), ACCEPTED):
-        uid = arrival.credentials.uid
-        if turns.of(uid) < may_wait:
-            turns.put(uid, arrival)
-        else:
-            refuse(arrival)
+        if oldest := turns.put_newest(arrival.credentials.uid, arrival, may_wait):
+            refuse(oldest)

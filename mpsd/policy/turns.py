@@ -29,6 +29,14 @@ class Turns(Generic[T]):
         self._waiting.setdefault(uid, deque()).append(thing)
         self._count += 1
 
+    def put_newest(self, uid: int, thing: T, most: int) -> T | None:
+        """As `put`; where more than `most` things of this user would wait then, the oldest of them no longer does: returned."""
+        self.put(uid, thing)
+        if self.of(uid) <= most:
+            return None
+        self._count -= 1
+        return self._waiting[uid].popleft()
+
     def take(self, most: int) -> list[T]:
         """One thing of each of at most so many users, who go to the end of the line."""
         taken = []

@@ -15,6 +15,7 @@ import pytest
 from mpsd_client import Client, Refused, _conversation, calls, values
 from mpsd_client._datagrams import close_all
 
+from mpsd.api.audit import Trail
 from mpsd.arena import GRANULE
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import wait_for
@@ -265,7 +266,8 @@ def test_junk_is_refused_and_none_of_it_is_kept(machine: Machine) -> None:
         mpsd.ask(calls.arena_create("kv", "0", 16 * GRANULE))
         mine = mpsd.ask(calls.arena_open("kv", "write"))
         fill(mpsd, mine, {0: b"good"}, b"{}")
-        assert refusal(mpsd, calls.arena_remove("none")) == "NO_SUCH_ARENA"  # the file for refusals is open from now on
+        assert refusal(mpsd, calls.arena_remove("none")) == "NO_SUCH_ARENA"
+        wait_for("the file for refusals to be open, and stay open", lambda: (machine.log_directory / Trail.REFUSED.value).exists())
         before = open_descriptors(pid)
         for name, fd in {**odd, "this connection": mpsd._sock.fileno()}.items():
             for _ in range(20):

@@ -19,16 +19,26 @@ def is_alive(pid: int) -> bool:
 
 
 def end_below(directory: Path, seconds: float = 5.0) -> list[int]:
-    """SIGKILL until none is left; the pids of those that cannot be ended."""
+    """SIGKILL until none is left; the pids of those that cannot be ended.
+
+    A process that exits loses its memory, and with it its environment, before it closes its files: a pid that was seen once
+    counts until the process has ended.
+    """
     deadline = time.monotonic() + seconds
-    while (pids := started_below(directory)) and time.monotonic() < deadline:
-        for pid in pids:
+    seen: set[int] = set()
+    while (pids := _still_below(directory, seen)) and time.monotonic() < deadline:
+        for pid in started_below(directory):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
         time.sleep(0.02)
     return pids
+
+
+def _still_below(directory: Path, seen: set[int]) -> list[int]:
+    seen.update(started_below(directory))
+    return [pid for pid in sorted(seen) if is_alive(pid)]
 
 
 def wait_gone(pid: int, seconds: float) -> bool:

@@ -13,6 +13,7 @@ from tests.gpu.comparison.clients import Client, end_all
 
 START_SECONDS = 60.0
 ANSWER_SECONDS = 20.0
+EXIT_SECONDS = 5.0
 PID_SECONDS = 2.0  # until the daemon has written its pid file
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
 SPARE_READY = "domain.spare_ready"
@@ -89,7 +90,9 @@ class System:
 
     def quit(self, seconds: int = 2) -> Reply | None:
         """Politely, then not.  None: there was no daemon."""
-        reply = self.ask(f"quit -t {seconds}") if self.pid() else None
+        pid = self.pid()
+        reply = self.ask(f"quit -t {seconds}") if pid else None
+        processes.wait_gone(pid, EXIT_SECONDS)  # it answers, and removes its pid file, before it lets its lock go
         self.kill()
         return reply
 

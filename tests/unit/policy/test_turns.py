@@ -38,3 +38,12 @@ def test_it_knows_how_many_wait() -> None:
     turns.take(1)
     assert (len(turns), turns.of(1)) == (2, 1)
     assert list(turns) == ["x", "b"]
+
+
+def test_the_oldest_thing_of_a_user_makes_way_for_the_newest() -> None:
+    turns = filled((1, "a"), (1, "b"), (2, "x"))
+    assert turns.put_newest(1, "c", 3) is None
+    assert turns.put_newest(1, "d", 3) == "a"
+    assert turns.put_newest(2, "y", 3) is None
+    assert (len(turns), turns.of(1), turns.of(2)) == (5, 3, 2)
+    assert list(turns) == ["b", "c", "d", "x", "y"]
