@@ -267,7 +267,7 @@ def test_junk_is_refused_and_none_of_it_is_kept(machine: Machine) -> None:
         mine = mpsd.ask(calls.arena_open("kv", "write"))
         fill(mpsd, mine, {0: b"good"}, b"{}")
         assert refusal(mpsd, calls.arena_remove("none")) == "NO_SUCH_ARENA"
-        wait_for("the file for refusals to be open, and stay open", lambda: (machine.log_directory / Trail.REFUSED.value).exists())
+        wait_for("the file of refusals", lambda: (machine.log_directory / Trail.REFUSED.value).exists())
         before = open_descriptors(pid)
         for name, fd in {**odd, "this connection": mpsd._sock.fileno()}.items():
             for _ in range(20):
