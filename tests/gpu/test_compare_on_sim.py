@@ -17,7 +17,7 @@ from tests.gpu.comparison import processes
 from tests.gpu.comparison.sections import SECTIONS
 from tests.gpu.comparison.stage import CLIENTS, FRONT_END, SIMULATOR
 
-SECONDS = 330.0  # all sections here need no more than 270, compare's own budget
+BUDGET_SECONDS = 450.0  # they take 200 on two idle cores
 COMPARE = Path(__file__).with_name("compare")
 NEEDED = (SIMULATOR / "bin/nvidia-cuda-mps-control", SIMULATOR / "lib/libcuda.so.1", CLIENTS / "counter", FRONT_END)
 ELSEWHERE = ("contract", "vault_", "shim_", "failover_")
@@ -61,9 +61,9 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("compare")
     (directory / "torch.py").write_text(textwrap.dedent(FAKE_TORCH))
     argv = [sys.executable, str(COMPARE), "--dry-run-sim", "--trials", "1", "--only", ",".join(OTHERS)]
-    argv += ["--torch-python", sys.executable]
+    argv += ["--budget", str(BUDGET_SECONDS), "--torch-python", sys.executable]
     env = dict(os.environ, OUT=str(directory), PYTHONPATH=str(directory))
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=BUDGET_SECONDS + 50, check=False)
     assert done.returncode in (0, 1), done.stderr  # 1: a goal was missed
     found: dict[str, Any] = json.loads((directory / "compare.json").read_text())
     found["printed"] = done.stdout
@@ -71,7 +71,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.deadline(400)
+@pytest.mark.deadline(520)
 def test_every_section_runs(result: dict[str, Any]) -> None:
     """A row called "failed" or "did not end" is a section that broke."""
     broken = [row for row in result["rows"] if row["what"] in ("failed", "did not end", "not begun")]
@@ -79,7 +79,7 @@ def test_every_section_runs(result: dict[str, Any]) -> None:
     assert {row["section"] for row in result["rows"]} == set(OTHERS)
 
 
-@pytest.mark.deadline(400)
+@pytest.mark.deadline(520)
 def test_mpsd_reaches_what_is_not_speed(result: dict[str, Any]) -> None:
     """What arrives in the same milliseconds as a fault is a matter of speed too, and so is processor time."""
     missed = [row for row in result["rows"] if row["met"] is False and row["section"] not in SPEED]
@@ -87,7 +87,7 @@ def test_mpsd_reaches_what_is_not_speed(result: dict[str, Any]) -> None:
     assert not missed
 
 
-@pytest.mark.deadline(400)
+@pytest.mark.deadline(520)
 def test_the_vendor_fails_where_it_is_known_to(result: dict[str, Any]) -> None:
     """Were it not so, the comparison would look at the wrong thing."""
     cells = {row["what"]: row["vendor"] for row in result["rows"]}
@@ -97,7 +97,7 @@ def test_the_vendor_fails_where_it_is_known_to(result: dict[str, Any]) -> None:
     assert cells["client of another user beside a running one of root: first kernel"].startswith("waits")
 
 
-@pytest.mark.deadline(400)
+@pytest.mark.deadline(520)
 def test_the_table_comes_last_and_the_files_are_few(result: dict[str, Any]) -> None:
     assert result["printed"].rstrip().splitlines()[-1].split(" of ")[0].isdigit()
     kept = [name for name in result["files"] if name != "torch.py" and name != "__pycache__"]
@@ -105,7 +105,7 @@ def test_the_table_comes_last_and_the_files_are_few(result: dict[str, Any]) -> N
     assert len(kept) <= 8
 
 
-@pytest.mark.deadline(400)
+@pytest.mark.deadline(520)
 def test_nothing_is_left(result: dict[str, Any]) -> None:
     place = Path(result["facts"]["place"])
     assert not place.exists()
