@@ -14,11 +14,11 @@ from mpsd.legacy.grammar import Request
 
 
 class Privilege(Enum):
-    """Who may, in the words of docs/commands.md."""
+    """The callers that may give a command, in the words of docs/commands.md."""
 
     ANYONE = "anyone"
     OWNER = "an operator"  # root, the daemon's own user, and members of the admin group
-    USER = "an operator, and the user whose server it is"
+    USER = "an operator, and the server's user"
 
 
 @dataclass(frozen=True, slots=True)

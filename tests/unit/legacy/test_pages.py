@@ -22,7 +22,7 @@ def test_every_command_has_its_section() -> None:
 def test_the_section_says_what_the_table_says(name: str) -> None:
     command = COMMANDS[name]
     section = COMMANDS_PAGE.partition(f"### `{command.syntax}`\n")[2].partition("\n#")[0]
-    assert section.startswith(f"{command.help}. Who may: {command.privilege.value}.\n")
+    assert section.startswith(f"{command.help}. Allowed: {command.privilege.value}.\n")
     assert "**Answer**: " in section
     assert "**Errors**: " in section
 
