@@ -241,6 +241,7 @@ def _build(found: Found) -> Daemon:
         faults.desk,
         processes.process_id,
         _owner_uid,
+        processes.pid_namespaces,
         lambda: pool.is_stopping,
         health.problems,
         time.time(),
@@ -337,8 +338,8 @@ def _build_relay(
 
 def _owner_uid(process: ProcessId) -> int | None:
     """None where it has gone."""
-    found = processes.owner(process.pid)
-    return found[0] if found and processes.is_alive(process) else None  # asked last: the pid was this process's until now
+    found = processes.sole_uid(process.pid)
+    return found if processes.is_alive(process) else None  # asked last: the pid was this process's until now
 
 
 def _admitted(book: LeaseBook) -> set[ProcessId]:

@@ -5,6 +5,7 @@ kcmp and pidfd_getfd do: for those there is inspector.py.  Gone means ENOENT or 
 """
 
 import errno
+import fcntl
 import os
 import resource
 import signal
@@ -18,6 +19,8 @@ _PARENT, _FLAGS, _START_TIME = 4, 9, 22  # fields of /proc/PID/stat, proc(5)
 _PF_EXITING = 0x4  # linux/sched.h; set before a dying process's descriptors are closed
 _GONE = (errno.ENOENT, errno.ESRCH)
 _HIDDEN = (errno.EPERM, errno.EACCES)  # hidepid of proc(5): there, and not to be seen
+_NS_GET_PARENT = 0xB702  # linux/nsfs.h
+_MOST_NAMESPACES = 32  # MAX_PID_NS_LEVEL of linux/pid_namespace.h
 _FULL = (errno.EMFILE, errno.ENFILE)
 SPARE_DESCRIPTORS = 16  # kept for reading these files where all others are in use (runtime/limits.py)
 _raising = threading.Lock()  # protects the limit of this process; nothing else is held while taking it
@@ -109,6 +112,30 @@ def is_in_our_namespace(pid: int) -> bool:
         return False
     pids = next((line.split()[1:] for line in text.splitlines() if line.startswith(b"NSpid:")), [])
     return len(pids) == 1
+
+
+def pid_namespaces(pid: int) -> tuple[int, ...]:
+    """The inodes of its pid namespace and of those above it, mpsd's own last; none where they are not known.
+
+    The link is read without a lock that a user can hold.  Not known: it has gone, mpsd may not look at it, or it is not in
+    mpsd's own namespace or below.
+    """
+    found: list[int] = []
+    opened: list[int] = []
+    try:
+        own = os.stat("/proc/self/ns/pid").st_ino
+        opened.append(os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC))
+        while len(found) < _MOST_NAMESPACES:
+            found.append(os.fstat(opened[-1]).st_ino)
+            if found[-1] == own:
+                return tuple(found)
+            opened.append(fcntl.ioctl(opened[-1], _NS_GET_PARENT))
+    except OSError:
+        pass
+    finally:
+        for each in opened:
+            os.close(each)
+    return ()
 
 
 def open_pidfd(process: ProcessId) -> int | None:

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from mpsd.model import ProcessId
 from mpsd.policy.cgroup_paths import PartKind, parse_path
+from mpsd.policy.reach import EVERYTHING, Bound, is_within, reaches
 
 SELF = "self"  # the cgroup or container of whoever asks
 
@@ -30,13 +31,26 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who wants it.  uid None: an operator, who may end everybody's.  pid 0: not in mpsd's pid namespace."""
+    """Who wants it.  uid None: an operator, who may end everybody's.  pid 0: not in mpsd's pid namespace.
+
+    bound: which processes it reaches (policy/reach.py).
+    """
 
     uid: int | None
     pid: int
+    bound: Bound = EVERYTHING
 
-    def may_end(self, owner_uid: int | None) -> bool:
-        return self.uid is None or self.uid == owner_uid
+    def may_end(self, owner_uid: int | None, namespaces: tuple[int, ...]) -> bool:
+        """A process of this user, in these pid namespaces."""
+        return self.uid is None or (self.uid == owner_uid and reaches(self.bound, namespaces))
+
+    def may_name(self, directory: str, own: Sequence[str]) -> bool:
+        """Whether it may stop what is in this cgroup.  own: what `territory` says of the asker."""
+        return self.uid is None or self.bound is EVERYTHING or is_within(directory, own)
+
+    def may_freeze(self, directory: str, own: Sequence[str]) -> bool:
+        """Whether mpsd may freeze the whole cgroup for it: other users' processes may come into a cgroup above its own."""
+        return self.uid is None or is_within(directory, own)
 
 
 class Way(StrEnum):
@@ -134,6 +148,15 @@ def container_of(paths: Iterable[str]) -> str | None:
     """The id of the innermost container that these paths of a process name."""
     found = [part for path in paths for part in parse_path(path) if part.kind is PartKind.CONTAINER]
     return max(found, key=lambda part: part.depth).identifier if found else None
+
+
+def territory(paths: Iterable[str]) -> list[str]:
+    """Of each of these paths of a process, the directory of the innermost container that it names, else the path itself."""
+    found = []
+    for path in paths:
+        depths = [part.depth for part in parse_path(path) if part.kind is PartKind.CONTAINER]
+        found.append("/" + "/".join(path.strip("/").split("/")[: max(depths)]) if depths else path)
+    return found
 
 
 def _depths(path: str, target: Target, asker: Asker) -> Iterator[int]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from mpsd import processes
 from mpsd.legacy.exchange import Caller
 from mpsd.model import Credentials, ProcessId
+from mpsd.policy.reach import EVERYTHING, NOTHING, Bound, bound_of, reaches
 from mpsd.relay.peers import PeerEnded, peer_credentials, peer_process
 
 _SO_PEERGROUPS = 59  # asm-generic/socket.h
@@ -26,7 +27,7 @@ class Peer:
     """Whoever connected, with the ids of mpsd's own namespaces; pid 0 where mpsd's pid namespace does not have it.
 
     process: the same, told apart from later processes with this pid; None also where it had ended before it was asked for.
-    gids: its group, then its further ones.
+    gids: its group, then its further ones.  bound: which processes it reaches (policy/reach.py).
     """
 
     pid: int
@@ -34,14 +35,15 @@ class Peer:
     is_operator: bool
     process: ProcessId | None = None
     gids: tuple[int, ...] = (65534,)  # nogroup
+    bound: Bound = EVERYTHING
 
     def may_see(self, owner_uid: int | None) -> bool:
         """What belongs to this user, or to nobody (None)."""
         return self.is_operator or owner_uid is None or owner_uid == self.uid
 
-    def may_name(self, owner_uid: int | None) -> bool:
-        """Whether this user may make rules for a process of that user, None where the process has gone."""
-        return self.is_operator or owner_uid == self.uid
+    def may_name(self, owner_uid: int | None, namespaces: tuple[int, ...]) -> bool:
+        """Whether it may make rules for a process of that user, None where the process has gone, in these pid namespaces."""
+        return self.is_operator or (owner_uid == self.uid and reaches(self.bound, namespaces))
 
 
 def peer_of(connection: socket.socket, admin_group: str, *, trusts_containers: bool = False) -> Peer:
@@ -51,7 +53,7 @@ def peer_of(connection: socket.socket, admin_group: str, *, trusts_containers: b
     process = _process(connection, credentials)
     is_inside = trusts_containers or is_in_our_namespace(process)
     caller = Caller(credentials.uid, os.geteuid(), _is_in(gids, admin_group), is_inside)
-    return Peer(credentials.pid, credentials.uid, caller.is_owner, process, gids)
+    return Peer(credentials.pid, credentials.uid, caller.is_owner, process, gids, _bound(process))
 
 
 def caller_of(connection: socket.socket, admin_group: str, *, trusts_containers: bool = False) -> Caller:
@@ -65,6 +67,16 @@ def is_in_our_namespace(process: ProcessId | None) -> bool:
     """Whether it is in mpsd's own pid namespace.  Root of a container without a user namespace has root's uid, and any group;
     the pid namespace tells it apart (docs/decisions/030-root-of-a-container-is-no-operator.md)."""
     return process is not None and processes.is_in_our_namespace(process.pid)
+
+
+def _bound(process: ProcessId | None) -> Bound:
+    if process is None:
+        return NOTHING
+    if processes.is_in_our_namespace(process.pid):
+        found: Bound = EVERYTHING
+    else:
+        found = bound_of(processes.pid_namespaces(process.pid))
+    return found if processes.is_alive(process) else NOTHING  # another process may have got its pid
 
 
 def is_member(connection: socket.socket, gid: int, group: str) -> bool:

@@ -286,6 +286,7 @@ class Services:
     """Everything that a method may reach.
 
     find_process: None where no process has the pid.  owner_of: the uid of a process; None where it has gone.
+    namespaces_of: its pid namespaces, as processes.pid_namespaces() gives them.
     problems: why a client that starts now might not be served, in words; from what is known, without a wait.
     facts: what `status` says besides, as the backend and the mode.
     started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.  arenas, failover: None in a
@@ -300,6 +301,7 @@ class Services:
     faults: Faults
     find_process: Callable[[int], ProcessId | None]
     owner_of: Callable[[ProcessId], int | None]
+    namespaces_of: Callable[[int], tuple[int, ...]]
     is_stopping: Callable[[], bool]
     problems: Callable[[], Sequence[str]]
     started_at: float

@@ -56,4 +56,5 @@ def _may(privilege: Privilege, caller: Caller, request: Request, server: ServerV
     if privilege is Privilege.ANYONE or caller.is_owner:
         return True
     user = request.uid if isinstance(request, StartServer) else server.uid if server else None
-    return privilege is Privilege.USER and user == caller.uid
+    has_reach = caller.is_inside or isinstance(request, StartServer)  # a server has clients of other containers, too
+    return privilege is Privilege.USER and user == caller.uid and has_reach

@@ -48,8 +48,10 @@ class Targets:
         """The processes that the asker may end, and how many clients are another's.  Raises NoSuchClient, BadRequest."""
         if target.kind is TargetKind.PID:
             return [self._find_process(int(target.value), target.start_time, asker)], 0
-        inside = [each for each in sorted(self._clients()) if stop.branch(cgroups.paths(each.pid), target, asker)]
-        mine = [each for each in inside if asker.may_end(processes.sole_uid(each.pid))]
+        own = stop.territory(cgroups.paths(asker.pid))
+        branches = {each: stop.branch(cgroups.paths(each.pid), target, asker) for each in sorted(self._clients())}
+        inside = [each for each, top in branches.items() if top and asker.may_name(top, own)]
+        mine = [each for each in inside if _may_end(asker, each.pid)]
         return mine, len(inside) - len(mine)
 
     def freezer(self, target: Target, asker: Asker, members: Iterable[ProcessId]) -> CgroupFreezer | None:
@@ -59,18 +61,20 @@ class Targets:
         top = stop.branch(paths, target, asker) if target.kind is not TargetKind.PID else None
         if mount is None or top is None or ".." in top.split("/"):  # a cgroup outside of mpsd's own cgroup namespace
             return None
+        if not asker.may_freeze(top, stop.territory(cgroups.paths(asker.pid))):
+            return None
         found = CgroupFreezer(mount.joinpath(*Path(top).parts[1:]))
         try:
             pids = found.pids()
         except OSError:
             return None
         needed = self._all_needed()
-        may_be = all(pid and pid not in needed and asker.may_end(processes.sole_uid(pid)) for pid in pids)
+        may_be = all(pid and pid not in needed and _may_end(asker, pid) for pid in pids)
         return found if pids and may_be else None
 
     def may_still_end(self, process: ProcessId, asker: Asker) -> bool:
         """To be asked where a signal is sent: a process may run another user's program by then (setuid)."""
-        return asker.may_end(processes.sole_uid(process.pid))
+        return _may_end(asker, process.pid)
 
     def check_not_needed(self, found: Iterable[ProcessId]) -> None:
         """Raises BadRequest."""
@@ -81,7 +85,7 @@ class Targets:
 
     def _find_process(self, pid: int, start_time: int, asker: Asker) -> ProcessId:
         process = processes.process_id(pid)
-        if process is None or start_time not in (0, process.start_time) or not asker.may_end(processes.sole_uid(pid)):
+        if process is None or start_time not in (0, process.start_time) or not _may_end(asker, pid):
             raise NoSuchClient(f"no client has pid {pid}")
         self.check_not_needed([process])
         return process
@@ -97,3 +101,7 @@ class Targets:
         listed = {process for pid in pids if (process := processes.process_id(pid))}
         placed = {process for domain in self._pool.domains.values() for process in domain.members}
         return {each for each in listed | placed | set(self._admitted()) if processes.is_alive(each)}
+
+
+def _may_end(asker: Asker, pid: int) -> bool:
+    return asker.may_end(processes.sole_uid(pid), processes.pid_namespaces(pid))

@@ -4,6 +4,7 @@ import pytest
 
 from mpsd import stop
 from mpsd.model import ProcessId
+from mpsd.policy.reach import EVERYTHING, NOTHING, Bound, bound_of
 from mpsd.stop import Asker, Manner, Step, Stopped, Target, TargetKind, Way
 
 ID = "0123456789abcdef" * 4
@@ -95,9 +96,58 @@ def test_the_container_of_a_process_is_the_innermost() -> None:
     assert stop.container_of(["/", "/system.slice/x.service"]) is None
 
 
-def test_who_may_end_whom() -> None:
-    assert OPERATOR.may_end(1000)
-    assert OPERATOR.may_end(None)
-    assert USER.may_end(1000)
-    assert not USER.may_end(1001)
-    assert not USER.may_end(None)
+OURS, CONTAINER, NESTED, OTHER = (1,), (5, 1), (7, 5, 1), (6, 1)
+INSIDE = Asker(1000, 11, 5)
+
+
+@pytest.mark.parametrize(
+    ("asker", "owner", "namespaces", "may"),
+    [
+        (OPERATOR, 1000, (), True),
+        (OPERATOR, None, OURS, True),
+        (USER, 1000, OURS, True),
+        (USER, 1000, CONTAINER, True),
+        (USER, 1001, OURS, False),
+        (USER, None, OURS, False),
+        (INSIDE, 1000, CONTAINER, True),
+        (INSIDE, 1000, NESTED, True),
+        (INSIDE, 1000, OURS, False),
+        (INSIDE, 1000, OTHER, False),
+        (INSIDE, 1000, (), False),
+        (INSIDE, 1001, CONTAINER, False),
+        (Asker(1000, 0, NOTHING), 1000, OURS, False),
+        (Asker(1000, 0, NOTHING), 1000, (), False),
+    ],
+)
+def test_who_may_end_whom(asker: Asker, owner: int | None, namespaces: tuple[int, ...], may: bool) -> None:
+    """A user their own; from inside a container those of its own pid namespace and below."""
+    assert asker.may_end(owner, namespaces) is may
+
+
+@pytest.mark.parametrize(("namespaces", "bound"), [((), NOTHING), (OURS, EVERYTHING), (CONTAINER, 5), (NESTED, 7)])
+def test_a_caller_is_bound_by_its_own_pid_namespace(namespaces: tuple[int, ...], bound: Bound) -> None:
+    assert bound_of(namespaces) == bound
+
+
+@pytest.mark.parametrize(
+    ("directory", "asker", "may_name", "may_freeze"),
+    [
+        ("/kubepods.slice", INSIDE, False, False),
+        (f"/docker/{ID[::-1]}", INSIDE, False, False),
+        (f"/docker/{ID}", INSIDE, True, True),
+        (f"/docker/{ID}/inner", INSIDE, True, True),
+        (f"/docker/{ID}x", INSIDE, False, False),
+        ("/kubepods.slice", USER, True, False),
+        ("/kubepods.slice", OPERATOR, True, True),
+    ],
+)
+def test_which_cgroups_may_be_stopped_and_frozen(directory: str, asker: Asker, may_name: bool, may_freeze: bool) -> None:
+    """A cgroup above the asker's own is not frozen as a whole: other users' processes may come into it meanwhile."""
+    own = stop.territory([f"/docker/{ID}/job"])
+    assert own == [f"/docker/{ID}"]
+    assert (asker.may_name(directory, own), asker.may_freeze(directory, own)) == (may_name, may_freeze)
+
+
+def test_who_is_in_no_container_has_its_own_cgroup() -> None:
+    assert stop.territory(["/user.slice/session-3.scope", "/x"]) == ["/user.slice/session-3.scope", "/x"]
+    assert stop.territory([]) == []

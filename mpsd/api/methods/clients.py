@@ -85,10 +85,11 @@ def refusal(services: Services, peer: Peer, ask: ClientId | MoveClient) -> MpsdE
     """Why this user may not have to do with it: to others it does not exist."""
     clients = Clients.of(services)
     try:
-        is_owner = clients.uid(clients.find(ask)) == peer.uid
+        found = clients.find(ask)
+        may = peer.may_name(clients.uid(found), services.namespaces_of(found.pid))
     except NoSuchClient:
-        is_owner = False
-    return None if is_owner else NoSuchClient(f"no client has pid {ask.pid}")
+        may = False
+    return None if may else NoSuchClient(f"no client has pid {ask.pid}")
 
 
 def list_clients(call: Call[Page]) -> Rows[ProcessId]:

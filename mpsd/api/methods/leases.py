@@ -15,6 +15,7 @@ from mpsd.lease import FULL_PERCENT, NO_LIMITS, Lease, LeaseSpec, Selector, Sele
 from mpsd.legacy.devices import find_device
 from mpsd.model import Device
 from mpsd.policy import sm_steps
+from mpsd.policy.reach import EVERYTHING
 from mpsd.schema import describe
 from mpsd.wire import results
 from mpsd.wire.messages import CreateLease, LeaseId, ListLeases, RenewLease
@@ -100,6 +101,9 @@ def _selector(call: Call[CreateLease]) -> Selector:
     asked, peer = call.ask.selector, call.peer
     if asked.kind is SelectorKind.UID and asked.value != str(peer.uid) and not peer.is_operator:
         raise NotAllowed(f"a lease for the processes of user {asked.value[:20]} needs an operator")
+    has_reach = peer.is_operator or peer.bound is EVERYTHING
+    if asked.kind in (SelectorKind.UID, SelectorKind.CGROUP) and not has_reach:  # those name processes outside its container
+        raise NotAllowed(f"a lease by {asked.kind.value}, asked for in a container, needs an operator: name a pid or a token")
     if asked.kind is not SelectorKind.PID:
         return Selector(asked.kind, asked.value)
     pid = peer.pid if asked.value == SELF else _decimal(asked.value)
@@ -108,8 +112,9 @@ def _selector(call: Call[CreateLease]) -> Selector:
         found = None
     if found is None or asked.start_time not in (0, found.start_time):
         raise BadRequest(f"parameter selector: mpsd's pid namespace has no process {describe(asked.value)} of that start time")
-    if asked.value != SELF and not peer.may_name(call.services.owner_of(found)):
-        raise NotAllowed(f"a lease for process {found.pid}, which is another user's, needs an operator")
+    if asked.value != SELF and not peer.may_name(call.services.owner_of(found), call.services.namespaces_of(pid)):
+        owners = "which is another user's, or outside of your container,"
+        raise NotAllowed(f"a lease for process {found.pid}, {owners} needs an operator")
     return Selector(SelectorKind.PID, str(found.pid), found.start_time)
 
 

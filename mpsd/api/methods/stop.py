@@ -19,7 +19,7 @@ async def stop(call: Call[StopClient]) -> Map:
     """End a process, or the clients in a cgroup or container, without harm to their co-runners."""
     ask, peer = call.ask, call.peer
     manner = Manner(ask.way, ask.grace_seconds, ask.drain_seconds, ask.force)
-    asker = Asker(None if peer.is_operator else peer.uid, peer.pid)
+    asker = Asker(None if peer.is_operator else peer.uid, peer.pid, peer.bound)
     report = await call.services.stopper.stop(_target(ask), manner, asker)
     stopped = sorted(report.stopped, key=lambda each: each.has_ended)
     return {"count": len(stopped), "others": report.others, "processes": [_show(each) for each in stopped[:_MOST_SHOWN]]}

@@ -160,7 +160,7 @@ class FakeStopper:
         who = self.leases.identities.values()
         named = [(each, {*each.cgroups, f"/users/{each.uid}", str(each.process and each.process.pid)}) for each in who]
         inside = [each for each, names in named if target.value in names]
-        mine = [each.process for each in inside if each.process and asker.may_end(each.uid)]
+        mine = [each.process for each in inside if each.process and asker.may_end(each.uid, (1,))]
         if target.kind is TargetKind.PID and not mine:
             raise NoSuchClient(f"no client has pid {target.value}")
         self.done += [process.pid for process in mine]
@@ -180,6 +180,7 @@ class Fakes:
     faults: FaultsInMemory = field(default_factory=known_faults)
     processes: dict[int, int] = field(default_factory=dict)  # start times
     has_every_process: bool = False  # those of this machine too
+    namespaces: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of processes in containers
     is_stopping: bool = False
     ends_at: float | None = None
 
@@ -209,6 +210,7 @@ class Fakes:
             faults=self.faults,
             find_process=self.find_process,
             owner_of=self.owner_of,
+            namespaces_of=lambda pid: self.namespaces.get(pid, (1,)),
             is_stopping=lambda: self.is_stopping,
             problems=self.problems,
             ends_at=lambda: self.ends_at,

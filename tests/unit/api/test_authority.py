@@ -12,6 +12,7 @@ import pytest
 
 from mpsd import processes
 from mpsd.api.authority import caller_of, peer_of
+from mpsd.policy.reach import EVERYTHING, NOTHING
 from mpsd.processes import process_id
 from mpsd.relay import peers
 
@@ -157,6 +158,27 @@ def test_root_of_a_container_is_no_operator(group: grp.struct_group) -> None:
         assert not caller_of(made, group.gr_name).is_owner
         assert peer_of(made, "", trusts_containers=True).is_operator
         assert caller_of(made, "", trusts_containers=True).is_owner
+
+
+@pytest.mark.root
+def test_a_peer_reaches_its_own_pid_namespace_and_those_below() -> None:
+    ours = processes.pid_namespaces(os.getpid())
+    assert ours == (os.stat("/proc/self/ns/pid").st_ino,)
+    with connected(ANOTHER, ANOTHER, []) as made:
+        assert peer_of(made, "").bound is EVERYTHING
+    with connected(0, 0, [], "--pid") as made, connected(0, 0, [], "--pid") as other:
+        peer, neighbour = peer_of(made, ""), peer_of(other, "")
+        inside, beside = (processes.pid_namespaces(each.pid) for each in (peer, neighbour))
+        assert (peer.bound, inside[1:]) == (inside[0], ours)
+        assert peer.may_name(0, inside)
+        assert not peer.may_name(0, ours)
+        assert not peer.may_name(0, beside)
+
+
+@pytest.mark.root
+def test_a_peer_that_has_ended_reaches_nothing() -> None:
+    with connection_of(ANOTHER, ANOTHER, []) as made:
+        assert peer_of(made, "").bound == NOTHING
 
 
 @pytest.mark.root

@@ -77,6 +77,8 @@ async def test_a_server_is_in_the_hands_of_its_user(board: FakeBoard, name: str,
     is_allowed = COMMANDS[name].privilege is Privilege.USER
     assert ("rivilege" not in (await ask(board, own, STRANGER)).stdout) == is_allowed
     assert "rivilege" in (await ask(board, own, Caller(2000, daemon_uid=0))).stdout
+    inside = (await ask(board, own, Caller(1000, daemon_uid=0, is_inside=False))).stdout  # of a container
+    assert ("rivilege" not in inside) == (name == "start_server")
 
 
 @pytest.mark.parametrize(

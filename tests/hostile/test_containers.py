@@ -1,0 +1,127 @@
+"""A process in a container without a user namespace: it can take any uid, and reaches no process outside by that."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgpack
+import pytest
+from mpsd_client import Selector, calls
+
+from tests.hostile.attacker import PYTHON
+from tests.hostile.frames import frames
+from tests.integration.machine import FRONT_END, UIDS, Machine
+from tests.integration.process import is_running, wait_for
+
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", PYTHON, "-I", "-S", "-c")
+# Becomes a user, starts a child, and says each of the datagrams that come on its input; writes what is answered.
+PROGRAM = """
+import os, socket, subprocess, sys
+uid = int(sys.argv[2])
+os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
+child = subprocess.Popen(["/bin/sleep", "600"])
+print("ready", flush=True)
+made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+made.connect(sys.argv[1])
+for line in sys.stdin:
+    made.send(bytes.fromhex(line))
+    print(made.recv(1 << 16).hex(), flush=True)
+"""
+
+
+class Container:
+    """`ask` says what came of each call: "done", or the refusal."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        [self.first] = children(process.pid)
+
+    def ask(self, *wanted: calls.Call[object]) -> list[str]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        said = []
+        for frame in frames(*wanted):
+            self._process.stdin.write(frame + "\n")
+            self._process.stdin.flush()
+            said.append(msgpack.unpackb(bytes.fromhex(self._process.stdout.readline())))
+        return ["done" if error is None else str(error["message"]) for _, _, error, _ in said[1:]]
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@contextmanager
+def container(machine: Machine, uid: int) -> Iterator[Container]:
+    """Shares the machine's pipe directory, and nothing of its processes."""
+    words = [*CONTAINER, PROGRAM, str(machine.pipe / "mpsd.sock"), str(uid)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield Container(process)
+    finally:
+        process.stdin.close()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("uid", [0, UIDS[0]])
+def test_a_container_ends_no_process_outside(shared: Machine, uid: int) -> None:
+    """As root of the container, and as a user of the host whose uid it took; one that computes, and one that does not."""
+    idle = subprocess.Popen(["/bin/sleep", "600"], user=uid)
+    client = shared.counter(uid=uid).ready()
+    try:
+        with container(shared, uid) as inside:
+            said = inside.ask(
+                calls.client_stop(idle.pid),
+                calls.client_stop(client.pid),
+                calls.client_terminate(client.pid),
+                calls.lease_create("theirs", Selector("pid", str(idle.pid)), sm_percent=1),
+                calls.lease_create("theirs", Selector("uid", str(uid)), sm_percent=1),
+                calls.lease_create("theirs", Selector("cgroup", "user.slice"), sm_percent=1),
+            )
+        outside = "outside of your container"
+        assert said[:3] == [f"no client has pid {pid}" for pid in (idle.pid, client.pid, client.pid)]
+        assert all(text in each for text, each in zip([outside, "by uid", "by cgroup"], said[3:], strict=True)), said
+        assert is_running(idle.pid)
+        client.goes_on()
+    finally:
+        idle.kill()
+        idle.wait()
+
+
+def test_a_container_stops_no_cgroup_that_has_others_in_it(shared: Machine) -> None:
+    client = shared.counter(uid=UIDS[0]).ready()
+    paths = {line.split(":", 2)[2] for line in Path(f"/proc/{client.pid}/cgroup").read_text().splitlines()} - {"/"}
+    if not paths:
+        pytest.skip("the tests are in no cgroup")
+    with container(shared, UIDS[0]) as inside:
+        wanted = [calls.client_stop(cgroup=each) for path in paths for each in (path, str(Path(path).parent)) if each != "/"]
+        assert set(inside.ask(*wanted)) == {"done"}
+    client.goes_on()
+
+
+def test_a_container_changes_no_server_by_the_command_language(shared: Machine) -> None:
+    """Its servers are those of the uid, and have clients of other containers."""
+    client = shared.counter(uid=UIDS[0]).ready()
+    server = shared.server_of(client)
+    ask = "import os, sys; os.setresgid({0}, {0}, {0}); os.setresuid({0}, {0}, {0}); os.execv(sys.argv[1], sys.argv[1:2])"
+    for line in (f"terminate_client {server} {client.pid}", f"shutdown_server {server} -f"):
+        done = subprocess.run(
+            [*CONTAINER, ask.format(UIDS[0]), str(FRONT_END)], env=shared.variables, input=line + "\n", capture_output=True,
+            text=True, check=False, timeout=30,
+        )  # fmt: skip
+        assert "rivilege" in done.stdout, done
+    client.goes_on()
+
+
+def test_a_container_ends_its_own_processes(shared: Machine) -> None:
+    """Also those of namespaces below its own."""
+    with container(shared, UIDS[0]) as inside:
+        [child] = wait_for("its child", lambda: children(inside.first))
+        assert inside.ask(calls.client_stop(child)) == ["done"]
+        wait_for("the child to end", lambda: not is_running(child))
