@@ -1,13 +1,27 @@
-"""Xid lines of the kernel log, as the NVIDIA driver writes them (NVIDIA's "XID Errors" documentation; measured with 580).
+"""Xid records of /dev/kmsg, as the NVIDIA driver writes them, told apart from records into which a user can bring text.
 
-    3,1234,5678901,-;NVRM: Xid (PCI:0000:00:06): 43, pid=22078, name=nvidia-cuda-mps, channel 0x0000000a
-    | |    |         what follows is the same in the log of any program
+    4,1234,5678901,c;NVRM: Xid (PCI:0000:00:06): 43, pid=22078, name=nvidia-cuda-mps, channel 0x0000000a
+    | |    |       | the message
+    | |    |       "-", or "c" where the caller passed KERN_CONT, as the driver does
     | |    microseconds of the kernel's clock
     | sequence number
-    priority, and eight times the facility: 0 is the kernel's own, which nobody else can write (/dev/kmsg, printk formats)
+    level, and eight times the facility: 0 is the kernel's own, which no program can write (/dev/kmsg, printk formats)
 
     ... Xid (PCI:0000:00:06): 31, pid=1, name=x, ... MMU Fault: ENGINE GRAPHICS GPC1 GPCCLIENT_T1_6 faulted @ 0x7f9b_03754000.
     Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_WRITE
+
+The kernel itself logs text that users choose, with facility 0: for a program that ends by SIGSEGV it logs its name (15 bytes,
+at the beginning of the record) and the name of its file (255 bytes, further on), at level 6.  So a record is the
+driver's only if
+
+- it has the level of a message without one (DEFAULT_LEVEL): in the open kernel modules, 535 to 595, krcReportXid (kernel_rc.c)
+  prints by nv_printf (os-interface.c), which passes KERN_CONT and no level;
+- the message begins with "NVRM: Xid (PCI:", the whole place in hexadecimal digits, and "): ".  A name of a process cannot
+  hold that: "NVRM: Xid (PCI:" alone has 15 bytes, so what the kernel writes after the name stands where the place must begin;
+- it is no continuation of another record ("+", which old kernels write).
+
+/dev/kmsg escapes a line feed in a message, so that a name cannot begin a record.  All that makes a forgery hard, and not
+impossible (nft's "log prefix" with net.netfilter.nf_log_all_netns=1 begins a record with any text, at any level).
 
 Under MPS the pid is a server's (13, 43) or that of *any* client of the faulting server, guilty or not (31): it tells the fault
 domain, never the culprit (FACTS.md).
@@ -21,8 +35,15 @@ from mpsd.fault import TEXT_CHARACTERS, Observation, Source
 from mpsd.model import Device
 from mpsd.policy.xids import meaning_of
 
-_RECORD = re.compile(r"(?P<priority>\d{1,4}),\d+,(?P<microseconds>\d{1,18}),[^;]*;")
-_XID = re.compile(r"NVRM: Xid \((?P<device>[^)]*)\): (?P<code>\d{1,9})(?:, pid='?(?P<pid>\d{1,9})'?)?")
+DEFAULT_LEVEL = 4  # CONFIG_MESSAGE_LOGLEVEL_DEFAULT; kernel.printk's second figure is the one in force
+
+_XID = re.compile(
+    r"(?P<priority>\d{1,4}),\d{1,20},(?P<microseconds>\d{1,18}),[-c](?:,[^;]*)?;"
+    r"NVRM: Xid \((?P<device>PCI:[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?"
+    r"(?: GPU-I:\d{2,5}(?: GPU-CI:\d{2,5})?)?)\): "
+    r"(?P<code>\d{1,9})(?:, pid='?(?P<pid>\d{1,9})'?)?",
+    re.ASCII,
+)
 _ADDRESS = re.compile(r"faulted @ 0x(?P<high>[0-9a-f]{1,8})_(?P<low>[0-9a-f]{8})\b")
 _ACCESS = re.compile(r"ACCESS_TYPE_(?:VIRT|PHYS)_(?P<access>READ|WRITE|ATOMIC|PREFETCH)")
 _PLACE = re.compile(r"(?P<domain>[0-9a-f]{4,8}):(?P<bus>[0-9a-f]{2}):(?P<device>[0-9a-f]{2})", re.IGNORECASE)
@@ -35,7 +56,7 @@ _CLOCKS_APART_NS = 2 * 1_000_000_000
 class Xid:
     """`pid` is None where the line names no process; address and access of an MMU fault.
 
-    logged_ns: of the kernel's clock, None where the line has no stamp.  text: the line without what comes before it.
+    logged_ns: of the kernel's clock.  text: the message.
     """
 
     device: str
@@ -43,17 +64,16 @@ class Xid:
     pid: int | None
     address: int | None = None
     access: str = ""
-    logged_ns: int | None = None
+    logged_ns: int = 0
     text: str = ""
 
 
-def parse_xid(line: str) -> Xid | None:
-    """None for any other line, and for one that a program wrote into the kernel's log."""
-    match = _XID.search(line)
-    record = _RECORD.match(line)
-    if match is None or (record and int(record["priority"]) >> 3):
+def parse_xid(record: str, level: int = DEFAULT_LEVEL) -> Xid | None:
+    """None for any record that is not the driver's.  level: of messages that were logged without one."""
+    match = _XID.match(record)
+    if match is None or int(match["priority"]) != level:
         return None
-    text = line[match.start() :].partition("\n")[0]
+    text = record.partition(";")[2].partition("\n")[0]
     address, access = _ADDRESS.search(text), _ACCESS.search(text)
     return Xid(
         match["device"],
@@ -61,17 +81,17 @@ def parse_xid(line: str) -> Xid | None:
         int(match["pid"]) if match["pid"] else None,
         int(address["high"] + address["low"], 16) if address else None,
         access["access"].lower() if access else "",
-        int(record["microseconds"]) * 1000 if record else None,
+        int(match["microseconds"]) * 1000,
         "".join(each if each.isprintable() else "?" for each in text[:TEXT_CHARACTERS]),
     )
 
 
 def observe(xid: Xid, domain: str, devices: Iterable[Device], now_ns: int) -> Observation:
     """domain: of the process that it names, "" if none.  That process is not passed on: it may be an innocent."""
-    is_stamp_good = xid.logged_ns is not None and 0 <= now_ns - xid.logged_ns <= _CLOCKS_APART_NS
+    is_stamp_good = 0 <= now_ns - xid.logged_ns <= _CLOCKS_APART_NS
     return Observation(
         Source.KERNEL_LOG,
-        xid.logged_ns if is_stamp_good and xid.logged_ns is not None else now_ns,
+        xid.logged_ns if is_stamp_good else now_ns,
         meaning_of(xid.code).fault_class,
         gpu=gpu_at(xid.device, devices),
         domain=domain,

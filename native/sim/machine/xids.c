@@ -18,7 +18,8 @@ static uint64_t realtime_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* One line in the format of /dev/kmsg: priority, sequence, microseconds since boot, flags. */
+/* One line in the format of /dev/kmsg: priority, sequence, microseconds since boot, flags; level and flag as the driver's
+ * nv_printf() makes them, which passes KERN_CONT and no level. */
 static void append_kmsg(const struct machine_xid *xid)
 {
 	char path[300], line[420];
@@ -29,7 +30,7 @@ static void append_kmsg(const struct machine_xid *xid)
 	if (fd < 0)
 		return;
 	(void)fchmod(fd, 0666);
-	length = snprintf(line, sizeof(line), "3,%llu,%llu,-;%s\n", (unsigned long long)xid->sequence,
+	length = snprintf(line, sizeof(line), "4,%llu,%llu,c;%s\n", (unsigned long long)xid->sequence,
 			  (unsigned long long)(machine_now_ns() / 1000), xid->text);
 	length = write(fd, line, (size_t)length) < 0; /* a full disk loses it, as a full ring would */
 	close(fd);

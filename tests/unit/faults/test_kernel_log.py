@@ -14,6 +14,7 @@ from mpsd.fault import Observation
 from mpsd.faults import kernel_log
 from mpsd.model import Device
 
+HEAD = "4,1,1,c;"  # of a record of /dev/kmsg that the driver made
 DEVICES = [Device(0, "GPU-a", "H200", 1, "00000000:00:06.0")]
 DOMAIN = Domain("default", 1, ("GPU-a",), None, 48)
 
@@ -57,10 +58,10 @@ def following(tmp_path: Path) -> Following:
 
 async def test_an_xid_is_an_event_and_an_observation(following: Following) -> None:
     """Those of processes that nobody knows too: they tell the GPU.  What was there before is not told."""
-    following.path.write_text("NVRM: Xid (PCI:0000:00:06): 43, pid=4711, an old one\n")
+    following.path.write_text(f"{HEAD}NVRM: Xid (PCI:0000:00:06): 43, pid=4711, an old one\n")
     async with following.begin():
-        following.add("noise", "NVRM: Xid (PCI:0000:00:06): 43, pid=4711, name=nvidia-cuda-mps")
-        following.add("NVRM: Xid (PCI:0000:00:06): 79, pid=1", "NVRM: Xid (PCI:0000:07:00): 45, pid='<unknown>'")
+        following.add("noise", f"{HEAD}NVRM: Xid (PCI:0000:00:06): 43, pid=4711, name=nvidia-cuda-mps")
+        following.add(f"{HEAD}NVRM: Xid (PCI:0000:00:06): 79, pid=1", f"{HEAD}NVRM: Xid (PCI:0000:07:00): 45, pid='<unknown>'")
         first, second, third = await following.next(), await following.next(), await following.next()
         await trio.testing.wait_all_tasks_blocked()
     assert (first.xid, first.domain, first.gpu, first.process) == (43, "default", "GPU-a", None)
@@ -85,13 +86,13 @@ async def test_whoever_an_xid_concerns_goes_on_before_it_is_told(following: Foll
         async with following.begin(), trio.open_nursery() as nursery:
             nursery.start_soon(waits)
             await trio.testing.wait_all_tasks_blocked()
-            following.add("NVRM: Xid (PCI:0000:00:06): 43, pid=4711")
+            following.add(f"{HEAD}NVRM: Xid (PCI:0000:00:06): 43, pid=4711")
         assert told_before.pop() == before
 
 
 async def test_a_log_that_is_made_later_is_followed_from_its_beginning(following: Following) -> None:
     async with following.begin():
-        following.add("NVRM: Xid (PCI:0000:00:06): 31, pid=4711")
+        following.add(f"{HEAD}NVRM: Xid (PCI:0000:00:06): 31, pid=4711")
         assert (await following.next()).xid == 31
 
 
