@@ -89,6 +89,18 @@ class Promotion:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """A member had to begin anew, since the vault and the process that served before it have both ended.
+
+    generation, pid: of the member that began anew.  why: for people."""
+
+    at: float
+    generation: int
+    pid: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class HandedOver:
     from_pid: int
     to_pid: int
@@ -98,7 +110,7 @@ class HandedOver:
 @dataclass(frozen=True, slots=True)
 class ServiceView:
     """revision: grows with each change.  protection: empty, or why a fault would cost the service more than a moment;
-    or that nobody serves, and why."""
+    or that nobody serves, and why.  losses: how often a member began anew since mpsd began.  lost: the last time."""
 
     id: int  # the arena's
     name: str
@@ -113,6 +125,8 @@ class ServiceView:
     promotions: int  # since mpsd began
     last: Promotion | None
     protection: str = ""
+    losses: int = 0
+    lost: Loss | None = None
 
 
 def is_unserved(of: ServiceView) -> bool:

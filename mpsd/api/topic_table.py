@@ -109,11 +109,19 @@ TOPICS: Mapping[str, Topic] = {
         "the same, and `generation`, `detect_ms`, `fence_ms`, `promote_ms`: as of `last` in `service.get`",
         3,
     ),
-    "service.unserved": Topic("nobody serves, and nobody is promoted now", "the first three, and `why`", 3),
+    "service.unserved": Topic(
+        "nobody serves, and nobody is promoted now; told again when the reason changes", "the first three, and `why`", 3
+    ),
     "service.unprotected": Topic(
         "the one that serves and its standbys are in one fault domain; or the vault has lost what it has "
         "come to, and who serves has not given it again",
         "the same",
         3,
+    ),
+    "service.lost": Topic(
+        "a member was told to serve, and begins anew: the vault and the process that served have both ended, and with them the "
+        "memory and the forward state of the arena",
+        "the first three, and `pid`, `generation`, `why`, `losses`: as of `lost` and `losses` in `service.get`",
+        4,
     ),
 }

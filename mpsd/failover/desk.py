@@ -23,11 +23,11 @@ from mpsd.failover.settings import FailoverSettings
 from mpsd.failover.store import ServiceStore
 from mpsd.failover.telling import Telling
 from mpsd.failover.timing import note_times
-from mpsd.failover.views import is_emptied, is_protected, protection, view
+from mpsd.failover.views import is_emptied, is_protected, loss, protection, view
 from mpsd.fault import Observation
 from mpsd.model import ProcessId
 from mpsd.policy.fault_fence import is_fault_of_domain
-from mpsd.policy.succession import decide, successor
+from mpsd.policy.succession import decide, successor, why_nobody
 from mpsd.policy.succession_words import (
     Decision,
     Elapsed,
@@ -49,7 +49,7 @@ from mpsd.policy.succession_words import (
     Unserved,
     Yield,
 )
-from mpsd.service import Cause, ServiceSettings, ServiceView
+from mpsd.service import Cause, Loss, ServiceSettings, ServiceView
 
 log = structlog.get_logger()
 _GONE = frozenset({"removed", "expired", "evicted"})
@@ -259,6 +259,7 @@ class Desk:
         """Who writes, who has it open at all, and whether anything is in it, is the arena's to say."""
         writer, arena = entry.service.writer, entry.arena
         if is_emptied(arena) != entry.service.is_empty:
+            entry.is_loss_told = False
             self.tell(entry, Emptied() if is_emptied(arena) else Filled())
         if arena.writer != entry.cleared:
             entry.cleared = None
@@ -291,7 +292,7 @@ class Desk:
                 entry.handing = None
                 self.telling.publish(entry, "kept", pid=process.pid)
             case Unserved(why):
-                self.telling.publish(entry, "unserved", why=why)
+                self._tell_unserved(entry, why)
 
     def _promote(self, entry: Entry, process: ProcessId) -> None:
         handing = entry.handing
@@ -317,6 +318,15 @@ class Desk:
         self._promotions += 1
         from_pid = handing.writer.pid if handing.writer else None
         self.telling.publish(entry, "promoting", to_pid=process.pid, from_pid=from_pid, cause=handing.cause.value)
+        if entry.service.is_empty and not entry.is_loss_told:
+            self._note_loss(entry, process, from_pid)
+
+    def _note_loss(self, entry: Entry, process: ProcessId, from_pid: int | None) -> None:
+        """Once for each time that the vault has lost the arena, however many members fail to begin anew."""
+        entry.is_loss_told, entry.losses = True, entry.losses + 1
+        entry.lost = lost = Loss(self.around.clock(), entry.arena.generation, process.pid, loss(from_pid))
+        facts = {"pid": lost.pid, "generation": lost.generation, "why": lost.why, "losses": entry.losses}
+        self.telling.publish(entry, "lost", **facts)
 
     def _not_promoted(self, entry: Entry, process: ProcessId, refusal: MpsdError) -> None:
         log.error("service.not_promoted", service=entry.arena.name, pid=process.pid, why=str(refusal))
@@ -349,6 +359,7 @@ class Desk:
             entry.protection = shared
             if shared:
                 self.telling.publish(entry, "unprotected", why=shared)
+        self._correct_unserved(entry)
         dying = entry.service.writer if entry.service.phase is Phase.FENCING else entry.service.holder
         if dying is not None and successor(entry.service) is not None:
             self.vault.hurry(dying)
@@ -358,6 +369,18 @@ class Desk:
             entry.shown, entry.revision = now, entry.revision + 1
         entry.instruct()
         self.wake()
+
+    def _correct_unserved(self, entry: Entry) -> None:
+        """Publish the reason again where another one has become true: a standby is ready now, but may not be promoted yet."""
+        service = entry.service
+        if service.phase is not Phase.IDLE:
+            entry.unserved = ""
+        elif entry.unserved and (why := why_nobody(service)) != entry.unserved:
+            self._tell_unserved(entry, why)
+
+    def _tell_unserved(self, entry: Entry, why: str) -> None:
+        entry.unserved = why
+        self.telling.publish(entry, "unserved", why=why)
 
     def _tell_protected(self) -> None:
         self.on_protected(any(map(is_protected, self.entries.values())))

@@ -10,7 +10,7 @@ from mpsd.arena import Arena
 from mpsd.failover.handing import Handing
 from mpsd.model import ProcessId
 from mpsd.policy.succession_words import Phase, Service, Standing
-from mpsd.service import Instruction, Order, Promotion, ServiceSettings, ServiceView
+from mpsd.service import Instruction, Loss, Order, Promotion, ServiceSettings, ServiceView
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +41,7 @@ class Entry:
     """Guards what each process was told last: a number for it that grows, also across restarts of mpsd, with each change.
 
     cleared: who wrote, and can write no more because of a fault, though the arena still has it as its writer.
+    unserved: why nobody serves, as it was told last; empty: somebody does.  is_loss_told: what the vault has lost is counted.
     """
 
     arena: Arena
@@ -52,10 +53,14 @@ class Entry:
     handing: Handing | None = None
     promotions: int = 0
     last: Promotion | None = None
+    losses: int = 0
+    lost: Loss | None = None
+    is_loss_told: bool = False
     is_removed: bool = False
     is_promoting: bool = False  # the vault is being told
     stopping: ProcessId | None = None  # its writer, which is being ended
     protection: str = ""
+    unserved: str = ""
     shown: ServiceView | None = None
     revision: int = field(default_factory=lambda: time.monotonic_ns() // 1000)
     _serial: int = field(default_factory=lambda: time.monotonic_ns() // 1000)

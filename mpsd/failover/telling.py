@@ -23,7 +23,7 @@ from mpsd.policy.succession_words import (
 log = structlog.get_logger()
 _BREATH_SECONDS = 0.001
 _LET_GO = "it has let go, or has ended with all its work on the GPU"
-_LOUD = frozenset({"unserved", "unprotected", "silent", "fencing", "failed"})
+_LOUD = frozenset({"unserved", "unprotected", "lost", "silent", "fencing", "failed"})
 
 
 class Telling:

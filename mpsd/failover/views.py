@@ -30,6 +30,12 @@ def protection(entry: Entry) -> str:
     return f"pid {', '.join(str(each.process.pid) for each in (writer, *standbys))} share domain {writer.domain}"
 
 
+def loss(from_pid: int | None) -> str:
+    """Why a member begins anew.  from_pid: who served before it; None: mpsd began after that had ended."""
+    who = "the process that served" if from_pid is None else f"pid {from_pid}, which served,"
+    return f"the vault's keeper died, and {who} stopped before it had given the memory and the forward state again"
+
+
 def is_protected(entry: Entry) -> bool:
     """Whether a fault would make a standby take over from who serves, or is being fenced."""
     service = entry.service
@@ -52,6 +58,8 @@ def view(entry: Entry) -> ServiceView:
         entry.promotions,
         entry.last,
         _unserved(service) or entry.protection or _alone(service),
+        entry.losses,
+        entry.lost,
     )
 
 

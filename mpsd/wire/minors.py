@@ -54,6 +54,7 @@ FIELDS: Mapping[str, Mapping[str, int]] = {
     "lease.create": {"sm_count": 4, "sm_reserved_percent": 4},
     "client.list": {"held": 2, "shield": 2, "sm_count": 4, "watched": 2},
     "client.why": {"held": 2, "shield": 2, "sm_count": 4, "watched": 2},
+    "service.get": {"losses": 4, "lost": 4},
 }
 
 CODES: Mapping[str, int] = {

@@ -33,6 +33,8 @@ def service(of: ServiceView) -> Map:
         "promotions": of.promotions,
         "last": _promotion(of.last) if of.last else None,
         "protection": of.protection,
+        "losses": of.losses,
+        "lost": plain(of.lost) if of.lost else None,
     }
 
 

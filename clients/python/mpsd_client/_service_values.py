@@ -74,11 +74,22 @@ class Promotion:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """The memory and the forward state of a service were lost, so that `pid` began anew, in this generation."""
+
+    at: float
+    generation: int
+    pid: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """An arena with processes that can serve it.  phase: "idle", "promoting", "serving", "yielding" or "fencing".
 
     id: the arena's.  writer_pid: also while it is being fenced.  revision: grows with each change.  promotions: since mpsd
     began.  protection: empty, or why a fault would cost the service more than a moment; or that nobody serves, and why.
+    losses: how often a member had to begin anew since mpsd began, with nothing of what was there.  lost: the last time.
     """
 
     id: int
@@ -94,6 +105,8 @@ class Service:
     promotions: int
     last: Promotion | None
     protection: str = ""
+    losses: int = 0
+    lost: Loss | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from mpsd_client._service_values import Enlisted as Enlisted
 from mpsd_client._service_values import HandedOver as HandedOver
 from mpsd_client._service_values import Instruction as Instruction
 from mpsd_client._service_values import KeptState as KeptState
+from mpsd_client._service_values import Loss as Loss
 from mpsd_client._service_values import Member as Member
 from mpsd_client._service_values import Promotion as Promotion
 from mpsd_client._service_values import Service as Service

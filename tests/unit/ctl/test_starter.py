@@ -256,6 +256,24 @@ def test_what_nobody_serves_is_not_called_protected() -> None:
     assert [each.event for each in differences(before, replace(before, phase="fencing", protection=""))] == ["unserved"]
 
 
+def test_why_nobody_serves_is_told_anew_when_the_reason_changes() -> None:
+    idle = replace(SERVICE, phase="idle", protection="nobody serves: no standby is ready")
+    too_many = replace(idle, protection="nobody serves: too many promotions")
+    assert [each.text for each in differences(SERVICE, idle)] == ["nobody serves: no standby is ready"]
+    assert [each.text for each in differences(idle, too_many)] == ["nobody serves: too many promotions"]
+    assert list(differences(too_many, too_many)) == []
+
+
+def test_a_lost_state_is_told_once_and_so_is_that_of_before() -> None:
+    lost = values.Loss(100.0, 8, 587, "the keeper died")
+    after = replace(SERVICE, losses=2, lost=lost)
+    (told,) = differences(SERVICE, after)
+    assert told.text == "THE STATE WAS LOST (2 times since mpsd began): pid 587 begins anew, generation 8: the keeper died"
+    assert told.facts == {"at": 100.0, "generation": 8, "pid": 587, "why": "the keeper died", "losses": 2}
+    assert list(differences(after, replace(after, phase="yielding"))) == []
+    assert [each.event for each in differences(None, after)] == ["found", "state_lost"]
+
+
 def test_a_promotion_is_told_in_its_parts() -> None:
     (told,) = differences(SERVICE, replace(SERVICE, last=LAST))
     assert told.text == "pid 587 serves, generation 8: fault, detected in 0.4 ms, fenced in 12.5 ms, promoted in 0.9 ms"

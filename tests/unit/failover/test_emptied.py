@@ -85,3 +85,44 @@ async def test_what_was_lost_with_who_served_is_begun_anew_and_that_is_said(room
         told = room.told(standby)
         assert (told.order, told.generation, told.layout_hash, told.state_serial) == (Order.SERVE, 3, "", 0)
         assert room.topics("unprotected")[-1]["why"].endswith("and pid 101 begins anew")
+        [said] = room.topics("lost")
+        assert said["why"] == "the vault's keeper died, and pid 100, which served, stopped before it had given the memory " \
+            "and the forward state again"
+        assert (said["pid"], said["generation"], said["losses"]) == (101, 3, 1)
+        lost = room.view().lost
+        assert lost is not None
+        assert (lost.pid, lost.generation, lost.why, room.view().losses) == (101, 3, said["why"], 1)
+
+
+async def test_one_loss_is_counted_once_however_many_fail_to_begin_anew(room, autojump_clock: MockClock):
+    """And the next one is another: what was kept since is lost again.  The count stays when others serve."""
+    async with room.mpsd():
+        first, second, third = await room.serves("a"), await room.member("b"), await room.member("c")
+        keep(room)
+        lose(room)
+        await room.die(first)
+        room.vault.fenced(first)
+        assert (room.order(second), room.view().losses) == ("serve", 1)
+        await room.die(second)
+        room.vault.fenced(second)
+        assert (room.order(third), room.view().losses) == ("serve", 1)
+        keep(room)
+        fourth = await room.member("d")
+        room.serving(third)
+        lose(room)
+        await room.die(third)
+        room.vault.fenced(third)
+        assert (room.order(fourth), room.view().losses) == ("serve", 2)
+
+
+async def test_nothing_is_lost_where_the_keeper_alone_dies_or_nothing_was_kept(room, autojump_clock: MockClock):
+    async with room.mpsd():
+        first, standby = await room.serves("a"), await room.member("b")
+        await room.die(first)
+        room.vault.fenced(first)
+        assert room.order(standby) == "serve"
+        room.serving(standby)
+        keep(room)
+        lose(room)
+        keep(room)
+        assert (room.view().losses, room.view().lost, room.topics("lost")) == (0, None, [])

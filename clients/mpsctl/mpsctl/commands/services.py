@@ -132,6 +132,16 @@ def _facts(session: Session, found: values.Service) -> Mapping[str, object]:
         "protected": protection(found),
         "promotions": f"{found.promotions} since mpsd began",
         **({} if last is None else _last(session, last)),
+        **({} if found.lost is None else _lost(session, found.lost, found.losses)),
+    }
+
+
+def _lost(session: Session, lost: values.Loss, losses: int) -> Mapping[str, object]:
+    times = "once" if losses == 1 else f"{losses} times"
+    return {
+        "STATE LOST": f"{times} since mpsd began; {_ago(session, lost.at)} ago pid {lost.pid} began anew, "
+        f"generation {lost.generation}",
+        "because": lost.why,
     }
 
 

@@ -51,8 +51,11 @@ def differences(before: values.Service | None, after: values.Service | None) -> 
         yield _found(after)
     elif after.last is not None and after.last != before.last:
         yield _promoted(after.last)
-    if before is not None and before.phase == SERVING and after.phase in ("idle", "fencing"):
-        yield Told("unserved", f"nobody serves now: {after.phase}", {"phase": after.phase})
+    if after.lost is not None and (before is None or after.lost != before.lost):
+        yield _lost(after.lost, after.losses)
+    if before is not None and _is_unserved_anew(before, after):
+        text = after.protection or f"nobody serves now: {after.phase}"
+        yield Told("unserved", text, {"phase": after.phase, "why": after.protection})
     was_ready = {each.pid for each in (before or after).members if each.standing == "ready"}
     for each in after.members:
         if each.standing == "ready" and each.pid not in was_ready and not each.is_writer:
@@ -62,6 +65,19 @@ def differences(before: values.Service | None, after: values.Service | None) -> 
     if after.phase == SERVING and after.protection != known:
         text = f"unprotected: {after.protection}" if after.protection else "protected"
         yield Told("protection", text, {"protection": after.protection})
+
+
+def _is_unserved_anew(before: values.Service, after: values.Service) -> bool:
+    """Nobody serves any more; or still nobody, for another reason."""
+    if after.phase == "idle" and before.phase in ("idle", "fencing"):
+        return after.protection != before.protection
+    return before.phase == SERVING and after.phase in ("idle", "fencing")
+
+
+def _lost(of: values.Loss, losses: int) -> Told:
+    times = "once" if losses == 1 else f"{losses} times"
+    text = f"THE STATE WAS LOST ({times} since mpsd began): pid {of.pid} begins anew, generation {of.generation}: {of.why}"
+    return Told("state_lost", text, {**plain(of), "losses": losses})
 
 
 def _found(of: values.Service) -> Told:
