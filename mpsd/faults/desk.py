@@ -286,7 +286,7 @@ class FaultDesk:
         if incident.is_settled and not (before is not None and before.is_settled):
             self._publish("fault.settled", facts)
             log.info("fault.settled", number=incident.number, domain=incident.domain, culprit=culprit,
-                     confidence=incident.confidence.value, hurt=len(incident.victims))  # fmt: skip
+                     confidence=incident.confidence.value, key=facts["culprit_key"], hurt=facts["hurt"])  # fmt: skip
 
     def _tell_of_blame(self, changes: Iterable[Change]) -> None:
         for change in changes:

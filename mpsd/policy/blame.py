@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from mpsd.fault import Confidence, FaultClass, Incident
-from mpsd.model import ProcessId
+from mpsd.fault import Incident
+from mpsd.policy.accusation import accused, convicted_key, keys
 from mpsd.policy.blame_state import BlameState, Case, Change, Cleared, Convicted, Conviction, CrashRecord, Released, Suspected
 from mpsd.policy.fault_settings import FaultSettings
 
@@ -34,7 +34,6 @@ _MOST_FAULTS = 32  # in a record
 _MOST_PARDONED = 64
 _MOST_SUSPECTED = 256
 _MOST_SECONDS = 86_400.0  # of quarantine, if it is not configured to be longer
-_BLAMELESS = frozenset({FaultClass.DEVICE, FaultClass.HOST})
 
 
 class Blame:
@@ -63,19 +62,18 @@ class Blame:
 
     def take(self, incident: Incident, now_at: float) -> Sequence[Change]:
         """Any revision of an incident, any number of times."""
-        accused = (incident.culprit,) if incident.culprit is not None else incident.suspects
         if incident.number in self._pardoned:
             return ()
-        if incident.fault_class in _BLAMELESS or not accused:
+        if not (those := accused(incident)):
             return self._undo(incident.number, "")
-        keys = _keys(incident, accused)
-        known = frozenset(each for each in keys if each is not None)
-        if len(keys) == 1 and known and (incident.is_settled or incident.confidence is Confidence.PROVEN):
-            return self._convict(next(iter(known)), incident.number, now_at)
+        if (guilty := convicted_key(incident)) is not None:
+            return self._convict(guilty, incident.number, now_at)
+        of_all = keys(incident, those)
+        known = frozenset(each for each in of_all if each is not None)
         taken_back = self._take_back(incident.number)
         if not self._settings.quarantine:
             return taken_back
-        if known != keys:
+        if known != of_all:
             return (*taken_back, *self._prolong(incident.number, known, now_at))
         return (*taken_back, *self._suspect(incident.number, known, now_at))
 
@@ -262,8 +260,3 @@ class Blame:
             del self._convictions[oldest.key]
             changes.append(Released(oldest.key, "there are too many convictions"))
         return changes
-
-
-def _keys(incident: Incident, processes: Iterable[ProcessId]) -> frozenset[str | None]:
-    parties = (incident.party(process) for process in processes)
-    return frozenset(party.key if party is not None else None for party in parties)

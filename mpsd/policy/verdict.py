@@ -106,7 +106,7 @@ def judge(
     suspects: Sequence[ProcessId] = ()
     if confidence is Confidence.SUSPECTED:
         suspects = sorted(present - cleared, key=lambda each: (each not in dead, each))
-    hurt = present - {culprit} - set(suspects) - _gone_before(evidence)
+    hurt = present - {culprit} - set(suspects) - gone_before(evidence)
     victims = hurt if is_certain and not _is_contained(evidence) else ()
     return _with_place(
         Verdict(fault_class, culprit, confidence, tuple(suspects), tuple(sorted(victims))), _by_worth(evidence, culprit)
@@ -170,7 +170,7 @@ def _ended_before(evidence: Sequence[Observation], present: frozenset[ProcessId]
     return frozenset({first.process}) & present
 
 
-def _gone_before(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
+def gone_before(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
     """Who had ended by itself before the first sign, and lost nothing.  Other signs may come after the ends of those hurt."""
     signs = [each.seen_ns for each in evidence if tells_of_fault(each) and each.source in _PROMPT]
     ends = [each for each in evidence if each.source is Source.PROCESS and each.fault_class is not FaultClass.HOST]

@@ -10,6 +10,7 @@ from typing import Any
 
 from mpsd.fault import TEXT_CHARACTERS, Deed, Incident, Observation, Party
 from mpsd.model import ProcessId
+from mpsd.policy.accusation import convicted_key, hurt
 from mpsd.policy.xids import meaning_of
 from mpsd.wire.plain import plain
 from mpsd.wire.rpc import size
@@ -17,7 +18,7 @@ from mpsd.wire.rpc import size
 Map = Mapping[str, Any]
 
 # The facts of an incident that name somebody, or tell of the program that did it.
-NAMING = frozenset({"culprit", "address", "kernel", "pc", "suspects", "victims", "evidence", "deeds"})
+NAMING = frozenset({"culprit", "culprit_key", "address", "kernel", "pc", "suspects", "victims", "evidence", "deeds"})
 
 _MOST_XIDS = 16
 _NAME_CHARACTERS, _KEY_CHARACTERS = 128, 512  # of programs and containers, and of what is made of them
@@ -49,8 +50,9 @@ def incident_facts(of: Incident, reader: int | None = None) -> Map:
         "domain": of.domain or None,
         "confidence": of.confidence.value,
         "culprit": seen.party(of.culprit),
+        "culprit_key": seen.key(convicted_key(of)),
         "suspected": len(of.suspects),
-        "hurt": len(of.victims),
+        "hurt": hurt(of),
         "xids": [xid(number) for number in of.xids[:_MOST_XIDS]],
         **_where(of, may_know=seen.has_deed),
     }
@@ -89,6 +91,10 @@ class _Seen:
             return None
         party = self._parties.get(process, Party(process))
         return _party(party) if self._may_know(party) else _SOMEBODY
+
+    def key(self, key: str | None) -> str | None:
+        """Of those who are accused."""
+        return _cut(key, _KEY_CHARACTERS) if key is not None and self.has_deed else None
 
     def observation(self, seen: Observation) -> Map:
         is_theirs = self._is_theirs(() if seen.process is None else (seen.process,))

@@ -54,6 +54,8 @@ FIELDS: Mapping[str, Mapping[str, int]] = {
     "lease.create": {"sm_count": 4, "sm_reserved_percent": 4},
     "client.list": {"held": 2, "shield": 2, "sm_count": 4, "watched": 2},
     "client.why": {"held": 2, "shield": 2, "sm_count": 4, "watched": 2},
+    "fault.list": {"culprit_key": 4},
+    "fault.get": {"culprit_key": 4},
     "service.get": {"losses": 4, "lost": 4},
 }
 

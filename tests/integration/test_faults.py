@@ -312,3 +312,17 @@ def test_many_faults_with_sources_that_lose_and_delay_convict_nobody_wrongly(mac
 
 FAULTS = int(os.environ.get("MPSD_TEST_FAULTS", "150"))  # 1000 take two to three minutes
 SIMULATED_MODES = ("oob_write", "oob_read", "use_after_free", "ro_write", "trap", "misaligned", "illegal_instruction", "killed")
+
+
+@pytest.mark.slow
+def test_what_blame_convicts_the_report_names(machine: Machine) -> None:
+    """Two of one key, one of whom trapped, without proof: the report had no culprit, and nobody hurt, though both died."""
+    machine.start()
+    with told(machine) as mpsd:
+        pair = [machine.client("faulter", "trap", "--after", after).ready() for after in ("0.5", "5.0")]
+        assert machine.domain_of(pair[0]) == machine.domain_of(pair[1])
+        facts = until(mpsd, "fault.settled").facts
+        report = mpsd.ask(calls.fault_get(facts["number"]))
+        [held] = mpsd.ask(calls.blame_list()).items
+    assert (held.standing, held.key) == ("convicted", report.culprit_key)
+    assert (report.culprit, report.suspected, report.hurt, facts["hurt"]) == (None, 2, 1, 1)

@@ -48,7 +48,7 @@ def in_a_cell(of: values.Incident, names: Names) -> str | None:
     """Who did it, in a table."""
     party = of.culprit
     if party is None and of.confidence == "suspected":
-        return f"one of {of.suspected}"
+        return f"one of {of.suspected}" if of.culprit_key is None else f"{visible(of.culprit_key)}, one of {of.suspected}"
     if party is None or party.pid is None:
         return short(party)
     user = names.user(party.uid) if party.uid is not None else ""
@@ -81,10 +81,19 @@ def _subject(of: values.IncidentReport, names: Names) -> str:
     if of.culprit is not None:
         return who(of.culprit, names) if of.culprit.pid is not None else "A client of another user"
     if of.confidence == "suspected":
-        return f"One of {of.suspected} suspects"
+        return f"One of {of.suspected} {_suspects(of)}"
     if of.fault_class == "device":
         return f"GPU {names.gpus.get(of.gpu, of.gpu)}" if of.gpu is not None else "A GPU"
     return f"Somebody in domain {of.domain}" if of.domain is not None else "Somebody"
+
+
+def _suspects(of: values.Incident) -> str:
+    return "suspects" if of.culprit_key is None else f"clients with the key {visible(of.culprit_key)}"
+
+
+def hurt_in_a_cell(of: values.Incident) -> int | None:
+    """None: mpsd does not know who was there, or has not heard yet that the domain faulted."""
+    return None if not of.hurt and of.confidence == "unknown" and of.fault_class != "device" else of.hurt
 
 
 def _deed(of: values.Incident) -> str:
@@ -117,6 +126,8 @@ def known_by(of: values.IncidentReport) -> str:
     """How it is known who did it."""
     if of.confidence == "proven":
         return _proof(of)
+    if of.confidence == "suspected" and of.culprit_key is not None:
+        return "which of them is not known, so the fault is held against the key that all of them have"
     return {
         "alone": "nobody else was in the domain",
         "left": "everybody else in the domain was cleared",
@@ -183,7 +194,7 @@ def pairs(of: values.IncidentReport, names: Names) -> Mapping[str, str | None]:
         "class": f"{of.fault_class}: {CLASSES.get(of.fault_class, '')}",
         "GPU": gpu(of, names),
         "domain": of.domain,
-        "culprit": who(of.culprit, names) if of.culprit is not None else None,
+        "culprit": _culprit(of, names),
         "suspects": ", ".join(who(party, names) for party in of.suspects),
         "known": known_by(of) if of.confidence == "proven" else f"{of.confidence}: {known_by(of)}",
         "access": access(of),
@@ -193,11 +204,19 @@ def pairs(of: values.IncidentReport, names: Names) -> Mapping[str, str | None]:
     }
 
 
+def _culprit(of: values.IncidentReport, names: Names) -> str | None:
+    if of.culprit is not None:
+        return who(of.culprit, names)
+    return None if of.culprit_key is None else f"one of {of.suspected} {_suspects(of)}"
+
+
 def hurt(of: values.IncidentReport, names: Names) -> Sequence[str]:
-    """A line each; those of other users are counted."""
+    """A line each; those of other users, and suspects, are counted."""
     known = [who(party, names) for party in of.victims if party.pid is not None]
-    others = of.hurt - len(known)
-    return [*known, *([f"{others} {'client' if others == 1 else 'clients'} of others"] if others else [])]
+    suspects = min(max(0, of.suspected - 1), of.hurt - len(of.victims))
+    others = of.hurt - len(known) - suspects
+    counted = [f"{others} {'client' if others == 1 else 'clients'} of others"] if others else []
+    return [*known, *counted, *([f"{suspects} of the {of.suspected} suspects"] if suspects else [])]
 
 
 # -- what can be done now ------------------------------------------------------------------------------------------------
@@ -230,10 +249,11 @@ def _about_the_bug(of: values.IncidentReport) -> Iterator[str]:
 
 
 def _about_the_culprit(of: values.IncidentReport) -> Iterator[str]:
-    if of.confidence == "suspected":
+    if of.confidence == "suspected" and of.culprit_key is None:
         yield "mpsctl blame says which suspects are together. Let them be started again: the group that faults has the culprit."
-    if of.culprit is not None and of.culprit.key is not None:
-        key = visible(shlex.quote(of.culprit.key))
+    held = of.culprit_key if of.culprit is None else of.culprit.key
+    if held is not None:
+        key = visible(shlex.quote(held))
         yield f"mpsctl blame says whether it is in quarantine. When it is mended: mpsctl pardon {key}"
 
 

@@ -1,6 +1,6 @@
 """What mpsd answers about faults and blame."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,9 @@ class Xid:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One fault.  confidence: proven, alone, left, suspected or unknown.  suspected and hurt: how many."""
+    """One fault.  confidence: proven, alone, left, suspected or unknown.  suspected and hurt: how many.
+
+    culprit_key: the key that the fault is held against, also where it is not known which of its processes did it."""
 
     number: int
     revision: int
@@ -45,6 +47,7 @@ class Incident:
     address: int | None
     kernel: str
     pc: int | None
+    culprit_key: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from mpsd.api.services import FirstError, Standing
 from mpsd.errors import NoSuchClient, NotAllowed
 from mpsd.fault import Incident
 from mpsd.model import ProcessId
+from mpsd.policy.accusation import accused, convicted_key
 from mpsd.wire import results
 from mpsd.wire.incidents import incident_facts, incident_report, is_party
 from mpsd.wire.messages import BlameKey, GuardRange, IncidentNumber, ListIncidents, Page, ReportError
@@ -34,14 +35,20 @@ def list_incidents(call: Call[ListIncidents]) -> Rows[Incident]:
 
 
 def _is_wanted(ask: ListIncidents, uid: int, of: Incident) -> bool:
-    culprit = of.party(of.culprit)
     return (
         ask.domain in (None, of.domain)
         and ask.fault_class in (None, of.fault_class)
         and (ask.since is None or of.began_at >= ask.since)
-        and (ask.culprit_uid is None or (culprit is not None and culprit.uid == ask.culprit_uid))
+        and (ask.culprit_uid is None or ask.culprit_uid in _culprit_uids(of))
         and (not ask.mine or is_party(of, uid))
     )
+
+
+def _culprit_uids(of: Incident) -> set[int | None]:
+    """Of the culprit; or of all suspects, where they have one key and the fault is held against it."""
+    is_known = of.culprit is not None or convicted_key(of) is not None
+    parties = (of.party(process) for process in (accused(of) if is_known else ()))
+    return {party.uid for party in parties if party is not None}
 
 
 async def get(call: Call[IncidentNumber]) -> Map:

@@ -12,9 +12,9 @@ from mpsd_client import values
 from mpsd_client._reading import read
 
 from mpsd.api.authority import Peer
-from mpsd.fault import Confidence, FaultClass, Incident
+from mpsd.fault import Confidence, FaultClass, Incident, Party
 from mpsd.wire.incidents import incident_report
-from tests.unit.api.fake_incidents import ALICES, BOBS, PARTIES, of_the_gpu, proven, suspected
+from tests.unit.api.fake_incidents import ALICES, ALICES_SECOND, BOBS, PARTIES, of_the_gpu, proven, suspected
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER
 from tests.unit.ctl.desk import USERS, furnish, open_desk
 
@@ -95,7 +95,7 @@ def test_the_first_sentence(of: Incident, said: str) -> None:
         (replace(proven(), address=96), "null pointer", "shield"),
         (replace(proven(), address=96 << 10), "The shield makes such an access harmless", "cuda-gdb"),
         (suspected(), "mpsctl env --core-dumps", "mpsctl pardon"),
-        (suspected(), "mpsctl blame says which suspects are together", "has lost its context"),
+        (suspected(), "mpsctl blame says which suspects are together", "mpsctl pardon"),
         (replace(proven(), fault_class=FaultClass.SM), "cuda-gdb", "core-dumps"),
         (replace(proven(), fault_class=FaultClass.HOST), "mpsctl stop", "compute-sanitizer"),
         (replace(proven(), fault_class=FaultClass.UNKNOWN), "server.log", "compute-sanitizer"),
@@ -116,7 +116,27 @@ def test_the_hurt_are_named_or_counted() -> None:
     assert incident.hurt(told(of), NAMES) == ["trainer[700] of user bob in container 3f2a9c0d1e2f", ALICE]
     assert incident.hurt(told(of, 2000), NAMES) == ["trainer[700] of user bob in container 3f2a9c0d1e2f", "1 client of others"]
     assert incident.hurt(told(of, 3000), NAMES) == ["2 clients of others"]
-    assert incident.hurt(told(suspected()), NAMES) == []
+    assert incident.hurt(told(suspected()), NAMES) == ["1 of the 2 suspects"]
+    assert incident.hurt(told(of_the_gpu()), NAMES) == []
+
+
+def test_a_key_that_is_convicted_is_named_though_no_process_is() -> None:
+    """`blame` showed a conviction, and the report that nobody was accused and nobody hurt."""
+    parties = tuple(Party(process, 1000, "python3") for process in (ALICES, ALICES_SECOND))
+    report = told(replace(suspected(), is_settled=True, parties=parties))
+    held = "which of them is not known, so the fault is held against the key that all of them have"
+    head = f"One of 2 clients with the key user:1000:python3 raised an exception of an SM; {held}."
+    assert incident.headline(report, NAMES) == head
+    assert incident.pairs(report, NAMES)["culprit"] == "one of 2 clients with the key user:1000:python3"
+    assert (incident.in_a_cell(report, NAMES), incident.hurt_in_a_cell(report)) == ("user:1000:python3, one of 2", 1)
+    assert any("mpsctl pardon user:1000:python3" in line for line in incident.advice(report))
+    assert not any("suspects are together" in line for line in incident.advice(report))
+
+
+def test_who_was_hurt_is_not_known_where_it_is_not_known_who_was_there() -> None:
+    unknown = replace(proven(), culprit=None, confidence=Confidence.UNKNOWN, victims=())
+    assert incident.hurt_in_a_cell(told(unknown)) is None
+    assert incident.hurt_in_a_cell(told(of_the_gpu())) == 0
 
 
 def test_an_innocent_that_a_source_names_is_not_accused() -> None:

@@ -52,7 +52,7 @@ def _columns(session: Session) -> Sequence[Column[values.Incident]]:
         Column("DOMAIN", lambda fault: fault.domain, may_be_cut=True, least=6),
         Column("CULPRIT", lambda fault: incident.in_a_cell(fault, names), may_be_cut=True, least=12),
         Column("KNOWN", lambda fault: fault.confidence),
-        Column("HURT", lambda fault: fault.hurt, is_number=True),
+        Column("HURT", incident.hurt_in_a_cell, is_number=True),
         Column("STATE", lambda fault: "settled" if fault.is_settled else "open"),
     )
 
