@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpsd.database import open_database
+from mpsd.database import close, open_database
 from mpsd.errors import UnusablePath
 from mpsd.model import ProcessId
 from mpsd.service import ServiceSettings
@@ -44,7 +44,7 @@ class ServiceStore:
     def __init__(self, path: Path) -> None:
         self._path = path
         holds = "how many standbys each service is to have, and which processes are kept apart"
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", holds, _UPGRADES)
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _UPGRADES)
 
     def load(self, arenas: Collection[int]) -> dict[int, ServiceSettings]:
         """By arena.  What is stored of others, which are gone, is forgotten."""
@@ -73,7 +73,7 @@ class ServiceStore:
         self._write("DELETE FROM enlisted WHERE pid = ? AND start_time = ?", (process.pid, process.start_time))
 
     def close(self) -> None:
-        self._db.close()
+        close(self._db)
 
     def _read(self, statement: str) -> list[tuple[Any, ...]]:
         try:

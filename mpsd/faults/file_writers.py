@@ -9,6 +9,8 @@ import struct
 from collections import OrderedDict
 from pathlib import Path
 
+from mpsd.descriptors import close_soon
+
 _CLOSE_ON_EXEC, _NON_BLOCKING = 0x1, 0x2  # FAN_CLOEXEC, FAN_NONBLOCK; FAN_CLASS_NOTIF is 0
 _ADD, _CLOSE_WRITE, _OF_CHILDREN = 0x1, 0x8, 0x08000000
 _CURRENT_DIRECTORY = -100
@@ -39,7 +41,7 @@ class FileWriters:
         mask = ctypes.c_uint64(_CLOSE_WRITE | _OF_CHILDREN)
         if _libc.fanotify_mark(self._descriptor, _ADD, mask, _CURRENT_DIRECTORY, os.fsencode(directory)) < 0:
             error = ctypes.get_errno()
-            os.close(self._descriptor)
+            self.close()
             raise OSError(error, f"fanotify_mark {directory}: {os.strerror(error)}")
 
     def take(self, file: FileId) -> frozenset[Lineage]:
@@ -48,7 +50,8 @@ class FileWriters:
         return frozenset(self._found.pop(file, ()))
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """The kernel waits until no processor uses the marks, as with inotify."""
+        close_soon((self._descriptor,))
 
     def drain(self) -> None:
         """To be called now and then: the kernel keeps 16,384 events and drops the rest.  Never blocks."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from mpsd.database import Write, open_database, write
+from mpsd.database import Write, close, open_database, write
 from mpsd.errors import UnusablePath
 from mpsd.fault import Incident
 from mpsd.policy.blame_state import BlameState
@@ -47,7 +47,7 @@ class FaultStore:
     def __init__(self, path: Path, kept: int = KEPT) -> None:
         self._path, self._kept = path, kept
         holds = "past faults and whom they are blamed on"
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", holds)
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
 
     def next_number(self) -> int:
         """Of the next incident: no older one has ever had it."""
@@ -92,7 +92,7 @@ class FaultStore:
         self._db.set_trace_callback(seen)
 
     def close(self) -> None:
-        self._db.close()
+        close(self._db)
 
     def _saving(self, incident: Incident) -> Iterator[Write]:
         of = incident

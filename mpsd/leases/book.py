@@ -61,6 +61,7 @@ class LeaseBook:
 
         clock: seconds since the epoch.  find_process: the process that has a pid; None where none has.
         """
+        self._store = store
         self._identify = identify
         self._find_process = find_process
         self._news = News(publish)
@@ -131,6 +132,10 @@ class LeaseBook:
         lease = self._register.find(lease_id)
         self._end_leases([lease], "released")
         return lease
+
+    async def settled(self) -> None:
+        """Return once what was changed so far outlives a power cut.  Raises UnusablePath."""
+        await self._store.settled()
 
     def leases(self) -> Sequence[Lease]:
         return self._register.all()

@@ -19,7 +19,7 @@ _SLACK = 64  # entries of the list of ends that may be out of date, besides one 
 
 
 class Register:
-    """Guards that the same leases are on disk, found by matching, and counted.  What it returns from is durable."""
+    """Guards that the same leases are on disk, found by matching, and counted.  What it returns from outlives mpsd."""
 
     def __init__(self, store: LeaseStore, account: Account, terms: Terms) -> None:
         self._store = store

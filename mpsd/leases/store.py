@@ -1,7 +1,8 @@
 """Leases and the grants of admitted clients, on disk: SQLite with a write-ahead log.
 
-Every method is one transaction, and what it wrote is there after a `kill -9` once it has returned (synchronous=FULL: after a
-power cut too).  A file of its own, private to mpsd, since tokens are in it.  Prose: docs/leases.md, "What outlives mpsd".
+Every method is one transaction, and what it wrote is there after a `kill -9` once it has returned, and after a power cut too
+once `settled` has returned.  A file of its own, private to mpsd, since tokens are in it.
+Prose: docs/leases.md, "What outlives mpsd".
 """
 
 import sqlite3
@@ -9,7 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from mpsd.database import Write, open_database, write
+import trio
+
+from mpsd.database import Write, close, open_database, sync_log, write
 from mpsd.errors import UnusablePath
 from mpsd.lease import Lease
 from mpsd.leases.records import Admitted, Row, admitted_of, admitted_row, lease_of, lease_row
@@ -42,7 +45,9 @@ class LeaseStore:
 
     def __init__(self, path: Path, boot_id: str | None = None) -> None:
         self._path = path
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "FULL", "leases and who runs under them", _UPGRADES)
+        self._written, self._on_disk = 0, 0  # commits
+        self._syncing = trio.Lock()  # one thread at a time: the next one brings all that were committed meanwhile
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "leases and who runs under them", _UPGRADES)
         self.is_new_boot = self._begin_boot(read_boot_id() if boot_id is None else boot_id)
 
     def leases(self) -> list[Lease]:
@@ -77,12 +82,27 @@ class LeaseStore:
     def admit(self, one: Admitted) -> None:
         self._write([("INSERT OR REPLACE INTO grants VALUES (?, ?, ?, ?, ?, ?)", admitted_row(one))])
 
+    async def settled(self) -> None:
+        """Return once the disk has what was written before the call.  Raises UnusablePath where the disk refuses it: it is
+        there until the machine's end."""
+        wanted = self._written
+        async with self._syncing:
+            if self._on_disk >= wanted:
+                return
+            written = self._written
+            try:
+                await trio.to_thread.run_sync(sync_log, self._path, abandon_on_cancel=True)
+            except OSError as exc:
+                why = f"{self._path} is written, and the disk does not take it: a power cut would undo it: {exc}"
+                raise UnusablePath(why) from None
+            self._on_disk = written
+
     def watch_statements(self, seen: Callable[[str], object]) -> None:
         """For tests that cut at every statement: `seen` is called before each is executed."""
         self._db.set_trace_callback(seen)
 
     def close(self) -> None:
-        self._db.close()
+        close(self._db)
 
     def _begin_boot(self, boot_id: str) -> bool:
         known = self._read("SELECT id FROM boot")
@@ -100,6 +120,8 @@ class LeaseStore:
     def _write(self, writes: list[Write]) -> int:
         """All or nothing; the id of the last row that was inserted."""
         try:
-            return write(self._db, writes)
+            last = write(self._db, writes)
         except sqlite3.Error as exc:
             raise UnusablePath(f"{self._path} cannot be written, and what is not written would be lost: {exc}") from None
+        self._written += 1
+        return last

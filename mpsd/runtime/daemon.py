@@ -207,7 +207,7 @@ class Daemon:
                 return
             log.error("keeper.replaced", why="it died; connections were not touched")
             try:
-                keeper.open()
+                await keeper.replace()
                 doors.hold_all()
             except KeeperFailed as exc:
                 log.error("keeper.absent", why=str(exc))

@@ -59,6 +59,15 @@ class KeeperClient:
             raise KeeperFailed(f"{self._program} was started and does not answer at {self._path}")
         return False
 
+    async def replace(self) -> None:
+        """As `open`, on the event loop: a thread connects to the successor, or starts it.  Until then mpsd holds everything
+        itself.  Raises KeeperFailed."""
+        self.close()
+        successor = KeeperClient(self._program, self._path, self._max)
+        await trio.to_thread.run_sync(successor.open)  # not abandoned: it ends within seconds, and may have started a process
+        self._socket, self._sequence, self.pid = successor._socket, successor._sequence, successor.pid
+        self._process = successor._process
+
     def accept(self, listener: socket.socket, name: str, note: int = 0) -> Arrival | None:
         """Whoever waits at `listener`, non-blocking, and held already: nothing of mpsd's runs in between, where `kill -9` would
         close it.  None where those who waited have hung up; it has neither those nor one that is gone.  Raises OSError where

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from mpsd.database import open_database
+from mpsd.database import close, open_database
 from mpsd.errors import UnusablePath
 from mpsd.legacy.board import Defaults
 from mpsd.policy.limits import Limits
@@ -41,7 +41,7 @@ class SqliteStore:
 
     def __init__(self, path: Path) -> None:
         holds = "which fault domains run, whose clients end where mpsd starts without it"
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", holds)
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
         self.trouble = ""  # why the last write failed; "": it did not
         self._unwritten: dict[_Row, tuple[object, ...]] = {}  # in order; each can be written again
 
@@ -116,4 +116,4 @@ class SqliteStore:
             log.error("store.failed", statement=row[0], why=self.trouble)
 
     def close(self) -> None:
-        self._db.close()
+        close(self._db)

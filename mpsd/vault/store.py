@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mpsd.arena import Access, Allocation, Arena, KeptState
-from mpsd.database import Write, open_database, write
+from mpsd.database import Write, close, open_database, write
 from mpsd.errors import UnusablePath
 from mpsd.leases.store import read_boot_id
 from mpsd.model import ProcessId
@@ -68,7 +68,7 @@ class VaultStore:
         self._path = path
         self.before_writing: Callable[[], object] = _nothing  # called before each statement that writes: tests die there
         holds = "which GPU memory belongs to which arena"
-        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "NORMAL", holds, _UPGRADES)
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _UPGRADES)
         self._begin_boot(read_boot_id() if boot_id is None else boot_id)
 
     # -- what is there -------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class VaultStore:
         self._write([("INSERT OR REPLACE INTO keepers VALUES (?, ?, ?)", (number, keeper.pid, keeper.start_time))])
 
     def close(self) -> None:
-        self._db.close()
+        close(self._db)
 
     # -- steps ---------------------------------------------------------------------------------------------------------------
 

@@ -65,8 +65,8 @@ class Machine:
         (self.place / "mpsd.toml").write_text(f'state_directory = "{self.state}"\n{before}\n[vendor]\n{control}{after}\n')
 
     def keep_state_in_memory(self) -> None:
-        """As in production, where it is below /run.  On a disk that others keep busy a commit takes up to 0.1 s, and `blocks`
-        would tell of the disk.  Where there is no room, it stays."""
+        """As in production, where it is below /run.  On a disk that others keep busy making a file takes up to 0.1 s, and
+        `blocks` would tell of the disk.  Where there is no room, it stays."""
         with contextlib.suppress(OSError):
             found = os.statvfs(MEMORY)
             if found.f_bavail * found.f_frsize < MEMORY_BYTES:
@@ -335,8 +335,8 @@ class Machine:
         return [entry for entry in self.journal() if entry["event"].endswith(".bug") or "exception" in entry]
 
     def blocks(self) -> list[dict[str, Any]]:
-        """Steps with which mpsd kept its event loop for over 50 ms, or MPSD_TEST_LOOP_MS: a disk that others keep busy makes a
-        commit of SQLite's wait, which is no fault of the step.  runtime/loop_watch.py says what counts."""
+        """Steps with which mpsd kept its event loop for over 50 ms, or MPSD_TEST_LOOP_MS: on a disk that others keep busy
+        the making of a file waits, which is no fault of the step.  runtime/loop_watch.py says what counts."""
         most_ms = float(os.environ.get("MPSD_TEST_LOOP_MS", "50"))
         return [entry for entry in self.journal("loop.blocked") if entry["ms"] > most_ms]
 

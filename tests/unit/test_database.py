@@ -26,6 +26,6 @@ def test_a_file_that_cannot_be_used_is_not_kept_open(version: int, schema: str, 
     before.execute(f"PRAGMA user_version={version}")
     before.close()
     with pytest.raises(UnusablePath) as refused:
-        open_database(path, schema, 1, "NORMAL", "nothing")
+        open_database(path, schema, 1, "nothing")
     assert refused.tb is not None
     assert open_files(path) == []

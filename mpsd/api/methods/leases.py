@@ -56,18 +56,18 @@ async def create(call: Call[CreateLease]) -> Map:
     )
     owner_uid = peer.uid if ask.owner_uid is None else ask.owner_uid
     for_all_users = peer.is_operator and ask.owner_uid is None
-    return _show(call, services.leases.create(owner_uid, spec, for_all_users))
+    return await _show_settled(call, services.leases.create(owner_uid, spec, for_all_users))
 
 
 async def renew(call: Call[RenewLease]) -> Map:
     """As long again as it was made for, unless told otherwise."""
     leases = call.services.leases
     ttl_seconds = call.ask.ttl_seconds or leases.find(call.ask.id).spec.ttl_seconds
-    return _show(call, leases.renew(call.ask.id, ttl_seconds))
+    return await _show_settled(call, leases.renew(call.ask.id, ttl_seconds))
 
 
 async def release(call: Call[LeaseId]) -> Map:
-    return _show(call, call.services.leases.release(call.ask.id))
+    return await _show_settled(call, call.services.leases.release(call.ask.id))
 
 
 async def get(call: Call[LeaseId]) -> Map:
@@ -81,6 +81,12 @@ def list_leases(call: Call[ListLeases]) -> Rows[Lease]:
     asked = call.ask.state
     entries = ((each.id, each.owner_uid, each) for each in leases[start:] if asked is None or each.state is asked)
     return Rows(entries, partial(_shown, call.peer, _clients(call.services), call.services.board.devices))
+
+
+async def _show_settled(call: Call[Any], lease: Lease) -> Map:
+    """Nobody is told of a change that a power cut would undo."""
+    await call.services.leases.settled()
+    return _show(call, lease)
 
 
 def _show(call: Call[Any], lease: Lease) -> Map:

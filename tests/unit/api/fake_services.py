@@ -49,6 +49,7 @@ class FakeLeases:
     identities: dict[ProcessId, Identity] = field(default_factory=dict)
     waiting: list[FakeQueued] = field(default_factory=list)
     next_id: int = 1
+    unsettled: list[str] = field(default_factory=list)  # changes that a power cut would undo
 
     def create(self, owner_uid: int, spec: LeaseSpec, for_all_users: bool = False) -> Lease:
         memory = {find_device(DEVICES, name).uuid: size for name, size in spec.memory_bytes.items()}
@@ -76,7 +77,11 @@ class FakeLeases:
         self._tell("lease.released", lease)
         return lease
 
+    async def settled(self) -> None:
+        self.unsettled.clear()
+
     def _tell(self, topic: str, lease: Lease) -> None:
+        self.unsettled.append(topic)
         facts = {"lease_id": lease.id, "owner_uid": lease.owner_uid, "name": lease.spec.name, "state": lease.state.value}
         self.publish(topic, facts | {"expires_at": lease.expires_at})
 

@@ -296,3 +296,16 @@ async def test_status_counts(tmp_path: Path) -> None:
         assert counts == {"devices": 2, "clients": 2, "leases_active": 2, "queue": 2, "connections": 1, "subscribers": 1}
         assert told["domains"] == {"ready": 2, "fault": 1}
         assert told["facts"]["backend"] == "gpu"
+
+
+async def test_whoever_is_told_of_a_change_may_rely_on_the_disk(tmp_path: Path) -> None:
+    """What a power cut would undo is settled before each answer."""
+    async with open_house(tmp_path) as house:
+        house.fakes.processes.update({586: 5860})
+        house.fakes.leases.made.clear()
+        caller = await house.call_as(OWNER)
+        made = await caller.call("lease.create", name="job", selector=SELF, sm_percent=10, ttl_seconds=60)
+        assert house.fakes.leases.unsettled == []
+        for method in ("lease.renew", "lease.release"):
+            answer = await caller.call(method, id=made.result["id"])
+            assert (answer.error, house.fakes.leases.unsettled) == (None, [])

@@ -2,9 +2,12 @@
 
 import sqlite3
 import stat
+import threading
 from dataclasses import replace
 
 import pytest
+import trio
+import trio.testing
 
 from mpsd.errors import UnusablePath
 from mpsd.lease import DomainPolicy, Grant, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
@@ -116,7 +119,37 @@ def test_the_file_is_private_and_so_are_those_beside_it(path):
 def test_it_is_written_ahead_and_to_the_disk(path):
     store = LeaseStore(path, "boot")
     assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    assert store._db.execute("PRAGMA synchronous").fetchone() == (0,)  # OFF: the disk is `settled`'s affair
+
+
+async def test_who_settles_waits_for_the_disk_and_commits_meanwhile_share_a_wait(path, monkeypatch):
+    """A thread waits: the event loop goes on, and lets others commit."""
+    may_go_on, threads = threading.Event(), []
+
+    def sync(log):
+        threads.append(threading.get_ident())
+        assert may_go_on.wait(10)
+
+    monkeypatch.setattr("mpsd.leases.store.sync_log", sync)
+    store = LeaseStore(path, "boot")
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            store.add(PLAIN)
+            nursery.start_soon(store.settled)
+            await trio.testing.wait_all_tasks_blocked()
+        may_go_on.set()
+    assert len(threads) == 2  # of the first; then of the two that were written meanwhile
+    assert threading.get_ident() not in threads
+    await store.settled()
+    assert len(threads) == 2  # nothing was written since
+
+
+async def test_a_disk_that_refuses_is_an_error(path):
+    store = LeaseStore(path, "boot")
+    store.add(PLAIN)
+    path.with_name(f"{path.name}-wal").unlink()
+    with pytest.raises(UnusablePath, match="a power cut would undo it"):
+        await store.settled()
 
 
 def test_a_file_of_another_version_is_refused(path):

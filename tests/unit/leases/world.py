@@ -59,7 +59,6 @@ class World:
     def restarted(self) -> LeaseBook:
         """Another mpsd, after the first was killed: nothing was closed."""
         self.store = LeaseStore(self.path / "leases.db", "this boot")
-        self.store._db.execute("PRAGMA synchronous=OFF")  # nobody pulls the plug of these tests
         self.book = LeaseBook(
             self.store,
             lambda: self.devices,

@@ -150,6 +150,30 @@ async def test_its_death_is_noticed_and_another_one_started(client):
     assert client._process.pid != pid
 
 
+async def test_the_event_loop_goes_on_while_a_successor_is_sought(short_dir, monkeypatch):
+    """Whoever listens at its socket, and says nothing, has a few seconds."""
+    monkeypatch.setattr("mpsd.runtime.keeper._SECONDS", 0.5)
+    client = KeeperClient(PROGRAM, short_dir / "keeper", 64)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(str(short_dir / "keeper"))
+        silent.listen()
+        is_there, turns = trio.Event(), 0
+
+        async def replace():
+            await client.replace()
+            is_there.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(replace)
+            while not is_there.is_set():
+                await trio.sleep(0.02)
+                turns += 1
+    assert turns > 5
+    assert client.is_there
+    assert client.held() == []
+    client.stop()
+
+
 async def test_stopping_it_ends_the_wait_for_its_death(client):
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:

@@ -22,7 +22,7 @@ SQLITES_OWN_PAGES = 1000  # of a log, from which on it would bring it into the f
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    made = open_database(tmp_path / "words.db", SCHEMA, 1, "NORMAL", "words")
+    made = open_database(tmp_path / "words.db", SCHEMA, 1, "words")
     made.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     yield made
     made.close()
@@ -30,7 +30,6 @@ def database(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 def write(database: sqlite3.Connection, pages: int) -> None:
     """Commits that fill so many pages of the log, at least."""
-    database.execute("PRAGMA synchronous=OFF")  # the time is the disk's
     for number in range(pages // 2):
         database.execute("INSERT INTO words VALUES (?, ?)", (number, "x" * 8000))
 
