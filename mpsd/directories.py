@@ -76,6 +76,9 @@ def open_directory(path: Path, *, make_mode: int | None = None, may_be_shared: b
         raise UnusablePath(str(words)) from None
 
 
+LOG_DIRECTORY_MODE = 0o755
+
+
 def leads_to(path: Path, descriptor: int) -> bool:
     """Whether the path leads to this directory still, and its owner and mode are as when it was opened."""
     try:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpsd.directories import open_directory, open_file
+from mpsd.directories import LOG_DIRECTORY_MODE, open_directory, open_file
 from mpsd.errors import UnusablePath
 
 QUEUED_LINES = 10_000  # some megabytes at worst; more means that nothing has been written for seconds
@@ -139,9 +139,10 @@ class LogFile:
 
     @contextmanager
     def _directory(self) -> Iterator[int]:
-        """Judged each time: somebody may have put another in its place (directories.py).  Raises OSError."""
+        """Judged each time, since a user may have put another in its place (directories.py); made anew where it was removed.
+        Raises OSError."""
         try:
-            directory = open_directory(Path(self.path).parent, may_be_shared=True).descriptor
+            directory = open_directory(Path(self.path).parent, make_mode=LOG_DIRECTORY_MODE, may_be_shared=True).descriptor
         except UnusablePath as exc:
             raise OSError(f"{self.path} cannot be opened: {exc}") from None
         try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mpsd import processes
-from mpsd.directories import NotTrusted, open_directory
+from mpsd.directories import LOG_DIRECTORY_MODE, NotTrusted, open_directory
 from mpsd.errors import AlreadyRunning, UnusablePath
 from mpsd.inspector import Inspector, Unreadable
 from mpsd.runtime.pipe_directory import PipeDirectory, tell_tightened
@@ -16,7 +16,7 @@ from mpsd.runtime.pipe_directory import PipeDirectory, tell_tightened
 PID_FILE = "nvidia-cuda-mps-control.pid"
 _DAEMON = "nvidia-cuda-mps-control"
 _DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
-_PID_MODE, _STATE_MODE, _LOG_MODE = 0o644, 0o711, 0o755
+_PID_MODE, _STATE_MODE = 0o644, 0o711
 
 
 class Claim:
@@ -64,7 +64,7 @@ class Claim:
     def _open_log_directory(self) -> None:
         """Make and tighten it.  Raises UnusablePath for one that another user controls: they could read and forge the logs."""
         try:
-            opened = open_directory(self.log_directory, make_mode=_LOG_MODE, may_be_shared=True)
+            opened = open_directory(self.log_directory, make_mode=LOG_DIRECTORY_MODE, may_be_shared=True)
         except NotTrusted as exc:
             raise UnusablePath(f"the log directory {self.log_directory} cannot be used: {exc}") from None
         except UnusablePath:

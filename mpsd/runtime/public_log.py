@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mpsd.directories import open_directory, open_file
+from mpsd.directories import LOG_DIRECTORY_MODE, open_directory, open_file
 from mpsd.domains.domain import Domain
 from mpsd.domains.log_lines import LogLine
 from mpsd.errors import UnusablePath
@@ -34,7 +34,7 @@ class PublicLog:
         """Open the files again, for log rotation (SIGHUP)."""
         self.close()
         try:
-            directory = open_directory(self._directory, may_be_shared=True).descriptor
+            directory = open_directory(self._directory, make_mode=LOG_DIRECTORY_MODE, may_be_shared=True).descriptor
         except UnusablePath as exc:
             self._tell("log.unwritable", file=str(self._directory), why=str(exc))
             return
@@ -64,6 +64,8 @@ class PublicLog:
         if self._echo:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
+        if name in self._files and _is_removed(self._files[name]):
+            self.reopen()
         file = self._files.get(name)
         try:
             if file is None or os.write(file, data) != len(data):
@@ -74,3 +76,8 @@ class PublicLog:
     def close(self) -> None:
         while self._files:
             os.close(self._files.popitem()[1])
+
+
+def _is_removed(file: int) -> bool:
+    """Nobody could read what is written there.  A file that was only renamed has its name until SIGHUP."""
+    return os.fstat(file).st_nlink == 0

@@ -1,5 +1,6 @@
 """The state directory under a running mpsd: is it still the one that was opened, does it have room, are its databases whole."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -17,7 +18,8 @@ class StateDirectory:
     def look(self) -> Storage:
         """For a thread: a disk that hangs holds it up."""
         try:
-            if _identity(os.stat(self._path)) != self._identity:
+            found = os.stat(self._path)
+            if _identity(found) != self._identity:
                 return Storage(str(self._path), "was replaced under the running mpsd")
             room = os.statvfs(self._path)
         except FileNotFoundError:
@@ -25,7 +27,7 @@ class StateDirectory:
         except OSError as exc:
             return Storage(str(self._path), f"cannot be read ({exc.strerror})")
         free_files = room.f_favail if room.f_files else None  # btrfs and some others make files as they need them
-        is_read_only = bool(room.f_flag & os.ST_RDONLY)
+        is_read_only = bool(room.f_flag & os.ST_RDONLY) or _refuses_changes(self._path, found)
         damaged = tuple(name for name, known in self._databases.items() if self._is_damaged(name, known))
         return Storage(str(self._path), "", is_read_only, room.f_bavail * room.f_frsize, free_files, damaged)
 
@@ -35,6 +37,18 @@ class StateDirectory:
         except OSError:
             return True
         return _identity(found) != known or not found.st_size
+
+
+def _refuses_changes(path: Path, found: os.stat_result) -> bool:
+    """Whether the file system refuses to store the directory's own times again.
+
+    ext4 that has met an error (errors=remount-ro) refuses all changes, and since Linux 6.15 statvfs does not say so.
+    """
+    try:
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    except OSError as exc:
+        return exc.errno == errno.EROFS
+    return False
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
