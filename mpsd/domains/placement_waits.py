@@ -49,6 +49,13 @@ class PlacementWaits:
         if process is not None and (wait := self._waits.get(process)):
             wait.reason = reason
 
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def oldest(self) -> PlacementWait | None:
+        """The one that has waited longest of those whose reason is known."""
+        return next((wait for wait in self._waits.values() if wait.reason), None)
+
     def listed(self) -> list[PlacementWait]:
         """Those whose reason is known, by their time of arrival."""
         return [wait for wait in self._waits.values() if wait.reason]

@@ -37,7 +37,8 @@ class Facts:
     placement: where a client of a user who has no domain would go.  storage: None before the first look at it.  seen_seconds:
     how long ago that look was.  unwritten: why what mpsd knows of its domains could not be stored; "": it could.
     has_keeper: None where mpsd needs none.  missing: what clients find mpsd by, and is not there.  queued, places: of the
-    queue.  clients, most_clients: that run or start, and that mpsd takes on.
+    queue.  waiting, waited_seconds, waits_for: how many clients wait for a fault domain, for how long the first one has, and
+    for what.  clients, most_clients: that run or start, and that mpsd takes on.
     """
 
     domains: Sequence[DomainView]
@@ -50,6 +51,9 @@ class Facts:
     missing: Sequence[str] = ()
     queued: int = 0
     places: int = 1
+    waiting: int = 0
+    waited_seconds: float = 0.0
+    waits_for: str = ""
     clients: int = 0
     most_clients: int = 1
 
@@ -73,6 +77,11 @@ def _of_domains(facts: Facts) -> Iterator[str]:
             yield f"{describe(view)}, and clients that are placed there wait: is it stopped, or its GPU very busy?"
     if isinstance(facts.placement, Wait):
         yield f"a client of a further user would wait: {facts.placement.reason}"
+    elif facts.waited_seconds > LATE_SECONDS:  # until then its domain may be starting
+        yield (
+            f"clients that wait for a fault domain: {facts.waiting}, one for {facts.waited_seconds:.0f} s: {facts.waits_for} "
+            "(mpsctl queue)"
+        )
     elif isinstance(facts.placement, Create) and (failed := [view for view in facts.domains if view.state in _FAILED]):
         yield f"a client of a further user needs a new fault domain, and {describe(failed[0])}"
 

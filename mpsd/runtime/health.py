@@ -46,6 +46,7 @@ class Health:
         return health.problems(self._facts())
 
     def _facts(self) -> Facts:
+        oldest = self.pool.waits.oldest()
         return Facts(
             domains=self.pool.views(),
             placement=self.pool.placement_of_a_newcomer(),
@@ -57,6 +58,9 @@ class Health:
             missing=self.missing(),
             queued=self.book.queued,
             places=self.book.settings.max_queue,
+            waiting=len(self.pool.waits),
+            waited_seconds=oldest.waited_seconds if oldest else 0.0,
+            waits_for=oldest.reason if oldest else "",
             clients=len(self.book.grants()),
             most_clients=self.book.settings.max_clients,
         )

@@ -67,3 +67,27 @@ def test_domains_that_the_database_does_not_have_are_found_and_end_with_their_cl
     assert machine.quit() == 0
     assert not machine.processes("nvidia-cuda-mps-control")
     assert not machine.processes("nvidia-cuda-mps-server")
+
+
+def test_health_names_a_client_that_waits_where_a_further_user_would_not(machine: Machine) -> None:
+    """It said "ok": the last domain is kept for users who have none, and this one's takes no new clients."""
+    machine.configure("[domains]\nmax_domains = 4\n")
+    machine.start()
+    clients = [machine.counter(uid=uid).ready() for uid in (1000, 1001, 1002)]
+    wait_for("three domains", lambda: len({machine.domain_of(client) for client in clients}) == len(clients))
+    machine.kill_daemon()
+    for path in machine.state.glob("mpsd.db-*"):
+        path.unlink()
+    (machine.state / "mpsd.db").write_bytes(b"")
+    machine.start()
+    newcomer = machine.counter(uid=1000)
+    with machine.mpsd() as mpsd:
+        [problem] = wait_for(
+            "the problem", lambda: [p for p in mpsd.ask(calls.health()).problems if "wait for a fault domain" in p], 20.0
+        )
+        assert "kept for users who have none" in problem
+        assert newcomer.is_silent()
+        for client in clients:
+            client.end()
+        newcomer.ready(20.0)
+        wait_for("health", lambda: not mpsd.ask(calls.health()).problems)

@@ -23,6 +23,7 @@ WELL = Facts((view(DomainState.READY),), Join("d1"), storage=STORAGE, has_keeper
 def test_all_is_well() -> None:
     assert problems(WELL) == []
     assert problems(replace(WELL, placement=Create(GPUS))) == []
+    assert problems(replace(WELL, waiting=3, waited_seconds=4.0, waits_for="its fault domain is starting")) == []
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,10 @@ def test_all_is_well() -> None:
         (replace(WELL, storage=replace(STORAGE, damaged=("mpsd.db",))), "/run/mpsd/x/mpsd.db was removed"),
         (replace(WELL, unwritten="database is locked"), "database is locked"),
         (replace(WELL, queued=4, places=4), "the queue is full: 4 wait"),
+        (
+            replace(WELL, waiting=3, waited_seconds=6.0, waits_for="the others are kept"),
+            "clients that wait for a fault domain: 3, one for 6 s: the others are kept",
+        ),
         (replace(WELL, clients=5, most_clients=5), "5 clients run, as many as mpsd takes on"),
     ],
 )
