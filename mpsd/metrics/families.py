@@ -69,7 +69,7 @@ def _of_clients(source: Source) -> Iterator[Metric]:
     admitted = dict.fromkeys(("yes", "no"), 0) | tallies.admitted
     yield _counter("mpsd_clients_admitted", "Clients that were let in, by whether they had a lease.", "lease", admitted)
     refused = {way.value: 0 for way in Refusal} | tallies.refused
-    yield _counter("mpsd_clients_refused", "Clients that were refused, by the way in which they were told.", "way", refused)
+    yield _counter("mpsd_clients_refused", "Clients that were refused, by the way of refusal.", "way", refused)
     yield _histogram("mpsd_admission_seconds", "From a client's arrival to its grant, its time in the queue included.",
                      tallies.admission)  # fmt: skip
     yield _histogram("mpsd_handshake_seconds", "A connection's time with its domain, its turn there included.",
@@ -88,7 +88,7 @@ def _states_of_clients(services: Services) -> Mapping[str, int]:
 def _of_queue(source: Source) -> Iterator[Metric]:
     queue = list(all_waiting(source.services))
     kinds = Counter("lease" if entry.process is None else "client" for entry in queue)
-    yield _gauge("mpsd_queue_length", "How many wait, by what they are.", "kind", {"lease": 0, "client": 0} | kinds)
+    yield _gauge("mpsd_queue_length", "Waiting leases and clients.", "kind", {"lease": 0, "client": 0} | kinds)
     oldest = max((entry.waited_seconds for entry in queue), default=0.0)
     yield GaugeMetricFamily("mpsd_queue_oldest_wait_seconds", "How long the one has waited that came first.", oldest)
 
@@ -133,7 +133,7 @@ def _of_domains(source: Source) -> Iterator[Metric]:
     states |= Counter(view.state.value for view in views)
     yield _gauge("mpsd_domains", "Fault domains, by state.", "state", states)
     spares = sum(not view.is_public and view.state is DomainState.READY for view in views)
-    yield GaugeMetricFamily("mpsd_domains_spare", "Fault domains that are ready and serve nobody yet.", spares)
+    yield GaugeMetricFamily("mpsd_domains_spare", "Fault domains that are ready and have no client yet.", spares)
     yield _gauge("mpsd_domain_clients", "Places taken in a fault domain.", "domain", {v.name: v.clients for v in views})
     yield _gauge("mpsd_domain_places", "Places that a fault domain has.", "domain", {v.name: v.capacity for v in views})
     yield CounterMetricFamily("mpsd_domain_faults", "How often a fault domain faulted.", tallies.domain_faults)
@@ -160,12 +160,12 @@ def _of_arenas(source: Source) -> Iterator[Metric]:
     yield _gauge("mpsd_arena_capacity_bytes", "Memory that arenas may hold.", "gpu", capacities)
     yield _gauge("mpsd_arena_allocations", "Committed allocations of arenas.", "gpu", allocations)
     yield CounterMetricFamily("mpsd_arenas_evicted", "Arenas that made room for others.", tallies.arenas_evicted)
-    yield CounterMetricFamily("mpsd_arenas_lost", "Arenas whose memory went with the keeper.", tallies.arenas_lost)
-    yield _histogram("mpsd_fence_seconds", "From the end of a process that held an arena to the end of its work on the GPU.",
+    yield CounterMetricFamily("mpsd_arenas_lost", "Arenas that lost their memory with their keeper.", tallies.arenas_lost)
+    yield _histogram("mpsd_fence_seconds", "From the end of a process that held an arena to the end of the process's GPU work.",
                      tallies.fence)  # fmt: skip
     keeper = services.keeper()
     works = keeper is None or keeper.state == "works" or not (keeper.held or keeper.pids)  # none is needed without memory
-    yield GaugeMetricFamily("mpsd_keeper_works", "Whether all that hold the arenas' memory do what they are told.",
+    yield GaugeMetricFamily("mpsd_keeper_works", "Whether all keepers of arenas answer.",
                             float(works))  # fmt: skip
     held, count = (keeper.held, len(keeper.pids)) if keeper else (0, 0)
     yield GaugeMetricFamily("mpsd_keeper_descriptors", "Descriptors that the keepers of the arenas hold.", held)
@@ -177,15 +177,15 @@ def _of_services(source: Source) -> Iterator[Metric]:
     phases = {phase.value: 0 for phase in Phase} | Counter(each.phase.value for each in services)
     yield _gauge("mpsd_services", "Services, by phase.", "phase", phases)
     unserved = sum(is_unserved(each) for each in services)
-    yield GaugeMetricFamily("mpsd_services_unserved", "Services that have processes, and nobody serves.", unserved)
+    yield GaugeMetricFamily("mpsd_services_unserved", "Services with members and without an active member.", unserved)
     unprotected = sum(each.phase is Phase.SERVING and bool(each.protection) for each in services)
-    yield GaugeMetricFamily("mpsd_services_unprotected", "Services that a fault would cost more than a moment.", unprotected)
+    yield GaugeMetricFamily("mpsd_services_unprotected", "Services that a fault would interrupt for longer.", unprotected)
     standings = {standing.value: 0 for standing in Standing}
     standings |= Counter(member.standing.value for each in services for member in each.members)
     yield _gauge("mpsd_service_members", "Processes of services, the active ones too.", "standing", standings)
     causes = {cause.value: 0 for cause in Cause} | tallies.promotions
-    yield _counter("mpsd_service_promotions", "How often a process began to serve, by why.", "cause", causes)
-    took = HistogramMetricFamily("mpsd_service_promotion_seconds", "What a promotion took, by its parts.", labels=("part",))
+    yield _counter("mpsd_service_promotions", "Promotions, by their cause.", "cause", causes)
+    took = HistogramMetricFamily("mpsd_service_promotion_seconds", "Duration of promotions, by their parts.", labels=("part",))
     for part, histogram in tallies.promotion.items():
         took.add_metric((part,), histogram.cumulated(), histogram.sum)
     yield took
