@@ -20,7 +20,7 @@ _INTRODUCTION = f"""\
 # Configuration
 
 This page is generated: `python -m mpsd config --markdown`. A sample file with every option is printed by
-`mpsd config --defaults`, the values in force by `mpsd config --print`, and `mpsd check` says what is wrong.
+`mpsd config --defaults`, the values in force by `mpsd config --print`, and `mpsd check` lists mistakes.
 
 mpsd reads one TOML file: `--config FILE`, else `$MPSD_CONFIG`, else `{DEFAULT_FILE}`, which alone may be absent.
 Later wins: default, file, environment variable, command line. An unknown option, a wrong type or a value out of range is

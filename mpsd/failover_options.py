@@ -12,17 +12,17 @@ class Services:
 
     most_promotions: int = option(
         3,
-        "So many promotions of a service within window_seconds, then it waits: one whose processes die of their work would "
-        "otherwise spoil every standby. Its first one and handovers count only if they fail.",
+        "Most promotions of a service within window_seconds; then it waits, since processes that die of their own work would "
+        "otherwise cost every standby. The first one and handovers count only if they fail.",
         accept=between(1, 1000),
     )
     window_seconds: float = option(60.0, "See most_promotions.", accept=POSITIVE)
-    yield_seconds: float = option(10.0, "How long an active may take to let go, when it is asked to.", accept=POSITIVE)
-    promote_seconds: float = option(10.0, "How long a standby may take to begin, when it is told to.", accept=POSITIVE)
+    yield_seconds: float = option(10.0, "How long an active may take to yield.", accept=POSITIVE)
+    promote_seconds: float = option(10.0, "How long a promoted standby may take to serve.", accept=POSITIVE)
     fence_seconds: float = option(5.0, "After so long, ending an active is tried again.", accept=POSITIVE)
     settle_sm: float = option(
         0.0,
-        "Seconds from the first trustworthy sign of an SM exception until nothing of its domain is taken to write any more.",
+        "Seconds from the first reliable sign of an SM exception until mpsd assumes that its domain no longer writes.",
         accept=NOT_NEGATIVE,
     )
     settle_mmu: float = option(0.01, "The same for a memory fault, from its Xid on.", accept=NOT_NEGATIVE)

@@ -69,7 +69,7 @@ class Domains:
     )
     per_gpu: Literal["auto", "never"] = option(
         "auto",
-        '"auto": domains of their own for each GPU, where clients can be told apart by the GPUs they see. '
+        '"auto": separate domains for each GPU, if clients can be distinguished by the GPUs they see. '
         '"never": every domain has all GPUs.',
         needs_restart=True,
     )
@@ -96,14 +96,14 @@ class Relay:
     )
     turn_seconds: float = option(
         0.5,
-        "How long a client may stay silent while a vendor daemon waits for its word; then the daemon is freed for others, "
-        "and the client is linked again when it speaks.",
+        "How long a client may stay silent while a vendor daemon waits for it; then the daemon is freed for others, "
+        "and the client is linked again when it sends.",
         accept=POSITIVE,
         needs_restart=True,
     )
     silent_seconds: float = option(
         10.0,
-        "Where max_connections is reached, a connection that has said nothing for this long makes room for others.",
+        "Where max_connections is reached, mpsd closes a connection that has sent nothing for this long, to make room.",
         accept=POSITIVE,
         needs_restart=True,
     )
@@ -111,26 +111,26 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class Ui:
-    """Command sessions: the front end without arguments, and whoever pipes commands into it."""
+    """Command sessions: the front end without arguments, and programs that pipe commands into it."""
 
     max_sessions: int = option(
         256, "Most command sessions at once; then the one that is idle longest makes way.", accept=between(1, 65536)
     )
     admin_group: str = option("", 'Members may change limits and end clients, as root may. "": no group.', accept=GROUP)
     container_operators: bool = option(False, "Root of a container, and admin_group there, may do what root may outside.")
-    idle_seconds: float = option(300.0, "A session that says nothing for this long is closed.", accept=POSITIVE)
+    idle_seconds: float = option(300.0, "A session that is silent for this long is closed.", accept=POSITIVE)
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who may run, and how much the leases of all may add up to (docs/leases.md)."""
+    """Which clients may run, and the budgets of leases (docs/leases.md)."""
 
     default: Literal["share", "refuse"] = option(
         "share", '"share": a client without a lease runs with the default limits. "refuse": it does not run.'
     )
     refuse_with: Literal["wait", "error", "end"] = option(
         "wait",
-        'How a client that may not run is told. "wait": it waits, for a lease to come. "error": its CUDA gets error 805. '
+        'How mpsd refuses a client that may not run. "wait": it waits until it has a lease. "error": its CUDA gets error 805. '
         '"end": its process is killed before it has a context.',
     )
     wait_seconds: float = option(
@@ -163,15 +163,15 @@ class Admission:
     )
     domain_sm_percent: float = option(
         0.0,
-        "What the leases that share fault domains may reserve of each GPU's SMs together. 0: no limit.",
+        "Limit of each GPU's SMs that leases in shared fault domains may reserve together. 0: no limit.",
         accept=NOT_NEGATIVE,
     )
     domain_memory: str = option(
-        "", 'What they may reserve of each GPU\'s memory together, as "40G". "": no limit.', accept=or_empty(MEMORY)
+        "", 'Limit of each GPU\'s memory that they may reserve together, as "40G". "": no limit.', accept=or_empty(MEMORY)
     )
     redistribute: Literal["off", "group", "elastic"] = option(
         "off",
-        'What becomes of the share of a group\'s member that has gone, at the next start of the others. "group": it is dealt '
+        'The share of a group\'s member that has left, at the next start of the others. "group": it is dealt '
         'to them. "elastic": interactive members first, batch takes the rest.',
     )
     inherit_seconds: float = option(
@@ -194,15 +194,15 @@ class Api:
 
     max_connections: int = option(
         512,
-        "Most connections at once. An eighth is kept for operators, an eighth for users who have none.",
+        "Most connections at once. An eighth is kept for operators, an eighth for users without a connection.",
         accept=between(1, 65536),
     )
     max_per_user: int = option(64, "Most connections of one user.", accept=between(1, 65536))
     max_queued_events: int = option(
-        1024, "Events kept for a subscriber that does not read; then it is told how many it lost.", accept=between(1, 65536)
+        1024, "Events kept for a subscriber that does not read; then it gets the number of lost ones.", accept=between(1, 65536)
     )
     idle_seconds: float = option(
-        300.0, "A connection that says nothing and has no subscription is closed after this long.", accept=POSITIVE
+        300.0, "A silent connection without a subscription is closed after this long.", accept=POSITIVE
     )
 
 
@@ -223,31 +223,31 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How faults are seen, whom they are held against, and what is done about them (docs/faults.md)."""
+    """How mpsd sees faults, blames culprits, and reacts (docs/faults.md)."""
 
     uvm_events: Literal["on", "off"] = option(
         "on", "Attach the UVM driver's event queue to each client: it names the culprit of an MMU fault.", needs_restart=True
     )
     shield: Literal["off", "low", "wide"] = option(
         "low",
-        "Lay sparse memory at low addresses in each client, so that an access near null harms nobody and is not reported. "
-        '"low": 64 KiB to 4 MiB. "wide": to 1 GiB, where nothing of the process is there. "off": nowhere.',
+        "Lay sparse memory at low addresses in each client, so that an access near null is harmless and is not reported. "
+        '"low": 64 KiB to 4 MiB. "wide": to 1 GiB, where the process has no mapping. "off": nowhere.',
         needs_restart=True,
     )
     hold: Literal["on", "off"] = option(
-        "on", "Hold what a client's running work needs beyond the end of its process, so that a kill harms nobody else.",
+        "on", "Keep a client's GPU context beyond the end of its process, so that a kill does not harm its co-runners.",
         needs_restart=True,
     )  # fmt: skip
     hold_seconds: float = option(
         2.0,
-        "How long, at most, where it did not end by itself and others share its domain. Its GPU memory is not free until then.",
+        "How long, at most, if it did not end by itself and others share its domain. Its GPU memory is not free until then.",
         accept=NOT_NEGATIVE,
         needs_restart=True,
     )
     kernel_log_seconds: float = option(
         0.00025,
-        "How often the kernel log is looked into while a service has a standby that could take over: whoever waits to be woken "
-        "hears of a fault some 3 ms later, where the console is a serial line. It costs 3.4 % of a CPU core meanwhile "
+        "How often mpsd reads the kernel log while a service has a standby that could take over: a reader that waits to be "
+        "woken learns of a fault some 3 ms later, if the console is a serial line. It costs 3.4 % of a CPU core in that time "
         "(16 cores beside an H200; 5 to 7 % on two virtual ones). 0: never.",
         accept=INTERVAL,
         needs_restart=True,
@@ -266,24 +266,24 @@ class Faults:
     )
     kmod_policy: Literal["off", "report", "contain", "contain-and-kill"] = option(
         "contain",
-        'What that nvidia-uvm does about memory faults, of all processes of the machine. "off": as if it were not patched. '
-        '"report": the same, and says so. "contain": nobody else is hurt, and mpsd freezes and ends who did it, whatever '
-        'culprit says. "contain-and-kill": the module ends it. It has never run on a real GPU.',
+        'What the patched nvidia-uvm does about memory faults, of all processes of the machine. "off": as if not patched. '
+        '"report": the same, and reports them. "contain": no other client is hurt, and mpsd freezes and ends the culprit, '
+        'for any value of culprit. "contain-and-kill": the module ends it. It has never run on a real GPU.',
     )
     culprit: Literal["leave", "end"] = option(
-        "end", 'What becomes of the process that a fault was proven against. "end": it is killed after culprit_seconds.'
+        "end", 'What mpsd does with a proven culprit. "end": it kills the process after culprit_seconds.'
     )
     culprit_seconds: float = option(
-        5.0, "How long it may put its own things in order after its error.", accept=NOT_NEGATIVE
+        5.0, "How long the culprit may clean up after its error.", accept=NOT_NEGATIVE
     )
     quarantine: Literal["on", "off"] = option(
-        "on", "Give who was proven to fault a domain of its own for a while, and place suspects apart."
+        "on", "Give a culprit a separate domain for a while, and place suspects apart."
     )
     quarantine_seconds: float = option(
         3600.0, "For how long; doubled with each time it is proven again.", accept=POSITIVE
     )
     suspect_seconds: float = option(1800.0, "How long a suspicion lasts without another fault.", accept=POSITIVE)
-    groups: int = option(2, "Into how many groups suspects are divided, each in a domain of its own.", accept=between(2, 8))
+    groups: int = option(2, "Into how many groups suspects are divided, each in a separate domain.", accept=between(2, 8))
     crash_faults: int = option(
         3, "So many proven faults within crash_seconds make a crash loop: each new start then waits.", accept=between(1, 1000)
     )
@@ -297,7 +297,7 @@ class Faults:
         accept=NOT_NEGATIVE,
     )
     drain_on_device_fault: Literal["on", "off"] = option(
-        "on", "Admit nobody to a GPU after a fault of the GPU itself that only a reset or a repair ends."
+        "on", "Admit no client to a GPU after a fault of the GPU itself that only a reset or a repair ends."
     )
     kept: int = option(10000, "Incidents that are kept.", accept=between(10, 1000000), needs_restart=True)
 
@@ -308,7 +308,7 @@ class Stop:
 
     on_sigterm: Literal["drain", "quit", "leave"] = option(
         "drain",
-        '"drain": admit nobody, give clients drain_seconds, then end them and the domains. "quit": end them at once. '
+        '"drain": admit no client, give clients drain_seconds, then end them and the domains. "quit": end them at once. '
         '"leave": exit and leave clients and domains running, for the next mpsd to adopt.',
     )
     drain_seconds: float = option(20.0, "How long clients may finish when draining.", accept=NOT_NEGATIVE)
@@ -316,7 +316,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a client gets when nobody said otherwise, until a set_default_... command changes it."""
+    """Limits of clients without other limits, until a set_default_... command changes them."""
 
     default_active_thread_percentage: float = option(100.0, "Share of the SMs.", accept=PERCENT, needs_restart=True)
     default_device_pinned_mem_limit: Mapping[str, str] = option(

@@ -19,9 +19,9 @@ class Vault:
     """GPU memory that outlives the process that filled it (docs/vault.md)."""
 
     memory: str = option(
-        "", 'What all arenas may hold of each GPU, as "40G" or "80%". "": no limit.', accept=or_empty(MEMORY_OR_SHARE)
+        "", 'Memory of each GPU for all arenas, as "40G" or "80%". "": no limit.', accept=or_empty(MEMORY_OR_SHARE)
     )
-    user_memory: str = option("", 'What those of one user may, as "40G". "": no limit.', accept=or_empty(MEMORY))
+    user_memory: str = option("", 'The same for the arenas of one user, as "40G". "": no limit.', accept=or_empty(MEMORY))
     layouts: str = option("1G", "Host memory for the layouts of all arenas; one user may take an eighth.", accept=MEMORY)
     max_arenas: int = option(1024, "Most arenas at once.", accept=between(1, 65536))
     user_arenas: int = option(256, "Most arenas of one user.", accept=between(1, 65536))
@@ -34,18 +34,18 @@ class Vault:
     user_allocations: int = option(65536, "Most allocations of one user.", accept=between(1, 1_000_000))
     fence: Literal["gentle", "prompt"] = option(
         "gentle",
-        "How a new writer is admitted after the old one was killed in the middle of its work. "
-        '"gentle": what that work needs is held for the sake of others, faults.hold_seconds at most, and the writer waits. '
-        '"prompt": it is let go as soon as a writer waits; long work of the dead one may then end others in its domain.',
+        "How a new writer is admitted after the old one was killed in mid-kernel. "
+        '"gentle": mpsd holds the old GPU context for its co-runners, faults.hold_seconds at most, and the writer waits. '
+        '"prompt": mpsd releases it as soon as a writer waits; a long kernel of the dead writer may then end its co-runners.',
     )
     eviction: Literal["off", "expired", "unheld"] = option(
         "off",
-        'What goes when a client asks for room (arena.make_room). "expired": arenas whose time is over. "unheld": also others '
-        "that nobody has open, the one first that was left longest ago.",
+        'Arenas that make room when a client asks for it (arena.make_room). "expired": expired ones. "unheld": also others '
+        "that no process has open, the one first that was left longest ago.",
     )
     evict_from: Literal["owner", "everybody"] = option(
-        "owner", "Whose arenas go then: those of the user who asks, or anybody's. An operator who asks gets anybody's."
+        "owner", "The arenas that may make room: those of the user who asks, or all. For an operator, all."
     )
     keep: Literal["free", "keep"] = option(
-        "free", 'What becomes of arenas when mpsd quits, and its domains end. "keep": they wait for the next mpsd.'
+        "free", 'Arenas when mpsd quits, and its domains end. "free": they end. "keep": they wait for the next mpsd.'
     )

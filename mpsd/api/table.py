@@ -23,9 +23,9 @@ class Privilege(Enum):
     """Who may, in the words of docs/protocol.md.  Operators may everything (authority.py)."""
 
     ANYONE = "anyone"
-    SEEN = "anyone, of what is theirs; an operator, of all"  # lists: rows of others are left out (exchange.py, paged)
-    OWNER = "an operator, and the user whose it is"
-    ARENA = "an operator, and whom the mode of the arena lets"
+    SEEN = "anyone, of their own; an operator, of all"  # lists: rows of others are left out (exchange.py, paged)
+    OWNER = "an operator, and the owner"
+    ARENA = "an operator, and users whom the arena's mode admits"
     HOLDER = "a process that has the arena open"  # the vault knows which of them is the writer
     CLIENT = "a client, of itself"  # the handler knows who asks, and takes nobody else's word (methods/faults.py)
     OPERATOR = "an operator"

@@ -48,7 +48,7 @@ def test_every_method_has_its_section_in_the_order_of_the_table() -> None:
 def test_a_section_says_who_may(name: str) -> None:
     method = METHODS[name]
     audited = " Audited." if method.changes else ""
-    assert section(PAGE, name).startswith(f"{method.help}. Who may: {method.privilege.value}.{audited}\n")
+    assert section(PAGE, name).startswith(f"{method.help}. Allowed: {method.privilege.value}.{audited}\n")
     assert f"| {method.privilege.value} |" in PAGE.partition("\n## Who may\n")[2].partition("\n## ")[0]
 
 
