@@ -79,7 +79,8 @@ class Arenas:
         capacity, window = check_spec(spec)
         check_fits(spec.name, capacity, device)
         if (other := shelf.by_name.get(spec.name)) is not None:
-            whose = "" if other.arena.owner_uid == uid else ", another user's"
+            owner = other.arena.owner_uid
+            whose = "" if owner == uid else f": it belongs to user {owner}, and an operator can remove it"
             raise BadRequest(f"an arena is called {spec.name} already{whose}")
         now = shelf.around.clock()
         lease_id = None if process is None else self._lease_of(process)

@@ -13,11 +13,11 @@ from mpsd.arena import (
     Access,
 )
 from mpsd.wire.messages import GPU, ID, MOST_SECONDS, PATIENCE
-from mpsd.wire.params import array, boolean, choice, maybe, multiple, number, pair, param, whole, word
+from mpsd.wire.params import array, boolean, choice, maybe, multiple, number, owned_word, pair, param, whole
 
 MOST_DROPPED = 1024  # at once
 
-_NAME = word(1, 128)
+_NAME = owned_word(128)
 _GENERATION = whole(0, 2**63 - 1)
 _COMMIT = whole(0, 2**63 - 1)
 _CAPACITY = whole(GRANULE, MOST_CAPACITY_BYTES)

@@ -19,6 +19,7 @@ from mpsd.wire.plain import plain
 M = TypeVar("M")
 _REQUIRED: Any = dataclasses.MISSING
 _WORD = re.compile(r"[A-Za-z0-9._-]*")
+_OWNED = re.compile(r"(?:(?:0|[1-9][0-9]{0,9}):)?[A-Za-z0-9._-]+")
 
 
 class Unfit(ValueError):
@@ -122,6 +123,19 @@ def word(least: int, most: int) -> Kind:
 
     schema = {"type": "string", "minLength": least, "maxLength": most, "pattern": f"^{_WORD.pattern}$"}
     return Kind(f"letters, digits, dots, underscores and hyphens, {least} to {most} characters", take, schema)
+
+
+def owned_word(most: int) -> Kind:
+    """A name as `word` has them, of at least one character, after a uid and a colon where it is to be that user's."""
+
+    def take(value: Any) -> str:
+        if not isinstance(value, str) or not _OWNED.fullmatch(value) or len(value.rpartition(":")[2]) > most:
+            raise Unfit
+        return value
+
+    schema = {"type": "string", "minLength": 1, "maxLength": most + 11, "pattern": f"^{_OWNED.pattern}$"}
+    words = f"letters, digits, dots, underscores and hyphens, 1 to {most} characters, which a uid and a colon may precede"
+    return Kind(words, take, schema)
 
 
 def label(most: int) -> Kind:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from mpsd.policy.succession_words import MOST_RANK
 from mpsd.wire.messages import ID, PATIENCE, PID
-from mpsd.wire.params import boolean, maybe, number, or_zero, param, text, whole, word
+from mpsd.wire.params import boolean, maybe, number, or_zero, owned_word, param, text, whole
 
 MOST_STANDBYS = 8
-_NAME = word(1, 128)
+_NAME = owned_word(128)
 _GENERATION = whole(0, 2**63 - 1)
 _SERIAL = whole(0, 2**63 - 1)
 _HEARTBEAT = or_zero(number(0.1, 3600))  # below it, who gets on is silent now and again

@@ -324,7 +324,7 @@ def test_who_waits_to_write_holds_up_nobody_and_gives_up_when_it_goes(machine: M
     machine.start()
     with machine.mpsd(UIDS[0]) as mpsd:
         mpsd.ask(calls.arena_create("kv", "0", 16 * GRANULE, mode=0o666))
-        with other_process(machine, "kv"):
+        with other_process(machine, f"{UIDS[0]}:kv"):
             with machine.mpsd(UIDS[0]) as waiting:
                 _, datagram = waiting._conversation.ask(calls.arena_open("kv", "write", 3600.0))
                 waiting._sock.send(datagram)

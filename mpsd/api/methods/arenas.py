@@ -13,6 +13,7 @@ from mpsd.api.services import Arenas, Services
 from mpsd.arena import Access, Allocation, Arena, ArenaSpec
 from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, NotAllowed
 from mpsd.legacy.devices import find_device
+from mpsd.policy import arena_names
 from mpsd.policy.arena_mode import may
 from mpsd.wire import results
 from mpsd.wire.arena_messages import (
@@ -69,7 +70,7 @@ def refusal_unless_holder(services: Services, peer: Peer, ask: Any) -> MpsdError
 def _find(services: Services, ask: Any) -> Arena | None:
     arenas = arenas_of(services)
     try:
-        return arenas.find(ask.name) if hasattr(ask, "name") else arenas.find_id(ask.id)
+        return find_named(arenas, ask.name) if hasattr(ask, "name") else arenas.find_id(ask.id)
     except NoSuchArena:
         return None
 
@@ -103,18 +104,35 @@ def arenas_of(services: Services) -> Arenas:
     return services.arenas
 
 
+def find_named(arenas: Arenas, text: str) -> Arena:
+    """By `NAME` or `UID:NAME`.  Raises NoSuchArena."""
+    arena = arenas.find(arena_names.split(text)[1])
+    if not arena_names.is_meant(text, arena):
+        raise NoSuchArena(f"no arena is called {text}")
+    return arena
+
+
+def check_whose(peer: Peer, text: str, arena: Arena) -> None:
+    """To be asked before somebody uses an arena, operators too.  Raises NotAllowed."""
+    if why := arena_names.why_not_use(text, arena, peer.uid):
+        raise NotAllowed(why)
+
+
 # -- what is done --------------------------------------------------------------------------------------------------------
 
 
 async def create(call: Call[CreateArena]) -> Map:
     ask, peer = call.ask, call.peer
     gpu = find_device(call.services.board.devices, ask.gpu).uuid
-    spec = ArenaSpec(ask.name, gpu, ask.capacity_bytes, ask.window_bytes, ask.mode, ask.ttl_seconds)
+    owner, name = arena_names.split(ask.name)
+    if owner not in (None, peer.uid):
+        raise NotAllowed(f"there is no arena {ask.name}, and you are user {peer.uid}: user {owner} has to make it")
+    spec = ArenaSpec(name, gpu, ask.capacity_bytes, ask.window_bytes, ask.mode, ask.ttl_seconds)
     return results.arena(await arenas_of(call.services).create(spec, peer.uid, peer.gids[0], peer.process))
 
 
 async def get(call: Call[ArenaName]) -> Map:
-    return results.arena(arenas_of(call.services).find(call.ask.name))
+    return results.arena(find_named(arenas_of(call.services), call.ask.name))
 
 
 def list_arenas(call: Call[Page]) -> Rows[Arena]:
@@ -125,7 +143,8 @@ def list_arenas(call: Call[Page]) -> Rows[Arena]:
 
 async def open_arena(call: Call[OpenArena]) -> Map:
     arenas, ask = arenas_of(call.services), call.ask
-    found, process = arenas.find(ask.name), call.process()
+    found, process = find_named(arenas, ask.name), call.process()
+    check_whose(call.peer, ask.name, found)
     arena = await arenas.open(found.id, ask.access, process, ask.wait_seconds)
     openings = arenas.openings(arena.id, process)
     if not ask.takes:
@@ -209,7 +228,7 @@ async def change(call: Call[ChangeArena]) -> Map:
 
 async def remove(call: Call[ArenaName]) -> Map:
     arenas = arenas_of(call.services)
-    return results.arena(await arenas.remove(arenas.find(call.ask.name).id))
+    return results.arena(await arenas.remove(find_named(arenas, call.ask.name).id))
 
 
 async def make_room(call: Call[MakeRoom]) -> Map:

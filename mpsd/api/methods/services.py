@@ -3,11 +3,14 @@
 A member is a process, and not a connection: connections come and go.
 """
 
+from contextlib import suppress
+
 from mpsd.api.exchange import Call, Rows
 from mpsd.api.failover import Failover
-from mpsd.api.methods.arenas import arenas_of, may_see, may_write
+from mpsd.api.methods.arenas import arenas_of, check_whose, find_named, may_see, may_write
 from mpsd.api.services import Services
 from mpsd.errors import BadRequest, KeeperFailed, NoSuchArena, NotAllowed
+from mpsd.policy.arena_names import split
 from mpsd.service import Instruction, ServiceSettings, ServiceView
 from mpsd.wire import service_results
 from mpsd.wire.messages import Page
@@ -39,12 +42,14 @@ def failover_of(services: Services) -> Failover:
 
 async def enlist(call: Call[ServiceName]) -> Map:
     """Of an arena that is not there yet the asker will be the owner."""
-    peer, name, process = call.peer, call.ask.name, call.process()
-    try:
-        arena = arenas_of(call.services).find(name)
-        owner_uid = arena.owner_uid if may_write(peer, arena) else peer.uid
-    except NoSuchArena:
-        owner_uid = peer.uid
+    peer, process = call.peer, call.process()
+    owner_uid, name = peer.uid, split(call.ask.name)[1]
+    with suppress(NoSuchArena):
+        arena = find_named(arenas_of(call.services), call.ask.name)
+        if may_see(peer, arena):
+            check_whose(peer, call.ask.name, arena)
+        if may_write(peer, arena):
+            owner_uid = arena.owner_uid
     return {"environment": dict(await failover_of(call.services).enlist(name, owner_uid, process, peer.uid))}
 
 
@@ -96,7 +101,9 @@ async def leave(call: Call[ServiceId]) -> Map:
 
 async def get(call: Call[GetService]) -> Map:
     ask = call.ask
-    arena = arenas_of(call.services).find(ask.name)
+    arena = find_named(arenas_of(call.services), ask.name)
+    if not call.peer.is_operator:  # a user's starter obeys what the settings say; an operator's looks at the owner
+        check_whose(call.peer, ask.name, arena)
     return service_results.service(await failover_of(call.services).get(arena.id, ask.after, ask.wait_seconds))
 
 
@@ -108,7 +115,7 @@ def list_services(call: Call[Page]) -> Rows[ServiceView]:
 
 async def handover(call: Call[Handover]) -> Map:
     ask = call.ask
-    arena = arenas_of(call.services).find(ask.name)
+    arena = find_named(arenas_of(call.services), ask.name)
     return service_results.handed_over(await failover_of(call.services).handover(arena.id, ask.to_pid, ask.wait_seconds))
 
 
@@ -126,7 +133,7 @@ def _check_memory(call: Call[ChangeService], gpu: str) -> None:
 
 async def change(call: Call[ChangeService]) -> Map:
     ask, failover = call.ask, failover_of(call.services)
-    arena = arenas_of(call.services).find(ask.name)
+    arena = find_named(arenas_of(call.services), ask.name)
     _check_memory(call, arena.gpu)
     old = failover.settings(arena.id)
     wanted = ServiceSettings(

@@ -34,10 +34,10 @@ RULES: dict[str, tuple[str, dict[str, Any], tuple[str, str, str, str]]] = {
     # whether:                                                        owner, of the group, others, an operator
     "get": ("arena.get", {"name": "weights"}, ("done", "done", HIDDEN, "done")),
     "get what is private": ("arena.get", {"name": "cache"}, ("done", HIDDEN, HIDDEN, "done")),
-    "read": ("arena.open", {"name": "weights", "access": "read"}, ("done", "done", HIDDEN, "done")),
-    "read what is private": ("arena.open", {"name": "cache", "access": "read"}, ("done", HIDDEN, HIDDEN, "done")),
-    "write": ("arena.open", {"name": "weights", "access": "write"}, ("done", NO, HIDDEN, BUSY)),
-    "write what is private": ("arena.open", {"name": "cache", "access": "write"}, ("done", HIDDEN, HIDDEN, "done")),
+    "read": ("arena.open", {"name": "1000:weights", "access": "read"}, ("done", "done", HIDDEN, "done")),
+    "read what is private": ("arena.open", {"name": "1000:cache", "access": "read"}, ("done", HIDDEN, HIDDEN, "done")),
+    "write": ("arena.open", {"name": "1000:weights", "access": "write"}, ("done", NO, HIDDEN, BUSY)),
+    "write what is private": ("arena.open", {"name": "1000:cache", "access": "write"}, ("done", HIDDEN, HIDDEN, "done")),
     "change": ("arena.change", {"id": 1, "mode": 0o666}, ("done", NO, HIDDEN, "done")),
     "remove": ("arena.remove", {"name": "cache"}, ("done", HIDDEN, HIDDEN, "done")),
     "remove what may be read": ("arena.remove", {"name": "weights"}, (BUSY, NO, HIDDEN, BUSY)),
@@ -82,10 +82,10 @@ async def test_who_has_it_open_goes_on_when_the_mode_is_changed(tmp_path: Path) 
     async with open_house(tmp_path) as house:
         add_processes(house)
         owner, member = await house.call_as(OWNER), await house.call_as(MEMBER)
-        await member.ask("arena.open", name="weights", access="read")
+        await member.ask("arena.open", name="1000:weights", access="read")
         await owner.ask("arena.change", id=1, mode=0o600)
         await member.ask("arena.take", id=1)
-        assert await outcome(member, "arena.open", name="weights", access="read") == HIDDEN
+        assert await outcome(member, "arena.open", name="1000:weights", access="read") == HIDDEN
         await member.ask("arena.close", id=1)
         assert await outcome(member, "arena.take", id=1) == HIDDEN
 
@@ -140,10 +140,10 @@ async def test_an_opening_that_brings_no_memory_is_none(tmp_path: Path) -> None:
         add_processes(house)
         caller = await house.call_as(MEMBER)
         taking, house.fakes.arenas.take = house.fakes.arenas.take, refuse_to_take  # type: ignore[method-assign]
-        said = {"name": "weights", "access": "read", "takes": 5}
+        said = {"name": "1000:weights", "access": "read", "takes": 5}
         assert await outcome(caller, "arena.open", **said) == "KEEPER_FAILED"
         assert house.fakes.arenas.made[1].readers == ()
-        await caller.ask("arena.open", name="weights", access="read")
+        await caller.ask("arena.open", name="1000:weights", access="read")
         assert await outcome(caller, "arena.open", **said) == "KEEPER_FAILED"
         assert [each.pid for each in house.fakes.arenas.made[1].readers] == [MEMBER.pid]
         house.fakes.arenas.take = taking  # type: ignore[method-assign]

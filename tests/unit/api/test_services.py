@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from mpsd.api.authority import Peer
 from mpsd.model import ProcessId
 from mpsd.wire.rpc import Notification
@@ -16,9 +18,9 @@ async def test_who_may_read_the_arena_sees_the_service_and_no_more(tmp_path: Pat
     async with open_house(tmp_path) as house:
         house.fakes.processes[READER.pid] = 1
         caller = await house.call_as(READER)
-        assert (await caller.ask("service.get", name="weights"))["writer_pid"] == 586
+        assert (await caller.ask("service.get", name="1000:weights"))["writer_pid"] == 586
         assert [each["name"] for each in (await caller.ask("service.list"))["items"]] == ["weights"]
-        await caller.ask("arena.open", name="weights", access="read")
+        await caller.ask("arena.open", name="1000:weights", access="read")
         assert await caller.refusal("service.join", id=1) == "NOT_ALLOWED"
         assert await caller.refusal("service.handover", name="weights") == "NOT_ALLOWED"
         assert await caller.refusal("service.change", name="weights", standbys=8) == "NOT_ALLOWED"
@@ -29,13 +31,54 @@ async def test_a_member_may_be_another_users_where_the_mode_lets_it_write(tmp_pa
         house.fakes.arenas.made[1] = replace(house.fakes.arenas.made[1], mode=0o660)
         house.fakes.processes[WRITER.pid] = 1
         caller = await house.call_as(WRITER)
-        await caller.ask("service.enlist", name="weights")
+        await caller.ask("service.enlist", name="1000:weights")
         assert house.fakes.failover.enlisted_for == {ProcessId(WRITER.pid, 1): 1000}
         assert await caller.refusal("service.join", id=1) == "NOT_ALLOWED"  # it has it not open
-        await caller.ask("arena.open", name="weights", access="read")
+        await caller.ask("arena.open", name="1000:weights", access="read")
         response = await caller.call("service.join", id=1)
         assert response.error is not None
         assert response.error["message"] == "pid 778 is no member"  # as far as the one in memory goes
+
+
+@pytest.mark.parametrize(
+    ("peer", "name", "code"),
+    [
+        (READER, "weights", "NOT_ALLOWED"),
+        (READER, "2000:weights", "NO_SUCH_ARENA"),
+        (OPERATOR, "weights", "NOT_ALLOWED"),
+        (OPERATOR, "0:weights", "NO_SUCH_ARENA"),
+        (STRANGER, "weights", "NO_SUCH_ARENA"),
+        (STRANGER, "1000:weights", "NO_SUCH_ARENA"),
+    ],
+)
+async def test_nobody_takes_another_users_arena_for_ones_own(tmp_path: Path, peer: Peer, name: str, code: str) -> None:
+    """Its maker reads what is committed to it.  What a user may not read, does not exist for it."""
+    async with open_house(tmp_path) as house:
+        house.fakes.processes[peer.pid] = 1
+        caller = await house.call_as(peer)
+        for access in ("read", "write"):
+            response = await caller.call("arena.open", name=name, access=access)
+            assert response.error is not None
+            assert response.error["name"] == code
+            is_told = "name it 1000:weights" in response.error["message"]
+            assert is_told or access == "write" or code != "NOT_ALLOWED"
+        if code == "NOT_ALLOWED":
+            assert await caller.refusal("service.enlist", name=name) == code
+        if not peer.is_operator:
+            assert await caller.refusal("service.get", name=name) == code
+
+
+async def test_roots_arena_needs_no_owner_and_ones_own_may_have_it(tmp_path: Path) -> None:
+    async with open_house(tmp_path) as house:
+        house.fakes.processes |= {READER.pid: 1, OWNER.pid: 10 * OWNER.pid}
+        caller, owner = await house.call_as(READER), await house.call_as(OWNER)
+        for name in ("weights", "1000:weights"):
+            await owner.ask("arena.open", name=name, access="read")
+        house.fakes.arenas.made[1] = replace(house.fakes.arenas.made[1], owner_uid=0)
+        await caller.ask("arena.open", name="weights", access="read")
+        assert await caller.refusal("arena.create", name="1000:mine", gpu="0", capacity_bytes=1 << 21) == "NOT_ALLOWED"
+        made = await caller.ask("arena.create", name="2000:mine", gpu="0", capacity_bytes=1 << 21)
+        assert (made["name"], made["owner_uid"]) == ("mine", 2000)
 
 
 async def test_who_enlists_for_an_arena_that_is_anothers_alone_is_an_owner_to_be(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 NONE = "none"
 MOST_STANDBYS = 8
 _MARGIN_SECONDS = 30.0  # for the answer, besides what it may wait
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_NAME = re.compile(r"(?:[0-9]{1,10}:)?[A-Za-z0-9._-]{1,128}")
 _WAITS_SECONDS = 30.0
 
 

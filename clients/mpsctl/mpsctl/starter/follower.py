@@ -74,9 +74,18 @@ def _look(name: str, mpsd: Client, tell: Callable[[News], None]) -> None:
             tell(Seen(None))
             time.sleep(_AGAIN_SECONDS)
         else:
+            if why := _why_not_obey(name, found.owner_uid, mpsd.hello.uid):
+                raise Refused(ErrorCode.NOT_ALLOWED, ErrorCode.NOT_ALLOWED.name, why)
             if found.revision != revision:
                 tell(Seen(found))
             revision = found.revision
+
+
+def _why_not_obey(name: str, owner_uid: int, uid: int) -> str:
+    """As mpsd says to users; an operator is told of every service."""
+    if ":" in name or owner_uid in (uid, 0):
+        return ""
+    return f"service {name} belongs to user {owner_uid}, and you are user {uid}: name it {owner_uid}:{name} to run it"
 
 
 def _is_sooner(at: float | None, before: float | None) -> bool:

@@ -1,0 +1,30 @@
+"""Whose arena a name means: `NAME` one's own or root's, `UID:NAME` that user's.
+
+Every user can make an arena of any free name and let all others write it.  A program that took over such an arena by its name
+alone would commit its weights and its forward state to memory that the maker of the arena reads.
+Prose: docs/vault.md, "Whose arena a name means".
+"""
+
+from mpsd.arena import Arena
+
+_ROOT = 0
+
+
+def split(text: str) -> tuple[int | None, str]:
+    """The uid before the name, None where there is none, and the name."""
+    owner, colon, name = text.rpartition(":")
+    return (int(owner) if colon else None), name
+
+
+def is_meant(text: str, arena: Arena) -> bool:
+    """Whether this can be the name of that arena."""
+    owner, name = split(text)
+    return name == arena.name and owner in (None, arena.owner_uid)
+
+
+def why_not_use(text: str, arena: Arena, uid: int) -> str:
+    """Why this user may not use the arena by this name; empty where it may."""
+    if split(text)[0] is not None or arena.owner_uid in (uid, _ROOT):
+        return ""
+    owned = f"{arena.owner_uid}:{arena.name}"
+    return f"arena {arena.name} belongs to user {arena.owner_uid}, and you are user {uid}: name it {owned} to use it"

@@ -1,0 +1,64 @@
+"""Somebody makes an arena of another user's service first, and lets everybody write it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from mpsd_client import Refused, calls
+
+from tests.integration.machine import ROOT, UIDS, Machine
+
+VICTIM, SQUATTER = UIDS
+BYTES = 32 << 20
+
+
+@pytest.mark.parametrize("uid", [VICTIM, 0])
+def test_a_squatters_arena_is_not_taken_for_ones_own(shared: Machine, uid: int) -> None:
+    """It would read what is committed there, and its settings would be the starter's: root's service is no better off."""
+    name = f"llm-{uid}"
+    with shared.mpsd(SQUATTER) as squatter, shared.mpsd(uid) as victim, shared.mpsd() as operator:
+        made = squatter.ask(calls.arena_create(name, "0", BYTES, mode=0o666))
+        squatter.ask(calls.service_change(name, standbys=8))
+        for call in (calls.arena_open(name, "read"), calls.arena_open(name, "write"), calls.service_enlist(name)):
+            with pytest.raises(Refused, match=f"belongs to user {SQUATTER}.* name it {SQUATTER}:{name} to use it"):
+                victim.ask(call)
+        with pytest.raises(Refused, match=f"it belongs to user {SQUATTER}, and an operator can remove it"):
+            victim.ask(calls.arena_create(name, "0", BYTES))
+        assert victim.ask(calls.arena_open(f"{SQUATTER}:{name}", "read")).id == made.id
+        victim.ask(calls.arena_close(made.id))
+        operator.ask(calls.arena_remove(name))
+        victim.ask(calls.arena_create(name, "0", BYTES))
+        victim.ask(calls.arena_open(name, "read"))
+
+
+def test_the_shim_commits_nothing_to_a_squatters_arena(shared: Machine) -> None:
+    """The program has the driver's memory instead."""
+    with shared.mpsd(SQUATTER) as squatter:
+        made = squatter.ask(calls.arena_create("kv", "0", 64 << 20, mode=0o666))
+        shim = {"LD_PRELOAD": str(ROOT / "clients/shim/libmpsd.so"), "MPSD_ARENA": "kv", "MPSD_ARENA_CAPACITY": "64M"}
+        client = shared.client("shim_arena", "--write", "100", "4", "8", uid=VICTIM, **shim)
+        assert client.status() == 0
+        found = squatter.ask(calls.arena_get("kv"))
+    assert (found.generation, found.used_bytes) == (made.generation, 0)
+
+
+def test_a_starter_does_not_obey_a_squatter(shared: Machine) -> None:
+    """It says whose service it is; the squatter wants nine members of it."""
+    with shared.mpsd(SQUATTER) as squatter:
+        squatter.ask(calls.arena_create("served", "0", BYTES, mode=0o666))
+        squatter.ask(calls.service_change("served", standbys=8))
+    words = ["-m", "mpsctl", "service", "run", "served", "--json", "--standbys", "0", "--", "/bin/sleep", "600"]
+    starter = subprocess.Popen([sys.executable, *words], env=shared.variables, stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    try:
+        events = (json.loads(line) for line in starter.stdout)
+        said = []
+        while "belongs to user" not in str(said[-1:]):
+            said.append(next(events))
+        assert f"name it {SQUATTER}:served" in str(said[-1])
+        assert "wanted" not in {each["event"] for each in said}
+    finally:
+        starter.terminate()
+        starter.wait(60)
+        starter.stdout.close()
