@@ -203,7 +203,7 @@ async def test_a_name_is_given_once(house):
         await vault.arenas.create(SPEC, USER, USER, None)
         with pytest.raises(BadRequest, match=r"called model already$"):
             await vault.arenas.create(SPEC, USER, USER, None)
-        with pytest.raises(BadRequest, match=r"called model already, another user's$"):
+        with pytest.raises(BadRequest, match=rf"model already: it belongs to user {USER}, and an operator can remove it$"):
             await vault.arenas.create(SPEC, STRANGER, STRANGER, None)
 
 
