@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Session: one conversation with the daemon over PIPE_DIR/mpsd-ui (AF_UNIX, SOCK_SEQPACKET).
  *
- *     front end                      daemon
+ *     front end                      daemon: root's, or of the caller's own user (connect_to)
  *     "mpsd-ui 1"              ->
  *                              <-    "mpsd-ui 1", or E... and X, and it closes
  *     the bytes of a command   ->    (one space for none: an empty datagram would look like the end)
@@ -20,6 +20,8 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+#include "mpsd/code/peer.h"
 
 #define SOCKET_NAME "/mpsd-ui"
 #define VERSION "mpsd-ui 1"
@@ -116,8 +118,15 @@ static int take_replies(struct session *session, bool forever, bool *printed)
 	}
 }
 
+static void say_not_found(struct session *session, const char *path, const char *why)
+{
+	output_say(&session->output, STDERR_FILENO, "%s%s: %s\n", cannot_find, path, why);
+	session->status = 1;
+}
+
 static int say_absent(struct session *session, const char *path, int why)
 {
+	session->status = 1;
 	if (why == EAGAIN)
 		output_say(&session->output, STDERR_FILENO,
 			    "%s%s: nobody accepted the connection within %d seconds\n", cannot_find, path,
@@ -125,16 +134,15 @@ static int say_absent(struct session *session, const char *path, int why)
 	else if (why == ENOENT || why == ECONNREFUSED)
 		output_say(&session->output, STDERR_FILENO, "%s", cannot_find);
 	else
-		output_say(&session->output, STDERR_FILENO, "%s%s: %s\n", cannot_find, path, strerror(why));
-	session->status = 1;
+		say_not_found(session, path, strerror(why));
 	return -why;
 }
 
 static int connect_to(struct session *session, const struct sockaddr_un *address)
 {
 	struct timeval wait = { .tv_sec = MPSD_WAIT_SECONDS };
+	char why[MPSD_PEER_WORDS];
 	struct ucred peer = { 0 };
-	socklen_t size = sizeof(peer);
 	int rc;
 
 	session->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -146,9 +154,12 @@ static int connect_to(struct session *session, const struct sockaddr_un *address
 	while (rc < 0 && errno == EINTR);
 	if (rc < 0)
 		return say_absent(session, address->sun_path, errno);
-	if (getsockopt(session->socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0)
+	rc = mpsd_peer_check(session->socket, &peer, why, sizeof(why));
+	if (rc == 0)
 		session->daemon_pid = peer.pid;
-	return 0;
+	else
+		say_not_found(session, address->sun_path, why);
+	return rc;
 }
 
 /* Both sides name their version first.  0, or -errno once it has been said. */

@@ -113,14 +113,15 @@ void session_tell(const char *method, const void *params, size_t bytes)
 {
 	double until = mpsd_now() + TELL_SECONDS;
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	char why[MPSD_PEER_WORDS];
 	int fd;
 
 	if (!*session_directory())
 		return;
 	strcpy(stpcpy(address.sun_path, session_directory()), "/mpsd.sock"); /* it fits: choose_directory() */
-	fd = mpsd_wire_connect(&address, until);
+	fd = mpsd_wire_connect(&address, until, why, sizeof(why));
 	if (fd < 0) {
-		shim_log("%s was not told to mpsd: %s", method, strerror(-fd));
+		shim_log("%s was not told to mpsd: %s: %s", method, address.sun_path, why);
 		return;
 	}
 	send_both(fd, method, params, bytes, until);

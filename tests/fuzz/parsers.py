@@ -26,7 +26,7 @@ C_TARGETS: dict[str, tuple[str, ...]] = {  # c/NAME.c, and whose readers it driv
     "shim_layout": ("clients/shim/layout.c",),
     "inspector": ("native/inspector/main.c", "native/inspector/facts.c"),
     "front_end_lines": ("clients/control/lines.c", "clients/control/options.c", "clients/control/main.c"),
-    "front_end_session": ("clients/control/session.c",),
+    "front_end_session": ("clients/control/session.c", "clients/control/quit.c"),
 }
 
 _OWN = "reads a file that mpsd alone writes, or root"
@@ -61,6 +61,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/schema.py": "reads words of mpsd's own command line and configuration",
     "mpsd/uvm/syscalls.py": _KERNEL,
     "mpsd/vault/keeper_link.py": _BESIDE,
+    "clients/python/mpsd_client/_peer.py": _KERNEL,
     "clients/python/mpsd_client/_vllm_loader.py": "reads options of the program that it is a part of",
     "clients/mpsctl/mpsctl/commands/arenas.py": _WORDS,
     "clients/mpsctl/mpsctl/commands/faults.py": _WORDS,

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from mpsd_client import Selector, calls
 
 from tests.hostile.attacker import NOBODY, attack, attacking
 from tests.integration.host import Host
-from tests.integration.machine import FRONT_END, PROGRAM, Machine
+from tests.integration.machine import PROGRAM, Machine
 from tests.integration.process import is_running, wait_for
 
 DEFAULT = "/tmp/nvidia-mps"
@@ -200,4 +199,4 @@ def test_a_users_own_daemon_in_tmp(strangers: Machine) -> None:
     strangers.start()
     assert strangers.pipe.stat().st_uid == strangers.uid
     strangers.counter().ready()
-    assert subprocess.run([FRONT_END], input=b"get_server_list\n", env=strangers.variables, check=False).returncode == 0
+    assert strangers.ask("get_server_list").returncode == 0

@@ -179,8 +179,8 @@ class Machine:
 
     @contextmanager
     def mpsd(self, uid: int | None = None) -> Iterator[Mpsd]:
-        """A connection to mpsd.sock, as that user: the kernel notes who connects, not who speaks later."""
-        was = os.geteuid()
+        """A connection to mpsd.sock, as that user, or as the machine's: the kernel notes who connects, not who speaks later."""
+        was, uid = os.geteuid(), self.uid if uid is None else uid
         if uid is not None:
             os.seteuid(uid)
         try:

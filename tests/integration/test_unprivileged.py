@@ -1,14 +1,29 @@
 """mpsd as an ordinary user's: what docs/unprivileged.md promises, and what it says does not work."""
 
 import os
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from tests.hostile.attacker import attack
 from tests.integration.machine import FRONT_END, UIDS, Machine
 from tests.integration.process import variable, wait_for
 
 pytestmark = pytest.mark.root  # to be somebody else
+
+# One command, as the front end says it.
+TELL = """
+import socket, sys
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as mpsd:
+    mpsd.connect(sys.argv[1])
+    mpsd.send(b"mpsd-ui 1")
+    assert mpsd.recv(100) == b"mpsd-ui 1"
+    mpsd.send(sys.argv[2].encode())
+    while (said := mpsd.recv(20000))[:1] in (b"O", b"E"):
+        print(said[1:].decode(), end="")
+"""
 
 
 def leads_to(machine: Machine) -> str:
@@ -42,11 +57,28 @@ def test_the_command_language_is_whole(strangers: Machine) -> None:
 
 
 def test_others_may_ask_and_not_command(strangers: Machine) -> None:
-    """Root may: it could end mpsd in any case."""
+    """With a program of their own, which does not ask who listens.  Root may: it could end mpsd in any case."""
     strangers.start()
-    assert strangers.tell("get_default_active_thread_percentage", uid=UIDS[1]) == "100.0\n"
-    assert "Insufficient privileges" in strangers.tell("set_default_active_thread_percentage 25", uid=UIDS[1])
-    assert strangers.tell("set_default_active_thread_percentage 25", uid=0) == "25.0\n"
+
+    def tell(line: str, uid: int) -> str:
+        return attack(TELL, strangers.pipe / "mpsd-ui", line, uid=uid)
+
+    assert tell("get_default_active_thread_percentage", UIDS[1]) == "100.0\n"
+    assert "Insufficient privileges" in tell("set_default_active_thread_percentage 25", UIDS[1])
+    assert tell("set_default_active_thread_percentage 25", 0) == "25.0\n"
+
+
+@pytest.mark.parametrize("uid", [0, UIDS[1]], ids=["root", "another user"])
+def test_the_front_end_of_others_does_not_talk_to_it(shared_strangers: Machine, uid: int) -> None:
+    """Only the user decides what is said there, so root has to become that user; the words say how."""
+    ours, line = UIDS[0], "get_default_active_thread_percentage"
+    done = shared_strangers.ask(line, uid=uid)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"mpsd-ui: uid {ours} listens there, not root" in done.stderr
+    if uid == 0:
+        words = done.stderr.partition("run as that user: ")[2].replace("COMMAND", str(FRONT_END)).split()
+        done = shared_strangers.run(*words[1:], typed=line, uid=0, program=Path(shutil.which(words[0]) or "none"))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "100.0\n", "")
 
 
 @pytest.mark.slow

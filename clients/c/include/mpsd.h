@@ -70,6 +70,7 @@ extern "C" {
 #include "mpsd/code/pack.h"
 #include "mpsd/code/driver.h"
 #include "mpsd/code/words.h"
+#include "mpsd/code/peer.h"
 #include "mpsd/code/wire.h"
 #include "mpsd/code/exchange.h"
 #include "mpsd/code/owed.h"

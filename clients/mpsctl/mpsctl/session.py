@@ -1,6 +1,7 @@
 """One run of a command: what was asked, where the answer goes, and the connection to mpsd, made when it is needed."""
 
 import argparse
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,7 +40,8 @@ class Session:
         except TimeoutError as exc:
             raise NoMpsd(str(exc)) from None
         except OSError as exc:
-            raise NoMpsd(f"no mpsd at {exc.filename}: {os.strerror(exc.errno or 0)}") from None
+            why = exc.strerror if exc.errno == errno.EPERM else os.strerror(exc.errno or 0)  # EPERM: it says who listens
+            raise NoMpsd(f"no mpsd at {exc.filename}: {why}") from None
 
     def ask(self, call: Call[T]) -> T:
         return self.mpsd.ask(call)

@@ -22,7 +22,8 @@ class AsyncClient:
 
     path and program as of `Client`.  Deadlines are trio's: `with trio.fail_after(5): await mpsd.ask(...)`.
 
-    Raises OSError where there is no mpsd, Refused where it said no, Disconnected where it closed.
+    Raises PermissionError where another user listens, not root or our own; OSError where there is no mpsd; Refused where it
+    said no; Disconnected where it closed.
     """
 
     hello: Hello

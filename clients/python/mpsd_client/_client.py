@@ -26,7 +26,8 @@ class Client:
     path: the socket; None: mpsd.sock in $CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps.  program: what mpsd's log calls us.
     timeout_seconds: how long mpsd may take to answer; None: as long as it likes.
 
-    Raises OSError where there is no mpsd, Refused where it said no, Disconnected where it closed, TimeoutError.
+    Raises PermissionError where another user listens, not root or our own; OSError where there is no mpsd; Refused where it
+    said no; Disconnected where it closed; TimeoutError.
     """
 
     def __init__(

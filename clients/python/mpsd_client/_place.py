@@ -4,6 +4,8 @@ import errno
 import os
 import socket
 
+from mpsd_client import _peer
+
 SOCKET = "mpsd.sock"
 DIRECTORIES = ("MPSD_PIPE_DIRECTORY", "CUDA_MPS_PIPE_DIRECTORY")  # the first is ours: where CUDA was led into a domain's own
 DEFAULT_DIRECTORY = "/tmp/nvidia-mps"
@@ -33,11 +35,12 @@ def new_socket() -> socket.socket:
 
 
 def has_connected(sock: socket.socket, path: str) -> bool:
-    """False: its queue is full, try again in BACKLOG_SECONDS.  Raises OSError."""
+    """False: its queue is full, try again in BACKLOG_SECONDS.  Raises PermissionError where another user listens, OSError."""
     is_short = len(os.fsencode(path)) < PATH_BYTES
     number = sock.connect_ex(path) if is_short else errno.ENAMETOOLONG
     if number == errno.EAGAIN:
         return False
     if number:
         raise OSError(number, f"mpsd cannot be reached: {os.strerror(number)}", path)
+    _peer.check(sock, path)
     return True

@@ -11,6 +11,7 @@
  *   -EBUSY         ARENA_BUSY                -ESTALE   STALE_GENERATION   -EROFS    ARENA_SEALED
  *   -ENOSPC        NO_ROOM                   -EUSERS   TOO_MANY           -ENOSYS   NO_SUCH_METHOD: an older mpsd
  *   -EREMOTEIO     any other refusal; mpsd_error_code() says which
+ *   -EPERM         another user listens where mpsd should be, not root or this program's own: nothing was sent
  *   -ECONNREFUSED  nobody is there, and nobody came in time
  *   -ECONNRESET    mpsd went away with a request that may not be repeated: it was carried out, or not
  *   -ETIMEDOUT     no answer in time         -EPROTO   what came is not the protocol

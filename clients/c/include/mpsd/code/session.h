@@ -20,16 +20,17 @@ enum { MPSD_PROTOCOL_VERSION = 1, MPSD_LOSSES = 8 /* of one request: then mpsd i
 /* Connects and says hello.  0; -ECONNRESET: not yet; else -errno with words. */
 static inline int mpsd_greet(struct mpsd_session *session, double until)
 {
+	char why[MPSD_PEER_WORDS];
 	unsigned char bytes[128];
 	struct mpsd_answer answer;
 	struct mpsd_pack pack;
 	int rc, was_sent;
 
-	rc = mpsd_wire_connect(&session->address, until);
+	rc = mpsd_wire_connect(&session->address, until, why, sizeof(why));
 	if (rc == -ENOENT || rc == -ECONNREFUSED || rc == -ECONNRESET)
-		return mpsd_fail(session, -ECONNRESET, 0, 0, "no mpsd at %s: %s", session->address.sun_path, strerror(-rc));
+		return mpsd_fail(session, -ECONNRESET, 0, 0, "no mpsd at %s: %s", session->address.sun_path, why);
 	if (rc < 0)
-		return mpsd_fail(session, rc, 0, 0, "connecting to %s: %s", session->address.sun_path, strerror(-rc));
+		return mpsd_fail(session, rc, 0, 0, "connecting to %s: %s", session->address.sun_path, why);
 	session->fd = rc;
 	mpsd_pack_begin(&pack, bytes, sizeof(bytes));
 	mpsd_pack_map(&pack, 2);

@@ -47,13 +47,18 @@ static inline int mpsd_wire_wait(int fd, short events, double until)
 	return 0;
 }
 
-/* A connected socket, or -errno: -ENOENT, -ECONNREFUSED: nobody listens; -ETIMEDOUT: somebody does, and does not accept. */
-static inline int mpsd_wire_connect(const struct sockaddr_un *address, double until)
+/* A socket connected to root's mpsd or this user's, or -errno with words in `why`: -ENOENT, -ECONNREFUSED: nobody listens;
+ * -ETIMEDOUT: a process does, and does not accept; -EPERM: another user's does. */
+static inline int mpsd_wire_connect(const struct sockaddr_un *address, double until, char *why, size_t room)
 {
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), rc;
+	struct ucred peer;
 
-	if (fd < 0)
-		return -errno;
+	if (fd < 0) {
+		rc = -errno;
+		snprintf(why, room, "%s", strerror(-rc));
+		return rc;
+	}
 	while (connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0) {
 		rc = -errno;
 		if (rc == -EINTR)
@@ -63,9 +68,15 @@ static inline int mpsd_wire_connect(const struct sockaddr_un *address, double un
 			continue;
 		}
 		close(fd);
-		return rc == -EAGAIN ? -ETIMEDOUT : rc;
+		rc = rc == -EAGAIN ? -ETIMEDOUT : rc;
+		snprintf(why, room, "%s", strerror(-rc));
+		return rc;
 	}
-	return fd;
+	rc = mpsd_peer_check(fd, &peer, why, room);
+	if (rc == 0)
+		return fd;
+	close(fd);
+	return rc;
 }
 
 /* Borrows all.  0; -ECONNRESET: the other end has gone, and nothing was sent; -ETIMEDOUT; -errno. */
