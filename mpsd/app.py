@@ -75,6 +75,7 @@ from mpsd.vault.holders import MOST_HOLDERS
 from mpsd.vault.joining import join_vault
 from mpsd.vault.store import VaultStore
 from mpsd.vault.vault import Vault
+from mpsd.visible import visible
 
 log = structlog.get_logger()
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, the vendor's exit status when it sees none
@@ -120,8 +121,8 @@ def _refuse(invocation: Invocation, error: MpsdError) -> int:
     if not isinstance(error, AlreadyRunning):
         log.error("daemon.refused", why=str(error))
     if invocation.ready_fd is None:
-        print(error, file=sys.stderr if invocation.foreground else sys.stdout)
-    answer_ready(invocation.ready_fd, status, f"{error}\n")
+        print(visible(str(error), keep="\n"), file=sys.stderr if invocation.foreground else sys.stdout)
+    answer_ready(invocation.ready_fd, status, f"{error}\n")  # the front end escapes what it prints
     return status
 
 

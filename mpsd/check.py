@@ -12,6 +12,7 @@ from mpsd import __version__
 from mpsd.config import ConfigError, Invocation, file_used
 from mpsd.options import Config
 from mpsd.probes import Finding, Grade, probe_machine
+from mpsd.visible import visible
 
 _SIGNS = {Grade.GOOD: "ok", Grade.NOTE: "note", Grade.BAD: "BAD"}
 
@@ -57,4 +58,4 @@ def render_text(findings: Sequence[Finding]) -> str:
     bad = sum(each.grade is Grade.BAD for each in findings)
     notes = sum(each.grade is Grade.NOTE for each in findings)
     verdict = f"{bad} of these must be mended before mpsd can serve here" if bad else "mpsd can serve here"
-    return "\n".join([*lines, "", f"{verdict}; {notes} to know about"])
+    return "\n".join([*(visible(line, keep="\n") for line in lines), "", f"{verdict}; {notes} to know about"])

@@ -19,6 +19,7 @@ from structlog.typing import EventDict
 from mpsd.log_options import Log
 from mpsd.policy.rates import OTHERS, Rate, Rates
 from mpsd.sink import LogFile, Rotation, Sink, write_all
+from mpsd.visible import visible
 
 FILE_NAME = "mpsd.log"
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -146,7 +147,7 @@ def render_human(facts: EventDict, *, colours: bool) -> str:
     words = [f"{dim}{key}={plain}{_show(value)}" for key, value in rest.items()]
     clock = datetime.fromisoformat(time).astimezone().strftime("%H:%M:%S.%f")[:-3]
     line = " ".join([f"{dim}{clock}{plain} {colour}{level:<7}{plain} {bold}{event}{plain}", *words])
-    return line + "".join(f"\n    {each}" for each in str(trace).splitlines())
+    return line + "".join(f"\n    {each}" for each in map(visible, str(trace).splitlines()))
 
 
 def _show(value: Any) -> str:

@@ -14,6 +14,10 @@
 #define MPSD_EXIT_SECONDS 10 /* for the daemon's process to be gone after an obeyed `quit` */
 #endif
 
+#ifndef MPSD_END_SECONDS
+#define MPSD_END_SECONDS 600 /* for the answer to `quit -t N` after N seconds: clients and domains are ended by then */
+#endif
+
 #define CONTROL_PIPE_DIRECTORY "/tmp/nvidia-mps"    /* where CUDA_MPS_PIPE_DIRECTORY says nothing */
 #define CONTROL_LOG_DIRECTORY "/var/log/nvidia-mps" /* where CUDA_MPS_LOG_DIRECTORY says nothing */
 
@@ -57,6 +61,14 @@ struct lines { /* all zero to begin with */
 
 int lines_feed(struct lines *lines, const char *bytes, size_t count, lines_sink *sink, void *context);
 int lines_finish(struct lines *lines, lines_sink *sink, void *context);
+
+/* ---- quit.c: what `quit` says; no I/O ---- */
+
+bool quit_parse(const char *command, size_t length, int64_t *seconds);
+
+/* ---- visible.c: which bytes of a text a terminal only shows; no I/O ---- */
+
+size_t visible_length(const char *text, size_t count);
 
 /* ---- output.c: what is printed ---- */
 

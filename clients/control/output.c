@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Output: everything that is printed for callers, unbuffered, so that stdout and stderr keep their order.
+ * What would do more to a terminal than be shown is written as an escape, here and nowhere else.
  * A reader that has left is noted and said once: the commands still have to reach the daemon. */
 #include "control.h"
 
@@ -11,7 +12,7 @@
 #include <unistd.h>
 
 /* Writes everything, or notes that the output is lost. */
-void output_write(struct output *output, int fd, const char *bytes, size_t count)
+static void write_all(struct output *output, int fd, const char *bytes, size_t count)
 {
 	while (count > 0) {
 		ssize_t done = write(fd, bytes, count);
@@ -31,6 +32,26 @@ void output_write(struct output *output, int fd, const char *bytes, size_t count
 			output->is_lost = true;
 			return;
 		}
+	}
+}
+
+/* Text, whoever it is from: a daemon, or a client whose name it repeats.  Ordinary text goes out byte for byte, in one write. */
+void output_write(struct output *output, int fd, const char *bytes, size_t count)
+{
+	char escape[5];
+
+	while (count > 0) {
+		size_t plain = visible_length(bytes, count);
+
+		write_all(output, fd, bytes, plain);
+		bytes += plain;
+		count -= plain;
+		if (count == 0)
+			return;
+		snprintf(escape, sizeof(escape), "\\x%02x", (unsigned char)*bytes);
+		write_all(output, fd, escape, sizeof(escape) - 1);
+		bytes++;
+		count--;
 	}
 }
 

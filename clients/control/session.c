@@ -13,6 +13,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,6 +28,7 @@
 #define SOCKET_NAME "/mpsd-ui"
 #define VERSION "mpsd-ui 1"
 #define REPLY_BYTES (1 + 16 * 1024)
+#define FOREVER (-1)
 #define DAEMON_ARGV0 "nvidia-cuda-mps-control"
 
 static const char cannot_find[] = "Cannot find MPS control daemon process\n";
@@ -41,12 +44,12 @@ static int wait_readable(int fd, int64_t until_ms)
 
 		if (until_ms >= 0 && left < 0)
 			left = 0;
-		ready = poll(&event, 1, (int)left);
+		ready = poll(&event, 1, left > INT_MAX ? INT_MAX : (int)left);
 		if (ready > 0)
 			return 0;
 		if (ready < 0 && errno != EINTR && errno != EAGAIN)
 			return -errno;
-		if (ready == 0)
+		if (ready == 0 && left <= INT_MAX)
 			return -ETIMEDOUT;
 	}
 }
@@ -67,9 +70,10 @@ static ssize_t receive(int fd, char *buffer, size_t size, int64_t until_ms)
 	return (size_t)length > size ? -EMSGSIZE : length;
 }
 
-static int64_t deadline(int seconds)
+/* In so many seconds, at most some 366 days; FOREVER: never. */
+static int64_t deadline(int64_t seconds)
 {
-	return control_now_ms() + (int64_t)seconds * 1000;
+	return seconds == FOREVER ? FOREVER : control_now_ms() + seconds * 1000;
 }
 
 static int send_datagram(int fd, const char *bytes, size_t count)
@@ -82,37 +86,38 @@ static int send_datagram(int fd, const char *bytes, size_t count)
 	return done < 0 ? -errno : 0;
 }
 
-static int say_broken(struct session *session, int why)
+/* waited: how many seconds for an answer. */
+static int say_broken(struct session *session, int why, int64_t waited)
 {
 	if (why == -ETIMEDOUT || why == -EAGAIN)
 		output_say(&session->output, STDERR_FILENO,
-			    "%sNo answer within %d seconds\n", cannot_send, MPSD_WAIT_SECONDS);
+			    "%sNo answer within %" PRId64 " seconds\n", cannot_send, waited);
 	else
 		output_say(&session->output, STDERR_FILENO, "%s", cannot_send);
 	session->status = 1;
 	return -EPIPE;
 }
 
-/* Takes replies until the status.  *printed: whether any text came.  0, or -errno once it has been said. */
-static int take_replies(struct session *session, bool forever, bool *printed)
+/* Takes replies until the status.  wait: for each, in seconds.  *printed: whether any text came.  0, or -errno once it has been
+ * said. */
+static int take_replies(struct session *session, int64_t wait, bool *printed)
 {
 	char reply[REPLY_BYTES];
 
 	reply[0] = '\0';
 	*printed = false;
 	for (;;) {
-		ssize_t length = receive(session->socket, reply, sizeof(reply),
-					 forever ? -1 : deadline(MPSD_WAIT_SECONDS));
+		ssize_t length = receive(session->socket, reply, sizeof(reply), deadline(wait));
 
 		if (length <= 0)
-			return say_broken(session, (int)length);
+			return say_broken(session, (int)length, wait);
 		if (reply[0] == 'X' && length == 2) {
 			if (reply[1])
 				session->status = (unsigned char)reply[1];
 			return 0;
 		}
 		if (reply[0] != 'O' && reply[0] != 'E')
-			return say_broken(session, -EPROTO);
+			return say_broken(session, -EPROTO, wait);
 		*printed = true;
 		output_write(&session->output, reply[0] == 'O' ? STDOUT_FILENO : STDERR_FILENO, reply + 1, (size_t)length - 1);
 	}
@@ -171,15 +176,15 @@ static int greet(struct session *session)
 	int rc = send_datagram(session->socket, VERSION, strlen(VERSION));
 
 	if (rc && rc != -EPIPE && rc != -ECONNRESET) /* these: it may have said why, and left */
-		return say_broken(session, rc);
+		return say_broken(session, rc, MPSD_WAIT_SECONDS);
 	length = receive(session->socket, reply, sizeof(reply), deadline(MPSD_WAIT_SECONDS));
 	if (length <= 0)
-		return say_broken(session, (int)length);
+		return say_broken(session, (int)length, MPSD_WAIT_SECONDS);
 	if ((size_t)length == strlen(VERSION) && memcmp(reply, VERSION, (size_t)length) == 0)
 		return 0;
 	if (reply[0] == 'E') { /* it says itself why it will not talk */
 		output_write(&session->output, STDERR_FILENO, reply + 1, (size_t)length - 1);
-		rc = take_replies(session, false, &printed);
+		rc = take_replies(session, MPSD_WAIT_SECONDS, &printed);
 		session->status = session->status ? session->status : 1;
 		return rc ? rc : -EPROTO;
 	}
@@ -254,29 +259,19 @@ static void wait_until_gone(struct session *session)
 	close(process);
 }
 
-static bool is_quit(const char *command, size_t length)
-{
-	size_t start = 0;
-
-	while (start < length && (command[start] == ' ' || command[start] == '\t'))
-		start++;
-	command += start;
-	length -= start;
-	return length >= 4 && memcmp(command, "quit", 4) == 0 &&
-	       (length == 4 || command[4] == ' ' || command[4] == '\t');
-}
-
 /* Runs one command.  0: the next may follow.  -errno, said: no more can. */
 int session_run(struct session *session, const char *command, size_t length)
 {
-	bool quits = is_quit(command, length), printed;
+	int64_t seconds, wait = MPSD_WAIT_SECONDS;
+	bool quits = quit_parse(command, length, &seconds), printed;
 	int rc = length ? send_datagram(session->socket, command, length)
 			: send_datagram(session->socket, " ", 1); /* an empty datagram would read as the end */
 
 	if (rc)
-		return say_broken(session, rc);
-	/* `quit` waits forever: it is answered when the last client has finished its work. */
-	rc = take_replies(session, quits, &printed);
+		return say_broken(session, rc, MPSD_WAIT_SECONDS);
+	if (quits) /* is answered when the last client has finished its work: forever, without a number of seconds */
+		wait = seconds < 0 ? FOREVER : seconds + MPSD_END_SECONDS;
+	rc = take_replies(session, wait, &printed);
 	if (rc == 0 && quits && !printed) /* one that is refused says so */
 		wait_until_gone(session);
 	return rc;

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 from mpsd.errors import BadRequest
 from mpsd.legacy.quantities import parse_percent
+from mpsd.visible import visible
 
 MAX_LINE_BYTES = 4096  # the vendor's daemon dies of 4095
 _MAX_NUMBER = 2**63 - 1  # larger numbers are read as this one, as strtol(3) does
+_MAX_QUIT_SECONDS = 366 * 24 * 3600  # a clock can show when that is over; clients/control/quit.c has the same bound
 _MAX_UID = 2**32 - 2  # the last one means "no user" to the kernel
 _NUMBER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
@@ -119,8 +121,7 @@ def parse_words(line: bytes) -> Words:
 
 def printable(raw: bytes) -> str:
     """The text of untrusted bytes; what is not UTF-8 or would move a terminal's cursor is written as an escape."""
-    text = raw.decode("utf-8", "backslashreplace")
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return visible(raw.decode("utf-8", "backslashreplace"))
 
 
 def parse_nothing(words: tuple[str, ...]) -> Request:
@@ -175,11 +176,11 @@ def parse_terminate_client(words: tuple[str, ...]) -> TerminateClient:
 
 
 def parse_quit(words: tuple[str, ...]) -> Quit:
-    """Only `-t N` in the first place counts; a missing or negative N waits for ever, as without `-t`."""
+    """Only `-t N` in the first place counts; a missing or negative N waits for ever, as without `-t`, a large one a year."""
     if len(words) < 2 or words[0] != "-t" or not _NUMBER.match(words[1]):
         return Quit(timeout_seconds=None)
     seconds = _number_at(words, 1)
-    return Quit(timeout_seconds=float(seconds) if seconds >= 0 else None)
+    return Quit(timeout_seconds=float(min(seconds, _MAX_QUIT_SECONDS)) if seconds >= 0 else None)
 
 
 def parse_default_percent(words: tuple[str, ...]) -> SetPercent:

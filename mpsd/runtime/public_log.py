@@ -14,6 +14,7 @@ from mpsd.directories import LOG_DIRECTORY_MODE, open_directory, open_file
 from mpsd.domains.domain import Domain
 from mpsd.domains.log_lines import LogLine
 from mpsd.errors import UnusablePath
+from mpsd.visible import visible
 
 _MODE = 0o644
 
@@ -60,7 +61,7 @@ class PublicLog:
         self._append(name, f"{line} (domain {domain.name})")
 
     def _append(self, name: str, line: str) -> None:
-        data = (line + "\n").encode(errors="replace")
+        data = (visible(line, keep="\n\t") + "\n").encode(errors="replace")  # it may repeat a client's name
         if self._echo:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()

@@ -209,6 +209,16 @@ class Sessions:
 def _datagrams(answer: Answer) -> Iterator[bytes]:
     for letter, text in ((b"O", answer.stdout), (b"E", answer.stderr)):
         data = text.encode(errors="replace")
-        for start in range(0, len(data), _CHUNK_BYTES):
-            yield letter + data[start : start + _CHUNK_BYTES]
+        while data:
+            end = _whole_characters(data, _CHUNK_BYTES)
+            yield letter + data[:end]
+            data = data[end:]
     yield b"X" + bytes([min(answer.status, 255)])
+
+
+def _whole_characters(data: bytes, most: int) -> int:
+    """The length of as many characters as fit: the front end escapes the parts of one that is cut."""
+    end = min(most, len(data))
+    while end < len(data) and data[end] & 0xC0 == 0x80:  # a byte inside a character of UTF-8
+        end -= 1
+    return end

@@ -4,8 +4,10 @@ import os
 import re
 import signal
 import subprocess
+import time
 
 import pytest
+from mpsd_client import calls
 
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import is_running, wait_for
@@ -111,8 +113,12 @@ def test_quit_waits_for_a_client_that_has_only_just_come(machine: Machine) -> No
 def test_quit_t_does_not_wait_for_longer_than_the_clients_do(machine: Machine) -> None:
     machine.start()
     client = machine.counter().ready()
-    quitting = machine.begin(typed="quit -t 3600\n")
+    quitting = machine.begin(typed="quit -t 99999999999999999999\n")
     machine.wait_for_journal("quit.begins")
+    with machine.mpsd() as mpsd:
+        ends_at = mpsd.ask(calls.status()).ends_at
+    assert ends_at is not None
+    assert time.localtime(ends_at).tm_year <= time.localtime().tm_year + 2, "a clock can show it"
     client.end()
     assert quitting.wait(5) == 0
 

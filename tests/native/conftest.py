@@ -33,9 +33,9 @@ def keeper_program(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session", params=list(BUILDS))
 def front_end(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The front end; its waits of 60 and 10 seconds take one and two."""
+    """The front end; its waits of 60, 10 and 600 seconds take one, two and one."""
     out = tmp_path_factory.mktemp("front-end") / "nvidia-cuda-mps-control"
-    return build("clients/control", out, request.param, "MPSD_WAIT_SECONDS=1 -DMPSD_EXIT_SECONDS=2")
+    return build("clients/control", out, request.param, "MPSD_WAIT_SECONDS=1 -DMPSD_EXIT_SECONDS=2 -DMPSD_END_SECONDS=1")
 
 
 @pytest.fixture

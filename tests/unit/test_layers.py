@@ -20,7 +20,7 @@ SOURCES = sorted(
 
 PURE = (
     "errors", "model", "arena", "fault", "lease", "service", "stop", "options", "vault_options",
-    "failover_options", "log_options", "accept", "schema", "wire", "legacy", "policy",
+    "failover_options", "log_options", "accept", "schema", "visible", "wire", "legacy", "policy",
 )  # fmt: skip
 # What would let a pure module wait, or touch the world.
 IMPURE = {

@@ -49,13 +49,13 @@ class Output:
     def document(self, value: Any, text: Callable[[], "RenderableType"]) -> None:
         """`text`: for people, made where it is needed."""
         if self.is_json:
-            self.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+            self.write(as_json(value, indent=2) + "\n")
         else:
             self.write(self.render(text()))
 
     def line(self, value: Any, text: Callable[[], "RenderableType"]) -> None:
         """One of a stream, which the reader sees at once."""
-        self.write(json.dumps(plain(value), ensure_ascii=False) + "\n" if self.is_json else self.render(text()))
+        self.write(as_json(value) + "\n" if self.is_json else self.render(text()))
 
     def write(self, text: str) -> None:
         self.surroundings.stdout.write(text)
@@ -72,10 +72,10 @@ class Output:
 
     def console(self, file: Any, width: int | None = None) -> "Console":
         """width: None is the terminal's, as it is at any time."""
-        from rich.console import Console
+        from mpsctl.console import ShowingConsole
 
         surroundings = self.surroundings
-        return Console(
+        return ShowingConsole(
             file=file,
             width=width,
             force_terminal=surroundings.is_terminal,
@@ -97,6 +97,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):
         return [plain(each) for each in value]
     return value
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """The same values as json.dumps() has, with what is not printable as escapes: JSON may go to a terminal, too."""
+    text = json.dumps(plain(value), indent=indent, ensure_ascii=False)
+    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
 
 
 def table(columns: Sequence[Column[T]], rows: Iterable[T], empty: str, width: int) -> "RenderableType":

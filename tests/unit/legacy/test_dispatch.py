@@ -200,7 +200,8 @@ async def test_no_group_of_processes_is_terminated(board: FakeBoard, pid: str) -
 
 @pytest.mark.parametrize(
     ("line", "seconds"),
-    [("quit", None), ("quit -t 5", 5.0), ("quit -t 0", 0.0), ("quit -t 1.5", 1.0), ("quit -t x", None), ("quit x -t 1", None)],
+    [("quit", None), ("quit -t 5", 5.0), ("quit -t 0", 0.0), ("quit -t 1.5", 1.0), ("quit -t x", None), ("quit x -t 1", None),
+     ("quit -t -1", None), ("quit -t 99999999999999999999", 366 * 86400.0)],
 )
 async def test_quit(board: FakeBoard, line: str, seconds: float | None) -> None:
     assert await ask(board, line) == Answer()

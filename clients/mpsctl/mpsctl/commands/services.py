@@ -15,7 +15,7 @@ from mpsctl import words
 from mpsctl.__main__ import USAGE
 from mpsctl.arguments import Argument, Command
 from mpsctl.commands.environment import directory
-from mpsctl.output import Column, facts
+from mpsctl.output import Column, facts, visible
 from mpsctl.quantities import (
     Unfit,
     parse_duration,
@@ -215,7 +215,7 @@ def run(session: Session) -> int:
     asked, out = session.asked, session.out
     gpus = [gpu for given in asked.gpu or () for gpu in given.split(",")]
     if trouble := _trouble(asked) or _trouble_with_gpus(session, gpus):
-        print(f"mpsctl service run: {trouble}", file=out.surroundings.stderr)
+        print(f"mpsctl service run: {visible(trouble)}", file=out.surroundings.stderr)
         return USAGE
     manner = Manner() if asked.drain is None else Manner(drain_seconds=asked.drain)
     terminal = (sys.stderr if out.is_json else sys.stdout).fileno()
