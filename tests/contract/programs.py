@@ -146,6 +146,13 @@ class Daemon:
         assert said == "ready\n", f"the client said {said!r}"
         return str(client.pid)
 
+    def servers(self) -> list[str]:
+        """Once one is listed: mpsd learns of a server from a log, moments after its first client runs."""
+        for _ in waiting("a server in the list", ANSWER_SECONDS):
+            if pids := self.ask("get_server_list").out.split():
+                return pids
+        raise AssertionError("not reached")
+
     def end_clients(self) -> None:
         for client in self.clients:
             client.communicate(timeout=END_SECONDS)

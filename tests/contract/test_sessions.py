@@ -55,7 +55,7 @@ def test_shutdown_server_ends_an_idle_server(daemon: Daemon) -> None:
 @pytest.mark.deadline(120)
 def test_shutdown_server_waits_for_the_clients(daemon: Daemon) -> None:
     daemon.start_client()
-    server = daemon.ask("get_server_list").out.split()[0]
+    server = daemon.servers()[0]
     assert daemon.ask(f"shutdown_server {server}") == Reply("")
     assert daemon.ask(f"get_server_status {server}") == Reply("ACTIVE\n")
     daemon.end_clients()
@@ -97,7 +97,7 @@ def test_quit_waits_for_the_clients(daemon: Daemon, line: str, seconds: float) -
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs uid 0 to be two users")
 def test_another_user_cannot_end_a_client(daemon: Daemon) -> None:
     client = daemon.start_client()
-    server = daemon.ask("get_server_list").out.split()[0]
+    server = daemon.servers()[0]
     assert daemon.ask(f"terminate_client {server} {client}", uid=1000).out.endswith("\n800\n")
     assert daemon.ask(f"shutdown_server {server} -f", uid=1000).status == 0
     assert daemon.ask(f"get_client_list {server}").out == f"{client}\n"
@@ -105,7 +105,7 @@ def test_another_user_cannot_end_a_client(daemon: Daemon) -> None:
 
 def test_a_client_is_listed_while_it_lives(daemon: Daemon) -> None:
     first, second = daemon.start_client(), daemon.start_client()
-    servers = daemon.ask("get_server_list").out.split()
+    servers = daemon.servers()
     listed = [pid for server in servers for pid in daemon.ask(f"get_client_list {server}").out.split()]
     assert sorted(listed) == sorted([first, second])
     rows = [row.split()[0] for row in daemon.ask("ps").out.splitlines()]
