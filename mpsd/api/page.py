@@ -121,7 +121,7 @@ def _method(page: str, name: str) -> Mapping[str, Any]:
     method = METHODS.get(name)
     return {
         "since": minors.METHODS.get(name, 0),
-        "description": method.help if method else "Say which version you speak",
+        "description": method.help if method else "Agree on the version",
         "who_may": method.privilege.value if method else "anyone",
         "is_audited": method is not None and method.changes,
         "takes_descriptors": method is not None and method.takes is not None,

@@ -68,7 +68,7 @@ def _of_holder(ask: type, run: Handler, help: str, **more: Any) -> Method:
 HELLO = "hello"  # answered by the connection itself, once
 
 METHODS: dict[str, Method] = {
-    "status": Method(Privilege.ANYONE, messages.Nothing, daemon.status, "What mpsd is and how much there is of everything"),
+    "status": Method(Privilege.ANYONE, messages.Nothing, daemon.status, "Version, uptime and totals of mpsd"),
     "health": Method(Privilege.ANYONE, messages.Nothing, daemon.health, "Whether a client that comes would be served"),
     "device.list": Method(Privilege.ANYONE, messages.Page, paged(domains.list_devices), "The GPUs of the daemon"),
     "lease.create": Method(Privilege.ANYONE, messages.CreateLease, leases.create, "Make a lease", changes=True),
@@ -96,7 +96,7 @@ METHODS: dict[str, Method] = {
     "domain.list": Method(Privilege.ANYONE, messages.Page, paged(domains.list_domains), "Fault domains, by number"),
     "domain.create": Method(Privilege.OPERATOR, messages.CreateDomain, domains.create, "Begin a fault domain", changes=True),
     "domain.drain": Method(
-        Privilege.OPERATOR, messages.DomainName, domains.drain, "Let a domain take nobody, and go when empty", changes=True
+        Privilege.OPERATOR, messages.DomainName, domains.drain, "Close a domain to new clients, and end it when empty", changes=True
     ),
     "domain.recycle": Method(
         Privilege.OPERATOR, messages.DomainName, domains.recycle, "Replace the servers of an empty domain", changes=True
@@ -112,16 +112,16 @@ METHODS: dict[str, Method] = {
         Privilege.ANYONE, messages.ListIncidents, paged(faults.list_incidents), "Faults, each put together from its events"
     ),
     "fault.get": Method(Privilege.ANYONE, messages.IncidentNumber, faults.get, "Everything that is known of one fault"),
-    "fault.report": Method(Privilege.CLIENT, messages.ReportError, faults.report, "Say one's own first CUDA error"),
+    "fault.report": Method(Privilege.CLIENT, messages.ReportError, faults.report, "Report the caller's first CUDA error"),
     "fault.guards": Method(
-        Privilege.CLIENT, messages.GuardRange, faults.guards, "Say where one has guards that are to tell of accesses"
+        Privilege.CLIENT, messages.GuardRange, faults.guards, "Report the addresses of the caller's guards"
     ),
-    "blame.list": Method(Privilege.OPERATOR, messages.Page, paged(faults.list_blame), "What is held against whom"),
+    "blame.list": Method(Privilege.OPERATOR, messages.Page, paged(faults.list_blame), "List quarantined, suspected and paused clients"),
     "blame.pardon": Method(
-        Privilege.OPERATOR, messages.BlameKey, faults.pardon, "Hold nothing against somebody any more", changes=True
+        Privilege.OPERATOR, messages.BlameKey, faults.pardon, "End quarantine and suspicion of a key", changes=True
     ),
     "arena.create": Method(
-        Privilege.ANYONE, arena_messages.CreateArena, arenas.create, "Make an arena, with nothing in it", changes=True
+        Privilege.ANYONE, arena_messages.CreateArena, arenas.create, "Make an empty arena", changes=True
     ),
     "arena.get": Method(Privilege.ARENA, arena_messages.ArenaName, arenas.get, "One arena", refusal=arenas.refusal_by_mode),
     "arena.list": Method(Privilege.SEEN, messages.Page, paged(arenas.list_arenas), "Arenas, by id"),
@@ -142,7 +142,7 @@ METHODS: dict[str, Method] = {
     "arena.commit": _of_holder(
         arena_messages.CommitArena,
         arenas.commit,
-        "Make what was put and dropped hold, all of it or nothing",
+        "Commit pending puts and drops atomically",
         changes=True,
         takes=lambda ask: ask.has_layout + ask.has_state,
     ),
@@ -153,7 +153,7 @@ METHODS: dict[str, Method] = {
     ),
     "arena.state": _of_holder(arena_messages.ArenaId, arenas.state, "Get the forward state of an arena", gives=True),
     "arena.close": _of_holder(arena_messages.CloseArena, arenas.close, "Hold an arena no longer", changes=True),
-    "arena.seal": _of_holder(arena_messages.SealArena, arenas.seal, "Let nobody write an arena any more", changes=True),
+    "arena.seal": _of_holder(arena_messages.SealArena, arenas.seal, "Make an arena unchangeable", changes=True),
     "arena.change": Method(
         Privilege.OWNER,
         arena_messages.ChangeArena,
@@ -174,7 +174,7 @@ METHODS: dict[str, Method] = {
         Privilege.ANYONE,
         arena_messages.MakeRoom,
         arenas.make_room,
-        "Free memory of arenas that nobody holds",
+        "Free memory of arenas that no process holds",
         changes=True,
         told=arenas.room_made,
     ),
@@ -182,20 +182,20 @@ METHODS: dict[str, Method] = {
         Privilege.ANYONE,
         service_messages.ServiceName,
         services.enlist,
-        "Say that this process will be a member of a service",
+        "Enlist this process as a member of a service",
         may_be_given_up=True,
     ),
     "service.join": _of_holder(service_messages.JoinService, services.join, "Become a member of a service", changes=True),
-    "service.ready": _of_holder(service_messages.ServiceId, services.ready, "Say that one could take over"),
+    "service.ready": _of_holder(service_messages.ServiceId, services.ready, "Report that the caller is ready to take over"),
     "service.follow": _of_holder(
-        service_messages.FollowService, services.follow, "Be told what to do", may_be_given_up=True
+        service_messages.FollowService, services.follow, "Wait for the caller's task", may_be_given_up=True
     ),
-    "service.serving": _of_holder(service_messages.ServiceTerm, services.serving, "Say that one has taken over", changes=True),
+    "service.serving": _of_holder(service_messages.ServiceTerm, services.serving, "Report that the caller serves", changes=True),
     "service.yielded": _of_holder(
-        service_messages.ServiceTerm, services.yielded, "Say that one has stopped writing", changes=True
+        service_messages.ServiceTerm, services.yielded, "Report that the caller has stopped writing", changes=True
     ),
     "service.failed": _of_holder(
-        service_messages.FailedMember, services.failed, "Say that one cannot take over, or go on", changes=True
+        service_messages.FailedMember, services.failed, "Report that the caller cannot take over, or continue", changes=True
     ),
     "service.leave": _of_holder(service_messages.ServiceId, services.leave, "Be a member no longer", changes=True),
     "service.get": Method(
@@ -225,6 +225,6 @@ METHODS: dict[str, Method] = {
         changes=True,
         refusal=arenas.refusal_of_others,
     ),
-    "events.subscribe": Method(Privilege.SEEN, messages.Subscribe, events.subscribe, "Be told of events from now on"),
-    "events.unsubscribe": Method(Privilege.ANYONE, messages.Nothing, events.unsubscribe, "Be told no more events"),
+    "events.subscribe": Method(Privilege.SEEN, messages.Subscribe, events.subscribe, "Subscribe to events from now on"),
+    "events.unsubscribe": Method(Privilege.ANYONE, messages.Nothing, events.unsubscribe, "End the subscription to events"),
 }
