@@ -96,7 +96,7 @@ METHODS: dict[str, Method] = {
     "domain.list": Method(Privilege.ANYONE, messages.Page, paged(domains.list_domains), "Fault domains, by number"),
     "domain.create": Method(Privilege.OPERATOR, messages.CreateDomain, domains.create, "Begin a fault domain", changes=True),
     "domain.drain": Method(
-        Privilege.OPERATOR, messages.DomainName, domains.drain, "Close a domain to new clients, and end it when empty", changes=True
+        Privilege.OPERATOR, messages.DomainName, domains.drain, "Close a domain to clients, and end it when empty", changes=True
     ),
     "domain.recycle": Method(
         Privilege.OPERATOR, messages.DomainName, domains.recycle, "Replace the servers of an empty domain", changes=True
@@ -116,7 +116,9 @@ METHODS: dict[str, Method] = {
     "fault.guards": Method(
         Privilege.CLIENT, messages.GuardRange, faults.guards, "Report the addresses of the caller's guards"
     ),
-    "blame.list": Method(Privilege.OPERATOR, messages.Page, paged(faults.list_blame), "List quarantined, suspected and paused clients"),
+    "blame.list": Method(
+        Privilege.OPERATOR, messages.Page, paged(faults.list_blame), "List quarantined, suspected and paused clients"
+    ),
     "blame.pardon": Method(
         Privilege.OPERATOR, messages.BlameKey, faults.pardon, "End quarantine and suspicion of a key", changes=True
     ),
@@ -190,7 +192,7 @@ METHODS: dict[str, Method] = {
     "service.follow": _of_holder(
         service_messages.FollowService, services.follow, "Wait for the caller's task", may_be_given_up=True
     ),
-    "service.serving": _of_holder(service_messages.ServiceTerm, services.serving, "Report that the caller serves", changes=True),
+    "service.serving": _of_holder(service_messages.ServiceTerm, services.serving, "Report that one serves", changes=True),
     "service.yielded": _of_holder(
         service_messages.ServiceTerm, services.yielded, "Report that the caller has stopped writing", changes=True
     ),

@@ -157,7 +157,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
     for words in (
         f"{rpc.MAX_BYTES:,} bytes a datagram; {rpc.MAX_DEPTH} levels",
         f"{rpc.MAX_ENTRIES:,} entries in one array or map; {rpc.MAX_VALUES:,} values in a frame",
-        f"says `hello` within {settings.hello_seconds:g} seconds",
+        f"`hello` within {settings.hello_seconds:g} seconds",
         f"(`api.idle_seconds`, {settings.idle_seconds:g})",
         f"does not read an answer for {settings.send_seconds:g} seconds",
         f"connections of all users | {settings.max_connections}, an eighth",
@@ -165,7 +165,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
         f"events that wait for one subscriber | {settings.max_queued_events};",
     ):
         assert words in frames_chapter
-    assert f"with the version you speak: {VERSION}." in PAGE
+    assert f"with your version of the protocol: {VERSION}" in PAGE
 
 
 def test_the_topics_are_of_families_that_there_are() -> None:
