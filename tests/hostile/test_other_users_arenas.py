@@ -1,0 +1,124 @@
+"""Another user and an arena: no method, no file and no process leads to its memory or to its forward state."""
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from mpsd_client import Client, Refused, State, calls
+
+from tests.hostile.attacker import NOBODY, attack
+from tests.integration.machine import Machine
+from tests.integration.test_arena_socket import GRANULE, fill
+from tests.integration.test_vault import vault_keeper
+
+# Prints what of a process can be opened by any way that /proc or the kernel has.
+REACHES = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+SYS_PIDFD_OPEN, SYS_PIDFD_GETFD, SYS_PROCESS_VM_READV = 434, 438, 310
+reached = []
+for pid in map(int, sys.argv[2:]):
+    for path in (f"/proc/{pid}/fd", f"/proc/{pid}/map_files", f"/proc/{pid}/fdinfo"):
+        try:
+            reached += [f"{path}/{name}" for name in os.listdir(path)]
+        except OSError:
+            pass
+    for number in range(256):
+        for path in (f"/proc/{pid}/fd/{number}", f"/proc/{pid}/fdinfo/{number}"):
+            try:
+                os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+                reached.append(path)
+            except OSError:
+                pass
+    for path in (f"/proc/{pid}/mem", f"/proc/{pid}/environ", f"/proc/{pid}/maps", f"/proc/{pid}/pagemap"):
+        try:
+            with open(path, "rb") as file:
+                file.read(1) and reached.append(path)
+        except OSError:
+            pass
+    pidfd = libc.syscall(SYS_PIDFD_OPEN, pid, 0)
+    if pidfd >= 0:
+        for number in range(256):
+            if libc.syscall(SYS_PIDFD_GETFD, pidfd, number, 0) >= 0:
+                reached.append(f"pidfd_getfd {pid} {number}")
+    if os.getuid() and libc.ptrace(16, pid, 0, 0) == 0:  # PTRACE_ATTACH
+        reached.append(f"ptrace {pid}")
+for directory, _, files in os.walk(sys.argv[1]):
+    for name in files:
+        path = os.path.join(directory, name)
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+            reached.append(path)
+        except OSError:
+            pass
+print(*reached, sep="\\n")
+"""
+
+
+def tried(machine: Machine, asked: Sequence[calls.Call[Any]]) -> dict[str, str]:
+    """What mpsd answers to a process of another user: the code of its refusal, or "" where it did as it was asked."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            with Client(machine.pipe / "mpsd.sock") as mpsd:
+                told = {"arena.list": "".join(each.name for each in mpsd.pages(calls.arena_list()))}
+                told |= {f"{number} {each.method}": refused(mpsd, each) for number, each in enumerate(asked)}
+            os.write(writer, json.dumps(told).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        said = file.read()
+    os.waitpid(pid, 0)
+    return dict(json.loads(said))
+
+
+def refused(mpsd: Client, call: calls.Call[Any]) -> str:
+    try:
+        mpsd.ask(call)
+    except Refused as exc:
+        return exc.name
+    return ""
+
+
+def test_another_user_reaches_no_memory_of_an_arena(machine: Machine) -> None:
+    """By the methods: an arena of mode 0600 is not there.  By the descriptors of the keeper, mpsd and the writer: neither."""
+    machine.start()
+    with machine.mpsd() as owner:
+        owner.ask(calls.arena_create("kv", "0", 4 * GRANULE))
+        owner.ask(calls.service_enlist("kv"))
+        arena = owner.ask(calls.arena_open("kv", "write"))
+        fill(owner, arena, {0: b"secret"}, b"{}")
+        state = State.create({"n": "uint64"}, generation=1)
+        owner.ask(calls.arena_keep_state(arena.id, 1, state.fd))
+        told = tried(machine, [
+            calls.arena_get("kv"), calls.arena_open("kv", "read"), calls.arena_open("kv", "write"), calls.arena_take(arena.id),
+            calls.arena_layout(arena.id), calls.arena_state(arena.id), calls.arena_keep_state(arena.id, 1, state.fd),
+            calls.arena_seal(arena.id, 1), calls.arena_remove("kv"), calls.arena_change(arena.id, mode=0o666),
+            calls.service_join(arena.id), calls.service_ready(arena.id), calls.service_get("kv"),
+            calls.service_follow(arena.id), calls.service_serving(arena.id, 1), calls.service_handover("kv"),
+        ])  # fmt: skip
+        assert told.pop("arena.list") == ""
+        assert len(told) == 16
+        assert set(told.values()) <= {"NO_SUCH_ARENA", "NOT_ALLOWED"}, told
+        found = attack(REACHES, machine.state, vault_keeper(machine), machine.keeper_pid(), machine.daemon_pid(), os.getpid())
+        assert found.split() == []
+        assert os.pread(owner.ask(calls.arena_take(arena.id)).fds[0], 6, 0) == b"secret"
+        kept = owner.ask(calls.arena_state(arena.id))
+        assert (kept.generation, kept.state_serial > 0) == (1, True)
+
+
+def test_the_same_looks_find_what_root_can_reach(machine: Machine) -> None:
+    """So that the test above can fail."""
+    machine.start()
+    with machine.mpsd() as owner:
+        owner.ask(calls.arena_create("kv", "0", 4 * GRANULE))
+        arena = owner.ask(calls.arena_open("kv", "write"))
+        fill(owner, arena, {0: b"secret"}, b"{}")
+        found = attack(REACHES, machine.state, vault_keeper(machine), uid=0)
+        assert any("pidfd_getfd" in line for line in found.splitlines())

@@ -1,0 +1,120 @@
+"""A client ends and its pid is given to a process of another user; a process says that it is another one."""
+
+import ctypes
+import os
+import signal
+import struct
+import time
+
+import pytest
+from mpsd_client import Client, Refused, Selector, calls, values
+
+from tests.hostile.attacker import NOBODY, attacking
+from tests.hostile.test_identity import held
+from tests.integration.machine import CLIENTS, Machine
+from tests.integration.process import is_running, wait_for
+
+SYS_CLONE3 = 435
+# As root of user and pid namespaces of its own: each line of output is a claim that the kernel refused, with its error.
+FORGES = """
+import ctypes, os, socket, struct, sys, time
+path, others_pid, others_uid = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+mine = os.getuid()
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x30000000):  # CLONE_NEWUSER | CLONE_NEWPID
+    sys.exit("no namespaces")
+open("/proc/self/setgroups", "w").write("deny")
+open("/proc/self/uid_map", "w").write(f"0 {mine} 1")
+open("/proc/self/gid_map", "w").write(f"0 {mine} 1")
+if os.fork():
+    os.wait()
+    sys.exit()
+libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: it ends with the attack, and its namespace with it
+brother = os.fork()
+if not brother:
+    time.sleep(60)
+made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+made.connect(path)
+refused = []
+for claim in ((others_pid, 0, 0), (os.getpid(), others_uid, 0), (others_pid, others_uid, others_uid), (brother, 0, 0)):
+    try:
+        made.sendmsg([b"words"], [(socket.SOL_SOCKET, 2, struct.pack("iII", *claim))])
+    except OSError:
+        refused.append(claim)
+print("ready", flush=True)
+print(len(refused), flush=True)
+time.sleep(60)
+"""
+FRIENDLY = 1000
+AFTER_SECONDS = 1.0  # mpsd ends clients within less
+
+
+def start_with_pid(pid: int, uid: int, words: list[str], environment: dict[str, str]) -> bool:
+    """False where the pid is not free.  clone(2): set_tid."""
+    set_tid = (ctypes.c_int * 1)(pid)
+    arguments = struct.pack("10Q", 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(set_tid), 1)
+    made = ctypes.CDLL(None).syscall(SYS_CLONE3, arguments, len(arguments))
+    if made == 0:
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in range(3):
+                os.dup2(null, number)
+            os.execve(words[0], words, environment)
+        finally:
+            os._exit(1)
+    return bool(made == pid)
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["mpsd saw the end", "mpsd was stopped meanwhile"])
+def test_a_reused_pid_has_nothing_of_the_client_before(machine: Machine, is_late: bool) -> None:
+    """Neither its lease nor its limits, nor what is held against it, and nothing ends it."""
+    machine.configure("[faults]\nculprit_seconds = 0.2\n")
+    machine.start()
+    culprit = machine.client("faulter", "oob_write", "--after", "600", uid=FRIENDLY).ready()
+    with machine.mpsd() as mpsd:
+        lease = mpsd.ask(calls.lease_create("job", Selector.of_pid(culprit.pid), sm_percent=10)).id
+        if is_late:
+            machine.signal_daemon("SIGSTOP")
+        culprit.end(signal.SIGKILL)
+        words = [str(CLIENTS / "counter"), "--json", "--seconds", "600", "--ms", "50", "--kernel-us", "3000"]
+        environment = machine.variables | {"CUDA_VISIBLE_DEVICES": "0"}
+        wait_for("the pid to be free", lambda: start_with_pid(culprit.pid, NOBODY, words, environment))
+        try:
+            if is_late:
+                machine.signal_daemon("SIGCONT")
+            [row] = wait_for("the other client", lambda: running(mpsd, culprit.pid))
+            assert (row.uid, row.lease_id, row.sm_percent in (None, 100.0)) == (NOBODY, None, True)
+            with machine.mpsd(uid=FRIENDLY) as friend, pytest.raises(Refused):
+                friend.ask(calls.client_stop(culprit.pid))
+            assert not [each.key for each in mpsd.ask(calls.blame_list()).items if f":{NOBODY}:" in each.key]
+            until = time.monotonic() + AFTER_SECONDS
+            wait_for("a while", lambda: time.monotonic() > until or not is_running(culprit.pid))
+            assert is_running(culprit.pid)
+            assert [each.pid for each in running(mpsd, culprit.pid)] == [culprit.pid]
+            assert lease not in [each.lease_id for each in mpsd.ask(calls.client_list()).items]
+        finally:
+            os.kill(culprit.pid, signal.SIGKILL)
+            os.waitpid(culprit.pid, 0)
+
+
+def running(mpsd: Client, pid: int) -> list[values.MpsClient]:
+    return [each for each in mpsd.ask(calls.client_list()).items if each.pid == pid and each.state == "running"]
+
+
+def test_forged_credentials_speak_for_no_other_process(machine: Machine) -> None:
+    """The kernel refuses those of other users and other namespaces.  Those of a process of the attacker's own it lets through,
+    and mpsd holds the connection."""
+    machine.start()
+    client = machine.counter(uid=FRIENDLY).ready()
+    with attacking(FORGES, machine.pipe / "control", client.pid, FRIENDLY) as forger:
+        assert forger.stdout is not None
+        assert forger.stdout.readline() == "3\n"
+        [line] = wait_for("the connection to be held", lambda: held(machine, "speaks on the connection of"))
+        assert line["uid"] == NOBODY
+        with machine.mpsd() as mpsd:
+            rows = [(each.uid, each.state) for each in mpsd.ask(calls.client_list()).items]
+        assert [each for each in rows if each[1] == "running"] == [(FRIENDLY, "running")]
+    client.goes_on()
