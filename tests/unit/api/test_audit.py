@@ -91,7 +91,8 @@ def test_a_syslog_daemon_gets_what_must_not_be_lost(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
         daemon.settimeout(20)
         daemon.bind(str(tmp_path / "log"))
-        audit = open_audit(str(tmp_path / "not there"), Log(audit_socket=str(tmp_path / "log")))
+        (tmp_path / "no directory").touch()  # a directory that is only missing would be made again
+        audit = open_audit(str(tmp_path / "no directory"), Log(audit_socket=str(tmp_path / "log")))
         audit.record(OPERATOR, "limits.set", {}, "done")
         head, _, text = daemon.recv(65536).partition(b": ")
         assert re.fullmatch(rb"<85>[A-Z][a-z]{2} [ 1-3][0-9] [0-9:]{8} mpsd\[%d\]" % os.getpid(), head)
@@ -150,7 +151,8 @@ async def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_fails_costs_lines_that_are_counted(tmp_path: Path) -> None:
-    async with open_house(tmp_path / "not there") as house:
+    (tmp_path / "no directory").touch()
+    async with open_house(tmp_path / "no directory") as house:
         caller = await house.call_as(OWNER)
         await caller.ask("lease.renew", id=1)
         house.audit.close()
