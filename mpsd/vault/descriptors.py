@@ -13,6 +13,7 @@ from mpsd.wire.state import HEAD, parse_head
 
 CONTROL_DEVICE = "/dev/nvidiactl"
 _CHUNK_BYTES = 1 << 20
+_TICKET_BYTES = 64  # the simulator writes 21 at most
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _STATE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -40,10 +41,17 @@ def check_exported(descriptor: int) -> None:
 
 
 def check_simulated(descriptor: int) -> None:
-    """The simulator's memory is memory files (native/sim/machine/memory.c).  Raises BadRequest."""
+    """What the simulator exports is a sealed memory file with a block's number (native/sim/machine/tickets.c).
+
+    A larger one, or one that may grow, would be host memory that no quota counts.  Raises BadRequest."""
+    found = os.fstat(descriptor)
     if not _is_memory_file(descriptor):
-        found = _kind(os.fstat(descriptor).st_mode)
-        raise BadRequest(f"a descriptor is no simulated GPU memory: it is {found}, and not a memory file")
+        kind = _kind(found.st_mode)
+        raise BadRequest(f"a descriptor is no simulated GPU memory: it is {kind}, and not a memory file")
+    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        raise BadRequest("a descriptor is no simulated GPU memory: it is a memory file that can still change")
+    if found.st_size > _TICKET_BYTES:
+        raise BadRequest(f"a descriptor is no simulated GPU memory: it is a memory file of {found.st_size} bytes")
 
 
 def read_layout(descriptor: int) -> Layout:

@@ -1,6 +1,7 @@
 """Arenas at the socket of a real daemon: descriptors there and back, other users, ends of everybody, junk."""
 
 import array
+import fcntl
 import json
 import os
 import random
@@ -22,16 +23,17 @@ from tests.integration.process import wait_for
 from tests.seeds import RUN_SEED
 
 pytestmark = pytest.mark.root
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE  # as the simulator's own has
 
 
 @contextmanager
 def memory(*words: bytes) -> Iterator[list[int]]:
     """Simulated GPU memory, one piece for each word, which stands at its beginning."""
-    fds = [os.memfd_create(f"piece-{number}") for number in range(len(words))]
+    fds = [os.memfd_create(f"piece-{number}", os.MFD_ALLOW_SEALING) for number in range(len(words))]
     try:
         for fd, word in zip(fds, words, strict=True):
-            os.ftruncate(fd, GRANULE)
             os.pwrite(fd, word, 0)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
         yield fds
     finally:
         close_all(fds)

@@ -16,7 +16,7 @@ from mpsctl.session import NoMpsd
 from mpsctl.starter import scribe
 from mpsctl.starter.children import MISSED_SECONDS, Child, Place, free_number
 from mpsctl.starter.ending import Manner, end
-from mpsctl.starter.groups import groups, share_out
+from mpsctl.starter.groups import eligible, groups, share_out
 from mpsctl.starter.line import Line
 from mpsctl.starter.plan import Make
 from mpsctl.starter.settings import Given, Settings, changes, of_service
@@ -189,6 +189,13 @@ def test_who_is_in_a_process_group() -> None:
 
 def member(pid: int, start_time: int = 5, *, is_writer: bool = False, standing: str = "ready") -> values.Member:
     return values.Member(pid, start_time, "d1", 0, standing, is_writer, True, 1.0)
+
+
+def test_no_client_of_another_user_is_taken_for_a_members() -> None:
+    """It could have begun in the same hundredth of a second, and the starter would end it."""
+    listed = [((11, 6), 1000), ((40, 6), 1001), ((41, 6), None)]
+    assert eligible(listed, 1000, is_same_namespace=False) == {(11, 6)}
+    assert eligible(listed, 1000, is_same_namespace=True) == {(11, 6), (40, 6), (41, 6)}  # compared by pid as well
 
 
 def test_members_are_known_again() -> None:

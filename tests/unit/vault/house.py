@@ -1,5 +1,6 @@
 """What the tests of the vault share: a vault with a real keeper, memory to put in, processes that hold and end."""
 
+import fcntl
 import os
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ OTHER_GPU = "GPU-99999999-1111-2222-3333-444444444444"
 DEVICES = (Device(0, GPU, "", 80 << 30, ""), Device(1, OTHER_GPU, "", 80 << 30, ""))
 USER, STRANGER = 1000, 1001
 SPEC = ArenaSpec("model", GPU, 1 << 30)
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 @dataclass
@@ -157,10 +159,11 @@ def a_process() -> Iterator[Holder]:
         made.collect()
 
 
-def memory(text: bytes = b"") -> int:
+def memory(text: bytes = b"", seals: int = SEALS) -> int:
     """A descriptor that the simulator's check takes for GPU memory."""
-    made = os.memfd_create("memory")
+    made = os.memfd_create("memory", os.MFD_ALLOW_SEALING)
     os.write(made, text)
+    fcntl.fcntl(made, fcntl.F_ADD_SEALS, seals)
     return made
 
 

@@ -223,7 +223,7 @@ async def test_a_stranger_cannot_change_a_layout_that_it_gave(house, writer):
     """Neither the file that it came in, nor the one that goes out."""
     async with house.vault() as vault:
         arena = await opened(vault, writer.process)
-        layout = memory(b"as it was")
+        layout = memory(b"as it was", seals=0)
         kept = os.dup(layout)
         await vault.arenas.commit(arena.id, 1, writer.process, layout)
         os.pwrite(kept, b"as it is ", 0)

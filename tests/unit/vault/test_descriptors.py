@@ -1,7 +1,9 @@
 """What strangers' descriptors are taken for."""
 
+import fcntl
 import os
 import socket
+from contextlib import nullcontext
 
 import pytest
 
@@ -10,7 +12,7 @@ from mpsd.errors import BadRequest
 from mpsd.vault import descriptors
 from mpsd.vault.descriptors import check_exported, check_simulated, read_layout
 from tests.descriptors import descriptors as open_descriptors
-from tests.unit.vault.house import memory
+from tests.unit.vault.house import SEALS, memory
 
 
 @pytest.fixture
@@ -68,6 +70,25 @@ def test_what_a_stranger_serves_is_neither_simulated_memory_nor_a_layout(kind):
     os.close(descriptor)
 
 
+@pytest.mark.parametrize(
+    ("size", "seals", "why"),
+    [
+        (20, SEALS, ""),
+        (1 << 30, SEALS, "of 1073741824 bytes"),
+        (20, 0, "still change"),
+        (20, SEALS & ~fcntl.F_SEAL_GROW, "still change"),
+    ],
+)
+def test_simulated_memory_is_a_file_that_takes_no_memory(size, seals, why):
+    """A gigabyte that was put as 2 MiB would be the host's, and stay in the keeper."""
+    descriptor = os.memfd_create("ticket", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    with pytest.raises(BadRequest, match=why) if why else nullcontext():
+        check_simulated(descriptor)
+    os.close(descriptor)
+
+
 @pytest.mark.parametrize("size", [1, 4096, 1 << 20, (1 << 20) + 1, MOST_LAYOUT_BYTES])
 def test_a_layout_is_copied_to_its_last_byte(size):
     text = os.urandom(size)
@@ -81,7 +102,7 @@ def test_a_layout_is_copied_to_its_last_byte(size):
 
 @pytest.mark.parametrize("size", [0, MOST_LAYOUT_BYTES + 1, 1 << 50])
 def test_a_layout_has_a_size(size):
-    theirs = memory()
+    theirs = memory(seals=0)
     os.ftruncate(theirs, size)
     with pytest.raises(BadRequest, match=f"a layout of {size} bytes"):
         read_layout(theirs)
@@ -90,7 +111,7 @@ def test_a_layout_has_a_size(size):
 
 def test_a_layout_that_becomes_shorter_is_refused(monkeypatch):
     """A stranger truncates it while it is read: no signal, no half of a layout."""
-    theirs = memory(b"x" * 100)
+    theirs = memory(b"x" * 100, seals=0)
     pread = os.pread
 
     def truncating(descriptor: int, size: int, place: int) -> bytes:

@@ -12,7 +12,7 @@ from mpsd_client import Client, ErrorCode, MpsdError, Refused, calls
 
 from mpsctl.session import NoMpsd
 from mpsctl.starter.children import Child
-from mpsctl.starter.groups import Process, groups, is_in
+from mpsctl.starter.groups import Process, eligible, groups, is_in
 
 _LEFT = "left: "
 _MARGIN_SECONDS = 60.0  # what mpsd may need besides, where vendor daemons do not answer
@@ -79,7 +79,8 @@ def _stop(process: Process, mpsd: Client, manner: Manner) -> str:
 def _clients(child: Child, mpsd: Client) -> Iterator[Process]:
     """Those of its processes that use a GPU, with the pids that mpsd has for them."""
     group, is_same = {*child.processes, *groups([child.pid])[child.pid]}, mpsd.hello.pid == os.getpid()
-    found = {(each.pid, each.start_time) for each in mpsd.pages(calls.client_list())}
+    listed = (((each.pid, each.start_time), each.uid) for each in mpsd.pages(calls.client_list()))
+    found = eligible(listed, mpsd.hello.uid, is_same_namespace=is_same)
     if child.member is not None:
         found.add((child.member.pid, child.member.start_time))
     return (each for each in sorted(found) if is_in(each, group, is_same_namespace=is_same))

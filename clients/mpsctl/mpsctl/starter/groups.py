@@ -36,6 +36,13 @@ def is_in(process: Process, group: Set[Process], *, is_same_namespace: bool) -> 
     return process in group if is_same_namespace else process[1] in {start_time for _, start_time in group}
 
 
+def eligible(clients: Iterable[tuple[Process, int | None]], uid: int, *, is_same_namespace: bool) -> set[Process]:
+    """Those that may be a member's, of clients and their uids.
+
+    Where pids differ, start times alone are compared, which clients of other users may have too."""
+    return {process for process, owner in clients if is_same_namespace or owner == uid}
+
+
 def share_out(
     members: Iterable[values.Member], found: Mapping[int, Set[Process]], *, is_same_namespace: bool
 ) -> tuple[Mapping[int, values.Member], tuple[values.Member, ...]]:
