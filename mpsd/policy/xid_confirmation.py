@@ -6,10 +6,10 @@
 | any other that names a process of a domain | NVML has such an event; or the domain's own server says FAULT |
 | any other | NVML has such an event |
 
-NVML's event does not tell the domain, so it is for one domain alone: for the one that the first records name.  Where records
-name two, or the event is another domain's already, the server's word is awaited: a user can make an Xid in a domain of its own
-while it writes a record about another domain.  A UVM event confirms nothing here: it comes while kernels still write, and the
-Xid is what says that they have ended (fault_fence.py).
+NVML's event does not tell the domain, and a user can make an Xid in a domain of its own while it writes a record about another
+domain.  So an event is for the records of one domain, and there is one event for each record: a domain whose record needed no
+event of its own takes the next one.  Where the records that wait name two domains, the server's word is awaited.  A UVM event
+confirms nothing here: it comes while kernels still write, and the Xid is what says that they have ended (fault_fence.py).
 
 What is not confirmed within CONFIRM_NS has no effect.  Pure; times are given.  Prose: docs/faults.md, "What an Xid may do".
 """
@@ -36,11 +36,21 @@ def is_grave(record: Observation) -> bool:
 
 
 @dataclass(slots=True)
-class _Event:
-    """Of NVML, of one number and GPU.  domain: whose it is; empty: not known yet."""
+class _Events:
+    """Of NVML, of one number and GPU.  domain: whose records the last one confirmed.  spare: how many confirmed none yet.
+    owed: records of that domain that were confirmed before their own event."""
 
     heard_ns: int
     domain: str = ""
+    spare: int = 0
+    owed: int = 0
+
+    def give(self, domain: str, records: int) -> None:
+        """They confirm so many records of that domain, or that name none."""
+        self.domain = domain or self.domain
+        used = min(records, self.spare)
+        self.spare -= used
+        self.owed = min(self.owed + records - used, _MOST_OF_ONE)
 
 
 @dataclass(slots=True)
@@ -48,14 +58,15 @@ class UnconfirmedXids:
     """Guards that a record is passed on only with something that says the same and that no user can write, and bounds."""
 
     _waiting: dict[tuple[str, str], deque[tuple[int, Observation]]] = field(default_factory=dict)  # by GPU and domain
-    _events: dict[tuple[str, int], _Event] = field(default_factory=dict)  # by GPU and number
+    _events: dict[tuple[str, int], _Events] = field(default_factory=dict)  # by GPU and number
 
     def hear(self, record: Observation, now_ns: int) -> bool:
         """Whether it is confirmed already.  If not, it is kept until something confirms it, or for a while."""
-        event = self._fresh(record.gpu, record.xid, now_ns)
-        if event is not None and self._takes(event, record):
+        events = self._fresh(record.gpu, record.xid, now_ns)
+        if events is not None and self._is_for(events, record):
+            events.give(_domain_of(record), 1)
             return True
-        of_one = self._waiting.setdefault((record.gpu, "" if is_of_gpu(record) else record.domain), deque(maxlen=_MOST_OF_ONE))
+        of_one = self._waiting.setdefault((record.gpu, _domain_of(record)), deque(maxlen=_MOST_OF_ONE))
         of_one.append((now_ns, record))
         return False
 
@@ -63,19 +74,26 @@ class UnconfirmedXids:
         """NVML has an event: what it confirms."""
         if not gpu:
             return ()
-        event = self._fresh(gpu, xid, now_ns)
-        if event is None:
-            event = self._events[gpu, xid] = _Event(now_ns)
-        alike = [each for each in self._records() if (each.gpu, each.xid) == (gpu, xid)]
-        return self._pass_on(each for each in alike if self._takes(event, each))
+        events = self._fresh(gpu, xid, now_ns) or _Events(now_ns)
+        self._events[gpu, xid] = events
+        events.heard_ns = now_ns
+        if events.owed:
+            events.owed -= 1
+            return ()
+        events.spare += 1
+        alike = self._alike(gpu, xid)
+        named = {_domain_of(each) for each in alike} - {""}
+        confirmed = [each for each in alike if len(named) <= 1 or not _domain_of(each)]
+        if confirmed:
+            events.give(named.pop() if len(named) == 1 else "", len(confirmed))
+        return self._pass_on(confirmed)
 
     def hear_server(self, domain: str) -> tuple[Observation, ...]:
-        """The domain's own server says FAULT: what that confirms.  An event that two domains waited for is its own."""
+        """The domain's own server says FAULT: what that confirms.  Events that two domains waited for are its own."""
         of_it = [each for each in self._records() if each.domain == domain and not is_of_gpu(each)]
         for each in of_it:
-            event = self._events.get((each.gpu, each.xid or 0))
-            if event is not None and not event.domain:
-                event.domain = domain
+            if (events := self._events.get((each.gpu, each.xid or 0))) is not None and events.spare:
+                events.give(domain, 1)
         return self._pass_on(of_it)
 
     def hear_lost(self, gpu: str) -> tuple[Observation, ...]:
@@ -88,7 +106,7 @@ class UnconfirmedXids:
     def drop_late(self, now_ns: int) -> tuple[Observation, ...]:
         """What was not confirmed in time."""
         late = [record for of_one in self._waiting.values() for at, record in of_one if now_ns - at > _limit_ns(record)]
-        for key in [key for key, event in self._events.items() if now_ns - event.heard_ns > CONFIRM_NS]:
+        for key in [key for key, events in self._events.items() if now_ns - events.heard_ns > CONFIRM_NS]:
             del self._events[key]
         return self._pass_on(late)
 
@@ -96,18 +114,19 @@ class UnconfirmedXids:
         dues = (at + _limit_ns(record) + 1 for of_one in self._waiting.values() for at, record in of_one)
         return min(dues, default=None)
 
-    def _fresh(self, gpu: str, xid: int | None, now_ns: int) -> _Event | None:
-        event = self._events.get((gpu, xid)) if gpu and xid is not None else None
-        return event if event is not None and now_ns - event.heard_ns <= CONFIRM_NS else None
+    def _fresh(self, gpu: str, xid: int | None, now_ns: int) -> _Events | None:
+        events = self._events.get((gpu, xid)) if gpu and xid is not None else None
+        return events if events is not None and now_ns - events.heard_ns <= CONFIRM_NS else None
 
-    def _takes(self, event: _Event, record: Observation) -> bool:
-        """Whether the event confirms the record, which then has it."""
-        if is_of_gpu(record) or not record.domain:
+    def _is_for(self, events: _Events, record: Observation) -> bool:
+        domain = _domain_of(record)
+        if not domain or domain == events.domain:
             return True
-        named = {each.domain for each in self._records() if (each.gpu, each.xid) == (record.gpu, record.xid)} - {""}
-        if not event.domain and named <= {record.domain}:
-            event.domain = record.domain
-        return event.domain == record.domain
+        named = {_domain_of(each) for each in self._alike(record.gpu, record.xid)} - {""}
+        return events.spare > 0 and named <= {domain}
+
+    def _alike(self, gpu: str, xid: int | None) -> list[Observation]:
+        return [each for each in self._records() if (each.gpu, each.xid) == (gpu, xid)]
 
     def _records(self) -> list[Observation]:
         return [record for of_one in self._waiting.values() for _, record in of_one]
@@ -120,6 +139,11 @@ class UnconfirmedXids:
             if not left:
                 del self._waiting[key]
         return gone
+
+
+def _domain_of(record: Observation) -> str:
+    """Of the GPU itself it is whatever process it names."""
+    return "" if is_of_gpu(record) else record.domain
 
 
 def _limit_ns(record: Observation) -> int:

@@ -49,13 +49,34 @@ def test_an_event_is_for_one_domain():
     waiting.hear(record(43, "own"), MS)
     assert waiting.hear_nvml("GPU-a", 43, 2 * MS) == ()
     assert waiting.hear_server("own") == (record(43, "own"),)
-    assert waiting.hear_nvml("GPU-a", 43, 3 * MS) == ()
+    assert not waiting.hear(record(43, "victim"), 3 * MS)
     after = UnconfirmedXids()
     after.hear(record(43, "own"), 0)
     assert after.hear_nvml("GPU-a", 43, MS) == (record(43, "own"),)
     assert not after.hear(record(43, "victim"), 2 * MS)
-    assert after.hear_nvml("GPU-a", 43, 3 * MS) == ()
-    assert after.hear(record(43, "own"), 4 * MS)
+    assert after.hear(record(43, "own"), 3 * MS)
+    assert after.hear_nvml("GPU-a", 43, 4 * MS) == ()
+
+
+def test_each_domain_of_a_gpu_has_events_of_its_own():
+    """Two domains fault one after the other, in either order of record and event."""
+    waiting = UnconfirmedXids()
+    waiting.hear(record(43, "d1"), 0)
+    assert waiting.hear_nvml("GPU-a", 43, MS) == (record(43, "d1"),)
+    waiting.hear(record(43, "d2"), 500 * MS)
+    assert waiting.hear_nvml("GPU-a", 43, 501 * MS) == (record(43, "d2"),)
+    assert waiting.hear_nvml("GPU-a", 43, 900 * MS) == ()
+    assert waiting.hear(record(43, "d3"), 901 * MS)
+
+
+def test_a_fault_of_several_records_leaves_no_event_for_others():
+    """An SM exception makes two records and two events; the second event is not for who is named between."""
+    waiting = UnconfirmedXids()
+    waiting.hear(record(13, "own"), 0)
+    waiting.hear(record(13, "own"), 0)
+    assert len(waiting.hear_nvml("GPU-a", 13, MS)) == 2
+    assert not waiting.hear(record(13, "victim"), 2 * MS)
+    assert waiting.hear_nvml("GPU-a", 13, 3 * MS) == ()
 
 
 def test_the_server_confirms_for_its_domain_and_says_nothing_of_the_gpu():
