@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,6 @@ from mpsd.runtime.signals import Signals
 from mpsd.runtime.state_directory import StateDirectory
 from mpsd.runtime.stopping import Stopper
 from mpsd.runtime.store import SqliteStore
-from mpsd.runtime.stored import Stored, take_stored
 from mpsd.runtime.strangers import Strangers
 from mpsd.runtime.suppressed import tell_suppressed
 from mpsd.runtime.targets import Targets
@@ -87,14 +86,13 @@ def main(config: Config, invocation: Invocation) -> int:
     journal = open_journal(
         config.log, foreground=invocation.foreground, log_directory=config.log_directory, terminal=sys.stderr
     )
-    stored = take_stored(os.environ)
     environ = dict(os.environ)
     claim = None
     try:
         state = places.state_directory(config, os.geteuid(), environ)
         claim = Claim(Path(config.pipe_directory), Path(config.log_directory), state, (*DOORS, UI_SOCKET, API_SOCKET))
         claim.take()
-        return trio.run(_run, config, invocation, environ, claim, journal, stored)
+        return trio.run(_run, config, invocation, environ, claim, journal)
     except BaseException as exc:
         refusal = _refusal_in(exc)
         if refusal is None:
@@ -132,7 +130,6 @@ async def _run(
     environ: Mapping[str, str],
     claim: Claim,
     journal: Journal,
-    stored: Sequence[Stored],
 ) -> int:
     is_privileged = may_impersonate()
     _check_enforceable(config, is_privileged)
@@ -158,7 +155,7 @@ async def _run(
         inspector = Inspector()
         inspector.start()
         opened.callback(inspector.close)
-        parts = (*stores, audit, stored, inspector, allowance)
+        parts = (*stores, audit, inspector, allowance)
         found = Found(config, invocation, environ, claim, public, devices, is_privileged, *parts)
         daemon = _build(found)
         daemon.on_signal = Signals(config, invocation, journal, public, audit, allowance).take
@@ -225,7 +222,7 @@ def _build(found: Found) -> Daemon:
     stopper = Stopper(pool, Targets(pool, lambda: _admitted(book), lambda: _needed(found, refuser, vault, relayed)))
     faults = join_faults(found, pool, book, stopper, events, facts)
     notifier = Notifier(found.environ)
-    vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events, notifier)
+    vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events)
     failover = join_failover(found, pool, vault, stopper, faults, events)
     refuser = Refuser(pool.program, claim.state_directory / "refuser", pool.settings.visible_devices)
     metrics, admission = _build_metrics(config, events, book)

@@ -1,6 +1,6 @@
 """What the daemon is built from: what it was told, and what it found here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpsd.api.audit import Audit
@@ -15,7 +15,6 @@ from mpsd.policy.descriptor_budget import Budget
 from mpsd.runtime.claim import Claim
 from mpsd.runtime.public_log import PublicLog
 from mpsd.runtime.store import SqliteStore
-from mpsd.runtime.stored import Stored
 from mpsd.vault.store import VaultStore
 
 
@@ -36,6 +35,5 @@ class Found:
     vault_store: VaultStore
     service_store: ServiceStore
     audit: Audit
-    stored: Sequence[Stored]
     inspector: Inspector
     budget: Budget

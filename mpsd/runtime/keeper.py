@@ -54,7 +54,7 @@ class KeeperClient:
         self.close()
         if self._connect():
             return True
-        self._process = start_keeper(self._program, self._path, self._max, may_store=False)
+        self._process = start_keeper(self._program, self._path, self._max)
         if not self._connect():
             raise KeeperFailed(f"{self._program} was started and does not answer at {self._path}")
         return False

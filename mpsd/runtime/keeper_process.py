@@ -8,12 +8,9 @@ from pathlib import Path
 from mpsd.errors import KeeperFailed
 
 
-def start_keeper(program: Path, path: Path, most: int, *, may_store: bool) -> subprocess.Popen[bytes]:
-    """A keeper that listens at `path` when this returns, and outlives mpsd.  Raises KeeperFailed.
-
-    may_store: when it is ended by SIGTERM it gives what it holds to systemd, if that runs us (runtime/stored.py).
-    """
-    environ = {name: value for name, value in os.environ.items() if may_store or name != "NOTIFY_SOCKET"}
+def start_keeper(program: Path, path: Path, most: int) -> subprocess.Popen[bytes]:
+    """A keeper that listens at `path` when this returns, and outlives mpsd.  Raises KeeperFailed."""
+    environ = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
             path.unlink(missing_ok=True)

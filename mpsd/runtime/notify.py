@@ -7,11 +7,9 @@ Protocols: --ready-fd in docs/configuration.md; sd_notify(3).
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from mpsd import __version__
-
-_STORE_SECONDS = 1.0
 
 
 class Notifier:
@@ -39,19 +37,6 @@ class Notifier:
     def watchdog(self) -> bool:
         """Still alive; to be called every half of `watchdog_seconds`."""
         return self._send("WATCHDOG=1")
-
-    def forget_stored(self, names: Iterable[str]) -> None:
-        """What systemd keeps under these names is closed by it.  Blocks for a second or two at most."""
-        if self._address is None:
-            return
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
-                out.settimeout(_STORE_SECONDS)
-                out.connect(self._address)
-                for name in names:
-                    out.send(f"FDSTOREREMOVE=1\nFDNAME={name}".encode())
-        except OSError:
-            pass  # it closes them when the service ends
 
     def _send(self, *lines: str) -> bool:
         """True when systemd's socket took it."""

@@ -9,7 +9,6 @@ from mpsd.errors import NoSuchLease
 from mpsd.found import Found
 from mpsd.leases.book import LeaseBook
 from mpsd.model import Device, ProcessId
-from mpsd.runtime.notify import Notifier
 from mpsd.uvm.attachments import Attachments
 from mpsd.vault.arenas import Arenas
 from mpsd.vault.descriptors import check_exported, check_simulated
@@ -30,7 +29,6 @@ def join_vault(
     book: LeaseBook,
     attachments: Attachments,
     events: EventBus,
-    notifier: Notifier,
 ) -> Vault:
     """Raises UnusablePath."""
     config, store = found.config, found.vault_store
@@ -51,7 +49,7 @@ def join_vault(
             entry.queue and entry.arena.writer == process for entry in shelf.by_id.values()
         )
 
-    around = Surroundings(devices, lease_bytes, events.publish, forget_stored=notifier.forget_stored)
+    around = Surroundings(devices, lease_bytes, events.publish)
     shelf = Shelf(store, around, settings.vault(config))
     program = places.native_directory() / "keeper" / "mpsd-keeper"
     keeper = VaultKeepers(program, found.claim.state_directory / KEEPER, config.vault.max_allocations, shelf.compare, store)
@@ -63,4 +61,4 @@ def join_vault(
     arenas = Arenas(shelf, store, filling, terms, holders, janitor, lease_of)
     ours = processes.process_id(os.getpid())
     before = store.begin(ours) if ours else None
-    return Vault(arenas, shelf, store, keeper, holders, janitor, before, check_memory, found.stored)
+    return Vault(arenas, shelf, store, keeper, holders, janitor, before)

@@ -87,21 +87,14 @@ class VaultKeepers:
 
     # -- what is asked of them -------------------------------------------------------------------------------------------
 
-    async def reach(self, handed: Sequence[Item] = ()) -> None:
-        """Connect to those that run, and compare; what none of them has is lost, but what is handed.
-
-        handed: what earlier keepers gave to somebody else before they ended.  Raises KeeperFailed, NoRoom where not all of that
-        can be held.
-        """
+    async def reach(self) -> None:
+        """Connect to the keepers that run, and compare: what no keeper has is lost.  Raises KeeperFailed."""
         self._find()
         async with trio.open_nursery() as nursery:
             for keeper in list(self._keepers.values()):
                 nursery.start_soon(_reach, keeper)
-        try:
-            await self._take(handed)
-        finally:
-            self._is_begun = True
-            self._compare()
+        self._is_begun = True
+        self._compare()
         await self._give_back()
 
     async def put(self, items: Sequence[Item], beside: str | None = None) -> None:
@@ -243,7 +236,7 @@ class VaultKeepers:
 
     def _launch(self, number: int) -> None:
         self._collect()
-        self._processes.append(start_keeper(self._program, self._path_of(number), self._most, may_store=True))
+        self._processes.append(start_keeper(self._program, self._path_of(number), self._most))
 
     def _path_of(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}-{number}") if number else self._path
@@ -268,13 +261,6 @@ class VaultKeepers:
         self._processes = [process for process in self._processes if process.poll() is None]
 
     # -- what should be held ---------------------------------------------------------------------------------------------
-
-    async def _take(self, handed: Sequence[Item]) -> None:
-        before = None
-        for item in sorted(handed, key=lambda each: each.name):
-            if not any(self._by_keeper([item.name])):
-                await self.put([item], before)
-                before = item.name
 
     def _compare(self) -> None:
         """What is lost is lost at once; what nobody wants goes soon."""

@@ -22,7 +22,6 @@ from mpsd.policy.arena_eviction import expires_at
 from mpsd.policy.arena_settings import VaultSettings
 from mpsd.vault.entry import Entry, serial_of
 from mpsd.vault.store import Row, VaultStore
-from mpsd.wire.keeper import pack_stored
 
 log = structlog.get_logger()
 _OFTEN = frozenset({"committed", "opened", "closed"})  # what a program does all day
@@ -38,7 +37,6 @@ class Surroundings:
     lease_bytes: LeaseBytes
     publish: Callable[[str, Mapping[str, object]], None]
     clock: Callable[[], float] = time.time
-    forget_stored: Callable[[Iterable[str]], object] = tuple  # systemd's names of what is not to be kept any more; blocks
 
 
 class Shelf:
@@ -51,13 +49,11 @@ class Shelf:
         self.account = ArenaAccount()
         self.by_id: dict[int, Entry] = {}
         self.by_name: dict[str, Entry] = {}
-        self.lost = trio.Event()
         self.ends: dict[int, float] = {}  # when arenas are over that nobody has open; whoever is opened stays in it until then
         self.schedule_changed = trio.Event()  # somebody's time may be over earlier than was thought
         self._windows: list[arena_windows.Window] = []  # of all, in order
         self._opened: dict[ProcessId, dict[int, None]] = {}  # arenas that a process has open, and some that it had, by id
         self.on_told: list[OnTold] = []
-        self.forgotten: list[str] = []  # systemd's names of what was lost: it may have it, from a keeper that was ended
         self._store = store
         self._serial = store.last_serial()
         for row in store.arenas():
@@ -225,8 +221,6 @@ class Shelf:
         for row in rows:
             entry = self.by_id[row.arena.id]
             before = entry.contents
-            self.forgotten += map(pack_stored, entry.held())
-            self.lost.set()
             self.account.move(entry.arena, -before.used_bytes, -entry.count)
             entry.contents = Contents()
             self.tell("lost", self.change(entry, row), lost_bytes=before.used_bytes)

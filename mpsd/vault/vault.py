@@ -8,23 +8,18 @@ A keeper is started by the first descriptor that no other one has room for.
 """
 
 import math
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 import trio
 
 from mpsd.api.services import KeeperView
-from mpsd.errors import BadRequest, KeeperFailed, NoRoom, UnusablePath
+from mpsd.errors import KeeperFailed, UnusablePath
 from mpsd.model import ProcessId
 from mpsd.policy.arena_settings import VaultSettings
-from mpsd.runtime.stored import Stored
 from mpsd.vault.arenas import Arenas
-from mpsd.vault.descriptors import CheckMemory
 from mpsd.vault.holders import Holders
 from mpsd.vault.janitor import Janitor
-from mpsd.vault.keeper import Item
 from mpsd.vault.keepers import VaultKeepers
 from mpsd.vault.shelf import Shelf
 from mpsd.vault.store import VaultStore
@@ -45,8 +40,6 @@ class Vault:
     holders: Holders
     janitor: Janitor
     before: ProcessId | None  # the mpsd that had this vault before
-    check_memory: CheckMemory
-    stored: Sequence[Stored] = ()  # what systemd passed
 
     def view(self) -> KeeperView:
         return KeeperView(self.keeper.state, tuple(self.keeper.pids), self.keeper.held)
@@ -66,7 +59,6 @@ class Vault:
             nursery.start_soon(self.holders.run, self.before, self._gone)
             nursery.start_soon(self._expire)
             await self._reach()
-            await self._forget_stored()
 
     async def end(self) -> None:
         """mpsd quits, and the domains have ended."""
@@ -82,43 +74,10 @@ class Vault:
 
     async def _reach(self) -> None:
         try:
-            await self.keeper.reach(self._handed())
-        except (KeeperFailed, NoRoom) as exc:
+            await self.keeper.reach()
+        except KeeperFailed as exc:
             log.error("vault.keeper_silent", why=str(exc))
-        else:
-            self.shelf.forgotten += [each.name for each in self.stored]  # keepers have them, or nobody wants them
-        for each in self.stored:
-            os.close(each.descriptor)
-        self.stored = ()
         self.arenas.ready.set()
-
-    def _handed(self) -> list[Item]:
-        """What systemd kept for a keeper of this vault; what it is, is told by its name."""
-        found = []
-        for each in self.stored:
-            if each.entry is not None and self._is_ours(each.entry.name, each.descriptor):
-                found.append(Item(each.entry.name, each.descriptor, each.entry.size))
-        if self.stored:
-            log.info("vault.handed", found=len(self.stored), taken=len(found))
-        return found
-
-    def _is_ours(self, name: str, descriptor: int) -> bool:
-        if not name.startswith("m."):
-            return name.startswith(("l.", "s."))
-        try:
-            self.check_memory(descriptor)
-        except BadRequest:
-            return False
-        return True
-
-    async def _forget_stored(self) -> None:
-        """systemd's copies of what is held elsewhere, or was lost: they would be memory that nobody can give back."""
-        while True:
-            self.shelf.lost = trio.Event()
-            if names := self.shelf.forgotten:
-                self.shelf.forgotten = []
-                await trio.to_thread.run_sync(self.shelf.around.forget_stored, names)
-            await self.shelf.lost.wait()  # for ever: nothing may ever be lost
 
     async def _gone(self, process: ProcessId, seconds: float) -> None:
         while True:

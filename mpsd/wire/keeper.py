@@ -3,7 +3,6 @@
 The specification is native/include/mpsd_keeper.h.  No sockets: descriptors travel beside the bytes.
 """
 
-import re
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,8 +16,6 @@ MAJOR, MINOR = 1, 0
 ID_BYTES = 64
 PAGE = 64  # entries in one reply to LIST
 REPLY_BYTES = _MESSAGE.size + PAGE * _ENTRY.size
-_STORED = "mpsd1"
-_STORED_NAME = re.compile(rf"{_STORED},([0-9a-f]{{1,16}}),([0-9a-f]{{1,16}}),[0-9a-f]{{1,16}},([a-z0-9._+-]{{1,64}})")
 _QUIET, _MORE, _REPLY = 0x0001, 0x4000, 0x8000
 
 
@@ -99,17 +96,6 @@ def parse_reply(data: bytes) -> Reply:
     if not flags & _REPLY:
         raise ProtocolError("the keeper sent what is no reply")
     return Reply(op, sequence, status, bool(flags & _MORE), size, count, _name(name), data[_MESSAGE.size :])
-
-
-def pack_stored(entry: Entry) -> str:
-    """What an ended keeper calls this in systemd's descriptor store (FDNAME)."""
-    return f"{_STORED},{entry.generation:x},{entry.size:x},0,{entry.name.replace(':', '+')}"
-
-
-def parse_stored(name: str) -> Entry | None:
-    """None for what no keeper put there: others may speak to systemd for us, so a number must fit, and an id be one."""
-    found = _STORED_NAME.fullmatch(name)
-    return Entry(found[3].replace("+", ":"), int(found[1], 16), int(found[2], 16)) if found else None
 
 
 def _name(raw: bytes) -> str:

@@ -48,11 +48,8 @@
  * MPSD_KEEPER_PATIENCE_MS; while a reply waits, no further request of that peer is read.  An empty
  * datagram cannot be told from the end and ends the connection.
  *
- * Ending.  SIGTERM: with NOTIFY_SOCKET set (and a unit with NotifyAccess=all and
- * FileDescriptorStoreMax= enough) every descriptor goes to systemd's store before the keeper exits, as
- *     FDNAME=mpsd1,GENERATION,SIZE,ITEM_FLAGS,ID      numbers in lower-case hex, each ':' of the id as '+'
- * else it exits.  SIGHUP, SIGINT and SIGPIPE are ignored.  Exit status 0; 1 when the store could not
- * be filled; 2 when it could not start, with one line on stderr.
+ * Ending.  SIGTERM: the keeper exits, and what it holds is closed.  SIGHUP, SIGINT and SIGPIPE are
+ * ignored.  Exit status 0; 2 when it could not start, with one line on stderr.
  */
 #ifndef MPSD_KEEPER_H
 #define MPSD_KEEPER_H

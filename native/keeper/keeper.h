@@ -94,8 +94,4 @@ void peers_serve(struct peers *peers, struct protocol *protocol, const struct po
 
 int64_t keeper_now_ms(void);
 
-/* ---- handover.c: systemd's descriptor store ---- */
-
-int handover_all(const struct table *table, const char *notify_socket);
-
 #endif

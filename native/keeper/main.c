@@ -155,8 +155,8 @@ static void set_signals(sigset_t *unblocked)
 	sigdelset(unblocked, SIGTERM);
 }
 
-/* Until STOP or SIGTERM.  Whether it was SIGTERM. */
-static bool run(struct protocol *protocol, struct peers *peers, const sigset_t *unblocked)
+/* Until STOP or SIGTERM. */
+static void run(struct protocol *protocol, struct peers *peers, const sigset_t *unblocked)
 {
 	while (!peers->stop) {
 		struct pollfd events[PEERS_EVENTS];
@@ -166,10 +166,9 @@ static bool run(struct protocol *protocol, struct peers *peers, const sigset_t *
 		if (ppoll(events, PEERS_EVENTS, left < 0 ? NULL : &timeout, unblocked) < 0)
 			memset(events, 0, sizeof(events)); /* EINTR, ENOMEM: only the deadlines are looked at */
 		if (asked_to_end)
-			return true;
+			return;
 		peers_serve(peers, protocol, events);
 	}
-	return false;
 }
 
 int main(int argc, char **argv)
@@ -177,10 +176,8 @@ int main(int argc, char **argv)
 	static struct protocol protocol;
 	static struct peers peers;
 	struct arguments arguments = parse_arguments(argc, argv);
-	const char *notify_socket = getenv("NOTIFY_SOCKET");
 	struct timespec now;
 	sigset_t unblocked;
-	int rc = 0;
 
 	take_listener(arguments.fd);
 	protocol.table.max = make_room(arguments.max);
@@ -191,8 +188,7 @@ int main(int argc, char **argv)
 	protocol.stat.peers_max = MPSD_KEEPER_PEERS;
 	protocol.stat.started_ns = (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
 	peers_init(&peers, LISTENER_FD);
-	if (run(&protocol, &peers, &unblocked) && notify_socket && *notify_socket)
-		rc = handover_all(&protocol.table, notify_socket);
+	run(&protocol, &peers, &unblocked);
 	table_clear(&protocol.table);
-	return rc ? 1 : 0;
+	return 0;
 }

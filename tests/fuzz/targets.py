@@ -96,7 +96,7 @@ def rpc_params(data: bytes) -> None:
         assert str(error).isprintable()
 
 
-@reads("mpsd/wire/keeper.py", "mpsd/runtime/stored.py")
+@reads("mpsd/wire/keeper.py")
 def keeper_reply(data: bytes) -> None:
     try:
         reply = keeper_wire.parse_reply(data)
@@ -107,15 +107,6 @@ def keeper_reply(data: bytes) -> None:
             look()
         except ProtocolError:
             continue
-
-
-@reads("mpsd/wire/keeper.py", "mpsd/runtime/stored.py")
-def stored_name(data: bytes) -> None:
-    """What is read can be given to a keeper, and back to systemd."""
-    entry = keeper_wire.parse_stored(text_of(data))
-    if entry is not None:
-        assert keeper_wire.parse_stored(keeper_wire.pack_stored(entry)) == entry
-        keeper_wire.pack_request(keeper_wire.Op.PUT, 1, entry.name, generation=entry.generation, size=entry.size)
 
 
 @reads("mpsd/wire/state.py", "mpsd/failover/heartbeats.py", "mpsd/vault/descriptors.py")

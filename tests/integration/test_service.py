@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -62,6 +63,7 @@ def notifications(short_dir: Path, environ: dict[str, str]) -> Iterator[socket.s
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(short_dir / "notify"))
         listening.settimeout(SECONDS)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         environ["NOTIFY_SOCKET"] = str(short_dir / "notify")
         yield listening
 
@@ -76,9 +78,12 @@ def running(environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
             daemon.kill()  # nothing, when it ended as it should
 
 
-def wait_for(word: bytes, notifications: socket.socket) -> bytes:
+def wait_for(word: bytes, notifications: socket.socket, sender: int = 0) -> bytes:
+    """sender: the pid that everything has to come from until then; 0: any."""
     while True:  # the socket's deadline stands
-        message = notifications.recv(4096)
+        message, [(_, _, credentials)], _, _ = notifications.recvmsg(4096, socket.CMSG_SPACE(12))
+        if sender:
+            assert struct.unpack("3i", credentials)[0] == sender
         if word in message.split(b"\n"):
             return message
 
@@ -102,18 +107,19 @@ def test_the_units_capabilities_are_enough(environ: dict[str, str]) -> None:
 def test_systemd_is_told_of_start_reload_and_stop(
     environ: dict[str, str], notifications: socket.socket, short_dir: Path
 ) -> None:
-    """-f execs the daemon, so the pid that systemd started is the one that says READY."""
+    """-f execs the daemon, so the process that systemd started sends everything: the unit lets no other one speak for mpsd."""
+    assert "\nNotifyAccess=main\n" in UNIT.read_text()
     with running(environ) as daemon:
-        ready = wait_for(b"READY=1", notifications)
+        ready = wait_for(b"READY=1", notifications, daemon.pid)
         assert f"MAINPID={daemon.pid}".encode() in ready.split(b"\n")
 
         write_config(short_dir, "[domains]\nspares = 0\n")
         daemon.send_signal(signal.SIGHUP)
-        wait_for(b"RELOADING=1", notifications)
-        wait_for(b"READY=1", notifications)
+        wait_for(b"RELOADING=1", notifications, daemon.pid)
+        wait_for(b"READY=1", notifications, daemon.pid)
 
         daemon.send_signal(signal.SIGTERM)
-        wait_for(b"STOPPING=1", notifications)
+        wait_for(b"STOPPING=1", notifications, daemon.pid)
         _, log = daemon.communicate(timeout=SECONDS)
     assert daemon.returncode == 0
     assert b'"event":"reload.done","changed":["domains.spares"],"need_a_restart":[]' in log

@@ -1,6 +1,5 @@
 """The keeper holds what it was given: through the death of its clients, until it is told otherwise, and no longer."""
 
-import array
 import os
 import re
 import signal
@@ -235,58 +234,9 @@ def test_stop_closes_everything_and_exits(keeper: RunningKeeper, client: KeeperC
     assert keeper.process.wait(timeout=10) == 0
 
 
-def test_sigterm_without_systemd_just_ends(keeper: RunningKeeper, client: KeeperClient, pipe: tuple[int, int]) -> None:
+def test_sigterm_ends_it(keeper: RunningKeeper, client: KeeperClient, pipe: tuple[int, int]) -> None:
     client.put(b"a", pipe[0])
     assert keeper.terminate() == 0
-
-
-def stored(notify: socket.socket) -> tuple[dict[str, int], bool]:
-    """What a service manager would have kept; whether the barrier came."""
-    kept: dict[str, int] = {}
-    while True:
-        data, control, _flags, _address = notify.recvmsg(4096, socket.CMSG_SPACE(4))
-        ((_, _, content),) = control
-        (fd,) = array.array("i", content)
-        if data == b"BARRIER=1":
-            os.close(fd)
-            return kept, True
-        first, name = data.decode().split("\n")
-        assert first == "FDSTORE=1"
-        kept[name.removeprefix("FDNAME=")] = fd
-
-
-@pytest.mark.parametrize("abstract", [False, True])
-def test_sigterm_hands_everything_to_systemd(
-    keeper_program: Path, short_dir: Path, pipe: tuple[int, int], abstract: bool
-) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
-        notify.settimeout(10)
-        name = f"@mpsd-test-{os.getpid()}-{short_dir.name}" if abstract else str(short_dir / "notify")
-        notify.bind("\0" + name[1:] if abstract else name)
-        with RunningKeeper(keeper_program, short_dir / "keeper", environment={"NOTIFY_SOCKET": name}) as keeper:
-            with keeper.client() as client:
-                client.put(b"listen:control", pipe[1], generation=0xABC, size=2**64 - 1, item_flags=1)
-                client.put(b"z" * 64, pipe[1], generation=2**64 - 1, size=2**64 - 1, item_flags=2**64 - 1)
-            keeper.process.send_signal(signal.SIGTERM)
-            kept, barrier = stored(notify)
-            assert keeper.process.wait(timeout=10) == 0
-    most = "f" * 16
-    assert list(kept) == [f"mpsd1,abc,{most},1,listen+control", f"mpsd1,{most},{most},{most}," + "z" * 64]
-    assert all(len(each) <= 255 and ":" not in each and each.isprintable() for each in kept)  # fdname_is_valid()
-    assert barrier
-    for fd in kept.values():
-        assert says_through(fd, pipe[0])
-        os.close(fd)
-
-
-@pytest.mark.parametrize("address", ["/nowhere/notify", "relative", "@", "/" + "x" * 200, "vsock:2:1"])
-def test_a_notify_socket_that_cannot_be_reached_is_exit_status_1(
-    keeper_program: Path, short_dir: Path, pipe: tuple[int, int], address: str
-) -> None:
-    with RunningKeeper(keeper_program, short_dir / "keeper", environment={"NOTIFY_SOCKET": address}) as keeper:
-        with keeper.client() as client:
-            client.put(b"a", pipe[0])
-        assert keeper.terminate() == 1
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from mpsd.arena import GRANULE, Access, Allocation, Arena, ArenaSpec
 from mpsd.model import Device, ProcessId
 from mpsd.places import native_directory
 from mpsd.policy.arena_settings import VaultSettings
-from mpsd.runtime.stored import Stored
 from mpsd.vault.arenas import Arenas
 from mpsd.vault.descriptors import check_simulated
 from mpsd.vault.filling import Filling
@@ -70,8 +69,6 @@ class House:
     program: Path = PROGRAM  # of its keepers
     boot: str = "this boot"
     before: ProcessId | None = None  # the mpsd before
-    stored: list[Stored] = field(default_factory=list)  # what systemd passes at the next start
-    forgotten: list[str] = field(default_factory=list)  # what systemd is told not to keep
     made: list[Vault] = field(default_factory=list)
 
     def make(self) -> Vault:
@@ -81,7 +78,6 @@ class House:
             lambda lease_id, gpu: self.lease_bytes.get((lease_id, gpu)),
             lambda topic, facts: self.events.append((topic, facts)),
             lambda: self.now,
-            self.forgotten.extend,
         )
         shelf = Shelf(store, around, self.settings)
         keeper = VaultKeepers(self.program, self.directory / "keeper", self.most, shelf.compare, store)
@@ -94,7 +90,7 @@ class House:
         filling = Filling(shelf, store, keeper, janitor, check_simulated)
         terms = Terms(shelf, store, filling, holders)
         arenas = Arenas(shelf, store, filling, terms, holders, janitor, self.leases.get)
-        self.made.append(Vault(arenas, shelf, store, keeper, holders, janitor, self.before, check_simulated, self.stored))
+        self.made.append(Vault(arenas, shelf, store, keeper, holders, janitor, self.before))
         return self.made[-1]
 
     @asynccontextmanager
