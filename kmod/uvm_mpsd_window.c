@@ -19,10 +19,11 @@
 #define RENEWALS_MAX 64
 
 /*
- * RM, in the GPU's firmware, has page tables of its own for its part of each VA space, and UVM does not know of them: a
- * table of ours there would replace them (gpu_vaspace.c of the open modules: SPLIT_VAS_SERVER_RM_MANAGED_VA_START, _SIZE).
- * That is where it lies in an address space that begins at 4 GiB or below.  In another it begins 4 GiB above the start
- * (gvaspaceReserveSplitVaSpace(), `vasStart`), and RM does not tell UVM the start.
+ * RM, in the GPU's firmware, can have page tables of its own for a part of a VA space, and UVM does not know of them: a table
+ * of ours there would replace them (gpu_vaspace.c of the open modules: SPLIT_VAS_SERVER_RM_MANAGED_VA_START, _SIZE).  In a VA
+ * space that begins above this part it is elsewhere (gvaspaceReserveSplitVaSpace(), `vasStart`), and UVM is not told where.
+ * UVM meets neither: RM hands over externally owned VA spaces alone (nvGpuOpsDupAddressSpace(): NV_ERR_INVALID_FLAGS), and
+ * those have no such part (vaspace_api.c: DISABLE_SPLIT_VAS).  This one is left out all the same: it costs nothing.
  */
 #define FIRMWARE_START SZ_4G
 #define FIRMWARE_END (FIRMWARE_START + SZ_512M - 1)

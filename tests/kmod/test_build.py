@@ -18,6 +18,12 @@ def section(build: Build, file: str, name: str) -> str:
     return subprocess.run(["modinfo", "-F", name, build.directory / file], capture_output=True, text=True, check=True).stdout
 
 
+def calls_in_uvm(root: Root, case: Case, name: str) -> int:
+    """How many calls the driver's nvidia-uvm has of a function of RM's."""
+    (folder,) = (root.path / "build" / case.archive(root).name.removesuffix(".tar.xz") / "source").glob("**/nvidia-uvm")
+    return sum(len(re.findall(rf"\b{name}\(", file.read_text())) for file in folder.glob("*.c"))
+
+
 def test_it_is_the_driver_and_the_kernel_that_are_meant(case: Case, build: Build) -> None:
     """A distribution that moved on wants a look, and another row in the README."""
     assert build.driver.startswith(case.driver)
@@ -51,3 +57,10 @@ def test_it_imports_of_nvidia_only_what_upstream_does(root: Root, build: Build) 
     exported = set(re.findall(r"__ksymtab_(nvUvm\w+)", symbols(root, build, "nvidia.ko")))
     assert wanted == exported
     assert wanted
+
+
+def test_each_address_space_of_a_client_comes_from_rm_by_one_call(root: Root, case: Case, build: Build) -> None:
+    """RM refuses that call for a VA space in which its firmware has page tables of its own (kmod/README.md, "The firmware's
+    page tables").  The other call makes the VA space that UVM's own channels use."""
+    assert calls_in_uvm(root, case, "nvUvmInterfaceDupAddressSpace") == 1
+    assert calls_in_uvm(root, case, "nvUvmInterfaceAddressSpaceCreate") == 1

@@ -27,7 +27,7 @@ from fake_gpu import (
 from fake_gpu import REPLAYABLE as AS_REPLAYABLE
 
 HOLE = 0x7E00_0000_0000  # nothing of a guest's process or of UVM's lies here; 1 TiB of it is used below
-FIRMWARE = 4 << 30
+FIRMWARE, FIRMWARE_BYTES = 4 << 30, 512 << 20
 NOT_CANONICAL = 1 << 60  # neither lower nor upper half, also with 57 bits of addresses
 SINKABLE = [each for each in FaultType if each < FaultType.PDE_SIZE]
 HOPELESS = [each for each in FaultType if each >= FaultType.PDE_SIZE]
@@ -225,6 +225,17 @@ def test_what_cannot_be_contained_takes_the_usual_way_and_says_why(device: Devic
     assert not outcome.absorbed
     gpu.close()
     assert stories(device) == [f"FAULT CANCELLED {why}"]
+
+
+@pytest.mark.parametrize("address", [FIRMWARE - PAGE_4K, FIRMWARE + FIRMWARE_BYTES, 2 * FIRMWARE])
+def test_windows_are_laid_up_to_the_firmwares_part_and_not_in_it(device: Device, gpu: FakeGpu, address: int) -> None:
+    """It is [4 GiB, 4.5 GiB) and nowhere else: RM lets UVM have no address space in which it is elsewhere (test_build.py)."""
+    device.set_policy(Mode.SINK, window_bytes=WINDOW_MAX)
+    assert gpu.access(address).absorbed
+    record = device.wait(Kind.FAULT)[0]
+    assert (record.story, record.window_base) == ("FAULT SUNK", address // WINDOW_MAX * WINDOW_MAX)
+    assert gpu.entry(FIRMWARE) != SPARSE_ENTRY
+    assert gpu.entry(FIRMWARE + FIRMWARE_BYTES - PAGE_64K) != SPARSE_ENTRY
 
 
 def test_managed_memory_is_left_to_uvm(device: Device, va_space: VaSpace, gpu: FakeGpu) -> None:
