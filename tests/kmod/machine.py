@@ -64,10 +64,10 @@ class Boot:
     first_seconds: float = 0.0
 
 
-def names_of_guest_tests() -> list[str]:
+def names_of_guest_tests(tests: Path = GUEST_TESTS) -> list[str]:
     """file::function, in order; read, not imported: what they import may be there only in a guest."""
     found = []
-    for file in sorted(GUEST_TESTS.glob("test_*.py")):
+    for file in sorted(tests.glob("test_*.py")):
         functions = re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE)
         found += [f"{file.stem}::{name}" for name in functions]
     return found
@@ -115,7 +115,7 @@ def guest_command(build: Build, selection: str) -> str:
 
 
 def pytest_command(tests: Path, variables: dict[str, str], selection: str = "") -> str:
-    """pytest on a directory of this machine's, with its pytest.ini; its tests find those modules that tell the host."""
+    """pytest on a directory of this machine's, with guest_run.py, pytest.ini and what else of GUEST_TESTS its tests import."""
     environment = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/dev/shm",
@@ -126,8 +126,8 @@ def pytest_command(tests: Path, variables: dict[str, str], selection: str = "") 
         **variables,
     }
     words = ["env", "-i", *(f"{name}={value}" for name, value in environment.items())]
-    words += [sys.executable, "-m", "pytest", "-q", "-c", str(tests / "pytest.ini"), "--rootdir", str(tests)]
-    words += ["--confcutdir", str(tests), "-p", "no:cacheprovider", "--color=no"]
+    words += [sys.executable, "-m", "pytest", "-q", "-c", str(GUEST_TESTS / "pytest.ini"), "--rootdir", str(tests)]
+    words += ["--confcutdir", str(tests), "-p", "guest_run", "-p", "no:cacheprovider", "--color=no"]
     words += ["-k", selection] if selection else []
     return f"cd {shlex.quote(str(tests))} && exec {shlex.join(words)}"
 
