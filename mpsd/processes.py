@@ -1,7 +1,8 @@
-"""Facts about processes, from those files of /proc that nobody can make wait; each process may be gone the next moment.
+"""Facts about processes, from stat, status and cgroup below /proc; each process may be gone the next moment.
 
-stat, status and cgroup take no lock that a process or its user can hold, and read none of its memory.  environ, maps, cmdline,
-kcmp and pidfd_getfd do: for those there is inspector.py.  Gone means ENOENT or ESRCH; any other error leaves a process alive.
+These read none of its memory, and take no lock that a process or its user can hold.  environ, maps, cmdline, kcmp and
+pidfd_getfd do: for those there is inspector.py.  With some kernels stat does too: docs/decisions/029, "Open".
+Gone means ENOENT or ESRCH; any other error leaves a process alive.
 """
 
 import errno

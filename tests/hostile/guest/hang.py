@@ -3,8 +3,8 @@
     hang.py UID COUNT [SOCKET]   processes that connect to SOCKET and exec for ever: closing a file waits for FLUSH
 
 The files are on a FUSE mount that any user can have: started as root, this program mounts it as fusermount(1) does for a user,
-and is that user from then on.  Prints the pids, one a line, each when it is about to hang.  Ends when its standard input does:
-then the mount goes, and everything that waited goes on.
+and is that user from then on.  Prints the pids, one a line, each when the kernel waits for FLUSH on its behalf.  Ends when its
+standard input does: then the mount goes, and everything that waited goes on.
 """
 
 import ctypes
@@ -61,7 +61,9 @@ def answer(opcode: int, node: int) -> bytes | int | None:
 def serve(device: int) -> None:
     while True:
         request = os.read(device, 1 << 17)
-        _, opcode, unique, node, *_ = HEADER.unpack_from(request)
+        _, opcode, unique, node, _, _, pid, _ = HEADER.unpack_from(request)
+        if opcode == FLUSH:
+            print(pid, flush=True)
         said = answer(opcode, node)
         if said is not None:
             data, error = (said, 0) if isinstance(said, bytes) else (b"", -said)
@@ -92,7 +94,6 @@ def main(uid: int, count: int, door: str) -> None:
         if not child:
             exec_for_ever(f"{place}/file", door)
         children.append(child)
-        print(child, flush=True)
     sys.stdin.read()
     os.kill(server, 9)
     for child in children:
