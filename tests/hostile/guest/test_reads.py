@@ -8,24 +8,23 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from daemon import START_SECONDS, open_machine, start
 from mpsd_client import calls
 from telling import tell
 
 from mpsd.inspector import Inspector, Unreadable
 from mpsd.wire.inspector import Facts
 from tests.hostile.attacker import NOBODY, PYTHON
-from tests.integration.machine import FRONT_END, SIMULATOR, Machine
+from tests.integration.machine import Machine
 
 HANG = Path(__file__).with_name("hang.py").read_text()
 SECONDS = 6.0  # a read that answers takes milliseconds, here too
-START_SECONDS = 150.0  # of the daemon or a client; on a busy machine the emulation takes a minute
 LIBC = ctypes.CDLL(None, use_errno=True)
 KCMP, PIDFD_GETFD = 312, 438
 
@@ -140,24 +139,14 @@ def test_the_inspector_answers_for_others_while_a_read_waits(found: dict[str, st
 
 @pytest.fixture
 def machine() -> Iterator[Machine]:
-    """Files in memory: the guest's disk is the host's, and cannot be written."""
-    if not (FRONT_END.exists() and (SIMULATOR / "lib/libcuda.so.1").exists()):
-        pytest.skip("the simulator is not built: make build")
-    place = Path(tempfile.mkdtemp())
-    place.chmod(0o755)
-    for name in ("pipe", "log", "machine"):
-        (place / name).mkdir()
-        (place / name).chmod(0o755)
-    made = Machine(place)
-    yield made
-    made.clear()
+    with open_machine() as made:
+        yield made
 
 
 @pytest.mark.deadline(500)
 def test_mpsd_serves_others_while_clients_hang_in_exec(machine: Machine) -> None:
     """Six processes of another user connect and exec for ever: mpsd answers, a newcomer starts, the first client goes on."""
-    done = machine.run("-d", seconds=START_SECONDS)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), machine.journal()[-20:]
+    start(machine)
     first = machine.counter().ready(START_SECONDS)
     with hanging(6, str(machine.pipe / "control")) as pids:
         began = time.monotonic()

@@ -5,23 +5,22 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from daemon import open_machine, start
 from device import Device, Kind
 from mpsd_client import Client as Mpsd
 from mpsd_client import Event, calls
 from telling import tell
 from uvm_client import ADDRESS
 
-from tests.integration.machine import FRONT_END, SIMULATOR, Machine
+from tests.integration.machine import Machine
 
 CLIENT = Path(__file__).with_name("uvm_client.py")
-START_SECONDS = 90.0
 EVENT_SECONDS = 45.0
 # Who reads zeros is ended all the same.
 FORGIVING = '[faults]\nquarantine = "off"\ncrash_pause_max = 0.0\nculprit = "leave"\n'
@@ -29,21 +28,8 @@ FORGIVING = '[faults]\nquarantine = "off"\ncrash_pause_max = 0.0\nculprit = "lea
 
 @pytest.fixture
 def machine() -> Iterator[Machine]:
-    """Files in memory: the guest's disk is the host's, and cannot be written."""
-    if not (FRONT_END.exists() and (SIMULATOR / "lib/libcuda.so.1").exists()):
-        pytest.skip("the simulator is not built: make build")
-    place = Path(tempfile.mkdtemp())
-    for name in ("pipe", "log", "machine"):
-        (place / name).mkdir()
-    made = Machine(place)
-    yield made
-    made.clear()
-
-
-def start(machine: Machine) -> None:
-    """Machine.start() has not the patience that emulation takes."""
-    done = machine.run("-d", seconds=START_SECONDS)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), machine.journal()[-20:]
+    with open_machine() as made:
+        yield made
 
 
 class Client:
@@ -96,7 +82,7 @@ def until(mpsd: Mpsd, topic: str) -> Event:
     raise AssertionError(f"no {topic} came")
 
 
-@pytest.mark.deadline(180)
+@pytest.mark.deadline(400)
 def test_a_contained_fault_from_the_page_tables_to_the_event(device: Device, machine: Machine) -> None:
     """The daemon tells the module to contain, names the culprit as proven and ends it; the client beside it does not notice."""
     machine.configure(FORGIVING)
