@@ -175,9 +175,10 @@ class Pool:
                     reason = self._why_not(ask, process)
                     self._hopeless[alike] = reason
                 if reason and reason != told:
+                    self.waits.explain(process, reason)
+                    if _kind(reason) != _kind(told):  # what domains do changes often: a line for each that waits, each time
+                        log.info("client.waiting", process=process and process.pid, uid=ask.uid, reason=reason)
                     told = reason
-                    self.waits.explain(process, told)
-                    log.info("client.waiting", process=process and process.pid, uid=ask.uid, reason=told)
                 await self.changed()
                 is_woken = True
 
@@ -368,3 +369,8 @@ def number_of(name: str) -> int | None:
     digits = name.removeprefix("d")
     is_number = name.startswith("d") and digits.isascii() and digits.isdecimal() and len(digits) <= 9
     return int(digits) if is_number and int(digits) > 1 else None
+
+
+def _kind(reason: str) -> str:
+    """Without what its domains are doing."""
+    return reason.partition(":")[0]

@@ -10,6 +10,7 @@ import pytest
 from tests.gpu.comparison.stage import CLIENTS, FRONT_END, SIMULATOR
 
 HERE = Path(__file__).parent
+FEWER = {"growth": ["--clients", "0,50"], "storms": ["--waiting", "50", "--arrivals", "10", "--users", "5"]}
 NEEDED = (SIMULATOR / "bin/nvidia-cuda-mps-control", SIMULATOR / "lib/libcuda.so.1", CLIENTS / "counter", FRONT_END)
 ROWS = {
     "api": "100 subscribers: events per second",
@@ -19,6 +20,7 @@ ROWS = {
     "relay": "64 connections: messages per second",
     "state": "65536 bytes, 64 changed: publish, median / p99",
     "growth": "50 idle clients: resident, processor",
+    "storms": "50 waiting clients of 5 users: killed at once, all gone after",
     "vault": "50 arenas, 5,000 shared allocations: one operation",
 }
 
@@ -37,7 +39,7 @@ def test_every_benchmark_is_tried_here() -> None:
 def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
     """--plot is asked for too: without matplotlib it says so, and goes on."""
     argv = [sys.executable, str(HERE / f"bench_{name}.py"), "--trials", "1", "--json", str(tmp_path / "found.json")]
-    argv += ["--plot", str(tmp_path / "plot.png"), *(["--clients", "0,50"] if name == "growth" else [])]
+    argv += ["--plot", str(tmp_path / "plot.png"), *FEWER.get(name, [])]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
