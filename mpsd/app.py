@@ -250,7 +250,7 @@ def _build(found: Found) -> Daemon:
         failover,
         lambda: ending.ends_at,
     )
-    api = Api(services, settings.api(config), events, found.audit)
+    api = Api(services, settings.api(config), events, found.audit, places.subordinate_uids())
     daemon = Daemon(
         claim.pipe,
         pool,

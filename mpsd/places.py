@@ -12,6 +12,8 @@ from pathlib import Path
 
 from mpsd.errors import UnusablePath, VendorFailed
 from mpsd.options import STATE_DIRECTORY_BYTES, Config
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
+from mpsd.policy.uid_ranges import parse as parse_uid_ranges
 
 PROGRAM = "nvidia-cuda-mps-control"
 MARKER = b"mpsd-front-end"  # clients/control/main.c carries it, so that we never drive ourselves
@@ -19,6 +21,8 @@ SEARCHED = (
     f"/usr/lib/mpsd/vendor/{PROGRAM}",
     f"/usr/bin/{PROGRAM}.vendor",  # where `make install` moves the vendor's, and dpkg-divert keeps it
 )
+SUBORDINATE_UIDS = Path("/etc/subuid")  # subuid(5)
+_SUBORDINATE_BYTES = 1 << 20
 FOLDERS = ("/usr/bin", "/usr/local/nvidia/bin")  # after those of PATH
 _HASH_CHARACTERS = 10  # of a name that only has to differ between the pipe directories of one machine
 
@@ -33,6 +37,15 @@ def state_directory(config: Config, euid: int, environ: Mapping[str, str]) -> Pa
         found = f"{len(os.fsencode(place))} bytes; at most {STATE_DIRECTORY_BYTES} leave room for the sockets below it"
         raise UnusablePath(f"state directory {place}: {found}")
     return place
+
+
+def subordinate_uids(path: Path = SUBORDINATE_UIDS) -> UidRanges:
+    """What this machine's administrator granted; nothing where there is no such file, or it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return parse_uid_ranges(file.read(_SUBORDINATE_BYTES).decode(errors="replace"))
+    except OSError:
+        return NO_RANGES
 
 
 def _default_state_directory(config: Config, euid: int, environ: Mapping[str, str]) -> Path:

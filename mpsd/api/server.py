@@ -22,6 +22,7 @@ from mpsd.arrivals import Arrival, hang_up, is_empty, serve_in_turn
 from mpsd.descriptors import close_apart
 from mpsd.errors import TooMany
 from mpsd.policy.places import Hindrance, Places
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 
 log = structlog.get_logger()
 SOCKET = "mpsd.sock"  # in the pipe directory; mode 0666, since who may do what is decided for each method
@@ -53,13 +54,16 @@ class ApiSettings:
 class Api:
     """Guards the number of connections: one too many is told so and closed, since a queue would let one user block all."""
 
-    def __init__(self, services: Services, settings: ApiSettings, events: EventBus, audit: Audit) -> None:
+    def __init__(
+        self, services: Services, settings: ApiSettings, events: EventBus, audit: Audit, ranges: UidRanges = NO_RANGES
+    ) -> None:
         self.settings = settings
+        self._ranges = ranges
         self.faults = FaultLog()
         events.listeners.append(self.faults.take)
         self._services, self._audit = services, audit
-        self._open: Counter[int] = Counter()  # by uid
-        self._turns: dict[int, trio.Lock] = {}  # by uid, of those in _open
+        self._open: Counter[int] = Counter()  # by the uid whose share they count against
+        self._turns: dict[int, trio.Lock] = {}  # likewise, of those in _open
         self._state = State(
             events,
             self.faults,
@@ -77,7 +81,7 @@ class Api:
         """Accept until cancelled; conversations run in `nursery`.  `listener` is a non-blocking SEQPACKET socket."""
 
         def begin(arrival: Arrival) -> None:
-            if self._open[arrival.credentials.uid] >= self.settings.max_per_user:
+            if self._open[self._ranges.share_of(arrival.credentials.uid)] >= self.settings.max_per_user:
                 refuse(arrival)  # before anything else is asked about it
                 return
             try:
@@ -87,7 +91,8 @@ class Api:
                 failed(exc)
 
         def refuse(arrival: Arrival) -> None:
-            credentials, own = arrival.credentials, self._open[arrival.credentials.uid]
+            credentials = arrival.credentials
+            own = self._open[self._ranges.share_of(credentials.uid)]
             self._refuse(credentials.uid, credentials.pid, arrival.sock, _too_many(credentials.uid, own))
 
         def failed(trouble: OSError) -> None:
@@ -106,12 +111,13 @@ class Api:
             return
         settings = self.settings
         patience = Patience(settings.hello_seconds, settings.idle_seconds, settings.send_seconds)
-        turn = self._turns.setdefault(peer.uid, trio.Lock())
-        self._open[peer.uid] += 1
+        share = self._ranges.share_of(peer.uid)
+        turn = self._turns.setdefault(share, trio.Lock())
+        self._open[share] += 1
         nursery.start_soon(self._run, Connection(sock, peer, self._services, self._state, self._audit, patience, turn))
 
     def _refusal(self, peer: Peer) -> TooMany | None:
-        total, own = self._open.total(), self._open[peer.uid]
+        total, own = self._open.total(), self._open[self._ranges.share_of(peer.uid)]
         hindrance = self.settings.places.hindrance(own, total, peer.is_operator)
         if hindrance is Hindrance.OWN:
             return _too_many(peer.uid, own)
@@ -131,7 +137,7 @@ class Api:
             try:
                 await _close(connection.sock)
             finally:
-                self._leave(connection.peer.uid)
+                self._leave(self._ranges.share_of(connection.peer.uid))
 
     def _leave(self, uid: int) -> None:
         self._open[uid] -= 1

@@ -18,6 +18,7 @@ from mpsd.api.events import EventBus
 from mpsd.api.server import MODE, SOCKET, Api, ApiSettings
 from mpsd.descriptors import KERNELS_MOST, close_all, rights
 from mpsd.log_options import Log
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 from mpsd.runtime.sockets import listen
 from mpsd.wire.messages import VERSION
 from mpsd.wire.rpc import Frame, Notification, Request, Response, decode, encode
@@ -152,13 +153,13 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(directory: Path, **settings: Any) -> AsyncIterator[House]:
+async def open_house(directory: Path, ranges: UidRanges = NO_RANGES, **settings: Any) -> AsyncIterator[House]:
     bus = EventBus(clock=lambda: NOW)
     fakes = furnished(bus.publish)
     with ExitStack() as stack:
         stack.callback(fakes.arenas.close_all)
         audit = stack.enter_context(open_audit(directory))
-        api = Api(fakes.services(), ApiSettings(**settings), bus, audit)
+        api = Api(fakes.services(), ApiSettings(**settings), bus, audit, ranges)
         async with trio.open_nursery() as nursery:
             house = House(api, bus, fakes, audit, nursery, stack)
             try:

@@ -12,6 +12,7 @@ import trio.testing
 from mpsd.api import connection
 from mpsd.api.authority import Peer
 from mpsd.api.dispatch import dispatch
+from mpsd.policy.uid_ranges import parse
 from mpsd.wire.rpc import Notification, Request, encode
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
 
@@ -118,6 +119,16 @@ async def test_users_cannot_lock_each_other_out(tmp_path: Path) -> None:
                 house.connect(Peer(999, uid, False))
         await house.call_as(OWNER)
         assert "for users who have fewer" in (await house.connect(OWNER).goodbye())["message"]
+
+
+async def test_subordinate_uids_have_one_share(tmp_path: Path) -> None:
+    """Those of one user's range of /etc/subuid, who could take all places by one connection each."""
+    async with open_house(tmp_path, parse("eve:100000:65536\n"), max_connections=64, max_per_user=16) as house:
+        for uid in range(100000, 100016):
+            await house.call_as(Peer(999, uid, False))
+        assert (await house.connect(Peer(999, 100016, False)).goodbye())["name"] == "TOO_MANY"
+        await house.call_as(Peer(999, 165536, False))  # the first uid behind the range
+        await house.call_as(OWNER)
 
 
 async def test_users_cannot_lock_operators_out(tmp_path: Path) -> None:
