@@ -1,7 +1,7 @@
-"""The event bus: whoever knows that something happened publishes it, and each subscriber has a bounded queue of it.
+"""The event bus: publishes events to subscribers, each with a bounded queue.
 
-A full queue loses what comes, counts it, and says how much at the place where it is missing; nobody who publishes ever waits.
-Whose event it is, and what of it a stranger is told, is in topics.py.  Prose: docs/protocol.md, "Events".
+A full queue drops further events, counts them, and reports the number at the place where they are missing; a publisher never
+waits.  topics.py decides which subscriber gets which facts.  Prose: docs/protocol.md, "Events".
 """
 
 import time
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Event:
-    """One event, encoded once for all who are told the same."""
+    """One event, encoded once for all subscribers that get the same facts."""
 
     topic: str
     time: float
@@ -51,7 +51,7 @@ class Event:
 
 @dataclass(slots=True, eq=False)
 class Subscription:
-    """Guards that at most `most` events wait, and that what was lost is told where it is missing."""
+    """Guards that at most `most` events wait, and that the number of lost ones comes where they are missing."""
 
     peer: Peer
     most: int
@@ -83,7 +83,7 @@ class Subscription:
         return first if isinstance(first, bytes) else encode(Notification("events.lost", {"count": first}))
 
     async def changed(self) -> None:
-        """Returns when something waits, or nothing will any more."""
+        """Wait until an event is queued, or the subscription is over."""
         while not (self._queue or self.is_over):
             await self._waiting.park()  # for ever: nothing may happen
 
@@ -93,13 +93,13 @@ class Subscription:
 
 
 class EventBus:
-    """Guards that an event reaches everybody who asked for it and may know it.  Used from the trio thread alone."""
+    """Guards that an event reaches all subscribers that asked for it and may see it.  Used only from the trio thread."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._subscriptions: set[Subscription] = set()
         self._lost_by_gone = 0
-        self.listeners: list[Callable[[Event], None]] = []  # within mpsd; told of everything, at once
+        self.listeners: list[Callable[[Event], None]] = []  # within mpsd; called at once for every event
 
     @property
     def subscribers(self) -> int:
@@ -111,9 +111,9 @@ class EventBus:
         return self._lost_by_gone + sum(each.lost for each in self._subscriptions)
 
     def publish(self, topic: str, facts: Mapping[str, Any]) -> None:
-        """Never waits and never raises."""
+        """Queue the event for its subscribers; never wait and never raise."""
         if topic not in TOPICS:
-            log.error("topics.bug", topic=topic)  # nobody could subscribe to it by name
+            log.error("topics.bug", topic=topic)  # no client could subscribe to it by name
         event = Event(topic, self._clock(), plain(facts))
         for listener in self.listeners:
             listener(event)

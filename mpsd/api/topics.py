@@ -1,7 +1,7 @@
-"""The topics of events: whom each family is for, and what of it only operators are told.
+"""The topics of events: which subscribers get each family, and which facts only operators get.
 
-A topic is FAMILY.WORD, as lease.created.  A family that is not in the table is for operators alone: whoever adds an event
-cannot forget to say whose it is.  Prose: docs/protocol.md, "Events".
+A topic is FAMILY.WORD, as lease.created.  Only operators get a family that is not in the table, so a new family without a
+row leaks nothing.  Prose: docs/protocol.md, "Events".
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,9 +18,11 @@ from mpsd.wire.incidents import NAMING
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """owner: the fact that says whose event it is; empty: everybody's.  by_mode: whoever may read the arena is told too, by the
-    facts owner_gid and mode.  private: facts that only operators are told.  for_operators: they alone are told that it
-    happened."""
+    """Which subscribers get the events of a family.
+
+    owner: the fact with the owner's uid; empty: all users get the event.  by_mode: users who may read the arena get it too, by
+    the facts owner_gid and mode.  private: facts for operators only.  for_operators: only operators get the event.
+    """
 
     owner: str = ""
     by_mode: bool = False
@@ -45,7 +47,7 @@ def family_of(topic: str) -> Family | None:
 
 
 def may_see(peer: Peer, topic: str, facts: Mapping[str, Any]) -> bool:
-    """An event without the fact that says whose it is, is for operators."""
+    """Return whether the peer gets the event; only operators get one that lacks the fact with its owner."""
     family = family_of(topic)
     if peer.is_operator or family is None or family.for_operators:
         return peer.is_operator
@@ -62,7 +64,7 @@ def _may_read(peer: Peer, facts: Mapping[str, Any]) -> bool:
 
 
 def public_facts(topic: str, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What somebody who is no operator is told of an event that is for everybody."""
+    """Return the facts of an event that all users may read."""
     family = family_of(topic)
     private = family.private if family else frozenset()
     return {name: value for name, value in facts.items() if name not in private}
@@ -70,7 +72,7 @@ def public_facts(topic: str, facts: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """What was subscribed to: topics, whole families (`lease.*`), or everything (`*`)."""
+    """The subscribed topics, whole families (`lease.*`), or all (`*`)."""
 
     exact: frozenset[str]
     families: frozenset[str]
@@ -81,7 +83,7 @@ class Patterns:
 
 
 def parse_patterns(words: Iterable[str]) -> Patterns:
-    """Raises BadRequest for a topic or a family that there is not: a misspelt one would be silent for ever."""
+    """Parse the patterns; raise BadRequest for an unknown topic or family, since a misspelt one would be silent for ever."""
     exact, families = set(), set()
     for word in set(words) - {"*"}:
         family, dot, rest = word.partition(".")

@@ -1,16 +1,16 @@
-"""Which signs of a fault prove that nothing of a domain writes on the GPU any more: then its arenas may go to others at once.
+"""Decide which signs of a fault prove that a domain no longer writes on the GPU: then its arenas may get a new writer at once.
 
-A fault ends all contexts of its domain, the innocent ones too.  When the last of their writes is done depends on the fault:
+A fault ends all contexts of its domain, the innocent ones too.  The time of their last write depends on the fault:
 
-| what faulted | others' writes end | first told | so it proves |
+| fault | others' writes end | first sign | proof |
 |---|---|---|---|
-| an SM (trap, assert, ...) | 0.1-0.9 ms after the launch | 12-15 ms, kernel log | any trustworthy sign that tells the domain |
+| an SM (trap, assert, ...) | 0.1-0.9 ms after the launch | 12-15 ms, kernel log | any reliable sign that names the domain |
 | memory (not mapped) | 121-127 ms: the driver has recovered | 1.3 ms, UVM events | its Xid, logged then; the event does not |
 | a process, killed in mid-kernel | as of memory: it ends as Xid 31 | its Xid, vendor's log | the same |
-| the GPU itself | not known | its Xid, kernel log or NVML | nothing; nor, then, do signs that tell no class |
+| the GPU itself | not known | its Xid, kernel log or NVML | none; then signs without a class prove nothing either |
 
-All of that was seen on one H200 with driver 580, none of it is documented: hence the settle times, which are waited besides.
-What proves nothing still says that the domain's contexts are lost.  Contained faults are of one process alone.  Pure.
+All this was measured on one H200 with driver 580 and is not documented: hence the additional settle times.  A sign without
+proof still shows that the domain's contexts are lost.  A contained fault concerns one process.  Pure.
 Prose: docs/services.md, "Fencing".
 """
 
@@ -25,23 +25,23 @@ _OF_DRIVER = frozenset({Source.KERNEL_LOG, Source.NVML})
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Seconds after the observation."""
+    """Seconds to wait after the observation of an SM exception or a memory fault."""
 
     sm: float = 0.0
     mmu: float = 0.01
 
 
 def is_fault_of_domain(seen: Observation) -> bool:
-    """All contexts of its domain are lost, or are about to be."""
+    """Return whether the fault ends all contexts of its domain."""
     if not seen.domain or seen.is_contained or seen.clears:
         return False
     return is_proof(seen) or seen.source is Source.VENDOR_LOG or (seen.source in _OF_DRIVER and seen.xid in ENDS_SERVER)
 
 
 def fences_at_ns(seen: Observation, settle: Settle, is_multiuser: bool) -> int | None:
-    """From when on nothing of its domain writes any more; None: this does not tell.
+    """Return the time from which on the domain no longer writes; None if the observation does not prove it.
 
-    is_multiuser: then a core dump, which its author could have made up, is taken from nobody.
+    is_multiuser: several users share the server; then no core dump counts, since its author could have forged it.
     """
     if not is_fault_of_domain(seen) or (seen.source is Source.CORE_DUMP and is_multiuser):
         return None
@@ -50,12 +50,12 @@ def fences_at_ns(seen: Observation, settle: Settle, is_multiuser: bool) -> int |
 
 
 def is_of_gpu_itself(seen: Observation) -> bool:
-    """Then what tells of a fault, and not of which class, may tell of this one, and proves nothing."""
+    """Return whether the GPU itself failed; then signs without a class may mean this fault, and prove nothing."""
     return _class_of(seen) is FaultClass.DEVICE
 
 
 def tells_class(seen: Observation) -> bool:
-    """It tells itself which fault it was."""
+    """Return whether the observation itself names an SM exception or a memory fault."""
     return _class_of(seen) in (FaultClass.SM, FaultClass.MMU)
 
 

@@ -1,21 +1,21 @@
-"""What to do about an incident: values in, acts out.
+"""Decide what to do about an incident: values in, acts out.
 
 | when | act | setting |
 |---|---|---|
-| its culprit is known for good, and lives | END: the process | ends_culprit |
+| its culprit is final, and lives | END: the process | ends_culprit |
 | the module contained a fault of a process, and it lives | FREEZE: the process, at once | |
 | the same | FINISH: the process, once its channels were stopped, or after STOPPED_SECONDS | |
-| an Xid of the GPU says that it has to be reset | DRAIN: the GPU takes nobody | drain_on_device_fault |
+| an Xid of the GPU requires a reset | DRAIN: the GPU takes no new client | drain_on_device_fault |
 
-Known for good is a culprit whom a proof names, or, once the incident is settled, one who was alone or is the only one left.
-Each act at most once for an incident.  Who was ended by others (HOST) is not ended again, and nobody is for what the GPU did.
-`terminate_client` is none of the acts: told to a server that faults, the vendor's daemon hangs (measured).
+A culprit is final if a proof names it, or, once the incident is settled, if it was alone or is the only one left.
+Each act happens at most once for an incident.  A killed client (HOST) is not ended again, and a GPU fault ends no client.
+`terminate_client` is not among the acts: on this command to a faulting server the vendor's daemon hangs (measured).
 
-A client whose fault was contained reads zeros until it is stopped, and would take them for results.  So it never runs on,
-whatever ends_culprit says, and it has no time to put its things in order.  No real GPU has run the module yet.
+A client with a contained fault reads zeros until it is stopped, and would take them for results.  So it never continues, for
+any value of ends_culprit, and gets no time to clean up.  No real GPU has run the module yet.
 
-What needs no act: whoever is convicted or suspected is placed apart (blame.py), and a domain in FAULT is renewed by whoever
-keeps domains.  Pure.  Prose: docs/faults.md, "What mpsd does".
+Two reactions need no act: blame.py places convicted and suspected clients apart, and mpsd/domains restores a domain in FAULT.
+Pure.  Prose: docs/faults.md, "What mpsd does".
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -26,8 +26,8 @@ from mpsd.model import ProcessId
 from mpsd.policy.fault_settings import FaultSettings
 from mpsd.policy.xids import must_drain
 
-# The driver waits for each channel to be idle, for seconds, and preempts it then: what is stopped sooner had little left to do.
-# Later the client's work still runs, whether or not its channels are stopped, and has to be ended.
+# The driver waits for each channel to be idle, for seconds, and then preempts it: one that stops sooner had little work left.
+# After this time the client's work still runs, even if its channels are stopped, and has to be ended.
 STOPPED_SECONDS = 1.0
 
 
@@ -56,7 +56,7 @@ Lives = Callable[[ProcessId], bool]
 
 
 def plan(incident: Incident, settings: FaultSettings, done: Collection[Act], is_alive: Lives) -> tuple[Act, ...]:
-    """What is to be done.  done: what has been tried for it, whatever came of it."""
+    """Return the acts that are due.  done: the acts that were tried for the incident, also failed ones."""
     wanted = (
         *_against_contained(incident, is_alive),
         *_against_culprit(incident, settings, is_alive),
@@ -66,21 +66,21 @@ def plan(incident: Incident, settings: FaultSettings, done: Collection[Act], is_
 
 
 def is_known(incident: Incident) -> bool:
-    """Its culprit, for good."""
+    """Return whether the culprit is final."""
     return incident.culprit is not None and (incident.confidence is Confidence.PROVEN or incident.is_settled)
 
 
 def is_stopped(incident: Incident, process: ProcessId) -> bool:
-    """The module has said that the driver has returned from stopping its channels, or that its address space there is gone.
+    """Return whether the module reported that the driver has stopped the client's channels, or destroyed its address space.
 
-    Neither says that its work is over: under MPS what has begun goes on when its channels are stopped.
+    Neither means that its work is over: under MPS, work that has begun continues when its channels are stopped.
     """
     told = (seen for seen in incident.evidence if seen.source is Source.KMOD and seen.process == process)
     return any(seen.fault_class is FaultClass.UNKNOWN for seen in told)
 
 
 def _contained(incident: Incident) -> tuple[ProcessId, ...]:
-    """Those of whom it contained a fault.  Of a culprit besides there is an incident of its own."""
+    """Return the processes with a contained fault; another culprit has a separate incident."""
     found = dict.fromkeys(seen.process for seen in incident.evidence if seen.is_contained and seen.process is not None)
     return tuple(process for process in found if incident.culprit in (None, process))
 
@@ -102,7 +102,7 @@ def _against_culprit(incident: Incident, settings: FaultSettings, is_alive: Live
 
 
 def _for_gpu(incident: Incident, settings: FaultSettings) -> Iterator[Act]:
-    """Of the GPU's own incident: one of a domain holds the same Xids as an excuse."""
+    """Drain only for the GPU's own incident: the incident of a domain holds the same Xids as an excuse."""
     drains = any(seen.xid is not None and must_drain(seen.xid, seen.text) for seen in incident.evidence)
     if settings.drain_on_device_fault and incident.gpu and not incident.domain and drains:
         yield Drain(incident.gpu)

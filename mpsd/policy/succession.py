@@ -1,4 +1,4 @@
-"""Who serves, and who comes next: a service has one process that writes its arena, and standbys that could.
+"""Decide which member of a service writes its arena, and which standby is promoted next.
 
     IDLE ──Promote──▶ PROMOTING ──promoted──▶ SERVING ──asked──▶ YIELDING
      ▲                    │                      │                  │
@@ -6,32 +6,32 @@
      │                            ▼                                 │
      └────────fenced────────── FENCING ◀──too late, or it failed────┘     fenced: YIELDING ──▶ IDLE as well
 
-The rule that all others give way to: nobody is promoted before the last one who may have written is fenced, whatever it says of
-itself, and whether it seems to be dead.  So there is one `writer` from the moment it is told to begin, and none only after
-`Fenced`.
+One rule overrides all others: no member is promoted before the last process that may have written is fenced, even if that
+process reports that it has stopped, or seems dead.  So a service has one `writer` from its promotion on, and no writer only
+after `Fenced`.
 
-| what happened | to the writer | to a standby |
+| event | to the writer | to a standby |
 |---|---|---|
-| a fault in its domain | fenced at once: what it computes may be wrong | never promoted; it must end and come again |
+| a fault in its domain | fenced at once: its results may be wrong | never promoted; it must end and join again |
 | it ended | fenced: the GPU may still work for it | forgotten |
-| it is silent | fenced when there is a successor; alone it goes on | not promoted until it is ready again |
-| it is too slow to yield | fenced when there is a successor; alone it is told to go on | |
+| it is silent | fenced when a successor is ready; alone it continues | not promoted until it is ready again |
+| it is too slow to yield | fenced when a successor is ready; alone it continues | |
 | it is too slow to take over | fenced | |
-| it says that it cannot go on | fenced | |
-| the vault has lost the arena | goes on, also where it was asked to yield | no successor of one that serves, who has it still |
+| it reports that it cannot continue | fenced | |
+| the vault has lost the arena | continues, also after a request to yield | cannot succeed an active that still has the memory |
 
-Who writes the arena, and was promoted by nobody, is its `holder`: an earlier mpsd may have promoted it, or it opened the arena
-by itself.  Nobody is promoted beside it; it is ended by nobody; when it joins, it is the one that serves.
+A process that writes the arena without a promotion is its `holder`: an earlier mpsd may have promoted it, or it opened the
+arena by itself.  While it writes, no member is promoted, and nothing ends it; when it joins, it serves.
 
-Promotions are counted that fail, or that follow on a fault, an end or silence: at most `most_promotions` in `window_seconds`; a
-service whose processes die of their work waits, rather than spoil every standby.  The first one, where nobody was lost, and one
-that was asked for count only if they fail; one that the vault could not keep is none, and is tried again.  Nobody is started
-here.
+Promotions count if they fail, or follow a fault, an end or silence: at most `most_promotions` in `window_seconds`.  A service
+with processes that die of their own work waits, so that it does not lose every standby.  The first promotion, if no active was
+lost, and a requested one count only if they fail; one that the vault could not store does not count, and is tried again.  This
+module starts no process.
 
-Where the work has an end (`until_done`), who serves and stops of its own accord has come to it: nobody is promoted then, unless
-somebody joins after that.  Whoever is fenced has not.
+With `until_done`, an active that stops unasked has finished the work: no member is promoted then, unless one joins later.  An
+active that is fenced has not finished it.
 
-Values in, decisions out; no clock: `at` is in seconds of any that does not go back.  The words are in succession_words.py.
+Values in, decisions out: `at` is in seconds of any clock that does not go back.  The types are in succession_words.py.
 """
 
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ _RETRY_SECONDS = 1.0
 
 
 def decide(service: Service, event: Event, at: float, limits: Limits) -> tuple[Service, tuple[Decision, ...]]:
-    """What the service is after this, and what is to be done, in order.  A refusal changes nothing."""
+    """Return the service after the event, and the decisions in their order.  A refusal changes nothing."""
     noted = _note(service, event, at, limits)
     if isinstance(noted, Refuse):
         return service, (noted,)
@@ -100,7 +100,7 @@ def successor(service: Service) -> Member | None:
 
 
 def may_promote_at(service: Service, at: float, limits: Limits) -> float:
-    """When there may be a promotion: `at`, or later."""
+    """Return the earliest time for a promotion: `at`, or later."""
     if limits.most_promotions < 1:
         return float("inf")
     recent = [each for each in service.promotions if each > at - limits.window_seconds]
@@ -109,7 +109,7 @@ def may_promote_at(service: Service, at: float, limits: Limits) -> float:
 
 
 def why_nobody(service: Service) -> str:
-    """Serves: it is idle."""
+    """Return why no member of an idle service serves."""
     if service.holder is not None:
         return f"pid {service.holder.pid} writes the arena, and is no member"
     if service.is_done:
@@ -129,7 +129,7 @@ def why_nobody(service: Service) -> str:
 
 
 def _note(service: Service, event: Event, at: float, limits: Limits) -> Service | Refuse:
-    """The facts alone: what is so now, whatever follows from it."""
+    """Record the facts of the event, without their consequences."""
     match event:
         case Joined(process, domain, rank):
             if service.member(process) or process == service.writer:
@@ -199,7 +199,7 @@ def _note_wish(service: Service, to: ProcessId | None, at: float, limits: Limits
 
 
 def _with_new(service: Service, member: Member) -> Service:
-    """Whoever holds the arena serves."""
+    """Add the member; if it is the holder of the arena, it serves."""
     if member.process != service.holder:
         return replace(service, members=(*service.members, member))
     serving = replace(service, phase=Phase.SERVING, writer=member.process, holder=None, deadline=None)
@@ -265,7 +265,7 @@ def _must_go(service: Service, writer: ProcessId, event: Event, is_late: bool) -
 
 
 def _released(service: Service, writer: ProcessId) -> Service:
-    """It writes no more.  Whoever let go by itself is a member still, and has to warm again; who was ended is none."""
+    """Remove the writer.  One that yielded stays a member and has to warm again; one that was ended is no longer a member."""
     member, is_asked = service.member(writer), service.phase is Phase.YIELDING
     if service.phase is Phase.FENCING:
         service = _without(service, writer)

@@ -1,4 +1,4 @@
-"""The words of succession.py: a service and its members, what can happen to them, what can be decided.  Pure."""
+"""The types of succession.py: a service and its members, the events that concern them, the decisions.  Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,27 +12,27 @@ MOST_RANK = 1000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds, but the count."""
+    """The limits of promotions: seconds, and one count."""
 
     most_promotions: int = 3
     window_seconds: float = 60.0
-    yield_seconds: float = 10.0  # to let go, when asked
+    yield_seconds: float = 10.0  # to yield, when asked
     promote_seconds: float = 10.0  # to take over
-    fence_seconds: float = 5.0  # then it is told again; there is no end to that
+    fence_seconds: float = 5.0  # then mpsd tries again, without end
 
 
 class Phase(StrEnum):
-    """Of a service."""
+    """The phases of a service."""
 
-    IDLE = "idle"  # nobody writes
-    PROMOTING = "promoting"  # the writer was told to begin
+    IDLE = "idle"  # no member writes
+    PROMOTING = "promoting"  # the writer is to begin
     SERVING = "serving"
-    YIELDING = "yielding"  # the writer was asked to let go
-    FENCING = "fencing"  # the writer is being ended
+    YIELDING = "yielding"  # the writer was asked to yield
+    FENCING = "fencing"  # mpsd ends the writer
 
 
 class Standing(StrEnum):
-    """Of a member."""
+    """The states of a member."""
 
     WARMING = "warming"
     READY = "ready"
@@ -42,7 +42,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process of the service.  domain: where its context lives.  rank: who comes first, the lowest."""
+    """A process of the service.  domain: the fault domain of its context.  rank: the lowest is promoted first."""
 
     process: ProcessId
     domain: str
@@ -52,13 +52,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """members: in the order in which they joined.  writer: who may write, or could; also while it is fenced, and when it is no
-    member any more.  holder: who writes the arena, and is none of the service's: it is waited for.  wish: who shall be next.
-    is_lost: the one before was, so that the promotion to come, or under way, counts.  is_empty: the vault has lost what was in
-    the arena, and nobody has given it again.  promotions: when those were that count.
-    promoted_at: when the last one was, of all.  not_before: until then others may be heard of who come first.  retry_at: the
-    vault could not promote anybody, and is asked again then.  deadline: when Elapsed is wanted.  until_done: who serves and
-    stops of its own accord has done the work.  is_done: one has, and nobody has joined since."""
+    """The state of a service.
+
+    members: in the order in which they joined.  writer: the process that may still write, also while it is fenced, and
+    after it has left the service.  holder: a process outside the service that writes the arena; promotions wait for its
+    end.  wish: the requested successor.  is_lost: the last active was lost, so the next promotion counts.  is_empty: the
+    vault has lost the arena's memory, and no writer has given it again.  promotions: the times of those that count.
+    promoted_at: the time of the last promotion.  not_before: until then members with precedence may still join.  retry_at:
+    when to repeat a promotion that the vault refused.  deadline: when Elapsed is due.  until_done: an active that stops
+    unasked has done the work.  is_done: one has, and no member has joined since.
+    """
 
     phase: Phase = Phase.IDLE
     members: tuple[Member, ...] = ()
@@ -91,7 +94,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where its context lives is known only now."""
+    """The domain of its context has become known."""
 
     process: ProcessId
     domain: str
@@ -99,21 +102,21 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The arena is written by this process, which nobody promoted: an earlier mpsd may have, or it opened it itself."""
+    """This process writes the arena without a promotion: an earlier mpsd promoted it, or it opened the arena itself."""
 
     process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """It has its context and has mapped the arena; or it is heard of again."""
+    """It has its context and has mapped the arena; or it asks again after a silence."""
 
     process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class Faulted:
-    """In this domain: all of its processes are concerned, or this one alone."""
+    """A fault in this domain: it concerns all processes of the domain, or only this one."""
 
     domain: str
     process: ProcessId | None = None
@@ -133,59 +136,59 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """For a handover; to: None: to whoever is next."""
+    """A handover was requested; to: None: to the next standby."""
 
     to: ProcessId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """It writes no more and cannot: it has let go of the arena, or is gone, and nothing runs for it on the GPU."""
+    """It can no longer write: it has closed the arena, or has ended, and none of its work runs on the GPU."""
 
     process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """It says that it serves."""
+    """It reports that it serves."""
 
     process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It says that it cannot take over, or go on."""
+    """It reports that it cannot take over, or continue."""
 
     process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """It could not be told to begin: the vault cannot keep that now.  It has done nothing."""
+    """The vault could not store its promotion; it has done nothing yet."""
 
     process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class Emptied:
-    """The vault has lost what was in the arena.  Who serves has it still, and nobody else."""
+    """The vault has lost the arena's memory; only the active still has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """It is there again, or something else is."""
+    """The arena has memory again, the old or another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """It lets go of the arena of its own accord, and will be Fenced: nobody has asked it to."""
+    """It closes the arena unasked, and will be Fenced."""
 
     process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class Elapsed:
-    """The deadline has come."""
+    """The deadline has passed."""
 
 
 Event = (
@@ -203,28 +206,28 @@ class Promote:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """End it, if it lives, and say Fenced when nothing of it can write any more.  May be decided again."""
+    """End it, if it lives, and report Fenced when it can no longer write.  May be decided again."""
 
     process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """Ask it to let go of the arena; Fenced when it has."""
+    """Ask it to close the arena; Fenced when it has."""
 
     process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Tell it to go on: there is nobody to hand over to."""
+    """Let it continue: no standby can take over."""
 
     process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class Unserved:
-    """Nobody serves, and nobody is promoted now."""
+    """No member serves, and none is promoted now."""
 
     why: str
 

@@ -14,7 +14,7 @@ from mpsctl.incident import Names, after
 from mpsctl.output import visible
 from mpsctl.timeline import DOER, Lane, Mark, clock, lanes, position, span, ticks
 
-# Of the picture, in units of its own.
+# Sizes in the picture, in its own units.
 _WIDTH, _LEFT, _RIGHT, _TOP, _LANE, _SIZE, _NAME = 900, 130, 40, 30, 34, 6, 50
 
 _STYLE = """
@@ -66,7 +66,7 @@ def _page(of: values.IncidentReport, names: Names) -> Iterator[str]:
 
 
 def _text(words: str) -> str:
-    """Whatever it is, it is text: in the page and in an attribute."""
+    """Escape any value as text, for the page and for an attribute."""
     return html.escape(visible(words), quote=True)
 
 
@@ -107,7 +107,7 @@ def _time(seconds: float) -> str:
 
 
 def _picture(of: Sequence[Lane]) -> Iterator[str]:
-    """A row for each source: a bar for as long as it knew nothing, and a sign for each thing it saw."""
+    """Draw a row for each source: a bar until its first observation, and a sign for each observation."""
     height = _TOP + _LANE * len(of) + 10
     first, last = span(of)
     yield f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="when each source saw it">'
@@ -129,7 +129,7 @@ def _axis(first: float, last: float, height: int) -> Iterator[str]:
     for moment in ticks(first, last):
         x = _x(moment, first, last)
         yield f'<line class="grid" x1="{x}" y1="{_TOP - 8}" x2="{x}" y2="{height}"/>'
-        if x - named >= _NAME:  # names do not stand on each other
+        if x - named >= _NAME:  # names must not overlap
             yield f'<text class="tick" x="{x}" y="{_TOP - 14}">{clock(moment)}</text>'
             named = x
 
@@ -143,7 +143,7 @@ def _sign(mark: Mark, x: float, y: float) -> str:
 
 
 def _shape(kind: str, x: float, y: float) -> str:
-    """A diamond proves, a circle saw, a square clears, a triangle was done: colour is not all that tells them apart."""
+    """Draw a diamond for proof, a circle for an observation, a square that clears, a triangle for an action."""
     s = _SIZE
     corners = {
         "proof": f"{x},{y - s} {x + s},{y} {x},{y + s} {x - s},{y}",
