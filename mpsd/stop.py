@@ -1,4 +1,4 @@
-"""Ending processes: whom, in which manner, by which steps, and what came of it.
+"""Decide which processes to end, in which steps, and report the results.
 
 Frozen values and decisions, no I/O; runtime/stopping.py carries them out.  Prose: docs/ending.md, "client.stop".
 """
@@ -11,7 +11,7 @@ from mpsd.model import ProcessId
 from mpsd.policy.cgroup_paths import PartKind, parse_path
 from mpsd.policy.reach import EVERYTHING, Bound, is_within, reaches
 
-SELF = "self"  # the cgroup or container of whoever asks
+SELF = "self"  # the cgroup or container of the caller
 
 
 class TargetKind(StrEnum):
@@ -31,7 +31,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who wants it.  uid None: an operator, who may end everybody's.  pid 0: not in mpsd's pid namespace.
+    """The caller.  uid None: an operator, who may end all processes.  pid 0: not in mpsd's pid namespace.
 
     bound: which processes it reaches (policy/reach.py).
     """
@@ -41,15 +41,15 @@ class Asker:
     bound: Bound = EVERYTHING
 
     def may_end(self, owner_uid: int | None, namespaces: tuple[int, ...]) -> bool:
-        """A process of this user, in these pid namespaces."""
+        """Return whether the caller may end a process of this user in these pid namespaces."""
         return self.uid is None or (self.uid == owner_uid and reaches(self.bound, namespaces))
 
     def may_name(self, directory: str, own: Sequence[str]) -> bool:
-        """Whether it may stop what is in this cgroup.  own: what `territory` says of the asker."""
+        """Return whether the caller may stop the processes in this cgroup.  own: its own `territory`."""
         return self.uid is None or self.bound is EVERYTHING or is_within(directory, own)
 
     def may_freeze(self, directory: str, own: Sequence[str]) -> bool:
-        """Whether mpsd may freeze the whole cgroup for it: other users' processes may come into a cgroup above its own."""
+        """Return whether mpsd may freeze the whole cgroup: other users' processes may enter one above the caller's own."""
         return self.uid is None or is_within(directory, own)
 
 
@@ -71,7 +71,7 @@ class Manner:
 
 
 class Step(StrEnum):
-    """In the order in which they are done."""
+    """The steps, in their order."""
 
     FREEZE = "freeze"
     DRAIN = "drain"
@@ -83,7 +83,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """What was done with one process.  why: it was left (or lives still), and for what reason; empty: it has ended."""
+    """The steps taken with one process.  why: the reason why it was left or still lives; empty: it has ended."""
 
     process: ProcessId
     domain: str | None
@@ -97,14 +97,14 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """others: how many clients of the target belong to other users than the asker, and were not touched."""
+    """others: how many clients of the target belong to other users than the caller, and were not touched."""
 
     stopped: Sequence[Stopped]
     others: int = 0
 
 
 def plan(manner: Manner, is_client: bool) -> tuple[Step, ...]:
-    """What to do with a process, as far as nothing goes wrong.  One without GPU work has nothing to be ended first.
+    """Return the steps for a process, if none fails.  A process without GPU work gets only signals.
 
     | way | a client | steps; those in brackets with a grace |
     |---|---|---|
@@ -123,16 +123,16 @@ def plan(manner: Manner, is_client: bool) -> tuple[Step, ...]:
 
 
 def why_not_kill(refusals: Sequence[str], manner: Manner) -> str:
-    """Nothing where it may be signalled.  `refusals`: what kept each of its servers from ending its GPU work."""
+    """Return why mpsd must not signal the client, else nothing.  `refusals`: why servers did not end its GPU work."""
     if manner.force or not refusals:
         return ""
     return f"its GPU work was not ended ({'; '.join(refusals)}): a signal could end its co-runners; `force` sends it"
 
 
 def branch(paths: Iterable[str], target: Target, asker: Asker) -> str | None:
-    """The target's own directory among these paths of a process; None where the process is not in it.
+    """Return the target's own directory among these paths of a process; None if the process is not in it.
 
-    A word that somebody inside could have chosen counts for the asker's own processes alone (policy/cgroup_paths.py).
+    A word that a process inside could have chosen counts only for the caller's own processes (policy/cgroup_paths.py).
     """
     for path in paths:
         if target.value.startswith("/"):
@@ -145,13 +145,13 @@ def branch(paths: Iterable[str], target: Target, asker: Asker) -> str | None:
 
 
 def container_of(paths: Iterable[str]) -> str | None:
-    """The id of the innermost container that these paths of a process name."""
+    """Return the id of the innermost container that these paths of a process name."""
     found = [part for path in paths for part in parse_path(path) if part.kind is PartKind.CONTAINER]
     return max(found, key=lambda part: part.depth).identifier if found else None
 
 
 def territory(paths: Iterable[str]) -> list[str]:
-    """Of each of these paths of a process, the directory of the innermost container that it names, else the path itself."""
+    """Return for each path of a process the directory of the innermost container that it names, else the path itself."""
     found = []
     for path in paths:
         depths = [part.depth for part in parse_path(path) if part.kind is PartKind.CONTAINER]
