@@ -89,11 +89,11 @@ class Desk:
     """Guards that what was decided for a service is done, and that nobody is the writer of its arena besides."""
 
     def __init__(
-        self, vault: Vault, around: Around, store: ServiceStore, settings: FailoverSettings, is_multiuser: bool
+        self, vault: Vault, around: Around, store: ServiceStore, settings: FailoverSettings
     ) -> None:
         """Raises UnusablePath."""
         self.vault, self.around, self.settings = vault, around, settings
-        self.evidence, self.telling = Evidence(is_multiuser), Telling(around.publish)
+        self.evidence, self.telling = Evidence(), Telling(around.publish)
         self.ends = Ends(self._ended)
         self.entries: dict[int, Entry] = {}
         self.on_fence: Callable[[Entry, ProcessId], None] = lambda entry, writer: None  # told to fence, again perhaps

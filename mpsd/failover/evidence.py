@@ -15,8 +15,7 @@ _MOST_OF_DOMAIN = 64
 class Evidence:
     """Guards that what was seen of a fault counts for those alone who were there before it, and that little is kept."""
 
-    def __init__(self, is_multiuser: bool) -> None:
-        self._is_multiuser = is_multiuser
+    def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[int, int, bool]]] = {}  # when; from when on nothing writes; it told the class
         self._of_gpu: dict[str, int] = {}  # by GPU and by domain, empty: not known: when it last failed itself
 
@@ -26,7 +25,7 @@ class Evidence:
             for name in {seen.gpu, seen.domain} - {""} or {""}:
                 self._of_gpu[name] = max(seen.seen_ns, self._of_gpu.pop(name, 0))
             _shorten(self._of_gpu)
-        at_ns = fences_at_ns(replace(seen, seen_ns=max(seen.seen_ns, heard_ns)), settle, self._is_multiuser)
+        at_ns = fences_at_ns(replace(seen, seen_ns=max(seen.seen_ns, heard_ns)), settle)
         if at_ns is not None:
             of_domain = self._seen.setdefault(seen.domain, deque(maxlen=_MOST_OF_DOMAIN))
             of_domain.append((seen.seen_ns, at_ns, tells_class(seen)))

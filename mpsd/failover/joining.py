@@ -43,7 +43,7 @@ def join_failover(
         return domain.gpus if domain is not None else ()
 
     around = Around(domain_of, fault_since, gpus_of, _ending(stopper, pool), events.publish)
-    desk = Desk(vault.arenas, around, found.service_store, settings.failover(found.config), pool.settings.is_multiuser)
+    desk = Desk(vault.arenas, around, found.service_store, settings.failover(found.config))
     enlisted = Enlisted(desk, found.service_store, None if found.is_privileged else _finding(pool))
     failover = Failover(desk, enlisted, Servers(desk, pool), vault.arenas.ready)
     vault.arenas.reserve(desk.is_served)

@@ -1,9 +1,11 @@
 """CUDA core dumps of clients as a source: who did it, of SM exceptions, and who did not.
 
 A dump is its writer's own word: anybody can make one up.  So it counts only against or for a client of the user whose file it
-is, and only for the one that wrote it, as the kernel says (file_writers.py).  Where the kernel does not say (without root, or
-when the writer ended at once), it is the one that the file's name means, by the pid that it has in its own pid namespace; where
-that is none or two, nobody.  A client can still accuse or clear itself with a false one.  Prose: docs/faults.md, "Core dumps".
+is, and only for the one that wrote it, as the kernel says (file_writers.py).  Of a writer that has ended the kernel says only
+the pid: then it is a client that had this pid and lived when the file was written.  Where the kernel does not say who writes
+(without root), a dump proves nothing and clears nobody: it is shown with the client that the file's name means, by the pid that
+it has in its own pid namespace, if that is one.  A client can still accuse or clear itself with a false dump.
+Prose: docs/faults.md, "Core dumps".
 """
 
 import time
@@ -48,21 +50,22 @@ def environment(directory: Path) -> dict[str, str]:
 class CoreDumps:
     """Guards the directory of dumps, and what is known of the pids that clients give themselves.
 
-    clients_of: the clients of a user, those that ended within the last minute too.  absent: why nothing is read; "" while it
-    is.
+    clients_of: the clients of a user, those that ended within the last minute too.  lived: whether one lived at that time, of
+    CLOCK_MONOTONIC.  absent: why nothing is read; "" while it is.
     """
 
     def __init__(
         self,
         directory: Path,
         clients_of: Callable[[int], Iterable[ProcessId]],
+        lived: Callable[[ProcessId, int], bool] = lambda process, at_ns: True,
         *,
         kept: int = KEPT,
         total_bytes: int = TOTAL_BYTES,
     ) -> None:
         self.absent = "not started"
         self._path = directory
-        self._clients_of = clients_of
+        self._clients_of, self._lived = clients_of, lived
         self._kept = kept
         self._total_bytes = total_bytes
         self._inside: OrderedDict[ProcessId, int] = OrderedDict()
@@ -121,16 +124,16 @@ class CoreDumps:
                 refused.append(dump)
                 continue
             seen_ns = time.monotonic_ns() - int(dump.age_seconds * 1e9)
-            publish(observe(dump, dump.core, self._owner(dump), seen_ns))
+            publish(observe(dump, dump.core, self._owner(dump, seen_ns), seen_ns, is_certain=self._writers is not None))
         if refused:  # one line, however many somebody sends
             first = refused[0]
             log.info("faults.core_dump_refused", count=len(refused), file=first.name, uid=first.uid, why=first.why)
 
-    def _owner(self, dump: Dump) -> ProcessId | None:
+    def _owner(self, dump: Dump, written_ns: int) -> ProcessId | None:
         clients = list(self._clients_of(dump.uid))
-        lineages = self._writers.take(dump.file) if self._writers is not None else frozenset()
-        if any(len(lineage) > 1 for lineage in lineages):
-            return find_writer(lineages, clients)
+        if self._writers is not None:
+            there = [process for process in clients if self._lived(process, written_ns)]
+            return find_writer(self._writers.take(dump.file), there)
         for process in clients:
             if process not in self._inside:
                 self.meet(process)
@@ -140,7 +143,7 @@ class CoreDumps:
         try:
             return FileWriters(place)
         except OSError as exc:
-            log.info("faults.core_dumps_by_name", why=exc.strerror, effect="whose a dump is, its name says")
+            log.info("faults.core_dumps_by_name", why=exc.strerror, effect="dumps prove nothing and clear nobody")
             return None
 
     def _give_up(self, why: str) -> None:
@@ -173,12 +176,13 @@ def pid_inside(pid: int) -> int | None:
     return pid  # a kernel before 4.1
 
 
-def observe(dump: Dump, core: CoreFile, owner: ProcessId | None, seen_ns: int) -> Observation:
-    """What a dump says about its writer."""
+def observe(dump: Dump, core: CoreFile, owner: ProcessId | None, seen_ns: int, *, is_certain: bool = True) -> Observation:
+    """What a dump says about its writer.  is_certain: the kernel said who that is."""
+    counts = owner is not None and is_certain
     if not core.exceptions:
         said = "it had no work on the GPU" if core.clears else "it had work on the GPU, none of it with an exception"
         text = f"core dump of pid {dump.pid}: {said}"
-        return Observation(Source.CORE_DUMP, seen_ns, process=owner, clears=core.clears and owner is not None, text=text)
+        return Observation(Source.CORE_DUMP, seen_ns, process=owner, clears=core.clears and counts, text=text)
     first = core.exceptions[0]
     fault_class = _class_of(first.kind)
     text = f"core dump of pid {dump.pid}: {_describe(first, core.kernel)}"
@@ -188,7 +192,7 @@ def observe(dump: Dump, core: CoreFile, owner: ProcessId | None, seen_ns: int) -
         seen_ns,
         fault_class,
         process=owner,
-        is_proof=owner is not None and fault_class is FaultClass.SM,
+        is_proof=counts and fault_class is FaultClass.SM,
         kernel=core.kernel,
         pc=first.pc if first.pc is not None else first.error_pc,
         text=text[: TEXT_CHARACTERS - len(kept)] + kept,

@@ -122,7 +122,7 @@ def _build_sources(
     if config.faults.nvml_events == "on":
         by_name["nvml"] = NvmlEvents([device.uuid for device in found.devices], library)
     if config.faults.core_dumps == "on":
-        dumps = CoreDumps(found.claim.pipe_directory / CORES, desk.parties.of_user)
+        dumps = CoreDumps(found.claim.pipe_directory / CORES, desk.parties.of_user, desk.parties.lived)
         desk.on_arrival.append(lambda process, domain, is_new: dumps.meet(process) if is_new else None)
         by_name["core_dump"] = dumps
     if config.faults.kmod:

@@ -88,6 +88,11 @@ class Parties:
         """Those who are there, and those who went within the last minute."""
         return [process for process, guest in self._guests.items() if guest.party.uid == uid]
 
+    def lived(self, process: ProcessId, at_ns: int) -> bool:
+        """It was met, and had not ended by then."""
+        guest = self._guests.get(process)
+        return guest is not None and (guest.gone_ns is None or guest.gone_ns >= at_ns)
+
     def by_pid(self, pid: int) -> ProcessId | None:
         """The one with this pid that is there, else the one that went last."""
         return self._by_pid.get(pid)

@@ -121,7 +121,8 @@ class Dossier:
                 self._parties[process] = party
 
     def _incident(self, at_of: AtOf) -> Incident:
-        said = verdict.judge(self._evidence, frozenset(self.present - self.others), self.named, self.is_certain)
+        present = frozenset(self.present - self.others)
+        said = verdict.judge(self._evidence, present, self.named, self.is_certain, self._is_of_one)
         if self.is_device:
             said = replace(said, fault_class=FaultClass.DEVICE, culprit=None, confidence=Confidence.UNKNOWN, suspects=())
         began_ns = min([self.first_ns, *self._ends_that_explain(said.fault_class)])
@@ -149,6 +150,13 @@ class Dossier:
             deeds=self._deeds,
             parties=tuple(self._parties[each] for each in people if each in self._parties),
         )
+
+    @property
+    def _is_of_one(self) -> bool:
+        """All who were there are known to be of one user and one container."""
+        owners = {(party.uid, party.container) for party in map(self._parties.get, self.present) if party is not None}
+        is_known = self.present <= self._parties.keys() and all(uid is not None for uid, _ in owners)
+        return is_known and len(owners) <= 1
 
     def _began_as(self, began_ns: int) -> bool:
         """So that a clock that is set in between does not change what was said."""

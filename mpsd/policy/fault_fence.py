@@ -9,8 +9,9 @@ A fault ends all contexts of its domain, the innocent ones too.  The time of the
 | a process, killed in mid-kernel | as of memory: it ends as Xid 31 | its Xid, vendor's log | the same |
 | the GPU itself | not known | its Xid, kernel log or NVML | none; then signs without a class prove nothing either |
 
-All this was measured on one H200 with driver 580 and is not documented: hence the additional settle times.  A sign without
-proof still shows that the domain's contexts are lost.  A contained fault concerns one process.  Pure.
+All this was measured on one H200 with driver 580 and is not documented: hence the additional settle times.  A core dump
+proves nothing here: its author could have forged it, and Xids come sooner.  A sign without proof still shows that the
+domain's contexts are lost.  A contained fault concerns one process.  Pure.
 Prose: docs/services.md, "Fencing".
 """
 
@@ -33,17 +34,14 @@ class Settle:
 
 def is_fault_of_domain(seen: Observation) -> bool:
     """Return whether the fault ends all contexts of its domain."""
-    if not seen.domain or seen.is_contained or seen.clears:
+    if not seen.domain or seen.is_contained or seen.source is Source.CORE_DUMP:
         return False
     return is_proof(seen) or seen.source is Source.VENDOR_LOG or (seen.source in _OF_DRIVER and seen.xid in ENDS_SERVER)
 
 
-def fences_at_ns(seen: Observation, settle: Settle, is_multiuser: bool) -> int | None:
-    """Return the time from which on the domain no longer writes; None if the observation does not prove it.
-
-    is_multiuser: several users share the server; then no core dump counts, since its author could have forged it.
-    """
-    if not is_fault_of_domain(seen) or (seen.source is Source.CORE_DUMP and is_multiuser):
+def fences_at_ns(seen: Observation, settle: Settle) -> int | None:
+    """Return the time from which on the domain no longer writes; None if the observation does not prove it."""
+    if not is_fault_of_domain(seen):
         return None
     seconds = _settles_in(seen, settle)
     return None if seconds is None else seen.seen_ns + round(seconds * 1e9)
@@ -61,7 +59,7 @@ def tells_class(seen: Observation) -> bool:
 
 def _settles_in(seen: Observation, settle: Settle) -> float | None:
     match seen.source, _class_of(seen):
-        case Source.KERNEL_LOG | Source.NVML | Source.VENDOR_LOG | Source.CORE_DUMP, FaultClass.SM:
+        case Source.KERNEL_LOG | Source.NVML | Source.VENDOR_LOG, FaultClass.SM:
             return settle.sm
         case Source.KERNEL_LOG | Source.NVML | Source.VENDOR_LOG, FaultClass.MMU:
             return settle.mmu

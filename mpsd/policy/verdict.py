@@ -15,7 +15,9 @@ Pure, and the same whatever order the evidence came in.  Who did it; the first r
 
 Only UVM events, records of the patched module and core dumps can prove.  The pid of an Xid proves nothing: it is a server's, or
 that of an innocent (measured).  Nor does a client's first error: those of innocents are the same.  A dump without an exception
-clears its process of an SM exception and of nothing else: whether the dump of an MMU fault holds one was not measured.
+clears its process of an SM exception and of nothing else: whether the dump of an MMU fault holds one was not measured.  It
+clears nobody where clients of several users or containers were there: its author could have made it up, and would so accuse
+another user's client.
 
 What went wrong; the first row that fits:
 
@@ -96,12 +98,17 @@ def is_guess(seen: Observation) -> bool:
 
 
 def judge(
-    evidence: Sequence[Observation], present: frozenset[ProcessId], named: ProcessId | None, is_certain: bool = True
+    evidence: Sequence[Observation],
+    present: frozenset[ProcessId],
+    named: ProcessId | None,
+    is_certain: bool = True,
+    is_of_one: bool = True,
 ) -> Verdict:
-    """named: whom a proof convicts.  present: everybody who was in the domain.  is_certain: that was known at the time."""
+    """named: whom a proof convicts.  present: everybody who was in the domain.  is_certain: that was known at the time.
+    is_of_one: they are all of one user and one container, so that dumps, which their authors can make up, may clear."""
     dead = _ended_before(evidence, present)
     fault_class = _class_of(evidence, named, dead)
-    cleared = _cleared(evidence) if fault_class is FaultClass.SM else frozenset()
+    cleared = _cleared(evidence) if fault_class is FaultClass.SM and is_of_one else frozenset()
     culprit, confidence = _who(evidence, present, cleared, named, is_certain)
     suspects: Sequence[ProcessId] = ()
     if confidence is Confidence.SUSPECTED:

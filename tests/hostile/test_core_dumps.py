@@ -1,5 +1,10 @@
 """The directory of core dumps, into which every user of the machine may write."""
 
+import os
+import signal
+import subprocess
+from pathlib import Path
+
 from tests.hostile.attacker import attacking
 from tests.integration.machine import Machine
 from tests.integration.process import wait_for
@@ -33,3 +38,27 @@ def test_mpsd_opens_no_fifo_of_a_client(machine: Machine) -> None:
         attack.kill()
         assert attack.stdout is not None
         assert attack.stdout.read() == ""
+
+
+# Another container: root with no capabilities, in a pid namespace of its own, no client; it writes and ends at once.
+CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc", "setpriv", "--bounding-set=-all", "--inh-caps=-all", "cp"]
+
+
+def test_a_process_that_is_no_client_accuses_none_by_the_name_of_its_file(machine: Machine, tmp_path: Path) -> None:
+    machine.start()
+    victim = machine.counter().ready()
+    cores = machine.pipe / "cores"
+    wait_for("the directory", cores.is_dir)
+    guilty = tmp_path / "guilty"
+    guilty.write_bytes(SAMPLES["misaligned-culprit"])
+    daemon = machine.daemon_pid()
+    os.kill(daemon, signal.SIGSTOP)  # as if it was busy: the writer has ended when mpsd reads the kernel's event
+    try:
+        subprocess.run([*CONTAINER, guilty, cores / f"core.x.{victim.pid}"], check=True, timeout=60)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    dumps = lambda: [each for each in machine.journal("fault.seen") if each["source"] == "core_dump"]  # noqa: E731
+    (seen,) = wait_for("mpsd to read it", dumps)
+    assert (seen["pid"], seen["is_proof"]) == (None, False)
+    assert machine.journal("fault.opened") == machine.journal("blame.changed") == []
+    victim.goes_on()

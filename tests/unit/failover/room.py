@@ -187,7 +187,7 @@ class Room:
         facts = (self.domain_of, self.faulted.get, lambda domain: ("GPU-a",))
         around = Around(*facts, self._end, self._publish, trio.current_time, self.now_ns)
         try:
-            self.desk = Desk(self.vault, around, store, self.settings, is_multiuser=False)
+            self.desk = Desk(self.vault, around, store, self.settings)
             self.desk.ends = FakeEnds(self, self.desk._ended)  # type: ignore[assignment]
             self.vault.told = self.desk.heard_of
             ready = trio.Event()

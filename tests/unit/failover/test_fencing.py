@@ -21,7 +21,7 @@ TOLD = {
     "an SM exception, by the kernel log": (Source.KERNEL_LOG, {"xid": 13}, 0.25),
     "a stopped channel, by the kernel log": (Source.KERNEL_LOG, {"xid": 43}, 0.25),
     "an SM exception, by NVML": (Source.NVML, {"xid": 13}, 0.25),
-    "an SM exception, by a core dump": (Source.CORE_DUMP, {"fault_class": SM, **PROOF}, 0.25),
+    "an SM exception, by a core dump": (Source.CORE_DUMP, {"fault_class": SM, **PROOF}, NOT_THIS),
     "a memory fault, by the kernel log": (Source.KERNEL_LOG, {"xid": 31}, 0.5),
     "a memory fault, by NVML": (Source.NVML, {"xid": 31}, 0.5),
     "a memory fault, by an UVM event": (Source.UVM_EVENTS, {"fault_class": MMU, **PROOF}, NEVER),
@@ -43,14 +43,8 @@ def test_what_proves_that_nothing_writes_any_more(what):
     source, facts, seconds = TOLD[what]
     seen = Observation(source, SEEN_NS, **{"domain": "d1"} | facts)
     assert is_fault_of_domain(seen) == (seconds is not NOT_THIS)
-    found = fences_at_ns(seen, SETTLE, is_multiuser=False)
+    found = fences_at_ns(seen, SETTLE)
     assert found == (SEEN_NS + round(seconds * 1e9) if isinstance(seconds, float) else None)
-
-
-def test_a_core_dump_is_its_authors_word():
-    """Who shares a server with others could make one up, and have somebody promoted while another writes."""
-    source, facts, _ = TOLD["an SM exception, by a core dump"]
-    assert fences_at_ns(Observation(source, SEEN_NS, domain="d1", **facts), SETTLE, is_multiuser=True) is None
 
 
 async def test_an_sm_exception_promotes_before_anything_else_is_done(room, autojump_clock: MockClock):
@@ -156,7 +150,7 @@ async def test_a_fault_of_another_gpu_or_before_it_came_takes_no_proof_away(room
 
 
 def test_of_mig_devices_the_kernel_names_the_whole_gpu():
-    evidence = Evidence(is_multiuser=False)
+    evidence = Evidence()
     evidence.take(Observation(Source.KERNEL_LOG, SEEN_NS, gpu="GPU-b", xid=48), SETTLE, SEEN_NS)
     found = [evidence.has_gpu_failed("a", gpus, SEEN_NS) for gpus in (("MIG-1",), (), ("GPU-a",), ("GPU-a", "GPU-b"))]
     assert found == [True, True, False, True]

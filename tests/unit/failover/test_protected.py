@@ -83,11 +83,10 @@ def test_what_sees_faults_is_told(tmp_path):
     """As app.py joins them."""
     faults = SimpleNamespace(desk=SimpleNamespace(on_seen=[]), haste=Haste())
     arenas = SimpleNamespace(arenas=list, ready=None, reserve=lambda is_served: None, on_told=[], on_state=[])
-    pool = SimpleNamespace(settings=SimpleNamespace(is_multiuser=False))
     store = ServiceStore(tmp_path / "services.db")
     found = SimpleNamespace(config=Config(), service_store=store, is_privileged=True)
     events = SimpleNamespace(publish=None)
-    failover = join_failover(found, pool, SimpleNamespace(arenas=arenas), None, faults, events)
+    failover = join_failover(found, SimpleNamespace(), SimpleNamespace(arenas=arenas), None, faults, events)
     assert not faults.haste.is_on
     failover._desk.on_protected(True)
     assert faults.haste.is_on

@@ -35,7 +35,7 @@ async def services(house: House, domains: dict[ProcessId, str]) -> AsyncIterator
         facts = (lambda process: domains.get(process, ""), lambda name: None, lambda name: ())
         around = Around(*facts, end, lambda topic, facts: None)
         store = ServiceStore(house.directory / "services.db")
-        desk = Desk(vault.arenas, around, store, FailoverSettings(), is_multiuser=False)
+        desk = Desk(vault.arenas, around, store, FailoverSettings())
         failover = Failover(desk, Enlisted(desk, store, None), NoServers(), vault.arenas.ready)  # type: ignore[arg-type]
         vault.arenas.on_told.append(desk.heard_of)
         vault.arenas.reserve(desk.is_served)

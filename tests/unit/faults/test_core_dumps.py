@@ -126,7 +126,7 @@ def by_name(monkeypatch):
 
 
 async def test_a_dump_that_is_written_is_told_of_with_its_owner(tmp_path, by_name):
-    """The real directory, a real kernel's events."""
+    """The real directory, a real kernel's events.  That the name means it proves nothing."""
     directory = tmp_path / "cores"
     send, receive = trio.open_memory_channel(10)
     asked = []
@@ -140,7 +140,7 @@ async def test_a_dump_that_is_written_is_told_of_with_its_owner(tmp_path, by_nam
             (directory / name).write_bytes(SAMPLES["trap-culprit"])
             seen = await receive.receive()
         nursery.cancel_scope.cancel()
-    assert (seen.process, seen.is_proof, seen.kernel) == (OTHER, True, "trap")
+    assert (seen.process, seen.is_proof, seen.kernel) == (OTHER, False, "trap")
     assert abs(time.monotonic_ns() - seen.seen_ns) < 10e9
     assert asked == [os.getuid()]
     assert source.absent == "stopped"
@@ -169,6 +169,37 @@ async def test_a_dump_is_of_whoever_wrote_it(tmp_path, clients, is_ours):
     assert (seen.process, seen.is_proof) == ((clients[0], True) if is_ours else (None, False))
 
 
+WRITE = "import shutil, sys; sys.stdin.read(); shutil.copyfile(sys.argv[1], sys.argv[2])"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("is_client", "ends_first", "counts"),
+    [
+        pytest.param(True, False, True, id="a client that wrote it and ended"),
+        pytest.param(True, True, False, id="one that has the pid of a client which had ended before"),
+        pytest.param(False, False, False, id="no client, which named it as one"),
+    ],
+)
+async def test_a_dump_of_a_writer_that_has_ended_is_no_other_clients(tmp_path, is_client, ends_first, counts):
+    """By then the kernel says its pid alone: a file's name is no reason to take a client for it."""
+    directory, sample = tmp_path / "cores", tmp_path / "sample"
+    sample.write_bytes(SAMPLES["trap-culprit"])
+    send, receive = trio.open_memory_channel(10)
+    name = directory / f"core.{OTHER.pid}"
+    writer = subprocess.Popen([sys.executable, "-c", WRITE, sample, name], stdin=subprocess.PIPE)  # noqa: ASYNC220
+    clients = [ProcessId(writer.pid, 5) if is_client else ONE, OTHER]
+    source = CoreDumps(directory, lambda uid: clients, lambda process, at_ns: not ends_first)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(source.run, send.send_nowait)
+        with trio.fail_after(10):
+            await trio.testing.wait_all_tasks_blocked()
+            writer.communicate()  # it has ended, before mpsd reads the kernel's event
+            seen = await receive.receive()
+        nursery.cancel_scope.cancel()
+    assert (seen.process, seen.is_proof) == ((clients[0], True) if counts else (None, False))
+
+
 async def test_a_dump_from_before_the_start_is_told_of_without_an_event(tmp_path, autojump_clock, monkeypatch, by_name):
     directory = tmp_path / "cores"
     directory.mkdir()
@@ -179,7 +210,7 @@ async def test_a_dump_from_before_the_start_is_told_of_without_an_event(tmp_path
         nursery.start_soon(CoreDumps(directory, lambda uid: [ONE]).run, send.send_nowait)
         seen = await receive.receive()
         nursery.cancel_scope.cancel()
-    assert (seen.process, seen.clears) == (ONE, True)
+    assert (seen.process, seen.clears) == (ONE, False)
 
 
 async def test_many_bad_files_make_one_line_in_the_log(tmp_path, autojump_clock, monkeypatch):

@@ -74,8 +74,8 @@ def exited(who, ms):
 class Room:
     """A fusion, and the last revision of each incident."""
 
-    def __init__(self) -> None:
-        self.fusion = Fusion(1, lambda ns: EPOCH + (ns - at(0)) / 1e9, lambda process: Party(process, 1000, f"p{process.pid}"))
+    def __init__(self, party_of=lambda process: Party(process, 1000, f"p{process.pid}")) -> None:
+        self.fusion = Fusion(1, lambda ns: EPOCH + (ns - at(0)) / 1e9, party_of)
         self.incidents = {}
 
     def hear(self, *observations, late_ms=0.0):

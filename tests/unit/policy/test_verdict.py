@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpsd.fault import FaultClass
+from mpsd.fault import FaultClass, Party
 from mpsd.policy.verdict import Verdict, judge
 from tests.unit.policy.fault_room import (
     ALONE,
@@ -193,3 +193,21 @@ def test_a_verdict_is_the_same_whatever_order_its_evidence_has():
     evidence = [uvm(A), uvm(A, 9, address=5, access="read"), xid(31), report(B), dump(A)]
     both = {judge(tuple(each), frozenset(EVERYBODY), A) for each in (evidence, evidence[::-1])}
     assert both == {Verdict(FaultClass.MMU, A, PROVEN, (), (B, C), 0x7F00, "write", "bad_kernel", 0x1F0)}
+
+
+@pytest.mark.parametrize(
+    ("party_of", "confidence"),
+    [
+        pytest.param(lambda process: Party(process, 1000, "p", "c1"), LEFT, id="of one user and container"),
+        pytest.param(lambda process: Party(process, 1000 + (process == A), "p", "c1"), SUSPECTED, id="of two users"),
+        pytest.param(lambda process: Party(process, 0, "p", f"c{process == A}"), SUSPECTED, id="of two containers, one uid"),
+        pytest.param(lambda process: Party(process), SUSPECTED, id="of users that are not known"),
+        pytest.param(lambda process: None if process == A else Party(process, 1000), SUSPECTED, id="one is not known"),
+    ],
+)
+def test_dumps_clear_only_among_clients_of_one_owner(party_of, confidence):
+    """Who makes up a dump without an exception would else convict another user's client, by clearing itself."""
+    found = Room(party_of).hear(xid(13, 15), server_log(), clean(B), clean(C)).one
+    assert (found.culprit, found.confidence) == (A if confidence is LEFT else None, confidence)
+    assert set(found.suspects) == (set() if confidence is LEFT else {A, B, C})
+    assert Room(party_of).hear(xid(13, 15), dump(A), server_log()).one.culprit == A  # it accuses its author all the same
