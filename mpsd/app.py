@@ -331,7 +331,8 @@ def _build_relay(
     entrance = Entrance(pool, admission, desk, config.domains.per_gpu == "auto", facts)
     refusals = Refusals(refuser, config.relay.turn_seconds)
     relay_settings = settings.relay(config, found.is_privileged)
-    return Relay(Conversations(pool, keeper, progress, relay_settings, entrance, refusals)), keeper
+    conversations = Conversations(pool, keeper, progress, relay_settings, entrance, refusals)
+    return Relay(conversations, places.subordinate_uids()), keeper
 
 
 def _owner_uid(process: ProcessId) -> int | None:

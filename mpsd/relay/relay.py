@@ -20,6 +20,7 @@ from mpsd.errors import MpsdError, WrongSpeaker
 from mpsd.model import Credentials, ProcessId
 from mpsd.policy.places import Places
 from mpsd.policy.turns import Turns
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 from mpsd.relay.caller import Caller, client_id
 from mpsd.relay.conversation import Conversations
 from mpsd.relay.hang_ups import HangUps
@@ -55,10 +56,11 @@ class Relay:
     """Guards the number of connections, of all and of each user, and that whatever is open is in the keeper's hands too."""
 
     conversations: Conversations
+    ranges: UidRanges = NO_RANGES
     callers: dict[int, Caller] = field(default_factory=dict)
     hang_ups: HangUps = field(default_factory=HangUps)
     waiting: Turns[Held] = field(default_factory=Turns)
-    _taken: Counter[int] = field(default_factory=Counter)  # places, by uid
+    _taken: Counter[int] = field(default_factory=Counter)  # places, by the uid whose share they are of
     _turned_away: int = 0  # of users who have too many: at this moment
     _next_number: int = 1
     _listeners: list[socket.socket] = field(default_factory=list)
@@ -104,7 +106,7 @@ class Relay:
                 self.conversations.progress.end(track)
         if arrival is not None and is_held:
             self._next_number = number + 1
-            self.waiting.put(arrival.credentials.uid, Held(number, door, arrival, track))
+            self.waiting.put(self.ranges.share_of(arrival.credentials.uid), Held(number, door, arrival, track))
         return arrival
 
     def _begin(self, held: Held, nursery: trio.Nursery) -> None:
@@ -115,7 +117,8 @@ class Relay:
             self.conversations.progress.end(held.track)
             return
         uid = held.arrival.credentials.uid
-        hindrance = self._places.hindrance(self._taken[uid], len(self.callers), uid in (0, os.geteuid()))
+        own = self._taken[self.ranges.share_of(uid)]
+        hindrance = self._places.hindrance(own, len(self.callers), uid in (0, os.geteuid()))
         caller = self._know(held.arrival.sock, held.door, held.number, held.track)
         self.hang_ups.watch(caller.connection, partial(_leave, caller))
         nursery.start_soon(self._converse, caller, self._conversation(caller, bool(hindrance)))
@@ -133,7 +136,7 @@ class Relay:
     async def _turn_away(self, caller: Caller) -> None:
         """Tell the client an error.  Where that takes too long, its connection is closed: other users need the place."""
         pid, uid = caller.credentials.pid, caller.credentials.uid
-        why = f"user {uid} has {self._taken[uid]} connections; what is left is for users who have fewer"
+        why = f"user {uid} has {self._taken[self.ranges.share_of(uid)]} connections; what is left is for users who have fewer"
         if self._turned_away < self._places.first // _TOLD_SHARE:
             self._turned_away += 1
             try:
@@ -188,7 +191,7 @@ class Relay:
         caller = Caller(number, door, connection, credentials, process, trio.current_time(), link, why_not=why_not)
         self._next_number = max(self._next_number, number + 1)
         self.callers[number] = caller
-        self._taken[credentials.uid] += 1
+        self._taken[self.ranges.share_of(credentials.uid)] += 1
         self.conversations.open[process] += 1
         return caller
 
@@ -220,10 +223,10 @@ class Relay:
 
     def _forget(self, caller: Caller) -> None:
         """Offences are forgotten with the last connection of their process."""
-        shared, uid = self.conversations, caller.credentials.uid
-        self._taken[uid] -= 1
-        if not self._taken[uid]:
-            del self._taken[uid]
+        shared, share = self.conversations, self.ranges.share_of(caller.credentials.uid)
+        self._taken[share] -= 1
+        if not self._taken[share]:
+            del self._taken[share]
         if caller.process is not None:
             shared.entrance.separation.hung_up(caller.process)
         shared.open[caller.process] -= 1
