@@ -184,12 +184,6 @@ class Domain:
         self.suspect_until = trio.current_time() + seconds
         self.mark_stale()
 
-    def alarm(self) -> None:
-        """Something that others can write says that it faults: for a short while newcomers go elsewhere, and it is asked."""
-        if self.state is DomainState.READY and (until := self._line_alarm.until(trio.current_time())):
-            self.suspect_until = max(self.suspect_until, until)
-        self.mark_stale()
-
     def find_hindered(self, hindrance: str) -> bool:
         """Take note of why it cannot answer, or ("") that nothing shows why: then it is asked.  True: that is new."""
         if hindrance == self.hindrance:
@@ -213,8 +207,9 @@ class Domain:
     def hear(self, news: News) -> None:
         """Take note of a line of its log, and ask soon: a line alone changes nothing for long (policy/hearsay.py)."""
         match news:
-            case log_lines.ServerFault():
-                self.alarm()
+            case log_lines.ServerFault() if self.state is DomainState.READY:
+                if until := self._line_alarm.until(trio.current_time()):
+                    self.suspect_until = max(self.suspect_until, until)
             case log_lines.ContextOpened(server_pid, client_pid):
                 self.contexts.setdefault(server_pid, Counter())[client_pid] += 1
             case log_lines.ContextClosed(server_pid, client_pid, left):

@@ -9,7 +9,6 @@ from mpsd.faults.haste import Haste
 from mpsd.faults.kmod_policy import KmodPolicy
 from mpsd.faults.reactions import Reactions
 from mpsd.faults.sources import Sources
-from mpsd.faults.xid_gate import XidGate
 from mpsd.uvm.attachments import Attachments
 
 
@@ -18,7 +17,6 @@ class Faults:
     """haste: for whom it concerns to say."""
 
     desk: FaultDesk
-    gate: XidGate
     sources: Sources
     reactions: Reactions
     attachments: Attachments
@@ -30,5 +28,4 @@ class Faults:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.desk.run)
             nursery.start_soon(self.reactions.run)
-            nursery.start_soon(self.gate.run)
-            nursery.start_soon(self.sources.run, self.gate.see)
+            nursery.start_soon(self.sources.run, self.desk.see)

@@ -24,7 +24,6 @@ from mpsd.faults.nvml_events import NvmlEvents
 from mpsd.faults.reactions import Reactions
 from mpsd.faults.sources import SourceOfFaults, Sources
 from mpsd.faults.uvm_events import UvmEvents
-from mpsd.faults.xid_gate import XidGate
 from mpsd.found import Found
 from mpsd.leases.book import LeaseBook
 from mpsd.model import Credentials, DomainState, ProcessId
@@ -54,8 +53,7 @@ def join_faults(
     desk.on_incident.append(reactions.consider)
     haste = Haste()
     sources = _build_sources(found, desk, attachments, events, policy, haste)
-    gate = XidGate(pool, desk.see, partial(_cannot_reach, places.nvml_library(config)))
-    return Faults(desk, gate, sources, reactions, attachments, policy, haste)
+    return Faults(desk, sources, reactions, attachments, policy, haste)
 
 
 def _introduce(
@@ -128,12 +126,6 @@ def _build_sources(
     if config.faults.kmod:
         by_name |= {"kmod": Kmod(Path(config.faults.kmod), policy), "kmod_policy": policy}
     return Sources(by_name)
-
-
-def _cannot_reach(library: Path | None, gpu: str) -> bool:
-    from mpsd.gpu.nvml import cannot_reach  # pynvml is large: loaded when it is asked
-
-    return cannot_reach(gpu, library)
 
 
 def _adopt(book: LeaseBook, process: ProcessId) -> None:

@@ -24,13 +24,12 @@ from mpsd.domains.inotify import DirectoryWatch
 from mpsd.domains.log_files import LogFile
 from mpsd.fault import Observation
 from mpsd.faults.haste import Haste
-from mpsd.faults.xid_lines import DEFAULT_LEVEL, Xid, observe, parse_xid
+from mpsd.faults.xid_lines import Xid, observe, parse_xid
 from mpsd.model import Device
 from mpsd.native import lib
 
 log = structlog.get_logger()
 KERNEL_LOG = Path("/dev/kmsg")
-_LEVELS = Path("/proc/sys/kernel/printk")  # of the console, of messages without a level, and two more (proc(5))
 _RECORD_BYTES = 8192  # the kernel's bound on one record
 
 
@@ -72,11 +71,10 @@ class KernelLog:
                 nursery.cancel_scope.cancel()
 
     async def _take(self, lines: AsyncGenerator[str, None], publish: Callable[[Observation], None]) -> None:
-        level = default_level() if _is_device(self._path) else DEFAULT_LEVEL
         try:
             async with aclosing(lines):
                 async for line in lines:
-                    if (xid := parse_xid(line, level)) is not None:
+                    if (xid := parse_xid(line)) is not None:
                         domain = self._domain_of(xid.pid) if xid.pid is not None else None
                         publish(observe(xid, domain.name if domain else "", self._devices, time.monotonic_ns()))
                         await _after_others()
@@ -98,14 +96,6 @@ async def _after_others() -> None:
     """When all who can go on now, as a standby that is promoted, have done so: within one turn their order is nobody's."""
     for _ in range(2):
         await trio.lowlevel.checkpoint()
-
-
-def default_level(path: Path = _LEVELS) -> int:
-    """The level of messages that the driver logs, as it is set now."""
-    try:
-        return int(path.read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return DEFAULT_LEVEL
 
 
 def _is_device(path: Path) -> bool:

@@ -1,6 +1,6 @@
 """NVML's Xid events as a source: that a GPU had an Xid, and which.  They tell neither whose it was nor the domain.
 
-They confirm what the kernel log says, which others can write (xid_gate.py), and are enough where it cannot be read.
+For where the kernel log cannot be read: it says the same, and more, a millisecond sooner.
 """
 
 import time
@@ -46,7 +46,7 @@ class NvmlEvents:
                 events.close()
         except VendorFailed as exc:
             self.absent = str(exc)
-            log.warning("faults.no_nvml_events", why=str(exc), effect="an Xid counts once a domain's server says FAULT")
+            log.warning("faults.no_nvml_events", why=str(exc), effect="Xids are known from the kernel log alone")
 
 
 def observe(gpu: str, xid: int, seen_ns: int) -> Observation:

@@ -11,11 +11,10 @@
     Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_WRITE
 
 The kernel itself logs text that users choose, with facility 0: for a program that ends by SIGSEGV it logs its name (15 bytes,
-at the beginning of the record) and the name of its file (255 bytes, further on), at level 6.  So a record is the
-driver's only if
+at the beginning of the record) and the name of its file (255 bytes, further on).  So a record is the driver's only if
 
-- it has the level of a message without one (DEFAULT_LEVEL): in the open kernel modules, 535 to 595, krcReportXid (kernel_rc.c)
-  prints by nv_printf (os-interface.c), which passes KERN_CONT and no level;
+- its facility is the kernel's; its level proves nothing, and is kernel.printk's: in the open kernel modules, 535 to 595,
+  krcReportXid (kernel_rc.c) prints by nv_printf (os-interface.c), which passes KERN_CONT and no level;
 - the message begins with "NVRM: Xid (PCI:", the whole place in hexadecimal digits, and "): ".  A name of a process cannot
   hold that: "NVRM: Xid (PCI:" alone has 15 bytes, so what the kernel writes after the name stands where the place must begin;
 - it is no continuation of another record ("+", which old kernels write).
@@ -35,10 +34,8 @@ from mpsd.fault import TEXT_CHARACTERS, Observation, Source
 from mpsd.model import Device
 from mpsd.policy.xids import meaning_of
 
-DEFAULT_LEVEL = 4  # CONFIG_MESSAGE_LOGLEVEL_DEFAULT; kernel.printk's second figure is the one in force
-
 _XID = re.compile(
-    r"(?P<priority>\d{1,4}),\d{1,20},(?P<microseconds>\d{1,18}),[-c](?:,[^;]*)?;"
+    r"[0-7],\d{1,20},(?P<microseconds>\d{1,18}),[-c](?:,[^;]*)?;"
     r"NVRM: Xid \((?P<device>PCI:[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?"
     r"(?: GPU-I:\d{2,5}(?: GPU-CI:\d{2,5})?)?)\): "
     r"(?P<code>\d{1,9})(?:, pid='?(?P<pid>\d{1,9})'?)?",
@@ -68,10 +65,10 @@ class Xid:
     text: str = ""
 
 
-def parse_xid(record: str, level: int = DEFAULT_LEVEL) -> Xid | None:
-    """None for any record that is not the driver's.  level: of messages that were logged without one."""
+def parse_xid(record: str) -> Xid | None:
+    """None for any record that is not the driver's."""
     match = _XID.match(record)
-    if match is None or int(match["priority"]) != level:
+    if match is None:
         return None
     text = record.partition(";")[2].partition("\n")[0]
     address, access = _ADDRESS.search(text), _ACCESS.search(text)

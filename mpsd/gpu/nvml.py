@@ -49,25 +49,6 @@ def read_devices(visible: str | None, library: Path | None = None) -> tuple[Devi
     return chosen
 
 
-def cannot_reach(gpu: str, library: Path | None = None) -> bool:
-    """Whether NVML fails on the GPU (a UUID), as on one that is lost.  Blocks, for ever where the driver hangs."""
-    try:
-        if library is not None:
-            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-        pynvml.nvmlInit()
-    except (pynvml.NVMLError, OSError):
-        return True
-    try:
-        pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.encode()))
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
-        return False
-    except pynvml.NVMLError:
-        return True
-    finally:
-        pynvml.nvmlShutdown()
-    return False
-
-
 def choose_visible(devices: Sequence[Device], visible: str | None) -> tuple[Device, ...]:
     """As CUDA reads the variable: the words up to the first that names no device; a device twice makes none visible."""
     if visible is None:

@@ -50,21 +50,3 @@ def test_an_xid_of_the_simulator_is_heard_and_its_end_disturbs_nothing() -> None
             assert watcher.stdout.readline().split() == ["79", uuid]
             assert watcher.stdout.readline().split() == ["stopped"]
             assert watcher.wait(20) == 0
-
-
-ASK = """
-import sys
-from pathlib import Path
-from mpsd.gpu.nvml import cannot_reach, read_devices
-library = Path(sys.argv[1])
-print(cannot_reach(read_devices(None, library)[0].uuid, library), cannot_reach("GPU-that-has-gone", library))
-"""
-
-
-def test_a_gpu_on_which_nvml_fails_cannot_be_reached() -> None:
-    library = ROOT / "native/sim/lib/libnvidia-ml.so.1"
-    with open_machine() as machine:
-        environment = {**machine.library_environment(), "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", ASK, str(library)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-        assert done.stdout.split() == ["False", "True"], done.stderr

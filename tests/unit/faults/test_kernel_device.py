@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, closing
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -221,11 +220,3 @@ def test_a_look_reads_nothing_tells_again_and_ends_when_it_is_told_to() -> None:
         os.close(each)
     reader.close()
     writer.close()
-
-
-@pytest.mark.parametrize(("text", "level"), [("4\t4\t1\t7\n", 4), ("7 5 1 7", 5), ("", 4), ("x y", 4)])
-def test_the_level_of_the_drivers_messages_is_the_one_in_force(tmp_path: Path, text: str, level: int) -> None:
-    place = tmp_path / "printk"
-    assert kernel_log.default_level(place) == 4
-    place.write_text(text)
-    assert kernel_log.default_level(place) == level
