@@ -1,6 +1,7 @@
 """Whose share a uid counts against: the uids of one range of /etc/subuid have one share, since one user can be all of them.
 
-Ranges of root are left out: whatever root hands on belongs to many users, or to nobody yet.  Prose: docs/security.md.
+A long range is divided into blocks of 65,536 uids with a share each: container runtimes (users kubelet, containers, lxd) give
+each container such a block of one range.  Ranges of root are left out: root gives them to many users.  Prose: docs/security.md.
 """
 
 from bisect import bisect_right
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 _ROOT = ("root", "0")
 _LAST_UID = 2**32 - 2
 _MOST_RANGES = 65536
+_BLOCK_UIDS = 65536  # of one container with a user namespace of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +20,12 @@ class UidRanges:
     ranges: tuple[tuple[int, int], ...] = ()
 
     def share_of(self, uid: int) -> int:
-        """The first uid of its range; itself where it is in none."""
-        place = bisect_right(self.ranges, (uid, _LAST_UID)) - 1
-        return self.ranges[place][0] if place >= 0 and uid < self.ranges[place][1] else uid
+        """The first uid of its block of the innermost range that has it; itself where no range has it."""
+        for place in range(bisect_right(self.ranges, (uid, _LAST_UID)) - 1, -1, -1):
+            first, end = self.ranges[place]
+            if uid < end:
+                return uid - (uid - first) % _BLOCK_UIDS
+        return uid
 
 
 NO_RANGES = UidRanges()

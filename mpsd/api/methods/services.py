@@ -3,7 +3,6 @@
 A member is a process, and not a connection: connections come and go.
 """
 
-from contextlib import suppress
 
 from mpsd.api.exchange import Call, Rows
 from mpsd.api.failover import Failover
@@ -41,11 +40,15 @@ def failover_of(services: Services) -> Failover:
 
 
 async def enlist(call: Call[ServiceName]) -> Map:
-    """Of an arena that is not there yet the asker will be the owner."""
+    """Of an arena that is not there yet the asker will be the owner, and may not name another one."""
     peer, process = call.peer, call.process()
-    owner_uid, name = peer.uid, split(call.ask.name)[1]
-    with suppress(NoSuchArena):
+    owner_uid, (named_uid, name) = peer.uid, split(call.ask.name)
+    try:
         arena = find_named(arenas_of(call.services), call.ask.name)
+    except NoSuchArena:
+        if named_uid not in (None, peer.uid):
+            raise
+    else:
         if may_see(peer, arena):
             check_whose(peer, call.ask.name, arena)
         if may_write(peer, arena):

@@ -43,6 +43,17 @@ def test_the_uids_of_a_range_have_the_share_of_its_first(uid: int, share: int) -
     assert UidRanges().share_of(uid) == uid
 
 
+def test_each_container_of_a_long_range_has_a_share() -> None:
+    """Kubernetes takes the uids of every pod with a user namespace from the range of user kubelet."""
+    ranges = parse("kubelet:65536:7208960\n")
+    assert [ranges.share_of(uid) for uid in (65536, 131071, 131072, 131073)] == [65536, 65536, 131072, 131072]
+
+
+def test_a_uid_behind_a_range_within_a_range_has_the_share_of_the_outer_one() -> None:
+    ranges = parse("lxd:1000000:1000000\nuser:1065536:10\n")
+    assert [ranges.share_of(uid) for uid in (1000001, 1065540, 1065550)] == [1000000, 1065536, 1065536]
+
+
 def test_a_machine_without_the_file_has_no_ranges(tmp_path: Path) -> None:
     assert subordinate_uids(tmp_path / "subuid") == UidRanges()
     (tmp_path / "subuid").write_bytes(b"eve:100000:65536\n\xff:7:7\n")
