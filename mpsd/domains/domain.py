@@ -52,6 +52,7 @@ class Domain:
     guard: Guard = field(init=False)  # limits of each client's own
     key: str = ""  # whom it serves alone (policy/placement.py)
     is_draining: bool = False
+    is_worn: bool = False  # drained since newcomers got no context: also clients that end too early bring that about
     contexts: dict[int, Counter[int]] = field(default_factory=dict)  # of each server, by client, from its log
     applied_defaults: Defaults | None = None  # what its vendor daemon was told
     served_defaults: Defaults | None = None  # what its server was started with
@@ -101,6 +102,7 @@ class Domain:
             trio.current_time() - self.unanswered_since < _FROZEN_SECONDS,
             self.is_exposed,
             self._trouble(state),
+            self.is_worn,
         )
 
     def _trouble(self, state: DomainState) -> str:

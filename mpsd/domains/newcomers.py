@@ -37,5 +37,5 @@ class Newcomers:
             failures=self._failures.pop(domain_name),
             effect="it takes nobody new, and has its servers replaced when its clients have ended",
         )
-        domain.is_draining = True
+        domain.is_draining = domain.is_worn = True
         self._pool.notify()

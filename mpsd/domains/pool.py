@@ -99,7 +99,7 @@ class Pool:
     _next_number: int = 1
     _change: trio.Event = field(default_factory=trio.Event)
     # Why clients wait, since the last change, by what they ask: of 2000 that it wakes, one of each kind looks for a place.
-    _hopeless: dict[tuple[Ask, frozenset[str]], str] = field(default_factory=dict)
+    _hopeless: dict[tuple[Ask, frozenset[str]], Wait | None] = field(default_factory=dict)
     _nursery: trio.Nursery | None = None
 
     # -- views -------------------------------------------------------------------------------------------------------
@@ -164,30 +164,29 @@ class Pool:
 
     async def place(self, ask: Ask, process: ProcessId | None) -> Domain:
         """The domain this process joins.  Waits as long as there is none; raises Stopping when mpsd quits meanwhile."""
-        told, is_woken = "", False
+        told, is_woken = Wait(""), False
         with self.waits.begin(process, ask.uid):
             while True:
                 alike = ask, self.avoid(process) if process else frozenset[str]()
-                reason = self._hopeless.get(alike, "") if is_woken and self.home_of(process) is None else ""
-                if not reason:
+                wait = self._hopeless.get(alike) if is_woken and self.home_of(process) is None else None
+                if wait is None:
                     if (domain := self.place_now(ask, process)) is not None:
                         return domain
-                    reason = self._why_not(ask, process)
-                    self._hopeless[alike] = reason
-                if reason and reason != told:
-                    self.waits.explain(process, reason)
-                    if _kind(reason) != _kind(told):  # what domains do changes often: a line for each that waits, each time
-                        log.info("client.waiting", process=process and process.pid, uid=ask.uid, reason=reason)
-                    told = reason
+                    wait = self._hopeless[alike] = self._why_not(ask, process)
+                if wait is not None and wait != told:
+                    self.waits.explain(process, wait.reason, is_own=wait.is_own)
+                    if _kind(wait.reason) != _kind(told.reason):  # what domains do changes often: else a line each, each time
+                        log.info("client.waiting", process=process and process.pid, uid=ask.uid, reason=wait.reason)
+                    told = wait
                 await self.changed()
                 is_woken = True
 
-    def _why_not(self, ask: Ask, process: ProcessId | None) -> str:
+    def _why_not(self, ask: Ask, process: ProcessId | None) -> Wait | None:
         """Begin the domain that it needs; else why it waits."""
         decision = self._decide(ask, process)
         if isinstance(decision, Create):
             self.create(tuple(uuid for uuid in self.gpus if uuid in decision.gpus))
-        return decision.reason if isinstance(decision, Wait) else ""
+        return decision if isinstance(decision, Wait) else None
 
     def place_now(self, ask: Ask, process: ProcessId | None) -> Domain | None:
         """The domain this process is in, or one that takes it at once; None when it has to wait.  Raises Stopping."""

@@ -194,7 +194,7 @@ class Upkeep:
             await self.retire(domain)
         else:
             await self.recycle(domain)
-        domain.is_draining = False
+        domain.is_draining = domain.is_worn = False
 
     async def _empty(self, domain: Domain) -> bool:
         for pid in list(domain.servers):

@@ -38,7 +38,8 @@ class Facts:
     how long ago that look was.  unwritten: why what mpsd knows of its domains could not be stored; "": it could.
     has_keeper: None where mpsd needs none.  missing: what clients find mpsd by, and is not there.  queued, places: of the
     queue.  waiting, waited_seconds, waits_for: how many clients wait for a fault domain, for how long the first one has, and
-    for what.  clients, most_clients: that run or start, and that mpsd takes on.
+    for what; without those whose own user's clients are the reason, since a user must not make mpsd look ill.  clients,
+    most_clients: that run or start, and that mpsd takes on.
     """
 
     domains: Sequence[DomainView]

@@ -56,12 +56,16 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
+    """is_own: the asker's user can end the wait, or brought it about: a further user need not wait."""
+
     reason: str
+    is_own: bool = False
 
 
 _KEPT_SHARE = 4  # one domain in so many is kept for users who have none, so that no user takes them all
 _KEPT = "its user has fault domains, and the others are kept for users who have none"
 _COMING = (DomainState.STARTING, DomainState.RECYCLING)  # a DEAD one pauses before it starts: a new one is quicker
+_CLOSED_BY_CLIENTS = (DomainState.READY, DomainState.FAULT, DomainState.SILENT)  # a user may stop or end its vendor server
 
 _MOST_DEAD = 2  # where these do not start, another one does not either, and would only take the place of one that does
 
@@ -71,7 +75,9 @@ def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Creat
     open_to_ask = [domain for domain in ours if _may_join(ask, domain, rules)]
     if _has_enough(ask, ours, rules):
         theirs = [domain for domain in open_to_ask if domain.clients]
-        return _join(ask, [each for each in theirs if each.name not in ask.avoid] or theirs) if theirs else Wait(_KEPT)
+        if not theirs:
+            return Wait(_KEPT, _is_own_doing(ask, ours))
+        return _join(ask, [each for each in theirs if each.name not in ask.avoid] or theirs)
     if apart := [domain for domain in open_to_ask if domain.name not in ask.avoid]:
         return _join(ask, apart)
     if coming := [domain for domain in ours if domain.state in _COMING and not domain.clients]:
@@ -82,7 +88,7 @@ def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Creat
         return Wait(f"no further fault domain starts: {', '.join(map(_in_words, dead))}")
     if len(ours) < (1 if rules.is_exclusive else rules.max_domains):
         return Create(ask.gpus)
-    return _join(ask, open_to_ask) if open_to_ask else Wait(_why(ours, rules))
+    return _join(ask, open_to_ask) if open_to_ask else Wait(_why(ours, rules), bool(ask.key) or _is_own_doing(ask, ours))
 
 
 def _has_enough(ask: Ask, ours: Sequence[DomainView], rules: Rules) -> bool:
@@ -92,6 +98,13 @@ def _has_enough(ask: Ask, ours: Sequence[DomainView], rules: Rules) -> bool:
     taken = [domain for domain in ours if domain.clients]
     kept, left = rules.max_domains // _KEPT_SHARE, rules.max_domains - len(taken)
     return 0 < left <= kept and any(domain.uid == ask.uid for domain in taken)
+
+
+def _is_own_doing(ask: Ask, ours: Sequence[DomainView]) -> bool:
+    """Whether this user's own clients fill, faulted, stopped or wore out a domain, so that it takes no further one."""
+    return any(
+        domain.uid == ask.uid and domain.clients and (domain.state in _CLOSED_BY_CLIENTS or domain.is_worn) for domain in ours
+    )
 
 
 def _join(ask: Ask, domains: Sequence[DomainView]) -> Join:

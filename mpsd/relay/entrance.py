@@ -134,8 +134,8 @@ class Entrance:
             log.info("client.waiting", process=caller.process and caller.process.pid, uid=caller.credentials.uid, reason=reason)
 
         def told_here(reason: str) -> None:
-            """Of what the queue of admission does not know."""
-            self.pool.waits.explain(caller.process, reason)
+            """Of what the queue of admission does not know; about this client alone, so no sign of a sick machine."""
+            self.pool.waits.explain(caller.process, reason, is_own=True)
             told(reason)
 
         await self.may_place.wait()

@@ -46,7 +46,7 @@ class Health:
         return health.problems(self._facts())
 
     def _facts(self) -> Facts:
-        oldest = self.pool.waits.oldest()
+        waits = self.pool.waits.because_of_the_machine()
         return Facts(
             domains=self.pool.views(),
             placement=self.pool.placement_of_a_newcomer(),
@@ -58,9 +58,9 @@ class Health:
             missing=self.missing(),
             queued=self.book.queued,
             places=self.book.settings.max_queue,
-            waiting=len(self.pool.waits),
-            waited_seconds=oldest.waited_seconds if oldest else 0.0,
-            waits_for=oldest.reason if oldest else "",
+            waiting=len(waits),
+            waited_seconds=waits[0].machine_seconds if waits else 0.0,
+            waits_for=waits[0].reason if waits else "",
             clients=len(self.book.grants()),
             most_clients=self.book.settings.max_clients,
         )

@@ -19,11 +19,11 @@ class FullPool(Pool):
     def __init__(self) -> None:
         super().__init__(None, None, (), None, None, None)  # type: ignore[arg-type]
         self.decided = 0
-        self.why = "full"
+        self.why, self.is_own = "full", False
 
     def _decide(self, ask: Ask, process: ProcessId | None) -> Wait:
         self.decided += 1
-        return Wait(self.why)
+        return Wait(self.why, self.is_own)
 
 
 async def test_a_change_looks_for_one_place_of_each_kind_and_tells_everybody() -> None:
@@ -39,6 +39,11 @@ async def test_a_change_looks_for_one_place_of_each_kind_and_tells_everybody() -
         await trio.testing.wait_all_tasks_blocked()
         assert pool.decided <= 2 * USERS
         assert [wait.reason for wait in pool.waits.listed()] == ["still full"] * len(processes)
+        assert len(pool.waits.because_of_the_machine()) == len(processes)
+        pool.is_own = True
+        pool.notify()
+        await trio.testing.wait_all_tasks_blocked()
+        assert pool.waits.because_of_the_machine() == []
         nursery.cancel_scope.cancel()
 
 

@@ -8,10 +8,10 @@ from mpsd.domains.newcomers import Newcomers
 
 
 class Pool:
-    """A pool with two domains, of which the rule reads and sets three fields."""
+    """A pool with two domains, of which the rule reads and sets four fields."""
 
     def __init__(self) -> None:
-        self.domains = {name: SimpleNamespace(is_ill=False, is_draining=False) for name in ("default", "d2")}
+        self.domains = {name: SimpleNamespace(is_ill=False, is_draining=False, is_worn=False) for name in ("default", "d2")}
         self.notified = 0
 
     def notify(self) -> None:
@@ -36,6 +36,7 @@ def test_three_failures_in_a_row_close_a_domain(ends: str, is_worn: bool) -> Non
         newcomers.note_end("default", end == "+")
         newcomers.note_end("d2", True)
     assert (pool.domains["default"].is_draining, bool(pool.notified)) == (is_worn, is_worn)
+    assert pool.domains["default"].is_worn == is_worn
     assert not pool.domains["d2"].is_draining
 
 

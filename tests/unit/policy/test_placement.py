@@ -1,5 +1,7 @@
 """Placement is a table: one row a rule of docs/domains.md."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ def test_domains_of_ones_own_and_wishes(domains, ask, expected):
 
 
 TWO_LEFT = [*(view(f"d{n}", clients=1, uid=7, key=f"own:{n}") for n in range(1, 7)), view("d7")]
-KEPT = Wait("its user has fault domains, and the others are kept for users who have none")
+KEPT = Wait("its user has fault domains, and the others are kept for users who have none", is_own=True)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,33 @@ KEPT = Wait("its user has fault domains, and the others are kept for users who h
 )
 def test_the_last_quarter_is_for_users_who_have_none(domains, ask, rules, expected):
     assert place(ask, domains, rules) == expected
+
+
+def closed(state, **facts):
+    """Six domains of user 7, all in this state."""
+    return [replace(each, state=state, **facts) for each in TWO_LEFT[:6]]
+
+
+@pytest.mark.parametrize(
+    ("domains", "ask", "rules", "is_own"),
+    [
+        pytest.param(closed(DomainState.DRAINING), Ask(7, GPU), Rules(8), False, id="drained by an operator, or by mpsd"),
+        pytest.param(closed(DEAD), Ask(7, GPU), Rules(8), False, id="vendor daemons died"),
+        pytest.param([*closed(DEAD)[1:], TWO_LEFT[0]], Ask(7, GPU), Rules(8), True, id="one holds clients of another key"),
+        pytest.param(closed(FAULT), Ask(7, GPU), Rules(8), True, id="its clients faulted"),
+        pytest.param(closed(SILENT), Ask(7, GPU), Rules(8), True, id="it may have stopped its servers"),
+        pytest.param(closed(DomainState.DRAINING, is_worn=True), Ask(7, GPU), Rules(8), True, id="its clients ended early"),
+        pytest.param([view("d1", clients=1, uid=8)], Ask(7, GPU), Rules(1), False, id="taken by another user"),
+        pytest.param([view("d1", clients=48, uid=7)], Ask(7, GPU), Rules(1), True, id="filled by its own clients"),
+        pytest.param([view("d1", clients=1)], Ask(7, GPU, "own:1"), Rules(1, is_exclusive=True), True, id="it wants one alone"),
+        pytest.param([view("d1", STARTING)], Ask(7, GPU), Rules(1), False, id="it starts"),
+    ],
+)
+def test_whether_a_wait_is_the_askers_own_doing(domains, ask, rules, is_own):
+    """Health names a wait that is not: else a user could make mpsd look ill for as long as it likes."""
+    wait = place(ask, domains, rules)
+    assert isinstance(wait, Wait)
+    assert wait.is_own == is_own
 
 
 APART = Ask(0, GPU, avoid=frozenset({"d1"}))
