@@ -47,6 +47,7 @@ NOT_FUZZED: dict[str, str] = {
     "mpsd/faults/store.py": _OWN,
     "mpsd/leases/records.py": _OWN,
     "mpsd/leases/store.py": "reads the kernel's boot id",
+    "mpsd/policy/uid_ranges.py": "reads /etc/subuid, which is root's",
     "mpsd/places.py": "reads /proc/self/mounts for a word",
     "mpsd/policy/incident_text.py": _OWN,
     "mpsd/probes.py": "reads what the kernel says of this machine; `mpsd check` alone calls it",

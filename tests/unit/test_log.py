@@ -93,8 +93,9 @@ def test_lines_that_name_no_user_are_limited_too(tmp_path: Path) -> None:
     assert (events["daemon.bug"], events["log.suppressed"]) == (1, 1)
 
 
-def test_a_log_directory_that_is_missing_is_no_reason_to_stop(tmp_path: Path) -> None:
-    journal = open_file_journal(tmp_path / "missing")
+def test_a_log_directory_that_cannot_be_made_is_no_reason_to_stop(tmp_path: Path) -> None:
+    (tmp_path / "no directory").touch()
+    journal = open_file_journal(tmp_path / "no directory")
     structlog.get_logger().info("lost")
     journal.close()
     assert journal.lost == 1
@@ -102,11 +103,12 @@ def test_a_log_directory_that_is_missing_is_no_reason_to_stop(tmp_path: Path) ->
 
 def test_when_writing_works_again_the_lost_lines_are_reported(tmp_path: Path) -> None:
     directory = tmp_path / "later"
+    directory.touch()  # a directory that is only missing would be made again
     journal = open_file_journal(directory)
     structlog.get_logger().info("lost")
     while not journal.lost:
         pass  # the thread is at it; the test's deadline stands
-    directory.mkdir()
+    directory.unlink()
     structlog.get_logger().info("kept")
     journal.close()
     assert [(event["event"], event.get("lines")) for event in read_events(directory)] == [("log.lines_lost", 1), ("kept", None)]
