@@ -255,7 +255,7 @@ def _build(found: Found) -> Daemon:
         claim.pipe,
         pool,
         upkeep,
-        Sessions(board, found.public.write, settings.sessions(config)),
+        Sessions(board, found.public.write, settings.sessions(config), places.subordinate_uids()),
         ending,
         found.store,
         notifier,

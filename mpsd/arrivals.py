@@ -24,6 +24,7 @@ from mpsd.policy.turns import Turns
 ACCEPTED = 64  # connections, in one turn of the event loop
 BEGUN = 8
 _TURN_SECONDS = 0.0005  # or as many as are accepted, or closed since they have hung up, in this time
+MOST_WAITING = 256  # connections of all users at one socket; a program that starts 200 sessions at once is served
 _MOST_LEFT = 256  # descriptors open at once, of those that hung-up clients left
 _PAUSE_SECONDS = 0.1  # where nobody can be accepted: most likely the limit of open files
 _NO_REQUEST = b""
@@ -137,20 +138,22 @@ async def serve_in_turn(
     listener: socket.socket,
     begin: Callable[[Arrival], None],
     refuse: Callable[[Arrival], None],
+    share_of: Callable[[int], int],
     may_wait: int,
     failed: Callable[[OSError], None],
     until_room: Callable[[], Awaitable[int]] | None = None,
 ) -> None:
-    """Accept until cancelled.  `refuse` gets the oldest of a user of whom more than `may_wait` wait; both own the connection
-    then.  The oldest, since silent connections of a user must not keep out a later one that has a question.
-    `until_room` returns how many can be begun, once some can."""
+    """Accept until cancelled.  `refuse` gets the oldest of a user of whom more than `may_wait` wait, or, where more than
+    MOST_WAITING wait in all, of the user with most; both own the connection then.  The oldest, since silent connections of a
+    user must not keep out a later one that has a question.
+    `share_of` returns the uid whose share a uid counts against.  `until_room` returns how many can be begun, once some can."""
     turns: Turns[Arrival] = Turns()
     try:
         while True:
             if not turns:
                 await trio.lowlevel.wait_readable(listener)
             try:
-                _accept_some(listener, turns, refuse, may_wait)
+                _accept_some(listener, turns, refuse, share_of, may_wait)
             except OSError as exc:
                 failed(exc)
                 if not turns:
@@ -165,9 +168,13 @@ async def serve_in_turn(
 
 
 def _accept_some(
-    listener: socket.socket, turns: Turns[Arrival], refuse: Callable[[Arrival], None], may_wait: int
+    listener: socket.socket,
+    turns: Turns[Arrival],
+    refuse: Callable[[Arrival], None],
+    share_of: Callable[[int], int],
+    may_wait: int,
 ) -> None:
     """Raises OSError."""
     for arrival in accepted(partial(accept, listener), ACCEPTED):
-        if oldest := turns.put_newest(arrival.credentials.uid, arrival, may_wait):
+        if oldest := turns.put_newest(share_of(arrival.credentials.uid), arrival, may_wait, MOST_WAITING):
             refuse(oldest)

@@ -98,7 +98,7 @@ class Api:
         def failed(trouble: OSError) -> None:
             log.error("api.accept_failed", why=trouble.strerror)
 
-        await serve_in_turn(listener, begin, refuse, self.settings.max_per_user, failed)
+        await serve_in_turn(listener, begin, refuse, self._ranges.share_of, self.settings.max_per_user, failed)
 
     def _peer(self, sock: socket.socket) -> Peer:
         """Raises OSError."""

@@ -1,4 +1,7 @@
-"""Users who wait take turns: one thing of each, then the next of each.  Pure."""
+"""Users who wait take turns: one thing of each, then the next of each.  Pure.
+
+A user is known by the uid whose share its things count against (uid_ranges.py).
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -29,13 +32,24 @@ class Turns(Generic[T]):
         self._waiting.setdefault(uid, deque()).append(thing)
         self._count += 1
 
-    def put_newest(self, uid: int, thing: T, most: int) -> T | None:
-        """As `put`; where more than `most` things of this user would wait then, the oldest of them no longer does: returned."""
+    def put_newest(self, uid: int, thing: T, most: int, most_in_all: int) -> T | None:
+        """As `put`; where more than `most` things of this user would wait then, the oldest of them no longer does: returned.
+
+        Where more than `most_in_all` would wait, it is the oldest of the user with most; of several such, of the last in line.
+        """
         self.put(uid, thing)
-        if self.of(uid) <= most:
-            return None
+        if self.of(uid) > most:
+            return self._drop_oldest(uid)
+        if self._count > most_in_all:
+            return self._drop_oldest(max(reversed(self._waiting), key=self.of))
+        return None
+
+    def _drop_oldest(self, uid: int) -> T:
+        waiting = self._waiting[uid]
         self._count -= 1
-        return self._waiting[uid].popleft()
+        if len(waiting) == 1:
+            del self._waiting[uid]
+        return waiting.popleft()
 
     def take(self, most: int) -> list[T]:
         """One thing of each of at most so many users, who go to the end of the line."""

@@ -247,8 +247,9 @@ class Relay:
         links = ((caller, caller.link) for caller in self.callers.values())
         silent = [caller for caller, link in links if link.has_run and not link.has_spoken and caller.since < latest]
         if silent:
-            [(greediest, _)] = Counter(caller.credentials.uid for caller in silent).most_common(1)
-            for caller in [each for each in silent if each.credentials.uid == greediest][:ACCEPTED]:
+            share_of = self.ranges.share_of
+            [(greediest, _)] = Counter(share_of(caller.credentials.uid) for caller in silent).most_common(1)
+            for caller in [each for each in silent if share_of(each.credentials.uid) == greediest][:ACCEPTED]:
                 caller.scope.cancel()
 
 

@@ -27,6 +27,7 @@ from mpsd.legacy.commands import dispatch
 from mpsd.legacy.exchange import Answer, Caller
 from mpsd.legacy.grammar import printable
 from mpsd.policy.rates import Rate, Rates
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 
 log = structlog.get_logger()
 GREETING = b"mpsd-ui 1"
@@ -107,10 +108,13 @@ class _Session:
 class Sessions:
     """Guards the number of sessions: where there is no room, an idle one makes way for the next front end."""
 
-    def __init__(self, board: Board, write_log: Callable[[str], None], settings: SessionSettings) -> None:
+    def __init__(
+        self, board: Board, write_log: Callable[[str], None], settings: SessionSettings, ranges: UidRanges = NO_RANGES
+    ) -> None:
         self._board = board
         self._write_log = write_log
         self.settings = settings
+        self._ranges = ranges
         self._open: set[_Session] = set()
         self._lines = Rates(_LINES_RATE)
         self._ended = trio.Event()
@@ -127,10 +131,11 @@ class Sessions:
             log.error("ui.accept_failed", why=trouble.strerror)
 
         def refuse(arrival: Arrival) -> None:
-            log.info("ui.dropped", uid=arrival.credentials.uid, why="too many sessions of this user wait to be begun")
+            log.info("ui.dropped", uid=arrival.credentials.uid, why="too many sessions wait to be begun, most of this user")
             hang_up(arrival.sock)
 
-        await serve_in_turn(listener, begin, refuse, self.settings.max_sessions, failed, self._make_room)
+        most = self.settings.max_sessions
+        await serve_in_turn(listener, begin, refuse, self._ranges.share_of, most, failed, self._make_room)
 
     async def settled(self) -> None:
         """Returns when no session is open."""
@@ -143,8 +148,9 @@ class Sessions:
         while len(self._open) >= self.settings.max_sessions:
             idle = [session for session in self._open if session.idle_since is not None]
             if idle:
-                [(greediest, _)] = Counter(session.uid for session in idle).most_common(1)
-                min((s for s in idle if s.uid == greediest), key=lambda s: s.idle_since or 0.0).scope.cancel()
+                share_of = self._ranges.share_of
+                [(greediest, _)] = Counter(share_of(session.uid) for session in idle).most_common(1)
+                min((s for s in idle if share_of(s.uid) == greediest), key=lambda s: s.idle_since or 0.0).scope.cancel()
             with trio.move_on_after(_ROOM_SECONDS):
                 await self._ended.wait()
         return self.settings.max_sessions - len(self._open)

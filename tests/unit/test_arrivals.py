@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import trio
 from mpsd import arrivals
 from mpsd.arrivals import Arrival, accept, accept_for, accepted, hang_up, is_empty, serve_in_turn
 from mpsd.model import Credentials
+from mpsd.policy.uid_ranges import UidRanges
 
 
 @pytest.fixture
@@ -109,33 +111,49 @@ def test_a_connection_with_words_in_it_is_closed_too() -> None:
         assert far.recv(1) == b""
 
 
-async def test_users_are_begun_in_turn_and_nobody_has_more_waiting_than_may(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+SUBORDINATE = UidRanges(((900, 1000),))
+
+
+@pytest.mark.parametrize(
+    ("uids", "most", "begun", "refused"),
+    [
+        pytest.param([7] * 6 + [8], 256, [7, 8, 7, 7, 7], [7, 7], id="no user has more waiting than may"),
+        pytest.param([*range(900, 906), 8], 256, [902, 8, 903, 904, 905], [900, 901], id="subordinate uids"),
+        pytest.param([7, 7, 7, 8, 9], 3, [7, 8, 9], [7, 7], id="too many in all: of the user with most"),
+    ],
+)
+async def test_users_are_begun_in_turn(
+    listener: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+    uids: list[int],
+    most: int,
+    begun: list[int],
+    refused: list[int],
 ) -> None:
-    uids = iter([7] * 6 + [8])
+    came = iter(uids)
 
     def as_user(door: socket.socket) -> Arrival | None:
         arrival = accept(door)
-        return arrival and Arrival(arrival.sock, replace(arrival.credentials, uid=next(uids)))
+        return arrival and Arrival(arrival.sock, replace(arrival.credentials, uid=next(came)))
 
     monkeypatch.setattr(arrivals, "accept", as_user)
+    monkeypatch.setattr(arrivals, "MOST_WAITING", most)
     monkeypatch.setattr(arrivals, "_TURN_SECONDS", 10.0)  # all of them in one turn, however busy the machine is
-    begun: list[int] = []
-    refused: list[int] = []
+    were_begun: list[int] = []
+    were_refused: list[int] = []
 
     def take(into: list[int], arrival: Arrival) -> None:
         into.append(arrival.credentials.uid)
         hang_up(arrival.sock)
 
+    begin, refuse = partial(take, were_begun), partial(take, were_refused)
     with ExitStack() as stack:
-        for _ in range(7):
+        for _ in uids:
             stack.enter_context(visitor(listener))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(
-                serve_in_turn, listener, lambda each: take(begun, each), lambda each: take(refused, each), 4, print
-            )
+            nursery.start_soon(serve_in_turn, listener, begin, refuse, SUBORDINATE.share_of, 4, print)
             with trio.fail_after(10):
-                while len(begun) + len(refused) < 7:  # noqa: ASYNC110
+                while len(were_begun) + len(were_refused) < len(uids):  # noqa: ASYNC110
                     await trio.sleep(0.001)
             nursery.cancel_scope.cancel()
-    assert (begun, refused) == ([7, 8, 7, 7, 7], [7, 7])
+    assert (were_begun, were_refused) == (begun, refused)

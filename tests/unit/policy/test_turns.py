@@ -42,8 +42,17 @@ def test_it_knows_how_many_wait() -> None:
 
 def test_the_oldest_thing_of_a_user_makes_way_for_the_newest() -> None:
     turns = filled((1, "a"), (1, "b"), (2, "x"))
-    assert turns.put_newest(1, "c", 3) is None
-    assert turns.put_newest(1, "d", 3) == "a"
-    assert turns.put_newest(2, "y", 3) is None
+    assert turns.put_newest(1, "c", 3, 9) is None
+    assert turns.put_newest(1, "d", 3, 9) == "a"
+    assert turns.put_newest(2, "y", 3, 9) is None
     assert (len(turns), turns.of(1), turns.of(2)) == (5, 3, 2)
     assert list(turns) == ["b", "c", "d", "x", "y"]
+
+
+def test_where_too_many_wait_in_all_the_oldest_thing_of_the_user_with_most_makes_way() -> None:
+    turns = filled((1, "a"), (1, "b"), (2, "x"), (3, "p"))
+    assert turns.put_newest(4, "z", 3, 4) == "a"
+    assert turns.put_newest(5, "late", 3, 4) == "late", "of users with one thing each, those who came first keep their turn"
+    assert list(turns) == ["b", "x", "p", "z"]
+    assert (len(turns), turns.of(5)) == (4, 0)
+    assert turns.take(10) == ["b", "x", "p", "z"]
