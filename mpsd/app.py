@@ -299,7 +299,8 @@ def _ends_strangers(action: str, domain: Domain) -> bool:
 def _open_book(found: Found, pool: Pool, facts: ClientFacts, events: EventBus) -> LeaseBook:
     make = LeaseBook if found.is_privileged else UnenforcedBook
     admission = settings.admission(found.config, found.budget)
-    return make(found.lease_store, lambda: pool.devices, admission, facts.identify, events.publish)
+    ranges = places.subordinate_uids()
+    return make(found.lease_store, lambda: pool.devices, admission, facts.identify, events.publish, ranges=ranges)
 
 
 def _build_health(found: Found, pool: Pool, book: LeaseBook, keeper: KeeperClient | None) -> Health:

@@ -28,6 +28,7 @@ from mpsd.policy.queue import Plan, QueueEntry, Waiting
 log = structlog.get_logger()
 _NEWCOMER = "newcomer"
 _NO_FILES = "mpsd has open files for {} clients, and as many run: raise LimitNOFILE="
+_KEPT_FILES = "mpsd has open files for {} clients: raise LimitNOFILE=; {}"
 _DEALT_OUT = "the shares of its group are all held by others"
 
 Identify = Callable[[ProcessId | None, Credentials], Identity]
@@ -45,7 +46,7 @@ class Admissions:
         dealer: Dealer,
         news: News,
     ) -> None:
-        self.line = Line()
+        self.line = Line(terms.share_of)
         self._terms = terms
         self._account = account
         self._register = register
@@ -104,12 +105,15 @@ class Admissions:
         owner = self._terms.owner_of(credentials.uid)
         amounts = client_amounts(owner, lease)
         limits, used = self._terms.limits(self._account.places), self._account.ledger.used
-        if not self._hindrance(lease) and self.line.demand.leaves_room_for(amounts, limits, used):
+        kept = self._clients.hindrance_of(credentials.uid)
+        if not kept and not self._hindrance(lease) and self.line.demand.leaves_room_for(amounts, limits, used):
             answer = self._clients.let_in(process, credentials, identity, lease, self._starting(lease))
             if isinstance(answer, Grant):
                 return answer
         if settings.is_short_of_files and len(self._clients.grants) >= settings.max_clients:
             raise self._refused(process, credentials, _NO_FILES.format(settings.max_clients), Refusal.ERROR)
+        if settings.is_short_of_files and kept:
+            raise self._refused(process, credentials, _KEPT_FILES.format(settings.max_clients, kept), Refusal.ERROR)
         identity = identity or identify(process, credentials)
         client = Client(identity, credentials, places_of(identity))
         return self._have_wait(process, client, lease)
@@ -199,7 +203,8 @@ class Admissions:
         entries = list(self.line)
         for entry in entries:
             if entry.client is not None:
-                self.line.hinder(entry, self._hindrance(self._register.get(entry.lease_id)))
+                kept = self._clients.hindrance_of(entry.uid)
+                self.line.hinder(entry, kept or self._hindrance(self._register.get(entry.lease_id)))
         return entries
 
     def _hindrance(self, lease: Lease | None) -> str:
@@ -214,6 +219,10 @@ class Admissions:
             return False
         if entry.client is None:
             return self._activate(entry)
+        if kept := self._clients.hindrance_of(entry.uid):  # those who went in before it took the rest
+            entry.tell(kept, lambda: kept)
+            self._is_stale = True  # what the plan gave it is others'
+            return False
         identity, lease = entry.client.identity, self._register.get(entry.lease_id)
         assert identity.process is not None, "one that is not seen does not wait here"
         answer = self._clients.let_in(identity.process, entry.client.credentials, identity, lease, self._starting(lease))

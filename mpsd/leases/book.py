@@ -32,6 +32,7 @@ from mpsd.policy.queue import QueueEntry
 from mpsd.policy.settings import AdmissionSettings
 from mpsd.policy.sm_steps import as_given
 from mpsd.policy.specs import check_spec, check_ttl
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 
 log = structlog.get_logger()
 _RANKS_SECONDS = 1.0  # ranks of a long queue rise all the time; who goes in by that alone can wait so long
@@ -56,16 +57,18 @@ class LeaseBook:
         *,
         find_process: Callable[[int], ProcessId | None] = processes.process_id,
         groups: UnixGroups | None = None,
+        ranges: UidRanges = NO_RANGES,
     ) -> None:
         """Takes over what an earlier mpsd left in the store.  Raises UnusablePath.
 
         clock: seconds since the epoch.  find_process: the process that has a pid; None where none has.
+        ranges: whose uids count as one user.
         """
         self._store = store
         self._identify = identify
         self._find_process = find_process
         self._news = News(publish)
-        self._terms = Terms(settings, devices, groups or UnixGroups(), clock)
+        self._terms = Terms(settings, devices, groups or UnixGroups(), clock, ranges)
         self._account = Account()
         self._register = Register(store, self._account, self._terms)
         self._dealer = Dealer(lambda: self.settings, self._account, self._register.find, self._terms.devices_of)

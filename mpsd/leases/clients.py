@@ -3,6 +3,7 @@
 A client without a lease is not written down: if an mpsd does not know a running client, it had none.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from mpsd.leases.terms import Terms
 from mpsd.model import Credentials, ProcessId
 from mpsd.policy.account import Account, Held
 from mpsd.policy.admission import DEFAULT, grant_of_lease, part_of
+from mpsd.policy.client_slots import hindrance_of_slots
 from mpsd.policy.dealing import Dealer
 
 log = structlog.get_logger()
@@ -40,6 +42,7 @@ class Clients:
         self._news = news
         self._terms = terms
         self._known: dict[ProcessId, _Known] = {}
+        self._slots: Counter[int] = Counter()  # by the uid whose share they are of
 
     def restore(self, find_lease: Callable[[int], Lease | None], is_alive: Callable[[ProcessId], bool]) -> None:
         """Those of an earlier mpsd that still run.  Of one whose lease has ended since, what it holds counts on."""
@@ -90,9 +93,15 @@ class Clients:
             return False
         if grant.lease_id is not None and is_stored:
             self._forget_on_disk(process)
+        self._count(known.credentials.uid, -1)
         self._account.end(process, self._terms.clock())
         self._news.left(process, known.credentials, grant.lease_id)
         return True
+
+    def hindrance_of(self, uid: int) -> str:
+        """Return why a further client of this user gets no slot though slots are free, in words; empty if it gets one."""
+        settings, own = self._terms.settings, self._slots[self._terms.share_of(uid)]
+        return hindrance_of_slots(settings.max_clients, own, len(self.grants), uid in settings.operators)
 
     def uid_of(self, process: ProcessId) -> int | None:
         known = self._known.get(process)
@@ -108,6 +117,13 @@ class Clients:
     def _enter(self, process: ProcessId, credentials: Credentials, identity: Identity | None, grant: Grant) -> None:
         self.grants[process] = grant
         self._known[process] = _Known(credentials, identity)
+        self._count(credentials.uid, 1)
+
+    def _count(self, uid: int, change: int) -> None:
+        share = self._terms.share_of(uid)
+        self._slots[share] += change
+        if not self._slots[share]:
+            del self._slots[share]
 
     def _of_lease(self, lease: Lease, share: int) -> tuple[Grant, Held]:
         gpus = self._terms.gpus_of(lease.spec)

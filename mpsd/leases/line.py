@@ -66,11 +66,13 @@ class Entry:
 class Line:
     """Guards that nobody waits twice, and that the places are not more than the settings say."""
 
-    def __init__(self) -> None:
+    def __init__(self, share_of: Callable[[int], int]) -> None:
+        """share_of: the uid that a uid counts as."""
         self.demand = Demand()
         self._placed: dict[Hashable, Entry] = {}
         self._outside: dict[Hashable, Entry] = {}  # in order of arrival
-        self._places: Counter[int] = Counter()  # by uid
+        self._places: Counter[int] = Counter()  # by the uid whose share they are of
+        self._share_of = share_of
 
     def __len__(self) -> int:
         return len(self._placed)
@@ -88,7 +90,7 @@ class Line:
     def has_place_for(self, uid: int, settings: AdmissionSettings) -> bool:
         if len(self._placed) >= settings.max_queue:
             return False
-        return uid in settings.operators or self._places[uid] < settings.user_queue
+        return uid in settings.operators or self._places[self._share_of(uid)] < settings.user_queue
 
     def join(self, entry: Entry, settings: AdmissionSettings) -> None:
         if self.has_place_for(entry.uid, settings):
@@ -104,9 +106,10 @@ class Line:
         if self._placed.pop(key, None) is None:
             return False
         self.demand.add(entry.waiting.amounts, -1)
-        self._places[entry.uid] -= 1
-        if not self._places[entry.uid]:
-            del self._places[entry.uid]
+        share = self._share_of(entry.uid)
+        self._places[share] -= 1
+        if not self._places[share]:
+            del self._places[share]
         return self._let_up(settings)
 
     def alter(self, entry: Entry, waiting: Waiting, lease_id: int | None) -> None:
@@ -126,7 +129,7 @@ class Line:
 
     def _place(self, entry: Entry) -> None:
         self._placed[entry.waiting.key] = entry
-        self._places[entry.uid] += 1
+        self._places[self._share_of(entry.uid)] += 1
         self.demand.add(entry.waiting.amounts)
 
     def _let_up(self, settings: AdmissionSettings) -> bool:

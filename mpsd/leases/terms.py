@@ -11,6 +11,7 @@ from mpsd.model import Device
 from mpsd.policy.budgets import Limits, Owner
 from mpsd.policy.queue import Order
 from mpsd.policy.settings import AdmissionSettings, Quota
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 
 
 class Terms:
@@ -22,10 +23,12 @@ class Terms:
         devices: Callable[[], Sequence[Device]],
         groups: UnixGroups,
         clock: Callable[[], float],
+        ranges: UidRanges = NO_RANGES,
     ) -> None:
         self.settings = settings
         self.devices = devices
         self.clock = clock
+        self.share_of = ranges.share_of  # the uid that a uid counts as
         self._groups = groups
 
     def configure(self, settings: AdmissionSettings) -> None:

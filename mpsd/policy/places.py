@@ -1,7 +1,7 @@
 """How the places for connections are divided among users.  Pure.
 
     all places
-    |-- for everybody: each user at most `per_user`, and no more than four times what is free of these
+    |-- for everybody: each user at most `per_user`, and no more than `times_free` times what is free of these
     |-- `first`: for users who have fewer than `few` places
     `-- `operators`: for operators
 
@@ -31,6 +31,7 @@ class Places:
     operators: int
     first: int
     few: int
+    times_free: int = _TIMES_FREE
 
     def hindrance(self, own: int, total: int, is_operator: bool) -> Hindrance | None:
         """Of a user who has `own` of `total` places that are taken; None where one more is to be had."""
@@ -39,6 +40,6 @@ class Places:
         left = self.most - total - (0 if is_operator else self.operators)
         if left <= 0:
             return Hindrance.ALL
-        if is_operator or own < self.few or own < _TIMES_FREE * (left - self.first):
+        if is_operator or own < self.few or own < self.times_free * (left - self.first):
             return None
         return Hindrance.SHARE

@@ -34,7 +34,7 @@ SETTINGS = st.builds(
     AdmissionSettings,
     default=st.sampled_from(["share", "refuse"]),
     redistribute=st.sampled_from(["off", "group"]),
-    max_clients=st.sampled_from([2, 100]),
+    max_clients=st.sampled_from([2, 9, 100]),
     user_clients=st.sampled_from([None, 1]),
     max_queue=st.sampled_from([2, 100]),
     inherit_seconds=st.just(10.0),

@@ -14,6 +14,7 @@ from mpsd.leases.book import LeaseBook
 from mpsd.leases.store import LeaseStore
 from mpsd.model import Credentials, Device, ProcessId
 from mpsd.policy.settings import AdmissionSettings
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 
 GIB = 1 << 30
 GPU_A, GPU_B = "GPU-aaaaaaaa", "GPU-bbbbbbbb"
@@ -45,9 +46,10 @@ def process(pid: int) -> ProcessId:
 class World:
     """What stands around a book: processes, tokens, the clock, and the disk, which outlives the book."""
 
-    def __init__(self, path: Path, settings: AdmissionSettings | None = None) -> None:
+    def __init__(self, path: Path, settings: AdmissionSettings | None = None, ranges: UidRanges = NO_RANGES) -> None:
         self.path = path
         self.settings = settings or AdmissionSettings()
+        self.ranges = ranges
         self.now = 1_000_000.0
         self.dead: set[int] = set()
         self.identities: dict[int, Identity] = {}
@@ -67,6 +69,7 @@ class World:
             lambda topic, facts: self.events.append((topic, facts)),
             self.clock,
             find_process=lambda pid: None if pid in self.dead else process(pid),
+            ranges=self.ranges,
         )
         return self.book
 

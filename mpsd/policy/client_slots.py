@@ -1,0 +1,29 @@
+"""Which of the machine's client slots are kept for users with few clients, and for operators.  Pure.
+
+A process has its slot until it ends, also without a connection or a context, so one user can hold as many slots as it has
+processes.  Below the kept slots nothing is divided: one user alone may take all of them.  Prose: docs/leases.md, "Budgets".
+"""
+
+from mpsd.policy.places import Hindrance, Places
+
+_KEPT_SHARE = 8  # one slot in so many is kept
+_OPERATORS_SHARE = 4  # of these, one in so many is for operators alone
+_FEW = 4
+
+
+def hindrance_of_slots(most: int, own: int, total: int, is_operator: bool) -> str:
+    """Return why a user with `own` of the `total` clients gets no kept slot, in words without changing figures.
+
+    Empty if the slots in use do not reach the kept ones, and if no slot is left: budgets.py says that, with the figures.
+    """
+    if total >= most:
+        return ""
+    kept = most // _KEPT_SHARE
+    operators = kept // _OPERATORS_SHARE
+    places = Places(most, most, operators, kept - operators, _FEW, times_free=most)
+    hindrance = places.hindrance(own, total, is_operator)
+    if hindrance is None:
+        return ""
+    if hindrance is Hindrance.ALL:
+        return f"clients: the last {operators} of {most} are kept for operators"
+    return f"clients: the last {kept} of {most} are kept for operators and for users with fewer than {_FEW} clients"
