@@ -1,15 +1,16 @@
 """Following the two log files of one domain: whole lines, once each, in the order they were written."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-_READ_BYTES = 1 << 20
+READ_LINES = 256  # in one turn of the event loop: 5 ms
+_READ_BYTES = 64 << 10
+_SKIP_BYTES = 1 << 20  # in one turn: 1 ms
 _MAX_LINE_BYTES = 64 * 1024  # longer than any the vendor writes; a longer one is cut, so that it cannot fill memory
 
 
 class LogFile:
-    """Guards a position in a growing file, and the unfinished line at its end."""
+    """Guards a position in a growing file, and what was read of it and not returned yet."""
 
     def __init__(self, path: Path, position: int) -> None:
         self._path = path
@@ -19,25 +20,39 @@ class LogFile:
 
     @property
     def position(self) -> int:
-        """Bytes of whole lines read so far."""
+        """Bytes of the lines returned or skipped so far."""
         at = os.lseek(self._file, 0, os.SEEK_CUR) if self._file is not None else self._start
         return at - len(self._rest)
 
-    def read_lines(self) -> Iterator[str]:
-        """What came since the last call.  An absent file has no lines yet; a shortened one is read from its start."""
-        while data := self._read():
-            *lines, self._rest = (self._rest + data).split(b"\n")
+    def read_lines(self) -> list[str]:
+        """Return what came since the last call, at most READ_LINES lines; none where there is no whole line more.
+
+        An absent file has no lines yet; a shortened one is read from its start.
+        """
+        while b"\n" not in self._rest:
             if len(self._rest) > _MAX_LINE_BYTES:
-                lines, self._rest = [*lines, self._rest[:_MAX_LINE_BYTES]], b""
-            for line in lines:
-                yield line.decode(errors="replace")
+                cut, self._rest = self._rest[:_MAX_LINE_BYTES], b""
+                return [cut.decode(errors="replace")]
+            if not (data := self._read(_READ_BYTES)):
+                return []
+            self._rest += data
+        *lines, self._rest = self._rest.split(b"\n", READ_LINES)
+        return [line.decode(errors="replace") for line in lines]
+
+    def skip_lines(self) -> int:
+        """Pass over what came since, up to _SKIP_BYTES; return how many lines that were."""
+        data = self._rest + self._read(_SKIP_BYTES)
+        self._rest = data[data.rfind(b"\n") + 1 :]
+        if len(self._rest) > _MAX_LINE_BYTES:
+            self._rest = b""
+        return data.count(b"\n")
 
     def close(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
-    def _read(self) -> bytes:
+    def _read(self, most: int) -> bytes:
         if self._file is None:
             try:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -48,4 +63,4 @@ class LogFile:
         if os.fstat(self._file).st_size < os.lseek(self._file, 0, os.SEEK_CUR):
             os.lseek(self._file, 0, os.SEEK_SET)
             self._rest = b""
-        return os.read(self._file, _READ_BYTES)
+        return os.read(self._file, most)

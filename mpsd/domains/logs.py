@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import functools
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
@@ -16,11 +17,15 @@ from mpsd.domains.inotify import DirectoryWatch
 from mpsd.domains.log_files import LogFile
 from mpsd.domains.log_lines import LogLine, News, OwnCommands, parse_line, read_news
 from mpsd.errors import VendorFailed
+from mpsd.policy.rates import Rate, Rates
 
 log = structlog.get_logger()
 LOG_NAMES = ("control.log", "server.log")
 _POLL_SECONDS = 0.25
 _ROOM_BYTES = 64 << 10  # on the disk for each log: 400 starts; a full disk then keeps no news from mpsd
+_RATE = Rate(burst=4 << 20, per_second=256 << 10)  # bytes of one log: 20,000 of the vendor's lines at once, then 1,200 a second
+_LINE_COST = 100  # bytes that a line counts beside its text: what it costs however short it is
+_TELL_SECONDS = 10.0
 _BURST_SECONDS = 0.01  # lines come in bursts; reading each at once would slow the handshakes that cause them
 
 
@@ -65,20 +70,50 @@ async def _follow(
     with contextlib.ExitStack() as stack:
         changed = _watch(directory, stack)
         files = [
-            (name, LogFile(directory / name, positions.log_position(str(directory / name)) or 0)) for name in LOG_NAMES
+            (_Flow(domain, name), LogFile(directory / name, positions.log_position(str(directory / name)) or 0))
+            for name in LOG_NAMES
         ]
         for _, file in files:
             stack.callback(file.close)
         rooms = {name: _Room(directory / name) for name in LOG_NAMES}
         while True:
-            for name, file in files:
-                before = file.position
-                _read(domain, name, file, own, publish, hear)
+            has_more = is_flooded = False
+            for flow, file in files:
+                before, path = file.position, directory / flow.name
+                has_more |= _read(flow, file, own, publish, hear)
+                is_flooded |= flow.left_out > 0
                 if file.position != before:
-                    positions.save_log_position(str(directory / name), file.position)
-                await rooms[name].follow(file.position)
-            await changed()
-            await trio.sleep(0 if domain.guard.is_on else _BURST_SECONDS)  # there, clients wait for what the lines say
+                    positions.save_log_position(str(path), file.position)
+                await rooms[flow.name].follow(file.position)
+                flow.tell(publish)
+            if not has_more:
+                with trio.move_on_after(_TELL_SECONDS if is_flooded else math.inf):
+                    await changed()
+            # With limits of each client's own, clients wait for what the lines say.
+            await trio.sleep(0 if domain.guard.is_on and not is_flooded else _BURST_SECONDS)
+
+
+class _Flow:
+    """Guards that the lines of one log take a bounded part of mpsd's time and of the public log, and that those left out are
+    counted there."""
+
+    def __init__(self, domain: Domain, name: str) -> None:
+        self.domain, self.name = domain, name
+        self.left_out = 0  # lines, not told yet
+        self._rates = Rates(_RATE)
+        self._told_at = -math.inf
+
+    def allows(self, text: str) -> bool:
+        return self._rates.allows(self.name, trio.current_time(), len(text) + _LINE_COST)
+
+    def tell(self, publish: Callable[[Domain, str, LogLine | str], None]) -> None:
+        """Report the lines that were left out, now and then."""
+        if not self.left_out or trio.current_time() < self._told_at + _TELL_SECONDS:
+            return
+        publish(self.domain, self.name, f"{self.left_out} lines are left out here: they came too fast")
+        effect = "mpsd asks the vendor daemon what they may have told"
+        log.warning("logs.flooded", domain=self.domain.name, file=self.name, lines=self.left_out, effect=effect)
+        self.left_out, self._told_at = 0, trio.current_time()
 
 
 class _Room:
@@ -107,23 +142,40 @@ def _watch(directory: Path, stack: contextlib.ExitStack) -> Callable[[], Awaitab
 
 
 def _read(
-    domain: Domain,
-    name: str,
+    flow: _Flow,
     file: LogFile,
     own: OwnCommands,
     publish: Callable[[Domain, str, LogLine | str], None],
     hear: Callable[[Domain, News], None],
+) -> bool:
+    """Take as many lines as one turn of the event loop has time for; return whether there may be more."""
+    lines = file.read_lines()
+    for number, text in enumerate(lines):
+        if not flow.allows(text):
+            flow.left_out += len(lines) - number + file.skip_lines()
+            flow.domain.mark_stale()
+            break
+        _take(flow.domain, flow.name, text, own, publish, hear)
+    return bool(lines)
+
+
+def _take(
+    domain: Domain,
+    name: str,
+    text: str,
+    own: OwnCommands,
+    publish: Callable[[Domain, str, LogLine | str], None],
+    hear: Callable[[Domain, News], None],
 ) -> None:
-    for text in file.read_lines():
-        line = parse_line(text)
-        if line is None:
-            publish(domain, name, text)
-            continue
-        if name == "control.log" and own.is_own(line):
-            continue
-        publish(domain, name, line)
-        if is_of_file(line, name) and (news := read_news(line)):
-            hear(domain, news)
+    line = parse_line(text)
+    if line is None:
+        publish(domain, name, text)
+        return
+    if name == "control.log" and own.is_own(line):
+        return
+    publish(domain, name, line)
+    if is_of_file(line, name) and (news := read_news(line)):
+        hear(domain, news)
 
 
 def is_of_file(line: LogLine, name: str) -> bool:

@@ -181,8 +181,9 @@ async def _follow_file(path: Path) -> AsyncGenerator[str, None]:
     try:
         file = LogFile(path, _size_of(path))
         while True:
-            for line in file.read_lines():
-                yield line
+            while lines := file.read_lines():
+                for line in lines:
+                    yield line
             await watch.changed()
     finally:
         watch.close()
