@@ -233,7 +233,7 @@ def _build(found: Found) -> Daemon:
     health = _build_health(found, pool, book, relayed and relayed[1])
     services = Services(
         book,
-        DomainOperations(pool, upkeep, relayed and relayed[0].conversations.entrance, faults.attachments.standing),
+        DomainOperations(pool, upkeep, relayed and relayed[0].conversations.entrance, faults.attachments.standing, book.uid_of),
         board,
         stopper,
         faults.desk,

@@ -50,6 +50,8 @@ class Leases(Protocol):
     def grant_of(self, process: ProcessId) -> Grant | None: ...
     def queue(self) -> Sequence[Queued]: ...
     def identity_of(self, process: ProcessId) -> Identity | None: ...
+    def uid_of(self, process: ProcessId) -> int | None:
+        """The uid of its identity, without a look at the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,9 @@ class Domains(Protocol):
     def servers(self, domain: str) -> Sequence[ServerView]:
         """As far as they are known."""
 
-    def clients(self) -> Sequence[ClientView]: ...
+    def clients(self, pid: int | None = None) -> Sequence[ClientView]:
+        """All, or those with this pid."""
+
     def waiting(self) -> Sequence["AwaitsDomain"]:
         """Clients that were let in and wait for a domain, by their time of arrival."""
 

@@ -1,6 +1,6 @@
 """What operators do with fault domains and with the places of clients (api/services.py, Domains), over the pool."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mpsd import processes
 from mpsd.api.services import ClientView
@@ -21,11 +21,18 @@ class DomainOperations:
     """Guards that nothing here waits for a vendor daemon, but where it changes something there."""
 
     def __init__(
-        self, pool: Pool, upkeep: Upkeep, entrance: Entrance | None, standing: Callable[[ProcessId], Standing]
+        self,
+        pool: Pool,
+        upkeep: Upkeep,
+        entrance: Entrance | None,
+        standing: Callable[[ProcessId], Standing],
+        uid_of: Callable[[ProcessId], int | None],
     ) -> None:
+        """uid_of: the user of a client that admission knows; None for others."""
         self._pool = pool
         self._upkeep = upkeep
         self._standing = standing
+        self._uid_of = uid_of
         self._entrance = entrance  # None: unprivileged, where clients are not placed one by one
 
     def views(self) -> Sequence[DomainView]:
@@ -34,23 +41,30 @@ class DomainOperations:
     def servers(self, domain: str) -> Sequence[ServerView]:
         return list(self._find(domain).servers.values())
 
-    def clients(self) -> Sequence[ClientView]:
-        """Those that were placed, and those that only the vendor's servers know, as without root."""
-        found = []
-        for domain in self._pool.domains.values():
-            servers = {pid: server.pid for server in domain.servers.values() for pid in server.client_pids}
-            strangers = servers.keys() - {process.pid for process in domain.members}
-            others = [process for pid in strangers if (process := processes.process_id(pid))]
-            for process in (*domain.members, *others):
-                found.append(self._view(process, domain.name, servers.get(process.pid)))
-        return found
+    def clients(self, pid: int | None = None) -> Sequence[ClientView]:
+        """Those that were placed, and those that only the vendor's servers know, as without root; only those with `pid`, if
+        it is given.  Nothing is read from /proc for a client that admission knows: there may be thousands."""
+        return [view for domain in self._pool.domains.values() for view in self._clients_of(domain, pid)]
+
+    def _clients_of(self, domain: Domain, only: int | None) -> Iterator[ClientView]:
+        known = {pid: server.pid for server in domain.servers.values() for pid in server.client_pids}
+        servers = {pid: server for pid, server in known.items() if only in (None, pid)}
+        members = [process for process in domain.members if only in (None, process.pid)]
+        strangers = servers.keys() - {process.pid for process in members}
+        others = [process for pid in strangers if (process := processes.process_id(pid))]
+        for process in (*members, *others):
+            yield self._view(process, domain.name, servers.get(process.pid))
 
     def waiting(self) -> Sequence[PlacementWait]:
         return self._pool.waits.listed()
 
     def _view(self, process: ProcessId, domain: str, server_pid: int | None) -> ClientView:
         now = self._standing(process)
-        return ClientView(process, _uid(process), domain, server_pid, now.watched, now.shield in _SHIELDED, now.held)
+        return ClientView(process, self._uid(process), domain, server_pid, now.watched, now.shield in _SHIELDED, now.held)
+
+    def _uid(self, process: ProcessId) -> int | None:
+        known = self._uid_of(process)
+        return _uid_now(process) if known is None else known
 
     async def create(self, gpus: tuple[str, ...]) -> str:
         ours = [domain for domain in self._pool.domains.values() if frozenset(domain.gpus) == frozenset(gpus)]
@@ -75,7 +89,7 @@ class DomainOperations:
         if self._entrance is None:
             raise BadRequest("without root mpsd does not place clients one by one")
         self._find(domain)
-        self._entrance.wish(process, _uid(process), domain)
+        self._entrance.wish(process, _uid_now(process), domain)
 
     def _find(self, name: str) -> Domain:
         try:
@@ -85,6 +99,6 @@ class DomainOperations:
             raise NoSuchDomain(f"no domain is called {name!r}; there are {known}") from None
 
 
-def _uid(process: ProcessId) -> int | None:
+def _uid_now(process: ProcessId) -> int | None:
     found = processes.owner(process.pid)
     return found[0] if found else None

@@ -20,7 +20,7 @@ _NOBODY = -1  # a user that nobody is
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Everybody who is known: to admission, to a domain, or to the queue."""
+    """Every client that is known: to admission, to a domain, or to the queue; or those of them that have one pid."""
 
     services: Services
     views: Mapping[ProcessId, ClientView]
@@ -28,10 +28,13 @@ class Clients:
     waiting: Mapping[ProcessId, Waiting]
 
     @classmethod
-    def of(cls, services: Services) -> "Clients":
-        views = {view.process: view for view in services.domains.clients()}
-        waiting = {entry.process: entry for entry in all_waiting(services) if entry.process is not None}
-        return cls(services, views, services.leases.grants(), waiting)
+    def of(cls, services: Services, pid: int | None = None) -> "Clients":
+        views = {view.process: view for view in services.domains.clients(pid)}
+        waiting = {one.process: one for one in all_waiting(services) if one.process and pid in (None, one.process.pid)}
+        grants = services.leases.grants()
+        if pid is not None:
+            grants = {process: grant for process, grant in grants.items() if process.pid == pid}
+        return cls(services, views, grants, waiting)
 
     def all(self) -> Collection[ProcessId]:
         return {**self.grants, **self.views, **self.waiting}
@@ -45,8 +48,8 @@ class Clients:
 
     def uid(self, process: ProcessId) -> int | None:
         """As admission found it; where there was none, as the process is now."""
-        if identity := self.services.leases.identity_of(process):
-            return identity.uid
+        if (uid := self.services.leases.uid_of(process)) is not None:
+            return uid
         if view := self.views.get(process):
             return view.uid
         entry = self.waiting.get(process)
@@ -83,7 +86,7 @@ class Clients:
 
 def refusal(services: Services, peer: Peer, ask: ClientId | MoveClient) -> MpsdError | None:
     """Why this user may not have to do with it: to others it does not exist."""
-    clients = Clients.of(services)
+    clients = Clients.of(services, ask.pid)
     try:
         found = clients.find(ask)
         may = peer.may_name(clients.uid(found), services.namespaces_of(found.pid))
@@ -99,7 +102,7 @@ def list_clients(call: Call[Page]) -> Rows[ProcessId]:
 
 async def why(call: Call[ClientId]) -> Map:
     """What it was granted and by which rule; while it waits, for what."""
-    clients = Clients.of(call.services)
+    clients = Clients.of(call.services, call.ask.pid)
     process = clients.find(call.ask)
     identity = call.services.leases.identity_of(process)
     grant, entry = clients.grants.get(process), clients.waiting.get(process)
@@ -114,7 +117,7 @@ async def why(call: Call[ClientId]) -> Map:
 
 async def terminate(call: Call[ClientId]) -> Map:
     """End the outstanding GPU work of a client, by the vendor's command of this name; the process sees error 810."""
-    process, board = Clients.of(call.services).find(call.ask), call.services.board
+    process, board = Clients.of(call.services, call.ask.pid).find(call.ask), call.services.board
     for server in await board.servers():
         if process.pid in server.client_pids:
             answer = (await board.terminate_client(server.pid, process.pid)).strip()
@@ -125,7 +128,7 @@ async def terminate(call: Call[ClientId]) -> Map:
 
 
 async def move(call: Call[MoveClient]) -> Map:
-    process, domains = Clients.of(call.services).find(call.ask), call.services.domains
+    process, domains = Clients.of(call.services, call.ask.pid).find(call.ask), call.services.domains
     if call.ask.domain not in {view.name for view in domains.views()}:
         raise NoSuchDomain(f"no fault domain is called {call.ask.domain}")
     await domains.move(process, call.ask.domain)

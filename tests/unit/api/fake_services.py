@@ -105,6 +105,10 @@ class FakeLeases:
     def identity_of(self, process: ProcessId) -> Identity | None:
         return self.identities.get(process)
 
+    def uid_of(self, process: ProcessId) -> int | None:
+        identity = self.identities.get(process)
+        return identity.uid if identity else None
+
     def admit(self, pid: int, uid: int, grant: Grant, process: ProcessId | None = None) -> ProcessId:
         process = process or ProcessId(pid, 10 * pid)
         self.granted[process] = grant
@@ -130,8 +134,8 @@ class FakeDomains:
     def servers(self, domain: str) -> list[ServerView]:
         return [server for server in self.board.running if server.domain == domain]
 
-    def clients(self) -> list[ClientView]:
-        return self.members
+    def clients(self, pid: int | None = None) -> list[ClientView]:
+        return [view for view in self.members if pid in (None, view.process.pid)]
 
     def waiting(self) -> list[PlacementWait]:
         return self.late
