@@ -4,6 +4,7 @@ A domain's line keeps its stamp and its writer's pid, and ends in ` (domain NAME
 vendor's words, and none of them reads a line's end.
 """
 
+import math
 import os
 import sys
 import time
@@ -17,6 +18,8 @@ from mpsd.errors import UnusablePath
 from mpsd.visible import visible
 
 _MODE = 0o644
+_NAMES = ("control.log", "server.log")
+_AGAIN_SECONDS = 5.0  # between attempts to open a file that could not be opened
 
 
 class PublicLog:
@@ -28,23 +31,42 @@ class PublicLog:
         self._echo = echo  # -f: the vendor prints its log on standard output
         self._tell = tell
         self._files: dict[str, int] = {}
-        self.lost = 0
+        self.lost = 0  # lines since the files could last be opened
+        self._tried_at = -math.inf
+        self._troubles: dict[str, str] = {}  # why files could not be opened, as it was told
         self.reopen()
 
     def reopen(self) -> None:
-        """Open the files again, for log rotation (SIGHUP)."""
+        """Open the files again, for log rotation (SIGHUP); tell why where one cannot be opened, also if that was told."""
+        self._troubles = {}
+        self._reopen()
+
+    def _reopen(self) -> None:
+        self._tried_at = time.monotonic()
         self.close()
+        troubles = self._open()
+        for file, why in troubles.items():
+            if self._troubles.get(file) != why:  # once, and not at each attempt
+                self._tell("log.unwritable", file=file, why=why)
+        self._troubles = troubles
+        if self.lost and not troubles:
+            self._tell("log.lines_lost", file=str(self._directory), lines=self.lost)
+            self.lost = 0
+
+    def _open(self) -> dict[str, str]:
+        """Open what can be opened; return why the rest cannot, by its path."""
         try:
             directory = open_directory(self._directory, make_mode=LOG_DIRECTORY_MODE, may_be_shared=True).descriptor
         except UnusablePath as exc:
-            self._tell("log.unwritable", file=str(self._directory), why=str(exc))
-            return
-        for name in ("control.log", "server.log"):
+            return {str(self._directory): str(exc)}
+        troubles = {}
+        for name in _NAMES:
             try:
                 self._files[name] = open_file(directory, name, os.O_WRONLY | os.O_APPEND, _MODE)
             except OSError as exc:
-                self._tell("log.unwritable", file=str(self._directory / name), why=exc.strerror)
+                troubles[str(self._directory / name)] = exc.strerror or str(exc)
         os.close(directory)
+        return troubles
 
     def write(self, text: str) -> None:
         """A line of mpsd's own, as the vendor's control daemon would write it."""
@@ -65,14 +87,20 @@ class PublicLog:
         if self._echo:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
-        if name in self._files and _is_removed(self._files[name]):
-            self.reopen()
+        if self._is_due(name):
+            self._reopen()
         file = self._files.get(name)
         try:
             if file is None or os.write(file, data) != len(data):
                 self.lost += 1
         except OSError:
             self.lost += 1
+
+    def _is_due(self, name: str) -> bool:
+        """Whether the file is to be opened again: it was removed, or could not be opened a while ago."""
+        if (file := self._files.get(name)) is not None:
+            return _is_removed(file)
+        return time.monotonic() >= self._tried_at + _AGAIN_SECONDS
 
     def close(self) -> None:
         while self._files:
