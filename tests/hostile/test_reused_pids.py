@@ -115,6 +115,9 @@ def test_forged_credentials_speak_for_no_other_process(machine: Machine) -> None
         [line] = wait_for("the connection to be held", lambda: held(machine, "speaks on the connection of"))
         assert line["uid"] == NOBODY
         with machine.mpsd() as mpsd:
-            rows = [(each.uid, each.state) for each in mpsd.ask(calls.client_list()).items]
-        assert [each for each in rows if each[1] == "running"] == [(FRIENDLY, "running")]
+
+            def running() -> list[int]:
+                return [each.uid for each in mpsd.ask(calls.client_list()).items if each.state == "running"]
+
+            wait_for("the client, and no other, to run", lambda: running() == [FRIENDLY])
     client.goes_on()
