@@ -1,4 +1,4 @@
-"""The front end's side of its members: the one with the highest generation serves, and nothing is heard of the others."""
+"""The front end's connections to its members.  The member with the highest generation serves; the others are disconnected."""
 
 import json
 import os
@@ -15,15 +15,15 @@ import trio
 from streams import Streams
 
 RECEIVE_BYTES = 1 << 18
-MOST_BYTES = 8 << 20  # of a line, and of what a member has not taken yet
+MOST_BYTES = 8 << 20  # limit of one line, and of the data that a member has not received yet
 HELLO_SECONDS = 5.0
 BACKLOG = 16
-WRONG = (trio.BrokenResourceError, LookupError, TypeError, ValueError)  # a broken connection, or words that are not ours
+WRONG = (trio.BrokenResourceError, LookupError, TypeError, ValueError)  # a broken connection, or malformed messages
 
 
 def listen(path: str) -> trio.SocketListener:
-    """On a socket that only this user can reach.  One that was left behind is replaced.  Raises FileExistsError: another front
-    end listens there, or it is no socket."""
+    """Listen on a Unix socket that only this user can reach; replace a stale one.  Raises FileExistsError if another front end
+    listens on it, or if the path is not a socket."""
     place = Path(path)
     if place.exists():
         with socket.socket(socket.AF_UNIX) as probe:
@@ -42,7 +42,7 @@ def listen(path: str) -> trio.SocketListener:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One that is connected.  hello: what it said of itself.  scope: of its conversation."""
+    """A connected member.  hello: the object that the member sent first.  scope: cancels the conversation with the member."""
 
     hello: dict[str, Any]
     scope: trio.CancelScope
@@ -51,30 +51,30 @@ class Member:
 
 
 class Backend:
-    """Guards that only one member speaks, and that none with a lower generation does after it."""
+    """Accepts one member at a time, and never one of a lower generation than the last."""
 
     def __init__(self) -> None:
-        self.streams: Streams  # which is made with our `tell`
+        self.streams: Streams  # set later: Streams takes `tell` as an argument
         self.generation = 0
         self.member: Member | None = None
 
     def tell(self, key: str, value: object) -> None:
-        """To the member that serves; where there is none, the next one is told all that is open anyway."""
+        """Queue a message for the serving member.  Without a member it is dropped: the next one receives all open requests."""
         if member := self.member:
             member.outbox += json.dumps({key: value}, separators=(",", ":")).encode() + b"\n"
-            if len(member.outbox) > MOST_BYTES:  # it does not listen
+            if len(member.outbox) > MOST_BYTES:  # the member does not read
                 member.scope.cancel()
             member.wake.set()
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """A conversation with a member, until it or another one with a higher generation ends it."""
+        """Converse with a member until it disconnects or a member of the same or a higher generation replaces it."""
         async with stream:
             try:
                 lines, said = Lines(stream), None
                 with trio.move_on_after(HELLO_SECONDS):
                     said = await lines.receive()
                 if said is None:
-                    return  # it looked whether somebody is there, or is silent
+                    return  # the peer only probed the socket, or sent nothing in time
                 if said["hello"]["generation"] < self.generation:
                     complain(f"a member is sent away, since its generation is not {self.generation} or later: {said!r:.80}")
                     return
@@ -95,7 +95,7 @@ class Backend:
             nursery.start_soon(self._send, stream, member)
             try:
                 await self._hear(lines)
-            except WRONG as exc:  # within, since a nursery would wrap it
+            except WRONG as exc:  # caught inside the nursery, which would wrap it in an ExceptionGroup
                 complain(f"the member of generation {self.generation} is gone: {exc!r:.200}")
             finally:
                 if self.member is member:
@@ -111,9 +111,9 @@ class Backend:
                     self.streams.refuse(*value)
 
     async def _send(self, stream: trio.SocketStream, member: Member) -> None:
-        with suppress(trio.BrokenResourceError):  # whoever reads sees the end too
+        with suppress(trio.BrokenResourceError):  # the reading task sees the end of the connection too
             while True:
-                await member.wake.wait()  # for ever: there may be nothing to say
+                await member.wake.wait()  # without a deadline: the outbox may stay empty
                 member.wake = trio.Event()
                 data = bytes(member.outbox)
                 member.outbox.clear()
@@ -121,7 +121,7 @@ class Backend:
 
 
 class Lines:
-    """JSON objects, one a line, of a stream."""
+    """Reads JSON objects, one per line, from a stream."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
@@ -129,7 +129,8 @@ class Lines:
         self._rest = b""
 
     async def receive(self) -> dict[str, Any] | None:
-        """The next one; None at the end.  Raises trio.BrokenResourceError, also for what is no line of ours."""
+        """Return the next object; None at the end of the stream.  Raises trio.BrokenResourceError, also for a line that is too
+        long or is not JSON."""
         while not self._whole:
             data = await self._stream.receive_some(RECEIVE_BYTES)
             if not data:

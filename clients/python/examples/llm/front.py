@@ -8,7 +8,7 @@ happens to a GPU can hurt: connections of clients live here, and members come an
     GET /health      200 while a member serves, else 503
     GET /stats       counters
 
-A text's bytes are its token ids.  No more than one request for each connection; a client that ends its side has hung up.
+The bytes of a text are its token ids.  Each connection carries one request; a client that closes its side cancels it.
 """
 
 import argparse
@@ -32,12 +32,12 @@ FLUSH_SECONDS = 0.5
 
 
 class Front:
-    """patience: seconds without a token after which a client is told that there will be none."""
+    """The HTTP server.  patience: seconds without a token after which the client receives an error."""
 
     def __init__(self, most: int, patience: float, record: IO[str] | None) -> None:
         self._patience, self._record = patience, record
         self.backend = Backend()
-        # Numbers are not used again, also by the next front end: members may still have requests of this one.
+        # The next front end must not reuse numbers either: members may still have requests of this one.
         self.streams = Streams(most, self.backend.tell, self._note, complain, first=time.time_ns())
         self.backend.streams = self.streams
 
@@ -46,7 +46,7 @@ class Front:
             self._record.write(json.dumps({"monotonic_ns": time.monotonic_ns(), "request": request, "index": index}) + "\n")
 
     async def serve(self, connection: trio.SocketStream) -> None:
-        """A client.  Whatever is wrong with it ends its connection and nothing else."""
+        """Serve one HTTP client.  An error of the client ends its connection and nothing else."""
         exchange = Exchange(connection)
         async with connection:
             with suppress(trio.BrokenResourceError, trio.TooSlowError):
@@ -85,7 +85,7 @@ class Front:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, exchange, nursery.cancel_scope)
-                with suppress(trio.BrokenResourceError, trio.TooSlowError):  # within, since a nursery would wrap them
+                with suppress(trio.BrokenResourceError, trio.TooSlowError):  # inside the nursery, which would wrap them
                     await self._pass_on(exchange, stream, bell)
                 nursery.cancel_scope.cancel()
         finally:
@@ -96,7 +96,7 @@ class Front:
         scope.cancel()
 
     async def _pass_on(self, exchange: Exchange, stream: Stream, bell: "Bell") -> None:
-        """Tokens as they come; those that came meanwhile in one piece."""
+        """Send tokens as they arrive; those that arrive during a send go out together."""
         sent = 0
         while not stream.is_complete or sent < len(stream.tokens):
             with trio.move_on_after(self._patience) as waited:
@@ -123,7 +123,7 @@ class Front:
 
 
 class Bell:
-    """Wakes one waiter; rings while nobody waits are kept as one."""
+    """Wakes one waiter; several rings without a waiter count as one."""
 
     def __init__(self) -> None:
         self._event = trio.Event()
@@ -137,7 +137,7 @@ class Bell:
 
 
 async def run(front: Front, url: Url, backend: str, flush: Callable[[], None], say: Callable[[str], None]) -> None:
-    """Until SIGTERM or Ctrl-C.  Raises OSError: it cannot listen."""
+    """Run the front end until SIGTERM or Ctrl-C.  Raises OSError if it cannot listen."""
     members = listen(backend)
     try:
         clients = await trio.open_tcp_listeners(url.port, host=url.host)

@@ -1,9 +1,9 @@
-"""A member's connection to the front end: JSON lines over a Unix socket, both ways, without ever waiting for the other side.
+"""A member's connection to the front end: JSON lines over a non-blocking Unix socket, in both directions.
 
     member -> front end    hello {generation, pid, vocab, length}; tokens [[request, index, token], ...]; refused [request, why]
-    front end -> member    request {...}, for each that is open; all {}; later request, cancel id, got id, again [id, index]
+    front end -> member    request {...}, for each open request; all {}; later request, cancel id, got id, again [id, index]
 
-Each line is an object with one key.  A connection that breaks is made again, and everything that matters is said again then.
+Each line is an object with one key.  The member reconnects after a broken connection; both sides then repeat their state.
 """
 
 import json
@@ -15,11 +15,11 @@ from typing import Any
 
 RETRY_SECONDS = 0.05
 RECEIVE_BYTES = 1 << 16
-MOST_UNSENT = 8 << 20  # bytes; a front end that leaves so much lying is given up
+MOST_UNSENT = 8 << 20  # bytes; with more unsent, the member closes the connection
 
 
 class Link:
-    """Guards that nothing waits: `hear` and `say` return at once, `wait` when its time is up."""
+    """A connection that never blocks the member: `hear` and `say` return at once, `wait` returns when its time is up."""
 
     def __init__(self, path: str, hello: dict[str, Any]) -> None:
         self._path, self._hello = path, hello
@@ -30,7 +30,7 @@ class Link:
         self.connections = 0
 
     def hear(self) -> list[tuple[str, Any]]:
-        """What came, as (key, value); connects where that is needed.  `connections` grows with each new one."""
+        """Return the received messages as (key, value); connect first if necessary.  Each connect increments `connections`."""
         if self._socket is None and not self._connect():
             return []
         assert self._socket is not None
@@ -50,13 +50,13 @@ class Link:
         return [item for line in lines for item in json.loads(line).items()]
 
     def say(self, key: str, value: Any) -> None:
-        """Dropped where there is no connection: whoever answers next asks for what it lacks."""
+        """Send a message.  Without a connection it is dropped: after a reconnect the front end requests the missing tokens."""
         if self._socket is not None:
             self._unsent += json.dumps({key: value}, separators=(",", ":")).encode() + b"\n"
             self._flush()
 
     def wait(self, seconds: float) -> None:
-        """Until something comes, or something more can be sent."""
+        """Wait until data arrives, until more can be sent, or for this many seconds at most."""
         if self._socket is None:
             time.sleep(min(seconds, RETRY_SECONDS))
         else:
@@ -64,7 +64,7 @@ class Link:
             self._flush()
 
     def finish(self, seconds: float) -> None:
-        """Sends what is not sent yet, as far as the time allows, and closes."""
+        """Send the unsent data, for this many seconds at most, and close the connection."""
         until = time.monotonic() + seconds
         while self._unsent and self._socket is not None and (left := until - time.monotonic()) > 0:
             select.select([], [self._socket], [], left)
@@ -86,7 +86,7 @@ class Link:
         made.setblocking(False)
         try:
             made.connect(self._path)
-        except OSError:  # there is none, or too many are waiting there
+        except OSError:  # no front end listens, or its backlog is full
             made.close()
             return False
         self._socket = made

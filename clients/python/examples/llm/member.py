@@ -2,11 +2,11 @@
 
     mpsctl service run llm -- python member.py --backend /tmp/llm.sock --shape 0.5B
 
-Each process started so is a member of the service (--memory arena): one makes tokens, the others wait with the same memory
-mapped and the same graphs captured.  What it does, and when, it says as JSON lines (--report).  For comparison:
+Each process started this way is a member of the service (--memory arena): one makes tokens, the others wait with the same
+memory mapped and the same graphs captured.  Each reports its progress with times as JSON lines (--report).  For comparison:
 
---memory plain   without mpsd, in memory that ends with the process, as most servers do
---memory host    the same, with weights that wait in host memory until a line comes on standard input
+--memory plain   without mpsd, in memory that ends with the process, as in most servers
+--memory host    as plain, but the weights wait in host memory until a line arrives on standard input
 
 --engine toy needs no PyTorch: see toy.py.
 """
@@ -28,9 +28,9 @@ from report import Report
 from scheduler import Scheduler, Size
 from serving import Serving
 
-DISMISSED = 3  # the status of a member that was told to leave
-LOOK_SECONDS = 1.0  # how often a standby looks whether it was told to stop
-UNHELD_SECONDS = 3600.0  # that the arena stays when no member is there
+DISMISSED = 3  # exit status of a member that mpsd dismissed
+LOOK_SECONDS = 1.0  # how often a standby checks whether a signal asked it to stop
+UNHELD_SECONDS = 3600.0  # how long the arena stays without a member
 
 
 def maker_of(options: argparse.Namespace, size: Size) -> Maker:
@@ -44,13 +44,13 @@ def hello(maker: Maker, size: Size, generation: int) -> dict[str, Any]:
 
 
 def settle() -> None:
-    """What there is now stays: the collector, which would need milliseconds for it, need not look at it again."""
+    """Exclude all existing objects from garbage collection, which would take milliseconds to traverse them."""
     gc.collect()
     gc.freeze()
 
 
 class Member:
-    """The parts that all ways of serving have in common."""
+    """A member in any of the three memory modes."""
 
     def __init__(self, options: argparse.Namespace, report: Report) -> None:
         self.options, self.report = options, report
@@ -59,12 +59,12 @@ class Member:
         self.is_stopping = threading.Event()
 
     def heed_signals(self) -> None:
-        """From here on to be told to stop is to end after the step that is under way."""
+        """From now on, SIGTERM and Ctrl-C end the member after the current step."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.is_stopping.set())
 
     def in_arena(self) -> None:
-        """A member of the service, until it is told to stop.  Raises Dismissed."""
+        """Run as a member of the service until a signal stops it.  Raises Dismissed."""
         from mpsd_client import Service
 
         options, maker = self.options, self.maker
@@ -76,7 +76,7 @@ class Member:
             heartbeat=options.heartbeat,
             ttl=UNHELD_SECONDS,
         )
-        with suppress(BufferError), service:  # which the engine's tensors cause: the arena is closed by the end of the process
+        with suppress(BufferError), service:  # the engine's tensors prevent the close; the end of the process closes the arena
             maker.begin()
             self.report.say("context")
             arena = service.open()
@@ -94,13 +94,13 @@ class Member:
                         self.report.say("yielded", generation=term.generation)
 
     def _adopt(self, arena: Any) -> None:
-        """What somebody has built: everything is ready for a term but the right to write."""
+        """Map the arena as committed: after this, the member lacks only the right to write."""
         self.maker.adopt(arena)
         self.report.say("warm")
         settle()
 
     def _serve(self, term: Any) -> None:
-        """A term.  On the way to the first step nobody is asked and nothing is made that could be made before."""
+        """Serve one term.  The path to the first step sends mpsd no request and builds nothing that could exist before."""
         if term.arena.layout is None:
             self.maker.build(term.arena)
             self.report.say("warm")
@@ -117,7 +117,7 @@ class Member:
         serving.run(lambda: term.is_over or self.is_stopping.is_set())
 
     def alone(self) -> None:
-        """Without mpsd, until it is told to stop.  The newest one serves."""
+        """Serve without mpsd until a signal stops it.  Of several such processes the newest serves."""
         self.maker.begin()
         self.report.say("context")
         if self.options.memory == "host":
@@ -172,7 +172,7 @@ def main() -> None:
 
         try:
             member.in_arena()
-        except Dismissed as exc:  # another one serves, or will; whoever started this one may start one more
+        except Dismissed as exc:  # another member serves, or will; the starter of this one may start a replacement
             report.say("dismissed", why=str(exc))
             raise SystemExit(DISMISSED) from None
     else:

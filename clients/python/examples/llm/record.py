@@ -1,8 +1,8 @@
-"""What is in flight as a forward state: written by the active at every step, read by the process that takes over.
+"""The requests in flight as a forward state: the active writes it at every step, the process that takes over reads it.
 
-What changes at every step is a counter and a token for each slot, which lie beside each other.  Everything else changes when a
-request comes or goes: where a slot is in its text is kept as `born`, its position less the step, which stays the same while it
-is decoded.  Prose: mpsd's docs/state.md.
+Each step changes one counter and one token per slot; these fields are adjacent.  All other fields change only when a request
+comes or goes: a slot's position is kept as `born`, the position minus the step, which stays constant while the slot decodes.
+Prose: mpsd's docs/state.md.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from scheduler import Phase, Size, Slot
 
 PUBLISHED = ("step", "token")  # at every step
-# Of a slot's fields, those that are kept by their own names.
+# The fields of a slot that the record keeps under the same names.
 _KEPT = {
     "request": "uint64",
     "prompt": "uint32",
@@ -26,14 +26,14 @@ _KEPT = {
 
 
 def schema(size: Size) -> dict[str, str]:
-    """For mpsd_client.Service and State."""
+    """Return the schema of the record, for mpsd_client.Service and State."""
     arrays = {"token": "uint32", "born": "int64", "phase": "uint8"} | _KEPT
     found = {"step": "uint64"} | {name: f"{kind}[{size.slots}]" for name, kind in arrays.items()}
     return found | {"pages": f"uint32[{size.slots * size.per_slot}]"}
 
 
 def slots_of(record: Mapping[str, Any], size: Size) -> list[Slot]:
-    """All slots, as they were after the record's step.  Raises ValueError: a phase that there is not."""
+    """Return all slots as they were after the record's step.  Raises ValueError for an unknown phase."""
     step = record["step"]
     columns = {name: record[name] for name in ("phase", "born", "token", "pages", *_KEPT)}  # each is unpacked once
     slots = []
@@ -45,7 +45,7 @@ def slots_of(record: Mapping[str, Any], size: Size) -> list[Slot]:
         for name in _KEPT:
             setattr(slot, name, columns[name][number])
         slot.token = columns["token"][number]
-        # One that is not decoded stands still while the steps go on.
+        # The position of a slot that does not decode stays the same while the step grows.
         slot.position = columns["born"][number] + (step if slot.phase is Phase.DECODE else 0)
         first = number * size.per_slot
         slot.pages = tuple(columns["pages"][first : first + -(-slot.end // size.page)])
@@ -53,17 +53,17 @@ def slots_of(record: Mapping[str, Any], size: Size) -> list[Slot]:
 
 
 class Journal(Protocol):
-    """Where it is written down what is in flight."""
+    """A place to record the requests in flight."""
 
     def write(self, slot: Slot, step: int) -> None:
-        """More of it than its token has changed; to be published with what comes next."""
+        """Write all fields of a changed slot but its token; the next publish makes them valid."""
 
     def publish(self, step: int, slots: list[Slot]) -> None:
-        """From here on a process that takes over goes on behind this step."""
+        """Publish the step: from now on, a process that takes over continues after it."""
 
 
 class Forward:
-    """A journal in a forward state.  publish_: of a term, as its publisher of PUBLISHED."""
+    """A journal in a forward state.  publish_: the function that publishes the PUBLISHED fields, from the term."""
 
     def __init__(self, state: Any, publish_: Callable[..., None], size: Size) -> None:
         self._state, self._publish, self._size = state, publish_, size
@@ -89,7 +89,7 @@ class Forward:
 
 
 class Nowhere:
-    """A journal for memory that nobody takes over."""
+    """A journal that records nothing, for memory that no other process takes over."""
 
     def write(self, slot: Slot, step: int) -> None:
         pass

@@ -1,10 +1,10 @@
-"""Which request is in which slot, and how far it is: continuous batching without preemption.  Pure: no GPU, no clock.
+"""The assignment of requests to slots, and their progress: continuous batching without preemption.  Pure: no GPU, no clock.
 
     submit -> queue -> admit: FREE -> PREFILL -> DECODE -> DONE -> FREE
 
-A request is admitted as soon as there are a slot and all the pages that it can ever need, so it never has to be put aside.  It
-is DONE when its last token is made, and gives up its slot when the front end says that it has them all: a process may die
-between the two, and the next one finds in the slot what is still to be said.
+The scheduler admits a request once a slot and all the pages that the request can ever need are free, so it never preempts one.
+A request is DONE when its last token is made, and keeps its slot until the front end confirms all tokens: if the process dies
+between the two, the next one finds in the slot the tokens still to be sent.
 """
 
 from array import array
@@ -16,21 +16,21 @@ from enum import IntEnum
 from asked import Request
 from pages import Pages
 
-# The columns of what the GPU is given of each slot, 64 bits each; behind them are the slot's pages.
+# The columns of a slot's row on the GPU, 64 bits each; the slot's pages follow them.
 TOKEN, POSITION, ACTIVE, SEED, TOP_K, TEMPERATURE, COLUMNS = range(7)
 
 
 class Phase(IntEnum):
     FREE = 0
-    PREFILL = 1  # keys and values of its prompt are being computed, some tokens at a time
-    DECODE = 2  # each step makes one token of it
+    PREFILL = 1  # keys and values of the prompt are being computed, some tokens at a time
+    DECODE = 2  # each step makes one token
     DONE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """slots: how many requests are computed at once.  length: tokens that a request has at most, its prompt included.  page:
-    tokens whose keys and values lie in one page.  pages: of all; with page 0."""
+    """The sizes of the cache.  slots: requests computed at once.  length: most tokens of a request, its prompt included.
+    page: tokens per page of keys and values.  pages: all pages, page 0 included."""
 
     slots: int
     length: int
@@ -39,7 +39,7 @@ class Size:
 
     @classmethod
     def of(cls, slots: int, length: int, page: int, pages: int = 0) -> "Size":
-        """pages 0: enough for every slot to be as long as can be.  Raises ValueError."""
+        """Check the sizes.  pages 0: enough pages for all slots at full length.  Raises ValueError."""
         if not (0 < slots <= 1024 and 0 < page <= length <= 1 << 20):
             raise ValueError(f"{slots} slots of {length} tokens in pages of {page}: 1 to 1024, and no page is longer")
         per_slot = -(-length // page)
@@ -50,7 +50,7 @@ class Size:
 
     @property
     def per_slot(self) -> int:
-        """Pages, at most."""
+        """The most pages that a slot can have."""
         return -(-self.length // self.page)
 
     @property
@@ -60,9 +60,9 @@ class Size:
 
 @dataclass(slots=True)
 class Slot:
-    """prompt: how many tokens its client sent.  fill: how many have to be in the cache before the first step of DECODE, and
-    filled: how many are.  position: of `token`, which the next step takes in.  end: where the token would be that is one too
-    many."""
+    """The place of one request in the batch.  prompt: tokens of the client's prompt.  fill: tokens that must be in the cache
+    before the first step of DECODE; filled: tokens in it now.  position: the position of `token`, the input of the next step.
+    end: the first position beyond the request's tokens."""
 
     number: int
     phase: Phase = Phase.FREE
@@ -81,11 +81,11 @@ class Slot:
 
     @property
     def made(self) -> int:
-        """Tokens, beyond its prompt, that there are."""
+        """The number of tokens made so far, the prompt excluded."""
         return max(0, self.position + 1 - self.prompt)
 
     def row(self, width: int) -> "array[int]":
-        """What the GPU is given of it."""
+        """Return the slot's row for the GPU."""
         found = array("q", bytes(8 * width))
         active = self.phase is Phase.DECODE
         found[:COLUMNS] = array("q", [self.token, self.position, active, self.seed, self.top_k, _bits(self.temperature)])
@@ -98,7 +98,7 @@ def _bits(value: float) -> int:
 
 
 class Scheduler:
-    """Guards that a slot has one request at most, and that its pages are no other's."""
+    """Assigns requests to slots: one request per slot, and each page to one slot only."""
 
     def __init__(self, size: Size) -> None:
         self.size = size
@@ -108,7 +108,7 @@ class Scheduler:
         self._by_request: dict[int, Slot] = {}
 
     def restore(self, slots: Sequence[Slot]) -> None:
-        """Those of a record.  Raises ValueError: they cannot be so."""
+        """Take over the slots of a record.  Raises ValueError if they are inconsistent."""
         if [slot.number for slot in slots] != list(range(self.size.slots)):
             raise ValueError(f"the record has {len(slots)} slots, not {self.size.slots}")
         self._pages.take_these(page for slot in slots for page in slot.pages)
@@ -120,11 +120,11 @@ class Scheduler:
 
     @property
     def requests(self) -> list[int]:
-        """Those that have a slot."""
+        """The requests that have a slot."""
         return list(self._by_request)
 
     def why_never(self, request: Request) -> str:
-        """Why it can never be admitted; empty: it can."""
+        """Return why the request can never be admitted; empty if it can."""
         total = len(request.prompt) + request.max_tokens
         if total > self.size.length:
             return f"{len(request.prompt)} tokens of prompt and {request.max_tokens} more are over {self.size.length}"
@@ -134,11 +134,12 @@ class Scheduler:
         self.queue.append(request)
 
     def forget(self, request: int) -> None:
-        """It does not wait any more."""
+        """Remove the request from the queue."""
         self.queue = deque(each for each in self.queue if each.id != request)
 
     def admit(self) -> Iterator[tuple[Slot, Request]]:
-        """As many as there is room for, in their order: a large one is not overtaken for ever by small ones."""
+        """Admit queued requests while slots and pages suffice, first come first served, so that small requests cannot starve a
+        large one."""
         while self.queue and (slot := next((each for each in self.slots if each.phase is Phase.FREE), None)):
             request = self.queue[0]
             end = len(request.prompt) + request.max_tokens
@@ -151,21 +152,21 @@ class Scheduler:
             slot.seed, slot.temperature, slot.top_k, slot.stop = (
                 request.seed, request.temperature, request.top_k, request.stop,
             )  # fmt: skip
-            # The last token of the text is not filled in: it is what the first step of DECODE takes, so that all tokens are
-            # drawn in one place.
+            # Prefill leaves out the last token of the text: it is the input of the first step of DECODE, so that all tokens
+            # are drawn in one place.
             slot.fill, slot.filled, slot.position, slot.token = len(text) - 1, 0, len(text) - 1, text[-1]
             slot.phase = Phase.PREFILL if slot.fill else Phase.DECODE
             self._by_request[request.id] = slot
             yield slot, request
 
     def release(self, slot: Slot) -> None:
-        """Its request is over, one way or another."""
+        """Free the slot and its pages after the request is done or cancelled."""
         self._pages.give_back(slot.pages)
         del self._by_request[slot.request]
         slot.phase, slot.request, slot.pages = Phase.FREE, 0, ()
 
     def filling(self) -> Slot | None:
-        """The one whose prompt is to be computed next: one at a time, in the order in which they came."""
+        """Return the slot to prefill next: one slot at a time, the oldest request first; None if no slot needs prefill."""
         return min((slot for slot in self.slots if slot.phase is Phase.PREFILL), key=lambda slot: slot.request, default=None)
 
     def filled(self, slot: Slot, count: int) -> None:
@@ -177,7 +178,8 @@ class Scheduler:
         return [slot for slot in self.slots if slot.phase is Phase.DECODE]
 
     def advance(self, slots: Sequence[Slot], drawn: Sequence[int]) -> list[Slot]:
-        """A step is over, and drew these tokens, one for each slot there is.  Those that are DONE by it."""
+        """Store the tokens of a finished step.  drawn: one token per slot, indexed by slot number.  Return the slots that are
+        now DONE."""
         done = []
         for slot in slots:
             slot.position += 1

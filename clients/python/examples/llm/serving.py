@@ -1,15 +1,15 @@
-"""A term of a member: steps, and between them what the front end wants.
+"""A term of a member: it runs decode steps, and handles the front end's messages between them.
 
-The order of things is what makes this safe, so here it is once:
+A takeover at any moment is safe because of this order:
 
-    launch a step -> (meanwhile: pass on what the step before has made, hear the front end) -> the GPU is done ->
-    publish the step -> take in what has changed, publish that -> launch the next
+    launch a step -> (while it runs: send the tokens of the step before, read the front end's messages) -> the GPU is done ->
+    publish the step -> admit and release requests, publish that -> launch the next step
 
-- A token is passed on only after the step that made it was published: who takes over knows of it.
-- A step reads what was published, and writes behind it (the place of the token that is being taken in).  One that was cut off
-  is done again and gives the same: at most one is.
-- Memory gets another owner in the record first: a page that is given to a new request is written to after that was published.
-- A slot is given up only when the front end has said that it has all tokens of it.
+- A token is sent only after its step was published, so the member that takes over knows the token.
+- A step reads published memory, and writes behind it (the position of its input token).  The next active repeats an
+  interrupted step with the same result; at most one step is repeated.
+- The record changes before the memory: a page of a new request is written only after the page's new owner was published.
+- A slot is released only after the front end has confirmed all its tokens or cancelled the request.
 """
 
 from collections.abc import Callable
@@ -21,27 +21,27 @@ from record import Journal
 from report import Report
 from scheduler import Scheduler, Slot
 
-IDLE_SECONDS = 0.02  # how long nothing may happen before whether the term is over is looked at again
-FINISH_SECONDS = 2.0  # for the last words of a term
+IDLE_SECONDS = 0.02  # how often an idle member checks whether its term is over
+FINISH_SECONDS = 2.0  # limit for sending the last tokens of a term
 
 
 class Serving:
-    """A term's work.  scheduler: with what is in flight.  step: how many are over, of all terms."""
+    """Serves requests for one term.  scheduler: holds the requests in flight.  step: the number of steps done in all terms."""
 
     def __init__(
         self, engine: Engine, scheduler: Scheduler, journal: Journal, link: Link, report: Report, *, step: int = 0
     ) -> None:
         self._engine, self._scheduler, self._journal, self._link, self._report = engine, scheduler, journal, link, report
         self._step = step
-        self._news: list[tuple[int, int, int]] = []  # request, index, token: published, and not passed on yet
-        self._texts: dict[int, tuple[int, ...]] = {}  # by request: what is being filled in
+        self._news: list[tuple[int, int, int]] = []  # request, index, token: published, not sent yet
+        self._texts: dict[int, tuple[int, ...]] = {}  # by request: the tokens being prefilled
         self._connection = 0
-        self._is_told_all = False  # by this connection's front end, what is open
-        self._wanted: set[int] = set()  # that it named
+        self._is_told_all = False  # the front end of this connection has listed all open requests
+        self._wanted: set[int] = set()  # the requests that it has listed so far
         self._over: set[int] = set()  # requests to be released
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Until then.  What the engine raises comes through: its GPU is lost."""
+        """Serve until `is_over()` is true.  Exceptions of the engine propagate: its GPU is lost."""
         engine, scheduler = self._engine, self._scheduler
         engine.arrange(scheduler.slots)
         is_first = True
@@ -59,7 +59,7 @@ class Serving:
                     is_first = False
                 self._complete(slots, chunk, drawn)
             if not self._change() and not is_busy:
-                self._journal.publish(self._step, scheduler.slots)  # a sign of life
+                self._journal.publish(self._step, scheduler.slots)  # a heartbeat
                 self._link.wait(IDLE_SECONDS)
         self._pass_on()
         self._link.finish(FINISH_SECONDS)
@@ -71,13 +71,13 @@ class Serving:
         if slot is None:
             return None
         text = self._texts.get(slot.request)
-        if text is None:  # of the term before: the prompt is in the history
+        if text is None:  # the request began in an earlier term: its prompt is in the history
             text = self._texts[slot.request] = tuple(self._engine.kept(slot.number, 0, slot.fill + 1))
         count = self._engine.chunk(slot.fill - slot.filled)
         return Chunk(slot.number, slot.filled, text[slot.filled : min(slot.fill, slot.filled + count)])
 
     def _complete(self, slots: list[Slot], chunk: Chunk | None, drawn: list[int]) -> None:
-        """The GPU has done this; from the publish on it counts."""
+        """Record and publish the results of a finished step."""
         changed = []
         if slots:
             self._step += 1
@@ -97,7 +97,8 @@ class Serving:
     # -- the front end -------------------------------------------------------------------------------------------------
 
     def _pass_on(self) -> None:
-        """Of those that the front end has named; it says which tokens of the others it has, when it does so."""
+        """Send the new tokens.  Until the front end has listed all open requests, send only those of requests it has listed:
+        it names the tokens it has of the others when it lists them."""
         news, self._news = self._news, []
         if not self._is_told_all:
             news = [each for each in news if each[0] in self._wanted]
@@ -108,7 +109,7 @@ class Serving:
         said = self._link.hear()
         if self._connection != self._link.connections:
             self._connection, self._is_told_all, self._wanted = self._link.connections, False, set()
-            self._scheduler.queue.clear()  # it will name them again
+            self._scheduler.queue.clear()  # the front end sends the queued requests again
         for key, value in said:
             if key == "request":
                 self._take(of_facts(value))
@@ -122,12 +123,12 @@ class Serving:
                 self._scheduler.forget(value)
 
     def _take(self, request: Request) -> None:
-        """A new request, or one that is open and of which this member, or the one before, has made something already."""
+        """Submit a new request.  If a slot already serves the request, send its missing tokens instead."""
         if not self._is_told_all:
             self._wanted.add(request.id)
         slot = self._scheduler.find(request.id)
         if slot is not None and (slot.prompt != len(request.prompt) or slot.made < len(request.have)):
-            # Never seen: the client was told more than was published.  The client's word counts, and it is told to people.
+            # Never seen: the front end has tokens that were not published.  Its list counts, and the report names the loss.
             self._report.say("lost", request=request.id, made=slot.made, have=len(request.have))
             self._over.add(request.id)
             slot = None
@@ -143,7 +144,7 @@ class Serving:
         return "" if unknown is None else f"token {unknown}: there are {self._engine.vocab}"
 
     def _repeat(self, request: int, index: int) -> None:
-        """Tokens of it from this one on, as far as they were published."""
+        """Send the published tokens of the request again, from this index on."""
         slot = self._scheduler.find(request)
         if slot is not None and index < slot.made:
             tokens = self._engine.kept(slot.number, slot.prompt + index, slot.prompt + slot.made)
@@ -152,7 +153,7 @@ class Serving:
     # -- between steps -------------------------------------------------------------------------------------------------
 
     def _change(self) -> bool:
-        """Requests that are over go, others come; the record first.  Whether there were any."""
+        """Release finished requests and admit queued ones, and publish the record.  Return whether any slot changed."""
         scheduler, changed = self._scheduler, {}
         for number in self._over:
             if slot := scheduler.find(number):

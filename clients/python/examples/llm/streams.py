@@ -1,7 +1,7 @@
-"""The requests that are open, and which of their tokens are there.  Pure: no sockets, no clock.
+"""The open requests and the tokens received for each.  Pure: no sockets, no clock.
 
-Guards what a client is promised: each token once, in order, none missing.  Members come and go; what two of them say of the
-same token must agree.
+Each client receives each token once, in order, and without gaps.  Members come and go; two members must produce the same
+token for the same index.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,9 +12,9 @@ from asked import Request
 
 @dataclass(slots=True)
 class Counts:
-    """Since the front end began.  busy: were refused since too many were open.  unfinished: ended before all tokens were there.
-    again: tokens that came twice; differing: and were not the same, which is an error.  gaps: how often the member was asked
-    again.  members: conversations."""
+    """Counters since the start of the front end.  busy: requests refused because too many were open.  unfinished: requests
+    that ended before all their tokens arrived.  again: tokens received twice; differing: those of them with another value,
+    which is an error.  gaps: how often the front end asked a member to repeat tokens.  members: connections of members."""
 
     finished: int = 0
     refused: int = 0
@@ -32,13 +32,13 @@ class Counts:
 
 @dataclass(slots=True)
 class Stream:
-    """wake: called when there is something new.  why: what became of it, where it was not tokens."""
+    """An open request.  wake: called after a new token or a refusal.  why: the reason of a refusal, else empty."""
 
     request: Request
     wake: Callable[[], None]
     tokens: list[int] = field(default_factory=list)
     why: str = ""
-    asked: int = -1  # from which token on the member was asked again; once is enough
+    asked: int = -1  # the index from which the member was last asked to repeat, so that each gap is asked for once
 
     @property
     def is_complete(self) -> bool:
@@ -46,8 +46,8 @@ class Stream:
 
 
 class Streams:
-    """most: how many may be open.  tell: says something to the member that serves.  note: hears of each new token: its request
-    and its index.  complain: hears of what must not be."""
+    """The open requests.  most: the limit of open requests.  tell: sends a message to the serving member.  note: called for
+    each new token with its request and index.  complain: called with the text of a protocol violation."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class Streams:
         return len(self._open)
 
     def number(self) -> int:
-        """For the next request."""
+        """Return the number for the next request."""
         self._next += 1
         return self._next - 1
 
     def begin(self, request: Request, wake: Callable[[], None]) -> Stream | None:
-        """None: there are as many as there may be."""
+        """Open a stream for the request and send the request to the member.  Return None if `most` requests are open."""
         if len(self._open) >= self._most:
             self.counts.busy += 1
             return None
@@ -80,19 +80,19 @@ class Streams:
         return made
 
     def open(self) -> list[Request]:
-        """Those of which tokens are missing, with the tokens that are there, for a member that has just come."""
+        """Return the unfinished requests with the tokens received so far, for a member that has just connected."""
         for each in self._open.values():
             each.asked = -1
         return [replace(each.request, have=tuple(each.tokens)) for each in self._open.values()]
 
     def end(self, stream: Stream) -> None:
-        """Its client wants no more of it."""
+        """Cancel the request because its client has left.  A finished request is left as it is."""
         if self._open.pop(stream.request.id, None):
             self.counts.unfinished += 1
             self._tell("cancel", stream.request.id)
 
     def take(self, found: Iterable[tuple[int, int, int]]) -> None:
-        """Tokens of the member that serves: request, index, token; also of requests that are not open any more."""
+        """Store tokens from the serving member: (request, index, token).  Tokens of closed requests are ignored."""
         for number, index, token in found:
             if stream := self._open.get(number):
                 self._take(stream, index, token)
@@ -120,7 +120,7 @@ class Streams:
             stream.wake()
 
     def refuse(self, number: int, why: str) -> None:
-        """A member cannot do this, and no other one could."""
+        """Close a request that the member refused; no other member could serve it either."""
         if stream := self._open.pop(number, None):
             self.counts.refused += 1
             stream.why = why
