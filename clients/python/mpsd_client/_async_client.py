@@ -20,10 +20,10 @@ T = TypeVar("T")
 class AsyncClient:
     """One connection to mpsd, for any number of tasks: `async with AsyncClient() as mpsd`.
 
-    path and program as of `Client`.  Deadlines are trio's: `with trio.fail_after(5): await mpsd.ask(...)`.
+    path, program: as for `Client`.  For deadlines use trio: `with trio.fail_after(5): await mpsd.ask(...)`.
 
-    Raises PermissionError where another user listens, not root or our own; OSError where there is no mpsd; Refused where it
-    said no; Disconnected where it closed.
+    Raises PermissionError if the listening process belongs to another user than root or the caller's; OSError if mpsd does
+    not listen; Refused if mpsd refuses the call; Disconnected if mpsd closes the connection.
     """
 
     hello: Hello
@@ -32,7 +32,7 @@ class AsyncClient:
         self._path, self._program = socket_path(path), program
         self._conversation = Conversation()
         self._sock = new_socket()
-        self._is_reading = False  # one task reads for all; the others are parked until something has come
+        self._is_reading = False  # one task reads for all; the others are parked until a datagram arrives
         self._parked = trio.lowlevel.ParkingLot()
         self._sending = trio.Lock()  # one task at a time waits for room
 
@@ -53,7 +53,7 @@ class AsyncClient:
         self._sock.close()
 
     async def ask(self, call: Call[T]) -> T:
-        """Send a call, wait for its answer.  Cancelled, it may or may not have happened."""
+        """Send a call and return the result of its answer.  If the task is cancelled, mpsd may or may not have executed it."""
         number, datagram = self._conversation.ask(call)
         try:
             await self._send(datagram, call.fds)
@@ -64,7 +64,7 @@ class AsyncClient:
             self._conversation.forget(number)
 
     async def pages(self, call: Call[Page[T]]) -> AsyncIterator[T]:
-        """Everything in a list, page by page."""
+        """Iterate over all items of a list, and request page after page."""
         following: Call[Page[T]] | None = call
         while following is not None:
             page = await self.ask(following)
@@ -73,14 +73,14 @@ class AsyncClient:
             following = after(call, page)
 
     async def subscribe(self, *topics: str) -> None:
-        """From now on `events` tells of these: a topic, a family (`lease.*`), or all (`*`).  Replaces earlier ones."""
+        """Subscribe to topics: one by name, a family (`lease.*`), or all (`*`).  Replaces the previous subscription."""
         await self.ask(_conversation.subscribe(topics))
 
     async def unsubscribe(self) -> None:
         await self.ask(_conversation.unsubscribe())
 
     async def events(self) -> AsyncIterator[Event | Lost]:
-        """For ever; a Lost stands where events are missing."""
+        """Iterate over events for ever.  A Lost marks missing events."""
         while True:
             event: Event | Lost = await self._wait_for(self._conversation.take_event)
             yield event
@@ -95,7 +95,7 @@ class AsyncClient:
                 datagram = await self._receive()
             finally:
                 self._is_reading = False
-                self._parked.unpark_all()  # one of them reads now, if what comes is not for it
+                self._parked.unpark_all()  # if the datagram is for none of them, one of them reads next
             self._conversation.receive(datagram.data, datagram.fds, is_cut=datagram.is_cut)
         return found
 
@@ -105,7 +105,7 @@ class AsyncClient:
             try:
                 return receive(self._sock)
             except (BlockingIOError, ConnectionResetError):
-                continue  # a reset is told once, before what is still queued; then comes that, then the end
+                continue  # a reset is reported once, ahead of the datagrams still queued; those follow, then the end
 
     async def _send(self, datagram: bytes, fds: Sequence[int]) -> None:
         async with self._sending:
@@ -117,4 +117,4 @@ class AsyncClient:
                 except BlockingIOError:
                     await trio.lowlevel.wait_writable(self._sock)
                 except BrokenPipeError:
-                    return  # the end, and what was said before it, are still to be read
+                    return  # the queued datagrams and the end of the connection are still to be read

@@ -1,4 +1,4 @@
-"""What a call is: a request that was not sent yet.  Which there are is in _calls.py."""
+"""The type of a call, which is a request not sent yet.  _calls.py has the calls themselves."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request that was not sent yet, and how its result is read.
+    """A request not sent yet, and the function that decodes its result.
 
-    fds: descriptors that go with it; they stay the caller's.  read_with: how a result is read that descriptors come with, which
-    belong to whoever gets it from then on; None: such as come are closed.
+    fds: descriptors to send with it; the caller still owns them.  read_with: decodes a result that comes with descriptors,
+    which the caller then owns; None: received descriptors are closed.
     """
 
     method: str
@@ -27,7 +27,7 @@ class Call(Generic[T]):
 
 
 def make_call(method: str, kind: type[T], **params: Any) -> Call[T]:
-    """What is None is not said: mpsd then takes its default."""
+    """Return a call whose result is one value of this kind.  Parameters that are None are left out: mpsd uses its default."""
     return Call(method, {name: value for name, value in params.items() if value is not None}, partial(read, kind))
 
 
@@ -48,5 +48,5 @@ class _Rest:
 
 
 def after(call: Call[Page[T]], page: Page[T]) -> Call[Page[T]] | None:
-    """The call for what comes behind a page; None at the end."""
+    """Return the call for the page after this one; None at the end."""
     return None if page.next is None else replace(call, params={**call.params, "after": page.next})

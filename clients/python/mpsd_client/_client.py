@@ -17,17 +17,17 @@ from mpsd_client._place import BACKLOG_SECONDS, has_connected, new_socket, socke
 from mpsd_client._values import Event, Hello, Lost, Page
 
 T = TypeVar("T")
-_LONGEST_POLL_MS = 86_400_000  # poll takes no more than 2**31; whoever waits longer is woken, and waits again
+_LONGEST_POLL_MS = 86_400_000  # poll accepts less than 2**31; a longer wait calls it again
 
 
 class Client:
-    """One connection to mpsd; of one thread at a time.
+    """One connection to mpsd, for one thread at a time.
 
-    path: the socket; None: mpsd.sock in $CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps.  program: what mpsd's log calls us.
-    timeout_seconds: how long mpsd may take to answer; None: as long as it likes.
+    path: the socket; None: mpsd.sock in $CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps.  program: the name of this program
+    in mpsd's log.  timeout_seconds: how long mpsd may take to answer; None: without limit.
 
-    Raises PermissionError where another user listens, not root or our own; OSError where there is no mpsd; Refused where it
-    said no; Disconnected where it closed; TimeoutError.
+    Raises PermissionError if the listening process belongs to another user than root or the caller's; OSError if mpsd does
+    not listen; Refused if mpsd refuses the call; Disconnected if mpsd closes the connection; TimeoutError.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Client:
             raise
 
     def ask(self, call: Call[T]) -> T:
-        """Send a call, wait for its answer."""
+        """Send a call and return the result of its answer.  Raises Refused, Disconnected, ProtocolError, TimeoutError."""
         number, datagram = self._conversation.ask(call)
         try:
             deadline = _deadline(self.timeout_seconds)
@@ -56,7 +56,7 @@ class Client:
             self._conversation.forget(number)
 
     def pages(self, call: Call[Page[T]]) -> Iterator[T]:
-        """Everything in a list, page by page."""
+        """Iterate over all items of a list, and request page after page."""
         following: Call[Page[T]] | None = call
         while following is not None:
             page = self.ask(following)
@@ -64,14 +64,14 @@ class Client:
             following = after(call, page)
 
     def subscribe(self, *topics: str) -> None:
-        """From now on `events` tells of these: a topic, a family (`lease.*`), or all (`*`).  Replaces earlier ones."""
+        """Subscribe to topics: one by name, a family (`lease.*`), or all (`*`).  Replaces the previous subscription."""
         self.ask(_conversation.subscribe(topics))
 
     def unsubscribe(self) -> None:
         self.ask(_conversation.unsubscribe())
 
     def events(self, timeout_seconds: float | None = None) -> Iterator[Event | Lost]:
-        """For ever, or until nothing has happened for `timeout_seconds`; a Lost stands where events are missing."""
+        """Iterate over events, until none arrives for `timeout_seconds`; None: for ever.  A Lost marks missing events."""
         while True:
             try:
                 event: Event | Lost = self._wait_for(self._conversation.take_event, _deadline(timeout_seconds))
@@ -83,8 +83,8 @@ class Client:
         self._sock.close()
 
     def interrupt(self) -> None:
-        """From any thread: whoever waits in `ask` gets Disconnected, and so does whoever asks later."""
-        with suppress(OSError):  # it was not connected any more
+        """Shut the connection down, from any thread: a pending `ask` and all later ones raise Disconnected."""
+        with suppress(OSError):  # the socket is not connected any more
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> "Client":
@@ -107,7 +107,7 @@ class Client:
             except BlockingIOError:
                 continue
             except ConnectionResetError:
-                continue  # told once, before what is still queued; then comes that, then the end
+                continue  # reported once, ahead of the datagrams still queued; those follow, then the end
             self._conversation.receive(datagram.data, datagram.fds, is_cut=datagram.is_cut)
         return found
 
@@ -121,10 +121,10 @@ class Client:
             except BlockingIOError:
                 self._wait(select.POLLOUT, deadline)
             except BrokenPipeError:
-                return  # the end, and what was said before it, are still to be read
+                return  # the queued datagrams and the end of the connection are still to be read
 
     def _wait(self, event: int, deadline: float | None) -> None:
-        """Until the socket is ready.  Raises TimeoutError."""
+        """Wait until the socket is ready.  Raises TimeoutError at the deadline."""
         poll = select.poll()
         poll.register(self._sock, event)
         left = _left(deadline)

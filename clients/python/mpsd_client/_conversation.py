@@ -1,8 +1,8 @@
-"""The protocol without a socket: calls become datagrams, datagrams become answers and events.
+"""The protocol without a socket: encode calls as datagrams, and decode datagrams into answers and events.
 
-Descriptors that came with an answer are closed, unless whoever asked for it gets them.
+A conversation closes the descriptors of an answer unless the caller takes them.
 
-Both clients are this with a way to send and to receive.  Frames: mpsd's docs/protocol.md, "Frames".
+The blocking and the async client add the socket.  Frames: mpsd's docs/protocol.md, "Frames".
 """
 
 import errno
@@ -21,7 +21,7 @@ from mpsd_client._reading import read
 from mpsd_client._values import Event, Hello, Lost
 
 VERSION = 1
-MOST_EVENTS = 10_000  # that wait for whoever asked for them and does not take them
+MOST_EVENTS = 10_000  # that a conversation queues for a subscriber that does not take them
 _REQUEST, _RESPONSE, _NOTIFICATION = 0, 1, 2
 _MAX_ID = 2**32 - 1
 
@@ -38,9 +38,9 @@ class _Answer:
 
 @dataclass(slots=True)
 class Conversation:
-    """Guards that each answer finds the call it belongs to, and that events keep their order."""
+    """Matches each answer with its call, and keeps events in order."""
 
-    why: Refused | None = None  # mpsd's last words
+    why: Refused | None = None  # the reason in mpsd's goodbye
     is_over: bool = False
     _calls: dict[int, Call[Any]] = field(default_factory=dict)
     _answers: dict[int, _Answer] = field(default_factory=dict)
@@ -48,7 +48,8 @@ class Conversation:
     _numbers: Any = field(default_factory=lambda: count(1))
 
     def ask(self, call: Call[Any]) -> tuple[int, bytes]:
-        """A number to ask for the answer by, and the datagram.  Raises ProtocolError for a call that is too large."""
+        """Return the number of the call, which identifies its answer, and the datagram.  Raises ProtocolError for a call that
+        is too large."""
         number = next(self._numbers) & _MAX_ID
         params = [dict(call.params)] if call.params else []
         datagram: bytes = msgpack.packb([_REQUEST, number, call.method, params])
@@ -58,9 +59,9 @@ class Conversation:
         return number, datagram
 
     def receive(self, data: bytes, fds: tuple[int, ...] = (), *, is_cut: bool = False) -> None:
-        """Take in what came; no bytes are the end.  Raises ProtocolError.
+        """Process a received datagram; empty data means the end of the connection.  Raises ProtocolError.
 
-        fds: are its from now on.  is_cut: more came, for which there was no room."""
+        fds: the conversation owns them from now on.  is_cut: further descriptors were lost, because the process had no room."""
         is_kept = False
         try:
             is_kept = self._take(data, fds, is_cut)
@@ -69,7 +70,7 @@ class Conversation:
                 close_all(fds)
 
     def _take(self, data: bytes, fds: tuple[int, ...], is_cut: bool) -> bool:
-        """Whether it is an answer that is kept."""
+        """Process the datagram.  Return whether it is an answer that was stored, descriptors included."""
         if not data:
             self.is_over = True
             return False
@@ -80,7 +81,7 @@ class Conversation:
         match frame:
             case [0 | 1 as kind, int(number), error, result] if kind == _RESPONSE:
                 if number not in self._calls or number in self._answers:
-                    return False  # nobody waits for it any more
+                    return False  # the caller has given up this call
                 self._answers[number] = _Answer(error, result, fds, is_cut)
                 return True
             case [2, str(method), [dict(facts)]]:
@@ -89,7 +90,7 @@ class Conversation:
         raise ProtocolError("a frame came that mpsd does not send")
 
     def answer(self, number: int) -> bool | None:
-        """None while there is none; raises Disconnected when there will not be one."""
+        """Return True once the answer has arrived, None before.  Raises Disconnected if the connection ended first."""
         if number in self._answers:
             return True
         if self.is_over:
@@ -97,7 +98,7 @@ class Conversation:
         return None
 
     def result(self, number: int) -> Any:
-        """What the answer says, read.  Raises Refused, ProtocolError, OSError where descriptors could not be opened."""
+        """Return the decoded result of an answer.  Raises Refused, ProtocolError, and OSError if descriptors were lost."""
         call, answer = self._calls[number], self._answers[number]
         if answer.error is not None:
             raise _refused(answer.error)
@@ -109,18 +110,18 @@ class Conversation:
             result = call.read_with(answer.result, answer.fds)
         except (KeyError, TypeError, ValueError, AttributeError) as exc:  # a result of another shape
             raise ProtocolError(f"{call.method}: the answer is none of this protocol: {exc!r:.200}") from None
-        answer.fds = ()  # they belong to whoever asked
+        answer.fds = ()  # the caller owns them now
         return result
 
     def forget(self, number: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Drop the call and its answer, and close the answer's descriptors if the caller has not taken them."""
         self._calls.pop(number, None)
         answer = self._answers.pop(number, None)
         if answer is not None:
             close_all(answer.fds)
 
     def take_event(self) -> Event | Lost | None:
-        """The next one; None while there is none; raises Disconnected when there will not be one."""
+        """Return the next event, or None if none has arrived.  Raises Disconnected once the connection has ended."""
         if self._events:
             return self._events.popleft()
         if self.is_over:
@@ -133,10 +134,10 @@ class Conversation:
         elif method == "event":
             self._keep(read(Event, facts))
         elif method == "events.lost":
-            self._keep(read(Lost, facts))  # other notifications are a newer mpsd's
+            self._keep(read(Lost, facts))  # unknown notifications come from a newer mpsd and are ignored
 
     def _keep(self, event: Event | Lost) -> None:
-        """In order; what is too much is counted in its place."""
+        """Queue the event.  If the queue is full, count the event in a Lost at the end of the queue."""
         if len(self._events) < MOST_EVENTS:
             self._events.append(event)
             return

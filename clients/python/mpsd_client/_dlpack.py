@@ -1,4 +1,4 @@
-"""Memory of an arena as DLPack capsules, and the count of those that are out.  The ABI is in native/dlpack.h."""
+"""DLPack capsules of arena memory, and the count of unreleased ones.  The ABI is in native/dlpack.h."""
 
 import ctypes
 import weakref
@@ -9,20 +9,20 @@ from mpsd_client._layout import DataType
 from mpsd_client._native import ffi, lib
 
 CUDA = 2  # DLDeviceType
-VERSION = 1  # of the ABI from which capsules are "dltensor_versioned", and can say that they are read-only
+VERSION = 1  # the first ABI version with "dltensor_versioned" capsules, which can be marked read-only
 
 
 class Exports:
-    """How much of an arena others have: each capsule counts until whoever took it lets go, which C notes, in any thread.
+    """Counts the capsules that consumers have not released; C code updates the count, in any thread.
 
-    The count outlives this object, as the capsules may.
+    The count outlives this object, because capsules may.
     """
 
     def __init__(self) -> None:
         self._handle = lib.mpsd_exports_new()
         if self._handle == ffi.NULL:
             raise MemoryError("no memory for the count of an arena's exports")
-        weakref.finalize(self, lib.mpsd_exports_leave, self._handle).atexit = False  # it may be asked until the very end
+        weakref.finalize(self, lib.mpsd_exports_leave, self._handle).atexit = False  # exit handlers may still ask for the count
 
     @property
     def out(self) -> int:

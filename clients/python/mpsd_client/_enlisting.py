@@ -1,5 +1,4 @@
-"""The first step of a member of a service: mpsd hears of it before CUDA begins in this process, and says what CUDA shall find
-in the environment."""
+"""The first step of a service member, before CUDA begins in this process: it asks mpsd for the environment that CUDA needs."""
 
 import ctypes
 import os
@@ -12,7 +11,7 @@ NOT_INITIALIZED = 3  # CUresult
 
 
 def has_cuda_begun() -> bool:
-    """Whether cuInit was called in this process.  What is only loaded, as PyTorch loads it, has not begun."""
+    """Return whether cuInit was called in this process.  Loading the library, as PyTorch does, does not count."""
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError:
@@ -21,7 +20,8 @@ def has_cuda_begun() -> bool:
 
 
 def enlist(name: str, path: str) -> None:
-    """Raises RuntimeError: it is too late for that; Refused, OSError as Client does."""
+    """Enlist this process with mpsd, and set the environment variables that mpsd returns.  Raises RuntimeError if CUDA has
+    begun already; Refused and OSError as Client does."""
     if has_cuda_begun():
         raise RuntimeError(
             f"CUDA has begun in this process, so that it has its fault domain: make Service({name!r}) before that"

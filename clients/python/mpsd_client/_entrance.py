@@ -1,4 +1,4 @@
-"""A context of an arena's GPU, current while the arena is opened: which GPU that is, mpsd says in the answer that opens it."""
+"""Make a context of an arena's GPU current while the arena is opened: only mpsd's answer to the open names that GPU."""
 
 import errno
 from contextlib import ExitStack
@@ -9,7 +9,7 @@ from mpsd_client._native import ffi, lib
 
 
 class Entrance:
-    """Within `with` the context stays current.  call: what mpsd_arena_open_on is given."""
+    """Keeps the context current inside `with`.  call: the callback and its argument for mpsd_arena_open_on."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -19,7 +19,7 @@ class Entrance:
         self.call: tuple[Any, Any] = (lib.mpsd_client_enter, self._handle)
 
     def enter(self, gpu: str) -> int:
-        """From C, which hears of no exception; maybe more than once."""
+        """Make a context of the GPU current.  C calls this, possibly more than once; `check` raises the stored exception."""
         try:
             if gpu != self._gpu:
                 self._stack.enter_context(_cuda.on_device(_cuda.device_of(gpu)))
@@ -30,7 +30,8 @@ class Entrance:
         return 0
 
     def check(self) -> None:
-        """Raises what `enter` met: LookupError (the GPU is not visible to CUDA here), CudaError, OSError (there is no CUDA)."""
+        """Raise the exception that `enter` stored: LookupError (the GPU is not visible to CUDA in this process), CudaError,
+        OSError (CUDA is not installed)."""
         if self._error is not None:
             raise self._error
 

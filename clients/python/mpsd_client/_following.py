@@ -1,8 +1,8 @@
-"""What mpsd tells a member of a service, and the thread that asks for it.
+"""A member's instructions from mpsd, and the thread that polls for them.
 
-It asks for what is so now, never for what has happened: whoever was cut off asks again and has missed nothing.  For the same
-reason all that this process has to say (it is ready, it serves, it has yielded) is said again on each new connection, and mpsd
-takes it as often as it comes.
+The thread asks mpsd for the current instruction, not for a history of events, so that a member misses nothing by a lost
+connection.  For the same reason the thread repeats the member's reports (ready, serving, yielded) on each new connection;
+they are idempotent.
 """
 
 import gc
@@ -26,61 +26,61 @@ from mpsd_client._term import Term
 from mpsd_client._values import Instruction
 
 STANDBY, SERVE, YIELD, LEAVE = "standby", "serve", "yield", "leave"
-FOLLOW_SECONDS = 20.0  # that an answer waits for something new
-ANSWER_SECONDS = 10.0  # that it may take beyond that
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two tries to reach mpsd
-HAND_SECONDS = 0.5  # that a promotion waits for its thread, before mpsd is asked again whether it is still so
-STOP_SECONDS = 2.0  # that the thread may take to end
-MOST_REASONS = 8  # that are said of one loss
-RESTORE_SECONDS = 1.0  # until what mpsd has lost is given to it again, where that could not be
-PASSING = (  # what is asked again, after joining anew
+FOLLOW_SECONDS = 20.0  # length of a long poll for a new instruction
+ANSWER_SECONDS = 10.0  # time for the answer beyond that
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two attempts to connect to mpsd
+HAND_SECONDS = 0.5  # how long a promotion waits for the thread in standby() to begin its term, before the next poll
+STOP_SECONDS = 2.0  # how long the thread may take to end
+MOST_REASONS = 8  # reasons logged for one loss
+RESTORE_SECONDS = 1.0  # between two attempts to give mpsd again what its keeper has lost
+PASSING = (  # refusals after which the thread connects, joins and asks again
     ErrorCode.STOPPING,
     ErrorCode.KEEPER_FAILED,
     ErrorCode.VENDOR_FAILED,
     ErrorCode.TOO_MANY,
-    ErrorCode.STALE_GENERATION,  # said of a term that is over: mpsd's next word tells what is
+    ErrorCode.STALE_GENERATION,  # the term is over: mpsd's next instruction says what follows
 )
-OVER = (ErrorCode.STALE_GENERATION, ErrorCode.NO_SUCH_ARENA, ErrorCode.ARENA_SEALED)  # said of memory that is another's now
+OVER = (ErrorCode.STALE_GENERATION, ErrorCode.NO_SUCH_ARENA, ErrorCode.ARENA_SEALED)  # this process cannot be the writer
 
 _log = logging.getLogger("mpsd_client")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Told:
-    """at_ns: CLOCK_MONOTONIC, when it came."""
+    """An instruction from mpsd.  at_ns: when it arrived, CLOCK_MONOTONIC."""
 
     what: Instruction
     at_ns: int
 
 
 class Following:
-    """Guards that what is known here is what mpsd said last, and that mpsd knows what was said here.  It has one thread; the
-    methods are for others."""
+    """Keeps mpsd's last instruction here, and the member's last report at mpsd.  One thread runs the conversation; other
+    threads call the public methods."""
 
     def __init__(self, path: str, arena: Arena, rank: int, heartbeat: float) -> None:
         self._path, self._arena, self._session, self._id = path, arena, arena._session, arena.id
         self._rank, self._heartbeat = rank, heartbeat
-        self._changed = threading.Condition()  # protects what is below, and tells of a change
+        self._changed = threading.Condition()  # protects the fields below, and is notified of changes
         self._told: Told | None = None
-        self._trouble: BaseException | None = None  # of the first try
+        self._trouble: BaseException | None = None  # why the first attempt to join failed
         self._is_over = False
         self._is_joined = False
         self._is_ready = False
-        self._yielded = 0  # the generation of the last term that has ended here
+        self._yielded = 0  # the generation of the last term of this process that has ended
         self._term: Term | None = None
-        self._is_owed = False  # mpsd has lost what the term serves with, and could not be given it yet
-        self._reasons: set[str] = set()  # why not, as it was said
+        self._is_owed = False  # mpsd's keeper has lost the term's memory and state, and they are not restored yet
+        self._reasons: set[str] = set()  # why not, as logged
         self._mpsd: Client | None = None
-        self._before: StateReader | StateError | None = None  # the state of the term before
+        self._before: StateReader | StateError | None = None  # the state of the previous term
         self._before_serial = 0
         self._pause = SHORTEST_PAUSE
         self._thread = threading.Thread(target=self._run, name="mpsd service", daemon=True)
 
     def start(self) -> None:
-        """Joins.  Raises what went wrong with that."""
+        """Join the service.  Raises the exception of a failed attempt."""
         self._thread.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._told or self._trouble)  # bounded: by what a Client waits
+            self._changed.wait_for(lambda: self._told or self._trouble)  # bounded by the timeout of Client
             if self._trouble is not None:
                 raise self._trouble
 
@@ -88,15 +88,16 @@ class Following:
 
     @property
     def told(self) -> Told:
-        """The last."""
+        """The last instruction."""
         with self._changed:
             assert self._told is not None  # since start()
             return self._told
 
     def wait(self, beyond: Told, deadline: float | None) -> bool:
-        """Until there is something else, or it is over; for ever without a deadline.  False: the time is up."""
+        """Wait for a newer instruction than `beyond`, or for the end of the membership; without a deadline, for ever.  Return
+        False at the deadline."""
         if gc.isenabled() and self.told is beyond:
-            gc.collect(0)  # else what a promotion makes may be what brings garbage collection about, which then goes first
+            gc.collect(0)  # so that the allocations of a promotion do not trigger a collection, which would delay it
         with self._changed:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             return self._changed.wait_for(lambda: self._told is not beyond or self._is_over, left)
@@ -105,7 +106,7 @@ class Following:
         return told.order == SERVE and told.generation != self._yielded
 
     def last_record(self) -> Record | None:
-        """What the one before published last.  Raises StateError: it is damaged."""
+        """Return the last record that the previous term published, None without one.  Raises StateError if it is damaged."""
         with self._changed:
             before = self._before
         if isinstance(before, StateError):
@@ -113,15 +114,15 @@ class Following:
         return None if before is None else before.read()
 
     def say_ready(self) -> None:
-        """Raises Refused: mpsd does not take it."""
+        """Report this member as ready.  Raises Refused if mpsd does not accept that."""
         with self._changed:
             self._is_ready = True
         self._say(calls.service_ready(self._id))
 
     def restore(self, term: Term) -> None:
-        """Where mpsd's keeper has died: its memory and its state are there again when this returns.
+        """Give mpsd the term's memory and state again after mpsd's keeper has died.
 
-        Raises Dismissed: mpsd says that this process is not the writer; Refused, OSError, CudaError: it could not be."""
+        Raises Dismissed if mpsd says that this process is not the writer; Refused, OSError or CudaError if it failed."""
         try:
             generation, serial = self._arena._restore()
         except Refused as exc:
@@ -135,14 +136,15 @@ class Following:
             term.kept(serial, generation)
 
     def begin(self, term: Term) -> None:
-        """The thread hands its state to mpsd."""
+        """Begin a term.  The thread then gives its state to mpsd and reports that it serves."""
         with self._changed:
             self._term = term
             self._hear_for(term)
             self._changed.notify_all()
 
     def say_yielded(self, term: Term) -> None:
-        """Its memory is read-only already, and its state is that of the term before now.  Raises Refused, StateError."""
+        """Report the end of a term whose memory is read-only already; its state becomes that of the previous term.  Raises
+        Refused, StateError."""
         before = StateReader.open(term.state.fd)
         with self._changed:
             self._term, self._yielded, self._is_ready = None, term.kept_generation, False
@@ -150,11 +152,11 @@ class Following:
         try:
             self._say(calls.service_yielded(self._id, term.kept_generation))
         except Refused as exc:
-            if exc.code != ErrorCode.STALE_GENERATION:  # the thread was faster, and another one serves
+            if exc.code != ErrorCode.STALE_GENERATION:  # else the thread has reported it already, and another member serves
                 raise
 
     def say_failed(self, why: str) -> None:
-        """This process is no member from now on."""
+        """Report a failure of this process, and end its membership."""
         with suppress(MpsdError):
             self._say(calls.service_failed(self._id, why[:400]))
         with self._changed:
@@ -162,7 +164,8 @@ class Following:
             self._changed.notify_all()
 
     def stop(self, *, has_stopped: bool) -> None:
-        """Leaves where nothing can be written here any more, and ends the thread, or at least waits no longer."""
+        """End the thread; wait for it STOP_SECONDS at most.  has_stopped: this process can no longer write, so it leaves the
+        service first."""
         with self._changed:
             if self._is_over and not self._is_joined:
                 return
@@ -176,7 +179,8 @@ class Following:
         self._thread.join(STOP_SECONDS)
 
     def _say(self, call: Call[Any]) -> None:
-        """On the arena's connection, since the thread's is waiting.  What cannot be said now is said after the next joining."""
+        """Send a report on the arena's connection, since the thread's is in a long poll.  If mpsd is away, the thread repeats
+        the report after it joins again."""
         if not self._is_joined:
             return
         try:
@@ -203,7 +207,7 @@ class Following:
                 self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def _is_last(self, exc: Exception) -> bool:
-        """Whether there is no use in asking again."""
+        """Return whether the thread has to give up after this exception instead of connecting again."""
         with self._changed:
             if self._told is None:
                 self._trouble = exc
@@ -211,14 +215,14 @@ class Following:
                 self._dismiss(str(exc))
             elif isinstance(exc, MpsdError | OSError):
                 return self._is_over
-            else:  # a bug; whoever waits has to hear of it
+            else:  # a bug, which the thread in standby() must see
                 self._dismiss(repr(exc))
             self._is_joined = False
             self._changed.notify_all()
             return True
 
     def _converse(self, mpsd: Client) -> None:
-        """One connection: until it ends, or there is nothing more to hear."""
+        """Join and poll on one connection until the membership is over.  Raises when the connection ends."""
         told = mpsd.ask(calls.service_join(self._id, self._rank, self._heartbeat))
         said: set[tuple[str, int]] = set()
         while True:
@@ -230,7 +234,7 @@ class Following:
             self._pause = SHORTEST_PAUSE
 
     def _take(self, mpsd: Client, told: Instruction) -> None:
-        """Nobody hears of a promotion before the state of the term before is here."""
+        """Publish an instruction to waiting threads, after fetching the state of the previous term if it has changed."""
         at_ns = time.monotonic_ns()
         if self._term is None and told.state_serial != self._before_serial:
             self._fetch(mpsd)
@@ -243,24 +247,24 @@ class Following:
             self._changed.notify_all()
 
     def _fetch(self, mpsd: Client) -> None:
-        """The state that is kept with the arena, to be read when it matters: it is shared memory."""
+        """Map the state that mpsd keeps with the arena; it is shared memory, which a promotion reads."""
         found = mpsd.ask(calls.arena_state(self._id))
         before: StateReader | StateError | None = None
         if found.fd is not None:
             try:
                 before = StateReader.open(found.fd)
-                with suppress(StateError):  # it is written at this moment; what is damaged then will be so later
-                    before.read()  # its pages are there when they matter
+                with suppress(StateError):  # the active writes it now; real damage shows again at the promotion
+                    before.read()  # fault its pages in before a promotion needs them
             except StateError as exc:
                 before = exc
             finally:
                 os.close(found.fd)
-        with self._changed:  # what mpsd has lost was lost with the memory that it speaks of
+        with self._changed:  # also without a state: mpsd has then lost it together with the memory that it describes
             self._before, self._before_serial = before, found.state_serial
 
     def _hear_for(self, term: Term) -> None:
-        """What the word that came last means for the term.  That this process shall serve in a later generation than it knows
-        means that mpsd's keeper has died: nobody else writes before this one has said that it has stopped."""
+        """Apply the last instruction to the term.  An order to serve in a later generation than the term's means that mpsd's
+        keeper has died: mpsd admits no other writer before this process has reported that it has stopped."""
         assert self._told is not None
         told = self._told.what
         is_same = told.generation == term.kept_generation
@@ -272,7 +276,7 @@ class Following:
             term.is_over = told.order == YIELD
 
     def _answer(self, mpsd: Client, told: Instruction, said: set[tuple[str, int]]) -> Instruction | None:
-        """Says what mpsd has to know, once on each connection.  Its word on that, where it has one."""
+        """Send the reports that are due, once on each connection.  Return mpsd's instruction in reply, if it sends one."""
         with self._changed:
             if self.is_to_serve(told):
                 self._changed.wait_for(lambda: self._term or self._is_over, HAND_SECONDS)
@@ -289,7 +293,7 @@ class Following:
         return None
 
     def _register(self, mpsd: Client, term: Term, told: Instruction, said: set[tuple[str, int]]) -> None:
-        """Its state first: nothing counts before a further standby could find it."""
+        """Give mpsd the term's state, then report that it serves: a standby must be able to find the state before that."""
         if told.generation > term.kept_generation:
             self._is_owed = not self._has_restored(term, told)
             if self._is_owed:
@@ -302,7 +306,8 @@ class Following:
             said.add(("serving", term.kept_generation))
 
     def _has_restored(self, term: Term, told: Instruction) -> bool:
-        """False: it is to be tried again; the term goes on meanwhile, and mpsd says that nothing protects it."""
+        """Try to restore what mpsd's keeper has lost.  Return False if the thread has to try again; until then the term goes
+        on and mpsd reports the service as unprotected."""
         try:
             self.restore(term)
         except ValueError:  # the arena is being closed
@@ -318,7 +323,7 @@ class Following:
         return True
 
     def _say_why(self, why: str) -> None:
-        """Each reason once: it is asked for each second."""
+        """Log each reason once, since the thread tries again every second."""
         if why in self._reasons or len(self._reasons) >= MOST_REASONS:
             return
         self._reasons.add(why)
@@ -326,14 +331,14 @@ class Following:
         _log.warning(words, self._arena.name, why)
 
     def _patience(self, told: Instruction) -> float:
-        """A promotion that nobody has taken up yet is not slept on."""
+        """Return the length of the next long poll in seconds; 0 while a promotion waits for its term to begin."""
         with self._changed:
             if self._term is None:
                 return 0.0 if self.is_to_serve(told) else FOLLOW_SECONDS
             return RESTORE_SECONDS if self._is_owed else FOLLOW_SECONDS
 
     def _dismiss(self, why: str) -> None:
-        """As if mpsd had said so."""
+        """End the membership as if mpsd had sent LEAVE."""
         assert self._told is not None
         last = self._told.what
         gone = Instruction(last.serial, LEAVE, last.generation, last.layout_hash, last.state_serial, None, why)

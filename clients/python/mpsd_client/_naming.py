@@ -1,6 +1,6 @@
-"""How nested values get flat names: {"model": {"head": tensor}, "kv": [a, b]} is model.head, kv.0, kv.1.
+"""Flat names for nested values: {"model": {"head": tensor}, "kv": [a, b]} is model.head, kv.0, kv.1.
 
-Knows nothing of PyTorch: what is a tensor, and what holds some, is told by the caller.
+Independent of PyTorch: the caller's functions recognize tensors and open up containers.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +14,11 @@ MOST_DEPTH = 32
 def flatten(
     state: Mapping[str, Any], is_tensor: Callable[[Any], bool], open_up: Callable[[Any], Mapping[str, Any] | None]
 ) -> dict[str, Any]:
-    """Tensors by name.  open_up: what a value that is neither tensor, mapping, list nor tuple holds; None: nothing known.
+    """Return the tensors by name.  open_up: returns the contents of a value that is not a tensor, mapping, list or tuple; None
+    if it does not know the value.
 
-    Raises LayoutError: something that is no tensor, two of one name, a key that is no text or number, nested too deeply.
+    Raises LayoutError for an unknown value, two tensors of one name, a key that is not text or a number, and a nesting deeper
+    than MOST_DEPTH.
     """
     found: dict[str, Any] = {}
     for key, value in state.items():

@@ -1,4 +1,4 @@
-"""A view of memory in an arena, which other libraries take without a copy: DLPack, and the CUDA array interface."""
+"""A view of arena memory that other libraries import without a copy, by DLPack or the CUDA array interface."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from mpsd_client._arena import Arena
 
 class Tensor:
-    """Elements in an arena; it has no memory of its own, and computes nothing.
+    """A view of elements in an arena.  It owns no memory and computes nothing.
 
-    `torch.from_dlpack(tensor)`, `cupy.from_dlpack(tensor)`, `numba.cuda.as_cuda_array(tensor)`: each is the same memory.
-    Nothing of ours runs on the GPU, so there is nothing to wait for; whoever wrote last synchronizes.
-    Read-only where the arena is; a consumer that cannot be told so is refused (BufferError).
+    `torch.from_dlpack(tensor)`, `cupy.from_dlpack(tensor)` and `numba.cuda.as_cuda_array(tensor)` share its memory.
+    This package runs no work on the GPU and does not synchronize; the last writer must.
+    The tensor is read-only if the arena is; a consumer that does not support read-only memory gets BufferError.
     """
 
     __slots__ = ("__weakref__", "arena", "name", "spec")
@@ -23,7 +23,7 @@ class Tensor:
 
     @property
     def address(self) -> int:
-        """Of its first element; the same in every process.  0 where it has none."""
+        """The address of the first element, the same in every process; 0 for a tensor without elements."""
         return self.arena.base + self.spec.offset if self.spec.bytes else 0
 
     @property
@@ -36,12 +36,12 @@ class Tensor:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """In elements."""
+        """The strides, in elements."""
         return self.spec.strides
 
     @property
     def nbytes(self) -> int:
-        """From its first byte to its last."""
+        """The number of bytes from the first to the last, gaps included."""
         return self.spec.bytes
 
     @property
@@ -52,17 +52,17 @@ class Tensor:
         return f"<Tensor {self.name!r} {self.dtype}{list(self.shape)} at {self.address:#x} of arena {self.arena.name}>"
 
     def tobytes(self) -> bytes:
-        """A copy of its elements in host memory.  ValueError: it has gaps, or is in another order."""
+        """Copy the elements to host memory.  Raises ValueError if the tensor is not contiguous."""
         self._require_contiguous()
         return self.arena.copy_out(self.address, self.nbytes)
 
     def frombytes(self, data: bytes) -> None:
-        """Fills it, after all work on the default stream.  data: bytes, or what has a buffer of them.  ValueError: it has gaps,
-        is read-only, or of another size."""
+        """Copy the data into the tensor, after all work on the default stream.  data: bytes or an object with the buffer
+        protocol.  Raises ValueError if the tensor is not contiguous, is read-only, or has another size."""
         self._require_contiguous()
         if self.is_read_only:
             raise ValueError(f"tensor {self.name} is read-only: arena {self.arena.name} is open for reading")
-        given = data if isinstance(data, bytes) else bytes(memoryview(data))  # TypeError: no bytes, as text is none
+        given = data if isinstance(data, bytes) else bytes(memoryview(data))  # raises TypeError without a buffer, as for str
         if len(given) != self.nbytes:
             raise ValueError(f"tensor {self.name} takes {self.nbytes} bytes, not {len(given)}")
         self.arena.copy_in(self.address, given)
@@ -82,8 +82,9 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule; versioned, if the consumer takes that.  Raises BufferError: a copy, another device, or it is read-only
-        and the consumer too old to be told; ValueError: the arena is closed."""
+        """Return a DLPack capsule, versioned if the consumer supports that.  Raises BufferError if the consumer asks for a
+        copy or another device, or if the tensor is read-only and the consumer's DLPack is older than 1.0; ValueError if the
+        arena is closed."""
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"tensor {self.name} is on device {self.__dlpack_device__()}, not {tuple(dl_device)}")
         if copy:
@@ -95,7 +96,8 @@ class Tensor:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3.  AttributeError for a type that it has no word for (bfloat16, float8): use DLPack."""
+        """The CUDA array interface, version 3.  Raises AttributeError for a type that the interface lacks (bfloat16, float8):
+        use DLPack for those."""
         kind = DATA_TYPES[self.dtype]
         if kind.typestr is None:
             raise AttributeError(f"the CUDA array interface has no {self.dtype}; use DLPack")

@@ -1,13 +1,14 @@
-"""What mpsd answers about arenas."""
+"""The values in mpsd's answers about arenas."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """A named set of GPU memory.  base: the first of its addresses, the same in every process.  mode: as of a file.
+    """A named set of GPU memory.  base: its first address, the same in every process.  mode: permissions, as of a file.
 
-    generation: counts writers.  writer_pid: also while it has ended and may still write.  unheld_since: None: it is held.
+    generation: the number of writers so far.  writer_pid: stays set after the writer's end while its work may still write.
+    unheld_since: None while a process has the arena open.
     """
 
     id: int
@@ -31,19 +32,19 @@ class Arena:
     ttl_seconds: float | None
     created_at: float
     unheld_since: float | None
-    commit: int = 0  # of the last commit; it only grows
+    commit: int = 0  # number of the last commit; it only grows
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaUse:
-    """How much it holds now."""
+    """The bytes that an arena uses now."""
 
     used_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What the next writer would find."""
+    """The committed contents of an arena, which the next writer would adopt."""
 
     layout_hash: str
     allocations: int
@@ -54,8 +55,8 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Offset and size of each allocation, the commit that it came with, and its descriptor, which whoever asked closes.  next:
-    None: there are no more."""
+    """A page of allocations: offset, size and commit number of each in items, and their descriptors in fds, which the caller
+    closes.  next: where the next page begins; None at the end."""
 
     items: tuple[tuple[int, ...], ...]
     next: int | None
@@ -64,7 +65,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class ArenaLayout:
-    """fd: to read from offset 0, and to be closed by whoever asked; None where there is no layout."""
+    """The layout of an arena.  fd: read it from offset 0; the caller closes it; None if the arena has no layout."""
 
     layout_hash: str
     layout_bytes: int
@@ -73,7 +74,7 @@ class ArenaLayout:
 
 @dataclass(frozen=True, slots=True)
 class RoomMade:
-    """names: of arenas that went, as far as we could see them."""
+    """The result of an eviction.  names: the evicted arenas, as far as the caller may see them."""
 
     freed_bytes: int
     names: tuple[str, ...]

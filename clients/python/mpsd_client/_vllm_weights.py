@@ -1,5 +1,5 @@
-"""The tensors of a model that vLLM has loaded and processed, apart from the model: what is kept of them, and how a model on the
-meta device gets them.  Knows nothing of vLLM."""
+"""Describe the tensors of a model that vLLM has loaded and processed, and give them to a model on the meta device.  This module
+does not import vLLM."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,17 +11,18 @@ from mpsd_client._layout import LayoutError
 
 
 def describe(model: Any) -> dict[str, list[str]]:
-    """What the tensors alone do not say.  buffers: which are no parameters; host: which are in host memory."""
+    """Return the facts that the tensors lack.  buffers: names of those that are not parameters; host: names of those in host
+    memory."""
     buffers = dict(model.named_buffers(remove_duplicate=False))
     everything = dict(model.named_parameters(remove_duplicate=False)) | buffers
     return {"buffers": sorted(buffers), "host": sorted(name for name, each in everything.items() if each.is_cpu)}
 
 
 def give(model: Any, tensors: Mapping[str, Any], about: Mapping[str, list[str]]) -> None:
-    """The model's parameters are these tensors, its buffers copies of them, since some are written to while it runs.
+    """Make these tensors the model's parameters, and copies of them its buffers, since the running model writes some buffers.
 
-    What the model does not have yet is added (processing makes such), what shares memory stays one parameter.  Raises
-    LayoutError, and has changed nothing: a tensor belongs to a module that is not there.
+    Names that the model lacks are added (processing creates such tensors); tensors that share memory stay one parameter.
+    Raises LayoutError, and changes nothing, if a tensor's module does not exist in the model.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     if unknown := sorted(name for name in tensors if name.rpartition(".")[0] not in modules):
@@ -37,7 +38,7 @@ def give(model: Any, tensors: Mapping[str, Any], about: Mapping[str, list[str]])
         if name in buffers:
             module.register_buffer(leaf, kept.clone())
             continue
-        where = tensor.data_ptr() or name  # an empty one has no address
+        where = tensor.data_ptr() or name  # an empty tensor has no address
         same = (where, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
         if same not in made:
             made[same] = nn.Parameter(kept, requires_grad=False)
@@ -45,7 +46,8 @@ def give(model: Any, tensors: Mapping[str, Any], about: Mapping[str, list[str]])
 
 
 def fill_meta(model: Any, device: Any) -> None:
-    """What still has no memory gets some, without contents: placeholders that processing has used up, which nobody reads."""
+    """Allocate uninitialized memory for the remaining meta tensors: placeholders that processing has consumed and that the
+    model does not read."""
     for module in model.modules():
         for leaf, each in list(module._parameters.items()):
             if each is not None and each.is_meta:

@@ -1,4 +1,4 @@
-"""The memory of an open arena: blocks in its window, who has some of it, and when it may go."""
+"""The memory of an open arena: the blocks in its window, the tensors lent to other libraries, and the close."""
 
 import gc
 import os
@@ -21,9 +21,9 @@ LIST_AT_ONCE = 1024  # allocations
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Memory that was allocated at once.  address, offset, bytes: multiples of 2 MiB; offset: in the window.
+    """One allocation.  address, offset, bytes: multiples of 2 MiB; offset: from the start of the window.
 
-    is_committed: an adopter gets it.  is_adopted: it was there when this process opened the arena.
+    is_committed: processes that adopt the arena get it.  is_adopted: it existed when this process opened the arena.
     """
 
     address: int
@@ -34,23 +34,23 @@ class Block:
 
 
 class Window:
-    """What is mapped.  Guards that nothing is unmapped while somebody has it.
+    """The mapped memory of an arena; it refuses to unmap memory that other libraries use.
 
-    It stays open until `close`, or the end of the process: dropping the object does not unmap what others may point at.  Of any
-    thread.  After fork it is of no use to the child, which opens the arena again if it wants it.
+    The arena stays open until `close` or the end of the process: dropping the object does not unmap memory that others may
+    point to.  Any thread may use it.  A forked child cannot use it and has to open the arena itself.
 
-    Raises: Refused (mpsd said no: NO_ROOM, STALE_GENERATION, ...), CudaError, OSError (mpsd is not there; ENOSPC: over the
-    capacity), ValueError (it is closed).
+    Raises: Refused (by mpsd: NO_ROOM, STALE_GENERATION, ...), CudaError, OSError (no connection to mpsd; ENOSPC: over the
+    capacity), ValueError (the arena is closed).
     """
 
     def __init__(self, session: Session, handle: Any, name: str, is_writable: bool) -> None:
-        """Not to be called: see Arena's class methods.  Takes session and handle."""
+        """Take over session and handle.  Programs use the class methods of Arena instead."""
         self._session, self._handle, self._pid = session, handle, os.getpid()
-        self._lock = threading.RLock()  # protects what is below; the C library has its own
+        self._lock = threading.RLock()  # protects the fields below; the C library has its own lock
         self._exports = Exports()
-        self._lent: weakref.WeakSet[Tensor] = weakref.WeakSet()  # whose addresses somebody asked for
+        self._lent: weakref.WeakSet[Tensor] = weakref.WeakSet()  # tensors whose addresses another library has asked for
         self._before_close: Callable[[], None] | None = None
-        self.attached: Any = None  # what mpsd_client.torch keeps for as long as the arena is open
+        self.attached: Any = None  # mpsd_client.torch keeps an object here while the arena is open
         self.device = int(lib.mpsd_arena_device(handle))
         self.is_writable = is_writable
         self.name = name
@@ -62,9 +62,9 @@ class Window:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def allocate(self, size: int) -> Block:
-        """Memory of at least `size` bytes, its contents undefined; in the arena for good from the next commit on.
+        """Allocate at least `size` bytes with undefined contents.  The next commit makes the block permanent.
 
-        Raises OSError (ENOSPC: over the capacity, or no place in the window), CudaError (2: the GPU has no memory left).
+        Raises OSError (ENOSPC: over the capacity, or no place in the window), CudaError (2: the GPU is out of memory).
         """
         address = ffi.new("uint64_t *")
         with self._working() as handle:
@@ -72,16 +72,16 @@ class Window:
             return self._block(address[0])
 
     def free(self, block: Block | int) -> None:
-        """Gives a block back, or the one at this address; from the next commit on it is gone for adopters too.
+        """Free a block, given as a Block or by its address.  After the next commit, adopters do not get it either.
 
-        The GPU must be done with it: synchronize first.  Raises FileNotFoundError: there is no such block.
+        Synchronize first: the GPU must not use the block any more.  Raises FileNotFoundError if the block does not exist.
         """
         address = block if isinstance(block, int) else block.address
         with self._working() as handle:
             self._session.check(lib.mpsd_arena_free(handle, address))
 
     def blocks(self) -> list[Block]:
-        """By address; those that came with `open` too."""
+        """Return all blocks in the order of their addresses, adopted ones included."""
         found, after = [], 0
         rows = ffi.new("struct mpsd_allocation[]", LIST_AT_ONCE)
         with self._lock:
@@ -91,20 +91,20 @@ class Window:
         return found
 
     def flush(self) -> None:
-        """Tells mpsd of what was allocated; otherwise that waits for others, or for `commit`.  A quota is known only then:
-        Refused, NO_ROOM."""
+        """Send pending allocations to mpsd now; otherwise they wait for a full batch or for `commit`.  mpsd checks the quota
+        only then, and refuses with NO_ROOM."""
         with self._working() as handle:
             self._session.check(lib.mpsd_arena_flush(handle))
 
     @property
     def generation(self) -> int:
-        """Counts the writers that there were."""
+        """The number of writers that the arena has had."""
         with self._lock:
             return int(lib.mpsd_arena_generation(self._open_handle()))
 
     @property
     def committed(self) -> int:
-        """The number of the commit that is mapped, as mpsd counts them; 0: none, or not known."""
+        """The number of the mapped commit, as counted by mpsd; 0: none, or unknown."""
         with self._lock:
             return int(lib.mpsd_arena_committed(self._open_handle()))
 
@@ -115,16 +115,16 @@ class Window:
 
     @property
     def used_bytes(self) -> int:
-        """As they count against the capacity, committed or not."""
+        """The bytes that count against the capacity, committed or not."""
         with self._lock:
             return int(lib.mpsd_arena_used_bytes(self._open_handle()))
 
     def spans(self) -> Spans:
-        """Where it has memory now."""
+        """Return the parts of the window that have memory now."""
         return Spans.of((block.offset, block.bytes) for block in self.blocks())
 
     def copy_out(self, address: int, size: int) -> bytes:
-        """Memory of it, in host memory."""
+        """Copy arena memory to host memory."""
         with self._working():
             return _cuda.copy_out(address, size) if size else b""
 
@@ -133,10 +133,10 @@ class Window:
             if data:
                 _cuda.copy_in(address, data)
 
-    # -- who has some of it ------------------------------------------------------------------------------------------
+    # -- memory lent to other libraries ------------------------------------------------------------------------------
 
     def lend(self, tensor: Tensor, is_versioned: bool) -> Any:
-        """A DLPack capsule of a tensor of ours; it counts until its last user is gone."""
+        """Return a DLPack capsule of a tensor; it counts as lent until its consumer releases it."""
         with self._lock:
             self._open_handle()
             return self._exports.capsule(
@@ -150,33 +150,33 @@ class Window:
             )
 
     def note(self, tensor: Tensor) -> None:
-        """Somebody has this tensor's address, and keeps the tensor while it uses it."""
+        """Record that another library has this tensor's address; it keeps the tensor alive while it uses the memory."""
         with self._lock:
             self._open_handle()
             self._lent.add(tensor)
 
     def before_close(self, call: Callable[[], None]) -> None:
-        """Called when it is to be closed, before anything goes; what it raises keeps the arena open."""
+        """Set a function that `close` calls before it unmaps anything; an exception from it keeps the arena open."""
         self._before_close = call
 
     @property
     def lent(self) -> int:
-        """How many tensors that others made of our memory are still there."""
+        """The number of live tensors that other libraries have made of this memory."""
         return self._exports.out + len(self._lent)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def seal(self) -> None:
-        """Nobody can change what is committed any more; any number may read it.  Refused while something is not committed."""
+        """Make the committed memory immutable; any number of readers may open it.  Refused while a change is uncommitted."""
         with self._working() as handle:
             self._session.check(lib.mpsd_arena_seal(handle))
             self.is_writable = False
 
     def close(self) -> None:
-        """Unmaps everything and gives the arena back; twice does nothing.  The GPU must be done with it.
+        """Unmap everything and give the arena back; a second call does nothing.  The GPU must be done with the memory.
 
-        Raises BufferError, and stays open, while somebody still has memory of it: a tensor made of one of ours, or one of
-        PyTorch's in the arena's pool.
+        Raises BufferError, and leaves the arena open, while another library uses its memory: a tensor imported from it, or a
+        PyTorch tensor in the arena's pool.
         """
         with self._lock:
             if self._handle is None:
@@ -197,8 +197,8 @@ class Window:
                 self._session.close()
 
     def forget(self) -> None:
-        """Frees host memory alone: for a child after fork, and where the CUDA context is lost.  mpsd learns of it by the end of
-        the process."""
+        """Free host memory only, for a forked child or after the loss of the CUDA context.  mpsd releases the arena when the
+        process ends."""
         with self._lock:
             handle, self._handle = self._handle, None
             if handle is not None:
@@ -218,7 +218,7 @@ class Window:
     def __repr__(self) -> str:
         return f"<Arena {self.name!r} {'closed' if self._handle is None else f'at {self.base:#x}'}>"
 
-    # -- for what builds on it ---------------------------------------------------------------------------------------
+    # -- for other modules of this package ---------------------------------------------------------------------------
 
     @property
     def handle(self) -> Any:
@@ -235,7 +235,7 @@ class Window:
 
     @contextmanager
     def _working(self) -> Iterator[Any]:
-        """Where memory is mapped and unmapped: the GPU's context is current, and the arena stays open."""
+        """Hold the arena open and its GPU's context current while memory is mapped or unmapped."""
         with self._lock:
             handle = self._open_handle()
             with _cuda.on_device(self.device):
