@@ -1,9 +1,9 @@
-"""The program: from a command line to an exit status, and everything that can go wrong in one line.
+"""The entry point of mpsctl.  It returns these exit statuses, with one line on standard error after a failure:
 
     0     done
-    1     mpsd said no, or is not well (`health`), or the answer could not be written
+    1     mpsd refused the call, or is not healthy (`health`), or the answer could not be written
     2     the command line is wrong
-    3     there is no mpsd, or it ended
+    3     mpsd is not running, or it ended
     130   interrupted        141   the reader of the output has gone
 """
 
@@ -14,7 +14,7 @@ DONE, REFUSED, USAGE, NO_MPSD, INTERRUPTED, OUTPUT_CLOSED = 0, 1, 2, 3, 130, 141
 
 
 def run() -> int:
-    """The entry point that pip installs.  All else is loaded in here, so that Ctrl-C finds nothing unguarded."""
+    """Run mpsctl; pip installs this entry point.  All imports happen inside, so that Ctrl-C during them is handled too."""
     try:
         from mpsctl.program import main
         from mpsctl.surroundings import of_process
@@ -23,7 +23,7 @@ def run() -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be written goes nowhere, silently
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python's flush at exit must not fail again
         return OUTPUT_CLOSED
 
 

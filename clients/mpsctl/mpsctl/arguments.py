@@ -1,6 +1,6 @@
-"""How a command and what it takes are declared, and how argparse is made of it.  The manual page is made of the same table.
+"""Declarations of commands and their arguments.  Both the argparse parser and the manual page are made of them.
 
-What is wrong with a command line is said in one line, and ends with exit status 2.
+The parser reports a wrong command line in one line, and exits with status 2.
 """
 
 import argparse
@@ -19,10 +19,10 @@ USAGE = 2
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """name: with dashes, an option; without, by its place.
+    """An argument of a command.  name: with leading dashes, an option; without, a positional argument.
 
-    count: "" exactly one, "?" perhaps one, "*" any number (an option: said again and again), "+" one or more.
-    instead: options with the same word here exclude each other, and one of them must be there.
+    count: "" exactly one, "?" at most one, "*" any number (an option may be repeated), "+" one or more.
+    instead: options with the same word here exclude each other, and one of them is required.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Argument:
 
     @property
     def shown(self) -> str:
-        """As usage and manual write it, without the name of an option."""
+        """The placeholder for its value in usage and manual, without the name of an option; empty for a flag."""
         if self.is_flag:
             return ""
         return self.metavar or ("{" + ",".join(self.choices) + "}" if self.choices else self.name.lstrip("-").upper())
@@ -49,7 +49,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """words: as they are typed, "lease create".  more: what the manual says besides; `run` returns the exit status."""
+    """A command.  words: as typed, "lease create".  more: additional text for the manual.  run: returns the exit status."""
 
     words: str
     help: str
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(commands: Sequence[Command], groups: dict[str, str]) -> argparse.ArgumentParser:
-    """groups: first words that have commands below them, and what these are about."""
+    """Return the parser of all commands.  groups: the help texts of the first words that have commands below them."""
     shared = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     _add(shared, EVERYWHERE)
     parser = Parser(prog="mpsctl", description="The person's tool for mpsd.", parents=[shared], allow_abbrev=False)
@@ -86,7 +86,7 @@ def build_parser(commands: Sequence[Command], groups: dict[str, str]) -> argpars
         )
         made.set_defaults(command=command)
         _add(made, command.arguments)
-        if command.words in groups:  # it does something by itself too
+        if command.words in groups:  # the group's word is a command by itself too
             levels[command.words] = _add_group(made, required=False)
     return parser
 
@@ -120,7 +120,7 @@ def _add_one(parser: Any, each: Argument) -> None:
 
 
 def _escaped(text: str) -> str:
-    """As argparse takes it."""
+    """Escape percent signs, which argparse would expand."""
     return text.replace("%", "%%")
 
 

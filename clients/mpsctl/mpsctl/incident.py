@@ -1,7 +1,7 @@
-"""A fault in sentences: who did what, where, how that is known, who was hurt, and what can be done now.  Pure.
+"""Describe a fault in sentences: the culprit, the access, the proof, the victims, and what to do now.  Pure.
 
-Of whom mpsd did not tell us, only that they are there.  What strangers named is made visible here (output.py), so that every
-sentence may be shown as it is.
+Clients that mpsd does not reveal to this user appear only as a client of another user.  This module escapes names that users
+choose (output.py), so that every sentence may be printed as it is.
 """
 
 import shlex
@@ -13,8 +13,8 @@ from mpsd_client import values
 
 from mpsctl.output import visible
 
-SHIELD_BYTES = 64 << 10  # below it no shield can be laid
-NULL_BYTES = 2 << 20  # an access so low is a null pointer and something
+SHIELD_BYTES = 64 << 10  # the shield cannot cover addresses below this one
+NULL_BYTES = 2 << 20  # an access below this address is a null pointer plus an offset
 CLASSES = {  # docs/faults.md, "Classes"
     "mmu": "an access that no mapping allows",
     "sm": "an exception of an SM",
@@ -23,20 +23,20 @@ CLASSES = {  # docs/faults.md, "Classes"
     "unknown": "not known",
 }
 _VERBS = {"read": "read from", "write": "wrote to", "atomic": "did an atomic access to", "prefetch": "prefetched from"}
-_OF_THEMSELVES = ("report", "process", "core_dump")  # sources whose observation is of the process that it names
+_OF_THEMSELVES = ("report", "process", "core_dump")  # sources that observe the process that they name
 _SOMEBODY_ELSE = "a client of another user"
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """user: of a uid.  gpus: ordinals by UUID."""
+    """user: returns the name of a uid.  gpus: ordinals by UUID."""
 
     user: Callable[[int], str]
     gpus: Mapping[str, str]
 
 
 def short(party: values.Party | None) -> str | None:
-    """As one word."""
+    """Return the program and pid of a party as one word."""
     if party is None:
         return None
     if party.pid is None:
@@ -45,7 +45,7 @@ def short(party: values.Party | None) -> str | None:
 
 
 def in_a_cell(of: values.Incident, names: Names) -> str | None:
-    """Who did it, in a table."""
+    """Return the culprit or the suspects, for a table cell."""
     party = of.culprit
     if party is None and of.confidence == "suspected":
         return f"one of {of.suspected}" if of.culprit_key is None else f"{visible(of.culprit_key)}, one of {of.suspected}"
@@ -57,7 +57,7 @@ def in_a_cell(of: values.Incident, names: Names) -> str | None:
 
 
 def who(party: values.Party, names: Names) -> str:
-    """In full."""
+    """Return a party in full: program, pid, user, container, lease."""
     if party.pid is None:
         return _SOMEBODY_ELSE
     user = f" of user {visible(names.user(party.uid))}" if party.uid is not None else ""
@@ -67,7 +67,7 @@ def who(party: values.Party, names: Names) -> str:
 
 
 def gpu(of: values.Incident, names: Names) -> str | None:
-    """By ordinal, and its UUID."""
+    """Return the GPU by ordinal and UUID."""
     if of.gpu is None:
         return None
     return f"{names.gpus[of.gpu]} ({of.gpu})" if of.gpu in names.gpus else of.gpu
@@ -92,7 +92,8 @@ def _suspects(of: values.Incident) -> str:
 
 
 def hurt_in_a_cell(of: values.Incident) -> int | None:
-    """None: mpsd does not know who was there, or has not heard yet that the domain faulted."""
+    """Return the number of victims; None if mpsd does not know the clients of the domain, or does not know yet that the domain
+    has faulted."""
     return None if not of.hurt and of.confidence == "unknown" and of.fault_class != "device" else of.hurt
 
 
@@ -107,7 +108,7 @@ def _deed(of: values.Incident) -> str:
 
 
 def access(of: values.Incident | values.Evidence) -> str | None:
-    """What was done to which address."""
+    """Return the kind of access and its address as text."""
     if of.address is None:
         return None
     return f"{_VERBS.get(of.access, 'accessed')} {of.address:#x} ({place(of.address)})"
@@ -123,7 +124,7 @@ def _kernel(of: values.Incident | values.Evidence) -> str:
 
 
 def known_by(of: values.IncidentReport) -> str:
-    """How it is known who did it."""
+    """Return how the culprit is known, or why no client is accused."""
     if of.confidence == "proven":
         return _proof(of)
     if of.confidence == "suspected" and of.culprit_key is not None:
@@ -149,7 +150,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def after(seconds: float) -> str:
-    """Counted from the first sign."""
+    """Return a time relative to the first sign of the fault, with its sign."""
     return f"{'-' if seconds < 0 else '+'}{milliseconds(abs(seconds))}"
 
 
@@ -158,7 +159,7 @@ def xid(of: values.Xid) -> str:
 
 
 def seen(of: values.Evidence) -> str:
-    """What a source saw, in a line."""
+    """Return an observation of a source as one line."""
     what = [
         _whom(of),
         visible(of.text),
@@ -170,7 +171,7 @@ def seen(of: values.Evidence) -> str:
 
 
 def _whom(of: values.Evidence) -> str:
-    """An Xid or a log may name an innocent, and mostly does."""
+    """Return which process the observation names.  An Xid or a log often names an innocent process, which proves nothing."""
     name = short(of.process)
     if name is None:
         return ""
@@ -186,7 +187,7 @@ def done(of: values.Deed) -> str:
 
 
 def pairs(of: values.IncidentReport, names: Names) -> Mapping[str, str | None]:
-    """What is known of it, by name; None or empty: not known."""
+    """Return the known facts of a fault by name; None or empty: unknown."""
     began = time.localtime(of.began_at)
     clock = time.strftime("%Y-%m-%d %H:%M:%S", began) + f".{int(of.began_at * 1000) % 1000:03}" + time.strftime(" %z", began)
     return {
@@ -211,7 +212,7 @@ def _culprit(of: values.IncidentReport, names: Names) -> str | None:
 
 
 def hurt(of: values.IncidentReport, names: Names) -> Sequence[str]:
-    """A line each; those of other users, and suspects, are counted."""
+    """Return a line for each victim that mpsd names, and counts of those of other users and of suspects."""
     known = [who(party, names) for party in of.victims if party.pid is not None]
     suspects = min(max(0, of.suspected - 1), of.hurt - len(of.victims))
     others = of.hurt - len(known) - suspects

@@ -1,6 +1,6 @@
 """The manual page, made from the table of commands: `python -m mpsctl.manual > docs/man/mpsctl.1` (make docs).
 
-The same text in every place and at any time: it has no date but the version's.
+The text is reproducible: it has a version, but no date.
 """
 
 import sys
@@ -107,7 +107,7 @@ def _pair(name: str, text: str) -> Iterator[str]:
 
 
 def _text(words: str) -> str:
-    """What troff would take for its own; straight quotes stay straight, since people copy lines from manuals."""
+    """Escape the text for troff; straight quotes stay straight, since people copy lines from manuals."""
     escaped = words.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\(ga").replace("'", "\\(aq")
     return f"\\&{escaped}" if escaped.startswith(".") else escaped
 

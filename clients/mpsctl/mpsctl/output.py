@@ -1,6 +1,7 @@
-"""What was found, written: one JSON document, a JSON object a line, or text and tables for people.
+"""Write the results of a command: as one JSON document, as JSON lines, or as text and tables for people.
 
-Guards that standard output has the one or the other, never both; and that what a stranger named cannot move the cursor.
+Standard output has either JSON or text, never both.  Unprintable characters in names are escaped, so that a foreign process
+cannot control the terminal.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _GAP = 2  # between columns
 NOTHING = "-"  # in a cell without a value
-STYLES = {  # of words that are states
+STYLES = {  # colours of states
     "fault": "bold red", "dead": "bold red", "silent": "red", "queued": "yellow", "waiting": "yellow", "starting": "cyan",
     "draining": "yellow", "recycling": "cyan", "stopping": "yellow", "active": "green", "ready": "green", "running": "green",
     "serving": "green", "promoting": "cyan", "warming": "cyan", "yielding": "yellow", "idle": "yellow", "fencing": "red",
@@ -29,7 +30,7 @@ STYLES = {  # of words that are states
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """may_be_cut: where the terminal is narrow, down to `least`; it ends in an ellipsis then."""
+    """A column of a table.  may_be_cut: in a narrow terminal it is cut, down to `least` columns, and ends in an ellipsis."""
 
     title: str
     cell: Callable[[T], object]
@@ -43,18 +44,18 @@ class Output:
         self.surroundings, self.is_json = surroundings, is_json
 
     def table(self, columns: Sequence[Column[T]], rows: Iterable[T], empty: str) -> "RenderableType":
-        """As wide as what it is written to."""
+        """Return a table as wide as the output."""
         return table(columns, rows, empty, self.surroundings.width)
 
     def document(self, value: Any, text: Callable[[], "RenderableType"]) -> None:
-        """`text`: for people, made where it is needed."""
+        """Write one result.  text: makes the form for people; called only without --json."""
         if self.is_json:
             self.write(as_json(value, indent=2) + "\n")
         else:
             self.write(self.render(text()))
 
     def line(self, value: Any, text: Callable[[], "RenderableType"]) -> None:
-        """One of a stream, which the reader sees at once."""
+        """Write one item of a stream, and flush it."""
         self.write(as_json(value) + "\n" if self.is_json else self.render(text()))
 
     def write(self, text: str) -> None:
@@ -62,7 +63,7 @@ class Output:
         self.surroundings.stdout.flush()
 
     def render(self, what: "RenderableType") -> str:
-        """Lines end where their words end: a table's padding is nobody's.  What is no table goes on as long as it is."""
+        """Render to text without trailing spaces.  Strings and Text are not wrapped."""
         from rich.text import Text
 
         console = self.console(StringIO(), self.surroundings.width)
@@ -71,7 +72,7 @@ class Output:
         return "\n".join(line.rstrip() for line in lines)
 
     def console(self, file: Any, width: int | None = None) -> "Console":
-        """width: None is the terminal's, as it is at any time."""
+        """Return a console that writes to the file.  width: None: the current width of the terminal."""
         from mpsctl.console import ShowingConsole
 
         surroundings = self.surroundings
@@ -89,7 +90,7 @@ class Output:
 
 
 def plain(value: Any) -> Any:
-    """Values as JSON has them."""
+    """Convert dataclasses, mappings and iterables to JSON types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -100,13 +101,14 @@ def plain(value: Any) -> Any:
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """The same values as json.dumps() has, with what is not printable as escapes: JSON may go to a terminal, too."""
+    """Return JSON with unprintable characters escaped, since JSON may go to a terminal, too."""
     text = json.dumps(plain(value), indent=indent, ensure_ascii=False)
     return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
 
 
 def table(columns: Sequence[Column[T]], rows: Iterable[T], empty: str, width: int) -> "RenderableType":
-    """`empty`: the words for no rows.  Each row has one line of at most `width`, unless that is very narrow."""
+    """Return a table; each row is one line of at most `width` columns if the columns can be cut that far.  empty: the text for
+    no rows."""
     from rich.cells import cell_len
     from rich.table import Table
 
@@ -125,7 +127,8 @@ def table(columns: Sequence[Column[T]], rows: Iterable[T], empty: str, width: in
 
 
 def fit(naturals: Sequence[int], leasts: Sequence[int | None], room: int) -> Sequence[int]:
-    """Widths that fill no more than the room: the widest of those that may be cut (they have a least width) gives way first."""
+    """Return column widths whose sum is at most `room`, if the least widths allow that.  The widest column that may be cut (one
+    with a least width) shrinks first."""
     widths = list(naturals)
     while sum(widths) > room:
         able = [at for at, least in enumerate(leasts) if least is not None and widths[at] > least]
@@ -136,7 +139,7 @@ def fit(naturals: Sequence[int], leasts: Sequence[int | None], room: int) -> Seq
 
 
 def facts(pairs: Mapping[str, object]) -> "RenderableType":
-    """Names and values, a line each; what has no value is left out."""
+    """Return a table of names and values, one pair per line, without the pairs that have no value."""
     from rich.table import Table
     from rich.text import Text
 
@@ -150,7 +153,7 @@ def facts(pairs: Mapping[str, object]) -> "RenderableType":
 
 
 def styled(words: str) -> "Text":
-    """One cell, of one line."""
+    """Return the text of a cell on one line, coloured if it is a state."""
     from rich.text import Text
 
     return Text(words, style=STYLES.get(words, ""), no_wrap=True, overflow="ellipsis")
@@ -161,5 +164,5 @@ def _words(value: object) -> str:
 
 
 def visible(text: str) -> str:
-    """With what is not printable written out: it may come from a stranger's process."""
+    """Escape unprintable characters, since the text may come from a foreign process."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,6 +1,6 @@
-"""A fault as a page: one HTML file with its style and its picture in it, no script, nothing from elsewhere.
+"""Render a fault as one HTML page, with inline style and picture, without scripts or external resources.
 
-Everything on it that somebody has chosen is escaped in one function, `_text`; light and dark are as the reader's system has it.
+One function, `_text`, escapes all values that users choose.  The page follows the reader's light or dark mode.
 """
 
 import html

@@ -1,4 +1,4 @@
-"""main(): one command, done; what is refused or missing becomes a line on standard error and an exit status."""
+"""main(): run one command, and turn each failure into a line on standard error and an exit status."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,8 @@ def connect(path: str | None) -> Client:
 
 
 def main(words: Sequence[str], surroundings: Surroundings, connect: Callable[[str | None], Client] = connect) -> int:
-    """The exit status.  Raises SystemExit for --help and wrong command lines, KeyboardInterrupt, BrokenPipeError."""
+    """Run a command line and return its exit status.  Raises SystemExit for --help and wrong command lines, KeyboardInterrupt,
+    BrokenPipeError."""
     asked = parser().parse_args(words)
     if asked.command is None:
         parser().error("what to do? one of the commands")

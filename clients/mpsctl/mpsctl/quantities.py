@@ -1,6 +1,6 @@
-"""Sizes, durations, shares and the like: as people write them, and as they read them.  Pure.
+"""Parse and print sizes, durations, shares and numbers in the form that people use.  Pure.
 
-What is no such thing raises Unfit, whose words say what would be.
+Parsers raise Unfit with a text that says what they accept.
 """
 
 import re
@@ -13,32 +13,32 @@ _COUNT = re.compile(r"[0-9]{1,5}")
 _SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MOST_BYTES = 1 << 62
-_MOST_CHARACTERS = 64  # of a duration: to look for parts takes time by the square
+_MOST_CHARACTERS = 64  # of a duration, since the search for its parts takes quadratic time
 
 
 class Unfit(ValueError):
-    """What was written is not of its kind."""
+    """The text is not a value of this kind; the message says what is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of the SMs: a percentage, or so many."""
+    """A share of the SMs: a percentage or a number of SMs."""
 
     percent: float | None = None
     count: int | None = None
 
 
 def parse_size(text: str) -> int:
-    """Bytes; the units are powers of 1024, as the vendor's are.  A size needs its unit: 4 would be four bytes."""
+    """Return bytes; units are powers of 1024, as the vendor's are.  A unit is required, since a bare 4 would mean 4 bytes."""
     found = _SIZE.fullmatch(text)
     size = float(found[1]) * (1 << _SHIFTS[found[2].upper()]) if found else 0.0
-    if not 0 < round(min(size, 2.0 * _MOST_BYTES)) <= _MOST_BYTES:  # of many digits it is infinite
+    if not 0 < round(min(size, 2.0 * _MOST_BYTES)) <= _MOST_BYTES:  # many digits make it infinite
         raise Unfit("a number and K, M, G or T, as 4G or 512M")
     return round(size)
 
 
 def parse_duration(text: str) -> float:
-    """Seconds.  Parts add up: 1h30m."""
+    """Return seconds; the sum of all parts, as in 1h30m."""
     parts = _DURATION_PART.findall(text[:_MOST_CHARACTERS])
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != text or not 0 < seconds < float("inf"):
@@ -74,7 +74,7 @@ def parse_number_of(least: int, most: int, text: str) -> int:
 
 
 def show_size(size: float) -> str:
-    """At most three digits and a unit, as 4G, 1.5G, 512M: for columns, so not to the byte."""
+    """Return the size with a unit, rounded to three digits for table columns: 4G, 1.5G, 512M."""
     for unit, shift in reversed(_SHIFTS.items()):
         number = size / (1 << shift)
         if number >= 1:
@@ -83,7 +83,7 @@ def show_size(size: float) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """The two largest parts, as 2h05m or 45s."""
+    """Return the duration with its two largest units, as 2h05m or 45s."""
     whole = int(seconds + 0.5) if seconds >= 1 else 0
     days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
     if days:
@@ -100,5 +100,5 @@ def show_percent(percent: float) -> str:
 
 
 def _short(number: float) -> str:
-    """Three digits are enough to tell things apart."""
+    """Return the number rounded to three digits."""
     return f"{number:.0f}" if number >= 99.95 else f"{number:.3g}"

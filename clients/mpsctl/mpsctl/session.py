@@ -1,4 +1,4 @@
-"""One run of a command: what was asked, where the answer goes, and the connection to mpsd, made when it is needed."""
+"""One run of a command: its arguments, its output, and its connection to mpsd, opened on first use."""
 
 import argparse
 import errno
@@ -16,7 +16,7 @@ PROGRAM = "mpsctl"
 
 
 class NoMpsd(Exception):
-    """There is none, or it does not listen to us."""
+    """mpsd is not running, or does not accept the connection."""
 
 
 @dataclass(slots=True)
@@ -28,19 +28,19 @@ class Session:
 
     @property
     def mpsd(self) -> Client:
-        """Raises NoMpsd."""
+        """The connection of this run, opened on first use.  Raises NoMpsd."""
         if self._mpsd is None:
             self._mpsd = self.new_connection()
         return self._mpsd
 
     def new_connection(self) -> Client:
-        """Raises NoMpsd."""
+        """Open another connection.  Raises NoMpsd."""
         try:
             return self.connect(getattr(self.asked, "socket", None))
         except TimeoutError as exc:
             raise NoMpsd(str(exc)) from None
         except OSError as exc:
-            why = exc.strerror if exc.errno == errno.EPERM else os.strerror(exc.errno or 0)  # EPERM: it says who listens
+            why = exc.strerror if exc.errno == errno.EPERM else os.strerror(exc.errno or 0)  # EPERM: names the listener
             raise NoMpsd(f"no mpsd at {exc.filename}: {why}") from None
 
     def ask(self, call: Call[T]) -> T:
@@ -53,11 +53,11 @@ class Session:
         return None if uid is None else self.out.surroundings.user_name(uid)
 
     def until(self, moment: float | None) -> float | None:
-        """Seconds from now."""
+        """Return the seconds from now to the moment, at least 0; None for None."""
         return None if moment is None else max(0.0, moment - self.out.surroundings.now())
 
     def close(self) -> None:
-        """The next question makes another connection."""
+        """Close the connection; the next call opens another one."""
         if self._mpsd is not None:
             self._mpsd.close()
             self._mpsd = None

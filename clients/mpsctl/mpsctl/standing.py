@@ -1,4 +1,4 @@
-"""Who is there, put together from what mpsd tells: the model of `top`.  Pure."""
+"""The model of `top`: the clients and counts that it shows, made from mpsd's answers.  Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -9,9 +9,9 @@ from mpsd_client import values
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One client.  asked: of its lease as a whole; held: what this process was granted; faults: of its domain.
+    """One client.  asked: requested by its lease as a whole; held: granted to this process; faults: faults of its domain.
 
-    sm_reserved_count: SMs of each GPU that its lease reserves; sm_held_count: that this process has."""
+    sm_reserved_count: SMs of each GPU that its lease reserves; sm_held_count: SMs that this process has."""
 
     pid: int
     start_time: int
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What is asked for one client or lease at a time, and remembered."""
+    """The facts that `top` requests per client or per lease, and caches."""
 
     container: str = ""
     sm_percent: float | None = None
@@ -42,7 +42,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """states: how many clients are in each; clients: those for whom there is room, the first ones in order."""
+    """One view.  states: the number of clients in each state.  clients: the first ones in order, as many as fit."""
 
     time: float
     status: values.Status
@@ -58,7 +58,7 @@ _ORDER = {"running": 0, "starting": 1, "waiting": 2}
 
 
 def in_order(clients: Iterable[values.MpsClient]) -> list[values.MpsClient]:
-    """Those who run first, by domain; then by pid, so that a row keeps its place."""
+    """Sort clients by state, running ones first, then by domain and pid, so that a row keeps its place."""
     return sorted(clients, key=lambda client: (_ORDER.get(client.state, 9), client.domain or "", client.pid))
 
 
@@ -83,7 +83,7 @@ def row(client: values.MpsClient, user: str | None, own: Lookup, lease: Lookup, 
 
 
 def _most(sizes: Mapping[str, int] | None) -> int | None:
-    """One number for a row: of the GPU of which it has most."""
+    """Return the largest size of all GPUs, since a row shows one number; None without sizes."""
     return max(sizes.values()) if sizes else None
 
 

@@ -1,4 +1,4 @@
-"""What the program takes from its process and its machine; tests bring their own."""
+"""The program's view of its process and machine: streams, environment, clock, user names; tests replace it."""
 
 import os
 import pwd
@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-WIDE = 4000  # of what no terminal shows: nothing is cut for the program that reads it
+WIDE = 4000  # columns without a terminal, so that nothing is cut for a program that reads the output
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """user_name: of a uid; its digits where it has none."""
+    """user_name: returns the name of a uid, or its digits if it has no name."""
 
     stdout: TextIO
     stderr: TextIO
@@ -28,12 +28,12 @@ class Surroundings:
 
     @property
     def has_screen(self) -> bool:
-        """A terminal on which lines can be written anew."""
+        """Whether the output is a terminal that can redraw lines."""
         return self.is_terminal and self.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
     @property
     def has_colours(self) -> bool:
-        """Not where somebody said no (no-color.org)."""
+        """Whether to use colours: on a screen, unless NO_COLOR is set (no-color.org)."""
         return self.has_screen and not self.environ.get("NO_COLOR")
 
     @property

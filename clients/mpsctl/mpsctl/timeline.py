@@ -1,11 +1,12 @@
-"""When who saw what, and when what was done: a line for each source, and one for mpsd.  Pure.
+"""Draw the timeline of a fault: a row of observations for each source, and a row of mpsd's actions.  Pure.
 
                 0     1 ms    10 ms   100 ms   1 s       # proof  o seen  x clears  ! done
     uvm_events  #
-    kernel_log  |----------------------o                 the bar: so long it knew nothing
+    kernel_log  |----------------------o                 the bar: the time before its first observation
     mpsd             !                           !
 
-The scale is logarithmic: a proof comes after fractions of a millisecond, an Xid after a tenth of a second, the end after many.
+The scale is logarithmic: a proof comes after fractions of a millisecond, an Xid after a tenth of a second, the end after
+seconds.
 """
 
 import math
@@ -17,7 +18,7 @@ from mpsd_client import values
 from mpsctl.incident import seen
 from mpsctl.output import visible
 
-SIGNS = {"proof": "#", "seen": "o", "clears": "x", "done": "!"}  # the first of two in one place is drawn
+SIGNS = {"proof": "#", "seen": "o", "clears": "x", "done": "!"}  # of two marks in one place the one listed first is drawn
 LEGEND = "  ".join(f"{sign} {kind}" for kind, sign in SIGNS.items())
 DOER = "mpsd"
 _LEAST_COLUMNS = 20
@@ -25,7 +26,7 @@ _LEAST_COLUMNS = 20
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """kind: of SIGNS.  words: what it stands for."""
+    """A mark on the timeline.  kind: a key of SIGNS.  words: its description."""
 
     after_seconds: float
     kind: str
@@ -39,7 +40,7 @@ class Lane:
 
 
 def lanes(of: values.IncidentReport) -> Sequence[Lane]:
-    """Who knew first comes first; mpsd last."""
+    """Return one lane per source, in the order of their first observations; mpsd's lane is the last."""
     by_source: dict[str, list[Mark]] = {}
     for each in sorted(of.evidence, key=lambda each: each.after_seconds):
         kind = "proof" if each.is_proof else "clears" if each.clears else "seen"
@@ -50,35 +51,35 @@ def lanes(of: values.IncidentReport) -> Sequence[Lane]:
 
 
 def span(of: Iterable[Lane]) -> tuple[float, float]:
-    """From the first sign, or what was before it, to the last."""
+    """Return the earliest and the latest moment of all marks, in seconds; the earliest is 0, the first sign, or before it."""
     moments = [mark.after_seconds for lane in of for mark in lane.marks]
     return min(0.0, *moments) if moments else 0.0, max(0.0, *moments) if moments else 0.0
 
 
 def position(moment: float, first: float, last: float) -> float:
-    """Of a moment of a span in its picture, from 0 to 1."""
+    """Return the place of a moment in the picture, from 0 (first) to 1 (last)."""
     begin, end = _scaled(first), _scaled(last)
     return (_scaled(moment) - begin) / (end - begin) if end > begin else 0.0
 
 
 def ticks(first: float, last: float) -> Sequence[float]:
-    """The moments that the axis names: nought, powers of ten of a millisecond, and both ends where they are no such thing."""
+    """Return the labelled moments of the axis: 0, decades of a millisecond, and both ends."""
     decades = [sign * 10.0**power for power in range(-3, 6) for sign in (-1, 1)]
     return sorted({first, 0.0, last, *(moment for moment in decades if first < moment < last)})
 
 
 def clock(moment: float) -> str:
-    """At the axis."""
+    """Return the label of a moment on the axis."""
     return f"{moment * 1000:.3g} ms" if abs(moment) < 1 else f"{moment:.3g} s"
 
 
 def _scaled(moment: float) -> float:
-    """Linear around nought, logarithmic from a millisecond on."""
+    """Scale a moment: about linear around 0, logarithmic from a millisecond on."""
     return math.copysign(math.log10(1 + abs(moment) * 1000), moment)
 
 
 def draw(of: Sequence[Lane], width: int) -> Sequence[str]:
-    """Lines of at most `width`, unless that is very narrow."""
+    """Return the picture as lines of at most `width` columns, unless that is very narrow."""
     title = max((len(lane.name) for lane in of), default=0) + 2
     columns = max(_LEAST_COLUMNS, width - title)
     first, last = span(of)
@@ -87,7 +88,7 @@ def draw(of: Sequence[Lane], width: int) -> Sequence[str]:
 
 
 def _axis(first: float, last: float, columns: int) -> str:
-    """Both ends, and of what lies between them what there is room for."""
+    """Draw the labels of both ends, and of the moments between them as many as fit."""
     cells = [" "] * columns
     marks = ticks(first, last)
     for moment in dict.fromkeys((marks[0], marks[-1], *marks)):

@@ -1,4 +1,4 @@
-"""top: who is there, live; a table drawn anew each second, and a moment after something happened."""
+"""top: a live table of clients, redrawn every second and shortly after each event."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
 REFRESH_SECONDS = 1.0
-_OTHER_LINES = 6  # of the screen: above the rows and below them
+_OTHER_LINES = 6  # lines of the screen above and below the rows
 
 Show = Callable[[Standing | str], None]
 
@@ -37,13 +37,13 @@ COLUMNS: Sequence[Column[Row]] = (
 
 
 def follow(session: Session) -> int:
-    """Until interrupted; once where that was asked, or where nobody watches."""
+    """Show the table until interrupted; only once with --once, or without a terminal unless the output is JSON."""
     out = session.out
     if session.asked.once or not (out.is_json or out.surroundings.has_screen):
         standing = Watch(session.mpsd, session).look(MOST_CLIENTS)
         out.document(standing, lambda: view(standing, out.surroundings.width))
         return 0
-    watch: Watch | None = _begin(session)  # where there is no mpsd at the start, that is said and the end
+    watch: Watch | None = _begin(session)  # an mpsd that is not running at the start is an error
     with _json_lines(session) if out.is_json else _screen(session) as show:
         while True:
             try:
@@ -114,7 +114,7 @@ def _title(standing: Standing) -> Sequence[str]:
 
 
 def _services(status: values.Status) -> str:
-    """Where there are some."""
+    """Return the count of services for the title, empty without services."""
     unserved = f" ({status.services_unserved} unserved)" if status.services_unserved else ""
     return f"; services: {status.services}{unserved}" if status.services else ""
 

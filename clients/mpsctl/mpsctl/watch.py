@@ -1,7 +1,7 @@
-"""Looking again and again, for `top`: what mpsd is asked each time, what is remembered, and until when nothing has happened.
+"""The polling of mpsd for `top`: the requests of each refresh, the cache between them, and the wait for events.
 
-What belongs to one client or one lease alone is asked for those rows that are shown, and remembered until an event says that it
-changed.
+`top` requests the details of single clients and leases for the visible rows only, and caches them until an event reports a
+change.
 """
 
 import time
@@ -14,18 +14,18 @@ from mpsd_client import Client, Event, Lost, Refused, calls
 from mpsctl.session import Session
 from mpsctl.standing import Lookup, Standing, by_domain, in_order, row
 
-PAUSE_SECONDS = 0.2  # between two looks, however much happens
+PAUSE_SECONDS = 0.2  # least time between two refreshes, however many events arrive
 MOST_CLIENTS = 1000  # each page makes mpsd look at all of them
 
 
 @dataclass(slots=True)
 class Watch:
-    """Guards that what it remembers of a lease is no older than the last event about it."""
+    """Polls mpsd for `top`.  The cached facts of a lease are never older than the last event about it."""
 
     mpsd: Client
     session: Session
     faults: Counter[str | None] = field(default_factory=Counter)
-    took_seconds: float = 0.0  # the last look: a busy mpsd is asked less often
+    took_seconds: float = 0.0  # duration of the last refresh: a busy mpsd is asked less often
     _last_fault: int | None = None
     _clients: dict[tuple[int, int], Lookup] = field(default_factory=dict)
     _leases: dict[int | None, Lookup] = field(default_factory=lambda: {None: Lookup()})
@@ -47,7 +47,7 @@ class Watch:
         return Standing(self.session.out.surroundings.now(), status, states, found)
 
     def wait(self, seconds: float) -> None:
-        """So long; or until a moment after something has happened, since it does not come alone."""
+        """Wait this long, or until shortly after an event, since events come in groups."""
         end = time.monotonic() + max(seconds, self.took_seconds)
         while (left := end - time.monotonic()) > 0:
             event = next(self.mpsd.events(timeout_seconds=left), None)
@@ -63,7 +63,7 @@ class Watch:
             self._leases.pop(lease_id, None)
 
     def _hear_faults(self, since: float) -> None:
-        """Those since then, the first time; afterwards what is new."""
+        """Count faults by domain: on the first call those since then, later the new ones."""
         if self._last_fault is None:
             newest = self.mpsd.pages(calls.fault_list(newest_first=True))
             found = list(takewhile(lambda fault: fault.began_at >= since, newest))
@@ -78,7 +78,7 @@ class Watch:
             try:
                 container = self.mpsd.ask(calls.client_why(pid, start_time)).container
             except Refused:
-                return Lookup()  # it has ended meanwhile
+                return Lookup()  # the client has ended in the meantime
             self._clients[pid, start_time] = Lookup(container=container)
         return self._clients[pid, start_time]
 
@@ -87,7 +87,7 @@ class Watch:
             try:
                 found = self.mpsd.ask(calls.lease_get(lease_id))
             except Refused:
-                return Lookup()  # it has ended, or is another user's
+                return Lookup()  # the lease has ended, or belongs to another user
             self._leases[lease_id] = Lookup(
                 sm_percent=found.sm_percent,
                 sm_count=found.sm_count,

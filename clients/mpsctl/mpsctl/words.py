@@ -1,4 +1,4 @@
-"""Values of mpsd in words for people: whom a lease is for, how much of what, until when."""
+"""Text for people from mpsd's values: GPUs, sizes, shares of SMs, selectors and domains of leases."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,17 +10,17 @@ FULL_PERCENT = 100.0
 
 
 def ordinals(devices: Sequence[values.Device]) -> Mapping[str, str]:
-    """By UUID: people count."""
+    """Return the ordinals of the GPUs by UUID, since people use ordinals."""
     return {device.uuid: str(device.ordinal) for device in devices}
 
 
 def gpus(uuids: Sequence[str], names: Mapping[str, str]) -> str:
-    """By ordinal; a GPU that has gone keeps its UUID.  None is all."""
+    """Return the GPUs by ordinal; a GPU that is gone by UUID; "all" for an empty list."""
     return ",".join(names.get(uuid, uuid) for uuid in uuids) if uuids else "all"
 
 
 def gpus_in_full(uuids: Sequence[str], devices: Sequence[values.Device]) -> str:
-    """With what MPS calls each for the clients of a lease, where that is another number (docs/leases.md)."""
+    """Return the GPUs by ordinal, and the numbers that MPS shows the lease's clients where they differ (docs/leases.md)."""
     own = [device for device in devices if device.uuid in uuids]
     changed = [f"GPU {device.ordinal} is {number}" for number, device in enumerate(own) if device.ordinal != number]
     shown = gpus(uuids, ordinals(devices))
@@ -28,7 +28,7 @@ def gpus_in_full(uuids: Sequence[str], devices: Sequence[values.Device]) -> str:
 
 
 def memory(sizes: Mapping[str, int] | None) -> str | None:
-    """The same on each GPU, usually; else from the least to the most."""
+    """Return the size per GPU; the least and the most if the sizes differ."""
     if not sizes:
         return None
     shown = [show_size(min(sizes.values())), show_size(max(sizes.values()))]
@@ -36,12 +36,12 @@ def memory(sizes: Mapping[str, int] | None) -> str | None:
 
 
 def memory_by_gpu(sizes: Mapping[str, int], names: Mapping[str, str]) -> str | None:
-    """To the byte where it is not a whole unit."""
+    """Return each GPU's size exactly, in bytes if it is not a whole number of a larger unit."""
     return ", ".join(f"{exact_size(size)} on GPU {names.get(uuid, uuid)}" for uuid, size in sizes.items()) or None
 
 
 def spread(asked: Sequence[tuple[str, int]], devices: Sequence[values.Device], among: Sequence[str]) -> Mapping[str, int]:
-    """Sizes by UUID: one that names no GPU is for each among these (none: all) that has none of its own."""
+    """Return sizes by UUID.  A size without a GPU applies to each GPU in `among` (empty: all) that has no size of its own."""
     uuids = {str(device.ordinal): device.uuid for device in devices}
     own = {uuids.get(gpu, gpu): size for gpu, size in asked if gpu}
     for_each = [size for gpu, size in asked if not gpu][-1:]
@@ -56,25 +56,25 @@ def exact_size(size: int) -> str:
 
 
 def marks(of: values.MpsClient | values.Why) -> str:
-    """What is done about its faults (docs/faults.md)."""
+    """Return the measures in force against the client's faults, comma-separated (docs/faults.md)."""
     known = {"watched": of.watched, "shield": of.shield, "held": of.held}
     return ",".join(name for name, is_so in known.items() if is_so)
 
 
 def share(percent: float | None) -> str | None:
-    """Nothing where there is no limit."""
+    """Return the share as text; None without a limit."""
     return None if percent is None or percent >= FULL_PERCENT else show_percent(percent)
 
 
 def sms(count: int | None, percent: float | None) -> str | None:
-    """A number of SMs where mpsd knows it, else a share; nothing where there is no limit of its own, or none is reserved."""
+    """Return the number of SMs if mpsd knows it, else the share; None without a limit or a reservation."""
     if not percent or percent >= FULL_PERCENT:
         return share(percent) if percent else None
     return show_percent(percent) if count is None else str(count)
 
 
 def reserved_sms(lease: Lease) -> str:
-    """What a lease reserves of the SMs, in a sentence; what was asked beside it where the hardware gives something else."""
+    """Return the SMs that a lease reserves, as text; with the requested share if the hardware grants another one."""
     if not lease.sm_percent:
         return "no SMs"
     asked = show_percent(lease.sm_percent)
@@ -85,7 +85,7 @@ def reserved_sms(lease: Lease) -> str:
 
 
 def selector(of: Selector) -> str:
-    """A token is the right to its lease: it is shown by `lease show`, not in a list that others may look at."""
+    """Return the selector as text, without a token's value: a token grants its lease, so that only `lease show` prints it."""
     return "token" if of.kind == "token" else f"{of.kind} {of.value}"
 
 

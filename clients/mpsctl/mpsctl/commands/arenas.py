@@ -21,7 +21,7 @@ def parse_mode(text: str) -> int:
 
 
 def parse_ttl(text: str) -> float:
-    """0 for none."""
+    """Parse a duration; 0 for none."""
     return 0.0 if text == FOR_EVER else parse_duration(text)
 
 
@@ -60,7 +60,7 @@ def _ago(session: Session, moment: float) -> str:
 
 
 def _left(session: Session, arena: values.Arena) -> str | None:
-    """Until it goes, while nobody holds it."""
+    """Return the time until mpsd removes an unheld arena; None if a process holds it or it has no time to live."""
     if arena.ttl_seconds is None or arena.unheld_since is None:
         return None
     seconds = session.until(arena.unheld_since + arena.ttl_seconds)
@@ -134,7 +134,7 @@ def _sentence(session: Session, arena: values.Arena) -> str:
 
 
 def change(session: Session) -> int:
-    """By name, as people know it; the protocol has its number."""
+    """Change an arena, after looking up its number: people use names, the protocol numbers."""
     asked = session.asked
     arena = session.ask(calls.arena_get(asked.name))
     changed = session.ask(calls.arena_change(arena.id, capacity_bytes=asked.capacity, mode=asked.mode, ttl_seconds=asked.ttl))
@@ -149,7 +149,7 @@ def remove(session: Session) -> int:
 
 
 def make_room(session: Session) -> int:
-    """1 where less went than was wanted."""
+    """Free memory of unheld arenas.  Return 1 if less was freed than requested."""
     asked = session.asked
     made = session.ask(calls.arena_make_room(asked.gpu, asked.size))
     session.out.document(made, lambda: f"{show_size(made.freed_bytes)} freed{_of(made.names)}")

@@ -1,4 +1,4 @@
-"""env: what a program has to be started with.  Needs no mpsd."""
+"""env: print the environment for starting a program.  It works without mpsd."""
 
 import os
 import shlex
@@ -9,14 +9,14 @@ from mpsctl.session import Session
 
 _DEFAULT_DIRECTORY = "/tmp/nvidia-mps"
 CORES = "cores"  # in the pipe directory: docs/faults.md, "Core dumps"
-# Without these a dump has the contents of GPU memory in it, takes a second, and ends the program.
+# Without these flags a dump contains GPU memory, takes a second, and ends the program.
 FLAGS = (
     "skip_nonrelocated_elf_images", "skip_global_memory", "skip_shared_memory", "skip_local_memory", "skip_constbank_memory",
     "skip_abort",
 )  # fmt: skip
 
 
-# Measured on an H200, also without mpsd: docs/faults.md, "Core dumps".
+# Measured on an H200, with and without mpsd: docs/faults.md, "Core dumps".
 CAUTION = (
     "with core dumps on, a program's cudaDeviceSynchronize can return success after a failed kernel (18 of 28 faults "
     "measured): the next CUDA call fails, up to 250 ms later, so check one more call before you believe a result"
@@ -25,7 +25,7 @@ CAUTION = (
 
 def env(session: Session) -> int:
     found = variables(directory(session), core_dumps=session.asked.core_dumps)
-    if session.asked.core_dumps:  # beside what a shell takes, since not every shell takes comments
+    if session.asked.core_dumps:  # on standard error: the shell evaluates standard output, and not every shell accepts comments
         print(f"mpsctl env: {CAUTION}", file=session.out.surroundings.stderr)
     session.out.document(found, lambda: "\n".join(f"export {name}={shlex.quote(value)}" for name, value in found.items()))
     return 0
@@ -41,7 +41,7 @@ def variables(directory: str, *, core_dumps: bool) -> Mapping[str, str]:
 
 
 def directory(session: Session) -> str:
-    """Where the socket is that we would ask."""
+    """Return the directory of the socket that mpsctl itself uses."""
     socket: str | None = getattr(session.asked, "socket", None)
     if socket is not None:
         return os.path.dirname(os.path.abspath(socket))

@@ -1,4 +1,4 @@
-"""events, as they happen."""
+"""events: print events as they happen."""
 
 import json
 import time
@@ -20,7 +20,7 @@ _HAPPENED = {
 
 
 def follow(session: Session) -> int:
-    """Until interrupted, mpsd ends, or --count of them have come."""
+    """Print events until interrupted, until mpsd ends, or until --count of them were printed."""
     session.mpsd.subscribe(*(session.asked.topics or ["*"]))
     left = session.asked.count
     for event in session.mpsd.events():
@@ -49,7 +49,7 @@ def _clock(moment: float) -> str:
 
 
 def word(value: Any) -> str:
-    """A fact, so that the next one cannot be mistaken for a part of it."""
+    """Return a value as one word, quoted as JSON if it has spaces, quotes or =, so that it cannot look like several facts."""
     if isinstance(value, str) and value.isprintable() and value and not set(value) & set(' ="'):
         return value
     return visible(json.dumps(value, ensure_ascii=False))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NONE = "none"
 MOST_STANDBYS = 8
-_MARGIN_SECONDS = 30.0  # for the answer, besides what it may wait
+_MARGIN_SECONDS = 30.0  # time for the answer beyond the requested wait
 _NAME = re.compile(r"(?:[0-9]{1,10}:)?[A-Za-z0-9._-]{1,128}")
 _WAITS_SECONDS = 30.0
 
@@ -44,7 +44,7 @@ def parse_name(text: str) -> str:
 
 
 def parse_percent_or_none(text: str) -> float:
-    """0 for none."""
+    """Parse a percentage; 0 for none."""
     return 0.0 if text == NONE else parse_percent(text)
 
 
@@ -81,12 +81,12 @@ def _columns(session: Session) -> Sequence[Column[values.Service]]:
 
 
 def domain(of: values.Service) -> str | None:
-    """Of the active."""
+    """Return the fault domain of the active; None without one."""
     return next((each.domain for each in of.members if each.is_writer), None)
 
 
 def ready(of: values.Service) -> int:
-    """Standbys that could take over now."""
+    """Return the number of standbys that could take over now."""
     return sum(each.standing == "ready" and not each.is_writer for each in of.members)
 
 
@@ -99,7 +99,7 @@ def _ago(session: Session, moment: float) -> str:
 
 
 def _took(of: values.Promotion | None) -> str | None:
-    """From what happened until the new one served, as far as it is known."""
+    """Return the time from the cause of a promotion until the new active served, as the sum of the known parts."""
     known = [each for each in (of.detect_ms, of.fence_ms, of.promote_ms) if each is not None] if of else []
     return telling.milliseconds(sum(known)) if known else None
 
@@ -206,7 +206,7 @@ def _sentence(found: values.Service) -> str:
 
 
 def run(session: Session) -> int:
-    """Until its signals say otherwise."""
+    """Run a starter until a signal ends it or its work is done.  Return the exit status."""
     from mpsctl.starter.children import Place
     from mpsctl.starter.ending import Manner
     from mpsctl.starter.runner import Starter, Task
@@ -219,7 +219,7 @@ def run(session: Session) -> int:
         return USAGE
     manner = Manner() if asked.drain is None else Manner(drain_seconds=asked.drain)
     terminal = (sys.stderr if out.is_json else sys.stdout).fileno()
-    environ = {**out.surroundings.environ, "CUDA_MPS_PIPE_DIRECTORY": directory(session)}  # they ask the same mpsd
+    environ = {**out.surroundings.environ, "CUDA_MPS_PIPE_DIRECTORY": directory(session)}  # members use the same mpsd
     environ.pop("MPSD_PIPE_DIRECTORY", None)
     place = Place(asked.name, asked.command_words, environ, asked.log_dir, terminal)
     task = Task(Given(asked.standbys, asked.sm, asked.memory), gpus, manner, asked.until_done, asked.remove_arena)
@@ -227,7 +227,7 @@ def run(session: Session) -> int:
 
 
 def _trouble_with_gpus(session: Session, gpus: Sequence[str]) -> str:
-    """Also finds out whether there is an mpsd: without one nothing is begun."""
+    """Return what is wrong with the GPUs; empty if nothing.  This needs mpsd, so that without one no member is started."""
     devices, asked = session.all(calls.device_list()), session.asked
     for gpu in gpus:
         if not any(_may_be_meant(gpu, device) for device in devices):
@@ -243,7 +243,7 @@ def _trouble_with_gpus(session: Session, gpus: Sequence[str]) -> str:
 
 
 def _may_be_meant(gpu: str, device: values.Device) -> bool:
-    """An ordinal, or how a UUID begins."""
+    """Return whether the text names this GPU, by its ordinal or by the beginning of its UUID."""
     if gpu.isascii() and gpu.isdecimal():
         return gpu.lstrip("0") == str(device.ordinal).lstrip("0")
     return bool(gpu) and device.uuid.lower().startswith(gpu.lower())

@@ -1,4 +1,4 @@
-"""stop: what it takes, and what it says; exit status 1 where a process was left."""
+"""stop: end client processes; exit status 1 if mpsd left a process running."""
 
 import functools
 from collections.abc import Sequence

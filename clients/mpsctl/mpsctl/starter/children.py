@@ -1,4 +1,4 @@
-"""Children: processes that are members, or will be, each with a process group, a reservation and a place for its output."""
+"""Children: processes that are or will be members, each with its process group, its reservation and its log."""
 
 import os
 import subprocess
@@ -14,16 +14,16 @@ from mpsctl.starter import scribe
 from mpsctl.starter.groups import Process, groups
 from mpsctl.starter.plan import ILL_SECONDS, READY, Make, Own
 
-MOST_LOG_BYTES = 16 << 20  # of a file, of which there are two for each member
-MISSED_SECONDS = 60.0  # of starting; who has not joined then may never do so
-_TICK_SECONDS = 0.02  # longer than a tick of the clock that start times are told by
+MOST_LOG_BYTES = 16 << 20  # size of a log file; each member has at most two
+MISSED_SECONDS = 60.0  # after its start; a child that has not joined by then may never do so
+_TICK_SECONDS = 0.02  # longer than a tick of the clock of process start times
 
 
 @dataclass(slots=True)
 class Child:
-    """number: the lowest that no other child has.  processes: of its group, and those of it that the service may still name.
-    member: what that last said of it.  was_writer: so was it when it was last seen; has_served: ever.  Times are those of
-    time.monotonic."""
+    """A process of the starter.  number: the lowest that no other child has.  processes: those of its process group, and ended
+    ones that mpsd may still report.  member: mpsd's last report of it.  was_writer: whether it was the writer in the last
+    report that named it; has_served: whether it was ever the writer.  began_at and ill_at are times of time.monotonic."""
 
     number: int
     make: Make
@@ -39,8 +39,8 @@ class Child:
     member_pid: int = 0  # as mpsd sees it
     ill_at: float | None = None
     is_stopping: bool = False
-    is_left: bool = False  # it could not be ended
-    is_missed: bool = False  # it was said that it has not joined
+    is_left: bool = False  # the starter could not end it
+    is_missed: bool = False  # the starter has reported that it has not joined
     has_ended: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -48,13 +48,14 @@ class Child:
         return self.process.pid
 
     def look(self, group: Set[Process]) -> None:
-        """These are in its process group now.  Who leads it, and the member that it was, may have ended a moment ago."""
+        """Record the processes of its process group.  The leader and the last known member stay in the set, since mpsd may
+        still report them for a moment after their end."""
         leader = {each for each in self.processes if each[0] == self.pid}
         member = {(self.member.pid, self.member.start_time)} if self.member else set()
         self.processes = {*group, *leader, *member}
 
     def see(self, member: values.Member | None) -> None:
-        """What the service says of it now; None: it is no member."""
+        """Record mpsd's report of the child; None: it is not a member."""
         self.member = member
         if member is not None:
             self.was_writer = member.is_writer
@@ -67,13 +68,13 @@ class Child:
                 self.ill_at = time.monotonic()
 
     def miss(self) -> bool:
-        """Whether it has been there for long and never was a member.  Once."""
+        """Return True once, when the child has run for MISSED_SECONDS and has never been a member."""
         is_late = not self.member_pid and time.monotonic() - self.began_at >= MISSED_SECONDS
         is_news, self.is_missed = is_late and not self.is_missed, self.is_missed or is_late
         return is_news
 
     def own(self) -> Own:
-        """As the planner sees it."""
+        """Return the child in the form that the planner takes."""
         member = self.member
         return Own(
             self.number,
@@ -89,8 +90,8 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where children run, and where their output goes.  command: words, not a line for a shell.  terminal: a descriptor, where
-    lines go with a prefix if there is no log_dir."""
+    """The command, the environment and the output of children.  command: an argument vector, not a shell command.  terminal:
+    the descriptor for output lines, each with a prefix, if log_dir is None."""
 
     name: str
     command: Sequence[str]
@@ -106,8 +107,8 @@ class Place:
         ended: Callable[[Child, int], None],
         muted: Callable[[Child, str], None],
     ) -> Child:
-        """Both are called in threads of their own: ended with the status of the process, as subprocess has it; muted where its
-        output cannot be written, with the reason.  Raises OSError."""
+        """Start a child.  Two threads call the callbacks: `ended` with the exit status as subprocess has it; `muted` with the
+        reason if the child's output cannot be written.  Raises OSError."""
         environ = dict(self.environ) | {"MPSD_SERVICE": self.name}
         if lease is not None and lease.selector.value is not None:
             environ["MPSD_LEASE"] = lease.selector.value
@@ -118,16 +119,17 @@ class Place:
             )
         finally:
             if writer.stdin is not None:
-                writer.stdin.close()  # it ends when the child has
+                writer.stdin.close()  # so that the scribe ends when the child does
         child = Child(number, make, process, lease.id if lease else None, time.monotonic(), time.time(), set())
-        child.look(groups([child.pid])[child.pid])  # nobody has waited for its end yet
+        child.look(groups([child.pid])[child.pid])  # not reaped yet, so /proc still has it
         threading.Thread(target=_wait, args=(child, writer, ended), daemon=True).start()
         threading.Thread(target=_hear, args=(child, writer, muted), daemon=True).start()
-        time.sleep(_TICK_SECONDS)  # no two begin at the same time
+        time.sleep(_TICK_SECONDS)  # so that no two children have the same start time
         return child
 
     def _begin_scribe(self, number: int) -> subprocess.Popen[bytes]:
-        """In a session of its own, so that what ends the starter or a terminal does not end it."""
+        """Start the process that writes the child's output, in a new session, so that it survives the starter and the
+        terminal."""
         words, output = ["lines", f"{self.name}-{number}: "], self.terminal
         if (path := self.log(number)) is not None:
             words, output = ["file", path, str(MOST_LOG_BYTES)], subprocess.PIPE
@@ -135,7 +137,7 @@ class Place:
         return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=output, start_new_session=True)
 
     def log(self, number: int) -> str | None:
-        """None: it is printed."""
+        """Return the path of the child's log file; None if its output is printed."""
         return None if self.log_dir is None else os.path.join(self.log_dir, f"{self.name}-{number}.log")
 
 

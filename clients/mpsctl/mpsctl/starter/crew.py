@@ -1,4 +1,4 @@
-"""The children of a starter, together: begun with what is reserved for them, ended, and known again among the members."""
+"""The children of a starter: start them with their reservations, end them, and recognize them among the members."""
 
 import signal
 import threading
@@ -19,7 +19,7 @@ from mpsctl.starter.telling import Teller, reservation
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """status: as subprocess has it."""
+    """A child has ended.  status: as subprocess has it."""
 
     child: Child
     status: int
@@ -27,7 +27,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """All that could be done was done.  trouble: empty, or what did not work."""
+    """An attempt to end a child is over.  trouble: what did not work; empty if all did."""
 
     child: Child
     trouble: str
@@ -35,25 +35,25 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Muted:
-    """Its output cannot be written."""
+    """The output of a child cannot be written."""
 
     child: Child
     why: str
 
 
 class Crew:
-    """Guards that each child is in `children`, and its lease is kept, from its begin until its end was taken in."""
+    """Keeps each child in `children`, and its lease alive, from its start until its end was processed."""
 
     def __init__(
         self, line: Line, place: Place, manner: ending.Manner, teller: Teller, put: Callable[[Ended | Stopped | Muted], None]
     ) -> None:
-        """put: where news of children go, from other threads."""
+        """put: takes the events of children; called from other threads."""
         self._line, self._place, self._manner, self._teller, self._put = line, place, manner, teller, put
         self._renewed_at = time.monotonic()
         self.children: dict[int, Child] = {}
 
     def begin(self, make: Make, gpus: Sequence[str], *, is_enforced: bool, may_wait: bool) -> None:
-        """With a lease where one is wanted.  Raises Away, Refused, OSError."""
+        """Start a child, with a lease if it is to have a reservation that mpsd enforces.  Raises Away, Refused, OSError."""
         number, lease = free_number(self.children), None
         if is_enforced and reservations.is_wanted(make):
             lease = reservations.reserve(self._line, f"{self._place.name}-{number}", make, gpus, may_wait=may_wait)
@@ -74,11 +74,12 @@ class Crew:
                           member=number, pid=child.pid, lease_id=child.lease_id)  # fmt: skip
 
     def why_not(self, make: Make, gpus: Sequence[str]) -> str:
-        """Why a member can never have what it is to have; empty: in time it can.  Raises Away."""
+        """Return why mpsd can never grant the reservation; empty if it can in time.  Raises Away."""
         return self._why_refused(make, gpus, may_wait=True)
 
     def why_no_room(self, number: int, make: Make, gpus: Sequence[str]) -> str:
-        """Why a member that is made so would have no room now, also if this one had ended; empty: it would.  Raises Away."""
+        """Return why mpsd could not grant the reservation now even if child `number` had ended; empty if it could.  Raises
+        Away."""
         more = lacking(self.children[number].make, make)
         return "" if more is None else self._why_refused(more, gpus, may_wait=False)
 
@@ -91,7 +92,7 @@ class Crew:
         return ""
 
     def miss(self) -> None:
-        """Says of each child that has been there for long that it is no member: its program may know nothing of services."""
+        """Report each child that has run for MISSED_SECONDS without joining, once: its program may not support services."""
         for child in self.children.values():
             if not child.is_stopping and child.miss():
                 late = f"is no member after {MISSED_SECONDS:.0f} s: does its program make a Service and open it?"
@@ -99,7 +100,7 @@ class Crew:
                 self._teller.tell("not_joined", text, member=child.number, pid=child.pid)
 
     def stop(self, number: int, why: str) -> None:
-        """Begins to; Stopped follows, and Ended where it has."""
+        """Begin to end a child.  A Stopped follows, and an Ended if the child has ended."""
         child = self.children[number]
         child.is_stopping = True
         self._tell_of(child, "stopping", f"is ended: {why}", why=why)
@@ -112,7 +113,7 @@ class Crew:
             ending.send(child, signal.SIGKILL)
 
     def take_end(self, of: Ended) -> float:
-        """How long it lived."""
+        """Remove an ended child and release its lease.  Return its lifetime in seconds."""
         child, lived = of.child, time.monotonic() - of.child.began_at
         del self.children[child.number]
         if child.lease_id is not None:
@@ -132,7 +133,7 @@ class Crew:
         self._tell_of(of.child, "output_lost", text, path=path, why=of.why)
 
     def renew(self) -> None:
-        """What is due."""
+        """Renew all leases if they are due."""
         now = time.monotonic()
         if now >= self._renewed_at + reservations.RENEW_SECONDS:
             self._renewed_at = now
@@ -141,7 +142,7 @@ class Crew:
                     reservations.renew(self._line, child.lease_id)
 
     def see(self, members: Iterable[values.Member], *, is_same_namespace: bool) -> tuple[values.Member, ...]:
-        """Those members that are nobody's here."""
+        """Record which member each child is.  Return the members that are not children of this starter."""
         found = groups(child.pid for child in self.children.values())
         for child in self.children.values():
             child.look(found[child.pid])
@@ -156,7 +157,7 @@ class Crew:
 
 
 def _with(lease: Lease | None, make: Make) -> str:
-    """What is reserved, and whether it waits for it."""
+    """Return the reservation as text, and whether the child waits for it; empty without a lease."""
     if lease is None:
         return ""
     queued = ", for which it waits in the queue" if lease.state == "queued" else ""

@@ -1,6 +1,6 @@
-"""How a child is ended: its work on the GPU first, through mpsd; then by signals, from the mild to the strong.
+"""End a child: first its work on the GPU, through mpsd; then the process, by SIGTERM and SIGKILL.
 
-A signal alone may kill whoever shares the GPU with it: docs/ending.md.
+A signal alone may kill the clients that share the GPU with the child: docs/ending.md.
 """
 
 import os
@@ -15,24 +15,24 @@ from mpsctl.starter.children import Child
 from mpsctl.starter.groups import Process, eligible, groups, is_in
 
 _LEFT = "left: "
-_MARGIN_SECONDS = 60.0  # what mpsd may need besides, where vendor daemons do not answer
+_MARGIN_SECONDS = 60.0  # extra time for mpsd if vendor daemons do not answer
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """drain_seconds: what is queued on the GPU may run so long.  grace_seconds: between SIGTERM and SIGKILL."""
+    """Limits for ending a child.  drain_seconds: for the work queued on the GPU.  grace_seconds: from SIGTERM to SIGKILL."""
 
     drain_seconds: float = 1.0
     grace_seconds: float = 5.0
 
 
 def end(child: Child, connect: Callable[[], Client], manner: Manner) -> str:
-    """Waits for its end, some seconds.  Empty where all is well, else what is not."""
+    """End a child and wait some seconds for its end.  Return what went wrong; empty if nothing did."""
     trouble = _end_through_mpsd(child, connect, manner)
     if child.has_ended.wait(0.1):
         return trouble
     if trouble.startswith(_LEFT):
-        return trouble  # a signal would hurt others
+        return trouble  # a signal would harm clients that share the GPU
     for each in (signal.SIGTERM, signal.SIGKILL):
         send(child, each)
         if child.has_ended.wait(manner.grace_seconds):
@@ -41,7 +41,7 @@ def end(child: Child, connect: Callable[[], Client], manner: Manner) -> str:
 
 
 def send(child: Child, number: signal.Signals) -> None:
-    """To its process group."""
+    """Send a signal to the child's process group, unless the child has ended."""
     if not child.has_ended.is_set():
         try:
             os.killpg(child.pid, number)
@@ -62,7 +62,7 @@ def _end_through_mpsd(child: Child, connect: Callable[[], Client], manner: Manne
 
 
 def _stop(process: Process, mpsd: Client, manner: Manner) -> str:
-    """Empty, or why it was left."""
+    """Stop a process through mpsd.  Return why mpsd left it running, with the prefix _LEFT; empty if it has ended."""
     pid, start_time = process
     call = calls.client_stop(
         pid, start_time=start_time, way="drain", drain_seconds=manner.drain_seconds, grace_seconds=manner.grace_seconds
@@ -72,12 +72,12 @@ def _stop(process: Process, mpsd: Client, manner: Manner) -> str:
     except Refused as exc:
         if exc.code != ErrorCode.NO_SUCH_CLIENT:
             raise
-        return ""  # it has ended meanwhile
+        return ""  # it has ended in the meantime
     return _LEFT + left[0] if left else ""
 
 
 def _clients(child: Child, mpsd: Client) -> Iterator[Process]:
-    """Those of its processes that use a GPU, with the pids that mpsd has for them."""
+    """Return the child's processes that use a GPU, with the pids that mpsd reports."""
     group, is_same = {*child.processes, *groups([child.pid])[child.pid]}, mpsd.hello.pid == os.getpid()
     listed = (((each.pid, each.start_time), each.uid) for each in mpsd.pages(calls.client_list()))
     found = eligible(listed, mpsd.hello.uid, is_same_namespace=is_same)

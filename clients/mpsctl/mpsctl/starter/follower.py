@@ -1,4 +1,4 @@
-"""What mpsd says of the service, for a thread that only asks: by long polls, and again when mpsd has been started again."""
+"""Follow the state of a service in a thread of its own: by long polls, and again after mpsd was restarted."""
 
 import os
 import time
@@ -9,14 +9,14 @@ from mpsd_client import Client, Disconnected, ErrorCode, ProtocolError, Refused,
 
 from mpsctl.session import NoMpsd
 
-_POLL_SECONDS = 3.0  # that mpsd is stopping is seen between two
+_POLL_SECONDS = 3.0  # length of a long poll; between two, the thread checks whether mpsd is stopping
 _AGAIN_SECONDS = 1.0
-_CLOCK_SECONDS = 1.0  # mpsd counts by another clock than it tells
+_CLOCK_SECONDS = 1.0  # tolerance: mpsd reports wall-clock times, but counts by another clock
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """mpsd is there.  is_privileged: it enforces leases.  is_same_namespace: its pids are ours."""
+    """mpsd answers.  is_privileged: it enforces leases.  is_same_namespace: it is in the same pid namespace as this process."""
 
     is_privileged: bool
     is_same_namespace: bool
@@ -29,14 +29,14 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """None: there is no such arena, or nobody has ever joined it."""
+    """A new view of the service.  None: the arena does not exist, or no member has ever joined it."""
 
     service: values.Service | None
 
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """mpsd is, and takes nobody new.  ends_at: when it ends whoever is still there; None: it waits for them."""
+    """mpsd is stopping and admits no new clients.  ends_at: when it ends the remaining ones; None: it waits for them."""
 
     ends_at: float | None
 
@@ -45,7 +45,7 @@ News = Here | Gone | Seen | Stopping
 
 
 def follow(name: str, connect: Callable[[], Client], tell: Callable[[News], None]) -> None:
-    """For ever."""
+    """Pass all changes to `tell`, for ever; connect again after each failure."""
     while True:
         try:
             with connect() as mpsd:
@@ -82,7 +82,8 @@ def _look(name: str, mpsd: Client, tell: Callable[[News], None]) -> None:
 
 
 def _why_not_obey(name: str, owner_uid: int, uid: int) -> str:
-    """As mpsd says to users; an operator is told of every service."""
+    """Return why this user may not run another user's service; empty if it may.  mpsd itself refuses ordinary users, but
+    shows an operator every service."""
     if ":" in name or owner_uid in (uid, 0):
         return ""
     return f"service {name} belongs to user {owner_uid}, and you are user {uid}: name it {owner_uid}:{name} to run it"

@@ -1,6 +1,6 @@
-"""Which members of a service are whose: a child, and whoever is in its process group, is one.
+"""Match the members of a service with the children of the starter: a child's processes are those of its process group.
 
-mpsd tells pids as it sees them, and a starter in a container sees others; when a process began is the same for both.
+mpsd reports pids of its own pid namespace, which differ from those in a container; start times are the same in both.
 """
 
 import os
@@ -13,7 +13,7 @@ _GROUP, _START_TIME = 5, 22  # fields of /proc/PID/stat, proc(5)
 
 
 def groups(leaders: Iterable[int]) -> Mapping[int, Set[Process]]:
-    """The processes of each of these process groups, as this pid namespace sees them; zombies too."""
+    """Return the processes of each process group, by its leader, with pids of this pid namespace; zombies included."""
     found: dict[int, set[Process]] = {leader: set() for leader in leaders}
     for entry in os.listdir("/proc") if found else ():
         if entry.isdecimal() and (seen := _look(int(entry))) is not None and seen[0] in found:
@@ -22,31 +22,32 @@ def groups(leaders: Iterable[int]) -> Mapping[int, Set[Process]]:
 
 
 def _look(pid: int) -> tuple[int, int] | None:
-    """Its process group and when it began; None where nothing is left of it."""
+    """Return the process group and the start time of a process; None if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b") ")[2].split()  # from the third on
+            fields = file.read().rpartition(b") ")[2].split()  # the third field and all after it
     except OSError:
         return None
     return int(fields[_GROUP - 3]), int(fields[_START_TIME - 3])
 
 
 def is_in(process: Process, group: Set[Process], *, is_same_namespace: bool) -> bool:
-    """process: as mpsd told it."""
+    """Return whether the process is in the group.  process: the pid and start time that mpsd reports."""
     return process in group if is_same_namespace else process[1] in {start_time for _, start_time in group}
 
 
 def eligible(clients: Iterable[tuple[Process, int | None]], uid: int, *, is_same_namespace: bool) -> set[Process]:
-    """Those that may be a member's, of clients and their uids.
+    """Return the clients that may belong to a member.  clients: processes with their uids.
 
-    Where pids differ, start times alone are compared, which clients of other users may have too."""
+    In another pid namespace only start times can be compared, so that clients of other users are left out."""
     return {process for process, owner in clients if is_same_namespace or owner == uid}
 
 
 def share_out(
     members: Iterable[values.Member], found: Mapping[int, Set[Process]], *, is_same_namespace: bool
 ) -> tuple[Mapping[int, values.Member], tuple[values.Member, ...]]:
-    """By leader, the one of its members that counts: who writes, else the first; and those that are nobody's."""
+    """Return one member per group leader, the writer if the group has it, else the first; and the members outside all
+    groups."""
     own: dict[int, values.Member] = {}
     others = []
     for member in members:

@@ -1,4 +1,4 @@
-"""What stays when the work is done: the arena, with its memory and its forward state, for whoever wants the result."""
+"""The arena after the work is done, with its memory and its forward state: it stays for later readers, or is removed."""
 
 import time
 
@@ -7,12 +7,12 @@ from mpsd_client import ErrorCode, Refused, calls
 from mpsctl.starter.line import Away, Line
 from mpsctl.starter.telling import Teller
 
-_HELD_SECONDS = 10.0  # by members that have just ended
+_HELD_SECONDS = 10.0  # how long members that have just ended may still hold the arena
 _AGAIN_SECONDS = 0.1
 
 
 def settle(line: Line, name: str, teller: Teller, *, is_removed: bool) -> None:
-    """Removes it, or says that it stays."""
+    """Remove the arena if is_removed, and print whether it stays."""
     why = _remove(line, name) if is_removed else f"`mpsctl arena remove {name}` removes it"
     if why:
         teller.tell("arena_stays", f"the arena stays, with its memory and its forward state: {why}", why=why)
@@ -21,7 +21,7 @@ def settle(line: Line, name: str, teller: Teller, *, is_removed: bool) -> None:
 
 
 def _remove(line: Line, name: str) -> str:
-    """Empty, or why not."""
+    """Remove the arena.  Return why that failed, or an empty text."""
     until = time.monotonic() + _HELD_SECONDS
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The line to mpsd, over which the deciding thread asks: it is away, or it answers."""
+"""The main thread's connection to mpsd: it renews the connection, and reports an unreachable mpsd as Away."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from mpsd_client import Call, Client, Disconnected, Page, ProtocolError
 from mpsctl.session import NoMpsd, Session
 
 T = TypeVar("T")
-_ANSWER_SECONDS = 5.0  # signals wait meanwhile
+_ANSWER_SECONDS = 5.0  # short, because signals wait for the answer
 NO_ANSWER = (NoMpsd, Disconnected, TimeoutError, ProtocolError)
 
 
 class Away(Exception):
-    """There is no mpsd now, or it does not answer."""
+    """mpsd is not running or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Raises Away, and Refused."""
+    """A connection to mpsd.  `ask` and `all` raise Away and Refused."""
 
     session: Session
 
@@ -30,14 +30,14 @@ class Line:
         return self._try(lambda: self.session.all(call))
 
     def connect(self) -> Client:
-        """Another one, of a thread of its own.  Raises NoMpsd."""
+        """Return a new connection, for use by another thread.  Raises NoMpsd."""
         return self.session.new_connection()
 
     def _try(self, asked: Callable[[], T]) -> T:
         try:
             try:
                 return self._once(asked)
-            except Disconnected:  # mpsd ends connections that were silent for long
+            except Disconnected:  # mpsd closes connections that were idle for long
                 self.session.close()
                 return self._once(asked)
         except NO_ANSWER as exc:

@@ -1,29 +1,30 @@
-"""What a starter does next: whom to start, to stop, to hand over to.  Values in, deeds out; no clock.
+"""Decide what a starter does next: which members to start, stop, or hand over to.  Values in, actions out; no clock.
 
-It looks at what is there, not at what it did before: asked again, it goes on where it was, also after a failure.
+The planner uses the current situation only and keeps no history, so that after a failure it simply plans again.
 
-A *rolling change* is what it does while some of its members were made in another way than those it would make now:
+In a *rolling change* the starter replaces the members whose settings differ from those that a new member would get:
 
     start one more ──ready──▶ hand over to it ──▶ stop an old one ──▶ start one ──ready──▶ stop an old one ... until none is old
 
-An old one that could serve is stopped only where as many as are wanted are ready without it.  Where there is no room for one
-more (`may_surge` is false), and nobody is ending who makes some, an old standby makes way first, and there is one fewer for a
-while.  What is too many goes before anything else.
+The starter stops an old member that could serve only if the desired number of standbys is ready without it.  If the GPU has no
+room for one extra member (`may_surge` is false) and no ending member is about to free some, the starter stops an old standby
+first, and the service has one standby fewer for a while.  Surplus members are stopped before anything else.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-READY, FAULTED, SILENT = "ready", "faulted", "silent"  # standings
-SERVING = "serving"  # of a service
-_ON_THE_WAY = ("promoting", "yielding", "fencing")  # it is not known yet who serves
+READY, FAULTED, SILENT = "ready", "faulted", "silent"  # states of a member
+SERVING = "serving"  # phase of a service
+_ON_THE_WAY = ("promoting", "yielding", "fencing")  # phases in which the next active is not decided yet
 _TOO_MANY = "fewer standbys are wanted"
-ILL_SECONDS = {FAULTED: 10.0, SILENT: 30.0}  # it may end by itself, or be heard of again
+ILL_SECONDS = {FAULTED: 10.0, SILENT: 30.0}  # it may end by itself, or recover
 
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """How a member is made.  sm_percent, memory_bytes: what is reserved for it.  round: counts restarts that were asked for."""
+    """The settings of a member.  sm_percent, memory_bytes: its reservation.  round: the number of restarts by SIGHUP before
+    its start."""
 
     sm_percent: float | None = None
     memory_bytes: int | None = None
@@ -32,8 +33,8 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """A child.  standing: of the member that it is; empty while it has not joined.  since_at: when it did.  ill_seconds: for
-    how long it has been one of ILL_SECONDS.  is_left: it was to end, and does not."""
+    """A child of this starter.  standing: its state as a member; empty until it joins.  since_at: when it joined.
+    ill_seconds: for how long its state has been one of ILL_SECONDS.  is_left: the starter could not end it."""
 
     number: int
     make: Make = Make()
@@ -47,7 +48,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A member that is nobody's child here."""
+    """A member that is not a child of this starter."""
 
     standing: str = READY
     is_writer: bool = False
@@ -56,9 +57,10 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """standbys: how many are wanted.  phase: of the service; empty while there is none.  is_ending: all children shall end.
-    may_start: one that was started now could come to something.  may_make_way: there would be room for a successor, as far as
-    is known.  is_busy: a handover is under way, or was refused just now."""
+    """The input of the planner.  standbys: the desired number.  phase: of the service; empty until it exists.  is_ending: all
+    children are to end.  may_start: a start may succeed now.  may_surge: one extra member may fit on the GPU.  may_make_way: a
+    successor may fit once its predecessor has ended.  is_busy: a handover is in progress, was refused just now, or may not
+    be requested yet."""
 
     standbys: int
     make: Make
@@ -85,7 +87,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class MakeWay:
-    """Stop it, if that gives its successor the room that it lacks."""
+    """Stop this member if that makes room for its successor."""
 
     number: int
 
@@ -99,7 +101,7 @@ Deed = Start | Stop | MakeWay | HandOver
 
 
 def plan(of: Situation) -> tuple[Deed, ...]:
-    """In order.  Only what can be done at once: it is asked again when something has changed."""
+    """Return the actions to take now, in order.  Later steps follow from calling it again when the situation has changed."""
     if of.is_ending:
         return tuple(_ending(of))
     ill = tuple(Stop(each.number, f"it is {each.standing}") for each in of.own if _is_overdue(each))
@@ -112,22 +114,22 @@ def plan(of: Situation) -> tuple[Deed, ...]:
 
 
 def is_surge(of: Situation) -> bool:
-    """Whether one that is started now is one more than is wanted."""
+    """Return whether a member started now would be one more than desired."""
     return _count(of) > of.standbys
 
 
 def is_one_ending(of: Situation) -> bool:
-    """Then there will be more room."""
+    """Return whether a child is ending, which will free room."""
     return any(each.is_stopping and not each.is_left for each in of.own)
 
 
 def _count(of: Situation) -> int:
-    """Of those who serve, could, or will be able to."""
+    """Return the number of members and children that serve, could serve, or will be able to."""
     return len(_alive(of)) + len(_others(of))
 
 
 def _ending(of: Situation) -> Iterator[Stop]:
-    """The active goes last: nobody takes over for a moment only."""
+    """Stop the standbys first and the active last, so that no standby takes over shortly before its own end."""
     standbys = [each for each in of.own if not each.is_writer]
     for each in standbys or of.own:
         if not each.is_stopping:
@@ -135,7 +137,7 @@ def _ending(of: Situation) -> Iterator[Stop]:
 
 
 def _is_overdue(of: Own) -> bool:
-    """Of the active, mpsd has to decide."""
+    """Return whether the child has been faulted or silent for too long.  The active is left to mpsd to decide."""
     return not (of.is_stopping or of.is_writer) and of.ill_seconds >= ILL_SECONDS.get(of.standing, float("inf"))
 
 
@@ -152,12 +154,12 @@ def _old(of: Situation) -> Sequence[Own]:
 
 
 def _missing(of: Situation) -> int:
-    """While some are old, there is one more than is wanted, if there is room."""
+    """Return how many members to start; negative: how many to stop.  A rolling change uses one extra member if it fits."""
     return of.standbys + 1 + bool(_old(of) and of.may_surge) - _count(of)
 
 
 def _ready(of: Situation) -> int:
-    """Standbys that could take over now."""
+    """Return the number of standbys that could take over now."""
     return sum(each.standing == READY for each in _standbys(of))
 
 
@@ -170,7 +172,7 @@ def _standbys(of: Situation) -> list[Own | Other]:
 
 
 def _rolling(of: Situation, old: Sequence[Own]) -> Iterator[Deed]:
-    """One step; there is nothing to start."""
+    """Return the next step of a rolling change in which no member has to be started now."""
     made = [each for each in _alive(of) if each.make == of.make]
     writer = next((each for each in old if each.is_writer), None)
     next_ = next((each for each in made if each.standing == READY and not each.is_writer), None)
@@ -197,7 +199,7 @@ def _give_up_one(of: Situation, standbys: Sequence[Own], why: str) -> Iterator[S
 
 
 def _surplus(of: Situation) -> Iterator[Stop]:
-    """The last that came go first.  All starters of a service choose alike, and each stops its own."""
+    """Stop surplus standbys, the newest first.  All starters of a service choose the same members; each stops its own."""
     too_many = -_missing(of)
     if too_many <= 0 or of.phase != SERVING:
         return

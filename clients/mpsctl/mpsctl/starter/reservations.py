@@ -1,7 +1,7 @@
-"""What is reserved for a child: a lease by a token of its own.
+"""The reservation of a child: a lease with a token of its own.
 
-It lasts some minutes and is renewed, so that what a starter that was killed had reserved is free again.  A client that runs
-under a lease keeps what it has when that ends.
+The starter renews the lease, which lasts some minutes, so that the reservations of a killed starter expire.  A client that
+runs under a lease keeps its resources when the lease ends.
 """
 
 import secrets
@@ -24,7 +24,7 @@ def is_wanted(make: Make) -> bool:
 
 
 def reserve(line: Line, name: str, make: Make, gpus: Sequence[str], *, may_wait: bool) -> Lease:
-    """gpus: ordinals or UUIDs; none: every one.  Where it may wait, the lease may be queued: its client then waits.
+    """Create a lease.  gpus: ordinals or UUIDs; empty: all GPUs.  may_wait: mpsd may queue the lease; its client then waits.
 
     Raises Away, Refused."""
     sizes = [("", make.memory_bytes)] if make.memory_bytes else []
@@ -45,11 +45,11 @@ def renew(line: Line, lease_id: int) -> None:
     try:
         line.ask(calls.lease_renew(lease_id))
     except (Away, Refused):
-        pass  # whoever runs under it keeps what it has
+        pass  # a client that runs under it keeps its resources
 
 
 def release(line: Line, lease_id: int) -> None:
     try:
         line.ask(calls.lease_release(lease_id))
     except (Away, Refused):
-        pass  # it ends by itself
+        pass  # it expires

@@ -1,15 +1,15 @@
-"""When one that has ended is replaced: at once, and ever later where they end before they were of any use.  Pure."""
+"""When to replace a member that has ended: at once, with a growing delay while members end early.  Pure."""
 
 from dataclasses import dataclass
 
 EARLY_SECONDS = 30.0
-MOST_EARLY = 10  # in a row; then nobody is started any more
+MOST_EARLY = 10  # consecutive early ends; then the starter starts no more members
 _LONGEST_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """early: how many in a row ended early.  not_before: when the next one may be started."""
+    """early: the number of consecutive early ends.  not_before: when the next member may be started."""
 
     early: int = 0
     not_before: float = 0.0
@@ -20,7 +20,8 @@ class Restarts:
 
 
 def ended(before: Restarts, lived_seconds: float, was_ready: bool, at: float) -> Restarts:
-    """One has, unasked.  One that was ready says nothing of how the next one will begin: a fault may have ended it."""
+    """Return the new state after a member ended unasked.  An early end of a member that had become ready does not count: a
+    fault may have ended it, and the next one may start well."""
     if lived_seconds >= EARLY_SECONDS:
         return Restarts()
     if was_ready:

@@ -1,21 +1,21 @@
-"""Room for one member more than are wanted, in a rolling change: what is known of it, until there may be more.  No clock."""
+"""What is known about GPU room for one extra member in a rolling change, and when to ask again.  No clock."""
 
 from dataclasses import dataclass
 from math import inf
 
 from mpsctl.starter.plan import Make
 
-AGAIN_SECONDS = 30.0  # others may have given something back
-FREED_SECONDS = 2.0  # until mpsd has seen the end of one that has ended here
-_FULL_PERCENT = 100.0  # what is reserved where neither a share nor memory is named
+AGAIN_SECONDS = 30.0  # until the next attempt, since other clients may have freed room
+FREED_SECONDS = 2.0  # until mpsd has seen the end of a child that has ended here
+_FULL_PERCENT = 100.0  # mpsd reserves all SMs if neither a share nor memory is named
 
 
 @dataclass(slots=True)
 class Room:
-    """Guards that what was refused is asked for again when there may be more, and that a reason is said once.
+    """Remembers refusals until room may have been freed, and lets each reason be reported once.
 
-    may_surge: there may be room for one more.  may_make_way: there may be for a successor, once its predecessor has ended.
-    why: there was none for one more."""
+    may_surge: one extra member may fit.  may_make_way: a successor may fit once its predecessor has ended.  why: why the last
+    extra member did not fit."""
 
     may_surge: bool = True
     may_make_way: bool = True
@@ -29,18 +29,18 @@ class Room:
             self.may_surge, self.may_make_way, self._again_at = True, True, inf
 
     def free(self, now: float) -> None:
-        """Somebody has ended."""
+        """Record that a child has ended, which frees room."""
         self._freed_at = self._again_at = now
         self.look(now)
 
     def refuse(self, now: float, why: str) -> None:
-        """One more."""
+        """Record that mpsd refused an extra member."""
         self.may_surge, self.why = False, why
         if now < self._freed_at + FREED_SECONDS:
             self.may_make_way, self._again_at = False, self._freed_at + FREED_SECONDS
 
     def refuse_way(self, now: float) -> None:
-        """A successor, even then."""
+        """Record that mpsd would refuse a successor even after the end of its predecessor."""
         self.may_make_way, self._again_at = False, now + AGAIN_SECONDS
 
     def is_news(self, why: str) -> bool:
@@ -49,7 +49,7 @@ class Room:
 
 
 def lacking(old: Make, new: Make) -> Make | None:
-    """What a successor needs besides what its predecessor gives back.  None: nothing."""
+    """Return what a successor needs beyond its predecessor's reservation; None if nothing."""
     percent = _reserved_percent(new) - _reserved_percent(old)
     size = (new.memory_bytes or 0) - (old.memory_bytes or 0)
     more = Make(percent if percent > 0 else None, max(0, size) or None)
@@ -57,5 +57,5 @@ def lacking(old: Make, new: Make) -> Make | None:
 
 
 def _reserved_percent(make: Make) -> float:
-    """What mpsd reserves for it: no SMs where memory alone is named."""
+    """Return the percentage of SMs that mpsd reserves for a member; 0 if only memory is named."""
     return make.sm_percent or (0.0 if make.memory_bytes else _FULL_PERCENT)

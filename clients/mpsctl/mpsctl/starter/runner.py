@@ -1,10 +1,10 @@
-"""The starter itself: one thread takes in what happened, one thing after the other, asks the planner, and does what that says.
+"""The starter: its main thread processes events one by one, asks the planner what to do, and does it.
 
-    follower   what mpsd says of the service          one thread, for ever
-    crew       a thread waits for the end of each child, another one ends it
-    handover   a thread asks for it
+    follower   follows the state of the service       one thread, for ever
+    crew       waits for the end of each child, and ends children, in threads of their own
+    handover   requests a handover, in a thread of its own
 
-All of them only put news into one queue.  mpsd may be away: children go on, and nobody is started until it is back.
+The other threads only put events into one queue.  While mpsd is away, children go on and no child is started.
 """
 
 import signal
@@ -46,16 +46,16 @@ from mpsctl.starter.settings import Given, Settings, changes, of_service
 from mpsctl.starter.signals import heard
 from mpsctl.starter.telling import Teller, reservation, stopping
 
-_TICK_SECONDS = 1.0  # what becomes due by itself is looked for so often
-_SETTLE_SECONDS = 5.0  # after mpsd was away: members join it again
+_TICK_SECONDS = 1.0  # how often the main thread checks for due work without an event
+_SETTLE_SECONDS = 5.0  # after mpsd was away: time for the members to join again
 _AGAIN_SECONDS = 10.0  # after a handover that was refused
 _HANDOVER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the command line asks for.  gpus: none: the service's.  until_done: all ends when the active ended with status 0.
-    removes_arena: the arena then too."""
+    """The task from the command line.  gpus: empty: the GPU of the service.  until_done: end all members when the active has
+    ended with status 0.  removes_arena: then remove the arena too."""
 
     given: Given
     gpus: Sequence[str] = ()
@@ -66,7 +66,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class _HandedOver:
-    """why: it was not; empty: it was."""
+    """The result of a handover.  why: the reason of a failure; empty after a success."""
 
     why: str = ""
 
@@ -77,7 +77,7 @@ class _Signal:
 
 
 class Starter:
-    """Guards that nobody is started or ended on what was true of a service before mpsd went away."""
+    """Runs the members of a service.  It starts and ends none on knowledge from before mpsd went away."""
 
     def __init__(self, session: Session, place: Place, task: Task) -> None:
         self._line, self._task = Line(session), task
@@ -85,22 +85,22 @@ class Starter:
         self._news: SimpleQueue[Any] = SimpleQueue()
         self._crew = Crew(self._line, place, task.manner, self._teller, self._news.put)
         self._given, self._settings = task.given, task.given.of(Settings())
-        self._changed_at = 0  # the revision of the service at which we changed its settings; older ones are no news
+        self._changed_at = 0  # the revision at which this starter changed the settings; older revisions are ignored
         self._here: Here | None = None
         self._stopping: Stopping | None = None
         self._service: values.Service | None = None
         self._others: tuple[values.Member, ...] = ()
         self._knows_service = self._is_unenforced = False
         self._restarts, self._round = Restarts(), 0
-        self._wanted, self._room = Make(), Room()  # each change tries anew whether there is room
-        self._made = Make()  # how the last one was
-        self._impossible: Make | None = None  # nobody can be made so
-        self._settled_at = self._free_at = 0.0  # when members have joined again; when there may be a handover
-        self._status: int | None = None  # with which all is to end
-        self._is_done = False  # the work is
+        self._wanted, self._room = Make(), Room()  # each change of the settings resets what is known about room
+        self._made = Make()  # how the last member was started
+        self._impossible: Make | None = None  # mpsd can never grant a member this reservation
+        self._settled_at = self._free_at = 0.0  # when members have joined again; when a handover may be requested
+        self._status: int | None = None  # the exit status, once the starter is to end
+        self._is_done = False  # the active has finished its work
 
     def run(self) -> int:
-        """Until told to end, or nothing is left to do.  The exit status."""
+        """Run until a signal ends the starter or nothing is left to do.  Return the exit status."""
         threading.Thread(target=follow, args=(self._name, self._line.connect, self._news.put), daemon=True).start()
         with heard(lambda number: self._news.put(_Signal(number))):
             while (status := self._is_over()) is None:
@@ -117,8 +117,8 @@ class Starter:
     # -- what happened ---------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Until something has, or could be due; then all of it.  Of looks at the service in a row the last: who is slower than
-        they come would act on what was long ago."""
+        """Wait for an event, _TICK_SECONDS at most, then process all queued ones.  Of consecutive views of the service process
+        only the last: a starter that is slower than they arrive would act on stale ones."""
         news: list[object] = []
         try:
             news.append(self._news.get(timeout=_TICK_SECONDS))
@@ -161,10 +161,11 @@ class Starter:
             self._teller.tell("mpsd_back", "mpsd is back")
             self._settled_at = time.monotonic() + _SETTLE_SECONDS
         self._here, self._stopping, self._knows_service, self._changed_at = here, None, False, 0
-        self._given = replace(self._given, until_done=self._task.until_done)  # an mpsd forgets that
+        self._given = replace(self._given, until_done=self._task.until_done)  # a restarted mpsd has lost it
 
     def _take_stopping(self, of: Stopping) -> None:
-        """A member that is ended by force has lost what it was doing; else it is for people to say when the service ends."""
+        """Record that mpsd is stopping.  If mpsd will end members by force, the planner ends them before that, so that they
+        lose no work; otherwise people decide when the service ends."""
         self._stopping = of
         self._teller.tell("mpsd_stopping", stopping(of.ends_at, time.time()), ends_at=of.ends_at)
 
@@ -173,7 +174,7 @@ class Starter:
         if not self._is_gathering(service):
             self._teller.tell_differences(before, service)
         if service is None:
-            if before is not None:  # another arena of this name begins with what this one had
+            if before is not None:  # the next arena of this name gets the settings of this one
                 self._given = Given(**asdict(self._settings), until_done=self._task.until_done)
             self._others = self._crew.see((), is_same_namespace=True)
             return
@@ -182,7 +183,8 @@ class Starter:
         self._others = self._crew.see(service.members, is_same_namespace=is_same)
 
     def _is_gathering(self, service: values.Service | None) -> bool:
-        """Whether mpsd has just begun, and members that go on have yet to join it: that nobody serves is not said then."""
+        """Return whether mpsd has just started and the running members have yet to join: the starter then does not report the
+        service as unserved."""
         return (service is None or service.phase == "idle") and time.monotonic() < self._settled_at
 
     def _take_settings(self, service: values.Service) -> None:
@@ -216,7 +218,8 @@ class Starter:
             self._count(lived, was_ready=of.child.was_ready)
 
     def _has_done_its_work(self, child: Child) -> bool:
-        """It served, and has not handed over to another.  It may have been quicker than what we were told."""
+        """Return whether the child served and did not hand over.  Ask mpsd, since the child may have served and ended before
+        the last view of the service."""
         try:
             last = self._line.ask(calls.service_get(self._name)).last
         except (Away, Refused):
@@ -228,7 +231,7 @@ class Starter:
         return not has_handed_over and (child.has_served or bool(pids & {last.from_pid, last.to_pid}))
 
     def _count(self, lived_seconds: float, *, was_ready: bool) -> None:
-        """One that ended unasked, or did not begin."""
+        """Count a child that ended unasked or could not be started."""
         before, self._restarts = self._restarts, ended(self._restarts, lived_seconds, was_ready, time.monotonic())
         if self._restarts.has_given_up and not before.has_given_up:
             text = f"{MOST_EARLY} members in a row have ended early: nobody is started until a setting is changed, or SIGHUP"
@@ -300,7 +303,7 @@ class Starter:
     def _start(self) -> None:
         situation = self._situation()
         if not situation.may_start:
-            return  # the one before did not come about
+            return  # the start before this one failed
         is_enforced = self._here is not None and self._here.is_privileged
         if not is_enforced and not self._is_unenforced and reservations.is_wanted(situation.make):
             self._is_unenforced = True
@@ -337,7 +340,7 @@ class Starter:
             self._count(0.0, was_ready=False)
 
     def _make_way(self, number: int) -> None:
-        """If there is something in it."""
+        """Stop the member if its end makes room for its successor."""
         try:
             why = self._crew.why_no_room(number, self._wanted, self._gpus())
         except Away:

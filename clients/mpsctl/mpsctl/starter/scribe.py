@@ -1,10 +1,11 @@
-"""Where a member's output goes: a program of its own beside each member, which outlives the starter.
+"""A process that writes the output of one member, and outlives the starter.
 
     python -I -S scribe.py lines PREFIX             each line to standard output, after a prefix
-    python -I -S scribe.py file PATH MOST_BYTES     to a file, mode 0600; one that is full becomes PATH.1
+    python -I -S scribe.py file PATH MOST_BYTES     to a file, mode 0600; a full file becomes PATH.1
 
-Reads standard input to its end.  What cannot be written is gone: a member does not wait for a full disk or a closed terminal.
-Of a file that is said on standard output, once, and in the file as soon as it can be.  Imports nothing of mpsctl.
+It reads standard input to its end.  It drops data that it cannot write: a member must not wait for a full disk or a closed
+terminal.  In file mode it reports that once on standard output, and in the file as soon as it can write there again.  It
+imports nothing of mpsctl.
 """
 
 import os
@@ -15,7 +16,7 @@ _CHUNK_BYTES = 65536
 
 
 def write_lines(prefix: bytes) -> None:
-    """A line that is longer than a chunk becomes several."""
+    """Copy standard input to standard output with a prefix before each line.  A line longer than a chunk becomes several."""
     rest = b""
     while chunk := os.read(0, _CHUNK_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -50,13 +51,13 @@ def _say(error: OSError) -> str:
 
 
 def _open(path: str) -> tuple[int, int]:
-    """And how much is in it.  Never where a link leads."""
+    """Open the file for appending, and return its descriptor and size.  Raises OSError, also for a symbolic link."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     return fd, os.fstat(fd).st_size
 
 
 def _begin_anew(path: str, fd: int) -> tuple[int, int]:
-    """The same file, where there can be no other."""
+    """Rename the full file to PATH.1 and open a new one; continue with the old file if that fails."""
     try:
         os.replace(path, f"{path}.1")
         made = _open(path)
@@ -67,7 +68,7 @@ def _begin_anew(path: str, fd: int) -> tuple[int, int]:
 
 
 def _write(fd: int, data: bytes) -> tuple[int, OSError | None]:
-    """How much was not written, and why."""
+    """Write the data.  Return the number of unwritten bytes and the error that prevented the rest."""
     while data:
         try:
             data = data[os.write(fd, data) :]
@@ -78,7 +79,7 @@ def _write(fd: int, data: bytes) -> tuple[int, OSError | None]:
 
 def main(words: list[str]) -> None:
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(each, signal.SIG_IGN)  # it ends when nobody can write to it any more
+        signal.signal(each, signal.SIG_IGN)  # it ends when all writers have closed its input
     if words[0] == "lines":
         write_lines(os.fsencode(words[1]))
     else:

@@ -1,4 +1,4 @@
-"""What is wanted: what the command line says, until the service has been told; then what the service says.  Pure."""
+"""The desired settings: those of the command line until mpsd has stored them, then those that mpsd has stored.  Pure."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """On the command line.  None: nothing was said of it."""
+    """The options of the command line.  None: not given."""
 
     standbys: int | None = None
     sm_percent: float | None = None
@@ -23,7 +23,7 @@ class Given:
     until_done: bool | None = None
 
     def of(self, settings: Settings) -> Settings:
-        """These, where it says nothing else."""
+        """Return the settings with the given options in place of theirs."""
         return replace(settings, **{name: value for name, value in self.said().items() if hasattr(settings, name)})
 
     def said(self) -> dict[str, Any]:
@@ -35,5 +35,5 @@ def of_service(found: values.ServiceSettings) -> Settings:
 
 
 def changes(given: Given, found: values.ServiceSettings) -> dict[str, Any]:
-    """What the service has to be told."""
+    """Return the given options that differ from the service's settings."""
     return {name: value for name, value in given.said().items() if getattr(found, name) != value}

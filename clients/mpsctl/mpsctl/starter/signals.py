@@ -1,4 +1,4 @@
-"""The signals by which a starter is told to end, or to start all members anew."""
+"""The signals that end a starter (SIGTERM, SIGINT) or make it replace all members (SIGHUP)."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextmanager
 def heard(take: Callable[[int], None]) -> Iterator[None]:
-    """What was ignored stays ignored, as by nohup."""
+    """Call `take` with the number of each signal.  Signals that were ignored, as by nohup, stay ignored."""
     before = {each: signal.getsignal(each) for each in _SIGNALS}
     for each, handler in before.items():
         if handler is not signal.SIG_IGN:

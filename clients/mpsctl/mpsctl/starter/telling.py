@@ -1,4 +1,4 @@
-"""What a starter says: a line with the time for people, or an object a line; and what of a service is worth a line."""
+"""The output of a starter: text lines with the time, or JSON lines; and which changes of a service to report."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from mpsctl.starter.plan import SERVING
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """event: for programs, with the facts.  text: for people."""
+    """A report.  event, facts: for programs.  text: for people."""
 
     event: str
     text: str
@@ -23,7 +23,7 @@ class Told:
 
 @dataclass(slots=True)
 class Teller:
-    """Guards that a terminal that has gone ends nothing."""
+    """Prints reports.  It ignores errors of the output, so that a closed terminal does not end the starter."""
 
     out: Output
     name: str
@@ -42,7 +42,7 @@ class Teller:
 
 
 def differences(before: values.Service | None, after: values.Service | None) -> Iterator[Told]:
-    """Between two looks at a service; None: there is none."""
+    """Return the reports for the changes between two views of a service; None: the service does not exist."""
     if after is None:
         if before is not None:
             yield Told("gone", "there is no such service any more", {})
@@ -68,7 +68,7 @@ def differences(before: values.Service | None, after: values.Service | None) -> 
 
 
 def _is_unserved_anew(before: values.Service, after: values.Service) -> bool:
-    """Nobody serves any more; or still nobody, for another reason."""
+    """Return whether the service has become unserved, or is unserved for another reason than before."""
     if after.phase == "idle" and before.phase in ("idle", "fencing"):
         return after.protection != before.protection
     return before.phase == SERVING and after.phase in ("idle", "fencing")
@@ -92,7 +92,7 @@ def _promoted(of: values.Promotion) -> Told:
 
 
 def promotion(of: values.Promotion) -> str:
-    """Why, and how long each part took, where that is known."""
+    """Return the cause of a promotion and the known durations of its parts, as text."""
     parts = (("detected", of.detect_ms), ("fenced", of.fence_ms), ("promoted", of.promote_ms))
     known = [f"{word} in {milliseconds(value)}" for word, value in parts if value is not None]
     return ", ".join([of.cause, *known])
@@ -103,13 +103,13 @@ def milliseconds(value: float) -> str:
 
 
 def reservation(sm_percent: float | None, memory_bytes: int | None) -> str:
-    """Empty where nothing is reserved."""
+    """Return the reservation as text; empty without one."""
     parts = [f"{show_percent(sm_percent)} of the SMs" if sm_percent else "", show_size(memory_bytes) if memory_bytes else ""]
     return ", ".join(filter(None, parts))
 
 
 def stopping(ends_at: float | None, now: float) -> str:
-    """What becomes of members when mpsd quits.  ends_at: when it ends them by force; None: it waits for them."""
+    """Return as text what happens to the members when mpsd quits.  ends_at: when it ends them by force; None: it waits."""
     if ends_at is None:
         what = "mpsd was told to quit, and WAITS FOR THE MEMBERS: they go on, and nobody is started any more"
         return f"{what}. To end them, end this starter"
