@@ -2,7 +2,7 @@
 
     python count_service.py --service count --steps 10000 --pace 0.01        # twice, in two shells, or as often as you like
 
-Kill the one that counts: the other goes on, with the step that was cut off.  The result is that of an undisturbed run.
+Kill the process that counts: the other one continues with the interrupted step.  The result is that of an undisturbed run.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def next_of(value: int) -> int:
 
 
 class Gpu:
-    """The driver, with a stream."""
+    """The CUDA driver, with the primary context, a stream and a scratch cell."""
 
     def __init__(self) -> None:
         self.driver = ctypes.CDLL("libcuda.so.1")
@@ -40,7 +40,7 @@ class Gpu:
             raise RuntimeError(f"{name}: CUDA error {status}")
 
     def write(self, address: int, value: int) -> None:
-        """And waits until it is there."""
+        """Write a value to GPU memory, and wait until it is written."""
         self.call("cuMemsetD32Async", c_uint64(address), c_uint32(value), c_size_t(1), self.stream)
         self.call("cuStreamSynchronize", self.stream)
 
@@ -50,13 +50,14 @@ class Gpu:
         return value.value
 
     def warm_up(self) -> None:
-        """What the first step would otherwise wait for; on memory of its own, since that of the arena is another's so far."""
+        """Do the work that the first step would otherwise wait for, on private memory: another process may still own the
+        arena's."""
         self.write(self.scratch.value, 0)
         self.read(self.scratch.value)
 
 
 class Report:
-    """JSON lines of what happens, and when."""
+    """Writes events with their times as JSON lines."""
 
     def __init__(self, path: str) -> None:
         self.file = sys.stdout if path == "-" else open(path, "a", buffering=1)  # noqa: SIM115
@@ -104,7 +105,7 @@ def main() -> int:
 
 
 def serve(service: Service, gpu: Gpu, asked: argparse.Namespace, report: Report) -> int:
-    """One term after the other, until all steps are done."""
+    """Serve one term after another until all steps are done.  Return the exit status."""
     while True:
         report("standby")
         with service.active() as term:
@@ -118,8 +119,8 @@ def serve(service: Service, gpu: Gpu, asked: argparse.Namespace, report: Report)
 
 
 def begin(term: Term, gpu: Gpu, is_checked: bool) -> int:
-    """The last step that counts.  What the one before did beyond it is done again."""
-    if term.arena.layout is None:  # nobody has come so far yet
+    """Return the last published step; later steps of the previous process are repeated."""
+    if term.arena.layout is None:  # no process has built the contents yet
         build(term.arena, gpu)
     step = term.record["step"] if term.record else 0
     assert isinstance(step, int)
@@ -139,23 +140,24 @@ def build(arena: Arena, gpu: Gpu) -> None:
 
 
 def place(arena: Arena, step: int) -> int:
-    """Two places in turn: a step that is cut off spoils the one that nobody needs, and can be done again."""
+    """Return the address of a step's value.  Steps alternate between two places: an interrupted step spoils only the place that
+    is not needed, and can be repeated."""
     return arena["values"].address + 4 * (step % 2)
 
 
 def count(term: Term, gpu: Gpu, step: int, asked: argparse.Namespace, report: Report) -> int | None:
-    """From the step after that one on.  The last value; None: another process is to go on."""
+    """Count from the step after this one on.  Return the last value; None if another process is to continue."""
     value = gpu.read(place(term.arena, step))
     is_first = True
     while step < asked.steps:
         if term.is_over:
             return None
         value, step = next_of(value), step + 1
-        gpu.write(place(term.arena, step), value)  # the GPU has finished it when this returns,
+        gpu.write(place(term.arena, step), value)  # returns when the GPU has finished it,
         if is_first:
             report("first_step", step=step)
             is_first = False
-        term.publish(step=step)  # and only now does it count
+        term.publish(step=step)  # so that only finished steps are published
         if step % asked.every == 0:
             report("step", n=step, value=value)
         time.sleep(asked.pace)

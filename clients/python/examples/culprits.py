@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def name(culprit: Mapping[str, Any] | None) -> str:
-    """Events name it to operators alone; `fault_get` tells a user of their own."""
+    """Return the culprit as text.  Events name it only to operators; `fault_get` also shows users their own processes."""
     return f"{culprit['program']}[{culprit['pid']}] of user {culprit['uid']}" if culprit else "somebody"
 
 

@@ -2,12 +2,12 @@
 
     mpsctl service run dit --until-done -- python diffusion.py --service dit --out image.png --steps 50 --seed 1
 
-Each process that is started so is a member of the service: one makes steps, the others wait with the same memory mapped.  The
+Each process started this way is a member of the service: one makes steps, the others wait with the same memory mapped.  The
 model (a DiT, random weights) and two buffers of latents are in the arena.  Step n reads buffer n % 2, writes the other, and is
-published when the GPU has finished it: who takes over does the step that was cut off again, from input that nobody touched.
-Noise comes from (seed, step): it has no state.  Members must be alike, in their share of the GPU too: kernels are chosen by it.
+published when the GPU has finished it: the next active repeats an interrupted step from the unchanged input buffer.  Noise is
+drawn from (seed, step) and has no state.  All members need the same share of the GPU, because libraries choose kernels by it.
 
-Needs PyTorch.  --memory plain: without mpsd, in memory that ends with the process; begins at step 0 whenever it is started.
+Needs PyTorch.  --memory plain: without mpsd, in memory that ends with the process; each start begins at step 0.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same sums in the same order; read when cuBLAS starts
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes sums deterministic; cuBLAS reads it when it starts
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +31,15 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from mpsd_client import Arena, Service, Term
 
-CAPACITY_BYTES = 8 << 30  # at most
+CAPACITY_BYTES = 8 << 30  # an upper bound
 DISMISSED = 3  # exit status
-UNHELD_SECONDS = 3600.0  # that the arena stays when no member is there
+UNHELD_SECONDS = 3600.0  # how long the arena stays without a member
 CHANNELS, PATCH, ZOOM = 4, 2, 8  # of latents; latents of a token; pixels of a latent, each way
 FREQUENCIES = 128
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each shifted, scaled and gated by the time."""
+    """Attention and an MLP; the time shifts, scales and gates each."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 class DiT(nn.Module):
-    """The noise in latents [CHANNELS, size, size] at a time from 1 to 0; and what turns latents into pixels."""
+    """Predicts the noise in latents [CHANNELS, size, size] at a time from 1 to 0, and decodes latents into pixels."""
 
     def __init__(self, layers: int, width: int, size: int) -> None:
         super().__init__()
@@ -86,29 +86,29 @@ class DiT(nn.Module):
         return patches.permute(2, 0, 3, 1, 4).reshape(latents.shape)
 
     def pixels(self, latents: Tensor) -> Tensor:
-        """[height, width, 3], bytes."""
+        """Return the image of the latents as bytes [height, width, 3]."""
         colours = functional.pixel_shuffle(self.decoder(latents.permute(1, 2, 0)).permute(2, 0, 1), ZOOM)
         return (255 * colours.sigmoid()).to(torch.uint8).permute(1, 2, 0).contiguous().cpu()
 
 
 class Sampler:
-    """Steps between two buffers of latents."""
+    """Makes steps from one of two buffers of latents to the other."""
 
     def __init__(self, asked: argparse.Namespace, model: DiT, latents: Tensor) -> None:
         self.asked, self.model, self.latents = asked, model, latents
 
     def begin(self) -> None:
-        """Buffer 0 holds nothing but noise."""
+        """Fill buffer 0 with noise."""
         self.latents[0].normal_(generator=self.noise(self.asked.steps))
 
     def step(self, number: int) -> None:
-        """Has been done, by the GPU too, when it returns."""
+        """Make a step, and wait until the GPU has finished it."""
         self.advance(number, self.latents[number % 2], self.latents[(number + 1) % 2])
         if self.latents.is_cuda:
             torch.cuda.synchronize()
 
     def advance(self, number: int, source: Tensor, target: Tensor) -> None:
-        """DDIM where eta is 0, DDPM where it is 1.  Reads all of source, then writes all of target."""
+        """Compute a step: DDIM if eta is 0, DDPM if it is 1.  It reads all of source, then writes all of target."""
         signal, after = self.signal(number), self.signal(number + 1)
         guess = self.model(source, 1 - number / self.asked.steps)
         clean = ((source - math.sqrt(1 - signal) * guess) / math.sqrt(signal)).clamp(-3, 3)
@@ -119,14 +119,14 @@ class Sampler:
         target.copy_(math.sqrt(after) * clean + rest * guess + sigma * fresh)
 
     def signal(self, number: int) -> float:
-        """How much of the latents is no noise before this step: 0.00025 before the first, 1 after the last."""
+        """Return the share of signal in the latents before this step: 0.00025 before the first, 1 after the last."""
         return math.cos(0.495 * math.pi * (1 - number / self.asked.steps)) ** 2
 
     def noise(self, number: int) -> torch.Generator:
         return torch.Generator(self.latents.device).manual_seed((self.asked.seed << 32) + number)
 
     def warm_up(self) -> None:
-        """Steps in memory of this process's own: kernels are loaded, libraries have their workspaces."""
+        """Make steps in private memory, to load kernels and to allocate the workspaces of libraries."""
         source, target = torch.zeros_like(self.latents)
         for _ in range(3):
             self.advance(0, source, target)
@@ -134,7 +134,7 @@ class Sampler:
             torch.cuda.synchronize()
 
     def write(self) -> dict[str, str]:
-        """The image, whole or not at all; digests of it and of what it was made from."""
+        """Write the image atomically; return digests of the image and of the data that it was made from."""
         latents = self.latents[self.asked.steps % 2]
         image = png(self.model.pixels(latents))
         beside = self.asked.out.with_name(f"{self.asked.out.name}.{os.getpid()}")
@@ -161,12 +161,12 @@ def sha256(data: bytes) -> str:
 
 
 def skeleton(asked: argparse.Namespace) -> tuple[DiT, Tensor]:
-    """Without contents, on the default device."""
+    """Allocate the model and the latents without contents, on the default device."""
     return DiT(asked.layers, asked.width, asked.size), torch.empty(2, CHANNELS, asked.size, asked.size)
 
 
 class Report:
-    """What happens, as lines of JSON."""
+    """Writes events with their times as JSON lines."""
 
     def __init__(self, path: str) -> None:
         self._file = sys.stdout if path == "-" else open(path, "a")  # noqa: SIM115 - until the process ends
@@ -177,7 +177,7 @@ class Report:
 
 
 def sample(sampler: Sampler, done: int, report: Report, publish: Callable[[int], None], is_over: Callable[[], bool]) -> bool:
-    """From the step behind those that are done; whether the image is there, or another member shall go on."""
+    """Make the remaining steps.  Return True when the image is written, False if another member is to continue."""
     asked, first = sampler.asked, done
     for step in range(done, asked.steps):
         if is_over():
@@ -206,19 +206,19 @@ def run_plain(asked: argparse.Namespace, report: Report) -> None:
 
 
 def run_service(asked: argparse.Namespace, report: Report) -> None:
-    from mpsd_client import Dismissed, Service  # not needed without
+    from mpsd_client import Dismissed, Service  # --memory plain works without mpsd_client
 
     report("begin")
-    try:  # the service first: mpsd then places this process apart from the other members, when its CUDA begins
+    try:  # create the service before CUDA begins: mpsd then places this process apart from the other members
         with Service(asked.service, capacity=CAPACITY_BYTES, schema={"step": "uint64"}, ttl=UNHELD_SECONDS) as service:
             Member(asked, report).run(service)
-    except Dismissed as told:  # all that it had is in the arena; whoever has started this process starts another one
+    except Dismissed as told:  # all its data is in the arena; the starter of this process starts a new one
         print(f"diffusion.py: {told}", file=sys.stderr)
         sys.exit(DISMISSED)
 
 
 class Member:
-    """Of the service: makes the image, or waits until it shall."""
+    """A member of the service: makes the image, or waits for its promotion."""
 
     def __init__(self, asked: argparse.Namespace, report: Report) -> None:
         self.asked, self.report = asked, report
@@ -243,7 +243,7 @@ class Member:
             self.report("yielded")
 
     def adopt(self, arena: "Arena") -> None:
-        """Another member has built it: the same memory, to be read until this one is promoted."""
+        """Map the memory that another member has built; it is read-only until this member is promoted."""
         from mpsd_client.torch import load, load_into
 
         if arena.extra != self.about:
@@ -265,7 +265,7 @@ class Member:
         return Sampler(self.asked, model, latents)
 
     def serve(self, term: "Term") -> bool:
-        """Whether the image is there."""
+        """Serve a term.  Return whether the image is written."""
         if self.sampler is None:
             self.sampler = self.build(term.arena)
         done: Any = term.record["step"] if term.record else 0
@@ -301,7 +301,7 @@ def options() -> argparse.Namespace:
 def main() -> None:
     asked = options()
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a kernel more for each tensor
+    torch.utils.deterministic.fill_uninitialized_memory = False  # saves a kernel for each tensor
     report = Report(asked.report)
     if asked.memory == "plain":
         run_plain(asked, report)

@@ -36,8 +36,8 @@ def main() -> None:
     print(f"{how} in {(time.perf_counter() - began) * 1e3:.1f} ms, at step {int(step)}", flush=True)
     with torch.no_grad():
         while int(step) < asked.steps:
-            results[step] = model(torch.full((512,), float(step), device="cuda")).sum()  # in place: what is new is not kept
-            step += 1  # last, so that a step that was cut off is done again
+            results[step] = model(torch.full((512,), float(step), device="cuda")).sum()  # in place, so it is kept
+            step += 1  # last, so that an interrupted step is repeated
     print(f"step {int(step)}: {float(results.sum()):.6f}")
 
 

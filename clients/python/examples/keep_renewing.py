@@ -2,7 +2,7 @@
 
     python keep_renewing.py --seconds 30
 
-A lease with a short time to live, renewed while we live, is given back even where we are killed.
+The program renews a lease with a short time to live, so that the lease ends soon even if the program is killed.
 """
 
 import argparse

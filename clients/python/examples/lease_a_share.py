@@ -46,7 +46,7 @@ def main() -> int:
     try:
         return subprocess.run(asked.command, env={**os.environ, "MPSD_LEASE": token}, check=False).returncode
     finally:
-        with Client(program="lease_a_share") as mpsd:  # another connection: mpsd closes silent ones
+        with Client(program="lease_a_share") as mpsd:  # a new connection: mpsd closes idle ones
             mpsd.ask(calls.lease_release(lease.id))
 
 

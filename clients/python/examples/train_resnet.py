@@ -2,17 +2,17 @@
 
     mpsctl service run resnet --until-done -- python train_resnet.py --service resnet --steps 200 --seed 1
 
-Each process that is started so is a member of the service: one trains, the others wait with the same memory mapped.  All that
+Each process started this way is a member of the service: one trains, the others wait with the same memory mapped.  All that
 training needs (weights, momentum, statistics of the norms) is in the arena twice.  Step n reads set n % 2, writes all of the
-other, and is published when the GPU has finished it: a step that was cut off is done again, from a set that nobody touched.
-Images and labels come from (seed, step): they have no state.  Members must be alike, in their share of the GPU too: kernels are
-chosen by it.
+other, and is published when the GPU has finished it: the next active repeats an interrupted step from the unchanged set.
+Images and labels are drawn from (seed, step) and have no state.  All members need the same share of the GPU, because libraries
+choose kernels by it.
 
-What it costs: the second set, 205 MB beside several GB of activations (batch 64); and next to no time, since a step writes its
-results somewhere anyway.  Adam would need half as much again.  Where memory is short: one set that is trained in place, and a
-copy of it in host memory every k steps; a fault then costs up to k steps.
+The cost: the second set, 205 MB in addition to several GB of activations (batch 64); and almost no time, since a step has to
+write its results anyway.  Adam would need half as much again.  If memory is short, train one set in place, and copy it to host
+memory every k steps; a fault then costs up to k steps.
 
-Needs PyTorch.  --memory plain: without mpsd, in memory that ends with the process; begins at step 0 whenever it is started.
+Needs PyTorch.  --memory plain: without mpsd, in memory that ends with the process; each start begins at step 0.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same sums in the same order; read when cuBLAS starts
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes sums deterministic; cuBLAS reads it when it starts
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +33,9 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from mpsd_client import Arena, Service, Term
 
-CAPACITY_BYTES = 2 << 30  # at most
+CAPACITY_BYTES = 2 << 30  # an upper bound
 DISMISSED = 3  # exit status
-UNHELD_SECONDS = 3600.0  # that the arena stays when no member is there
+UNHELD_SECONDS = 3600.0  # how long the arena stays without a member
 DEPTHS = (3, 4, 6, 3)  # bottlenecks of each width
 CLASSES = 1000
 RATE, MOMENTUM = 0.01, 0.9
@@ -79,22 +79,22 @@ class ResNet50(nn.Module):
         self.head = nn.Linear(inputs, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.blocks(self.begin(images)).mean((2, 3)))  # adaptive pooling adds in any order
+        return self.head(self.blocks(self.begin(images)).mean((2, 3)))  # adaptive pooling adds in no fixed order
 
 
 class Training:
-    """Two sets of all that a step reads and writes, and the losses.
+    """Two sets of the tensors that a step reads and writes, and the losses.
 
-    weights.*: of the model; momentum.*: one for each weight; norms.*: the buffers of the model.
+    weights.*: the model's; momentum.*: one for each weight; norms.*: the buffers of the model.
     """
 
     def __init__(self, asked: argparse.Namespace, sets: list[Tensors], losses: Tensor) -> None:
         self.asked, self.sets, self.losses = asked, sets, losses
-        with torch.device("meta"):  # it computes with the tensors that it is given
+        with torch.device("meta"):  # functional_call gives it the tensors of a set
             self.model = ResNet50()
 
     def begin(self) -> None:
-        """Set 0, as it is before the first step."""
+        """Initialize set 0 for the first step."""
         generator = torch.Generator(self.losses.device).manual_seed(self.asked.seed)
         for name, each in self.sets[0].items():
             if name.startswith("weights.") and each.dim() > 1:
@@ -103,15 +103,15 @@ class Training:
                 each.fill_(1 if name.endswith(ONES) and not name.startswith("momentum.") else 0)
 
     def step(self, number: int) -> None:
-        """Has been done, by the GPU too, when it returns."""
+        """Make a step, and wait until the GPU has finished it."""
         self.advance(number, self.sets[number % 2], self.sets[(number + 1) % 2], self.losses[number])
         self.finish()
 
     def advance(self, number: int, source: Tensors, target: Tensors, loss: Tensor) -> None:
-        """SGD with momentum.  Writes to all of target, and to nothing of source."""
+        """Compute a step of SGD with momentum.  It writes all of target and nothing of source."""
         images, labels = self.batch(number)
         weights = {name: each.detach().requires_grad_() for name, each in part(source, "weights.").items()}
-        norms = part(target, "norms.")  # a model in training changes its buffers: those of the next set
+        norms = part(target, "norms.")  # training changes the model's buffers, so use those of the target
         for name, each in part(source, "norms.").items():
             norms[name].copy_(each)
         found = functional.cross_entropy(torch.func.functional_call(self.model, {**weights, **norms}, (images,)), labels)
@@ -124,7 +124,7 @@ class Training:
             loss.copy_(found)
 
     def batch(self, number: int) -> tuple[Tensor, Tensor]:
-        """Noise, the brighter the higher the label."""
+        """Return noise images, brighter for higher labels, and the labels."""
         device, count = self.losses.device, self.asked.batch
         generator = torch.Generator(device).manual_seed((self.asked.seed << 32) + number)
         labels = torch.randint(0, 10, (count,), generator=generator, device=device)
@@ -132,7 +132,7 @@ class Training:
         return images + labels.view(-1, 1, 1, 1) / 5, labels
 
     def warm_up(self) -> None:
-        """A step into memory of this process's own, which it gives back: kernels are loaded, libraries have workspaces."""
+        """Make a step into private memory, to load kernels and to allocate the workspaces of libraries; then free it."""
         private = {name: torch.empty_like(each) for name, each in self.sets[1].items()}
         self.advance(0, self.sets[0], private, torch.empty(()))
         del private
@@ -150,7 +150,7 @@ class Training:
 
 
 def part(tensors: Mapping[str, Tensor], begin: str) -> Tensors:
-    """Those whose names begin so, by the rest of their names."""
+    """Return the tensors whose names have this prefix, by the rest of their names."""
     return {name.removeprefix(begin): each for name, each in tensors.items() if name.startswith(begin)}
 
 
@@ -162,7 +162,7 @@ def digest(tensors: Tensors) -> str:
 
 
 def allocate(steps: int) -> tuple[list[Tensors], Tensor]:
-    """Two sets and room for the losses, without contents, on the default device."""
+    """Allocate two sets and the losses without contents, on the default device."""
     sets = []
     for _ in range(2):
         model = ResNet50()
@@ -173,7 +173,7 @@ def allocate(steps: int) -> tuple[list[Tensors], Tensor]:
 
 
 class Report:
-    """What happens, as lines of JSON."""
+    """Writes events with their times as JSON lines."""
 
     def __init__(self, path: str) -> None:
         self._file = sys.stdout if path == "-" else open(path, "a")  # noqa: SIM115 - until the process ends
@@ -184,7 +184,7 @@ class Report:
 
 
 def train(training: Training, done: int, report: Report, publish: Callable[[int], None], is_over: Callable[[], bool]) -> bool:
-    """From the step behind those that are done; whether it is trained, or another member shall go on."""
+    """Make the remaining steps.  Return True when the training is done, False if another member is to continue."""
     asked = training.asked
     for step in range(done, asked.steps):
         if is_over():
@@ -192,7 +192,7 @@ def train(training: Training, done: int, report: Report, publish: Callable[[int]
         training.step(step)
         if step == done:
             report("first_step", step=step)
-        if step % asked.report_every == 0 or step + 1 == asked.steps:  # before it counts: a line may come twice, none is lost
+        if step % asked.report_every == 0 or step + 1 == asked.steps:  # before publishing: a line may repeat, none is lost
             report("step", n=step, loss=training.losses[step].item())
         publish(step + 1)
     report("end", **training.digests())
@@ -211,19 +211,19 @@ def run_plain(asked: argparse.Namespace, report: Report) -> None:
 
 
 def run_service(asked: argparse.Namespace, report: Report) -> None:
-    from mpsd_client import Dismissed, Service  # not needed without
+    from mpsd_client import Dismissed, Service  # --memory plain works without mpsd_client
 
     report("begin")
-    try:  # the service first: mpsd then places this process apart from the other members, when its CUDA begins
+    try:  # create the service before CUDA begins: mpsd then places this process apart from the other members
         with Service(asked.service, capacity=CAPACITY_BYTES, schema={"step": "uint64"}, ttl=UNHELD_SECONDS) as service:
             Member(asked, report).run(service)
-    except Dismissed as told:  # all that it had is in the arena; whoever has started this process starts another one
+    except Dismissed as told:  # all its data is in the arena; the starter of this process starts a new one
         print(f"train_resnet.py: {told}", file=sys.stderr)
         sys.exit(DISMISSED)
 
 
 class Member:
-    """Of the service: trains, or waits until it shall."""
+    """A member of the service: trains, or waits for its promotion."""
 
     def __init__(self, asked: argparse.Namespace, report: Report) -> None:
         self.asked, self.report = asked, report
@@ -248,7 +248,7 @@ class Member:
             self.report("yielded")
 
     def adopt(self, arena: "Arena") -> None:
-        """Another member has built it: the same memory, to be read until this one is promoted."""
+        """Map the memory that another member has built; it is read-only until this member is promoted."""
         from mpsd_client.torch import load
 
         if arena.extra != self.about:
@@ -267,7 +267,7 @@ class Member:
         return Training(self.asked, sets, losses)
 
     def serve(self, term: "Term") -> bool:
-        """Whether it is trained."""
+        """Serve a term.  Return whether the training is done."""
         if self.training is None:
             self.training = self.build(term.arena)
         done: Any = term.record["step"] if term.record else 0
@@ -300,8 +300,8 @@ def options() -> argparse.Namespace:
 def main() -> None:
     asked = options()
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a kernel more for each tensor
-    torch.backends.cudnn.benchmark = False  # it would choose by the clock
+    torch.utils.deterministic.fill_uninitialized_memory = False  # saves a kernel for each tensor
+    torch.backends.cudnn.benchmark = False  # it would choose kernels by timing them
     report = Report(asked.report)
     if asked.memory == "plain":
         run_plain(asked, report)

@@ -1,17 +1,17 @@
-"""What a client asks for: a prompt to be continued.  The same value in the front end and in the members.  Pure."""
+"""A client's request to continue a prompt; front end and members use the same value.  Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MOST_PROMPT = 1 << 16  # tokens; what a member can take depends on its --length, and is said by it
-MOST_CANDIDATES = 64  # of the most likely tokens, among which one is drawn where the temperature is not 0
+MOST_PROMPT = 1 << 16  # tokens; a member's own limit is its --length, and it refuses longer requests
+MOST_CANDIDATES = 64  # the most likely tokens from which one is drawn at a temperature other than 0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """id: the front end's number.  seed: of the draws.  temperature: 0 is greedy.  stop: a token that ends it; -1: none.
-    have: tokens that its client has got already."""
+    """A request.  id: the front end's number.  seed: of the draws.  temperature: 0 is greedy.  stop: a token that ends the
+    answer; -1: none.  have: tokens that the client has already."""
 
     id: int
     prompt: tuple[int, ...]
@@ -23,21 +23,21 @@ class Request:
     have: tuple[int, ...] = ()
 
     def is_complete(self, count: int, last: int) -> bool:
-        """Whether `count` tokens, of which `last` is the last one, are all there will be."""
+        """Return whether an answer of `count` tokens that ends with `last` is complete."""
         return count >= self.max_tokens or (count > 0 and last == self.stop)
 
     def facts(self) -> dict[str, Any]:
-        """As JSON, for `of_facts`."""
+        """Return the request as a JSON object, for `of_facts`."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def of_facts(facts: Mapping[str, Any]) -> Request:
-    """Of a front end's line, which is trusted: it is this user's own process."""
+    """Return the request in a line of the front end, which is trusted: it is a process of the same user."""
     return Request(**dict(facts) | {"prompt": tuple(facts["prompt"]), "have": tuple(facts["have"])})
 
 
 def of_client(number: int, found: Any) -> Request:
-    """Of what a client sent, whoever that is.  Raises ValueError, in words for it."""
+    """Return the request in a client's JSON, which is untrusted.  Raises ValueError with a text for the client."""
     if not isinstance(found, dict):
         raise ValueError("a JSON object is expected")
     if unknown := found.keys() - {"prompt", "max_tokens", "seed", "temperature", "top_k", "stop"}:
@@ -54,7 +54,7 @@ def of_client(number: int, found: Any) -> Request:
 
 
 def _prompt(found: Any) -> tuple[int, ...]:
-    """A text's bytes are its tokens: there is no tokenizer here, and random weights would have no use for one."""
+    """Return the prompt's token ids.  The bytes of a text are its tokens: random weights have no use for a tokenizer."""
     tokens = list(found.encode()) if isinstance(found, str) else found
     if not isinstance(tokens, list) or not 0 < len(tokens) <= MOST_PROMPT:
         raise ValueError(f"prompt: 1 to {MOST_PROMPT} token ids, or a text")

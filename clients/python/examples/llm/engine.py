@@ -1,4 +1,4 @@
-"""What computes: the words that all engines understand.  toy.py needs no real GPU, torch_engine.py has a real model."""
+"""The interface of all engines.  toy.py works without a real GPU, torch_engine.py runs a real model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from scheduler import Slot
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a prompt: these tokens, at `first` and behind it, of this slot."""
+    """A chunk of a slot's prompt: tokens at the positions from `first` on."""
 
     slot: int
     first: int
@@ -17,28 +17,28 @@ class Chunk:
 
 
 class Engine(Protocol):
-    """Its memory has two parts that outlive the process where it lies in an arena: the cache of keys and values, in pages, and
-    the history, the tokens of every slot.  What is done twice gives the same twice, whatever was cut off in between."""
+    """An engine.  In an arena, two parts of its memory outlive the process: the cache of keys and values, in pages, and the
+    history, the tokens of every slot.  All operations are idempotent, also after an interruption."""
 
     @property
     def vocab(self) -> int:
-        """How many tokens there are."""
+        """The size of the vocabulary."""
 
     def arrange(self, slots: Sequence[Slot]) -> None:
-        """From the next launch on the slots are so.  Nothing is under way."""
+        """Set the slots for the next launches.  Call it only while no launch is running."""
 
     def keep(self, slot: int, tokens: Sequence[int]) -> None:
-        """A text becomes a slot's history; it is there when this returns.  Nothing is under way."""
+        """Write a text as a slot's history, and wait until it is written.  Call it only while no launch is running."""
 
     def kept(self, slot: int, first: int, end: int) -> list[int]:
-        """Tokens of a slot's history."""
+        """Return the tokens of a slot's history from `first` to before `end`."""
 
     def chunk(self, left: int) -> int:
-        """How many tokens to fill in at once where so many are left.  The same for the same number, always: a fill that is
-        done again, by whomever, has to give the same bits."""
+        """Return how many tokens to prefill at once if this many are left.  The result depends only on the number, because a
+        prefill repeated by another process has to give the same bits."""
 
     def launch(self, chunk: Chunk | None, is_step: bool) -> None:
-        """Begins to fill in a piece of a prompt, and then a step of all slots that are decoded."""
+        """Start the prefill of a chunk, and then a step of all decoding slots."""
 
     def wait(self) -> list[int]:
-        """Until that is done: the token that was drawn for each slot, which means something for those that are decoded."""
+        """Wait for the launched work, and return a token for each slot; only those of decoding slots are meaningful."""

@@ -2,8 +2,8 @@
 
     python load.py --url http://127.0.0.1:8080 --clients 16 --requests 64 --tokens 200
 
-Prints a table; ends with 1 where a connection was dropped or a stream was not as promised.  The same --seed asks the same, so
-two runs can be compared token by token (--json).
+It prints a table, and exits with 1 if a connection was dropped or a stream was wrong.  The same --seed sends the same
+requests, so that two runs can be compared token by token (--json).
 """
 
 import argparse
@@ -25,7 +25,7 @@ RETRY_SECONDS, TRIES = 0.2, 100  # after a 503
 
 @dataclass(slots=True)
 class Result:
-    """Of a request.  trouble: empty, or what was not as promised."""
+    """The result of a request.  trouble: what was wrong; empty if nothing."""
 
     number: int
     prompt: list[int]
@@ -48,12 +48,12 @@ class Result:
 
     @property
     def worst_gap_ms(self) -> float:
-        """Between two tokens."""
+        """The longest time between two tokens, in milliseconds."""
         return max((b - a for a, b in zip(self.times_ns, self.times_ns[1:], strict=False)), default=0) / 1e6
 
 
 def plan(options: argparse.Namespace) -> list[Result]:
-    """Requests, the same for the same seed.  Token ids are those of bytes, which every model has."""
+    """Return the requests, the same for the same seed.  Token ids are below 256, which every model has."""
     random_ = random.Random(options.seed)
     found = []
     for number in range(options.requests):
@@ -64,7 +64,7 @@ def plan(options: argparse.Namespace) -> list[Result]:
 
 
 async def run(url: Url, results: list[Result], clients: int) -> None:
-    """Each client asks one after another, until all is asked."""
+    """Run the clients; each sends one request after another until none is left."""
     left = list(reversed(results))
 
     async def client() -> None:
@@ -87,7 +87,7 @@ async def _ask(url: Url, result: Result) -> None:
             return
         if status != 503:
             break
-        await trio.sleep(RETRY_SECONDS)  # it is busy, and nothing has begun
+        await trio.sleep(RETRY_SECONDS)  # the server is busy and has not begun the request
     if not result.trouble and (not result.is_done or len(result.tokens) != result.options["max_tokens"]):
         result.trouble = f"{len(result.tokens)} tokens, of {result.options['max_tokens']}"
 

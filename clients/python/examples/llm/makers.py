@@ -1,6 +1,6 @@
-"""Engines and where their memory is: of this process, or in an arena, built by whoever comes first and adopted by all others.
+"""Makers of engines with private memory, or with memory in an arena that the first member builds and all others adopt.
 
-To make one begins CUDA in this process, which a member of a service does after it has enlisted.
+`begin` initializes CUDA in this process; a member of a service calls it only after it has enlisted.
 """
 
 import ctypes
@@ -17,32 +17,33 @@ from toy import CELL_BYTES, PlainMemory, ToyEngine
 if TYPE_CHECKING:
     from mpsd_client import Arena
 
-ROUNDING_BYTES = 256 << 20  # what PyTorch's blocks may have more than is used of them
+ROUNDING_BYTES = 256 << 20  # allowance for unused parts of PyTorch's blocks
 
 
 class Maker(Protocol):
-    """Makes an engine, of which it keeps the last one."""
+    """Makes an engine.  engine: the last one made."""
 
     engine: Engine
 
     @property
     def capacity_bytes(self) -> int:
-        """That an arena needs."""
+        """The capacity that an arena needs."""
 
     def begin(self) -> None:
-        """Makes the context."""
+        """Create the CUDA context."""
 
     def plain(self) -> None:
-        """In this process's own memory."""
+        """Make an engine in private memory."""
 
     def sleeping(self) -> "Sleeper":
-        """Almost ready: what is left to do is `wake`."""
+        """Make an engine that only lacks `wake`."""
 
     def build(self, arena: "Arena") -> None:
-        """In an arena in which nothing was committed so far, and commits it."""
+        """Make an engine in an arena without a commit, and commit its memory."""
 
     def adopt(self, arena: "Arena") -> None:
-        """In an arena that somebody has built, which may be open for reading.  Raises ValueError: it was for another model."""
+        """Make an engine in an arena that another process has built, which may be open for reading.  Raises ValueError if the
+        arena was built with other settings."""
 
 
 class Sleeper(Protocol):
@@ -103,11 +104,11 @@ class TorchMaker:
         self.engine.warm(capture)
 
     def _be_small(self) -> None:
-        """Standbys are paid for in GPU memory."""
+        """Shrink the GPU memory of stacks, since each standby costs GPU memory."""
         from mpsd_client.torch import shrink_stacks
 
         if self.device != "cpu":
-            shrink_stacks(16)  # our kernels have none; a kernel that has is given what it needs with its first launch
+            shrink_stacks(16)  # these kernels use no stack; the first launch of one that does enlarges it
 
 
 class ToyMaker:
@@ -122,7 +123,7 @@ class ToyMaker:
         return sum(CELL_BYTES * count + (2 << 20) for count in self.cells.values())
 
     def begin(self) -> None:
-        """The primary context, current in this thread."""
+        """Make the primary context current in this thread."""
         if not self.has_gpu:
             return
         self.driver, device, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
@@ -160,7 +161,7 @@ def call(driver: ctypes.CDLL, name: str, *arguments: Any) -> None:
 
 
 class GpuMemory:
-    """Cells on the GPU, of this process; one copy by the driver for each access."""
+    """Cells in private GPU memory; each access is one copy by the driver."""
 
     def __init__(self, driver: ctypes.CDLL, count: int) -> None:
         self._driver, memory = driver, ctypes.c_uint64()
@@ -181,7 +182,7 @@ class GpuMemory:
 
 
 class ArenaMemory:
-    """Cells in an arena, likewise."""
+    """Cells in an arena; each access is one copy by the driver."""
 
     def __init__(self, arena: "Arena", name: str) -> None:
         self._arena, self._address = arena, arena[name].address

@@ -1,14 +1,14 @@
 """A decoder in plain PyTorch with the shapes of Qwen2.5, random weights, and a cache of keys and values in pages.
 
-One way through it serves prompts and single tokens alike: texts [batch, length], each with its own pages.  For a fixed batch
-and length the same kernels run whatever the texts are, and no kernel adds in an order of its own: twice the same text gives the
-same bits, whatever the other texts of the batch are.
+One forward pass serves prompts and single tokens: texts [batch, length], each with its own pages.  For a fixed batch and
+length the same kernels run for all texts, and every kernel adds in a fixed order: a text gives the same bits each time,
+independent of the other texts in the batch.
 """
 
 import os
 from dataclasses import dataclass
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same sums in the same order; read when cuBLAS starts
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes sums deterministic; cuBLAS reads it when it starts
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class Shape:
     head: int
     mlp: int
     vocab: int
-    is_tied: bool  # the output layer's weights are the embedding's
+    is_tied: bool  # the output layer shares the embedding's weights
 
     @property
     def parameters(self) -> int:
@@ -64,13 +64,14 @@ class Layer(nn.Module):
         self.down = nn.Linear(shape.mlp, shape.hidden, bias=False)
 
     def split(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of x [batch, length, hidden] as [batch, length, heads, head]; two of them turned."""
+        """Return queries, keys and values of x [batch, length, hidden] as [batch, length, heads, head]; queries and keys are
+        rotated."""
         parts = self.qkv(self.before_attention(x)).unflatten(-1, (-1, self.shape.head))
         q, k, v = parts.split((self.shape.heads, self.shape.kv_heads, self.shape.kv_heads), dim=-2)
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def mix(self, x: Tensor, seen: Tensor) -> Tensor:
-        """seen: what the attention gave, [batch, length, heads, head]."""
+        """Add the attention's output and the MLP to x.  seen: the attention's output, [batch, length, heads, head]."""
         x = x + self.out(seen.flatten(2))
         inner = self.before_mlp(x)
         return x + self.down(functional.silu(self.gate(inner)) * self.up(inner))
@@ -82,9 +83,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, is_hidden: Tensor) -> Tensor:
-    """Of q [batch, length, heads, head]; keys, values [batch, places, kv_heads, head]; is_hidden [batch, length, places].
+    """Return the attention of q [batch, length, heads, head] to keys and values [batch, places, kv_heads, head], without the
+    places where is_hidden [batch, length, places].
 
-    Heads that share keys are rows of one product.
+    Heads that share keys are rows of one matrix product.
     """
     batch, length, heads, head = q.shape
     shared = keys.shape[2]
@@ -96,7 +98,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, is_hidden: Tensor) -> Tensor
 
 
 class Model(nn.Module):
-    """The tables of the positions are buffers that are not persistent."""
+    """The decoder.  The tables of the rotary positions, cos and sin, are non-persistent buffers."""
 
     cos: Tensor
     sin: Tensor
@@ -117,7 +119,7 @@ class Model(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def fill(self, seed: int) -> None:
-        """Random weights, the same for the same seed on every GPU of a kind.  Without gradients: torch.no_grad."""
+        """Fill the weights at random, the same for the same seed on every GPU of a kind.  Call it under torch.no_grad."""
         generator = torch.Generator(device=self.norm.weight.device).manual_seed(seed)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
@@ -126,10 +128,10 @@ class Model(nn.Module):
                 parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
 
     def forward(self, tokens: Tensor, positions: Tensor, kv: Tensor, places: Tensor, pages: Tensor) -> Tensor:
-        """What is behind the last layer for tokens [batch, length] at these positions; `head` makes logits of it.
+        """Return the output of the last layer for tokens [batch, length] at these positions; `head` makes logits from it.
 
-        kv: [layers, 2, pages, page, kv_heads, head].  places: where in it, counted in tokens, the keys and values of these
-        tokens go.  pages: [batch, most], of each text; what lies in them behind a token's position it does not see.
+        kv: [layers, 2, pages, page, kv_heads, head].  places: where the keys and values of these tokens go in it, counted in
+        tokens.  pages: [batch, most], the pages of each text; a token attends to places up to its own position only.
         """
         page = kv.shape[3]
         cos, sin = self.cos[positions][:, :, None], self.sin[positions][:, :, None]
@@ -144,12 +146,12 @@ class Model(nn.Module):
 
 
 def cache_of(shape: Shape, pages: int, page: int, dtype: torch.dtype) -> Tensor:
-    """On the default device.  Zeros, since what is hidden counts nothing only if it is a number."""
+    """Return an empty cache on the default device.  It is zeroed: a hidden NaN would still spoil the attention's product."""
     return torch.zeros(shape.layers, 2, pages, page, shape.kv_heads, shape.head, dtype=dtype)
 
 
 def be_deterministic() -> None:
-    """Not torch.use_deterministic_algorithms: it would sort the places before keys and values are written, which only matters
-    where two are the same, and those are on page 0, which nobody reads."""
+    """Make matrix products deterministic.  torch.use_deterministic_algorithms would also sort the places before keys and values
+    are written, which only matters for equal places, and those are on page 0, whose contents are never used."""
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -1,16 +1,16 @@
-"""Which pages of the key-value cache are free.  Pure.
+"""The free pages of the key-value cache.  Pure.
 
-Page 0 is nobody's: the GPU computes a fixed number of slots, and those without a request have to write somewhere.
+No request owns page 0: the GPU computes a fixed number of slots, and those without a request write there.
 """
 
 from collections.abc import Iterable
 
 
 class Pages:
-    """Guards that no page has two owners."""
+    """Allocates pages, each to one owner only."""
 
     def __init__(self, count: int) -> None:
-        """count: with page 0."""
+        """count: all pages, page 0 included."""
         self._free = list(range(count - 1, 0, -1))
 
     @property
@@ -18,7 +18,7 @@ class Pages:
         return len(self._free)
 
     def take(self, count: int) -> tuple[int, ...] | None:
-        """All of them, or None."""
+        """Take this many pages; return None, and take none, if fewer are free."""
         if count > len(self._free):
             return None
         taken = self._free[len(self._free) - count :]
@@ -26,7 +26,7 @@ class Pages:
         return tuple(reversed(taken))
 
     def take_these(self, pages: Iterable[int]) -> None:
-        """Those that a record says are in use.  Raises ValueError: one of them is not free, so the record cannot be right."""
+        """Take the pages that a record lists as used.  Raises ValueError if one is not free: the record is inconsistent."""
         wanted = list(pages)
         taken = set(wanted)
         if len(taken) != len(wanted) or not taken.issubset(self._free):

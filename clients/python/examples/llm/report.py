@@ -1,4 +1,4 @@
-"""What a member does and when, as JSON lines: {"event", "pid", "monotonic_ns", ...}.  For measurements and for curiosity."""
+"""The events of a member with their times, as JSON lines: {"event", "pid", "monotonic_ns", ...}.  For measurements."""
 
 import json
 import os
@@ -7,8 +7,8 @@ from typing import Any
 
 
 class Report:
-    """Whole lines, also of a process that is killed.  path: a file to append to; "-": standard output.  every: how many steps
-    from one that is told of to the next; 0: none."""
+    """Writes whole lines, even if the process is killed.  path: a file to append to; "-": standard output.  every: report
+    each step with a multiple of this number; 0: none."""
 
     def __init__(self, path: str, every: int = 0) -> None:
         self._fd = 1 if path == "-" else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

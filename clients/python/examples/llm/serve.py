@@ -5,7 +5,7 @@
 
     curl -N -d '{"prompt": "Hello", "max_tokens": 20}' http://127.0.0.1:8080/generate
 
-Options that are not its own are member.py's.  Ctrl-C or SIGTERM ends all of it.
+It passes unknown options to member.py.  Ctrl-C or SIGTERM ends the front end and the members.
 """
 
 import argparse
@@ -24,7 +24,7 @@ END_SECONDS = 30.0  # for the members to end; mpsd lets their work on the GPU dr
 
 
 def front_of(options: argparse.Namespace, backend: str) -> "tuple[subprocess.Popen[str], str]":
-    """The front end and its URL.  Raises SystemExit: it cannot listen, and has said why."""
+    """Start the front end, and return it with its URL.  Raises SystemExit if it cannot listen; it has printed the reason."""
     command = [sys.executable, str(HERE / "front.py"), "--listen", options.listen, "--backend", backend]
     if options.record:
         command += ["--record", options.record]
@@ -37,7 +37,7 @@ def front_of(options: argparse.Namespace, backend: str) -> "tuple[subprocess.Pop
 
 
 def starter_of(options: argparse.Namespace, backend: str, words: list[str]) -> "subprocess.Popen[bytes]":
-    """mpsctl, which keeps the members running."""
+    """Start mpsctl, which keeps the members running."""
     mpsctl = shutil.which("mpsctl")
     command = [mpsctl] if mpsctl else [sys.executable, "-m", "mpsctl"]
     command += ["service", "run", options.service, "--standbys", str(options.standbys)]
@@ -49,7 +49,7 @@ def starter_of(options: argparse.Namespace, backend: str, words: list[str]) -> "
 
 
 def run(options: argparse.Namespace, words: list[str], place: str) -> int:
-    """Until a signal comes, or one of the two has ended: its status."""
+    """Run front end and starter until a signal arrives or one of the two ends.  Return its status."""
     backend = os.path.join(place, "members.sock")
     front, url = front_of(options, backend)
     starter = None
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, words: list[str], place: str) -> int:
             time.sleep(LOOK_SECONDS)
         return status
     finally:
-        for process in (starter, front):  # clients hear to the end what members still say
+        for process in (starter, front):  # the front end last, so that clients get the members' last tokens
             end(process)
 
 

@@ -1,7 +1,7 @@
-"""The engine with a real model: a decode step of all slots is one CUDA graph, prompts are filled in by pieces of fixed lengths.
+"""The engine with a real model: one CUDA graph decodes a step of all slots; prompts are prefilled in chunks of fixed lengths.
 
-What is in the arena: the model, the cache, the history.  What is this process's own: the table of the slots, on which the graph
-also moves tokens and positions on, so that a step after a step needs nothing from the host; and what is in between.
+The arena holds the model, the cache and the history.  Private memory holds the table of the slots, in which the graph also
+advances tokens and positions, so that consecutive steps need no data from the host; and all temporary tensors.
 """
 
 import ctypes
@@ -15,19 +15,19 @@ from sampling import draw
 from scheduler import ACTIVE, COLUMNS, POSITION, SEED, TEMPERATURE, TOKEN, TOP_K, Size, Slot
 from torch import Tensor
 
-CHUNKS = (16, 64, 256)  # tokens; what is left over of the last one is padded
+CHUNKS = (16, 64, 256)  # tokens; the last chunk of a prompt is padded
 
 
 class TorchEngine:
-    """First `build` or `adopt`, then `warm`, then it is an Engine.
+    """An Engine after `build` or `adopt`, and then `warm`.
 
-    A graph is captured, which runs nothing: until this process serves it must not write to the arena, nor can it.  What has to
-    run before, to load kernels and to give libraries their workspaces, does so on a cache of its own with a single page.
+    Capturing the graph runs nothing, because this process must not and cannot write to the arena before it serves.  The runs
+    that load kernels and allocate the workspaces of libraries use a private cache with a single page.
     """
 
     def __init__(self, shape: Shape, size: Size, device: str = "cuda") -> None:
         be_deterministic()
-        torch.set_grad_enabled(False)  # in this thread, which is the only one that computes
+        torch.set_grad_enabled(False)  # for this thread, the only one that computes
         self.shape, self.size, self.device = shape, size, torch.device(device)
         self.dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
         self.vocab = shape.vocab
@@ -37,28 +37,28 @@ class TorchEngine:
         self._history: Any = None
         with self.device:
             rows = torch.arange(size.slots)
-            self._idle_places = rows % size.page  # on page 0, which is nobody's
-            self._idle_history = size.slots * size.length + rows % size.length  # in the last row, which is nobody's
+            self._idle_places = rows % size.page  # on page 0, which no slot owns
+            self._idle_history = size.slots * size.length + rows % size.length  # in the last row, without an owner
             self._own_history = rows * size.length
             self._table = torch.zeros(size.slots, size.width, dtype=torch.int64)
             self._drawn = torch.zeros(size.slots, dtype=torch.int64)
         self._host_table = self._on_host(size.slots * size.width)
         self._host_drawn = self._on_host(size.slots)
         self._table_words, self._drawn_words = words_of(self._host_table), words_of(self._host_drawn)
-        self._is_stale = True  # the table on the GPU
+        self._is_stale = True  # the GPU's copy of the table is stale
         self._done = torch.cuda.Event() if self.device.type == "cuda" else None
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def build(self, seed: int) -> dict[str, Any]:
-        """Everything that outlives the process, where PyTorch allocates now; as mpsd_client.torch.save takes it."""
+        """Make all that outlives the process, in PyTorch's current pool; return it as mpsd_client.torch.save takes it."""
         state = self._made(self.device)
         state["model"].fill(seed)
         self._take(state)
         return state
 
     def adopt(self, load_model: Callable[[Any], None], tensors: Mapping[str, Any]) -> None:
-        """The same, from memory that another process has filled.  load_model: fills a module that has no memory yet."""
+        """Use the memory that another process has filled.  load_model: gives memory to a module on the meta device."""
         state = self._made(torch.device("meta"))
         load_model(state["model"])
         self._take(state | {name: tensors[name] for name in ("kv", "history")})
@@ -80,7 +80,7 @@ class TorchEngine:
         self._model, self._kv, self._history = state["model"], state["kv"], state["history"]
 
     def forget(self) -> None:
-        """Gives the GPU's memory back."""
+        """Free the model, the cache and the history on the GPU."""
         self._model = self._kv = self._history = None
         torch.cuda.empty_cache()
 
@@ -90,7 +90,7 @@ class TorchEngine:
     # -- computing -----------------------------------------------------------------------------------------------------
 
     def warm(self, capture: Callable[[Callable[[], None], Callable[[], None]], Any]) -> None:
-        """capture: mpsd_client.torch.capture, or `captured` below."""
+        """Capture the decode graph and load all kernels.  capture: mpsd_client.torch.capture, or `captured` below."""
         with self.device:
             kv = cache_of(self.shape, 1, self.size.page, self.dtype)
             history = torch.zeros_like(self._history)
@@ -103,7 +103,7 @@ class TorchEngine:
         self._is_stale = True
         if self.device.type == "cuda":
             del kv, history
-            torch.cuda.empty_cache()  # a standby has nothing that it does not need
+            torch.cuda.empty_cache()  # a standby must not keep memory that it does not need
 
     def _step(self, kv: Tensor, history: Tensor) -> None:
         table, pages = self._table, self._table[:, COLUMNS:]
@@ -120,7 +120,7 @@ class TorchEngine:
         position.add_(table[:, ACTIVE])
 
     def _fill(self, kv: Tensor, chunk: Chunk) -> None:
-        """Keys and values of a piece of a prompt.  What pads it is written to page 0."""
+        """Compute keys and values of a chunk of a prompt.  The padding is written to page 0."""
         count, page = self.chunk(len(chunk.tokens)), self.size.page
         padded = chunk.tokens + (0,) * (count - len(chunk.tokens))
         tokens = torch.tensor(padded, dtype=torch.int64).to(self.device)
@@ -175,12 +175,12 @@ class TorchEngine:
 
 
 def words_of(tensor: Tensor) -> memoryview:
-    """A tensor of 64-bit numbers in host memory, to be read and written without PyTorch, which takes microseconds for each."""
+    """Return a view of a host tensor of 64-bit numbers: PyTorch would take microseconds for each access."""
     return memoryview((ctypes.c_int64 * tensor.numel()).from_address(tensor.data_ptr())).cast("B").cast("q")
 
 
 def captured(step: Callable[[], None], warm_up: Callable[[], None]) -> Any:
-    """A graph of `step`, where mpsd_client is not wanted."""
+    """Return a CUDA graph of `step`, without mpsd_client."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -194,7 +194,7 @@ def captured(step: Callable[[], None], warm_up: Callable[[], None]) -> Any:
 
 
 class Uncaptured:
-    """On the CPU, which has no graphs."""
+    """Stands in for a graph on the CPU: `replay` runs the step."""
 
     def __init__(self, step: Callable[[], None]) -> None:
         self.replay = step
@@ -206,8 +206,8 @@ def uncaptured(step: Callable[[], None], warm_up: Callable[[], None]) -> Uncaptu
 
 
 class Asleep:
-    """An engine whose weights are in pinned host memory, while the GPU has a context and little more: the "sleep" of other
-    servers, to compare with."""
+    """An engine with its weights in pinned host memory and little more than a context on the GPU, as the "sleep" of other
+    servers, for comparison."""
 
     def __init__(self, engine: TorchEngine, seed: int) -> None:
         model = engine.build(seed)["model"]
@@ -217,7 +217,7 @@ class Asleep:
         engine.forget()
 
     def wake(self) -> None:
-        """The weights are loaded, everything else is made anew."""
+        """Load the weights to the GPU, and make everything else again."""
         engine, size = self._engine, self._engine.size
         with engine.device:
             kv = cache_of(engine.shape, size.pages, size.page, engine.dtype)
@@ -227,7 +227,7 @@ class Asleep:
 
     def _load(self, model: Any) -> None:
         model.to_empty(device=self._engine.device)
-        if self._engine.shape.is_tied:  # which to_empty does not know
+        if self._engine.shape.is_tied:  # to_empty unties the weights
             model.head.weight = model.embedding.weight
         for name, each in _of(model).items():
             each.copy_(self._weights[name], non_blocking=True)

@@ -1,6 +1,6 @@
-"""An engine without a model: each token follows from those before it by arithmetic, through a cache in pages as a real one has.
+"""An engine without a model: it computes each token from the previous ones by arithmetic, through a paged cache as a real one.
 
-It is for trying everything around the model, on the simulated driver or on a GPU.  `continued` tells what has to come out.
+It serves to test everything around the model, on the simulated driver or on a GPU.  `continued` returns the expected tokens.
 """
 
 import time
@@ -18,7 +18,7 @@ _WORD = (1 << 32) - 1
 
 
 def mix(*words: int) -> int:
-    """A number of 32 bits that depends on all of them, and on their order."""
+    """Return a 32-bit hash of the words and their order."""
     found = 0x9E3779B9
     for word in words:
         found = ((found ^ word) * 0x85EBCA6B) & _WORD
@@ -27,12 +27,12 @@ def mix(*words: int) -> int:
 
 
 def drawn(cell: int, position: int, seed: int, temperature: float) -> int:
-    """The token at a position.  cell: what is in the cache for the one before.  Greedy does not look at the seed."""
+    """Return the token at a position.  cell: the cache cell of the position before.  A greedy draw ignores the seed."""
     return mix(cell, position, (seed & _WORD) + 1 if temperature else 0) % VOCAB
 
 
 def continued(prompt: Sequence[int], count: int, seed: int = 0, temperature: float = 0.0, stop: int = -1) -> list[int]:
-    """What an honest server answers."""
+    """Return the tokens that a correct server answers."""
     cell, tokens = 0, list(prompt)
     for position, token in enumerate(prompt):
         cell = mix(cell, token, position)
@@ -45,7 +45,7 @@ def continued(prompt: Sequence[int], count: int, seed: int = 0, temperature: flo
 
 
 class Memory(Protocol):
-    """Cells, each a number of 32 bits."""
+    """An array of 32-bit cells."""
 
     def read(self, first: int, count: int) -> "array[int]": ...
 
@@ -53,7 +53,7 @@ class Memory(Protocol):
 
 
 class PlainMemory:
-    """Of this process."""
+    """Cells in host memory of this process."""
 
     def __init__(self, count: int) -> None:
         self._cells = array("I", bytes(CELL_BYTES * count))
@@ -66,15 +66,15 @@ class PlainMemory:
 
 
 class ToyEngine:
-    """cache: a cell for each place in each page.  history: as many as a text may be long, for each slot.  pace_seconds: what a
-    step takes at least, since a GPU would take some time."""
+    """The engine.  cache: one cell per token of each page.  history: one cell per token of the longest text, for each slot.
+    pace_seconds: the least duration of a step, as a GPU would take some time."""
 
     vocab = VOCAB
 
     def __init__(self, size: Size, cache: Memory, history: Memory, pace_seconds: float = 0.0) -> None:
         self._size, self._cache, self._history, self._pace_seconds = size, cache, history, pace_seconds
         self._slots: list[Slot] = []
-        self._at: dict[int, tuple[int, int]] = {}  # position and token of each slot that is decoded, as a GPU has them
+        self._at: dict[int, tuple[int, int]] = {}  # position and token of each decoding slot, as a GPU has them
         self._drawn: list[int] = []
 
     def arrange(self, slots: Sequence[Slot]) -> None:
@@ -108,7 +108,7 @@ class ToyEngine:
         return self._drawn
 
     def _take_in(self, slot: Slot, position: int, token: int) -> int:
-        """What the cache has for this position from now on."""
+        """Compute and store the cache cell of this position, and return it."""
         before = self._cache.read(self._place(slot, position - 1), 1)[0] if position else 0
         cell = mix(before, token, position)
         self._cache.write(self._place(slot, position), array("I", [cell]))

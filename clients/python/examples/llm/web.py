@@ -1,4 +1,4 @@
-"""HTTP/1.1 as far as streams of JSON lines need it, over trio; the bytes are h11's.  One request for each connection."""
+"""HTTP/1.1 for streams of JSON lines, with trio and h11.  Each connection carries one request."""
 
 import json
 from collections.abc import Callable
@@ -13,11 +13,11 @@ HEADER_BYTES = 16 << 10
 MOST_BODY = 1 << 20
 RECEIVE_BYTES = 1 << 16
 REQUEST_SECONDS = 10.0  # for a request to arrive
-SEND_SECONDS = 30.0  # for a client to take what it is given: a slow one is bounded by the tokens of its request, and by this
+SEND_SECONDS = 30.0  # for a client to receive one send; the tokens of its request bound the memory that a slow client costs
 
 
 class BadRequest(Exception):
-    """status: what the client is answered."""
+    """A request that is refused.  status: the HTTP status of the answer."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -25,7 +25,7 @@ class BadRequest(Exception):
 
 
 class Exchange:
-    """A request that has come, and its answer.  Guards that an answer is begun once."""
+    """A received request and its answer.  has_begun: the answer has begun, so that its status can no longer change."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = stream
@@ -33,7 +33,7 @@ class Exchange:
         self.has_begun = False
 
     async def receive(self) -> tuple[str, str, bytes] | None:
-        """Method, path, body; None where nothing came.  Raises BadRequest, trio.BrokenResourceError."""
+        """Return method, path and body; None without a request.  Raises BadRequest, trio.BrokenResourceError."""
         try:
             with trio.fail_after(REQUEST_SECONDS):
                 return await self._receive()
@@ -63,26 +63,26 @@ class Exchange:
                 return None
 
     async def begin(self, status: int, **headers: str) -> None:
-        """JSON lines follow."""
+        """Begin an answer of JSON lines."""
         self.has_begun = True
         told = {"content-type": "application/x-ndjson", "cache-control": "no-store", "connection": "close", **headers}
         await self._send(h11.Response(status_code=status, headers=[(name.replace("_", "-"), told[name]) for name in told]))
 
     async def lines(self, lines: list[dict[str, Any]]) -> None:
-        """In one piece.  Raises trio.TooSlowError, BrokenResourceError."""
+        """Send JSON lines in one piece.  Raises trio.TooSlowError, BrokenResourceError."""
         await self._send(h11.Data(data=b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
 
     async def end(self) -> None:
         await self._send(h11.EndOfMessage())
 
     async def answer(self, status: int, facts: dict[str, Any], **headers: str) -> None:
-        """All of it."""
+        """Send a complete answer of one line."""
         await self.begin(status, **headers)
         await self.lines([facts])
         await self.end()
 
     async def wait_for_end(self) -> None:
-        """Until the client hangs up, or ends its side, which is taken for the same.  What it still says is not read as HTTP."""
+        """Wait until the client disconnects or closes its side, which counts as the same.  Discard further data."""
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while await self._stream.receive_some(RECEIVE_BYTES):
                 pass
@@ -99,7 +99,7 @@ class Url:
 
     @classmethod
     def of(cls, text: str) -> "Url":
-        """http://host:port, or host:port.  Raises ValueError."""
+        """Parse http://host:port or host:port.  Raises ValueError."""
         host, _, port = text.removeprefix("http://").rstrip("/").rpartition(":")
         if not host or not port.isdigit():
             raise ValueError(f"host:port is expected, not {text}")
@@ -107,9 +107,9 @@ class Url:
 
 
 async def ask(url: Url, method: str, path: str, body: bytes, hear: Callable[[int, Any], None]) -> int:
-    """The client's side: hears the status and a line, for each line of the answer; gives the status.
+    """Send a request as a client, and call `hear` with the status and the value of each line of the answer.  Return the status.
 
-    Raises OSError, trio.BrokenResourceError and h11.RemoteProtocolError: the connection was dropped.
+    Raises OSError, trio.BrokenResourceError and h11.RemoteProtocolError if the connection was dropped.
     """
     connection, status, rest = h11.Connection(h11.CLIENT), 0, b""
     async with await trio.open_tcp_stream(url.host, url.port) as stream:
