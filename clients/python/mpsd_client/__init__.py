@@ -1,5 +1,6 @@
-"""A client of mpsd's socket: `Client` blocks, `AsyncClient` is for trio, `calls` has what can be asked; arenas, which are GPU
-memory that outlives the process: `Arena`, `adopt`, and mpsd_client.torch; and services, which do so within moments: `Service`.
+"""The client library of mpsd: its socket, with `Client` (blocking), `AsyncClient` (trio) and the requests in `calls`; arenas,
+which are GPU memory that outlives a process, with `Arena`, `adopt` and mpsd_client.torch; and services, in which a standby
+takes over such memory within moments, with `Service`.
 
     from mpsd_client import Client, Selector, calls
 
@@ -64,7 +65,7 @@ __all__ = [
     "values",
 ]
 
-# What needs trio, or the C part, which who only wants Client need not have.
+# Names that need trio or the C part; a program that uses only Client may lack both.
 _LAZY = {
     "Arena": "_arena",
     "AsyncClient": "_async_client",

@@ -6,7 +6,7 @@
 
     adopt("kv")["kv"]  # in another process, after this one
 
-Prose: mpsd's docs/python.md, and docs/vault.md for what is kept and when.
+Prose: mpsd's docs/python.md; docs/vault.md says which memory mpsd keeps, and when.
 """
 
 import errno
@@ -27,22 +27,22 @@ from mpsd_client._tensor import Tensor
 from mpsd_client._window import Block, Window
 
 Path = str | os.PathLike[str] | None
-SLICE_SECONDS = 1.0  # of a wait in C, which hears no Ctrl-C
+SLICE_SECONDS = 1.0  # longest wait in C, during which Ctrl-C has no effect
 
 
 class Arena(Window):
-    """An arena that this process has open: by `create`, `open`, `adopt` or `read`.  A mapping of its tensors.
+    """An arena that this process has opened by `create`, `open`, `adopt` or `read`; a mapping of its tensors.
 
-    Raises, besides what Window does: OSError (EADDRINUSE: something lies where the window belongs), LookupError (its GPU is not
-    visible to CUDA here), LayoutError.
+    Raises, in addition to Window's exceptions: OSError (EADDRINUSE: the window's addresses are in use), LookupError (the
+    arena's GPU is not visible to CUDA in this process), LayoutError.
     """
 
     def __init__(self, session: Session, handle: Any, name: str, is_writable: bool) -> None:
-        """Not to be called: see the class methods."""
+        """Called by the class methods."""
         super().__init__(session, handle, name, is_writable)
         self._layout = self._fetch_layout()
         self._tensors: Layout | None = None
-        self._spans: Spans | None = None  # when the layout was first looked at
+        self._spans: Spans | None = None  # set by the first lookup
 
     @classmethod
     def create(
@@ -56,12 +56,12 @@ class Arena(Window):
         ttl: float = 0.0,
         path: Path = None,
     ) -> "Arena":
-        """A new arena, opened for writing.
+        """Create an arena and open it for writing.
 
-        name: 1 to 128 of A-Z a-z 0-9 . _ -.  capacity: bytes that it may hold at most.  gpu: as mpsd counts (`mpsctl devices`),
-        or a UUID.  window: bytes of addresses; 0: mpsd chooses.  mode: as of a file: who may read adopts, who may write writes.
-        ttl: seconds that it stays with nobody holding it; 0: until it is removed.  path: mpsd's socket.
-        Raises FileExistsError: there is one of this name.
+        name: 1 to 128 of A-Z a-z 0-9 . _ -.  capacity: the most bytes that it may hold.  gpu: mpsd's ordinal (`mpsctl devices`)
+        or a UUID.  window: bytes of addresses; 0: mpsd chooses.  mode: as of a file: read permission to adopt, write to write.
+        ttl: seconds that mpsd keeps it unheld; 0: until it is removed.  path: mpsd's socket.
+        Raises FileExistsError if an arena of this name exists.
         """
         session = Session(path)
         try:
@@ -80,16 +80,17 @@ class Arena(Window):
 
     @classmethod
     def open(cls, name: str, wait: float = 0.0, *, path: Path = None) -> "Arena":
-        """To write: what was committed last is mapped, at the addresses it had.
+        """Open an arena for writing, and map its last commit at the same addresses as before.
 
-        wait: seconds, at most 3600, for a writer that is there, or whose GPU work has not ended yet; then Refused, ARENA_BUSY.
-        Asked for anew each second, so that Ctrl-C is heard: who waits in C comes before.
+        wait: seconds, at most 3600, to wait for the end of another writer and of its GPU work; then Refused, ARENA_BUSY.  The
+        request is repeated every second, so that Ctrl-C works; clients that wait in C are served before it.
         """
         return cls._begin(name, True, wait, path)
 
     @classmethod
     def read(cls, name: str, *, path: Path = None) -> "Arena":
-        """To read, beside a writer or alone.  Read-only is a promise of this library: CUDA has no read-only exports."""
+        """Open an arena for reading, with or without a concurrent writer.  This library enforces read-only access: CUDA has no
+        read-only exports."""
         return cls._begin(name, False, 0.0, path)
 
     @classmethod
@@ -116,10 +117,10 @@ class Arena(Window):
     # -- the layout --------------------------------------------------------------------------------------------------
 
     def commit(self, layout: "Layout | Mapping[str, Any] | bytes | None" = None) -> None:
-        """From now on this is what an adopter gets: all blocks there are, and the layout; None: the layout stays as it was.
+        """Commit all blocks and the layout: an adopter gets these from now on.  None: keep the committed layout.
 
-        A Layout of tensors can be used by their names.  A mapping is kept as JSON, bytes as they are, both at most 16 MiB.
-        The contents are never copied: the adopter finds what was in memory last.  Raises LayoutError.
+        Tensors of a Layout can be looked up by name.  A mapping is stored as JSON, bytes as they are, both at most 16 MiB.
+        The contents are never copied: the adopter finds the last contents of the memory.  Raises LayoutError.
         """
         data = self._encoded(layout)
         with self._working() as handle:
@@ -142,17 +143,17 @@ class Arena(Window):
 
     @property
     def layout(self) -> bytes | None:
-        """As it was committed last, by this process, or before it was opened or refreshed; None where nothing was."""
+        """The layout of the last commit by this process, or of the last one before open or refresh; None without one."""
         return self._layout
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:
-        """Of the layout, by name.  Raises LayoutError: the layout does not speak of tensors."""
+        """The tensors of the layout by name.  Raises LayoutError if the layout does not describe tensors."""
         return MappingProxyType(self._read().tensors)
 
     @property
     def extra(self) -> Any:
-        """What the owner added to the layout."""
+        """The value that the owner added to the layout."""
         return self._read().extra
 
     def _read(self) -> Layout:
@@ -164,7 +165,7 @@ class Arena(Window):
             return self._tensors
 
     def __getitem__(self, name: str) -> Tensor:
-        """Raises KeyError; LayoutError: what the layout says cannot be."""
+        """Return a tensor by name.  Raises KeyError; LayoutError if the layout is invalid."""
         spec = self._read().tensors[name]
         with self._lock:
             if self._spans is None:
@@ -181,7 +182,8 @@ class Arena(Window):
     def view(
         self, address: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None, name: str = ""
     ) -> Tensor:
-        """Elements at an address in blocks of the arena, whatever the layout says.  strides: in elements.  Or LayoutError."""
+        """Return a tensor at an address in the arena's blocks, independent of the layout.  strides: in elements.  Raises
+        LayoutError."""
         if dtype not in DATA_TYPES:
             raise LayoutError(f"no data type {dtype!r:.40} is known")
         steps = _layout.dense_strides(shape) if strides is None else tuple(strides)
@@ -190,14 +192,14 @@ class Arena(Window):
         return Tensor(self, name, spec)
 
     def free(self, block: Block | int) -> None:
-        """As Window.free; a tensor in it cannot be looked up by name any more."""
+        """Free a block as Window.free does; tensors in it can no longer be looked up by name."""
         self._spans = None
         super().free(block)
 
     def free_unused(self) -> int:
-        """Frees what earlier processes left in which no tensor of the layout lies, as `free` does; how many bytes that were.
+        """Free the adopted blocks without a tensor of the layout, as `free` does, and return their bytes.
 
-        The memory comes back where the process ends before its next commit.  Not for arenas that are used without names.
+        If the process ends before its next commit, the blocks exist again.  Do not use it with arenas without named tensors.
         """
         used = sorted((spec.offset, spec.offset + spec.bytes) for spec in self._read().tensors.values() if spec.bytes)
         unused = [
@@ -212,10 +214,10 @@ class Arena(Window):
     # -- a reader that follows, and may become the writer ------------------------------------------------------------
 
     def refresh(self) -> bool:
-        """What was committed since is mapped, and what is gone is not any more; whether anything has changed.
+        """Map the last commit, and unmap freed memory.  Return whether anything has changed.
 
-        Waits for the GPU where memory goes: nothing of ours may use that later.  Raises OSError (EBUSY: this is the writer, and
-        something is not committed).
+        Before it unmaps memory it waits for the GPU; this process must not use that memory afterwards.  Raises OSError (EBUSY:
+        this process is the writer, and has uncommitted changes).
         """
         with self._working() as handle:
             changed = self._session.check(lib.mpsd_arena_refresh(handle))
@@ -224,43 +226,44 @@ class Arena(Window):
             return changed > 0
 
     def _set_writable(self, is_writable: bool) -> bool:
-        """Of a reader that may be promoted (Service): whether the GPU lets it write already; how it was.  While the driver
-        clears up after a fault, to change that takes 20 to 280 ms (H200); so it is changed before."""
+        """Map the memory of a reader that may be promoted (Service) writable or read-only, and return how it was.  While the
+        driver handles a fault, this change takes 20 to 280 ms (H200); so a standby makes it in advance."""
         with self._working() as handle:
             return bool(self._session.check(lib.mpsd_arena_set_writable(handle, is_writable)))
 
     def _promoted(self, generation: int) -> None:
-        """mpsd has made this process the writer of this generation (Service): what is mapped can be written."""
+        """Become the writer of this generation, after mpsd's promotion (Service)."""
         with self._working() as handle:
             self._session.check(lib.mpsd_arena_promoted(handle, generation))
             self.is_writable = True
 
     def _set_state(self, state: State) -> None:
-        """That of this writer's term: where mpsd's keeper dies, it is given again with the memory, both or neither."""
+        """Set the state of this writer's term; after a death of mpsd's keeper `_restore` gives mpsd both state and memory, or
+        neither."""
         with self._lock:
             self._session.check(lib.mpsd_arena_set_state(self._open_handle(), state.fd))
 
     def _restore(self) -> tuple[int, int]:
-        """mpsd has what was committed, and the state, again where its keeper has died.  The generation that this writer has
-        then, and the state's serial; 0: it was not lost since `_promoted`.
+        """Give mpsd the committed memory and the state again if its keeper has died.  Return the writer's new generation and
+        the serial of the state; 0: nothing was lost since `_promoted`.
 
-        Raises OSError (EBUSY: what was freed since the last commit is missing from it: it waits for the next one)."""
+        Raises OSError (EBUSY: memory of the last commit was freed since: the restore has to wait for the next commit)."""
         serial = ffi.new("uint64_t *")
         with self._working() as handle:
             self._session.check(lib.mpsd_arena_restore(handle, serial))
             return int(lib.mpsd_arena_generation(handle)), int(serial[0])
 
     def _yielded(self) -> None:
-        """Nothing of this process writes any more; mpsd is to be told.  Raises OSError (EBUSY: something is not committed)."""
+        """Make the memory read-only; the caller then reports the yield.  Raises OSError (EBUSY: uncommitted changes)."""
         with self._working() as handle:
             self._session.check(lib.mpsd_arena_yielded(handle))
             self.is_writable = False
 
     def keep_state(self, state: State) -> int:
-        """The writer's forward state is with the arena from now on, and outlives this process; its serial.
+        """Give mpsd the writer's forward state, which then outlives this process, and return its serial.
 
-        Once for each generation: what is published later is in shared memory.  Where mpsd's keeper dies it is given again, with
-        the memory.  Raises Refused (STALE_GENERATION, BAD_REQUEST: the state is of another generation)."""
+        Call it once per generation: later records are published through shared memory.  After the death of mpsd's keeper the
+        state is restored with the memory.  Raises Refused (STALE_GENERATION, BAD_REQUEST: the state has another generation)."""
         with self._lock:
             self._open_handle()
             params = {"id": self.id, "generation": self.generation}
@@ -269,14 +272,15 @@ class Arena(Window):
             return int(found["state_serial"])
 
     def fetch_state(self) -> tuple[int, int, int] | None:
-        """What is kept: a descriptor for StateReader, which is the caller's to close, its writer's generation, its serial."""
+        """Return the state that mpsd keeps: a descriptor for StateReader, which the caller has to close, the generation of its
+        writer, and its serial; None if mpsd keeps no state."""
         with self._lock:
             self._open_handle()
             found, fds = self._session.ask("arena.state", {"id": self.id})
         return (fds[0], int(found["generation"]), int(found["state_serial"])) if fds else None
 
     def pool(self) -> AbstractContextManager[None]:
-        """What PyTorch allocates within, in this thread, lies in the arena: mpsd_client.torch.pool."""
+        """Place PyTorch's allocations of this thread in the arena, inside a `with` block: mpsd_client.torch.pool."""
         from mpsd_client import torch
 
         return torch.pool(self)
@@ -287,7 +291,7 @@ class Arena(Window):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes it; beside an exception in flight, whose frames may hold tensors, it stays open rather than hide that."""
+        """Close the arena.  During an exception, whose frames may hold tensors, ignore BufferError and leave it open."""
         try:
             self.close()
         except BufferError:
@@ -295,7 +299,7 @@ class Arena(Window):
                 raise
 
     def _fetch_layout(self) -> bytes | None:
-        """Of what is mapped; mpsd is not asked."""
+        """Return the layout of the mapped commit, without a request to mpsd."""
         out, count = ffi.new("void **"), ffi.new("size_t *")
         self._session.check(lib.mpsd_arena_layout(self._open_handle(), out, count))
         if out[0] == ffi.NULL:
@@ -307,7 +311,7 @@ class Arena(Window):
 
 
 def _open_handle(session: Session, entrance: Entrance, name: str, access: int, wait: float, out: Any) -> None:
-    """Waits in slices, so that Ctrl-C is heard between them."""
+    """Open the arena; wait in slices, so that Ctrl-C works between them."""
     driver = ffi.new("struct mpsd_driver *")
     session.check(lib.mpsd_driver_load(driver, ffi.NULL, ffi.NULL))
     deadline = time.monotonic() + wait
@@ -323,9 +327,9 @@ def _open_handle(session: Session, entrance: Entrance, name: str, access: int, w
 
 
 def adopt(name: str, wait: float = 0.0, *, path: Path = None) -> Arena:
-    """An arena with tensors that an earlier process committed, opened for writing: `adopt(name)["x"]` is its memory.
+    """Open an arena for writing with the tensors that an earlier process committed: `adopt(name)["x"]` is its memory.
 
-    wait: as for `Arena.open`.  Raises LayoutError: none were committed; then it is closed again.
+    wait: as for `Arena.open`.  Raises LayoutError, and closes the arena, if no tensors were committed.
     """
     arena = Arena.open(name, wait, path=path)
     try:

@@ -1,8 +1,8 @@
-"""What can be asked: each function makes a call, `Client.ask` and `AsyncClient.ask` make it happen.
+"""The calls to mpsd: each function here makes one, and `Client.ask` or `AsyncClient.ask` sends it.
 
     lease = mpsd.ask(calls.lease_create("training", Selector.of_self(), sm_percent=30))
 
-Who may what, units and errors: mpsd's docs/protocol.md, which has a chapter for each method.
+Permissions, units and errors: mpsd's docs/protocol.md, which has a chapter for each method.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,8 +78,9 @@ def lease_create(
     owner_uid: int | None = None,
     request_key: str = "",
 ) -> Call[values.Lease]:
-    """gpus and the keys of memory_bytes: ordinals or UUIDs.  ttl_seconds: None, until it is released.  wait_seconds: how long
-    it may be queued where it does not fit.  request_key: asked again with the same one, no second lease is made (minor 4)."""
+    """Create a lease.  gpus and the keys of memory_bytes: ordinals or UUIDs.  ttl_seconds: None: until it is released.
+    wait_seconds: how long mpsd may queue the lease if it does not fit.  request_key: a repeated call with the same key creates
+    no second lease (minor 4)."""
     who = {"kind": selector.kind, "value": selector.value, "start_time": selector.start_time}
     return _call(
         "lease.create", values.Lease, name=name, selector=who, gpus=list(gpus), sm_percent=sm_percent, sm_count=sm_count,
@@ -90,7 +91,7 @@ def lease_create(
 
 
 def lease_renew(lease_id: int, ttl_seconds: float | None = None) -> Call[values.Lease]:
-    """None: as long again as it was made, or last renewed, for."""
+    """Renew a lease.  ttl_seconds: None: the duration of its creation or last renewal again."""
     return _call("lease.renew", values.Lease, id=lease_id, ttl_seconds=ttl_seconds)
 
 
@@ -136,8 +137,8 @@ def client_stop(
     drain_seconds: float = 5.0,
     force: bool = False,
 ) -> Call[values.Stopped]:
-    """One of pid, cgroup and container; the latter two may be "self".  It takes as long as grace and drain say, and some
-    seconds more: give the client a `timeout_seconds` that allows for it."""
+    """Stop client processes.  Give one of pid, cgroup and container; the latter two may be "self".  The call takes up to grace
+    plus drain plus some seconds: set the client's `timeout_seconds` to more than that."""
     return _call(
         "client.stop", values.Stopped, pid=pid, cgroup=cgroup, container=container, start_time=start_time, way=way,
         grace_seconds=grace_seconds, drain_seconds=drain_seconds, force=force,
@@ -180,7 +181,7 @@ def limits_set(
     default_device_pinned_mem_limit: Mapping[str, int] | None = None,
     default_client_priority: int | None = None,
 ) -> Call[values.Limits]:
-    """What is None stays as it is; a memory limit of 0 is none."""
+    """Change the limits that are not None; a memory limit of 0 removes the limit."""
     limits = default_device_pinned_mem_limit
     return _call(
         "limits.set",
@@ -192,7 +193,7 @@ def limits_set(
 
 
 def faults_list(after_id: int | None = None, limit: int | None = None) -> Call[Page[values.Fault]]:
-    """Events; `fault_list` has the faults.  after_id: only those behind it, to ask again for what is new."""
+    """List events about faults; `fault_list` lists the faults.  after_id: only later events, for polling."""
     return _page("faults.list", values.Fault, after=after_id, limit=limit)
 
 
@@ -207,7 +208,7 @@ def fault_list(
     newest_first: bool = False,
     limit: int | None = None,
 ) -> Call[Page[values.Incident]]:
-    """since: seconds since the epoch.  mine: those in which one of our processes is a party."""
+    """List faults.  since: seconds since the epoch.  mine: only faults with a process of this user as a party."""
     return _page(
         "fault.list", values.Incident, after=after_number, domain=domain, fault_class=fault_class, since=since,
         culprit_uid=culprit_uid, mine=mine or None, newest_first=newest_first or None, limit=limit,
@@ -221,12 +222,13 @@ def fault_get(number: int) -> Call[values.IncidentReport]:
 def fault_report(
     code: int, name: str = "", *, kernel: str = "", pc: int | None = None, address: int | None = None, text: str = ""
 ) -> Call[values.Reported]:
-    """Our own first CUDA error.  Texts that are too long are refused."""
+    """Report the first CUDA error of this process.  mpsd refuses texts that are too long."""
     return _call("fault.report", values.Reported, code=code, name=name, kernel=kernel, pc=pc, address=address, text=text)
 
 
 def fault_guards(base: int, length: int) -> Call[values.Guarded]:
-    """Of ourselves: accesses to these addresses that the driver serves are accesses to guards."""
+    """Register a guarded address range of this process: mpsd treats accesses to it that the driver serves as accesses to
+    guards."""
     return _call("fault.guards", values.Guarded, base=base, bytes=length)
 
 

@@ -1,6 +1,6 @@
-"""The GPU that an arena lies on, as CUDA in this process counts, and its context while we work on it.
+"""The GPU of an arena, by its CUDA ordinal in this process, and its context.
 
-Only documented calls of libcuda.so.1, by ctypes; nothing is loaded before it is needed.
+This module uses only documented calls of libcuda.so.1, by ctypes, and loads the library at the first call.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ STACK_SIZE = 0  # CU_LIMIT_STACK_SIZE
 
 @functools.cache
 def _driver() -> Any:
-    """Raises OSError: this machine has no CUDA driver."""
+    """Load and initialize the driver.  Raises OSError if this machine has no CUDA driver."""
     driver = ctypes.CDLL("libcuda.so.1")
     _call(driver, "cuInit", 0)
     return driver
@@ -32,7 +32,7 @@ def _call(driver: Any, name: str, *arguments: Any) -> None:
 
 
 def device_of(gpu: str) -> int:
-    """The ordinal of a GPU (`GPU-...`) in this process.  Raises LookupError: it is not visible here."""
+    """Return the ordinal of a GPU (`GPU-...`) in this process.  Raises LookupError if the GPU is not visible here."""
     driver, count, bytes_ = _driver(), c_int(), (c_char * 16)()
     _call(driver, "cuDeviceGetCount", byref(count))
     seen = []
@@ -47,7 +47,7 @@ def device_of(gpu: str) -> int:
 
 
 def uuid_of(ordinal: int) -> str:
-    """`GPU-...` of a device of this process.  Raises CudaError: there is no such device."""
+    """Return the `GPU-...` of a device of this process.  Raises CudaError if the device does not exist."""
     driver, device, bytes_ = _driver(), c_int(), (c_char * 16)()
     _call(driver, "cuDeviceGet", byref(device), ordinal)
     _call(driver, "cuDeviceGetUuid_v2", bytes_, device)
@@ -55,7 +55,7 @@ def uuid_of(ordinal: int) -> str:
 
 
 def current_gpu() -> str:
-    """`GPU-...` of the current context; of the first device that is visible where there is none.  Raises CudaError."""
+    """Return the `GPU-...` of the current context, or of the first visible device without one.  Raises CudaError."""
     current = c_int(0)
     status = _driver().cuCtxGetDevice(byref(current))
     if status not in (0, INVALID_CONTEXT):
@@ -65,7 +65,8 @@ def current_gpu() -> str:
 
 @contextmanager
 def on_device(ordinal: int) -> Iterator[None]:
-    """A context of this GPU is current in this thread: the one that is, or the primary one, which every library shares."""
+    """Make a context of this GPU current in this thread: keep a current one, else use the primary one, which all libraries
+    share."""
     driver, current = _driver(), c_int(-1)
     status = driver.cuCtxGetDevice(byref(current))
     if status not in (0, INVALID_CONTEXT):
@@ -81,24 +82,24 @@ def on_device(ordinal: int) -> Iterator[None]:
 
 
 def copy_out(address: int, size: int) -> bytes:
-    """Of the current context, behind all that is on its default stream.  Raises CudaError."""
+    """Copy GPU memory to the host, after all work on the default stream of the current context.  Raises CudaError."""
     room = ctypes.create_string_buffer(size)
     _call(_driver(), "cuMemcpyDtoH_v2", room, c_uint64(address), c_size_t(size))
     return room.raw
 
 
 def copy_in(address: int, data: bytes) -> None:
-    """The same, the other way."""
+    """Copy the data to GPU memory, after all work on the default stream of the current context.  Raises CudaError."""
     _call(_driver(), "cuMemcpyHtoD_v2", c_uint64(address), data, c_size_t(len(data)))
 
 
 def upload_graph(graph: int, stream: int) -> None:
-    """Brings an executable graph to the GPU, so that its first launch does not have to.  Raises CudaError."""
+    """Upload an executable graph to the GPU, so that its first launch does not have to.  Raises CudaError."""
     _call(_driver(), "cuGraphUpload", c_void_p(graph), c_void_p(stream))
 
 
 def new_stream(ordinal: int) -> int:
-    """A stream of this device that waits for no other; it is never destroyed.  Raises CudaError."""
+    """Create a non-blocking stream on this device; it is never destroyed.  Raises CudaError."""
     stream = c_void_p()
     with on_device(ordinal):
         _call(_driver(), "cuStreamCreate", byref(stream), NON_BLOCKING)
@@ -106,7 +107,7 @@ def new_stream(ordinal: int) -> int:
 
 
 def limit_stacks(ordinal: int, stack_bytes: int) -> int:
-    """Of each thread that the GPU can run; what it was.  Waits for the GPU.  Raises CudaError."""
+    """Set the stack size of each GPU thread in bytes, and return the old one.  Waits for the GPU.  Raises CudaError."""
     driver, before = _driver(), c_size_t()
     with on_device(ordinal):
         _call(driver, "cuCtxGetLimit", byref(before), STACK_SIZE)
@@ -116,7 +117,7 @@ def limit_stacks(ordinal: int, stack_bytes: int) -> int:
 
 @functools.cache
 def _primary(ordinal: int) -> c_void_p:
-    """Retained once, for the life of the process: arenas come and go, and others use it too."""
+    """Return the primary context, retained once for the life of the process: arenas come and go, and other libraries use it."""
     driver, device, context = _driver(), c_int(), c_void_p()
     _call(driver, "cuDeviceGet", byref(device), ordinal)
     _call(driver, "cuDevicePrimaryCtxRetain", byref(context), device)

@@ -16,7 +16,8 @@ _ROOM = socket.CMSG_SPACE(MOST_DESCRIPTORS * array("i").itemsize)
 
 @dataclass(frozen=True, slots=True)
 class Datagram:
-    """No data is the end.  fds: whoever has it sees to them.  is_cut: this process could not open as many as came."""
+    """A received datagram.  data: empty at the end of the connection.  fds: the receiver has to close them.  is_cut: this
+    process could not open all descriptors that came with it."""
 
     data: bytes
     fds: tuple[int, ...] = ()
@@ -24,7 +25,7 @@ class Datagram:
 
 
 def receive(sock: socket.socket) -> Datagram:
-    """Raises OSError."""
+    """Receive a datagram with its descriptors.  Raises OSError."""
     data, ancillary, flags, _ = sock.recvmsg(MAX_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
     fds = array("i")
     for level, kind, found in ancillary:
@@ -34,9 +35,9 @@ def receive(sock: socket.socket) -> Datagram:
 
 
 def send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> bool:
-    """The descriptors stay the caller's: the kernel has its own.  Raises OSError.
+    """Send a datagram.  The caller keeps the descriptors: the kernel sends duplicates.  Raises OSError.
 
-    False: too many descriptors of this user are on their way (RLIMIT_NOFILE); try again in CROWDED_SECONDS."""
+    Return False if this user has too many descriptors in flight (RLIMIT_NOFILE): try again in CROWDED_SECONDS."""
     try:
         sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else [])
     except OSError as exc:

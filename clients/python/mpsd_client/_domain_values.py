@@ -1,4 +1,4 @@
-"""What mpsd answers about itself: domains, devices, limits, faults, its own state."""
+"""The values in mpsd's answers about itself: domains, devices, limits, faults, its own state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """The processes that hold the arenas' memory.  state: "works", or why not all do.  pid: the first one's."""
+    """The processes that hold the arenas' memory.  state: "works", or why some do not work.  pid: of the first one."""
 
     state: str
     pid: int | None
@@ -79,7 +79,7 @@ class Keeper:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """ends_at: when mpsd, which is stopping, ends the work of clients that are still there; None: it waits for them."""
+    """mpsd's status.  ends_at: when a stopping mpsd ends the work of the remaining clients; None: it waits for them."""
 
     version: str
     pid: int

@@ -1,4 +1,4 @@
-"""What can go wrong between a program and mpsd."""
+"""The errors between a program and mpsd."""
 
 from enum import IntEnum
 
@@ -33,11 +33,11 @@ class ErrorCode(IntEnum):
 
 
 class MpsdError(Exception):
-    """Anything that this package raises on purpose, less what the operating system says (OSError, TimeoutError)."""
+    """Base of the exceptions that this package raises itself; errors of the operating system stay OSError or TimeoutError."""
 
 
 class Refused(MpsdError):
-    """mpsd said no.  `code` is a number of ErrorCode, or one that a newer mpsd has; `name` is its name."""
+    """mpsd refused a call.  `code` is a number of ErrorCode, or a newer mpsd's number; `name` is its name."""
 
     def __init__(self, code: int, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}")
@@ -45,7 +45,7 @@ class Refused(MpsdError):
 
 
 class Disconnected(MpsdError):
-    """The connection has ended; what was not answered may or may not have happened.  `why` is what mpsd said, if it did."""
+    """The connection has ended; mpsd may or may not have executed unanswered calls.  `why` is mpsd's reason, if it gave one."""
 
     def __init__(self, why: Refused | None) -> None:
         super().__init__(f"mpsd closed the connection: {why}" if why else "mpsd closed the connection")
@@ -53,8 +53,9 @@ class Disconnected(MpsdError):
 
 
 class Dismissed(MpsdError):
-    """This process serves no more, and another one may serve by now.  It has to end, and may be started again."""
+    """This process is not a member of the service any more, and another one may serve already.  It has to end; a new process
+    may join."""
 
 
 class ProtocolError(MpsdError):
-    """What came is not what mpsd sends."""
+    """A received message does not follow mpsd's protocol."""

@@ -1,11 +1,12 @@
-"""What mpsd answers about faults and blame."""
+"""The values in mpsd's answers about faults and blame."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Somebody who is named; whom we may not know has None and "" throughout.  key: by which blame knows them."""
+    """A process that an incident names.  All fields are None or "" if this user may not see the process.  key: identifies it
+    in the list of blame."""
 
     pid: int | None
     start_time: int | None
@@ -18,7 +19,7 @@ class Party:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """A number of NVIDIA's driver, and what it means."""
+    """An error number of NVIDIA's driver, and its meaning."""
 
     number: int
     name: str
@@ -27,9 +28,9 @@ class Xid:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One fault.  confidence: proven, alone, left, suspected or unknown.  suspected and hurt: how many.
+    """One fault.  confidence: proven, alone, left, suspected or unknown.  suspected, hurt: numbers of clients.
 
-    culprit_key: the key that the fault is held against, also where it is not known which of its processes did it."""
+    culprit_key: the key that the fault counts against, even if it is unknown which process of that key caused it."""
 
     number: int
     revision: int
@@ -52,7 +53,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one source saw once.  after_seconds: after the first sign of the fault."""
+    """One observation of one source.  after_seconds: since the first sign of the fault."""
 
     source: str
     after_seconds: float
@@ -73,7 +74,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """What mpsd did, or could not do."""
+    """An action that mpsd took, or failed to take, because of a fault."""
 
     after_seconds: float
     text: str
@@ -81,7 +82,7 @@ class Deed:
 
 @dataclass(frozen=True, slots=True)
 class IncidentReport(Incident):
-    """With the lists behind its numbers.  left_out: entries for which there was no room."""
+    """An incident with its lists of processes, observations and actions.  left_out: the number of entries that did not fit."""
 
     suspects: tuple[Party, ...]
     victims: tuple[Party, ...]
@@ -92,7 +93,7 @@ class IncidentReport(Incident):
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """counts: mpsd takes it into account.  left: how many more reports of this process would count."""
+    """mpsd's answer to a report of this process.  counts: mpsd uses the report.  left: further reports that would count."""
 
     pid: int
     start_time: int
@@ -102,14 +103,14 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """is_watched: accesses there will be seen."""
+    """mpsd's answer about a guarded range.  is_watched: mpsd will see accesses to it."""
 
     is_watched: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is held against whoever has this key.  standing: convicted, suspected or paused."""
+    """A key with faults against it.  standing: convicted, suspected or paused."""
 
     key: str
     standing: str

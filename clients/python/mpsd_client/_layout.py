@@ -1,11 +1,11 @@
-"""The layout of an arena: which tensor lies where in its window, as text that any language can read.
+"""The layout of an arena: the place of each tensor in the window, as JSON text.
 
     {"format": "mpsd-tensors-1",
      "tensors": {name: {"offset", "bytes", "dtype", "shape": [...], "strides": [...]}},
      "extra": anything}
 
-Offsets and bytes count bytes, of the window's start and of the tensor's span; shape and strides count elements.  No I/O, no
-CUDA.  Prose: mpsd's docs/python.md.
+offset: from the start of the window, in bytes; bytes: the tensor's span with gaps; shape and strides: in elements.  No I/O,
+no CUDA.  Prose: mpsd's docs/python.md.
 """
 
 import bisect
@@ -18,19 +18,19 @@ from typing import Any, TypeGuard
 from mpsd_client._errors import MpsdError
 
 FORMAT = "mpsd-tensors-1"
-MOST_BYTES = 16 << 20  # what mpsd takes
+MOST_BYTES = 16 << 20  # mpsd's limit
 MOST_DIMENSIONS = 64
 MOST_NAME = 1024  # characters
 MOST_WINDOW = 1 << 47  # bytes; more than any window has
 
 
 class LayoutError(MpsdError, ValueError):
-    """A layout that cannot be: malformed, or it speaks of memory that the arena does not have."""
+    """An invalid layout: malformed, or with memory that the arena does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataType:
-    """An element.  code, bits, lanes: as DLPack has them; typestr: as the array interface has it, None where it has no word."""
+    """An element type.  code, bits, lanes: as in DLPack; typestr: as in the array interface, None if that lacks the type."""
 
     name: str
     bytes: int
@@ -83,33 +83,33 @@ class TensorSpec:
 
     @property
     def item_bytes(self) -> int:
-        """Raises LayoutError: its type is not known."""
+        """The bytes of an element.  Raises LayoutError for an unknown type."""
         if self.dtype not in DATA_TYPES:
             raise LayoutError(f"no data type {self.dtype!r:.40} is known")
         return DATA_TYPES[self.dtype].bytes
 
     @property
     def bytes(self) -> int:
-        """From its first byte to its last, gaps between them included.  Raises LayoutError: of none such."""
+        """The bytes from the first to the last, gaps included.  Raises LayoutError for invalid shape or strides."""
         return span_bytes(self.shape, self.strides, self.item_bytes)
 
     @property
     def is_contiguous(self) -> bool:
-        """Its elements lie one after another, the last index running fastest."""
+        """Whether the elements are dense in row-major order."""
         dense = dense_strides(self.shape)
         return all(size == 1 or have == want for size, have, want in zip(self.shape, self.strides, dense, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What was committed: tensors by name, in the order they were given, and what their owner added (JSON)."""
+    """A layout: the tensors by name, in the order given, and an extra JSON value of the owner."""
 
     tensors: dict[str, TensorSpec]
     extra: Any = None
 
 
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """In elements, the last index running fastest."""
+    """Return the row-major strides of a shape, in elements."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -118,7 +118,8 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def span_bytes(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> int:
-    """From the first byte to the last; 0 where there is no element.  Raises LayoutError: a step back, or of another number."""
+    """Return the bytes from the first to the last; 0 without elements.  Raises LayoutError for negative sizes or strides, or if
+    their numbers differ."""
     if len(shape) != len(strides) or min((*shape, *strides), default=0) < 0:
         raise LayoutError(f"shape {list(shape)}, strides {list(strides)}: as many of each are wanted, and none negative")
     if 0 in shape:
@@ -127,7 +128,7 @@ def span_bytes(shape: Sequence[int], strides: Sequence[int], item_bytes: int) ->
 
 
 def encode(layout: Layout) -> bytes:
-    """As mpsd keeps it.  Raises LayoutError: a value that JSON has not, or too much of it."""
+    """Return the text of a layout.  Raises LayoutError for values that JSON lacks, and above mpsd's limit."""
     tensors = {
         name: {
             "offset": spec.offset,
@@ -144,7 +145,7 @@ def encode(layout: Layout) -> bytes:
 
 
 def encode_json(value: Any) -> bytes:
-    """Raises LayoutError: a value that JSON has not, or more than mpsd takes."""
+    """Return a value as JSON.  Raises LayoutError for values that JSON lacks, and above mpsd's limit."""
     try:
         data = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as exc:
@@ -155,7 +156,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Layout:
-    """What `encode` made, or another library; whatever else raises LayoutError, which names what is wrong with it."""
+    """Parse the text of a layout from `encode` or another library.  Raises LayoutError with the reason if it is invalid."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as exc:
@@ -203,14 +204,15 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The memory that an arena has, as runs without a gap: (offset, end) in bytes, ascending."""
+    """The memory of an arena as runs without gaps: (offset, end) in bytes, ascending."""
 
     runs: tuple[tuple[int, int], ...] = ()
     _starts: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     @classmethod
     def of(cls, allocations: Iterable[tuple[int, int]]) -> "Spans":
-        """Of (offset, bytes), in any order; neighbours become one run, since a tensor may cross from one to the next."""
+        """Return the runs of allocations (offset, bytes), given in any order.  Adjacent ones are merged: a tensor may span
+        them."""
         runs: list[tuple[int, int]] = []
         for offset, size in sorted(allocations):
             if runs and offset <= runs[-1][1]:
@@ -220,7 +222,7 @@ class Spans:
         return cls(tuple(runs), tuple(start for start, _ in runs))
 
     def has(self, offset: int, size: int) -> bool:
-        """Whether every byte of it is there; of nothing, always."""
+        """Return whether the arena has every byte of the range; True for an empty range."""
         if size == 0:
             return True
         at = bisect.bisect_right(self._starts, offset) - 1
@@ -228,7 +230,8 @@ class Spans:
 
 
 def place(name: str, address: int, size: int, base: int, spans: Spans) -> int:
-    """The offset of `size` bytes at `address` in the window that begins at `base`.  Raises LayoutError: not all is there."""
+    """Return the offset of `size` bytes at `address` in the window that begins at `base`.  Raises LayoutError if the arena does
+    not have all of them."""
     if size == 0:
         return 0
     if not spans.has(address - base, size):

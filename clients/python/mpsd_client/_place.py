@@ -1,4 +1,4 @@
-"""Where mpsd's socket is, and how it is reached."""
+"""Find mpsd's socket and connect to it."""
 
 import errno
 import os
@@ -7,14 +7,14 @@ import socket
 from mpsd_client import _peer
 
 SOCKET = "mpsd.sock"
-DIRECTORIES = ("MPSD_PIPE_DIRECTORY", "CUDA_MPS_PIPE_DIRECTORY")  # the first is ours: where CUDA was led into a domain's own
+DIRECTORIES = ("MPSD_PIPE_DIRECTORY", "CUDA_MPS_PIPE_DIRECTORY")  # mpsd's own first: CUDA's may name a domain's
 DEFAULT_DIRECTORY = "/tmp/nvidia-mps"
-PATH_BYTES = 108  # sun_path, its end included
-BACKLOG_SECONDS = 0.01  # between tries while mpsd has more arrivals than it has accepted
+PATH_BYTES = 108  # size of sun_path, terminator included
+BACKLOG_SECONDS = 0.01  # between attempts while mpsd's backlog is full
 
 
 def socket_path(path: str | os.PathLike[str] | None) -> str:
-    """`path`, else mpsd.sock in the pipe directory that CUDA programs look into."""
+    """Return `path`, or mpsd.sock in the pipe directory that CUDA programs use."""
     if path is not None:
         return os.fspath(path)
     found = next(filter(None, map(os.environ.get, DIRECTORIES)), DEFAULT_DIRECTORY)
@@ -22,7 +22,8 @@ def socket_path(path: str | os.PathLike[str] | None) -> str:
 
 
 def remember(path: str) -> None:
-    """For this process and those that it starts, before CUDA_MPS_PIPE_DIRECTORY becomes a domain's own; as the shim does."""
+    """Keep the pipe directory of mpsd for this process and its children in MPSD_PIPE_DIRECTORY, as the shim does, before
+    CUDA_MPS_PIPE_DIRECTORY is set to a domain's directory."""
     directory, name = os.path.split(path)
     if name == SOCKET:
         os.environ["MPSD_PIPE_DIRECTORY"] = directory
@@ -35,7 +36,8 @@ def new_socket() -> socket.socket:
 
 
 def has_connected(sock: socket.socket, path: str) -> bool:
-    """False: its queue is full, try again in BACKLOG_SECONDS.  Raises PermissionError where another user listens, OSError."""
+    """Connect to mpsd.  Return False if its backlog is full: try again in BACKLOG_SECONDS.  Raises PermissionError if the
+    listener is another user than root or this one; OSError."""
     is_short = len(os.fsencode(path)) < PATH_BYTES
     number = sock.connect_ex(path) if is_short else errno.ENAMETOOLONG
     if number == errno.EAGAIN:

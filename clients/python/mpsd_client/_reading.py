@@ -1,6 +1,6 @@
-"""How the map that a result holds becomes a frozen value.
+"""Decode the map of a result into a frozen value.
 
-Fields that a newer mpsd adds are ignored; those that an older one does not know have their defaults.
+Fields that a newer mpsd adds are ignored; fields that an older mpsd does not send get their defaults.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def read(kind: type[T], found: Any) -> T:
-    """A value of `kind` out of the map that a result holds.  Raises ProtocolError."""
+    """Return a value of `kind` from the map of a result.  Raises ProtocolError."""
     try:
         readers, defaults = _readers(typing.cast(Any, kind))
         return kind(**{name: reader(found[name]) for name, reader in readers.items() if name in found or name not in defaults})
@@ -26,13 +26,13 @@ def read(kind: type[T], found: Any) -> T:
 
 @functools.cache
 def _readers(kind: Any) -> tuple[Mapping[str, Callable[[Any], Any]], frozenset[str]]:
-    """How each field is read, and those that need not be there."""
+    """Return the decoder of each field, and the names of the optional fields."""
     defaults = frozenset(each.name for each in dataclasses.fields(kind) if each.default is not dataclasses.MISSING)
     return {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}, defaults
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """Arrays become tuples, maps that have a type of their own become values; all else is as it came."""
+    """Return the decoder of a type: arrays become tuples, maps with a dataclass become its values, other values stay."""
     inner = typing.get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return functools.partial(read, hint)

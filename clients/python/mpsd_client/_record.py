@@ -1,13 +1,13 @@
-"""The fields of a forward state: which value lies where in its record.  Pure: no memory is shared here.
+"""The schema of a forward state: the type and offset of each field in its record.  Pure: this module shares no memory.
 
 A schema is text that both sides compare:
 
-    mpsd-state-1 56             of how many bytes a record is
+    mpsd-state-1 56             format, bytes of a record
     step uint64 0               name, type, offset
     rng uint64[4] 8             an array
     request text[16] 40         UTF-8, padded with NUL; bytes[16]: any bytes, padded with NUL
 
-Fields lie in their order, each aligned to its element, as a C compiler lays out a struct.  Prose: mpsd's docs/state.md.
+Fields are laid out in order, each aligned to its element, as in a C struct.  Prose: mpsd's docs/state.md.
 """
 
 import re
@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 FORMAT = "mpsd-state-1"
-MOST_BYTES = 1 << 20  # MPSD_STATE_MOST_BYTES, of a record
+MOST_BYTES = 1 << 20  # of a record: MPSD_STATE_MOST_BYTES
 MOST_TEXT = 3967  # one less than MPSD_STATE_SCHEMA_ROOM
 FORMATS: Mapping[str, str] = MappingProxyType(
     {
@@ -34,12 +34,12 @@ Value = bool | int | float | str | bytes | tuple[bool | int | float, ...]
 
 
 class Field:
-    """A value in a record.  type: as in the schema's text.  Not to be made by hand: see Schema."""
+    """A field of a record.  type: as in the schema's text.  Schema makes the fields."""
 
     __slots__ = ("bytes", "count", "element", "is_plain", "name", "offset", "packer", "type")
 
     def __init__(self, name: str, type_: str, offset: int) -> None:
-        """Raises ValueError: not a name, or no such type."""
+        """Raises ValueError for an invalid name or an unknown type."""
         found = _TYPE.match(type_)
         if not _NAME.match(name):
             raise ValueError(f"a field's name is a word of up to 64 letters, digits and _, this one: {name!r:.80}")
@@ -54,7 +54,7 @@ class Field:
 
     @property
     def is_number(self) -> bool:
-        """Or truth, or an array of them."""
+        """Whether the field holds numbers or booleans, alone or in an array."""
         return FORMATS[self.element] != "s"
 
     @property
@@ -62,14 +62,14 @@ class Field:
         return struct.calcsize("=" + FORMATS[self.element])
 
     def pack(self, value: Any) -> bytes:
-        """As it lies in a record.  Raises ValueError: it does not fit."""
+        """Return the bytes of a value in a record.  Raises ValueError if the value does not fit."""
         try:
             if self.is_plain:
                 return self.packer.pack(value)
             if self.is_number:
                 return self.packer.pack(*value)
             data = value.encode() if isinstance(value, str) else value
-            if len(data) > self.bytes:  # struct would cut it
+            if len(data) > self.bytes:  # struct would truncate it
                 raise struct.error(f"{len(data)} bytes")
             return self.packer.pack(data)
         except (struct.error, TypeError, OverflowError) as exc:
@@ -86,7 +86,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The fields of a record, by name, in their order; how many bytes a record is; and the text that says so."""
+    """The fields of a record by name, in order; the size of a record in bytes; and the schema's text."""
 
     fields: Mapping[str, Field]
     record_bytes: int
@@ -94,7 +94,7 @@ class Schema:
 
     @classmethod
     def of(cls, fields: Mapping[str, str]) -> "Schema":
-        """Of names and types: {"step": "uint64", "rng": "uint64[4]"}.  Raises ValueError."""
+        """Return the schema of names and types: {"step": "uint64", "rng": "uint64[4]"}.  Raises ValueError."""
         made: dict[str, Field] = {}
         end, widest = 0, 1
         for name, type_ in fields.items():
@@ -106,7 +106,7 @@ class Schema:
 
     @classmethod
     def parse(cls, text: str) -> "Schema":
-        """Of its text, whoever wrote it.  Raises ValueError: it is none."""
+        """Parse the text of a schema, which may be untrusted.  Raises ValueError if it is malformed."""
         head, *lines = text[:MOST_TEXT].removesuffix("\n").split("\n")
         name, _, size = head.partition(" ")
         if name != FORMAT or not _NUMBER.match(size) or not text.endswith("\n") or len(text) > MOST_TEXT:
@@ -137,9 +137,9 @@ class Schema:
 
 
 class Record(Mapping[str, Value]):
-    """A record as it was published: a mapping of its fields.  Of two, the later has the higher (generation, sequence).
+    """A published record, as a mapping of its fields.  Of two records, the later has the higher (generation, sequence).
 
-    data: all its bytes, also of one whose schema has no fields.
+    data: all bytes of the record, even if its schema is unknown.
     """
 
     __slots__ = ("data", "generation", "schema", "sequence")
@@ -148,11 +148,11 @@ class Record(Mapping[str, Value]):
         self.schema, self.data, self.generation, self.sequence = schema, data, generation, sequence
 
     def __getitem__(self, name: str) -> Value:
-        """A number, text, bytes, or a tuple of an array.  KeyError: no such field."""
+        """Return the value of a field: a number, text, bytes, or a tuple for an array.  Raises KeyError."""
         return self._fields()[name].read(self.data)
 
     def view(self, name: str) -> memoryview:
-        """An array as it lies in `data`, for numpy.frombuffer and others; nothing is copied.  Read-only."""
+        """Return a read-only view of an array in `data`, for numpy.frombuffer and others, without a copy."""
         return view_of(self._fields()[name], self.data)
 
     def _fields(self) -> Mapping[str, Field]:
@@ -169,7 +169,7 @@ class Record(Mapping[str, Value]):
 
 
 def together(fields: Sequence[Field]) -> struct.Struct:
-    """Packs the values of neighbours at once, an array's one by one.  What lies between them is written as zero."""
+    """Return a Struct that packs adjacent fields at once, the elements of arrays as single values.  Padding becomes zero."""
     words, end = [], fields[0].offset
     for field in fields:
         words.append("x" * (field.offset - end) + field.packer.format.lstrip("="))
@@ -178,8 +178,8 @@ def together(fields: Sequence[Field]) -> struct.Struct:
 
 
 def view_of(field: Field, record: Any) -> memoryview:
-    """Of a field's elements, in a record's bytes."""
+    """Return a view of a field's elements in the bytes of a record."""
     span = memoryview(record).cast("B")[field.offset : field.offset + field.bytes]
     kind = FORMATS[field.element] if field.is_number else "B"
-    kind = "H" if kind == "e" else kind  # Python before 3.12 has no view of halves: two bytes each, all the same
+    kind = "H" if kind == "e" else kind  # before Python 3.12 memoryview lacks halves: view them as uint16
     return span.cast(kind)  # type: ignore[call-overload, no-any-return]

@@ -1,9 +1,9 @@
-"""A service: an arena with processes that can serve it, of which one does, and the others stand by with everything in place.
+"""A service: an arena with processes that can serve it; one is the active, the others are standbys, ready to take over.
 
     service = Service("llm", capacity=8 << 30, schema={"step": "uint64"})      # before CUDA begins in this process
     arena = service.open()                                                     # mapped to read
     ...                                                                        # build or adopt; warm up
-    with service.active() as term:                                             # waits until it is this process's turn
+    with service.active() as term:                                             # waits for the promotion of this process
         while not term.is_over:
             ...                                                                # a step, and the GPU has finished it
             term.publish(step=step)
@@ -33,25 +33,25 @@ from mpsd_client._state import State
 from mpsd_client._term import Term
 from mpsd_client._values import Instruction
 
-AGAIN_SECONDS = 0.5  # until memory is mapped that could not be
+AGAIN_SECONDS = 0.5  # between two attempts to map new memory
 _PASSING = (ErrorCode.STOPPING, ErrorCode.KEEPER_FAILED, ErrorCode.TOO_MANY)
 OnCommit = TypeVar("OnCommit", bound=Callable[[Arena], object])
 OnPromote = TypeVar("OnPromote", bound=Callable[[Term], object])
-_services: "weakref.WeakSet[Service]" = weakref.WeakSet()  # of this process, that are or were open
+_services: "weakref.WeakSet[Service]" = weakref.WeakSet()  # opened by this process
 
 
 class Service:
-    """This process as a member of a service.  One for each process and service, made before CUDA begins in it: mpsd then places
-    the process where no other member is, so that one fault does not hit two.
+    """This process as a member of a service.  Create one per process and service, before CUDA begins in the process: mpsd then
+    places the process in a fault domain without another member, so that one fault does not hit two members.
 
-    name: the arena's.  capacity: bytes, for whoever comes first and makes the arena.  schema: of the forward state, as
-    State.create takes it.  rank: who comes first, the lowest.  heartbeat: seconds after which an active that has published
-    nothing is taken for lost; 0: never.  gpu: as mpsd counts, or a UUID; None: that of the current context.  window, mode, ttl,
-    path: as for Arena.create.
+    name: of the arena.  capacity: bytes, used by the member that creates the arena.  schema: of the forward state, as for
+    State.create.  rank: of the ready standbys, the one with the lowest rank is promoted first.  heartbeat: seconds after which
+    mpsd treats an active that has published nothing as lost; 0: never.  gpu: mpsd's ordinal or a UUID; None: the GPU of the
+    current context.  window, mode, ttl, path: as for Arena.create.
 
-    Any thread may use it; `standby` is one thread's at a time.  In a child after fork it refuses.
+    Any thread may use it; only one thread at a time may call `standby`.  A forked child cannot use it.
 
-    Raises RuntimeError: CUDA has begun already; ValueError: no schema; Refused; OSError: there is no mpsd.
+    Raises RuntimeError if CUDA has begun already; ValueError for an invalid schema; Refused; OSError if mpsd does not listen.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Service:
         self.name, self.capacity, self.rank, self.heartbeat = name, capacity, rank, heartbeat
         self.schema = schema if isinstance(schema, Schema) else Schema.of(schema)
         self._gpu, self._window, self._mode, self._ttl = gpu, window, mode, ttl
-        self._path = socket_path(path)  # now: to enlist may change the directory that CUDA looks into
+        self._path = socket_path(path)  # before enlisting, which may change the directory that CUDA uses
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # protects what is below
-        self._waiting = threading.Lock()  # held by the thread within standby(); never taken with _lock held
+        self._lock = threading.RLock()  # protects the fields below
+        self._waiting = threading.Lock()  # held by the thread inside standby(); never taken with _lock held
         self._arena: Arena | None = None
         self._following: Following | None = None
         self._term: Term | None = None
@@ -84,15 +84,15 @@ class Service:
         enlist(name, self._path)
 
     def open(self) -> Arena:
-        """The arena, mapped to read, made if it is not there; and this process is a member.  A context must be current.
+        """Open the arena for reading, create it if necessary, and join the service.  A CUDA context must be current.
 
-        Then adopt what there is, warm up, and call `standby`.  `arena.layout` None: nobody has built it yet, and whoever finds
-        that in its term does so.
+        Then adopt the arena's contents, warm up, and call `standby`.  If `arena.layout` is None, no member has built the
+        contents yet: the member that finds this in its term builds them.
         """
         self._check()
         with self._lock:
             if self._arena is None:
-                State.create(self.schema, generation=1).close()  # what cannot be is found out now, and the next one is faster
+                State.create(self.schema, generation=1).close()  # find errors now, and make the next one faster
                 arena = self._open_arena()
                 following = Following(self._path, arena, self.rank, self.heartbeat)
                 try:
@@ -105,27 +105,27 @@ class Service:
             return self._arena
 
     def on_commit(self, call: OnCommit) -> OnCommit:
-        """Called with the arena, in the thread of `standby`, when the active has committed other memory, or another layout, and
-        that is mapped: adopt again, and warm up what needs it."""
+        """Register a function that `standby` calls with the arena, in its own thread, after it has mapped a commit of the
+        active with other memory or another layout: adopt again, and warm up what needs it."""
         self._on_commit.append(call)
         return call
 
     def on_promote(self, call: OnPromote) -> OnPromote:
-        """Called with the term, in the thread of `standby`, before that returns."""
+        """Register a function that `standby` calls with the term, in its own thread, before it returns."""
         self._on_promote.append(call)
         return call
 
     def standby(self, timeout: float | None = None) -> Term | None:
-        """Says that this process is warm, and waits until it shall serve: then its term, in which the arena may be written.
+        """Report this process as ready, and wait for its promotion.  Return its term, in which it may write to the arena.
 
-        From here on the GPU lets this process write the arena, so that a promotion waits for no driver that clears up after a
-        fault: other threads must not.
+        From this call on the arena is mapped writable, so that a promotion does not wait for a driver that handles a fault:
+        other threads must not write to it.
 
-        timeout: seconds, then None; this process stays a standby, whose promotion waits until this is called again.  None: for
-        ever.  It may run in a thread of its own, with a context that is current there.
+        timeout: seconds; then return None, and the process stays a standby, whose promotion waits for the next call.  None:
+        wait for ever.  Any thread with a current context may call it.
 
-        Raises Dismissed: this process was told to leave; StateError: what the one before has published is damaged; and what
-        callbacks raise.
+        Raises Dismissed if mpsd dismissed this process; StateError if the record of the previous term is damaged; and the
+        exceptions of callbacks.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         self._check()
@@ -141,19 +141,20 @@ class Service:
             self._waiting.release()
 
     def active(self, timeout: float | None = None) -> Term:
-        """The same as `standby`, but at the end of the time TimeoutError: `with service.active() as term`."""
+        """Wait as `standby` does, but raise TimeoutError at the timeout: `with service.active() as term`."""
         term = self.standby(timeout)
         if term is None:
             raise TimeoutError(f"service {self.name}: it was not this process's turn within {timeout:g} seconds")
         return term
 
     def close(self) -> None:
-        """Yields if it serves, leaves, closes the arena; twice does nothing.  The GPU must be done with the arena's memory.
+        """Yield if this process serves, leave the service, close the arena; a second call does nothing.  The GPU must be done
+        with the arena's memory.
 
-        Raises BufferError: somebody still has memory of it; all else is done then, but where this process could not yield
-        mpsd waits for its end.
+        Raises BufferError if another library still uses the arena's memory; everything else is done then.  If this process
+        could not yield, mpsd waits for its end.
         """
-        if self._pid != os.getpid():  # after fork: nobody waits for a lock here that a thread of the parent's held
+        if self._pid != os.getpid():  # a forked child must not wait for a lock that a thread of the parent held
             if self._arena is not None:
                 self._arena.close()
             return
@@ -166,7 +167,7 @@ class Service:
             with suppress(MpsdError, OSError):
                 self._yield(term)
         if following is not None and arena is not None:
-            following.stop(has_stopped=not arena.is_writable)  # else mpsd is told when nothing is mapped any more
+            following.stop(has_stopped=not arena.is_writable)  # else the arena's close tells mpsd
         if term is not None:
             term.end("the service was closed")
         if arena is not None:
@@ -178,7 +179,7 @@ class Service:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes it; beside an exception in flight, whose frames may hold tensors, without a word about those."""
+        """Close the service.  During an exception, whose frames may hold tensors, ignore BufferError and MpsdError."""
         try:
             self.close()
         except (BufferError, MpsdError):
@@ -194,7 +195,7 @@ class Service:
             raise RuntimeError(f"service {self.name} is closed")
 
     def _open_arena(self) -> Arena:
-        """Whoever is first makes it; all, the first too, open it to read."""
+        """Open the arena for reading; create it if it does not exist."""
         refused: Refused | None = None
         for _ in range(2):
             try:
@@ -208,7 +209,7 @@ class Service:
         return Arena.read(self.name, path=self._path)
 
     def _create_arena(self) -> Refused | None:
-        """BAD_REQUEST, which may mean that somebody was faster."""
+        """Create the arena.  Return a BAD_REQUEST, since another member may have created the arena in between."""
         gpu = _cuda.current_gpu() if self._gpu is None else str(self._gpu)
         asked = calls.arena_create(
             self.name,
@@ -241,11 +242,11 @@ class Service:
                     if deadline is not None and time.monotonic() >= deadline:
                         return None
                 continue
-            if following.is_to_serve(told.what) and told.what.generation >= arena.generation:  # else it was refreshed since
+            if following.is_to_serve(told.what) and told.what.generation >= arena.generation:  # else stale
                 return self._promote(arena, following, told)
             if arena.layout is not None or told.what.writer_pid is None:
                 with self._telling_of_failure():
-                    arena._set_writable(True)  # then a promotion needs nothing of the driver
+                    arena._set_writable(True)  # so that a promotion needs no driver call
                 if not is_ready:
                     following.say_ready()
                     is_ready = True
@@ -253,8 +254,9 @@ class Service:
                 return None
 
     def _refresh(self, arena: Arena) -> bool:
-        """In this thread, since it needs the context.  Other memory may be at the same addresses, under the same layout.
-        False: it is to be tried again, when mpsd is back, or its keeper answers."""
+        """Map the last commit, and call the callbacks if it changed anything, in this thread, which has the context.  A commit
+        may put other memory at the same addresses with the same layout.  Return False if mpsd or its keeper does not answer:
+        try again."""
         with self._telling_of_failure():
             try:
                 has_changed = arena.refresh()
@@ -268,7 +270,8 @@ class Service:
             return True
 
     def _promote(self, arena: Arena, following: Following, told: Told) -> Term:
-        """Nothing is asked here: memory is mapped, the record is in shared memory, and mpsd hears of it by the other thread."""
+        """Begin a term without any request to mpsd: memory is mapped, the record is in shared memory, and the other thread
+        reports to mpsd."""
         generation = told.what.generation
         with self._telling_of_failure():
             arena._promoted(generation)
@@ -288,7 +291,7 @@ class Service:
 
     @contextmanager
     def _telling_of_failure(self) -> Iterator[None]:
-        """Who cannot do this cannot serve."""
+        """Report an exception to mpsd as a failure of this member, and let it propagate."""
         try:
             yield
         except BaseException as exc:
@@ -299,9 +302,9 @@ class Service:
     # -- to end a term -------------------------------------------------------------------------------------------------
 
     def _leave(self, term: Term, error: BaseException | None) -> None:
-        """The end of a term's block."""
+        """End a term when its block ends: yield, close the service, or report the exception."""
         following = self._following
-        if self._term is not term or following is None:  # closed within
+        if self._term is not term or following is None:  # the block has closed the service
             return
         if term.is_dismissed or isinstance(error, Exception):
             if not term.is_dismissed:
@@ -313,15 +316,15 @@ class Service:
         elif error is not None:
             self.__exit__(type(error), error, None)
         else:
-            with suppress(BufferError):  # tensors of it are still there; then it goes with the process
+            with suppress(BufferError):  # tensors still use the arena; the end of the process then closes it
                 self.close()
 
     def _yield(self, term: Term) -> None:
-        """Nothing writes any more when mpsd hears of it.  Raises OSError (EBUSY): there is memory that was not committed."""
+        """End the term, make the arena read-only, then report to mpsd.  Raises OSError (EBUSY) with uncommitted memory."""
         assert self._arena is not None
         assert self._following is not None
-        with suppress(MpsdError, OSError):  # mpsd is away, perhaps
-            self._following.restore(term)  # what mpsd has lost is lost when this one lets go
+        with suppress(MpsdError, OSError):  # mpsd may be away
+            self._following.restore(term)  # after the yield this process can no longer give mpsd what its keeper lost
         term.end("its term is over")
         with self._lock:
             self._term = None
@@ -333,8 +336,8 @@ class Service:
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """Within, arenas of services can be written.  To capture a graph is not to run it, but CUDA refuses (1) to capture a copy
-    into memory that is mapped read-only."""
+    """Map the arenas of services writable inside the `with` block.  A capture runs nothing, but CUDA refuses (error 1) to
+    capture a copy into memory that is mapped read-only."""
     arenas = [service._arena for service in list(_services) if service._arena is not None and not service._is_closed]
     before = [(arena, arena._set_writable(True)) for arena in arenas]
     try:
@@ -346,13 +349,13 @@ def capturing() -> Iterator[None]:
 
 
 def _is_emptied(told: Instruction) -> bool:
-    """mpsd's keeper has died, and who serves is about to give everything again, at the same addresses: what is mapped here is
-    that memory still."""
+    """Return whether mpsd's keeper has died and the active is about to give mpsd the same memory again, at the same addresses:
+    this process then keeps its mapping."""
     return told.order == STANDBY and told.writer_pid is not None and not told.layout_hash and not told.state_serial
 
 
 def _may_pass(exc: Refused | OSError) -> bool:
-    """That the memory could not be had: mpsd is away, its keeper is silent, or others commit all the time."""
+    """Return whether a later attempt may succeed: mpsd is away, its keeper is silent, or others commit all the time."""
     if isinstance(exc, Refused):
         return exc.code in _PASSING
     return isinstance(exc, ConnectionRefusedError | TimeoutError | BlockingIOError)

@@ -1,6 +1,6 @@
-"""What can be asked of services; part of `calls`.
+"""The calls about services; part of `calls`.
 
-Where a call may wait, give the client a `timeout_seconds` that allows for it.
+For a call with wait_seconds, set the client's `timeout_seconds` to more than that.
 """
 
 from typing import Any
@@ -13,12 +13,12 @@ from mpsd_client._values import Page
 
 
 def service_enlist(name: str) -> Call[values.Enlisted]:
-    """This process, before CUDA begins in it.  The arena need not be there yet."""
+    """Enlist this process in a service, before CUDA begins in it.  The arena need not exist yet."""
     return make_call("service.enlist", values.Enlisted, name=name)
 
 
 def service_join(arena_id: int, rank: int = 0, heartbeat_seconds: float = 0.0) -> Call[values.Instruction]:
-    """rank: who comes first, the lowest."""
+    """Join a service.  rank: of the ready standbys, the one with the lowest rank is promoted first."""
     return make_call("service.join", values.Instruction, id=arena_id, rank=rank, heartbeat_seconds=heartbeat_seconds)
 
 
@@ -27,7 +27,7 @@ def service_ready(arena_id: int) -> Call[values.Instruction]:
 
 
 def service_follow(arena_id: int, after: int | None = None, wait_seconds: float = 0.0) -> Call[values.Instruction]:
-    """after: the last `serial`; then it waits for a change."""
+    """Get this member's instruction.  after: the last `serial`: wait for a change."""
     return make_call("service.follow", values.Instruction, id=arena_id, after=after, wait_seconds=wait_seconds)
 
 
@@ -48,7 +48,7 @@ def service_leave(arena_id: int) -> Call[None]:
 
 
 def service_get(name: str, after: int | None = None, wait_seconds: float = 0.0) -> Call[values.Service]:
-    """after: the last `revision`; then it waits for a change."""
+    """Get a service by name.  after: the last `revision`: wait for a change."""
     return make_call("service.get", values.Service, name=name, after=after, wait_seconds=wait_seconds)
 
 
@@ -57,7 +57,7 @@ def service_list(limit: int | None = None) -> Call[Page[values.Service]]:
 
 
 def service_handover(name: str, to_pid: int | None = None, wait_seconds: float = 30.0) -> Call[values.HandedOver]:
-    """to_pid: None: to whoever is next."""
+    """Hand the service over to a standby.  to_pid: its pid; None: mpsd chooses the next standby."""
     return make_call("service.handover", values.HandedOver, name=name, to_pid=to_pid, wait_seconds=wait_seconds)
 
 
@@ -70,7 +70,7 @@ def service_change(
     heartbeat_seconds: float | None = None,
     until_done: bool | None = None,
 ) -> Call[values.Service]:
-    """What is None stays; 0 takes a reservation away."""
+    """Change the settings that are not None; 0 removes a reservation."""
     return make_call(
         "service.change", values.Service, name=name, standbys=standbys, sm_percent=sm_percent, memory_bytes=memory_bytes,
         heartbeat_seconds=heartbeat_seconds, until_done=until_done,
@@ -78,13 +78,13 @@ def service_change(
 
 
 def arena_keep_state(arena_id: int, generation: int, fd: int) -> Call[values.StateKept]:
-    """fd: of a forward state; it stays the caller's to close."""
+    """Give mpsd a forward state to keep.  fd: its descriptor, which the caller still has to close."""
     call = make_call("arena.keep_state", values.StateKept, id=arena_id, generation=generation)
     return Call(call.method, call.params, call.read, (fd,))
 
 
 def arena_state(arena_id: int) -> Call[values.KeptState]:
-    """Its descriptor is the caller's to close."""
+    """Get the forward state of an arena, as a descriptor that the caller has to close."""
     call = make_call("arena.state", values.KeptState, id=arena_id)
     return Call(call.method, call.params, call.read, read_with=_read_state)
 

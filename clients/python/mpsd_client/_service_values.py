@@ -1,4 +1,4 @@
-"""What mpsd answers about services.  Their words: mpsd's docs/services.md."""
+"""The values in mpsd's answers about services.  The terms: mpsd's docs/services.md."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Enlisted:
-    """environment: what has to be in the environment before CUDA begins."""
+    """environment: the variables that a member must set before CUDA begins."""
 
     environment: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What a member shall do now.  order: "standby", "serve", "yield" or "leave".
+    """The current order to a member.  order: "standby", "serve", "yield" or "leave".
 
-    serial: grows with each change.  generation: of its term where it shall serve or yield, else the arena's.  state_serial: 0
-    while no forward state is kept.  why: for people.  commit: the number of the arena's last one.
+    serial: grows with each change.  generation: of the member's term with "serve" and "yield", else the arena's.
+    state_serial: 0 while mpsd keeps no forward state.  why: for people.  commit: the number of the arena's last commit.
     """
 
     serial: int
@@ -31,9 +31,9 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """standbys: besides the active.  sm_percent, memory_bytes: what its starter reserves for each member; None: nothing.
-    heartbeat_seconds: an active whose forward state stands still for so long is silent; 0: never.  until_done: nobody follows
-    an active that stops of its own accord."""
+    """The settings of a service.  standbys: their number, without the active.  sm_percent, memory_bytes: the starter's
+    reservation for each member; None: none.  heartbeat_seconds: mpsd treats an active as silent after this time without a
+    publish; 0: never.  until_done: an active that stops unasked has done the work, and mpsd promotes no standby after it."""
 
     standbys: int
     sm_percent: float | None
@@ -44,8 +44,8 @@ class ServiceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process of a service.  standing: "warming", "ready", "faulted" or "silent".  is_apart: no other member is in its fault
-    domain.  since_at: when it joined."""
+    """A process of a service.  standing: "warming", "ready", "faulted" or "silent".  is_apart: it is the only member in its
+    fault domain.  since_at: when it joined."""
 
     pid: int
     start_time: int
@@ -59,9 +59,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """cause: "first", "fault", "ended", "silent", "asked" or "failed".  detect_ms: from what happened to mpsd's decision;
-    fence_ms: until the one before was fenced; promote_ms: until the new one said that it serves.  None: not known, or nothing
-    to do."""
+    """A promotion.  cause: "first", "fault", "ended", "silent", "asked" or "failed".  detect_ms: from the cause to mpsd's
+    decision; fence_ms: until the previous active was fenced; promote_ms: until the new active reported that it serves.  None:
+    unknown, or the step was not needed."""
 
     at: float
     cause: str
@@ -75,7 +75,7 @@ class Promotion:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The memory and the forward state of a service were lost, so that `pid` began anew, in this generation."""
+    """A loss of a service's memory and forward state; `pid` started from the beginning, in this generation."""
 
     at: float
     generation: int
@@ -87,9 +87,9 @@ class Loss:
 class Service:
     """An arena with processes that can serve it.  phase: "idle", "promoting", "serving", "yielding" or "fencing".
 
-    id: the arena's.  writer_pid: also while it is being fenced.  revision: grows with each change.  promotions: since mpsd
-    began.  protection: empty, or why a fault would cost the service more than a moment; or that nobody serves, and why.
-    losses: how often a member had to begin anew since mpsd began, with nothing of what was there.  lost: the last time.
+    id: of the arena.  writer_pid: stays set while the writer is being fenced.  revision: grows with each change.  promotions:
+    number since mpsd's start.  protection: empty, or why a fault would interrupt the service for more than a moment, or why
+    the service is unserved.  losses: number of losses of memory and state since mpsd's start.  lost: the last one.
     """
 
     id: int
@@ -118,14 +118,15 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class StateKept:
-    """state_serial: counts the forward states that were kept with the arena."""
+    """state_serial: the number of forward states that mpsd has kept with the arena so far."""
 
     state_serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """generation: of the writer whose state it is.  fd: a memory file, for whoever asked to close; None where none is kept."""
+    """The forward state that mpsd keeps.  generation: of the writer that made it.  fd: a memory file, which the caller closes;
+    None if mpsd keeps no state."""
 
     state_serial: int
     generation: int

@@ -1,6 +1,6 @@
-"""A session with mpsd through the C client, and how its failures become exceptions.
+"""A session with mpsd through the C client, which turns the C client's failures into exceptions.
 
-Everything about arenas that needs descriptors or the driver goes this way; mpsd's own words go through `Client` as well.
+All calls about arenas that need descriptors or the driver use it; other calls may also use `Client`.
 """
 
 import os
@@ -14,7 +14,7 @@ from mpsd_client._place import socket_path
 
 try:
     from mpsd_client._native import ffi, lib
-except ImportError as exc:  # built with the package; a checkout without a compiler has none
+except ImportError as exc:  # the C part is built with the package; it is missing without a compiler
     raise ImportError(f"arenas need mpsd_client's C part, install mpsd-client where there is a C compiler: {exc}") from None
 
 WHY_BYTES = 512
@@ -29,10 +29,10 @@ class CudaError(MpsdError):
 
 
 class Session:
-    """One connection, of any thread.  It connects again by itself where mpsd was restarted.
+    """One connection, for use by any thread.  It reconnects by itself after a restart of mpsd.
 
-    path: of the socket; None: mpsd.sock in $CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps.  Raises OSError where nobody is
-    there, Refused.
+    path: of the socket; None: mpsd.sock in $CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps.  Raises OSError if mpsd does not
+    listen, Refused.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, program: str = "mpsd_client") -> None:
@@ -43,18 +43,19 @@ class Session:
             raise OSError(ffi.errno, ffi.string(why).decode(errors="replace") or os.strerror(ffi.errno), place)
 
     def check(self, result: int) -> int:
-        """The result, if it is one; else what went wrong: Refused, CudaError, TimeoutError and other OSErrors."""
+        """Return a non-negative result; otherwise raise its error: Refused, CudaError, TimeoutError or another OSError."""
         if result >= 0:
             return result
         words = ffi.string(lib.mpsd_error(self.handle)).decode(errors="replace") or os.strerror(-result)
         if code := lib.mpsd_error_code(self.handle):
-            raise Refused(code, _name(code), words.replace(f"{_name(code)}: ", "", 1))  # Refused says it, too
+            raise Refused(code, _name(code), words.replace(f"{_name(code)}: ", "", 1))  # Refused adds the name again
         if code := lib.mpsd_error_cuda(self.handle):
             raise CudaError(code, words)
         raise OSError(-result, words)
 
     def ask(self, method: str, params: Mapping[str, Any], fds: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
-        """A question that may be asked twice.  fds: go with it, and stay the caller's; those that come are the caller's too."""
+        """Send an idempotent call, which the C client may repeat after a reconnect.  Return the result and its descriptors,
+        which the caller owns.  fds: descriptors to send; the caller keeps them."""
         answer = ffi.new("struct mpsd_answer *")
         packed = msgpack.packb(dict(params))
         given = ffi.new("int[]", list(fds))
@@ -73,7 +74,7 @@ class Session:
         return found, taken
 
     def close(self) -> None:
-        """After its arenas; twice does nothing."""
+        """Close the connection, after its arenas were closed; a second call does nothing."""
         handle, self.handle = self.handle, ffi.NULL
         lib.mpsd_session_close(handle)
 

@@ -1,12 +1,12 @@
-"""The forward state: what a standby needs to go on where the active process stopped, in memory that outlives a step.
+"""The forward state: shared memory from which a standby continues where the active process stopped.
 
     state = State.create({"step": "uint64", "rng": "uint64[4]", "request": "text[32]"}, generation=arena.generation)
-    state.publish(step=7, request="a7")            # the active, at every step; its descriptor, state.fd, is passed on
+    state.publish(step=7, request="a7")            # the active, at every step; it passes the descriptor, state.fd, on
 
-    record = StateReader.open(fd, state.schema).read()    # the standby, whatever became of the active
+    record = StateReader.open(fd, state.schema).read()    # the standby, even after the end of the active
     record["step"], record.generation, record.sequence
 
-All of it is the C client's: a writer killed at any instruction costs nothing, and a reader gets a whole record or an error.
+The C client implements it: a writer may be killed at any instruction, and a reader gets a whole record or an error.
 Prose: mpsd's docs/state.md.
 """
 
@@ -21,13 +21,13 @@ from mpsd_client._state_reader import check
 
 
 class State:
-    """The writer of a state, by `create`.  Any thread may use it; they take turns.  In a child after fork it refuses.
+    """The writer of a state, made by `create`.  Any thread may use it; a lock serializes them.  A forked child cannot use it.
 
-    Its memory is its own: who takes over creates another one, with a higher generation.
+    Each writer has its own memory: the process that takes over creates another state, with a higher generation.
     """
 
     def __init__(self, handle: Any, schema: Schema) -> None:
-        """Not to be called: see `create`."""
+        """Called by `create`."""
         self.schema = schema
         self._fields = schema.fields
         self._lock = threading.Lock()
@@ -36,9 +36,10 @@ class State:
 
     @classmethod
     def create(cls, schema: Schema | Mapping[str, str], *, generation: int) -> "State":
-        """With nothing published.  schema: names and types, as Schema.of takes them.  generation: of the arena's writer.
+        """Create a state without a published record.  schema: names and types, as for Schema.of.  generation: of the arena's
+        writer.
 
-        Raises ValueError: no schema; StateError.
+        Raises ValueError for an invalid schema or generation; StateError.
         """
         made = schema if isinstance(schema, Schema) else Schema.of(schema)
         if not 0 < generation < 1 << 64:
@@ -49,7 +50,7 @@ class State:
 
     @property
     def fd(self) -> int:
-        """For whoever shall read; it stays this state's, and is closed with it.  -1: closed."""
+        """The descriptor to pass to readers; it belongs to this state, and is closed with it.  -1: closed."""
         return -1 if self._handle is None else int(lib.mpsd_state_fd(self._handle))
 
     def fileno(self) -> int:
@@ -57,14 +58,14 @@ class State:
 
     @property
     def published(self) -> tuple[int, int]:
-        """Generation and sequence of the record published last; sequence 0: none."""
+        """The generation and sequence of the last published record; sequence 0: none."""
         stamp = lib.mpsd_state_published(self._open())
         return stamp.generation, stamp.sequence
 
     def publish(self, **values: Any) -> None:
-        """Sets these fields, and publishes the record with all that was set or changed: a reader sees all of it or nothing.
+        """Set these fields, and publish the record with all changes so far atomically.
 
-        Raises ValueError (and sets nothing): a value that does not fit; TypeError: no such field; StateError.
+        Raises ValueError, and sets nothing, for a value that does not fit; TypeError for an unknown field; StateError.
         """
         with self._lock:
             handle = self._open()
@@ -72,12 +73,12 @@ class State:
         check(result)
 
     def set(self, **values: Any) -> None:
-        """Sets these fields; they are seen with the next publish.  Raises as `publish` does."""
+        """Set these fields; the next publish makes them visible.  Raises as `publish` does."""
         with self._lock:
             check(self._set(self._open(), values, lib.mpsd_state_changed))
 
     def fill(self, record: Record) -> None:
-        """Sets the fields that a record, of any schema, has too with the same type; they are seen with the next publish."""
+        """Copy the fields of a record that have the same name and type here; the next publish makes them visible."""
         theirs = record.schema.fields if record.schema else {}
         with self._lock:
             handle = self._open()
@@ -89,12 +90,13 @@ class State:
             check(lib.mpsd_state_changed(handle, 0, self.schema.record_bytes))
 
     def view(self, name: str) -> memoryview:
-        """The elements of a field, to be written in place (numpy.frombuffer takes it); say `changed` then, and publish."""
+        """Return a view of a field's elements to write in place (numpy.frombuffer accepts it); then call `changed` and
+        publish."""
         self._open()
         return view_of(self._field(name), self._record)
 
     def changed(self, name: str, first: int = 0, count: int | None = None) -> None:
-        """A field's elements were written through `view`: all of them, or `count` from `first` on.  Raises IndexError."""
+        """Mark elements of a field as written through `view`: all, or `count` from `first` on.  Raises IndexError."""
         with self._lock:
             handle, field = self._open(), self._field(name)
             elements = field.count or 1
@@ -104,10 +106,11 @@ class State:
             check(lib.mpsd_state_changed(handle, field.offset + first * field.alignment, count * field.alignment))
 
     def publisher(self, *names: str) -> Callable[..., None]:
-        """A function of the values of these numbers, which lie one behind the other: sets and publishes.  The fastest way.
+        """Return a function that sets and publishes these adjacent number fields, the fastest way to publish.
 
-        `step = state.publisher("step", "token"); step(7, 42)`; an array's numbers one by one.  It raises struct.error for a
-        value that does not fit, and publishes nothing.  Raises ValueError here: no numbers, or no neighbours in this order.
+        `step = state.publisher("step", "token"); step(7, 42)`; it takes an array's elements as single arguments.  The function
+        raises struct.error, and publishes nothing, for a value that does not fit.  Raises ValueError if the fields are not
+        numbers, or not adjacent in this order.
         """
         fields = [self._field(name) for name in names]
         order = list(self._fields.values())
@@ -128,7 +131,7 @@ class State:
         return publish
 
     def _set(self, handle: Any, values: Mapping[str, Any], last: Callable[[Any, int, int], int]) -> int:
-        """All of them or none.  The last one is told of by `last`, of which this is the result."""
+        """Set all values or, if one does not fit, none.  Return the result of `last`, which is called for the last field."""
         packed = []
         for name, value in values.items():
             field = self._field(name)
@@ -152,7 +155,8 @@ class State:
         return self._handle
 
     def close(self) -> None:
-        """Readers keep what they have open.  Memory and descriptor go with the last view.  Twice does nothing."""
+        """Close the state.  Open readers stay valid.  Memory and descriptor are freed with the last view.  A second call does
+        nothing."""
         with self._lock:
             self._handle = self._record = None
 
@@ -164,5 +168,5 @@ class State:
 
 
 def _bytes_of(handle: Any, address: Any, count: int) -> Any:
-    """Memory of a handle, which keeps the handle, as whatever looks at the memory keeps it."""
+    """Return a buffer of a handle's memory.  The buffer, and every view of it, keeps the handle alive."""
     return ffi.buffer(ffi.gc(ffi.cast("char *", address), lambda _: handle), count)

@@ -1,4 +1,4 @@
-"""The reader of a forward state, and what can go wrong with one; the writer is in _state.py.  Prose: mpsd's docs/state.md."""
+"""The reader of a forward state, and the errors of states; the writer is in _state.py.  Prose: mpsd's docs/state.md."""
 
 import errno
 import os
@@ -24,20 +24,20 @@ _WORDS = {
 
 
 class StateError(MpsdError, OSError):
-    """A state that cannot be created, opened, written or read; `errno` says which of mpsd/state.h's results it was."""
+    """A failure to create, open, write or read a state; `errno` is the result code of mpsd/state.h."""
 
 
 def check(result: int) -> None:
-    """Of a call into C.  Raises StateError."""
+    """Raise StateError if the result of a C call is negative."""
     if result < 0:
         raise StateError(-result, _WORDS.get(-result) or os.strerror(-result))
 
 
 class StateReader:
-    """A reader of a state, by `open`.  Any thread may use it; they take turns."""
+    """A reader of a state, made by `open`.  Any thread may use it; a lock serializes them."""
 
     def __init__(self, handle: Any, schema: Schema | None) -> None:
-        """Not to be called: see `open`."""
+        """Called by `open`."""
         self.schema = schema
         self._lock = threading.Lock()
         self._handle = ffi.gc(handle, lib.mpsd_state_reader_close)
@@ -46,10 +46,11 @@ class StateReader:
 
     @classmethod
     def open(cls, fd: int, schema: Schema | Mapping[str, str] | None = None, *, generation: int = 0) -> "StateReader":
-        """Of a descriptor, which may be closed then.  schema: as the writer must have it; None: as the state itself says.
-        generation: the least.
+        """Open a state by its descriptor, which the caller may close afterwards.  schema: the schema that the writer must have;
+        None: the schema that the state declares.  generation: the lowest accepted one.
 
-        Raises StateError: it is of an older generation (ESTALE), of another schema (EBADMSG), damaged (EPROTO), no state.
+        Raises StateError if the state has an older generation (ESTALE) or another schema (EBADMSG), is damaged (EPROTO), or if
+        the descriptor is not a state.
         """
         asked = schema if isinstance(schema, Schema) or schema is None else Schema.of(schema)
         handle = ffi.new("struct mpsd_state_reader **")
@@ -67,11 +68,12 @@ class StateReader:
 
     @property
     def latest(self) -> int:
-        """The sequence of the record published last, at a glance; 0: none.  `read` is what proves it."""
+        """The sequence of the last published record, without validation, which `read` does; 0: none."""
         return int(lib.mpsd_state_latest(self._open()))
 
     def read(self) -> Record | None:
-        """The record published last; None: nothing was yet.  Raises StateError: damaged (EPROTO), overtaken (EAGAIN)."""
+        """Return the last published record; None if none was published.  Raises StateError if the state is damaged (EPROTO) or
+        the writer was faster at every attempt (EAGAIN)."""
         with self._lock:
             record, stamp = self._found
             result = lib.mpsd_state_read(self._open(), record, stamp)
@@ -86,7 +88,7 @@ class StateReader:
         return self._handle
 
     def close(self) -> None:
-        """Records that were read stay.  Twice does nothing."""
+        """Close the reader.  Records that it returned stay valid.  A second call does nothing."""
         with self._lock:
             self._handle = None
 
@@ -98,7 +100,7 @@ class StateReader:
 
 
 def _parse(text: bytes, record_bytes: int) -> Schema | None:
-    """The fields that a state says it has; None: its writer has another way of saying it, and its records are bytes."""
+    """Return the schema that a state declares; None if it is in another format: its records are then plain bytes."""
     try:
         schema = Schema.parse(text.decode())
     except ValueError:  # UnicodeDecodeError is one

@@ -1,4 +1,4 @@
-"""A term of a service: the time in which this process is the one that serves.  Prose: mpsd's docs/services.md, "In Python"."""
+"""A term of a service: the time in which this process is the active.  Prose: mpsd's docs/services.md, "In Python"."""
 
 import threading
 from collections.abc import Callable
@@ -10,19 +10,21 @@ from mpsd_client._errors import Dismissed
 from mpsd_client._record import Record
 from mpsd_client._state import State
 
-KEEP_SECONDS = 30.0  # that the first publish waits for mpsd, which may be on its way back
+KEEP_SECONDS = 30.0  # how long the first publish waits for mpsd, which may be restarting
 
 
 class Term:
-    """What Service.standby gives, and a context manager: `with term:` around the work.
+    """A term, returned by Service.standby: a context manager, `with term:` around the work.
 
-    generation: the arena's when it began, higher than that of the term before.  arena: open for writing.  record: what the one
-    before published last; None where nobody ever did.  state: where this term publishes; it has the fields of `record` already.
-    promoted_ns: CLOCK_MONOTONIC when mpsd's word came.  is_over: it has to end after this step, since another one shall serve.
-    is_dismissed: and at once, since another one may do so already.
+    generation: the arena's at the start of the term, higher than that of the term before.  arena: open for writing.  record:
+    the last record of the previous term; None if none was ever published.  state: where this term publishes; it already has
+    the field values of `record`.  promoted_ns: CLOCK_MONOTONIC when mpsd's order arrived.  is_over: the process has to end the
+    term after the current step, because another member is to serve.  is_dismissed: it has to stop at once, because another
+    member may serve already.
 
-    Leaving the block yields where that was asked for, and Service.standby may be called again; else it closes the service.  An
-    exception is told to mpsd, which ends this process's service, and goes on its way.
+    At the end of the block the process yields if mpsd asked for that, and may call Service.standby again; otherwise the
+    service is closed.  The process reports an exception to mpsd as a failure, which ends its membership; the exception
+    propagates.
     """
 
     def __init__(
@@ -34,29 +36,29 @@ class Term:
         promoted_ns: int,
         leave: "Callable[[Term, BaseException | None], None]",
     ) -> None:
-        """Not to be called: see Service.standby."""
+        """Called by Service.standby."""
         self.arena, self.generation, self.record, self.state, self.promoted_ns = arena, generation, record, state, promoted_ns
         self.is_over = self.is_dismissed = False
-        self.kept_serial = 0  # of the state, at mpsd; 0: not yet
-        self.kept_generation = generation  # of the arena, for mpsd: another one once its keeper has died
+        self.kept_serial = 0  # mpsd's serial of the state; 0: mpsd does not have it yet
+        self.kept_generation = generation  # the arena's generation at mpsd; it changes after the death of mpsd's keeper
         self._leave = leave
-        self._lock = threading.Condition()  # protects what is below
+        self._lock = threading.Condition()  # protects the fields below
         self._may_publish = False
         self._why_not = ""
 
     def publish(self, **values: Any) -> None:
-        """As State.publish, after the GPU has finished the step: from here on it counts, whatever becomes of this process.
+        """Publish as State.publish does, after the GPU has finished the step: the record survives the end of this process.
 
-        Without values: a sign of life.  The first one waits until mpsd has this term's state, which it gets beside the first
-        step.  Raises Dismissed: this process is not to serve any more, and nothing was published; TimeoutError: mpsd could
-        not be reached for KEEP_SECONDS.
+        Without values it is a heartbeat.  The first call waits until mpsd has this term's state, which another thread sends
+        during the first step.  Raises Dismissed, and publishes nothing, if this process is not to serve any more; TimeoutError
+        if mpsd could not be reached for KEEP_SECONDS.
         """
         if not self._may_publish:
             self._wait_until_kept()
         self.state.publish(**values)
 
     def publisher(self, *names: str) -> Callable[..., None]:
-        """As State.publisher, the fastest way: a function of these values, which raises as `publish` does."""
+        """Return a fast function that publishes these values, as State.publisher does; it raises as `publish` does."""
         publish = self.state.publisher(*names)
 
         def published(*values: Any) -> None:
@@ -86,19 +88,19 @@ class Term:
     # -- for the service ---------------------------------------------------------------------------------------------
 
     def kept(self, serial: int, generation: int) -> None:
-        """mpsd has its state: what is published now is found by the next one."""
+        """Record that mpsd has the state, and allow publishing: the next active will find the records."""
         with self._lock:
             self.kept_serial, self.kept_generation = serial, generation
             self._may_publish = not self._why_not
             self._lock.notify_all()
 
     def dismiss(self, why: str) -> None:
-        """mpsd's word: another one serves, or is about to."""
+        """End the term by mpsd's order: another member serves, or is about to."""
         self.is_dismissed = True
         self.end(why)
 
     def end(self, why: str) -> None:
-        """Nothing can be published from now on."""
+        """End the term: from now on `publish` raises Dismissed."""
         with self._lock:
             self._why_not, self._may_publish, self.is_over = why, False, True
             self._lock.notify_all()

@@ -1,4 +1,4 @@
-"""CUDA graphs of a process that may not write yet: captured, which runs nothing, and brought to the GPU."""
+"""Capture CUDA graphs in a process that may not write to its arena yet, and upload them to the GPU without running them."""
 
 import functools
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from mpsd_client import _cuda
 from mpsd_client._service import capturing
 from mpsd_client._session import CudaError
 
-WARM_UPS = 3  # as PyTorch's page on CUDA graphs does: the first loads kernels, later ones find memory that is there
+WARM_UPS = 3  # as in PyTorch's page on CUDA graphs: the first loads kernels, later ones reuse memory
 
 
 def capture(step: Callable[[], object], warm_up: Callable[[], object] | None = None, *, share: Any = None) -> Any:
-    """A torch.cuda.CUDAGraph of what `step` launches on the current device.  It does not run here: so `step` may write to an
-    arena that is open for reading.  `graph.replay()` runs it; results are where `step` has put them: in a tensor that was there
-    before, or in one that it has kept.
+    """Return a torch.cuda.CUDAGraph of the work that `step` launches on the current device.  The capture does not run the work,
+    so that `step` may write to an arena that is open for reading.  `graph.replay()` runs it; the results are in the tensors
+    that `step` writes: existing ones, or new ones to which it keeps references.
 
-    warm_up: the same work on memory of this process's own, which does run, before: it loads kernels and lets libraries take
+    warm_up: the same work on private memory; it does run, before the capture, to load kernels and to let libraries allocate
     their workspaces.  Without it the first capture of an operation may fail.  share: a graph that never runs at the same time
-    as this one: they have their temporary memory in common.  What a capture raises comes through.
+    as this one; both then share temporary memory.  Exceptions of the capture propagate.
     """
     stream = _stream(torch.cuda.current_device())
     if warm_up is not None:
@@ -40,26 +40,26 @@ def capture(step: Callable[[], object], warm_up: Callable[[], object] | None = N
 
 @functools.cache
 def _stream(device: int) -> Any:
-    """One for all captures: cuBLAS keeps a workspace, tens of MiB, for each stream that it has seen.  The driver's own: with
-    its first one PyTorch makes 32 of each priority."""
+    """Return the one stream for all captures: cuBLAS keeps a workspace of tens of MiB for each stream that it has seen.  The
+    driver creates it, because PyTorch creates 32 streams of each priority with its first one."""
     return torch.cuda.ExternalStream(_cuda.new_stream(device), device=device)
 
 
 def shrink_stacks(stack_bytes: int = 256) -> int:
-    """Gives back what the context of the current device keeps for the stacks of all threads that can run: 1,024 bytes each
-    where nobody has said otherwise, 264 MiB on an H200; with 256 it is 198 MiB less.  The bytes that it was.
+    """Shrink the GPU memory that the context of the current device reserves for the stacks of all threads, and return the old
+    size per thread in bytes.  The default of 1,024 bytes takes 264 MiB on an H200; 256 bytes take 198 MiB less.
 
-    Before anything is warmed up: a kernel that needs more is given more when it is launched, for good, which waits for the GPU
-    and the driver.  Only recursion, and functions that the compiler does not know, rely on what is said here; a kernel with
-    those may overrun it.  Raises CudaError.
+    Call it before warming up: the first launch of a kernel that needs more enlarges the stacks for good, and waits for the GPU
+    and the driver.  Only recursion and calls of functions that the compiler does not know depend on this limit; a kernel with
+    those may overrun its stack.  Raises CudaError.
     """
     torch.cuda.init()
     return _cuda.limit_stacks(torch.cuda.current_device(), stack_bytes)
 
 
 def _upload(graph: Any, stream: Any) -> None:
-    """What the first replay would otherwise do first.  PyTorch tells the handle from some version on."""
+    """Upload the graph, so that its first replay does not have to.  Older versions of PyTorch do not expose the handle."""
     if hasattr(graph, "raw_cuda_graph_exec"):
-        with suppress(CudaError):  # a head start; what is really wrong is said by what waits next
+        with suppress(CudaError):  # only an optimization; the next synchronization reports real errors
             _cuda.upload_graph(graph.raw_cuda_graph_exec(), stream.cuda_stream)
         stream.synchronize()

@@ -1,4 +1,4 @@
-"""The layout of an arena becomes PyTorch's tensors, on their own or inside a module."""
+"""Make PyTorch tensors from the layout of an arena, alone or inside a module."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,9 +11,9 @@ from mpsd_client._layout import LayoutError
 
 
 def load(arena: Arena) -> dict[str, Any]:
-    """The tensors that were committed, by name, as torch.Tensor on the arena's GPU.  They are the arena's memory: no copy.
+    """Return the committed tensors by name, as torch.Tensor on the arena's GPU, without a copy.
 
-    Of an arena opened with `read` they must not be written to: PyTorch does not know read-only memory, the GPU does.
+    Do not write to tensors of an arena opened with `read`: PyTorch does not support read-only memory, but the GPU enforces it.
     """
     return {name: tensor_of(arena, name) for name in arena}
 
@@ -25,19 +25,19 @@ def tensor_of(arena: Arena, name: str) -> Any:
         return torch.empty_strided(found.shape, found.strides, dtype=kind, device=torch.device("cuda", arena.device))
     if not found.dtype.startswith("float8") and not found.dtype.startswith("float4"):
         return torch.from_dlpack(found)
-    # Of one byte each, and not in the DLPack of every version of PyTorch.
+    # These types have one byte per element, and some versions of PyTorch lack them in DLPack.
     found.spec = replace(found.spec, dtype="uint8")
     return torch.from_dlpack(found).view(kind)
 
 
 def load_into(arena: Arena, module: Any, prefix: str = "model") -> None:
-    """The module's parameters and buffers become views of the tensors PREFIX.NAME: no copy, wherever they were before.
+    """Replace the module's parameters and buffers by views of the arena's tensors PREFIX.NAME, without a copy.
 
-    For a module built on the meta device, which has no memory of its own, that is all there is to do.  Shared parameters stay
-    shared, requires_grad stays.  They are new Parameter objects: make optimizers afterwards.  A buffer that is not persistent
-    and that the arena has not stays, unless it is on the meta device.
+    A module built on the meta device, without memory of its own, is then complete.  Shared parameters stay shared, and
+    requires_grad is kept.  The Parameter objects are new: create optimizers afterwards.  A non-persistent buffer that the arena
+    lacks stays as it is, unless it is on the meta device.
 
-    Raises LayoutError, and has changed nothing: names are missing on either side, shapes or types differ.
+    Raises LayoutError, and changes nothing, if names are missing on either side, or shapes or types differ.
     """
     begin = f"{prefix}." if prefix else ""
     there = {name.removeprefix(begin): name for name in arena if name.startswith(begin)}
@@ -56,7 +56,7 @@ def load_into(arena: Arena, module: Any, prefix: str = "model") -> None:
 
 
 def _dispensable(module: Any) -> list[str]:
-    """The buffers that are not persistent."""
+    """Return the names of the module's non-persistent buffers."""
     return [
         f"{path}.{leaf}" if path else leaf
         for path, each in module.named_modules(remove_duplicate=False)

@@ -1,4 +1,4 @@
-"""PyTorch's memory out of an arena: a pool of its caching allocator, fed by mpsd_client._native, and the pool's end."""
+"""Pools of PyTorch's caching allocator in an arena: mpsd_client._native allocates their blocks; and the end of a pool."""
 
 import ctypes
 import functools
@@ -19,13 +19,13 @@ from mpsd_client._window import Window
 
 @dataclass(slots=True)
 class Attached:
-    """What belongs to an arena while it is open here."""
+    """The pools and tensors of PyTorch that belong to an arena while this process has it open."""
 
     pool: Any = None  # torch.cuda.MemPool
-    generation: int = 0  # of the arena, when it was made
-    past: list[Any] = field(default_factory=list)  # pools of earlier terms of this process: it may have tensors in them
-    users: int = 0  # threads that are within `pool`
-    lock: threading.Lock = field(default_factory=threading.Lock)  # protects what is above
+    generation: int = 0  # of the arena, when the pool was made
+    past: list[Any] = field(default_factory=list)  # pools of earlier terms of this process, which may still have tensors
+    users: int = 0  # threads inside `pool`
+    lock: threading.Lock = field(default_factory=threading.Lock)  # protects the fields above
     pinned: "list[Pinned]" = field(default_factory=list)
 
     @property
@@ -33,16 +33,16 @@ class Attached:
         return self.past if self.pool is None else [*self.past, self.pool]
 
     def held_bytes(self) -> int:
-        """In tensors of PyTorch's."""
+        """Return the bytes of live PyTorch tensors in the pools."""
         return sum(int(segment["allocated_size"]) for made in self.pools for segment in made.snapshot())
 
 
 @dataclass(slots=True)
 class Pinned:
-    """A tensor of the last save.  Its memory is not used for others meanwhile, whatever becomes of the tensor itself."""
+    """A tensor of the last save.  Its memory is not reused until the next save, even if the program drops the tensor."""
 
     of: Callable[[], Any]  # None once the program has dropped it
-    memory: Any  # without its gradient
+    memory: Any  # the tensor detached, without its gradient
 
     @classmethod
     def tensor(cls, tensor: Any) -> "Pinned":
@@ -59,7 +59,7 @@ def attached(arena: Window) -> Attached:
 
 @functools.cache
 def _allocator() -> Any:
-    """One for the process, and for good: PyTorch may free through it long after its pool is gone."""
+    """Return the allocator, one for the life of the process: PyTorch may free memory through it long after its pool is gone."""
     path = importlib.import_module("mpsd_client._native").__file__
     made = torch.cuda.memory.CUDAPluggableAllocator(path, "mpsd_torch_alloc", "mpsd_torch_free")
     _never_at_exit(made.allocator())
@@ -67,19 +67,19 @@ def _allocator() -> Any:
 
 
 def _never_at_exit(made: Any) -> Any:
-    """One reference more: the end of the interpreter does not unmap, block by block, what the kernel frees at once."""
+    """Leak one reference, so that the exit of the interpreter does not unmap block by block what the kernel frees at once."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
     return made
 
 
 @contextmanager
 def pool(arena: Window) -> Iterator[None]:
-    """What PyTorch allocates on the arena's GPU within, in this thread, lies in the arena.
+    """Place PyTorch's allocations of this thread on the arena's GPU in the arena, inside the `with` block.
 
-    It goes through PyTorch's caching allocator: blocks of 2 MiB or more, shared by small tensors.  To enter it again goes on
-    with the same pool; with a new one where another process was the writer meanwhile.  Where the capacity is spent,
-    torch.OutOfMemoryError.  What another thread allocates (backward() has its own) is not in it.  Not to be used with
-    expandable_segments, which takes no memory from pools.
+    They go through PyTorch's caching allocator: blocks of 2 MiB or more, shared by small tensors.  A second `with` continues
+    the same pool, or starts a new one if another process was the writer in between.  Raises torch.OutOfMemoryError beyond the
+    capacity.  Allocations of other threads (backward() has its own) are not in the pool.  Do not use expandable_segments, which
+    takes no memory from pools.
     """
     if not arena.is_writable:
         raise ValueError(f"arena {arena.name} is open for reading: only its writer puts something into it")
@@ -103,14 +103,15 @@ def pool(arena: Window) -> Iterator[None]:
 
 
 def _retire(mine: Attached, handle: Any) -> None:
-    """What is free in its blocks may belong to another process by now: nothing is taken from it, and nothing given back."""
+    """Stop allocating from the pool and freeing to it: the free memory in its blocks may belong to another process now."""
     lib.mpsd_torch_forget(handle)
     mine.past.append(mine.pool)
     mine.pool = None
 
 
 def _end_pool(arena: Window) -> None:
-    """Before the arena's memory goes.  Raises BufferError, and the pool stays: a tensor of PyTorch's is still in it."""
+    """Release the pools before the arena is unmapped.  Raises BufferError, and keeps the pools, while a thread is inside `pool`
+    or a PyTorch tensor is still in them."""
     mine = attached(arena)
     if mine.users:
         raise BufferError(f"arena {arena.name}: its pool is in use")
@@ -129,7 +130,7 @@ def _end_pool(arena: Window) -> None:
 
 
 def drop_pool(arena: Window) -> None:
-    """It gives back the blocks in which no tensor is, through mpsd_torch_free; the others go with their tensors."""
+    """Drop the pools: PyTorch frees empty blocks at once through mpsd_torch_free, the others with their last tensor."""
     mine = attached(arena)
     made = list(mine.pools)
     mine.pool, mine.past = None, []

@@ -5,21 +5,23 @@ from typing import Any
 
 import torch
 
-RNG_BYTES = 16  # of a GPU's generator: its seed and how far it is.  A CPU's has 5056
+RNG_BYTES = 16  # state of a GPU's generator: its seed and offset.  A CPU's has 5056 bytes
 
 
 def rng_state(of: Any = "cuda") -> bytes:
-    """Where a generator is: a GPU's default one, that of "cpu", or a torch.Generator.  RNG_BYTES, but 5056 of a CPU's.
+    """Return the state of a generator: a GPU's default one, that of "cpu", or a torch.Generator.  It has RNG_BYTES bytes, or
+    5056 for a CPU's.
 
-    It is host memory: nothing is waited for, and work that was launched before counts as done.  Not within a graph's capture.
+    The state is in host memory: the call does not wait for the GPU, and counts launched work as done.  Do not call it during a
+    graph capture.
     """
     state = _generator(of).get_state().contiguous()
     return ctypes.string_at(state.data_ptr(), state.numel())
 
 
 def set_rng_state(state: bytes, of: Any = "cuda") -> None:
-    """It goes on from there: what it gives next is what it would have given next.  So do graphs that were captured with it,
-    from their next replay on.  Raises ValueError: the state is not one of such a generator."""
+    """Set the state of a generator, which then continues the saved sequence.  Graphs captured with the generator do so from
+    their next replay on.  Raises ValueError if the state does not fit the kind of generator."""
     generator = _generator(of)
     if len(state) != (wanted := generator.get_state().numel()):
         raise ValueError(f"the state of a generator of {generator.device} has {wanted} bytes, not {len(state)}")

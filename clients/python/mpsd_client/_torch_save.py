@@ -1,4 +1,4 @@
-"""PyTorch's tensors become the layout of an arena."""
+"""Commit PyTorch tensors as the layout of an arena."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,15 +15,15 @@ EXTRA = "extra"  # the key whose value is kept as JSON
 
 
 def save(arena: Arena, state: Mapping[str, Any], *, copy: bool = False) -> None:
-    """Commits: what an adopter gets from now on are these tensors, by these names, with what they hold when this process ends.
+    """Commit these tensors under these names.  An adopter gets them with the contents that they have when this process ends.
 
     state: tensors, modules, and mappings, lists or tuples of them; names are joined by dots: {"model": module, "kv": [k, v]}
-    is model.layers.0.weight, ..., kv.0, kv.1.  Of a module: its parameters and buffers, those that are not persistent too.
-    The key "extra" is kept as it is: JSON.  Waits for the GPU first.
+    is model.layers.0.weight, ..., kv.0, kv.1.  A module contributes its parameters and all its buffers, also non-persistent
+    ones.  The value of the key "extra" is stored as JSON.  The call waits for the GPU first.
 
-    Nothing is copied: a tensor whose memory is not in the arena is refused by name (LayoutError), unless copy=True, which puts
-    a copy of it into the arena; the caller's own tensor then stays apart from it.  What is not named is not kept, and whatever
-    was named stays in memory until the next save.
+    Nothing is copied: a tensor outside the arena raises LayoutError with its name, unless copy=True, which puts a copy into the
+    arena; later changes of the caller's tensor do not reach the copy.  Tensors that are not named are not saved; the memory of
+    named ones stays allocated until the next save.
     """
     named = dict(state)
     extra = named.pop(EXTRA, None)
@@ -48,7 +48,7 @@ def _of_module(value: Any) -> Mapping[str, Any] | None:
 
 
 def _require_plain(name: str, tensor: Any) -> None:
-    """Raises LayoutError: it is more than numbers at an address."""
+    """Raise LayoutError unless the tensor is plain numbers at an address, of a type that a layout supports."""
     kind = str(tensor.dtype).removeprefix("torch.")
     if tensor.is_meta:
         raise LayoutError(f"tensor {name} is on the meta device: it has no contents")
@@ -67,13 +67,13 @@ def _is_inside(arena: Arena, tensor: Any, spans: Spans) -> bool:
 
 
 def _spec(name: str, tensor: Any, arena: Arena, spans: Spans) -> TensorSpec:
-    """Where it lies in the window.  Raises LayoutError: elsewhere."""
+    """Return the tensor's place in the window.  Raises LayoutError if it is not in the arena's memory."""
     spec = TensorSpec(0, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(tensor.stride()))
     return replace(spec, offset=place(name, tensor.data_ptr(), spec.bytes, arena.base, spans))
 
 
 class _Copies:
-    """Into the arena; what shares its memory is copied once, and shares it there as well."""
+    """Copies tensors into the arena; tensors that share memory are copied once, and share it there as well."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena

@@ -1,4 +1,4 @@
-"""What mpsd answers, as frozen values.  Units are in the names; times without one are seconds since the epoch."""
+"""The values in mpsd's answers, frozen.  Units are in the names; times without a unit are seconds since the epoch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who mpsd takes us for, and what it speaks."""
+    """mpsd's greeting: its view of this process, and its protocol version, limits and methods."""
 
     version: int
     minor: int
@@ -61,7 +61,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """How a lease recognises its clients.  `value` is None where we may not know it: another user's token."""
+    """The rule by which a lease matches clients.  `value` is None if this user may not see it: another user's token."""
 
     kind: str
     value: str | None
@@ -69,22 +69,23 @@ class Selector:
 
     @classmethod
     def of_self(cls) -> "Selector":
-        """This process: mpsd knows which it is, whatever namespace it is in."""
+        """Select this process; mpsd identifies it across pid namespaces."""
         return cls("pid", "self")
 
     @classmethod
     def of_pid(cls, pid: int, start_time: int = 0) -> "Selector":
-        """As mpsd's pid namespace counts.  start_time: field 22 of /proc/PID/stat; 0: of the process that has the pid now."""
+        """Select a process by its pid in mpsd's pid namespace.  start_time: field 22 of /proc/PID/stat; 0: that of the process
+        with this pid now."""
         return cls("pid", str(pid), start_time)
 
     @classmethod
     def of_token(cls, token: str) -> "Selector":
-        """Processes with MPSD_LEASE=token in their environment."""
+        """Select processes with MPSD_LEASE=token in their environment."""
         return cls("token", token)
 
     @classmethod
     def of_cgroup(cls, path: str) -> "Selector":
-        """Processes in this cgroup or below, or in a container, job or unit of this name."""
+        """Select processes in this cgroup or below, or in a container, job or unit of this name."""
         return cls("cgroup", path)
 
     @classmethod
@@ -113,13 +114,13 @@ class Lease:
     ttl_seconds: float | None
     wait_seconds: float
     level: str
-    sm_reserved_percent: float | None = None  # what the hardware gives for sm_percent; None: an mpsd before minor 4
-    sm_count: int | None = None  # the same as SMs of each GPU; None where they differ in it, or it is not known
+    sm_reserved_percent: float | None = None  # the share that the hardware grants for sm_percent; None: mpsd before minor 4
+    sm_count: int | None = None  # the SMs of each GPU for that share; None if the GPUs differ, or if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One in the queue: a lease, or a client (then `pid`)."""
+    """An entry of the queue: a lease, or a client (then `pid` is set)."""
 
     position: int
     uid: int
@@ -135,7 +136,8 @@ class Waiting:
 class MpsClient:
     """A process that uses CUDA through mpsd.  state: waiting, starting or running.
 
-    watched: its memory faults are seen exactly.  shield: low addresses are shielded in it.  held: its end waits for its work.
+    watched: mpsd sees its memory faults exactly.  shield: mpsd shields its low addresses.  held: mpsd holds its GPU memory
+    beyond its end, so that its running work can finish.
     """
 
     pid: int
@@ -155,7 +157,7 @@ class MpsClient:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a client may use; `rule` says in words why."""
+    """The resources that a client may use; `rule` is the reason as text."""
 
     rule: str
     lease_id: int | None
@@ -169,7 +171,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """In the queue."""
+    """A place in the queue."""
 
     position: int
     reason: str
@@ -177,7 +179,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """A client, what it was granted by which rule, and what it waits for."""
+    """A client, its grant and the rule behind it, and its place in the queue."""
 
     pid: int
     start_time: int
@@ -204,7 +206,7 @@ class Terminated:
 
 @dataclass(frozen=True, slots=True)
 class StoppedProcess:
-    """What was done with one process, step by step; `why` it was left, where it has not ended."""
+    """The result of stopping one process.  steps: what mpsd did, in order.  why: the reason if the process has not ended."""
 
     pid: int
     start_time: int
@@ -216,7 +218,8 @@ class StoppedProcess:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """count: of the processes dealt with; of very many, not all are shown.  others: clients of other users, not touched."""
+    """The result of a stop.  count: number of processes handled; `processes` may list fewer.  others: untouched clients of
+    other users."""
 
     count: int
     others: int
@@ -239,14 +242,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """So many events are missing here, because we were too slow."""
+    """Marks missing events: `count` were dropped because this client was too slow."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """Part of a list; `next` is where the rest begins, None at the end."""
+    """A part of a list; `next` is where the rest begins, None at the end."""
 
     items: tuple[T, ...]
     next: int | None

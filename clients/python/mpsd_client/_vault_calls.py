@@ -1,4 +1,4 @@
-"""What can be asked of arenas; part of `calls`."""
+"""The calls about arenas; part of `calls`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ def arena_create(
     mode: int = 0o600,
     ttl_seconds: float | None = None,
 ) -> Call[values.Arena]:
-    """gpu: an ordinal or a UUID.  ttl_seconds: how long it stays with nobody holding it; None: until it is removed."""
+    """Create an arena.  gpu: an ordinal or a UUID.  ttl_seconds: how long mpsd keeps it unheld; None: until it is removed."""
     return make_call(
         "arena.create", values.Arena, name=name, gpu=gpu, capacity_bytes=capacity_bytes, window_bytes=window_bytes, mode=mode,
         ttl_seconds=ttl_seconds,
@@ -35,14 +35,15 @@ def arena_list(limit: int | None = None) -> Call[Page[values.Arena]]:
 
 
 def arena_open(name: str, access: str, wait_seconds: float = 0.0) -> Call[values.Arena]:
-    """access: "write" or "read".  Where it may wait, give the client a `timeout_seconds` that allows for it."""
+    """Open an arena.  access: "write" or "read".  wait_seconds: set the client's `timeout_seconds` to more than that."""
     return make_call("arena.open", values.Arena, name=name, access=access, wait_seconds=wait_seconds)
 
 
 def arena_put(
     arena_id: int, generation: int, allocations: Sequence[tuple[int, int]], fds: Sequence[int]
 ) -> Call[values.ArenaUse]:
-    """Offsets and sizes, and as many descriptors of GPU memory, which stay the caller's to close."""
+    """Give mpsd allocations.  allocations: (offset, size) of each; fds: a descriptor of GPU memory for each, which the caller
+    still has to close."""
     pairs = [list(each) for each in allocations]
     call = make_call("arena.put", values.ArenaUse, id=arena_id, generation=generation, allocations=pairs)
     return Call(call.method, call.params, call.read, tuple(fds))
@@ -55,21 +56,21 @@ def arena_drop(arena_id: int, generation: int, offsets: Sequence[int]) -> Call[v
 def arena_commit(
     arena_id: int, generation: int, layout_fd: int | None = None, state_fd: int | None = None
 ) -> Call[values.Committed]:
-    """layout_fd: a memory file; None: the layout stays as it was.  state_fd: of a forward state; None: the one that is kept
-    stays.  Both stay the caller's to close."""
+    """Commit the arena.  layout_fd: a memory file; None: keep the committed layout.  state_fd: of a forward state; None: keep
+    the stored one.  The caller still has to close both."""
     given = {"has_layout": layout_fd is not None, "has_state": None if state_fd is None else True}
     call = make_call("arena.commit", values.Committed, id=arena_id, generation=generation, **given)
     return Call(call.method, call.params, call.read, tuple(fd for fd in (layout_fd, state_fd) if fd is not None))
 
 
 def arena_take(arena_id: int, after: int | None = None, limit: int | None = None) -> Call[values.Taken]:
-    """after: the `next` of the one before.  Its descriptors are the caller's to close."""
+    """Get a page of allocations, with descriptors that the caller has to close.  after: the `next` of the page before."""
     call = make_call("arena.take", values.Taken, id=arena_id, after=after, limit=limit)
     return Call(call.method, call.params, call.read, read_with=_read_taken)
 
 
 def arena_layout(arena_id: int) -> Call[values.ArenaLayout]:
-    """Its descriptor is the caller's to close."""
+    """Get the layout of an arena, as a descriptor that the caller has to close."""
     call = make_call("arena.layout", values.ArenaLayout, id=arena_id)
     return Call(call.method, call.params, call.read, read_with=_read_layout)
 
@@ -85,7 +86,7 @@ def arena_seal(arena_id: int, generation: int) -> Call[values.Arena]:
 def arena_change(
     arena_id: int, *, capacity_bytes: int | None = None, mode: int | None = None, ttl_seconds: float | None = None
 ) -> Call[values.Arena]:
-    """What is None stays; a ttl of 0 is none."""
+    """Change the settings that are not None.  ttl_seconds 0: the arena stays until it is removed."""
     return make_call(
         "arena.change", values.Arena, id=arena_id, capacity_bytes=capacity_bytes, mode=mode, ttl_seconds=ttl_seconds
     )

@@ -1,11 +1,11 @@
 """The loader of vLLM's --load-format mpsd.
 
-It rests on these of vLLM 0.33.0, by their files in its wheel:
+It depends on these parts of vLLM 0.33.0, by their files in its wheel:
     model_executor/model_loader/__init__.py       register_model_loader, get_model_loader
     model_executor/model_loader/base_loader.py    BaseModelLoader, whose load_model ends with process_weights_after_loading
     model_executor/model_loader/weight_cache/     WeightCacheKey, check_ipc_quant_support, export_model_attrs.  Its own loader,
                                                   ipc_cache, shares processed weights like this, by CUDA IPC from a daemon
-    model_executor/utils.py                       weights_already_processed: processing makes Python's part alone
+    model_executor/utils.py                       weights_already_processed: processing makes only the Python objects
     v1/worker/gpu_worker.py                       init_device asks get_external_weight_memory before it measures memory
 """
 
@@ -38,7 +38,7 @@ from mpsd_client._vllm_weights import describe, fill_meta, give
 
 FORMAT = "mpsd"
 PREFIX = "weights."
-LOAD_SECONDS = 1800.0  # that one engine waits for another one to load
+LOAD_SECONDS = 1800.0  # how long an engine waits for another one to load
 PAUSE_SECONDS = 1.0
 
 
@@ -47,8 +47,8 @@ def register() -> None:
 
 
 class ArenaModelLoader(BaseModelLoader):
-    """Extra configuration: arena, its name; capacity_gib, of each rank; ttl_seconds, that it stays without an engine (0: until
-    it is removed); load_format, with which the first engine loads ("auto").  Other keys are that loader's."""
+    """The loader.  Extra configuration: arena: its name; capacity_gib: of each rank; ttl_seconds: how long it stays without an
+    engine (0: until it is removed); load_format: with which the first engine loads ("auto").  Other keys go to that loader."""
 
     def __init__(self, load_config: Any) -> None:
         super().__init__(load_config)
@@ -60,7 +60,8 @@ class ArenaModelLoader(BaseModelLoader):
         self._first = replace(load_config, load_format=format_, model_loader_extra_config=extra)
 
     def get_external_weight_memory(self, vllm_config: Any) -> int:
-        """Bytes of the budget that are in use before this engine begins: what it will map.  0 for the first engine."""
+        """Return the bytes of the budget that are in use before this engine starts: those that it will map.  0 for the first
+        engine."""
         with Client() as mpsd:
             try:
                 found = mpsd.ask(calls.arena_get(self._name(vllm_config, vllm_config.model_config)))
@@ -77,17 +78,19 @@ class ArenaModelLoader(BaseModelLoader):
         raise NotImplementedError("weights in an arena are shared, and nobody can change them: load others under another name")
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
-        """Raises ValueError: with what does not go together; LayoutError: the arena has other weights."""
+        """Load or map the weights.  Raises ValueError for settings that do not work with it; LayoutError if the arena has other
+        weights."""
         if vllm_config.parallel_config.enable_eplb or model_config.enable_cumem_allocator:
             raise ValueError("--load-format mpsd: no EPLB, which moves weights, and no sleep mode, whose memory is its own")
-        key = self._key(vllm_config, model_config)  # before anything is loaded: that changes the configuration
+        key = self._key(vllm_config, model_config)  # before loading, which changes the configuration
         arena = self._take(self._name(vllm_config, model_config))
         if arena.is_writable:
             return self._fill(arena, key, vllm_config, model_config, prefix)
         return self._map(arena, key, vllm_config, model_config, prefix)
 
     def _take(self, name: str) -> Arena:
-        """To write, where nobody has loaded yet; to read, where somebody has.  Waits for one that does just now."""
+        """Open the arena for writing if no engine has loaded the weights, else for reading.  Wait for an engine that is loading
+        them."""
         deadline = time.monotonic() + LOAD_SECONDS
         while True:
             try:
@@ -98,7 +101,7 @@ class ArenaModelLoader(BaseModelLoader):
                 return arena
             arena.close()
             try:
-                return Arena.open(name)  # whoever made it has ended on the way
+                return Arena.open(name)  # the engine that created it has died before its commit
             except Refused as refused:
                 if refused.code not in (ErrorCode.ARENA_BUSY, ErrorCode.ARENA_SEALED) or time.monotonic() > deadline:
                     raise
@@ -109,10 +112,10 @@ class ArenaModelLoader(BaseModelLoader):
             loader = get_model_loader(self._first)
             model = loader.load_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
         check_ipc_quant_support(model)  # before others rely on it
-        drop_pool(arena)  # blocks in which loading had its temporary tensors go back
+        drop_pool(arena)  # frees the blocks of temporary tensors of the loading
         torch.cuda.empty_cache()
         extra = {"key": key, "attributes": export_model_attrs(model), **describe(model)}
-        save(arena, {PREFIX.removesuffix("."): model, "extra": extra}, copy=True)  # a copy of what is in host memory
+        save(arena, {PREFIX.removesuffix("."): model, "extra": extra}, copy=True)  # copies tensors in host memory
         arena.seal()
         return model
 
@@ -135,12 +138,12 @@ class ArenaModelLoader(BaseModelLoader):
         return model.eval()
 
     def _name(self, vllm_config: Any, model_config: Any) -> str:
-        """Each rank has its own; so has the draft of speculative decoding."""
+        """Return the name of the arena: one for each rank, and one for the draft model of speculative decoding."""
         ranks = get_dp_group().rank_in_group, get_pp_group().rank_in_group, get_tp_group().rank_in_group
         return f"{self.arena}.{'.'.join(map(str, ranks))}{'.draft' if _is_draft(vllm_config, model_config) else ''}"
 
     def _key(self, vllm_config: Any, model_config: Any) -> Any:
-        """What must be the same for weights to be: vLLM's own list, as JSON has it."""
+        """Return the settings that determine the weights: vLLM's own list, as JSON values."""
         dp, pp, tp = get_dp_group(), get_pp_group(), get_tp_group()
         made = WeightCacheKey.from_model_config(
             model_config,

@@ -1,14 +1,14 @@
-"""PyTorch's tensors in arenas: they outlive the process, and the next one finds them where they were, without a copy.
+"""PyTorch tensors in arenas: they outlive the process, and the next one finds them at the same addresses, without a copy.
 
-    kept = keep("llm", build, capacity=8 << 30)      # builds at the first start; adopts what is there at every later one
+    kept = keep("llm", build, capacity=8 << 30)      # builds at the first start; adopts the arena at every later one
     model = kept.state["model"]
 
-    with pool(arena):                                # or by hand: what is allocated in here lies in the arena,
+    with pool(arena):                                # or by hand: allocations in this block are in the arena
         model, kv = Model().cuda(), torch.zeros(...)
-    save(arena, {"model": model, "kv": kv})          # from here on it is what an adopter gets
+    save(arena, {"model": model, "kv": kv})          # from here on an adopter gets these
     load_into(adopt("llm"), model)                   # in another process
 
-Prose, and what is not covered: mpsd's docs/python.md.  Needs torch 2.5 or newer, which mpsd-client does not depend on.
+Prose and limitations: mpsd's docs/python.md.  Needs torch 2.5 or newer, which mpsd-client does not depend on.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +46,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What `keep` gives.  state: as `build` made it, in the arena.  is_adopted: by an earlier process.  extra: its JSON."""
+    """The result of `keep`.  state: as `build` made it, in the arena.  is_adopted: an earlier process built it.  extra: the
+    JSON value saved with it."""
 
     arena: Arena
     state: dict[str, Any]
@@ -65,14 +66,14 @@ def keep(
     ttl: float = 0.0,
     path: Path = None,
 ) -> Kept:
-    """What `build` returns, in the arena `name` on the current GPU: built at the first start, adopted at every later one.
+    """Return the result of `build` in the arena `name` on the current GPU: built at the first start, adopted later.
 
-    build: makes modules and tensors on the default device, which is the arena's GPU, in the arena's pool; returns them as
-    `save` takes them.  skeleton: the same without contents, for adopting; None: `build` on the meta device, where modules and
-    tensors cost nothing; for a build that says device="cuda" itself, or reads files, give one.  capacity: bytes, at the first
-    start.  wait: seconds for the one before to be gone.  mode, ttl: as for Arena.create.
+    build: makes modules and tensors on the default device, which is the arena's GPU, in the arena's pool; returns them in the
+    form that `save` takes.  skeleton: makes the same without contents, for adopting; None: `build` on the meta device, where
+    modules and tensors need no memory; give one if `build` names device="cuda" itself or reads files.  capacity: bytes, used at
+    the first start.  wait: seconds to wait for the end of the previous process.  mode, ttl: as for Arena.create.
 
-    An arena in which nothing was committed, because its process died on the way, is built anew.
+    An arena without a commit, because its process died before, is built again.
     """
     arena = _open_or_create(name, capacity, wait, mode, ttl, path)
     try:
@@ -80,7 +81,7 @@ def keep(
             return _build(arena, build)
         return _adopt(arena, skeleton or build)
     except BaseException:
-        with suppress(BufferError):  # what was built hangs in the exception; the end of the process closes it then
+        with suppress(BufferError):  # the traceback may hold tensors; the end of the process then closes the arena
             arena.close()
         raise
 
@@ -95,7 +96,7 @@ def _open_or_create(name: str, capacity: int, wait: float, mode: int, ttl: float
     try:
         gpu = _cuda.uuid_of(torch.cuda.current_device())
         return Arena.create(name, capacity, gpu, mode=mode, ttl=ttl, path=path)
-    except FileExistsError:  # somebody was faster
+    except FileExistsError:  # another process has created it in between
         return Arena.open(name, wait, path=path)
 
 
@@ -115,7 +116,7 @@ def _adopt(arena: Arena, skeleton: Callable[[], Mapping[str, Any]]) -> Kept:
 
 
 def _filled(arena: Arena, name: str, value: Any) -> Any:
-    """The same, with the arena's tensors in it."""
+    """Return the value with the arena's tensors in place of its own."""
     if isinstance(value, torch.nn.Module):
         load_into(arena, value, name)
         return value
