@@ -1,6 +1,6 @@
-"""A console to which text from mpsd, from a client's name or another user's words does nothing but be shown.
+"""A console on which text from mpsd, client names or other users cannot control the terminal.
 
-Guards this at the one place that all text passes on its way out, also where a command forgets it.
+It escapes all text at the one place that all output passes, so that no command can forget it.
 """
 
 from collections.abc import Iterator

@@ -77,7 +77,7 @@ def _lines() -> Iterator[str]:
 
 
 def _command(command: Command) -> Iterator[str]:
-    """With what it takes, as usage has it."""
+    """Yield the entry of a command: its usage line, its text and its arguments."""
     words = " ".join(["mpsctl", command.words, *map(_usage, command.arguments)])
     yield f".SS {_text(words)}" if len(words) < 70 else f".SS {_text(f'mpsctl {command.words}')} ..."
     yield _text(f"{command.help}.")

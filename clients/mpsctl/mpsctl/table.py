@@ -1,4 +1,4 @@
-"""Every command, with what it takes.  --help, completion, the manual page and docs/mpsctl.md are made from it or checked."""
+"""All commands with their arguments.  --help, completion, the manual page and docs/mpsctl.md are made from this or checked."""
 
 import argparse
 import functools
@@ -34,7 +34,7 @@ def parse_user(text: str) -> int:
 
 
 def parse_memory(text: str) -> tuple[str, int]:
-    """GPU, "" for every, and bytes."""
+    """Return the GPU ("" for all GPUs) and the bytes."""
     gpu, _, size = text.rpartition("=")
     try:
         return gpu, parse_size(size)

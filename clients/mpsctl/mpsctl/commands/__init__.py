@@ -1,1 +1,1 @@
-"""What mpsctl can do, a file for each subject; table.py lists it all."""
+"""The commands of mpsctl, one file per subject; table.py lists them all."""

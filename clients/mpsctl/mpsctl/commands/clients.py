@@ -66,7 +66,7 @@ def _share(grant: values.Grant) -> str | None:
 
 
 def terminate(session: Session) -> int:
-    """By the vendor's command of this name."""
+    """Terminate a client through the vendor's command terminate_client."""
     done = session.ask(calls.client_terminate(session.asked.pid))
     said = f"client {done.pid}: its GPU work in domain {done.domain} is ended; the process goes on, and sees CUDA error 810"
     session.out.document(done, lambda: said)

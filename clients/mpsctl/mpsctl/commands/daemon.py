@@ -49,7 +49,7 @@ def _state(found: values.Status) -> str:
 
 
 def _fact(value: object) -> object:
-    """What has parts in a sentence: those that work, then each other one, and why."""
+    """Return a fact as text; of a mapping, the names of the parts that work, then each other part with its state."""
     if not isinstance(value, Mapping):
         return value
     well = ", ".join(str(name) for name, state in value.items() if state == "works")
@@ -58,7 +58,7 @@ def _fact(value: object) -> object:
 
 
 def _keeper(found: values.Keeper) -> str:
-    """Of the memory of arenas."""
+    """Return the state of the arenas' keeper as text."""
     pid = f", pid {', '.join(map(str, found.pids))}" if found.pids else ""
     return f"{found.state}{pid}" + (f", holds {found.descriptors} descriptors" if found.descriptors else "")
 
@@ -69,7 +69,7 @@ def _services(found: values.Status) -> str:
 
 
 def health(session: Session) -> int:
-    """1 where a client that comes would not be served."""
+    """Print mpsd's health.  Return 1 if mpsd would not serve a new client."""
     found = session.ask(calls.health())
     session.out.document(found, lambda: "ok" if found.ok else "\n".join(found.problems))
     return 0 if found.ok else 1
@@ -106,7 +106,7 @@ def _limits(session: Session, found: values.Limits) -> "RenderableType":
 
 
 def completion(session: Session) -> int:
-    """Needs no mpsd."""
+    """Print the completion script; it works without mpsd."""
     import shtab
 
     from mpsctl.table import parser

@@ -29,7 +29,7 @@ def list_faults(session: Session) -> int:
 
 
 def _found(session: Session) -> Iterator[values.Incident]:
-    """In the order of their numbers, the last ones where so many were asked for."""
+    """Yield faults in the order of their numbers; with --last, only the last ones."""
     asked = session.asked
     since = None if asked.since is None else session.out.surroundings.now() - asked.since
     call = calls.fault_list(
@@ -66,7 +66,7 @@ def show_fault(session: Session) -> int:
 
 
 def _write_page(session: Session, found: values.IncidentReport) -> int:
-    """Raises OSError, which becomes a line on standard error."""
+    """Write the fault's page to a file.  Raises OSError, which main() turns into a line on standard error."""
     path = session.asked.html
     with open(path, "w", encoding="utf-8") as file:
         file.write(render_page(found, _names(session)))
