@@ -2,7 +2,7 @@
 
     python count_starts.py --arena starts
 
-Kill it with -9 while it waits for Enter, start it again: the number is where it was, and one more.
+Kill it with -9 while it waits for Enter, and start it again: the number is at the same address, and one higher.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Who faults: what is known, then each culprit as soon as mpsd has it.
 
     python culprits.py                     for ever
-    python culprits.py --seconds 60        and no longer than a minute without news
+    python culprits.py --seconds 60        until a minute has passed without an event
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python keep_a_model.py --arena model --steps 1000
 
-Kill it with -9 at any time and start it again: it goes on from the step it had reached.
+Kill it with -9 at any time, and start it again: it continues from the step that it had reached.
 """
 
 import argparse
@@ -16,7 +16,7 @@ STEPS = 1000
 
 
 def build() -> dict[str, object]:
-    """Everything that has to outlive the process; the default device is the GPU, and what it allocates is in the arena."""
+    """Make everything that has to outlive the process.  `keep` sets the default device and places allocations in the arena."""
     return {
         "model": nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512)),
         "results": torch.zeros(STEPS),

@@ -2,7 +2,7 @@
 
     python lease_a_share.py --sm-percent 30 --seconds 3600 -- python train.py
 
-The command finds its lease by the token in its environment, so every process that it starts is under it.
+mpsd matches the command with the lease by the token in its environment, which all its child processes inherit.
 """
 
 import argparse

@@ -34,7 +34,7 @@ class AsyncClient:
         self._sock = new_socket()
         self._is_reading = False  # one task reads for all; the others are parked until a datagram arrives
         self._parked = trio.lowlevel.ParkingLot()
-        self._sending = trio.Lock()  # one task at a time waits for room
+        self._sending = trio.Lock()  # one task at a time waits for room in the socket
 
     async def __aenter__(self) -> "AsyncClient":
         try:

@@ -39,7 +39,7 @@ class Exports:
         is_versioned: bool,
         is_read_only: bool = False,
     ) -> Any:
-        """A capsule of these elements: "dltensor_versioned" or "dltensor".  It is used once, by whoever imports it."""
+        """Return a capsule of these elements, named "dltensor_versioned" or "dltensor".  One consumer imports it, once."""
         count = len(shape)
         sizes, steps = ffi.new("int64_t[]", list(shape) or 1), ffi.new("int64_t[]", list(strides) or 1)
         asked = ffi.new(
@@ -64,7 +64,7 @@ def _number(pointer: Any) -> int:
     return int(ffi.cast("uintptr_t", pointer))
 
 
-# PYFUNCTYPE keeps the interpreter's lock, which making a capsule needs and a call through cffi gives up.
+# PYFUNCTYPE holds the GIL, which the creation of a capsule needs; a call through cffi would release it.
 _make_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p)(
     _number(ffi.addressof(lib, "mpsd_dlpack_capsule"))
 )

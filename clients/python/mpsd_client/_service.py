@@ -45,9 +45,9 @@ class Service:
     places the process in a fault domain without another member, so that one fault does not hit two members.
 
     name: of the arena.  capacity: bytes, used by the member that creates the arena.  schema: of the forward state, as for
-    State.create.  rank: of the ready standbys, the one with the lowest rank is promoted first.  heartbeat: seconds after which
-    mpsd treats an active that has published nothing as lost; 0: never.  gpu: mpsd's ordinal or a UUID; None: the GPU of the
-    current context.  window, mode, ttl, path: as for Arena.create.
+    State.create.  rank: mpsd prefers the ready standby with the lowest rank.  heartbeat: seconds after which mpsd treats an
+    active that has published nothing as lost; 0: never.  gpu: mpsd's ordinal or a UUID; None: the GPU of the current context.
+    window, mode, ttl, path: as for Arena.create.
 
     Any thread may use it; only one thread at a time may call `standby`.  A forked child cannot use it.
 

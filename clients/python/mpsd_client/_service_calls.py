@@ -18,7 +18,7 @@ def service_enlist(name: str) -> Call[values.Enlisted]:
 
 
 def service_join(arena_id: int, rank: int = 0, heartbeat_seconds: float = 0.0) -> Call[values.Instruction]:
-    """Join a service.  rank: of the ready standbys, the one with the lowest rank is promoted first."""
+    """Join a service.  rank: mpsd prefers the ready standby with the lowest rank."""
     return make_call("service.join", values.Instruction, id=arena_id, rank=rank, heartbeat_seconds=heartbeat_seconds)
 
 

@@ -11,7 +11,7 @@ from mpsd_client._layout import DATA_TYPES, Layout, LayoutError, Spans, TensorSp
 from mpsd_client._naming import flatten
 from mpsd_client._torch_pool import Pinned, attached, pool
 
-EXTRA = "extra"  # the key whose value is kept as JSON
+EXTRA = "extra"  # the value of this key is stored as JSON
 
 
 def save(arena: Arena, state: Mapping[str, Any], *, copy: bool = False) -> None:

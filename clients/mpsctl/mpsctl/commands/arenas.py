@@ -1,4 +1,4 @@
-"""arenas; arena show, create, change, remove, make-room."""
+"""The commands arenas, arena show, arena create, arena change, arena remove, and arena make-room."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""clients, why, terminate, move."""
+"""The commands clients, why, terminate and move."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""status, health; limits and limits set; completion."""
+"""The commands status, health, limits, limits set, and completion."""
 
 import time
 from collections.abc import Mapping

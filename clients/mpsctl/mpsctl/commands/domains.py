@@ -1,4 +1,4 @@
-"""domains; domain create, drain, recycle; devices."""
+"""The commands domains, domain create, domain drain, domain recycle, and devices."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""faults, fault; blame, pardon."""
+"""The commands faults, fault, blame and pardon."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""leases; lease create, renew, release, show; queue."""
+"""The commands leases, lease create, lease renew, lease release, lease show, and queue."""
 
 import secrets
 from collections.abc import Mapping, Sequence

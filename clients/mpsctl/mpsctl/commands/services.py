@@ -1,4 +1,4 @@
-"""services; service show, handover, change, run."""
+"""The commands services, service show, service handover, service change, and service run."""
 
 import argparse
 import functools

@@ -11,8 +11,8 @@ from mpsctl.output import Column
 from mpsctl.quantities import parse_duration, parse_number_of
 from mpsctl.session import Session
 
-_MARGIN_SECONDS = 120.0  # vendor daemons that do not answer, and processes that take long to end; three rounds of a cgroup
-_ROUNDS = 3
+_MARGIN_SECONDS = 120.0  # extra time for vendor daemons that do not answer, and for processes that end slowly
+_ROUNDS = 3  # mpsd stops the processes of a cgroup or container in up to three rounds
 
 
 def stop(session: Session) -> int:

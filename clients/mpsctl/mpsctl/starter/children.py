@@ -34,9 +34,9 @@ class Child:
     processes: Set[Process]
     member: values.Member | None = None
     was_writer: bool = False
-    was_ready: bool = False  # ever
+    was_ready: bool = False  # at any time
     has_served: bool = False
-    member_pid: int = 0  # as mpsd sees it
+    member_pid: int = 0  # in mpsd's pid namespace
     ill_at: float | None = None
     is_stopping: bool = False
     is_left: bool = False  # the starter could not end it

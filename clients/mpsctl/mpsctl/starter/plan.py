@@ -59,8 +59,8 @@ class Other:
 class Situation:
     """The input of the planner.  standbys: the desired number.  phase: of the service; empty until it exists.  is_ending: all
     children are to end.  may_start: a start may succeed now.  may_surge: one extra member may fit on the GPU.  may_make_way: a
-    successor may fit once its predecessor has ended.  is_busy: a handover is in progress, was refused just now, or may not
-    be requested yet."""
+    successor may fit once its predecessor has ended.  is_busy: a handover is in progress, was refused just now, or has to wait
+    until mpsd reports the service again."""
 
     standbys: int
     make: Make

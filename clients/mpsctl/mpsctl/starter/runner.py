@@ -48,7 +48,7 @@ from mpsctl.starter.telling import Teller, reservation, stopping
 
 _TICK_SECONDS = 1.0  # how often the main thread checks for due work without an event
 _SETTLE_SECONDS = 5.0  # after mpsd was away: time for the members to join again
-_AGAIN_SECONDS = 10.0  # after a handover that was refused
+_AGAIN_SECONDS = 10.0  # from a refused handover to the next attempt
 _HANDOVER_SECONDS = 60.0
 
 
