@@ -1,1 +1,1 @@
-"""The handlers of the methods, by subject.  Who may call which, and with what, is in api/table.py."""
+"""The handlers of the methods, by subject.  api/table.py has the privilege and the parameters of each."""

@@ -1,6 +1,6 @@
 """arena.create, get, list, open, put, drop, commit, take, layout, keep_state, state, close, seal, change, remove, make_room.
 
-Who holds an arena is a process, and not a connection: connections come and go.
+A process holds an arena, not a connection: it may reconnect.
 """
 
 from collections.abc import Mapping
@@ -34,16 +34,16 @@ from mpsd.wire.messages import Page
 from mpsd.wire.results import Map
 from mpsd.wire.service_messages import KeepState
 
-_NOBODY = -1  # a user that nobody is
-_SERIAL = 0  # of an allocation that has none yet: the vault gives it one
-_MOST_NAMES = 256  # they fit into a datagram
+_NOBODY = -1  # the uid of no user
+_SERIAL = 0  # placeholder: the vault assigns the serial
+_MOST_NAMES = 256  # as many as fit into a datagram
 
 
-# -- who may -------------------------------------------------------------------------------------------------------------
+# -- permissions ---------------------------------------------------------------------------------------------------------
 
 
 def refusal_by_mode(services: Services, peer: Peer, ask: ArenaName | OpenArena) -> MpsdError | None:
-    """Of one that the peer may see, what is refused is said."""
+    """Return why the arena's mode refuses the peer.  An arena that it may not see is reported as absent."""
     arena = _seen(services, peer, ask)
     access = ask.access if isinstance(ask, OpenArena) else None
     if arena is None:
@@ -61,7 +61,10 @@ def refusal_of_others(services: Services, peer: Peer, ask: ArenaName | ChangeAre
 
 
 def refusal_unless_holder(services: Services, peer: Peer, ask: Any) -> MpsdError | None:
-    """Whoever has it open goes on with it, also where its mode was changed.  Others who may see it, the vault refuses."""
+    """Refuse a peer that neither has the arena open nor may see it.
+
+    A holder continues even after the mode was changed.  The vault refuses others who may see it.
+    """
     arena = _find(services, ask)
     is_holder = arena is not None and peer.process is not None and peer.process in (arena.writer, *arena.readers)
     return None if is_holder or _seen(services, peer, ask) is not None else _absent(ask)
@@ -76,7 +79,7 @@ def _find(services: Services, ask: Any) -> Arena | None:
 
 
 def _seen(services: Services, peer: Peer, ask: Any) -> Arena | None:
-    """None for one that is not there, and for one that the peer may not know of."""
+    """Return the arena; None if it does not exist, or the peer may not see it."""
     arena = _find(services, ask)
     return arena if arena is not None and may_see(peer, arena) else None
 
@@ -98,14 +101,14 @@ def _may(peer: Peer, arena: Arena, access: Access) -> bool:
 
 
 def arenas_of(services: Services) -> Arenas:
-    """Raises KeeperFailed."""
+    """Return the vault.  Raises KeeperFailed if this mpsd has none."""
     if services.arenas is None:
         raise KeeperFailed("this mpsd keeps no memory")
     return services.arenas
 
 
 def find_named(arenas: Arenas, text: str) -> Arena:
-    """By `NAME` or `UID:NAME`.  Raises NoSuchArena."""
+    """Find an arena by `NAME` or `UID:NAME`.  Raises NoSuchArena."""
     arena = arenas.find(arena_names.split(text)[1])
     if not arena_names.is_meant(text, arena):
         raise NoSuchArena(f"no arena is called {text}")
@@ -113,12 +116,15 @@ def find_named(arenas: Arenas, text: str) -> Arena:
 
 
 def check_whose(peer: Peer, text: str, arena: Arena) -> None:
-    """To be asked before somebody uses an arena, operators too.  Raises NotAllowed."""
+    """Raise NotAllowed if this name does not permit the use: a name without a uid is for one's own arenas and root's.
+
+    Check it before a process uses an arena, for operators too.
+    """
     if why := arena_names.why_not_use(text, arena, peer.uid):
         raise NotAllowed(why)
 
 
-# -- what is done --------------------------------------------------------------------------------------------------------
+# -- handlers ------------------------------------------------------------------------------------------------------------
 
 
 async def create(call: Call[CreateArena]) -> Map:
@@ -191,7 +197,7 @@ async def take(call: Call[TakeMemory]) -> Map:
 
 
 async def layout(call: Call[ArenaId]) -> Map:
-    """Without a descriptor where no layout was committed yet."""
+    """Return the committed layout; without a descriptor if none was committed yet."""
     arena, fd = await arenas_of(call.services).layout(call.ask.id, call.process())
     call.given.give([fd] if fd >= 0 else [])
     return {"layout_hash": arena.layout_hash, "layout_bytes": arena.layout_bytes}
@@ -204,7 +210,7 @@ async def keep_state(call: Call[KeepState]) -> Map:
 
 
 async def state(call: Call[ArenaId]) -> Map:
-    """Without a descriptor where none is kept."""
+    """Return the forward state; without a descriptor if none is kept."""
     found = await arenas_of(call.services).state(call.ask.id, call.process())
     if found is None:
         return {"state_serial": 0, "generation": 0}
@@ -232,7 +238,7 @@ async def remove(call: Call[ArenaName]) -> Map:
 
 
 async def make_room(call: Call[MakeRoom]) -> Map:
-    """Of what was evicted, the names of those that the asker could see."""
+    """Evict arenas.  The answer names those evicted arenas that the caller may see."""
     gpu = find_device(call.services.board.devices, call.ask.gpu).uuid
     evicted = await arenas_of(call.services).make_room(gpu, call.ask.bytes, call.peer.uid)
     names = [each.name for each in evicted if may_see(call.peer, each)]
@@ -240,7 +246,7 @@ async def make_room(call: Call[MakeRoom]) -> Map:
 
 
 def room_made(result: Mapping[str, Any]) -> str:
-    """For the audit."""
+    """Describe the result for the audit."""
     return f"{result['freed_bytes']} bytes, of {', '.join(result['names']) or 'nobody'}"
 
 

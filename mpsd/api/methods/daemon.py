@@ -1,4 +1,4 @@
-"""status and health: of mpsd's own state alone.  No vendor daemon is asked, so neither can be kept waiting by one."""
+"""status and health, from mpsd's own state alone: neither waits for a vendor daemon."""
 
 import os
 import time
@@ -14,7 +14,7 @@ from mpsd.wire.results import Map
 
 
 async def status(call: Call[Nothing]) -> Map:
-    """Numbers and no names: everybody may ask."""
+    """Return numbers, without names: every user may call it."""
     services, state = call.services, call.state
     views = services.domains.views()
     leases = Counter(lease.state for lease in services.leases.leases())
@@ -61,7 +61,7 @@ async def health(call: Call[Nothing]) -> Map:
 
 
 def report_health(services: Services) -> Map:
-    """`ok`: a client that comes would be served.  Over HTTP it is asked too (mpsd/metrics/)."""
+    """Return the health.  `ok`: a new client would be served.  The HTTP server calls this too (mpsd/metrics/)."""
     problems = list(services.problems())
     return {
         "ok": not problems,

@@ -13,7 +13,7 @@ from mpsd.wire.results import Map
 
 
 def list_domains(call: Call[Page]) -> Rows[DomainView]:
-    """Everybody's to see, as the command language shows them; the pids of clients are not in it."""
+    """List the domains.  Every user sees all of them, as in the command language; the rows have no pids of clients."""
     views = sorted(call.services.domains.views(), key=lambda view: view.number)
     return Rows(((view.number, None, view) for view in views), partial(_show, call))
 

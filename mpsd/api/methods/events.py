@@ -9,11 +9,11 @@ from mpsd.api.exchange import Call, Listener, Rows
 from mpsd.wire.messages import Nothing, Page, Subscribe
 from mpsd.wire.results import Map
 
-_NOBODY = -1  # a user that nobody is
+_NOBODY = -1  # the uid of no user
 
 
 async def subscribe(call: Call[Subscribe]) -> Map:
-    """Replaces what the connection had subscribed to before; what still waited of that is dropped."""
+    """Replace the connection's subscription; events still queued for the old one are dropped."""
     patterns = topics.parse_patterns(call.ask.topics)
     _drop(call.state.events, call.listener)
     most = call.state.max_queued_events()
@@ -26,7 +26,7 @@ async def unsubscribe(call: Call[Nothing]) -> Map:
 
 
 def list_faults(call: Call[Page]) -> Rows[tuple[int, Event]]:
-    """Faults are everybody's to know; what the topic table keeps back is kept back here too."""
+    """List the fault events.  Every user sees that a fault happened; facts that the topic table keeps back are left out."""
     entries = ((number, _owner(call.peer, event), (number, event)) for number, event in call.state.faults.all())
     return Rows(entries, partial(_show, call.peer))
 
@@ -42,7 +42,7 @@ def _show(peer: Peer, numbered: tuple[int, Event]) -> Map:
 
 
 def _drop(events: EventBus, listener: Listener) -> int:
-    """How many events the subscription that ends here has lost; 0 without one."""
+    """End the subscription; return how many events it has lost, 0 if the connection has none."""
     subscription, listener.subscription = listener.subscription, None
     if subscription is None:
         return 0

@@ -15,11 +15,14 @@ from mpsd.wire.incidents import incident_facts, incident_report, is_party
 from mpsd.wire.messages import BlameKey, GuardRange, IncidentNumber, ListIncidents, Page, ReportError
 from mpsd.wire.results import Map
 
-MOST_LOOKED_AT = 100  # for one page: each is read from the disk, and may be long
+MOST_LOOKED_AT = 100  # for one page: each incident is read from the disk, and may be long
 
 
 def list_incidents(call: Call[ListIncidents]) -> Rows[Incident]:
-    """That there was one is everybody's to know; who it was, and where, is kept back (wire/incidents.py)."""
+    """List the incidents.
+
+    Every user sees that one happened; the processes and places in it are kept back (wire/incidents.py).
+    """
     ask, peer = call.ask, call.peer
     if ask.culprit_uid not in (None, peer.uid) and not peer.is_operator:
         raise NotAllowed(f"the faults of user {ask.culprit_uid} are for operators; you are user {peer.uid}")
@@ -45,7 +48,7 @@ def _is_wanted(ask: ListIncidents, uid: int, of: Incident) -> bool:
 
 
 def _culprit_uids(of: Incident) -> set[int | None]:
-    """Of the culprit; or of all suspects, where they have one key and the fault is held against it."""
+    """Return the uid of the culprit; or of all suspects, if they have one key and the fault counts against it."""
     is_known = of.culprit is not None or convicted_key(of) is not None
     parties = (of.party(process) for process in (accused(of) if is_known else ()))
     return {party.uid for party in parties if party is not None}
@@ -56,7 +59,7 @@ async def get(call: Call[IncidentNumber]) -> Map:
 
 
 async def report(call: Call[ReportError]) -> Map:
-    """The kernel says who asks, so nobody can say it of another."""
+    """Record the caller's first CUDA error.  The kernel identifies the caller, so that no process can report for another."""
     ask, reports = call.ask, call.state.reports
     process = _client(call)
     counts = reports.left(process) > 0
@@ -68,12 +71,12 @@ async def report(call: Call[ReportError]) -> Map:
 
 
 async def guards(call: Call[GuardRange]) -> Map:
-    """From now on a GPU fault of the asker's there that the driver served is an access to a guard."""
+    """From now on count a GPU fault of the caller in this range, which the driver served, as an access to a guard."""
     return {"is_watched": await call.services.faults.guard(_client(call), call.ask.base, call.ask.bytes)}
 
 
 def _client(call: Call[ReportError] | Call[GuardRange]) -> ProcessId:
-    """Raises NoSuchClient."""
+    """Return the calling client.  Raises NoSuchClient if the caller is not a client."""
     process, peer = call.process(), call.peer
     clients = Clients.of(call.services)
     if process not in clients.all() or clients.uid(process) != peer.uid:
@@ -82,7 +85,7 @@ def _client(call: Call[ReportError] | Call[GuardRange]) -> ProcessId:
 
 
 def list_blame(call: Call[Page]) -> Rows[Standing]:
-    """By their place: a standing has no number."""
+    """List the standings, numbered by position: a standing has no number."""
     held = sorted(call.services.faults.standings(), key=lambda each: (each.kind, each.since_at, each.key))
     return Rows(((place, None, each) for place, each in enumerate(held, 1)), standing_facts)
 
@@ -92,7 +95,7 @@ async def pardon(call: Call[BlameKey]) -> Map:
 
 
 def standing_facts(of: Standing) -> Map:
-    """As events of the family `blame` tell it too."""
+    """Return a standing with the fact names that events of the family `blame` use."""
     return {
         "key": of.key,
         "standing": of.kind.value,

@@ -21,12 +21,12 @@ from mpsd.wire import results
 from mpsd.wire.messages import CreateLease, LeaseId, ListLeases, RenewLease
 from mpsd.wire.results import Map
 
-SELF = "self"  # the value of a pid selector that means whoever asks
+SELF = "self"  # the value of a pid selector for the caller
 _ID = attrgetter("id")
 
 
 def refusal(services: Services, peer: Peer, ask: LeaseId | RenewLease) -> MpsdError | None:
-    """Why this user may not have to do with it: to others it does not exist."""
+    """Return why this user may not act on the lease: for other users it does not exist."""
     try:
         is_owner = services.leases.find(ask.id).owner_uid == peer.uid
     except NoSuchLease:
@@ -35,7 +35,10 @@ def refusal(services: Services, peer: Peer, ask: LeaseId | RenewLease) -> MpsdEr
 
 
 async def create(call: Call[CreateLease]) -> Map:
-    """An operator's serves processes of any user, unless it is made for one.  What it says, the book checks."""
+    """Create a lease.  An operator's lease serves processes of any user, unless owner_uid is given.
+
+    The lease book checks the rest.
+    """
     ask, services, peer = call.ask, call.services, call.peer
     if ask.owner_uid not in (None, peer.uid) and not peer.is_operator:
         raise NotAllowed(f"a lease for user {ask.owner_uid} needs an operator")
@@ -60,7 +63,7 @@ async def create(call: Call[CreateLease]) -> Map:
 
 
 async def renew(call: Call[RenewLease]) -> Map:
-    """As long again as it was made for, unless told otherwise."""
+    """Renew a lease, by default for the time that it was created with."""
     leases = call.services.leases
     ttl_seconds = call.ask.ttl_seconds or leases.find(call.ask.id).spec.ttl_seconds
     return await _show_settled(call, leases.renew(call.ask.id, ttl_seconds))
@@ -75,7 +78,7 @@ async def get(call: Call[LeaseId]) -> Map:
 
 
 def list_leases(call: Call[ListLeases]) -> Rows[Lease]:
-    """There may be ten thousand: those of pages before are not even looked at."""
+    """List the leases.  There may be ten thousand, so that those of earlier pages are skipped by bisection."""
     leases = sorted(call.services.leases.leases(), key=_ID)
     start = bisect_right(leases, -1 if call.ask.after is None else call.ask.after, key=_ID)
     asked = call.ask.state
@@ -84,7 +87,7 @@ def list_leases(call: Call[ListLeases]) -> Rows[Lease]:
 
 
 async def _show_settled(call: Call[Any], lease: Lease) -> Map:
-    """Nobody is told of a change that a power cut would undo."""
+    """Return the lease once the change would survive a power cut."""
     await call.services.leases.settled()
     return _show(call, lease)
 
@@ -98,12 +101,15 @@ def _shown(peer: Peer, clients: Mapping[int | None, int], devices: Sequence[Devi
 
 
 def _clients(services: Services) -> Mapping[int | None, int]:
-    """How many processes run under each lease."""
+    """Return how many processes run under each lease."""
     return Counter(grant.lease_id for grant in services.leases.grants().values())
 
 
 def _selector(call: Call[CreateLease]) -> Selector:
-    """With a process told apart from later ones that get its pid."""
+    """Return the selector; one for a pid has the start time too, which distinguishes the process from later ones with its pid.
+
+    Raises NotAllowed, BadRequest.
+    """
     asked, peer = call.ask.selector, call.peer
     if asked.kind is SelectorKind.UID and asked.value != str(peer.uid) and not peer.is_operator:
         raise NotAllowed(f"a lease for the processes of user {asked.value[:20]} needs an operator")
@@ -114,7 +120,7 @@ def _selector(call: Call[CreateLease]) -> Selector:
         return Selector(asked.kind, asked.value)
     pid = peer.pid if asked.value == SELF else _decimal(asked.value)
     found = call.services.find_process(pid) if pid else None
-    if asked.value == SELF and found != peer.process:  # whoever connected has ended, and its pid is another's
+    if asked.value == SELF and found != peer.process:  # the connected process has ended, and another has its pid
         found = None
     if found is None or asked.start_time not in (0, found.start_time):
         raise BadRequest(f"parameter selector: mpsd's pid namespace has no process {describe(asked.value)} of that start time")
@@ -129,7 +135,10 @@ def _decimal(text: str) -> int:
 
 
 def _sm_percent(services: Services, ask: CreateLease) -> float:
-    """An SM count becomes the percentage that gives at least so many.  Nothing said is all, or nothing beside memory."""
+    """Return the SM percentage; for an SM count, the one that gives at least that many SMs.
+
+    The default is all SMs, or none for a lease that names memory.  Raises BadRequest.
+    """
     if ask.sm_count is None:
         unsaid = 0.0 if ask.memory_bytes else FULL_PERCENT  # a lease that names memory alone reserves no SMs
         return unsaid if ask.sm_percent is None else ask.sm_percent

@@ -1,4 +1,4 @@
-"""limits.get and set: the defaults that set_default_... of the command language sets too."""
+"""limits.get and set: the same defaults as the set_default_... commands of the command language."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ async def get(call: Call[Nothing]) -> Map:
 
 
 async def set_limits(call: Call[SetLimits]) -> Map:
-    """What is nil stays.  The answer is what holds afterwards."""
+    """Set the limits that are not nil.  The answer has the limits in force afterwards."""
     ask, board = call.ask, call.services.board
     present = board.defaults()
     percent, priority = ask.default_active_thread_percentage, ask.default_client_priority
@@ -33,7 +33,10 @@ async def set_limits(call: Call[SetLimits]) -> Map:
 
 
 def _pinned_limits(board: Board, asked: Mapping[str, int]) -> Mapping[str, int]:
-    """The vendor counts in whole MiB, and what is smaller would be none at all."""
+    """Return the pinned memory limits with these changes.
+
+    The vendor counts whole MiB: a smaller limit would become 0, which means no limit.
+    """
     limits = dict(board.defaults().pinned_limits)
     for name, size in asked.items():
         device = find_device(board.devices, name)

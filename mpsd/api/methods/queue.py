@@ -1,4 +1,4 @@
-"""queue.list: leases that wait for room, clients that wait to be let in, and clients that wait for a fault domain."""
+"""queue.list: leases that wait for room, clients that wait for admission, and clients that wait for a fault domain."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from mpsd.wire.results import Map
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One that waits, whatever for.  process: None for a lease; lease_id: the lease that waits, or the client's."""
+    """A waiting lease or client.  process: None for a lease.  lease_id: the lease that waits, or the client's."""
 
     position: int
     uid: int
@@ -25,7 +25,7 @@ class Waiting:
 
 
 def all_waiting(services: Services) -> Iterator[Waiting]:
-    """The queue in its order; behind it the clients that have left it and wait for a domain."""
+    """Yield the admission queue in its order; after it the clients that have left it and wait for a domain."""
     queue = services.leases.queue()
     for each in queue:
         yield Waiting(each.position, each.uid, each.lease_id, each.process, each.reason, each.waited_seconds, each.deadline)

@@ -11,7 +11,7 @@ from mpsd.wire.messages import StopClient
 from mpsd.wire.results import Map
 
 _MOST_TOLD = 20  # processes that the audit names
-_MOST_SHOWN = 150  # they fit into a datagram; those that were left come first
+_MOST_SHOWN = 150  # they fit into a datagram; processes that were not ended come first
 _MOST_CHARACTERS = 200
 
 
@@ -26,7 +26,7 @@ async def stop(call: Call[StopClient]) -> Map:
 
 
 def told(result: Mapping[str, Any]) -> str:
-    """For the audit: what came of it, process by process."""
+    """Describe the result for the audit, process by process."""
     words = [f"{each['pid']} {'ended' if each['has_ended'] else 'left: ' + each['why']}" for each in result["processes"]]
     rest = [f"and {result['count'] - _MOST_TOLD} more"] if len(words) > _MOST_TOLD else []
     others = [f"{result['others']} of other users left"] if result["others"] else []
@@ -34,7 +34,7 @@ def told(result: Mapping[str, Any]) -> str:
 
 
 def _target(ask: StopClient) -> Target:
-    """Raises BadRequest."""
+    """Return the target of the request.  Raises BadRequest."""
     given = {TargetKind.PID: ask.pid, TargetKind.CGROUP: ask.cgroup, TargetKind.CONTAINER: ask.container}
     targets = [Target(kind, str(value), ask.start_time) for kind, value in given.items() if value is not None]
     if len(targets) != 1:
