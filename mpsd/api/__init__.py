@@ -1,1 +1,1 @@
-"""The schedulers' socket, mpsd.sock: who is there, what they may do, what they are told.  Prose: docs/protocol.md."""
+"""The protocol of mpsd.sock, for schedulers: callers, their permissions, methods and events.  Prose: docs/protocol.md."""

@@ -1,12 +1,12 @@
-"""The audit: every change that was asked for on the socket, by whom, and what became of it.
+"""The audit log: every change that a caller requested on the socket, the caller, and the outcome.
 
-    audit.log           what operators changed                     every line
-    audit-users.log     what other users changed                   of each user so many bytes at once and a second
-    audit-refused.log   what was refused, to anybody               the same, less
+    audit.log           changes by operators            every line
+    audit-users.log     changes by other users          limited for each user: a burst, and bytes per second
+    audit-refused.log   refused requests of all users   limited in the same way, to less
 
-One line of JSON each, mode 0640, and an event of mpsd's own log.  The files are apart so that no user's calls rotate an
-operator's changes out; lines beyond a user's rate are counted, and the count is written.  None of it can hold the daemon up:
-a full or hung disk costs lines, which are counted too (sink.py).  Prose: docs/operating.md, "Logs".
+Each record is one line of JSON, and also an event of mpsd's own log.  The files have mode 0640.  They are separate so that
+no user's calls rotate an operator's changes out.  Lines above a user's rate are counted, and the count is written.  Auditing
+never blocks the daemon: a full or hung disk loses lines, which are counted too (sink.py).  Prose: docs/operating.md, "Logs".
 """
 
 import json
@@ -28,13 +28,13 @@ from mpsd.sink import LogFile, Sink
 from mpsd.syslog import Severity, send_lines
 
 log = structlog.get_logger()
-_MODE = 0o640  # who does what is not everybody's business
-_MOST_CHARACTERS = 4096  # of what was asked, and of what became of it
+_MODE = 0o640  # other users must not read what a user does
+_MOST_CHARACTERS = 4096  # of the request, and of its outcome
 DONE = "done"
 
 
 class Trail(Enum):
-    """Of which file a line is."""
+    """The file that a line goes to."""
 
     OPERATORS = "audit.log"
     USERS = "audit-users.log"
@@ -42,7 +42,7 @@ class Trail(Enum):
 
 
 # In bytes.  A user who changes things without pause writes 11 MB a day: with the defaults of `log.max_bytes` and `log.kept`,
-# 256 MiB, it takes three weeks of that until a line of another user's is gone.
+# 256 MiB, another user's line survives three weeks of that.
 _RATES = {
     Trail.USERS: Rate(burst=1 << 20, per_second=128),
     Trail.REFUSED: Rate(burst=1 << 18, per_second=64),
@@ -55,12 +55,12 @@ _SEVERITIES = {
 
 
 class Audit:
-    """Guards that each change has its line, and that no user takes more than their share of the files."""
+    """Guards that each change is recorded, and that no user takes more than their share of the files."""
 
     def __init__(
         self, files: Mapping[Trail, LogFile], syslog_path: str = "", clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """syslog_path: empty for none."""
+        """syslog_path: the path of the syslog socket; empty for none."""
         self._files, self._clock = files, clock
         self._sinks = {trail: [_sink(file.append)] for trail, file in files.items()}
         for trail in files if syslog_path else ():
@@ -69,11 +69,11 @@ class Audit:
 
     @property
     def lost(self) -> int:
-        """Lines that could not be written since the start."""
+        """The number of lines that could not be written since the start."""
         return sum(sink.lost for sinks in self._sinks.values() for sink in sinks)
 
     def record(self, peer: Peer, method: str, what: Mapping[str, Any], outcome: str, *, is_refused: bool = False) -> None:
-        """outcome: DONE, or the words of the refusal."""
+        """Record a request.  outcome: DONE, or the text of the refusal."""
         outcome = outcome if len(outcome) <= _MOST_CHARACTERS else f"{outcome[:_MOST_CHARACTERS]}..."
         facts = {"uid": peer.uid, "pid": peer.pid, "method": method, "what": _cut(what), "outcome": outcome}
         log.info("audit", **facts)
@@ -83,19 +83,19 @@ class Audit:
             self._put(trail, line)
 
     def configure(self, settings: Log) -> None:
-        """Put the rotation in force, after each reload; where lines go is fixed when the trails are opened."""
+        """Apply the rotation settings, after each reload.  The file paths are fixed when the audit is opened."""
         for file in self._files.values():
             file.rotation = rotation(settings)
         self.tell_suppressed()
 
     def tell_suppressed(self) -> None:
-        """Write how many lines of which user were not written, because there were too many."""
+        """Write for each user how many lines the rate limit suppressed."""
         for trail, rates in self._rates.items():
             for uid, lines in rates.take_suppressed().items():
                 self._put(trail, _line({"event": "lines_suppressed", "uid": uid, "lines": lines}))
 
     def close(self) -> None:
-        """Write what waits, under a deadline."""
+        """Write the queued lines, under a deadline."""
         self.tell_suppressed()
         for sinks in self._sinks.values():
             for sink in sinks:
@@ -107,7 +107,7 @@ class Audit:
 
 
 def open_audit(log_directory: str, settings: Log) -> Audit:
-    """Never fails: what cannot be written is counted."""
+    """Open the audit.  Never fails: lines that cannot be written are counted."""
     files = {trail: LogFile(os.path.join(log_directory, trail.value), rotation(settings), _MODE) for trail in Trail}
     return Audit(files, settings.audit_socket)
 

@@ -1,6 +1,6 @@
-"""Who somebody on a socket of ours is, and whether that is an operator: root, the daemon's own user, members of a group.
+"""Who the peer of a socket is, and whether it is an operator: root, the daemon's own user, or a member of a group.
 
-The kernel tells (SO_PEERCRED, SO_PEERGROUPS, SO_PEERPIDFD) who connected; nothing that a peer says of itself counts.
+All facts come from the kernel (SO_PEERCRED, SO_PEERGROUPS, SO_PEERPIDFD); a peer's own claims count for nothing.
 """
 
 import ctypes
@@ -19,15 +19,15 @@ from mpsd.relay.peers import PeerEnded, peer_credentials, peer_process
 
 _SO_PEERGROUPS = 59  # asm-generic/socket.h
 _MAX_GROUPS = 65536  # NGROUPS_MAX
-_MOST_BYTES = 1024  # of what Python's own getsockopt gives
+_MOST_BYTES = 1024  # the most that Python's own getsockopt returns
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Whoever connected, with the ids of mpsd's own namespaces; pid 0 where mpsd's pid namespace does not have it.
+    """A connected process, with the ids of mpsd's own namespaces; pid 0 if mpsd's pid namespace does not have the process.
 
-    process: the same, told apart from later processes with this pid; None also where it had ended before it was asked for.
-    gids: its group, then its further ones.  bound: which processes it reaches (policy/reach.py).
+    process: the same process, distinguished from later ones with this pid; None also if it ended before mpsd asked.
+    gids: its group, then its supplementary groups.  bound: which processes it reaches (policy/reach.py).
     """
 
     pid: int
@@ -38,16 +38,19 @@ class Peer:
     bound: Bound = EVERYTHING
 
     def may_see(self, owner_uid: int | None) -> bool:
-        """What belongs to this user, or to nobody (None)."""
+        """Return whether the peer may see what belongs to this user, or to no user (None)."""
         return self.is_operator or owner_uid is None or owner_uid == self.uid
 
     def may_name(self, owner_uid: int | None, namespaces: tuple[int, ...]) -> bool:
-        """Whether it may make rules for a process of that user, None where the process has gone, in these pid namespaces."""
+        """Return whether the peer may make rules for a process of that user in these pid namespaces.
+
+        owner_uid: None if the process has ended.
+        """
         return self.is_operator or (owner_uid == self.uid and reaches(self.bound, namespaces))
 
 
 def peer_of(connection: socket.socket, admin_group: str, *, trusts_containers: bool = False) -> Peer:
-    """Raises OSError when it cannot be asked any more."""
+    """Identify the peer of a connection.  Raises OSError if the kernel can no longer identify it."""
     credentials = peer_credentials(connection)
     gids = (credentials.gid, *_groups(connection))
     process = _process(connection, credentials)
@@ -57,15 +60,18 @@ def peer_of(connection: socket.socket, admin_group: str, *, trusts_containers: b
 
 
 def caller_of(connection: socket.socket, admin_group: str, *, trusts_containers: bool = False) -> Caller:
-    """As `peer_of`, for a command session.  Raises OSError."""
+    """Identify the peer of a command session, as `peer_of` does.  Raises OSError."""
     credentials = peer_credentials(connection)
     is_inside = trusts_containers or is_in_our_namespace(_process(connection, credentials))
     return Caller(credentials.uid, os.geteuid(), is_member(connection, credentials.gid, admin_group), is_inside)
 
 
 def is_in_our_namespace(process: ProcessId | None) -> bool:
-    """Whether it is in mpsd's own pid namespace.  Root of a container without a user namespace has root's uid, and any group;
-    the pid namespace tells it apart (docs/decisions/030-root-of-a-container-is-no-operator.md)."""
+    """Return whether the process is in mpsd's own pid namespace.
+
+    Root of a container without a user namespace has root's uid, and any group; the pid namespace distinguishes it
+    (docs/decisions/030-root-of-a-container-is-no-operator.md).
+    """
     return process is not None and processes.is_in_our_namespace(process.pid)
 
 
@@ -80,7 +86,10 @@ def _bound(process: ProcessId | None) -> Bound:
 
 
 def is_member(connection: socket.socket, gid: int, group: str) -> bool:
-    """By the groups of the process that connected, not by what the user database says now.  No group has no members."""
+    """Return whether the connected process is in `group`, by its own groups, not by the user database's present contents.
+
+    An empty group name has no members.
+    """
     try:
         return bool(group) and _is_in((gid, *_groups(connection)), group)
     except OSError:
@@ -102,7 +111,7 @@ def _process(connection: socket.socket, credentials: Credentials) -> ProcessId |
 
 
 def _groups(connection: socket.socket) -> tuple[int, ...]:
-    """The supplementary groups of the process that connected.  Raises OSError."""
+    """Return the supplementary groups of the process that connected.  Raises OSError."""
     try:
         return tuple(array("I", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)))
     except OSError as exc:
@@ -112,7 +121,7 @@ def _groups(connection: socket.socket) -> tuple[int, ...]:
 
 
 def _many_groups(connection: socket.socket) -> tuple[int, ...]:
-    """By the C library, which gives more than Python's own getsockopt does.  Raises OSError."""
+    """Return the groups through the C library, which gives more of them than Python's own getsockopt.  Raises OSError."""
     groups = (ctypes.c_uint32 * _MAX_GROUPS)()
     size = ctypes.c_uint32(ctypes.sizeof(groups))
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,9 +1,9 @@
-"""One conversation on mpsd.sock: hello, then requests, each answered before the next is read, and events in between.
+"""One connection on mpsd.sock: hello, then requests, each answered before the next is read, and events in between.
 
     WAITING FOR HELLO --hello of our version--> TALKING --end, silence, a broken rule--> over
 
-A broken rule ends the conversation: the last words are the response with code PROTOCOL where the request could be read, and
-the notification `goodbye` in any case.  Whatever goes wrong in here ends this conversation and nothing else.
+A broken rule ends the connection: mpsd sends the response with code PROTOCOL if it could read the request, and the
+notification `goodbye` in any case.  An error in here ends this connection and nothing else.
 """
 
 import math
@@ -33,12 +33,12 @@ from mpsd.wire.messages import MINOR, MOST_PAGE, VERSION, Hello
 from mpsd.wire.rpc import MAX_BYTES, Notification, Request, Response, encode, error_map
 
 log = structlog.get_logger()
-_BATCH = 64  # events sent to one reader before others have their turn
+_BATCH = 64  # events sent to one subscriber before the other tasks have their turn
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a peer may take: to say hello, to say anything (not while it waits for events), to read an answer."""
+    """How long a peer may take: to send hello, to send a request (unless it waits for events), to read an answer."""
 
     hello_seconds: float
     idle_seconds: float
@@ -47,7 +47,7 @@ class Patience:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """Guards that nothing but hello is answered before hello, and one request at a time."""
+    """Guards that only hello is answered before hello, and that one request runs at a time."""
 
     sock: socket.socket
     peer: Peer
@@ -55,17 +55,17 @@ class Connection:
     state: State
     audit: Audit
     patience: Patience
-    turn: trio.Lock  # of this user: requests of one user are begun one after the other, so that many connections do not help
+    turn: trio.Lock  # of this user; a user's requests begin one after the other, so that opening many connections gains nothing
     subscription: Subscription | None = None
-    _told: Subscription | None = None  # the one whose events are sent: its response has been
+    _told: Subscription | None = None  # whose events are sent: its response has been sent
     _told_changed: trio.Event = field(default_factory=trio.Event)
     _has_greeted: bool = False
     _program: str = ""
-    _is_answered: bool = False  # the request that is carried out
-    _sending: trio.Lock = field(default_factory=trio.Lock)  # events and answers: one of them waits for room at a time
+    _is_answered: bool = False  # whether the request that runs now has been answered
+    _sending: trio.Lock = field(default_factory=trio.Lock)  # events and answers: only one of them waits for room
 
     async def run(self) -> None:
-        """Until the peer hangs up, breaks a rule or is silent for too long; raises no error of the conversation."""
+        """Serve the connection until the peer closes it, breaks a rule or is silent too long; never raise the peer's errors."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell_events)
@@ -118,13 +118,13 @@ class Connection:
             self._told_changed.set()
 
     async def _carry_out(self, request: Request, taken: Descriptors, given: Descriptors) -> None:
-        """And answers at once: a standby that waits for this goes on in the same moment."""
+        """Run the request and answer at once: a standby that waits for the answer continues without delay."""
         result = self._greet(request, taken) if request.method == HELLO else await self._call(request, taken, given)
         if not self._is_answered:
             await self._send(encode(Response(request.id, None, result)), given)
 
     def _answer_now(self, request: Request, result: Mapping[str, Any]) -> None:
-        """If it can be; else it is answered when its method returns."""
+        """Send the answer now if the socket has room and is free; otherwise it is sent when the method returns."""
         if self._is_answered or self._sending.locked():
             return
         with suppress(OSError):
@@ -137,7 +137,7 @@ class Connection:
         if self._has_greeted:
             raise ProtocolError("hello is said once")
         version = request.params.get("version")
-        if type(version) is int and version != VERSION:  # first: what else another version says is not ours to judge
+        if type(version) is int and version != VERSION:  # first: other fields of another version may mean something else
             raise ProtocolError(f"you speak version {version} of the protocol, this mpsd speaks version {VERSION}")
         self._program = params.parse(Hello, request.params).program
         self._has_greeted = True
@@ -158,13 +158,13 @@ class Connection:
         if not self._has_greeted:
             raise ProtocolError(f"the first request is hello, and not {request.method[:64]!r}")
         if not self.peer.is_operator:
-            async with self.turn:  # taking it waits until all others who can go on have done so once
+            async with self.turn:  # acquiring it waits until all other tasks that can run have run once
                 pass
         answer = partial(self._answer_now, request)
         return await dispatch(Call(self.services, self.state, self.peer, self, request, taken, given, answer), self.audit)
 
     async def _unless_gone(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Raises BrokenPipeError when the peer hangs up first: nobody waits for it any more."""
+        """Run the request.  Raises BrokenPipeError when the peer hangs up first: then the answer has no reader."""
         failure: Exception | None = BrokenPipeError("the peer hung up while it waited")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_gone, nursery.cancel_scope)
@@ -182,27 +182,30 @@ class Connection:
         scope.cancel()
 
     async def _receive(self) -> Datagram:
-        """The next datagram.  Raises Idle where none comes in time, ProtocolError for one that is none."""
+        """Return the next datagram.  Raises Idle if none comes in time, ProtocolError for one that is malformed."""
         seconds = self.patience.idle_seconds if self._has_greeted else self.patience.hello_seconds
         while True:
             with trio.move_on_after(seconds) as waiting:
                 await trio.lowlevel.wait_readable(self.sock)
             if waiting.cancelled_caught:
                 if self.subscription is not None:
-                    continue  # it listens, and need not speak
+                    continue  # a subscriber need not send anything
                 raise Idle(f"nothing was said for {seconds:g} s" + ("" if self._has_greeted else ", not even hello"))
             try:
                 return receive_now(self.sock)
             except (BlockingIOError, ConnectionResetError):
-                continue  # a reset is told once, before what is still queued
+                continue  # a reset is reported once, before the queued data
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
     async def _send(self, data: bytes, given: Descriptors | None = None) -> None:
-        """Raises TooSlowError when the peer does not read what it asked for.  The kernel has its own of what is given."""
+        """Send, with descriptors.  The kernel keeps its own copies of `given`.
+
+        Raises TooSlowError when the peer does not read what it asked for.
+        """
         with trio.fail_after(self.patience.send_seconds):
             try:
-                self._sending.acquire_nowait()  # `async with` would let all others have their turn first
+                self._sending.acquire_nowait()  # `async with` would let all other tasks run first
             except trio.WouldBlock:
                 await self._sending.acquire()
             try:
@@ -211,18 +214,20 @@ class Connection:
                 self._sending.release()
 
     async def _tell_events(self) -> None:
-        """What was subscribed to, in the order in which it happened.  A reader may be slow for ever: what waits for it is
-        bounded, and the connection counts against its user."""
+        """Send the events that the peer subscribed to, in order.
+
+        A subscriber may be slow for ever: its queue is bounded, and the connection counts against its user.
+        """
         while True:
             while (subscription := self._told) is None or subscription.is_over:
                 self._told_changed = trio.Event()
-                await self._told_changed.wait()  # for ever: not everybody subscribes
+                await self._told_changed.wait()  # for ever: not every client subscribes
             await subscription.changed()
             async with self._sending:
                 try:
                     await self._tell_some(subscription)
                 except OSError:
-                    return  # whoever reads sees the end
+                    return  # the task that reads the socket sees the end
 
     async def _tell_some(self, subscription: Subscription) -> None:
         for _ in range(_BATCH):
@@ -235,8 +240,8 @@ class Connection:
 
 
 def say_goodbye(sock: socket.socket, why: MpsdError) -> None:
-    """The last words, if the peer can take them now.  Nothing comes after them: a task that was about to send would."""
-    with suppress(OSError):  # it is gone, or does not listen
+    """Send the last datagram, if the peer can take it now, and shut down sending, so that no other task sends after it."""
+    with suppress(OSError):  # it has closed, or does not read
         sock.send(encode(Notification("goodbye", error_map(why))), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
     with suppress(OSError):
         sock.shutdown(socket.SHUT_WR)

@@ -1,4 +1,4 @@
-"""Datagrams of one connection, with the descriptors that they carry; what they mean is in connection.py."""
+"""The datagrams of one connection, and the descriptors that they carry; connection.py interprets them."""
 
 import errno
 import select
@@ -13,13 +13,13 @@ from mpsd.descriptors import ANCILLARY_BYTES, Descriptors, received, rights
 from mpsd.errors import ProtocolError
 from mpsd.wire.rpc import MAX_BYTES, Request, decode
 
-_LOOK_SECONDS = 1.0  # between looks whether somebody whose next request is already there still waits for an answer
-_FLIGHT_SECONDS = 0.01  # between tries while too many descriptors of our user are on their way
+_LOOK_SECONDS = 1.0  # between checks whether a peer whose next request is already queued still waits for an answer
+_FLIGHT_SECONDS = 0.01  # between attempts while too many descriptors of mpsd's user are in flight
 
 
 @dataclass(frozen=True, slots=True)
 class Datagram:
-    """As it came; no data is the end.  Whoever has it sees to its descriptors."""
+    """A received datagram; empty data is the end of the connection.  The receiver has to close its descriptors."""
 
     data: bytes
     flags: int
@@ -27,13 +27,13 @@ class Datagram:
 
 
 def receive_now(sock: socket.socket) -> Datagram:
-    """Raises BlockingIOError where nothing has come, OSError."""
+    """Receive one datagram without waiting.  Raises BlockingIOError if none is queued, OSError."""
     data, ancillary, flags, _ = sock.recvmsg(MAX_BYTES, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     return Datagram(data, flags, received(ancillary))
 
 
 def parse(datagram: Datagram) -> Request:
-    """Raises ProtocolError for what is no request, is too large, or had more descriptors than there was room for."""
+    """Decode a request.  Raises ProtocolError if it is not one, is too large, or had more descriptors than fit."""
     if datagram.flags & socket.MSG_TRUNC:
         raise ProtocolError(f"a datagram has more than {MAX_BYTES} bytes")
     if datagram.flags & socket.MSG_CTRUNC or len(datagram.descriptors) > MOST_DESCRIPTORS:
@@ -45,7 +45,7 @@ def parse(datagram: Datagram) -> Request:
 
 
 async def send(sock: socket.socket, data: bytes, fds: Collection[int] = ()) -> None:
-    """When there is room.  The descriptors stay the caller's: the kernel has its own.  Raises OSError."""
+    """Send a datagram, waiting for room.  The caller keeps its descriptors: the kernel has its own copies.  Raises OSError."""
     while True:
         try:
             sock.sendmsg([data], rights(fds), socket.MSG_NOSIGNAL)
@@ -59,9 +59,12 @@ async def send(sock: socket.socket, data: bytes, fds: Collection[int] = ()) -> N
 
 
 async def until_gone(sock: socket.socket) -> None:
-    """Until the peer has closed its end; not when it only says no more.  Nobody else may wait for the socket meanwhile."""
+    """Wait until the peer has closed its end; shutting down its sending side is not enough.
+
+    No other task may wait for the socket at the same time.
+    """
     poll = select.poll()
-    poll.register(sock, 0)  # POLLHUP is told unasked
+    poll.register(sock, 0)  # poll reports POLLHUP even if it was not asked for
     while not poll.poll(0):
         await trio.lowlevel.wait_readable(sock)
         if not poll.poll(0):

@@ -2,7 +2,7 @@
 
     request --METHODS--> method --parse--> ask --(descriptors?)--(may the peer?)--> handler --> result
 
-A change is recorded whatever came of it.
+A change is recorded whether it succeeds or fails.
 """
 
 import dataclasses
@@ -26,16 +26,16 @@ from mpsd.wire.plain import plain
 from mpsd.wire.rpc import Request
 
 BUG = "bug"
-GIVEN_UP = "given up"  # nobody waits for it any more, or mpsd ends
+GIVEN_UP = "given up"  # the caller has hung up, or mpsd is ending
 HIDDEN = "(hidden)"
 
 
 async def dispatch(call: Call[Request], audit: Audit) -> Mapping[str, Any]:
-    """The result.  Raises MpsdError for a refusal; only a bug raises anything else."""
+    """Run the request and return its result.  Raises MpsdError for a refusal; any other exception is a bug."""
     method = METHODS.get(call.ask.method)
     if method is None:
         raise NoSuchMethod(f"there is no method {describe(call.ask.method)}")
-    ask: Any = params.parse(method.ask, call.ask.params)  # what is no request at all is no attempt to change something
+    ask: Any = params.parse(method.ask, call.ask.params)  # a malformed request changes nothing: not recorded
     _count(method, ask, call)
     if not method.changes:
         return await _run(method, call, ask)
@@ -60,7 +60,7 @@ async def _run(method: Method, call: Call[Request], ask: Any) -> Mapping[str, An
 
 
 def _count(method: Method, ask: Any, call: Call[Request]) -> None:
-    """Raises the refusal where other descriptors came than a method may take."""
+    """Check the number and the kinds of descriptors that came with the request.  Raises the refusal."""
     name, found = call.ask.method, len(call.taken)
     if method.takes is None:
         if found:
@@ -72,7 +72,7 @@ def _count(method: Method, ask: Any, call: Call[Request]) -> None:
 
 
 def _check(method: Method, services: Services, peer: Peer, ask: Any, name: str) -> None:
-    """Raises the refusal where this peer may not do this."""
+    """Check the peer's privilege.  Raises the refusal."""
     if peer.is_operator or method.privilege in (Privilege.ANYONE, Privilege.SEEN, Privilege.CLIENT):
         return
     if method.privilege is Privilege.OPERATOR:
@@ -83,7 +83,7 @@ def _check(method: Method, services: Services, peer: Peer, ask: Any, name: str) 
 
 
 def _record(ask: Any) -> Mapping[str, Any]:
-    """What was asked, for the audit, less the token that is the right to a lease."""
+    """Return the request for the audit, without the token, which is the right to use a lease."""
     if isinstance(ask, CreateLease) and ask.selector.kind is SelectorKind.TOKEN:
         ask = dataclasses.replace(ask, selector=dataclasses.replace(ask.selector, value=HIDDEN))
     shown: Mapping[str, Any] = plain(ask)

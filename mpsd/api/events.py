@@ -51,7 +51,7 @@ class Event:
 
 @dataclass(slots=True, eq=False)
 class Subscription:
-    """Guards that at most `most` events wait, and that the number of lost ones comes where they are missing."""
+    """Guards that at most `most` events wait, and that a count of lost events stands in their place."""
 
     peer: Peer
     most: int
@@ -76,7 +76,7 @@ class Subscription:
             self._queue.append(1)
 
     def take_now(self) -> bytes | None:
-        """The next datagram to send, None when nothing waits."""
+        """Return the next datagram to send, None if the queue is empty."""
         if self.is_over or not self._queue:
             return None
         first = self._queue.popleft()
@@ -107,7 +107,7 @@ class EventBus:
 
     @property
     def lost(self) -> int:
-        """Events that slow subscribers did not get since the start."""
+        """The number of events that slow subscribers have lost since the start."""
         return self._lost_by_gone + sum(each.lost for each in self._subscriptions)
 
     def publish(self, topic: str, facts: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""One call: who asks, what they ask, of what; and how lists are cut into pages that hold only what the asker may see."""
+"""One call: the caller, the request and what it acts on; and paging, which keeps rows of other users out of lists."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 P = TypeVar("P", bound=Page)
 
-PAGE_BYTES = MAX_BYTES - 1024  # the frame around a page takes a few dozen
+PAGE_BYTES = MAX_BYTES - 1024  # the frame around a page takes a few dozen bytes
 
 
 class Listener(Protocol):
@@ -29,7 +29,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the socket itself knows; counts are told by `status`, bounds may change."""
+    """The socket's own state: counts, which `status` reports, and bounds, which a reload may change."""
 
     events: EventBus
     faults: FaultLog
@@ -41,10 +41,10 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R]):
-    """A request on its way to its handler; who may, and how many descriptors it needs, was checked before (dispatch.py).
+    """A request on its way to its handler; dispatch.py has checked the privilege and the number of descriptors.
 
-    taken: the descriptors that came with it; given: those that go with the answer.  answer: at this moment, where the peer can
-    take it, before the handler returns: what it returns or raises is told to nobody then.  Neither waits nor raises.
+    taken: the descriptors that came with it; given: those that go with the answer.  answer: sends the answer now, before the
+    handler returns, if the peer can take it; the handler's result or exception is then discarded.  Neither waits nor raises.
     """
 
     services: Services
@@ -57,8 +57,11 @@ class Call(Generic[R]):
     answer: Callable[[Mapping[str, Any]], None] = lambda result: None
 
     def process(self) -> ProcessId:
-        """Who asks, as a process.  Raises NoSuchClient for one that mpsd's pid namespace does not have, or that has ended: a
-        connection may outlive the process that made it, and a later one may have its pid."""
+        """Return the calling process.
+
+        Raises NoSuchClient if mpsd's pid namespace does not have it, or it has ended: a connection may outlive the process that
+        made it, and a later process may have its pid.
+        """
         process = self.peer.process
         if process is None or self.services.find_process(process.pid) != process:
             raise NoSuchClient(f"pid {self.peer.pid} of user {self.peer.uid}, who connected, is not there any more for mpsd")
@@ -70,11 +73,11 @@ Handler = Callable[[Call[Any]], Awaitable[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Rows(Generic[T]):
-    """A list: (key, the user who may see it or None for everybody, the entry), in the order of their keys, or against it.
-    `show` is only called for what is shown.
+    """The rows of a list: (key, the user who may see it or None for every user, the entry), ordered by key.
 
-    is_wanted: what the asker wants to see.  most_looked_at: of what they may see, for one page; the next one goes on there, so
-    that a filter that fits nothing does not make mpsd look at everything at once.
+    is_descending: the keys descend.  show: encodes an entry; called only for entries on the page.  is_wanted: the caller's
+    filter.  most_looked_at: how many visible entries one page examines; the next page continues there, so that a filter that
+    matches nothing does not make mpsd examine all entries at once.
     """
 
     entries: Iterable[tuple[int, int | None, T]]
@@ -88,7 +91,7 @@ class Rows(Generic[T]):
 
 
 def paged(rows: Callable[[Call[P]], Rows[Any]]) -> Handler:
-    """The handler of a list.  The only way from rows to an answer, and so the place that leaves out what is others'."""
+    """Return the handler of a list.  All lists pass through it, so that it alone leaves out the rows of other users."""
 
     async def list_rows(call: Call[P]) -> Mapping[str, Any]:
         listed, after, may_see = rows(call), call.ask.after, call.peer.may_see

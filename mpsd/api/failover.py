@@ -8,17 +8,23 @@ from mpsd.service import HandedOver, Instruction, ServiceSettings, ServiceView
 
 
 class Failover(Protocol):
-    """Services.  Every method may raise MpsdError.
+    """The failover services.  Every method may raise MpsdError.
 
-    A process is whoever asks.  Who may what was checked before (dispatch.py); that it is a member, and is the writer of this
-    generation, is checked here: NotAllowed, StaleGeneration.
+    `process` is the caller.  dispatch.py has checked the privilege; these methods check that the caller is a member, and the
+    writer of this generation: NotAllowed, StaleGeneration.
     """
 
     async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
-        """What has to be in its environment before CUDA begins.  uid: whose process it is.  Raises TooMany, Stopping."""
+        """Return the variables that the process has to set before it initializes CUDA.  uid: of the process.
+
+        Raises TooMany, Stopping.
+        """
 
     async def join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
-        """Who is a member already is one still.  Raises NotAllowed (it has the arena not open), BadRequest, TooMany."""
+        """Make the process a member; no effect if it is one.
+
+        Raises NotAllowed (it does not have the arena open), BadRequest, TooMany.
+        """
 
     def ready(self, arena_id: int, process: ProcessId) -> Instruction: ...
 
@@ -30,29 +36,35 @@ class Failover(Protocol):
         wait_seconds: float,
         answer: Callable[[Instruction], None],
     ) -> Instruction:
-        """Once its serial is above `after`, or the time is up.  answer: called before that where it is to serve: neither waits
-        nor raises, and what comes back then is that or something newer."""
+        """Return the instruction once its serial is above `after`, or the time is up.
+
+        answer: called first if the member is to serve; it neither waits nor raises, and the method then returns the same
+        instruction or a newer one.
+        """
 
     def serving(self, arena_id: int, generation: int, process: ProcessId) -> None: ...
 
     def yielded(self, arena_id: int, generation: int, process: ProcessId) -> Instruction:
-        """It is a reader now."""
+        """Record that the process has stopped writing; it is a reader now."""
 
     def failed(self, arena_id: int, process: ProcessId, why: str) -> None: ...
 
     def leave(self, arena_id: int, process: ProcessId) -> None:
-        """Whoever writes has stopped, and is a reader then."""
+        """End the membership; a writer has stopped writing, and becomes a reader."""
 
     async def get(self, arena_id: int, after: int | None, wait_seconds: float) -> ServiceView:
-        """Once its revision is above `after`, or the time is up.  Raises NoSuchArena for an arena without a service."""
+        """Return the view once its revision is above `after`, or the time is up.
+
+        Raises NoSuchArena for an arena without a service.
+        """
 
     def services(self) -> Sequence[ServiceView]:
-        """By id."""
+        """Return all services, by id."""
 
     async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:
-        """Returns when the next one serves.  Raises ArenaBusy where it cannot be, or is not in time; BadRequest."""
+        """Return when the next member serves.  Raises ArenaBusy if no member can, or not in time; BadRequest."""
 
     def settings(self, arena_id: int) -> ServiceSettings: ...
 
     def change(self, arena_id: int, settings: ServiceSettings) -> ServiceView:
-        """Durable when the call returns."""
+        """Change the settings; durable when the call returns."""

@@ -1,7 +1,7 @@
-"""What the socket itself remembers of faults: the last `fault.*` events, fed by the event bus, and how often who has reported.
+"""What the socket itself remembers of faults: the last `fault.*` events, and how many errors each process has reported.
 
-Incidents, which are put together from these and much else, are the daemon's own (services.py, Faults); those in memory alone
-are here too.  Prose: docs/faults.md.
+The daemon's own state has the incidents, which are built from these events and other evidence (services.py, Faults).
+FaultsInMemory, an implementation without a database, is here too.  Prose: docs/faults.md.
 """
 
 from collections import deque
@@ -15,13 +15,13 @@ from mpsd.fault import Incident
 from mpsd.model import ProcessId
 
 KEPT = 1024  # a failing GPU reports several a second
-REPORTS = 4  # of one process: after its first error every call fails, and tells nothing new
-REPORTERS = 4096  # processes that are remembered
+REPORTS = 4  # of one process: after its first error every call fails, and adds no information
+REPORTERS = 4096  # processes whose count is kept
 
 
 @dataclass(slots=True)
 class FaultLog:
-    """Guards that each fault has a number of its own, and that only the last are kept."""
+    """Guards that each fault has its own number, and that only the last KEPT are kept."""
 
     _kept: deque[tuple[int, Event]] = field(default_factory=lambda: deque(maxlen=KEPT))
     _next: int = 1
@@ -37,7 +37,7 @@ class FaultLog:
 
 @dataclass(slots=True)
 class Reports:
-    """Guards that the first reports of a process count, and no more; and that only so many processes are remembered."""
+    """Guards that only the first reports of a process count, and that the number of remembered processes is bounded."""
 
     _counts: dict[ProcessId, int] = field(default_factory=dict)
 
@@ -45,21 +45,21 @@ class Reports:
         return REPORTS - self._counts.get(process, 0)
 
     def count(self, process: ProcessId) -> None:
-        self._counts[process] = self._counts.pop(process, 0) + 1  # the one heard last is forgotten last
+        self._counts[process] = self._counts.pop(process, 0) + 1  # moved to the end: the last to report is forgotten last
         if len(self._counts) > REPORTERS:
             del self._counts[next(iter(self._counts))]
 
 
 @dataclass(slots=True)
 class FaultsInMemory:
-    """Faults (services.py) that nobody fuses and nobody stores: whoever knows of one keeps it here, in the order of numbers."""
+    """Faults (services.py) kept in memory, without correlation and without a database."""
 
     kept: dict[int, Incident] = field(default_factory=dict)
     held: dict[str, Standing] = field(default_factory=dict)
     reported: deque[tuple[ProcessId, FirstError]] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def keep(self, incident: Incident) -> None:
-        """A new one, or a newer revision of one."""
+        """Store a new incident, or a newer revision of one."""
         self.kept[incident.number] = incident
 
     def hold(self, standing: Standing) -> None:
@@ -80,7 +80,7 @@ class FaultsInMemory:
         self.reported.append((process, error))
 
     async def guard(self, process: ProcessId, base: int, length: int) -> bool:
-        """Nobody looks."""
+        """Return False: no guards are watched."""
         return False
 
     def standings(self) -> Iterable[Standing]:

@@ -1,7 +1,8 @@
-"""What docs/protocol.md has from the code, and the protocol as a schema for machines.
+"""Generate the tables of docs/protocol.md from the code, and the protocol as a schema for machines.
 
-The page's tables of parameters have their types and defaults from the messages, its tables of topics and of minor versions from
-those in the code; what a thing means is said on the page alone.  `make docs` writes both:
+The types and defaults of the parameters come from the messages; the tables of topics and of minor versions come
+from those in the code.
+Only the page has the meanings.  `make docs` writes both:
 
     python -m mpsd.api.page docs/protocol.md docs/protocol.schema.json
 """
@@ -35,7 +36,7 @@ _PLAIN = {"integer": ("whole number",), "number": ("number", "time"), "string": 
 
 
 def render(page: str) -> str:
-    """The page with its tables as the code has them."""
+    """Return the page with its tables generated from the code."""
     for name in ASKS:
         old = section(page, name)
         page = page.replace(old, _table_in(old, _PARAMETERS, _parameter_rows(name, old)))
@@ -44,12 +45,12 @@ def render(page: str) -> str:
 
 
 def section(page: str, name: str) -> str:
-    """What the page says of a method."""
+    """Return the page's section on a method."""
     return page.partition(f"\n### `{name}`\n")[2].partition("\n### ")[0].partition("\n## ")[0]
 
 
 def rows(page: str, name: str, head: str) -> list[tuple[str, str, str]]:
-    """Of the table in a method's section whose first column is called so: name, type, meaning."""
+    """Return name, type and meaning of each row of the table in a method's section whose first column is `head`."""
     _, found, rest = section(page, name).partition(f"\n| {head} | ")
     return [(each[0], each[1], each[3] or each[2]) for each in _ROW.findall(rest.partition("\n\n")[0])] if found else []
 
@@ -87,7 +88,7 @@ def _named(names: Iterator[str]) -> str:
 
 
 def _table_in(text: str, head: str, made: Iterator[str]) -> str:
-    """The text with these rows below this head; unchanged where it has no such table."""
+    """Return the text with these rows below the table head; unchanged if it has no such table."""
     before, found, after = text.partition(head)
     rest = after[len(re.match(r"(?:\|.*\n)*", after + "\n")[0].rstrip("\n")) :] if found else ""  # type: ignore[index]
     return f"{before}{head}{chr(10).join(made)}{rest}" if found else text
@@ -97,7 +98,7 @@ def _table_in(text: str, head: str, made: Iterator[str]) -> str:
 
 
 def schema(page: str) -> Mapping[str, Any]:
-    """Parameters as the code checks them, results as the page tells them, in JSON Schema (2020-12)."""
+    """Return the JSON Schema (2020-12): parameters as the code checks them, results as the page describes them."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "The protocol of mpsd.sock",
@@ -141,7 +142,7 @@ def _result(page: str, name: str) -> Mapping[str, Any]:
 
 
 def fields_of(page: str, name: str, head: str) -> list[tuple[str, str, str]]:
-    """Its own, and those of the method as of whose its result is."""
+    """Return the fields of a result: the method's own, and those of the method that the page refers to ("as of")."""
     text = section(page, name)
     found = rows(page, name, head)
     if (same := _SAME_AS.search(text)) and (head == "entry") == name.endswith(".list"):
@@ -155,7 +156,7 @@ def _record(fields: list[tuple[str, str, str]]) -> Mapping[str, Any]:
 
 
 def _of_words(words: str) -> Mapping[str, Any]:
-    """A type as the page says it; whatever is said in another way may be anything."""
+    """Return the schema of a type in the page's words; an unknown wording becomes a schema that accepts anything."""
     words, can_be_nil, _ = words.partition(" or nil")
     kind = _of_plain(words.removesuffix(","))
     return {"anyOf": [kind, {"type": "null"}]} if can_be_nil and kind else kind

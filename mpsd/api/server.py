@@ -1,6 +1,6 @@
-"""The door of mpsd.sock: accepting connections and keeping them within bounds, of all and of each user.
+"""Accept connections on mpsd.sock, within limits on all of them and on each user's.
 
-What happens on one is in connection.py.
+connection.py serves each connection.
 """
 
 import socket
@@ -25,16 +25,16 @@ from mpsd.policy.places import Hindrance, Places
 from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 
 log = structlog.get_logger()
-SOCKET = "mpsd.sock"  # in the pipe directory; mode 0666, since who may do what is decided for each method
+SOCKET = "mpsd.sock"  # in the pipe directory; mode 0666, since each method has its own privilege
 MODE = 0o666
-_OPERATORS_SHARE = 8  # one place in so many is kept for operators: users must not lock them out
-_FIRST_SHARE = 8  # and one in so many for users who have none: users must not lock each other out
+_OPERATORS_SHARE = 8  # one place in so many is reserved for operators: users must not lock them out
+_FIRST_SHARE = 8  # and one in so many for users without a connection: users must not lock each other out
 _FEW = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """The configuration's [api], and [ui].admin_group.  A reload may put another in its place."""
+    """The configuration's [api], and [ui].admin_group.  A reload may replace it."""
 
     max_connections: int = 512
     max_per_user: int = 64
@@ -52,7 +52,7 @@ class ApiSettings:
 
 
 class Api:
-    """Guards the number of connections: one too many is told so and closed, since a queue would let one user block all."""
+    """Guards the number of connections: one too many is closed with an error, since a queue would let one user block all."""
 
     def __init__(
         self, services: Services, settings: ApiSettings, events: EventBus, audit: Audit, ranges: UidRanges = NO_RANGES
@@ -62,8 +62,8 @@ class Api:
         self.faults = FaultLog()
         events.listeners.append(self.faults.take)
         self._services, self._audit = services, audit
-        self._open: Counter[int] = Counter()  # by the uid whose share they count against
-        self._turns: dict[int, trio.Lock] = {}  # likewise, of those in _open
+        self._open: Counter[int] = Counter()  # by the uid that they count against
+        self._turns: dict[int, trio.Lock] = {}  # likewise, for the uids in _open
         self._state = State(
             events,
             self.faults,
@@ -78,7 +78,7 @@ class Api:
         return self._open.total()
 
     async def serve(self, listener: socket.socket, nursery: trio.Nursery) -> None:
-        """Accept until cancelled; conversations run in `nursery`.  `listener` is a non-blocking SEQPACKET socket."""
+        """Accept until cancelled; connections run in `nursery`.  `listener` is a non-blocking SEQPACKET socket."""
 
         def begin(arrival: Arrival) -> None:
             if self._open[self._ranges.share_of(arrival.credentials.uid)] >= self.settings.max_per_user:
@@ -101,11 +101,11 @@ class Api:
         await serve_in_turn(listener, begin, refuse, self._ranges.share_of, self.settings.max_per_user, failed)
 
     def _peer(self, sock: socket.socket) -> Peer:
-        """Raises OSError."""
+        """Identify the peer.  Raises OSError."""
         return peer_of(sock, self.settings.admin_group, trusts_containers=self.settings.trusts_containers)
 
     def begin_with(self, peer: Peer, sock: socket.socket, nursery: trio.Nursery) -> None:
-        """One conversation with this peer, who is at the other end of `sock`; closes it at its end."""
+        """Serve or refuse one connection with this peer, who is at the other end of `sock`; close the socket at its end."""
         if refusal := self._refusal(peer):
             self._refuse(peer.uid, peer.pid, sock, refusal)
             return
@@ -150,7 +150,10 @@ def _too_many(uid: int, own: int) -> TooMany:
 
 
 async def _close(sock: socket.socket) -> None:
-    """Returns when it is closed, which may take as long as descriptors that it has not read: it counts against its user."""
+    """Close the socket, and return when it is closed.
+
+    Closing unread descriptors may take long: until then the connection counts against its user.
+    """
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RD)
     if is_empty(sock):

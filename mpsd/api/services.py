@@ -1,4 +1,4 @@
-"""What the methods act on: the views of the running daemon that this socket needs, and nothing more.
+"""What the methods act on: the views of the running daemon that this socket needs.
 
 Only types live here.  The daemon implements them (LeaseBook, the pool, the board); tests implement them in memory.
 """
@@ -18,7 +18,7 @@ from mpsd.stop import Asker, Manner, Report, Target
 
 
 class Queued(Protocol):
-    """One that waits, for admission or for room: a lease, or a client (then `process`)."""
+    """A lease or a client (then `process`) that waits for admission or for room."""
 
     @property
     def position(self) -> int: ...
@@ -37,8 +37,10 @@ class Queued(Protocol):
 
 
 class Leases(Protocol):
-    """The LeaseBook.  What changes outlives mpsd when the call returns, and a power cut after `settled`; every method may raise
-    MpsdError."""
+    """The LeaseBook.  A change survives mpsd when the call returns, and a power cut after `settled`.
+
+    Every method may raise MpsdError.
+    """
 
     def create(self, owner_uid: int, spec: LeaseSpec, for_all_users: bool) -> Lease: ...
     def renew(self, lease_id: int, ttl_seconds: float | None) -> Lease: ...
@@ -56,10 +58,10 @@ class Leases(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClientView:
-    """A client as the domains know it.  server_pid: None while it is on its way.  uid: of the process, None if it has ended.
+    """A client as the domains know it.  server_pid: None until it is connected.  uid: of the process, None if it has ended.
 
-    watched: its memory faults are seen exactly, by whom and where.  shield: low addresses are shielded in it.  held: its end
-    waits until its work on the GPU has been ended.  docs/faults.md says what each is worth.
+    watched: its memory faults are attributed exactly, by process and address.  shield: low addresses are shielded in it.
+    held: its end waits until its GPU work has been ended.  docs/faults.md describes what each is worth.
     """
 
     process: ProcessId
@@ -72,7 +74,7 @@ class ClientView:
 
 
 class AwaitsDomain(Protocol):
-    """A client that was let in and waits for a fault domain."""
+    """A client that was admitted and waits for a fault domain."""
 
     @property
     def process(self) -> ProcessId: ...
@@ -85,33 +87,33 @@ class AwaitsDomain(Protocol):
 
 
 class Domains(Protocol):
-    """The fault domains.  What is only looked at is answered from own state, without asking a vendor daemon."""
+    """The fault domains.  Methods that only read answer from mpsd's own state, without asking a vendor daemon."""
 
     def views(self) -> Sequence[DomainView]: ...
     def servers(self, domain: str) -> Sequence[ServerView]:
-        """As far as they are known."""
+        """Return the servers of a domain, as far as they are known."""
 
     def clients(self, pid: int | None = None) -> Sequence[ClientView]:
         """All, or those with this pid."""
 
     def waiting(self) -> Sequence["AwaitsDomain"]:
-        """Clients that were let in and wait for a domain, by their time of arrival."""
+        """Return the clients that were admitted and wait for a domain, by their time of arrival."""
 
     async def create(self, gpus: tuple[str, ...]) -> str:
-        """Begin a domain of these GPUs; its name.  Raises TooMany."""
+        """Start a domain of these GPUs and return its name.  Raises TooMany."""
 
     async def drain(self, name: str) -> None:
-        """From now on it takes nobody; it goes for good when its last client has."""
+        """Stop admitting clients to the domain; remove it when its last client has ended."""
 
     async def recycle(self, name: str) -> None:
-        """Replace its servers by fresh ones; only called while it has no clients."""
+        """Replace the servers by new ones; called only while the domain has no clients."""
 
     async def move(self, process: ProcessId, domain: str) -> None:
-        """Where this client is placed at its next start.  Nothing happens to the running process."""
+        """Set the domain of this client's next start.  The running process is not affected."""
 
 
 class Board(Protocol):
-    """What the command language acts on too (legacy/board.py)."""
+    """The board, which the command language acts on too (legacy/board.py)."""
 
     @property
     def devices(self) -> Sequence[Device]: ...
@@ -122,17 +124,17 @@ class Board(Protocol):
 
 
 class Stopper(Protocol):
-    """Ends processes so that their co-runners go on (runtime/stopping.py)."""
+    """Ends processes so that their co-runners continue (runtime/stopping.py)."""
 
     async def stop(self, target: Target, manner: Manner, asker: Asker) -> Report:
-        """Raises NoSuchClient for a pid that is not there or is another's, BadRequest."""
+        """Stop the target.  Raises NoSuchClient for a pid that does not exist or is another user's, BadRequest."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstError:
-    """What a client says of its own first CUDA error.  Bounded, and otherwise believed by nobody without more.
+    """A client's report of its own first CUDA error.  Its size is bounded; without other evidence nothing relies on it.
 
-    code, name: of CUresult.  kernel, pc, address, text: where it knows them.
+    code, name: of CUresult.  kernel, pc, address, text: if the client knows them.
     """
 
     code: int
@@ -144,19 +146,19 @@ class FirstError:
 
 
 class StandingKind(StrEnum):
-    """What is held against somebody."""
+    """A measure against a client or a GPU."""
 
-    CONVICTED = "convicted"  # found to have done it: in quarantine while it lasts
-    SUSPECTED = "suspected"  # one of several who could have: placed apart by group testing
+    CONVICTED = "convicted"  # found guilty: in quarantine until it ends
+    SUSPECTED = "suspected"  # one of several possible culprits: placed apart by group testing
     PAUSED = "paused"  # faulted too often in a row: not admitted for a while
-    DRAINED = "drained"  # a GPU that failed: nobody new is admitted to it
+    DRAINED = "drained"  # a GPU that failed: it takes no new clients
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is held against one key (mpsd/fault.py, Party.key; of a GPU that is drained, its UUID), and for how long.
+    """A measure against one key (mpsd/fault.py, Party.key; for a drained GPU, its UUID), and its duration.
 
-    since_at, until_at: seconds since the epoch; until_at is None where no end is known.  faults: how many of its faults count.
+    since_at, until_at: seconds since the epoch; until_at: None if not known.  faults: how many of its faults count.
     case: of a conviction, the number of its last fault; of group testing, that of the fault it began with.  group: suspects
     with the same number are placed together.
     """
@@ -171,72 +173,82 @@ class Standing:
 
 
 class Faults(Protocol):
-    """What is known of faults and of those who make them (faults/desk.py)."""
+    """The incidents, and the measures against clients that cause them (faults/desk.py)."""
 
     def incidents(self, after: int) -> Iterable[Incident]:
-        """Those with a larger number, in the order of their numbers.  No more of them are read than are taken."""
+        """Return the incidents with a larger number, in ascending order.
+
+        Reads from the database only as many as the caller takes.
+        """
 
     def incidents_before(self, before: int | None) -> Iterable[Incident]:
-        """Those with a smaller number (None: all), the newest first, likewise."""
+        """Return the incidents with a smaller number (None: all), the newest first; likewise read as they are taken."""
 
     def incident(self, number: int) -> Incident:
-        """Raises NoSuchFault."""
+        """Return one incident.  Raises NoSuchFault."""
 
     def report(self, process: ProcessId, error: FirstError) -> None:
-        """A client says so of itself.  Who it is, and how often, has been checked."""
+        """Record a client's report of its own error.  The caller has checked the process and the number of its reports."""
 
     async def guard(self, process: ProcessId, base: int, length: int) -> bool:
-        """It has guards there that tell of accesses; whether they will be seen.  Raises TooMany."""
+        """Watch the process's guards in this range.  Returns whether accesses to them will be seen.  Raises TooMany."""
 
     def standings(self) -> Iterable[Standing]: ...
 
     def pardon(self, key: str) -> Standing:
-        """Nothing is held against it any more; what was.  Durable when the call returns.  Raises NoSuchFault."""
+        """End what is held against the key and return it.  Durable when the call returns.  Raises NoSuchFault."""
 
 
 class Arenas(Protocol):
-    """The vault (vault/arenas.py).  What changes is durable when the call returns; every method may raise MpsdError.
+    """The vault (vault/arenas.py).  Changes are durable when the call returns; every method may raise MpsdError.
 
-    A process is whoever asks.  Who may what was checked before (dispatch.py); that it is the writer, and of this generation, is
-    checked here: StaleGeneration, ArenaBusy.  Descriptors that are taken belong to the callee from then on, also when it
-    raises; those that are given belong to the caller.
+    `process` is the caller.  dispatch.py has checked the privilege; these methods check that the caller is the writer, and of
+    this generation: StaleGeneration, ArenaBusy.  The callee owns the descriptors that it takes, even if it raises; the caller
+    owns those that it gets.
     """
 
     def arenas(self) -> Sequence[Arena]:
-        """By id."""
+        """Return all arenas, by id."""
 
     def find(self, name: str) -> Arena:
-        """Raises NoSuchArena."""
+        """Return the arena with this name.  Raises NoSuchArena."""
 
     def find_id(self, arena_id: int) -> Arena:
-        """Raises NoSuchArena."""
+        """Return the arena with this id.  Raises NoSuchArena."""
 
     async def create(self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None) -> Arena:
-        """The process: whose lease it counts against.  Raises NoRoom, NoSuchDevice, BadRequest (the name is taken)."""
+        """Create an arena.  process: its lease is charged.  Raises NoRoom, NoSuchDevice, BadRequest (the name is taken)."""
 
     async def open(self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
-        """The writer again is the writer still.  Another writes: wait until it is fenced.
+        """Open the arena.  The writer may open it again.  If another process writes, wait until that one is fenced.
 
-        Raises ArenaBusy, ArenaSealed."""
+        Raises ArenaBusy, ArenaSealed.
+        """
 
     async def put(
         self, arena_id: int, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
     ) -> Arena:
-        """More memory.  The same place and size once more replaces it, while it is not committed.
+        """Add memory.  An uncommitted allocation of the same offset and size is replaced.
 
-        Raises NoRoom, BadRequest."""
+        Raises NoRoom, BadRequest.
+        """
 
     async def drop(self, arena_id: int, generation: int, process: ProcessId, offsets: Sequence[int]) -> Arena:
-        """What is not committed goes at once, the rest with the next commit."""
+        """Drop allocations: uncommitted ones at once, the others with the next commit."""
 
     async def commit(
         self, arena_id: int, generation: int, process: ProcessId, layout: int | None, state: int | None = None
     ) -> Arena:
-        """What was put is there, what was dropped is gone, and the layout (a descriptor to read; None: as it was) and the
-        forward state (None: the one there is), of this generation or an earlier one, hold: all of it or nothing."""
+        """Commit pending puts and drops, the layout and the forward state atomically.
+
+        layout: a descriptor to read; None: unchanged.  state: likewise; None: unchanged; of this generation or an earlier one.
+        """
 
     def openings(self, arena_id: int, process: ProcessId) -> int:
-        """How often it has opened the arena since it holds it, as far as this mpsd knows: 1: it had it not before."""
+        """Return how often the process has opened the arena while holding it, as far as this mpsd knows.
+
+        1: it is the first time.
+        """
 
     async def take(
         self,
@@ -248,39 +260,45 @@ class Arenas(Protocol):
         *,
         with_layout: bool = False,
     ) -> Portion:
-        """Committed allocations beyond an offset, by offset, and a descriptor of each.
+        """Return committed allocations beyond the offset `after`, by offset, with a descriptor of each.
 
-        Raises NotAllowed unless it holds it."""
+        Raises NotAllowed unless the process holds the arena.
+        """
 
     async def layout(self, arena_id: int, process: ProcessId) -> tuple[Arena, int]:
-        """A sealed memory file; -1 before the first layout.  Raises NotAllowed unless it holds the arena."""
+        """Return a sealed memory file; -1 before the first layout.  Raises NotAllowed unless the process holds the arena."""
 
     async def keep_state(self, arena_id: int, generation: int, process: ProcessId, state: int) -> Arena:
-        """The forward state of this generation (a descriptor), in the place of the one before.  Raises BadRequest, NoRoom."""
+        """Replace the forward state by this one (a descriptor), of this generation.  Raises BadRequest, NoRoom."""
 
     async def state(self, arena_id: int, process: ProcessId) -> tuple[KeptState, int] | None:
-        """With a descriptor.  None: none is kept.  Raises NotAllowed unless it holds the arena."""
+        """Return the forward state with a descriptor; None if none is kept.
+
+        Raises NotAllowed unless the process holds the arena.
+        """
 
     async def close(self, arena_id: int, process: ProcessId, openings: int | None = None) -> Arena:
-        """It holds the arena no longer.  What its writer did not commit is dropped.  openings: nothing is done unless it has
-        opened the arena so often."""
+        """Release the arena.  Memory that its writer did not commit is dropped.
+
+        openings: do nothing unless the process has opened the arena that many times.
+        """
 
     async def seal(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
-        """Nobody writes it any more; the writer is a reader now."""
+        """Make the arena unchangeable; its writer becomes a reader."""
 
     async def change(self, arena_id: int, capacity_bytes: int | None, mode: int | None, ttl_seconds: float | None) -> Arena:
-        """What is None stays.  Raises NoRoom."""
+        """Change the values that are not None.  Raises NoRoom."""
 
     async def remove(self, arena_id: int) -> Arena:
-        """Raises ArenaBusy while somebody holds it."""
+        """Remove the arena.  Raises ArenaBusy while a process holds it."""
 
     async def make_room(self, gpu: str, wanted_bytes: int, uid: int) -> list[Arena]:
-        """What was evicted, as the policy allows for this user; never what somebody holds."""
+        """Evict arenas, as the policy allows for this user, and return them; arenas that a process holds are never evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeeperView:
-    """The processes that hold the arenas' memory.  state: "works", or why not all do.  held: how many descriptors."""
+    """The processes that hold the arenas' memory.  state: "works", or why not all do.  held: the number of descriptors."""
 
     state: str
     pids: tuple[int, ...] = ()
@@ -291,13 +309,12 @@ class KeeperView:
 class Services:
     """Everything that a method may reach.
 
-    find_process: None where no process has the pid.  owner_of: the uid of a process; None where it has gone.
+    find_process: None if no process has the pid.  owner_of: the uid of a process; None if it has ended.
     namespaces_of: its pid namespaces, as processes.pid_namespaces() gives them.
-    problems: why a client that starts now might not be served, in words; from what is known, without a wait.
-    facts: what `status` says besides, as the backend and the mode.
-    started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.  arenas, failover: None in a
-    daemon that keeps no memory.  keeper: None likewise.  ends_at: when the work of clients is ended, done or not, since mpsd is
-    stopping.
+    problems: why a client that starts now might not be served, in words; from mpsd's own state, without a wait.
+    facts: further facts for `status`, such as the backend and the mode.
+    started_at: seconds since the epoch.  fault_sources: each, and "works" or why it does not.  arenas, failover, keeper: None
+    in a daemon that keeps no memory.  ends_at: while mpsd is stopping, the time at which it ends clients' remaining work.
     """
 
     leases: Leases

@@ -1,6 +1,6 @@
-"""The method table: who may, what is asked, who answers, whether it is a change, and what people are told about it.
+"""The method table: privilege, parameters, handler, whether a method changes something, and its help.
 
-docs/protocol.md is checked against it.
+A test checks docs/protocol.md against it.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,14 +20,14 @@ Refuses = Callable[[Services, Peer, Any], MpsdError | None]
 
 
 class Privilege(Enum):
-    """Who may, in the words of docs/protocol.md.  Operators may everything (authority.py)."""
+    """Who may call a method, in the words of docs/protocol.md.  Operators may call all (authority.py)."""
 
     ANYONE = "anyone"
-    SEEN = "anyone, of their own; an operator, of all"  # lists: rows of others are left out (exchange.py, paged)
+    SEEN = "anyone, of their own; an operator, of all"  # lists: rows of other users are left out (exchange.py, paged)
     OWNER = "an operator, and the owner"
     ARENA = "an operator, and users whom the arena's mode admits"
-    HOLDER = "a process that has the arena open"  # the vault knows which of them is the writer
-    CLIENT = "a client, of itself"  # the handler knows who asks, and takes nobody else's word (methods/faults.py)
+    HOLDER = "a process that has the arena open"  # the vault knows which of these processes is the writer
+    CLIENT = "a client, of itself"  # the handler identifies the caller and trusts no claim about it (methods/faults.py)
     OPERATOR = "an operator"
 
 
@@ -35,10 +35,10 @@ class Privilege(Enum):
 class Method:
     """A row of the table.
 
-    changes: it is audited.  refusal: of OWNER, ARENA and HOLDER, why this peer may not, None where it may; the same whether it
-    is not there or another's, since that it exists is told to nobody else.  told: what came of it, in words for the audit,
-    where "done" does not say all.  takes: how many descriptors come with it; None: it never takes any.  gives: some may come
-    with its result.  may_be_given_up: it may wait for long, and waits no longer than the peer does.
+    changes: the call is audited.  refusal: for OWNER, ARENA and HOLDER, returns why this peer may not call it, or None; the
+    same refusal for an object that does not exist and for another user's, since its existence is confidential.  told: describes
+    the result for the audit, if "done" is not enough.  takes: the number of descriptors with the request; None: never any.
+    gives: the result may carry descriptors.  may_be_given_up: the call may wait long, and is cancelled when the peer hangs up.
     """
 
     privilege: Privilege

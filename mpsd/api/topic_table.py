@@ -1,6 +1,6 @@
-"""Every topic of events: what happened, which facts come with it, and since which minor version it is there.
+"""Every topic of events: its meaning, its facts, and the minor version that introduced it.
 
-The table of topics in docs/protocol.md is made of this one (page.py), and nobody can subscribe to a topic that is not here.
+page.py generates the table of topics in docs/protocol.md from this one.  No client can subscribe to a topic that is not here.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Topic(NamedTuple):
-    """In the words of the page."""
+    """A topic, in the words of the page."""
 
     what: str
     facts: str
