@@ -8,7 +8,7 @@ from mpsd.schema import option
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Arenas with an active process and standbys (docs/services.md)."""
+    """Services: arenas with an active process and standbys (docs/services.md)."""
 
     most_promotions: int = option(
         3,

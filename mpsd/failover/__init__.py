@@ -1,1 +1,1 @@
-"""Services: who serves an arena, who comes next, and how one takes over from the other (docs/services.md)."""
+"""Services: the writer of each arena, its standbys, and the takeover by one of them (docs/services.md)."""

@@ -1,7 +1,7 @@
-"""Desk: what happens to services is told here, and what policy/succession.py decides then is done.
+"""The coordinator of services: it takes events, lets policy/succession.py decide, and carries the decisions out.
 
-Everything is done at once, without a wait: from what a fault's first observation tells to the answer that a standby waits for
-there is one transaction, the arena's new writer.  Prose: docs/services.md.
+It never waits: from the first observation of a fault to the answer that promotes a standby, the only write is one transaction,
+the arena's new writer.  Prose: docs/services.md.
 """
 
 import time
@@ -53,11 +53,11 @@ from mpsd.service import Cause, Loss, ServiceSettings, ServiceView
 
 log = structlog.get_logger()
 _GONE = frozenset({"removed", "expired", "evicted"})
-_OF_VAULT = (UnusablePath, KeeperFailed, Stopping)  # why it could not promote anybody, whoever it is
+_OF_VAULT = (UnusablePath, KeeperFailed, Stopping)  # with these errors the vault can promote no process at all
 
 
 class Vault(Protocol):
-    """Of the vault, what services need (vault/arenas.py)."""
+    """The part of the vault that services need (vault/arenas.py)."""
 
     def arenas(self) -> Sequence[Arena]: ...
     def find_id(self, arena_id: int) -> Arena: ...
@@ -70,7 +70,7 @@ class Vault(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What services know of the rest of the daemon.
+    """What services use of the rest of the daemon.
 
     domain_of: where a process has its contexts; empty: not known.  fault_since: of a domain in FAULT, trio time.  gpus_of: of a
     domain; empty: not known.  end: ends a process, its GPU work first; raises MpsdError.  clock: seconds since the epoch.
@@ -86,29 +86,29 @@ class Around:
 
 
 class Desk:
-    """Guards that what was decided for a service is done, and that nobody is the writer of its arena besides."""
+    """Guards that decisions on a service are carried out, and that its arena has no other writer."""
 
     def __init__(
         self, vault: Vault, around: Around, store: ServiceStore, settings: FailoverSettings
     ) -> None:
-        """Raises UnusablePath."""
+        """Load the settings of services.  Raises UnusablePath."""
         self.vault, self.around, self.settings = vault, around, settings
         self.evidence, self.telling = Evidence(), Telling(around.publish)
         self.ends = Ends(self._ended)
         self.entries: dict[int, Entry] = {}
-        self.on_fence: Callable[[Entry, ProcessId], None] = lambda entry, writer: None  # told to fence, again perhaps
-        self.on_protected: Callable[[bool], None] = lambda is_any: None  # whether a service is; told again
+        self.on_fence: Callable[[Entry, ProcessId], None] = lambda entry, writer: None  # fences a writer; may be repeated
+        self.on_protected: Callable[[bool], None] = lambda is_any: None  # whether any service is protected; may repeat
         self.on_end: list[Callable[[ProcessId], None]] = []
         self._woken = trio.Event()
         self._promotions = 0
         self._store = store
-        self._grace_until = -inf  # trio time: others may come who were there before mpsd was started anew
+        self._grace_until = -inf  # trio time: until then members of an earlier mpsd may rejoin
         known = {arena.id: arena for arena in vault.arenas()}
         for arena_id, asked in store.load(known).items():
             self.entries[arena_id] = Entry(known[arena_id], asked, is_stored=True)
 
     def begin(self) -> None:
-        """Now mpsd runs."""
+        """Begin the grace period for members of an earlier mpsd, once this one runs."""
         self._grace_until = trio.current_time() + self.settings.follow_grace
         for entry in self.entries.values():
             self._meet(entry)
@@ -116,7 +116,7 @@ class Desk:
     # -- services --------------------------------------------------------------------------------------------------------
 
     def entry(self, arena_id: int) -> Entry:
-        """Made where there is none.  Raises NoSuchArena."""
+        """Return the service of an arena, creating it if needed.  Raises NoSuchArena."""
         arena = self.vault.find_id(arena_id)
         if (entry := self.entries.get(arena_id)) is None:
             entry = self.entries[arena_id] = Entry(arena, ServiceSettings())
@@ -124,14 +124,14 @@ class Desk:
         return entry
 
     def _meet(self, entry: Entry) -> None:
-        """One that somebody served before has members that have yet to join again, if mpsd was started just now."""
+        """Start a new entry.  If the arena had a writer before, its members may have yet to rejoin after a restart of mpsd."""
         if entry.arena.generation:
             entry.service = replace(entry.service, not_before=self._grace_until, is_empty=is_emptied(entry.arena))
         if entry.arena.writer is not None:
             self.tell(entry, Held(entry.arena.writer))
 
     def wake(self) -> None:
-        """Something is due earlier than was thought."""
+        """Wake the tasks that wait for a deadline: one has become earlier."""
         self._woken.set()
         self._woken = trio.Event()
 
@@ -139,7 +139,7 @@ class Desk:
         await self._woken.wait()
 
     def is_served(self, arena_id: int) -> bool:
-        """Whoever asked for a service keeps it while its members come back to an mpsd that was started anew."""
+        """Return whether the arena's service has members, or is stored and may get them back after a restart of mpsd."""
         entry = self.entries.get(arena_id)
         if entry is None:
             return False
@@ -159,12 +159,12 @@ class Desk:
         return (view(self.entries[arena_id]) for arena_id in sorted(self.entries))
 
     def leave_if_empty(self, entry: Entry) -> None:
-        """A service goes with its last process, unless its owner has asked for something; its promotions count for a while."""
+        """Remove a service without processes, settings of its owner, or promotions that still count."""
         if not entry.is_removed and self.may_leave_at(entry) <= trio.current_time():
             self._remove(entry)
 
     def may_leave_at(self, entry: Entry) -> float:
-        """Trio time; infinite while somebody has it."""
+        """Return when the service may be removed, in trio time; infinite while it has processes or stored settings."""
         service = entry.service
         if entry.seats or entry.is_stored or service.members or service.writer is not None:
             return inf
@@ -181,10 +181,10 @@ class Desk:
                 log.error("store.failed", statement="a service that has gone", why=str(exc))
         entry.instruct()
 
-    # -- what happens ----------------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------------
 
     def tell(self, entry: Entry, event: Event, happened_ns: int | None = None, why: str = "") -> str:
-        """Empty, or why that could not be; then nothing has changed.  Does what follows."""
+        """Apply an event and carry out what is decided; return why it was refused, without a change, or ""."""
         before = entry.service
         entry.service, decisions = decide(before, event, trio.current_time(), self.settings.limits)
         if decisions and isinstance(decisions[0], Refuse):
@@ -201,19 +201,19 @@ class Desk:
         return ""
 
     def see(self, seen: Observation) -> bool:
-        """Of a fault, from any source, as early as can be.  Whether somebody was promoted, and is to be told."""
+        """Take an observation of a fault, as early as possible; return whether a member was promoted, who must not wait."""
         before = self._promotions
         try:
             self.evidence.take(seen, self.settings.settle, self.around.clock_ns())
             if is_fault_of_domain(seen):
                 with self.telling.in_a_moment():
                     self.fault(seen.domain, seen.seen_ns)
-        except Exception:  # others have to know of the fault too
+        except Exception:  # the other consumers have to get the fault too
             log.exception("service.bug", domain=seen.domain)
         return self._promotions != before
 
     def fault(self, domain: str, happened_ns: int, process: ProcessId | None = None) -> None:
-        """All contexts there are lost, or those of this process."""
+        """Record that all contexts of the domain are lost, or those of this process."""
         for entry in list(self.entries.values()):
             concerned = [each for each in entry.service.members if each.domain == domain and process in (None, each.process)]
             if any(each.standing is not Standing.FAULTED for each in concerned):
@@ -221,7 +221,7 @@ class Desk:
             writer = entry.service.writer
             seat = entry.seats.get(writer) if writer is not None else None
             if seat is not None and entry.service.phase is Phase.FENCING and seat.domain == domain:
-                self.on_fence(entry, seat.process)  # what has been seen now may show that it writes no more
+                self.on_fence(entry, seat.process)  # the new observation may prove that it can no longer write
 
     def _ended(self, process: ProcessId, seen_ns: int) -> None:
         try:
@@ -242,7 +242,7 @@ class Desk:
             told(process)
 
     def heard_of(self, what: str, arena: Arena) -> None:
-        """The vault tells of an arena.  Never raises."""
+        """Take a change of an arena from the vault.  Never raises."""
         entry = self.entries.get(arena.id)
         if entry is None:
             return
@@ -256,7 +256,7 @@ class Desk:
             log.exception("service.bug", service=arena.name)
 
     def _compare(self, entry: Entry) -> None:
-        """Who writes, who has it open at all, and whether anything is in it, is the arena's to say."""
+        """Align the service with its arena: the vault decides the writer, the holders, and whether the arena has contents."""
         writer, arena = entry.service.writer, entry.arena
         if is_emptied(arena) != entry.service.is_empty:
             entry.is_loss_told = False
@@ -277,7 +277,7 @@ class Desk:
         self._show(entry)
         self.leave_if_empty(entry)
 
-    # -- what is decided -------------------------------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------------------------------
 
     def _carry_out(self, entry: Entry, decision: Decision) -> None:
         match decision:
@@ -304,7 +304,7 @@ class Desk:
         try:
             entry.arena = self.vault.promote(entry.arena.id, process, fenced)
             entry.cleared = None
-            entry.instruct()  # first of all: it waits for that
+            entry.instruct()  # first: the standby waits for it
             self.vault.tell_promoted(entry.arena)
         except MpsdError as exc:
             refusal: MpsdError | None = exc
@@ -322,7 +322,7 @@ class Desk:
             self._note_loss(entry, process, from_pid)
 
     def _note_loss(self, entry: Entry, process: ProcessId, from_pid: int | None) -> None:
-        """Once for each time that the vault has lost the arena, however many members fail to begin anew."""
+        """Record a loss of the arena's contents: once for each, however many members fail to start anew."""
         entry.is_loss_told, entry.losses = True, entry.losses + 1
         entry.lost = lost = Loss(self.around.clock(), entry.arena.generation, process.pid, loss(from_pid))
         facts = {"pid": lost.pid, "generation": lost.generation, "why": lost.why, "losses": entry.losses}
@@ -333,7 +333,7 @@ class Desk:
         try:
             entry.arena = self.vault.find_id(entry.arena.id)
         except NoSuchArena:
-            return  # it goes with its service
+            return  # the vault removes the service too
         if isinstance(refusal, _OF_VAULT):
             self.tell(entry, Postponed(process))
             return
@@ -342,14 +342,14 @@ class Desk:
         self.tell(entry, Failed(process), why=str(refusal))
 
     def fenced(self, entry: Entry, writer: ProcessId) -> None:
-        """A fault has torn down its contexts, and it was killed: the arena need not wait for its end."""
+        """Record that a fault has torn down the killed writer's contexts: the arena need not wait for its end."""
         entry.cleared = writer
         self.tell(entry, Fenced(writer), why="a fault has ended all work of its domain")
 
-    # -- what is told ----------------------------------------------------------------------------------------------------
+    # -- views -----------------------------------------------------------------------------------------------------------
 
     def _show(self, entry: Entry) -> None:
-        """To everybody who waits."""
+        """Publish the new state: to pending long polls, as events, and to the tasks that wait."""
         gone = [p for p, seat in entry.seats.items() if seat.is_gone and p not in (entry.service.writer, entry.cleared)]
         for process in gone:
             del entry.seats[process]
@@ -371,7 +371,7 @@ class Desk:
         self.wake()
 
     def _correct_unserved(self, entry: Entry) -> None:
-        """Publish the reason again where another one has become true: a standby is ready now, but may not be promoted yet."""
+        """Publish the reason again if it has changed, as when a standby is ready now, but may not be promoted yet."""
         service = entry.service
         if service.phase is not Phase.IDLE:
             entry.unserved = ""
@@ -386,7 +386,7 @@ class Desk:
         self.on_protected(any(map(is_protected, self.entries.values())))
 
     def _end_grace(self, entry: Entry) -> None:
-        """Everybody who could be has been heard of."""
+        """End the grace period early, once every holder of the arena is a ready member."""
         service, arena = entry.service, entry.arena
         if service.not_before == -inf or not service.members:
             return

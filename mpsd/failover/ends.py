@@ -1,4 +1,4 @@
-"""The ends of processes: each is told once, at the moment at which its pidfd is readable."""
+"""Report the ends of processes: each once, as soon as its pidfd is readable."""
 
 import os
 import signal
@@ -14,11 +14,11 @@ from mpsd.model import ProcessId
 
 log = structlog.get_logger()
 MOST = 8192  # each needs a descriptor
-OnEnd = Callable[[ProcessId, int], None]  # and when it was seen, of CLOCK_MONOTONIC
+OnEnd = Callable[[ProcessId, int], None]  # the process, and when its end was seen, of CLOCK_MONOTONIC
 
 
 class Ends:
-    """Guards that each process is waited for once, and that a signal reaches no later process with its pid."""
+    """Guards that each process is watched once, and that a signal reaches no later process with its pid."""
 
     def __init__(self, on_end: OnEnd) -> None:
         self._on_end = on_end
@@ -26,7 +26,7 @@ class Ends:
         self._nursery: trio.Nursery | None = None
 
     def watch(self, process: ProcessId) -> None:
-        """Raises BadRequest for one that has ended, TooMany."""
+        """Watch a process.  Raises BadRequest if it has ended, TooMany."""
         if process in self._pidfds:
             return
         if len(self._pidfds) >= MOST or self._nursery is None:
@@ -44,7 +44,7 @@ class Ends:
         return process in self._pidfds
 
     def kill(self, process: ProcessId) -> bool:
-        """SIGKILL.  Whether it was sent, or had no one to reach any more."""
+        """Send SIGKILL.  Returns whether it was sent, or the process had already ended."""
         pidfd = self._pidfds.get(process)
         try:
             if pidfd is not None:
@@ -57,7 +57,7 @@ class Ends:
         return True
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             try:
@@ -67,7 +67,7 @@ class Ends:
 
     async def _wait(self, process: ProcessId, pidfd: int) -> None:
         try:
-            await trio.lowlevel.wait_readable(pidfd)  # for ever: as long as it lives
+            await trio.lowlevel.wait_readable(pidfd)  # for ever: as long as the process lives
             seen_ns = time.monotonic_ns()
         finally:
             os.close(pidfd)

@@ -1,7 +1,7 @@
-"""Processes that will be members: from before their CUDA begins they are kept apart from others of their service.
+"""Processes that will be members: mpsd places each apart from other members, from before it initializes CUDA.
 
-Without root nobody places a process: it is told where to go, by an environment variable.  Whoever enlisted with an mpsd that
-was killed since, and is placed by this one, is kept apart likewise.
+Without root mpsd cannot place a process: it returns an environment variable that selects the domain.  A process that enlisted
+with an earlier, killed mpsd, and is placed by this one, is kept apart likewise.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,28 +23,28 @@ _ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A domain, and what has to be in the environment of who goes there."""
+    """A domain, and the variables that a process must set to run in it."""
 
     domain: str
     environment: Mapping[str, str]
 
 
-# One that is not among these domains, if there is any.  None: mpsd places whoever connects.
+# Finds a domain that is not among these, if possible.  None: mpsd places clients as they connect.
 FindPlace = Callable[[frozenset[str]], Awaitable[Place]]
 
 
 class Enlisted:
-    """Guards that a process is kept apart from the others of one service, and that so many at most are."""
+    """Guards that members of one service are kept apart, and that the number of enlisted processes is bounded."""
 
     def __init__(self, desk: Desk, store: ServiceStore, find_place: FindPlace | None) -> None:
-        """Raises UnusablePath."""
+        """Load the stored plans.  Raises UnusablePath."""
         self._desk, self._store, self._find_place = desk, store, find_place
         self._plans = store.plans()
-        self._one_at_a_time = trio.Lock()  # so that each knows where the one before was sent
+        self._one_at_a_time = trio.Lock()  # so that each placement knows the one before
         desk.on_end.append(self.forget)
 
     def resume(self) -> None:
-        """Those that enlisted with an earlier mpsd are waited for."""
+        """Watch the processes that enlisted with an earlier mpsd."""
         for process in list(self._plans):
             try:
                 self._desk.ends.watch(process)
@@ -52,7 +52,7 @@ class Enlisted:
                 self.forget(process)
 
     async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
-        """What has to be in its environment.  Raises TooMany, BadRequest (it has ended), Stopping."""
+        """Return the variables that the process must set.  Raises TooMany, BadRequest (it has ended), Stopping."""
         if process not in self._plans:
             self._check_room(uid)
         self._desk.ends.watch(process)
@@ -62,7 +62,7 @@ class Enlisted:
             return {}
         async with self._one_at_a_time:
             place = await self._find_place(self.avoid(process))
-            if self._plans.get(process) is plan:  # else it has ended, or asked for another service
+            if self._plans.get(process) is plan:  # otherwise it has ended, or enlisted for another service
                 self._plans[process] = replace(plan, domain=place.domain)
                 self._keep(process, self._plans[process])
         return place.environment
@@ -74,7 +74,7 @@ class Enlisted:
             raise TooMany(f"{MOST_OF_USER} processes of user {uid} are enlisted, and no more may be")
 
     def _keep(self, process: ProcessId, plan: Plan) -> None:
-        """A full disk costs it nothing before mpsd is killed."""
+        """Store a plan.  A failure is only logged: the plan is needed only if mpsd is killed."""
         try:
             self._store.enlist(process, plan)
         except UnusablePath as exc:
@@ -88,7 +88,7 @@ class Enlisted:
                 log.error("store.failed", statement="a process that enlisted and has ended", why=str(exc))
 
     def avoid(self, process: ProcessId | None) -> frozenset[str]:
-        """The domains of the others of its service."""
+        """Return the domains of the other members of its service."""
         plan = self._plans.get(process) if process is not None else None
         if plan is None:
             return frozenset()

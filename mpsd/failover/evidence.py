@@ -1,4 +1,4 @@
-"""What was seen of faults in each domain: from when on nothing of it writes any more."""
+"""Observations of faults in each domain: from which time on no work in it can write."""
 
 from collections import deque
 from collections.abc import Collection
@@ -13,14 +13,17 @@ _MOST_OF_DOMAIN = 64
 
 
 class Evidence:
-    """Guards that what was seen of a fault counts for those alone who were there before it, and that little is kept."""
+    """Guards that a fault counts only for processes that were present before it, and that its memory is bounded."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, deque[tuple[int, int, bool]]] = {}  # when; from when on nothing writes; it told the class
-        self._of_gpu: dict[str, int] = {}  # by GPU and by domain, empty: not known: when it last failed itself
+        self._seen: dict[str, deque[tuple[int, int, bool]]] = {}  # time seen; end of writes; shows the class?
+        self._of_gpu: dict[str, int] = {}  # by GPU and by domain ("": not known): the last failure of the GPU itself
 
     def take(self, seen: Observation, settle: Settle, heard_ns: int) -> None:
-        """heard_ns: now.  From then on it settles: stamps in the kernel's log are of a clock that may lag behind."""
+        """Record an observation.  heard_ns: now.
+
+        The settling time counts from now, if that is later: stamps in the kernel's log are of a clock that may lag behind.
+        """
         if is_of_gpu_itself(seen):
             for name in {seen.gpu, seen.domain} - {""} or {""}:
                 self._of_gpu[name] = max(seen.seen_ns, self._of_gpu.pop(name, 0))
@@ -32,13 +35,16 @@ class Evidence:
             _shorten(self._seen)
 
     def fenced_at_ns(self, domain: str, since_ns: int, must_tell_class: bool) -> int | None:
-        """Of a process that was there since; None: nothing was seen that says so."""
+        """Return when a process that was present since `since_ns` could write no longer; None: no observation shows it."""
         seen = self._seen.get(domain, ())
         found = (at for when, at, tells in seen if when >= since_ns and (tells or not must_tell_class))
         return min(found, default=None)
 
     def has_gpu_failed(self, domain: str, gpus: Collection[str], since_ns: int) -> bool:
-        """A fault of the GPU itself was seen since.  gpus: of the domain; of MIG devices the kernel names the whole GPU."""
+        """Return whether a fault of the GPU itself was seen since.
+
+        gpus: of the domain.  For MIG devices the kernel names the whole GPU.
+        """
         are_whole = bool(gpus) and all(gpu.startswith("GPU-") for gpu in gpus)
         return any(
             when >= since_ns and (name in ("", domain, *gpus) or (name.startswith("GPU-") and not are_whole))

@@ -1,4 +1,4 @@
-"""What members, owners and starters ask of services: the methods of the socket, less who may (api/methods/services.py)."""
+"""The socket's methods for members, owners and starters; api/methods/services.py checks the privilege."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ from mpsd.policy.succession_words import (
 )
 from mpsd.service import HandedOver, Instruction, Order, ServiceSettings, ServiceView
 
-_BEGIN_SECONDS = 15.0  # the keeper is compared after a start
+_BEGIN_SECONDS = 15.0  # the keeper's contents are checked after a start
 
 
 def _nobody(told: Instruction) -> None:
@@ -39,26 +39,26 @@ def _nobody(told: Instruction) -> None:
 
 
 class Failover:
-    """Guards that what a process says counts for itself alone, and that who is silent is noticed."""
+    """Guards that a process can report only for itself, and that a silent one is noticed."""
 
     def __init__(self, desk: Desk, enlisted: Enlisted, servers: Servers, ready: trio.Event) -> None:
-        """ready: the vault is."""
+        """ready: set when the vault is ready."""
         self._desk, self._enlisted, self._servers, self._ready = desk, enlisted, servers, ready
         self._begun = trio.Event()
-        self._due = math.inf  # trio time: when somebody is to be looked at again
+        self._due = math.inf  # trio time of the next check
         self._fencing, self._heartbeats = Fencing(desk), Heartbeats(desk)
 
     def configure(self, settings: FailoverSettings) -> None:
         self._desk.settings = settings
 
     async def run(self) -> None:
-        """Lives as long as mpsd."""
+        """Run as long as mpsd."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._desk.ends.run)
             self._enlisted.resume()
             await nursery.start(self._fencing.run)
             nursery.start_soon(self._desk.telling.run)
-            await self._ready.wait()  # for ever, where the vault's keeper is not to be had: then nobody joins
+            await self._ready.wait()  # for ever, if the vault's keeper cannot start: then no process can join
             self._desk.begin()
             self._begun.set()
             nursery.start_soon(self._servers.run)
@@ -147,10 +147,10 @@ class Failover:
         self._desk.tell(entry, Promoted(process))
 
     def yielded(self, arena_id: int, generation: int, process: ProcessId) -> Instruction:
-        """Said again, also to another mpsd, it changes nothing."""
+        """Record that the process has stopped writing.  Repeating it, also to a later mpsd, changes nothing."""
         entry, seat = self._seat(arena_id, process)
         if entry.arena.writer == process or generation > entry.arena.generation:
-            self._desk.tell(entry, Finished(process))  # refused where it was asked to
+            self._desk.tell(entry, Finished(process))  # refused if mpsd asked it to yield
             self._desk.vault.step_down(arena_id, generation, process)
         return seat.told
 
@@ -162,7 +162,7 @@ class Failover:
         self._desk.tell(entry, event, self._desk.around.clock_ns(), why)
 
     def leave(self, arena_id: int, process: ProcessId) -> None:
-        """Whoever writes has stopped."""
+        """End the membership; a writer has stopped writing before it calls this."""
         entry, _ = self._seat(arena_id, process)
         if entry.service.writer == process and entry.arena.writer == process:
             self._desk.tell(entry, Finished(process))
@@ -182,7 +182,7 @@ class Failover:
         return view(self._find(arena_id))
 
     def services(self) -> Sequence[ServiceView]:
-        """By id."""
+        """Return all services, by id."""
         return list(self._desk.views())
 
     async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:
@@ -242,7 +242,7 @@ class Failover:
     # -- silence ---------------------------------------------------------------------------------------------------------
 
     def _hear(self, entry: Entry, seat: Seat) -> None:
-        """It is there."""
+        """Record a sign of life from the member; a silent standby is ready again."""
         seat.heard_at = trio.current_time()
         member = entry.service.member(seat.process)
         is_back = member is not None and member.standing is Standing.SILENT and entry.service.writer != seat.process
@@ -250,7 +250,7 @@ class Failover:
             self._desk.tell(entry, Ready(seat.process))
 
     async def _watch_time(self) -> None:
-        """Deadlines of services, standbys that do not ask any more, and services that nobody has."""
+        """Apply the deadlines of services, find standbys that have stopped asking, and remove empty services."""
         desk = self._desk
         while True:
             now, due = trio.current_time(), math.inf
@@ -267,7 +267,7 @@ class Failover:
                 await desk.woken()
 
     def _next(self, entry: Entry) -> float:
-        """When it is to be looked at again."""
+        """Return the trio time of the next check."""
         deadline = math.inf if entry.service.deadline is None else entry.service.deadline
         emptied = math.inf if entry.is_removed else self._desk.may_leave_at(entry)
         return min([deadline, emptied, *map(self._silent_at, self._standbys(entry))])
@@ -276,7 +276,7 @@ class Failover:
         return seat.heard_at + self._desk.settings.follow_grace
 
     def _standbys(self, entry: Entry) -> list[Seat]:
-        """That are ready, and do not ask at the moment."""
+        """Return the ready standbys that are not asking at the moment."""
         ready = [each.process for each in entry.service.members if each.standing is Standing.READY]
         seats = (entry.seats.get(process) for process in ready if process != entry.service.writer)
         return [seat for seat in seats if seat is not None and not seat.asking]

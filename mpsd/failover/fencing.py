@@ -1,15 +1,16 @@
-"""How the writer of a service is fenced: by what a fault has done, by its own end, or by ending it.
+"""Fencing the writer of a service: through a fault, through its own end, or by ending it.
 
-| what is known | what is done | it is fenced when |
+| state | action | fenced when |
 |---|---|---|
-| its domain's contexts are torn down (policy/fault_fence.py) | SIGKILL, which harms nobody there | at once |
-| its MPS server has ended | SIGKILL, likewise | nothing of it is held (vault/holders.py) |
-| it has ended | | the same |
-| a fault, which may still run, or of the GPU itself | nothing, `fence_seconds` long: what proves it comes soon | as above |
-| it said that it cannot go on | a second to let go by itself | as below |
-| else: it is silent, or too late | its GPU work is ended, then it is (runtime/stopping.py) | as above |
+| its domain's contexts are torn down (policy/fault_fence.py) | SIGKILL, which harms no client there | at once |
+| its MPS server has ended | SIGKILL, likewise | mpsd holds none of its GPU resources any more (vault/holders.py) |
+| it has ended | none | the same |
+| a fault, which may still run, or of the GPU itself | wait `fence_seconds`: proof comes soon | as above |
+| it reported that it cannot continue | wait a second for it to release the arena | as below |
+| else: it is silent, or too late | end its GPU work, then the process (runtime/stopping.py) | as above |
 
-Where somebody waits to take over, mpsd holds nothing of it beyond its end.  Prose: docs/services.md, "Fencing".
+While a standby waits to take over, mpsd holds none of the writer's GPU resources beyond its end.
+Prose: docs/services.md, "Fencing".
 """
 
 import structlog
@@ -27,7 +28,7 @@ _LETTING_GO_SECONDS = 1.0
 
 
 class Fencing:
-    """Guards that a writer is ended by one task at a time, and is told to be fenced when it is."""
+    """Guards that only one task ends a writer, and that it is reported as fenced only when it is."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -35,7 +36,7 @@ class Fencing:
         desk.on_fence = self.fence
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             try:
@@ -44,7 +45,7 @@ class Fencing:
                 self._nursery = None
 
     def fence(self, entry: Entry, writer: ProcessId) -> None:
-        """May be asked for again, when more is known."""
+        """Fence the writer; call it again when more is known."""
         desk, seat = self._desk, entry.seats.get(writer)
         if entry.arena.writer != writer:
             desk.tell(entry, Fenced(writer))
@@ -52,7 +53,7 @@ class Fencing:
         if self._is_torn_down(entry, writer):
             return
         if seat is None or seat.is_gone or self._nursery is None or entry.stopping == writer:
-            return  # the vault tells when nothing of it is held any more
+            return  # the vault reports when mpsd holds nothing of the process any more
         if seat.is_orphan:
             desk.ends.kill(writer)
             return
@@ -60,7 +61,7 @@ class Fencing:
         self._nursery.start_soon(self._end, entry, writer, self._patience(entry, writer))
 
     def _is_torn_down(self, entry: Entry, writer: ProcessId) -> bool:
-        """Or will be in a moment; then it is asked again."""
+        """Return whether a fault has torn its contexts down, or will in a moment; then `fence` is called again."""
         seat = entry.seats.get(writer)
         seconds = None if seat is None or not seat.domain else self._settles_in(seat)
         if seconds is None:
@@ -75,7 +76,7 @@ class Fencing:
         return True
 
     def _settles_in(self, seat: Seat) -> float | None:
-        """None: nothing is known that would say so."""
+        """Return the seconds until no work of the process can write; None: no evidence shows that."""
         desk, domain = self._desk, seat.domain
         has_gpu_failed = desk.evidence.has_gpu_failed(domain, desk.around.gpus_of(domain), seat.since_ns)
         at_ns = desk.evidence.fenced_at_ns(domain, seat.since_ns, must_tell_class=has_gpu_failed)
@@ -98,7 +99,7 @@ class Fencing:
         return _LETTING_GO_SECONDS if has_failed else 0.0
 
     async def _end(self, entry: Entry, writer: ProcessId, patience: float) -> None:
-        """Whatever goes wrong in here ends this attempt; it is asked for again."""
+        """End the writer after `patience` seconds.  An error ends only this attempt: `fence` is called again."""
         try:
             await trio.sleep(patience)
             if self._is_due(entry, writer) and not entry.seats[writer].is_gone:

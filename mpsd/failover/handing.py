@@ -1,4 +1,4 @@
-"""From the end of one term to the beginning of the next: why, and how long it took."""
+"""A handover, from the end of one writer's term to the start of the next: its cause and its duration."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from mpsd.service import Cause, Promotion
 
 @dataclass(slots=True)
 class Handing:
-    """From what ended one term to the beginning of the next; nanoseconds of CLOCK_MONOTONIC, None: not known, or not yet."""
+    """The times of a handover; nanoseconds of CLOCK_MONOTONIC, None: not known, or not yet."""
 
     cause: Cause
     writer: ProcessId | None

@@ -1,6 +1,7 @@
-"""Whether those who serve get on: the marks of their forward states (native/include/mpsd_state.h) change with each step.
+"""Whether the writers of services make progress: each step changes the marks of its forward state.
 
-Nobody is asked and nothing is mapped: mpsd has a descriptor of the state, and reads sixteen bytes of it.
+mpsd asks no process and maps nothing: it has a descriptor of the state, and reads sixteen bytes from it
+(native/include/mpsd_state.h).
 """
 
 import math
@@ -18,14 +19,17 @@ from mpsd.wire.state import CONTROL_AT, HEAD, parse_head
 
 log = structlog.get_logger()
 _MARKS_BYTES = 16
-_LOOKS = 4  # in the time after which it is silent
+_LOOKS = 4  # in the time after which a writer is silent
 _LEAST_SECONDS = 0.001
 
 
 @dataclass(slots=True, eq=False)
 class _Pulse:
-    """Owns the descriptor of one kept state.  generation: in which it was given.  still_seconds: for how long the marks
-    have not changed while mpsd was looking: where the whole machine stands still, its processes are not silent."""
+    """The last reading of one kept state; owns the descriptor.  generation: in which the state was given.
+
+    still_seconds: how long the marks have not changed while mpsd was looking: when the whole machine stops, no writer is
+    silent.
+    """
 
     generation: int
     state_serial: int
@@ -36,16 +40,16 @@ class _Pulse:
 
 
 class Heartbeats:
-    """Guards that a state is read only while its writer serves, and that who stands still is told to be silent once."""
+    """Guards that a state is read only while its writer serves, and that a writer without progress is reported silent once."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._pulses: dict[Entry, _Pulse] = {}
-        self._unread: set[Entry] = set()  # whose state cannot be read: that is said once
-        self._fetching: set[Entry] = set()  # whose state is asked for: one that is slow holds up nobody else
+        self._unread: set[Entry] = set()  # whose state cannot be read: logged once
+        self._fetching: set[Entry] = set()  # whose state is being fetched: a slow one delays no other
 
     async def run(self) -> None:
-        """Lives as long as mpsd."""
+        """Run as long as mpsd."""
         try:
             async with trio.open_nursery() as nursery:
                 while True:
@@ -74,7 +78,7 @@ class Heartbeats:
             await self._desk.woken()
 
     def _absolve(self) -> None:
-        """Of whom no heartbeat is expected any more, nobody can know that they are silent."""
+        """Clear the silence of writers from which no heartbeat is expected any more."""
         for entry in list(self._desk.entries.values()):
             writer = entry.service.writer
             member = entry.service.member(writer) if writer is not None else None
@@ -83,7 +87,10 @@ class Heartbeats:
                 self._desk.tell(entry, Ready(writer))
 
     def _look(self, entry: Entry, pulse: _Pulse, most_seconds: float) -> None:
-        """most_seconds: so much at most can have passed since the last look, for all that its writer could do."""
+        """Read the marks.
+
+        most_seconds: the largest time since the last look that counts, as the writer may have been stopped too.
+        """
         writer = entry.service.writer
         member = entry.service.member(writer)
         try:
@@ -107,7 +114,7 @@ class Heartbeats:
             self._desk.tell(entry, Silent(writer), since_ns)
 
     def _known(self, entry: Entry) -> _Pulse | None:
-        """Of the state that its writer made for this term."""
+        """Return the reading of the state that the writer made for this term, if any."""
         known = self._pulses.get(entry)
         wanted = (entry.arena.state_serial, entry.arena.generation)
         return known if known is not None and (known.state_serial, known.generation) == wanted else None

@@ -1,4 +1,4 @@
-"""The one place that builds services, and joins them with the vault, the domains, and what sees faults."""
+"""The one place that builds services, and connects them with the vault, the domains and the fault sources."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ _OPERATOR = Asker(None, 0)
 def join_failover(
     found: Found, pool: Pool, vault: Vault, stopper: Stopper, faults: Faults, events: EventBus
 ) -> Failover:
-    """Raises UnusablePath."""
+    """Build the failover services.  Raises UnusablePath."""
 
     def domain_of(process: ProcessId) -> str:
         return next((domain.name for domain in _domains_of(pool, process)), "")
@@ -57,8 +57,11 @@ def join_failover(
 
 def _ending(stopper: Stopper, pool: Pool) -> Callable[[ProcessId], Awaitable[object]]:
     async def end(process: ProcessId) -> None:
-        """Raises MpsdError where it lives still.  A domain that may be about to fault is waited for: told to end a client then,
-        its vendor daemon hangs (measured)."""
+        """End a process; raises MpsdError if it still lives.
+
+        A domain that may be about to fault is waited for: its vendor daemon hangs when it is asked to end a client then
+        (measured).
+        """
         with trio.move_on_after(SUSPECT_SECONDS + 1.0):
             while any(trio.current_time() < domain.suspect_until for domain in _domains_of(pool, process)):
                 await pool.changed()
@@ -66,7 +69,7 @@ def _ending(stopper: Stopper, pool: Pool) -> Callable[[ProcessId], Awaitable[obj
         try:
             report = await stopper.stop(target, Manner(), _OPERATOR)
         except NoSuchClient:
-            return  # it has ended meanwhile
+            return  # it has already ended
         left = [each.why for each in report.stopped if not each.has_ended]
         if left:
             raise VendorFailed(left[0])
@@ -80,7 +83,7 @@ def _domains_of(pool: Pool, process: ProcessId) -> list[Domain]:
 
 
 def _finding(pool: Pool) -> FindPlace:
-    """Clients reach a domain's own daemon by its own directory."""
+    """Return how to find a domain for a process that reaches it through the domain daemon's own directory."""
     gpus = frozenset(pool.gpus)
 
     async def find(avoid: frozenset[str]) -> Place:

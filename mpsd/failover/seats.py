@@ -1,4 +1,4 @@
-"""One service while mpsd runs: its processes, what each was told, and who waits for it to change."""
+"""One service while mpsd runs: its processes, their last instructions, and the long polls on it."""
 
 import time
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from mpsd.service import Instruction, Loss, Order, Promotion, ServiceSettings, S
 class Seat:
     """A process that has joined, until it leaves or ends; also while it is fenced, and after it was dismissed.
 
-    domain: empty: not known yet.  since_ns: when it joined, of CLOCK_MONOTONIC.  is_ready: it said so, whatever else became of
-    it.  is_orphan: its MPS server has ended.  asking: its questions that wait: each takes an answer at once.  heard_at: when
-    the last one was answered (trio time).  dismissed: why it has to end.
+    domain: empty: not known yet.  since_ns: when it joined, of CLOCK_MONOTONIC.  is_ready: it reported so, whatever its state
+    is now.  is_orphan: its MPS server has ended.  asking: its pending long polls, each called with a new answer.  heard_at:
+    when the last poll was answered (trio time).  told: its last instruction.  dismissed: why it has to end.
     """
 
     process: ProcessId
@@ -38,15 +38,16 @@ class Seat:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Guards what each process was told last: a number for it that grows, also across restarts of mpsd, with each change.
+    """A service.  Guards the serials of instructions: they grow with each change, also across restarts of mpsd.
 
-    cleared: who wrote, and can write no more because of a fault, though the arena still has it as its writer.
-    unserved: why nobody serves, as it was told last; empty: somebody does.  is_loss_told: what the vault has lost is counted.
+    cleared: the last writer, which a fault keeps from writing, though the arena still has it as its writer.
+    unserved: the last published reason why the service has no writer; empty: it has one.  is_loss_told: the loss of the arena's
+    contents has been counted.
     """
 
     arena: Arena
     settings: ServiceSettings
-    is_stored: bool = False  # its settings are
+    is_stored: bool = False  # its settings are stored
     service: Service = field(default_factory=Service)
     seats: dict[ProcessId, Seat] = field(default_factory=dict)
     cleared: ProcessId | None = None
@@ -57,7 +58,7 @@ class Entry:
     lost: Loss | None = None
     is_loss_told: bool = False
     is_removed: bool = False
-    is_promoting: bool = False  # the vault is being told
+    is_promoting: bool = False  # the vault is being called
     stopping: ProcessId | None = None  # its writer, which is being ended
     protection: str = ""
     unserved: str = ""
@@ -72,8 +73,10 @@ class Entry:
         seat.told = replace(seat.told, serial=self._serial)
 
     def instruct(self) -> None:
-        """Everybody is told how things are; whoever waits, if something is new, and who is to serve before this returns: others
-        are told in their turn, and that comes when all that is being done now is done."""
+        """Update the instructions of all members.  One that is to serve is answered before this returns.
+
+        The pending polls of the other members are woken, and run after the present work.
+        """
         for seat in self.seats.values():
             told = self._instruction(seat)
             if told != seat.told:
@@ -111,6 +114,6 @@ class Entry:
 
     @property
     def heartbeat_seconds(self) -> float:
-        """Of its writer; 0: none is expected."""
+        """The longest time between heartbeats of its writer; 0: none is expected."""
         seat = self.seats.get(self.service.writer) if self.service.writer else None
         return (seat.heartbeat_seconds if seat else 0.0) or self.settings.heartbeat_seconds

@@ -1,6 +1,6 @@
-"""Whose MPS server has ended: then its contexts are lost, and nothing but its process is left.
+"""MPS servers that have ended: their clients have lost their contexts, though their processes live.
 
-Also where a process came to live, if that was not known when it joined.
+It also finds the domain of a member, if that was not known when it joined.
 """
 
 import time
@@ -17,15 +17,15 @@ from mpsd.policy.succession_words import Placed
 
 
 class Servers:
-    """Guards that the end of a server that members of services use is noticed at once, and each is watched once."""
+    """Guards that the end of a server with members as clients is noticed at once, and that each is watched once."""
 
     def __init__(self, desk: Desk, pool: Pool) -> None:
         self._desk, self._pool = desk, pool
         self._ends = Ends(self._ended)
-        self._clients: dict[ProcessId, tuple[str, frozenset[int]]] = {}  # of each server: its domain, and pids
+        self._clients: dict[ProcessId, tuple[str, frozenset[int]]] = {}  # by server: domain and clients' pids
 
     async def run(self) -> None:
-        """Lives as long as mpsd."""
+        """Run as long as mpsd."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._ends.run)
             while True:
@@ -40,7 +40,7 @@ class Servers:
                     self._watch(pid, name, frozenset(clients))
         for domain_name in {seat.domain for entry in self._desk.entries.values() for seat in entry.seats.values()}:
             if domain_name and self._desk.around.fault_since(domain_name) is not None:
-                self._desk.fault(domain_name, time.monotonic_ns())  # if its log did not tell
+                self._desk.fault(domain_name, time.monotonic_ns())  # if the domain's log did not report it
         for entry in list(self._desk.entries.values()):
             for process, seat in list(entry.seats.items()):
                 if not seat.domain and (found := self._desk.around.domain_of(process)):
@@ -58,7 +58,7 @@ class Servers:
             self._ends.watch(server)
             self._clients[server] = (domain, clients)
         except MpsdError:
-            pass  # it has just ended: the next look tells, or its clients' own ends do
+            pass  # it has just ended: the next look finds that, or its clients' own ends show it
 
     def _ended(self, server: ProcessId, seen_ns: int) -> None:
         domain, clients = self._clients.pop(server, ("", frozenset()))

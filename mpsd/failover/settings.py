@@ -1,4 +1,4 @@
-"""What failover was told.  Values."""
+"""The settings of failover.  Values."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from mpsd.policy.succession_words import Limits
 
 @dataclass(frozen=True, slots=True)
 class FailoverSettings:
-    """follow_grace: seconds after its last question, after which a standby is silent."""
+    """The settings of all services.  follow_grace: a standby that has not polled for so many seconds is silent."""
 
     limits: Limits = field(default_factory=Limits)
     settle: Settle = field(default_factory=Settle)

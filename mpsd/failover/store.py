@@ -1,7 +1,8 @@
-"""What the owners of services asked for, and who will be a member: SQLite with a write-ahead log, in the state directory.
+"""The settings of services, and the enlisted processes: SQLite with a write-ahead log, in the state directory.
 
-It outlives a `kill -9` once a method has returned.  Who is a member, and who was promoted when, is not stored: members join
-again, and who writes an arena is stored with the arena (vault/store.py).  Nobody enlists again: that is before its CUDA begins.
+They survive a `kill -9` of mpsd once a method has returned.  Members and past promotions are not stored: members rejoin, and
+the vault stores the writer of an arena (vault/store.py).  Enlisted processes are stored because a process enlists only once,
+before it initializes CUDA.
 """
 
 import sqlite3
@@ -29,8 +30,9 @@ _UPGRADES = {1: _ENLISTED}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a process is enlisted for.  name, uid: of the service, and of its owner.  by: whose process it is.  domain: which it
-    was told; empty: none."""
+    """What a process is enlisted for.  name, uid: of the service, and of its owner.  by: the process's own user.  domain: the
+    one that it was given; empty: none.
+    """
 
     name: str
     uid: int
@@ -39,7 +41,7 @@ class Plan:
 
 
 class ServiceStore:
-    """Guards one database file; used from the trio thread alone.  Raises UnusablePath where it cannot be read or written."""
+    """Guards one database file; used only from the trio thread.  Raises UnusablePath if it cannot be read or written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,7 +49,7 @@ class ServiceStore:
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _UPGRADES)
 
     def load(self, arenas: Collection[int]) -> dict[int, ServiceSettings]:
-        """By arena.  What is stored of others, which are gone, is forgotten."""
+        """Return the stored settings by arena; settings of arenas that no longer exist are deleted."""
         found = self._read("SELECT * FROM services")
         for arena_id, *_ in found:
             if arena_id not in arenas:
@@ -62,7 +64,7 @@ class ServiceStore:
         self._write("DELETE FROM services WHERE arena_id = ?", (arena_id,))
 
     def plans(self) -> dict[ProcessId, Plan]:
-        """Some of them may have ended."""
+        """Return the stored plans; some of the processes may have ended."""
         return {ProcessId(pid, start): Plan(*values) for pid, start, *values in self._read("SELECT * FROM enlisted")}
 
     def enlist(self, process: ProcessId, plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""What happens to services, as the log and events tell it."""
+"""The log entries and events of services."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,17 +27,17 @@ _LOUD = frozenset({"unserved", "unprotected", "lost", "silent", "fencing", "fail
 
 
 class Telling:
-    """Guards that what was decided is done before it is told: logs and events take longer than that.  Order is kept."""
+    """Guards that decisions are carried out before they are logged and published, which takes longer.  The order is kept."""
 
     def __init__(self, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
         self._publish = publish
-        self._depth = 0  # of what follows from what
+        self._depth = 0  # of nested events
         self._unsaid: list[tuple[Entry, str, dict[str, object]]] = []
-        self._is_held = trio.Event()  # something is to be said in a moment
+        self._is_held = trio.Event()  # set when a held event is due
 
     @contextmanager
     def at_the_end(self) -> Iterator[None]:
-        """Of the outermost of these, in the order in which it happened."""
+        """Hold events until the end of the outermost of these contexts, then publish them in order."""
         self._depth += 1
         try:
             yield
@@ -48,7 +48,7 @@ class Telling:
 
     @contextmanager
     def in_a_moment(self) -> Iterator[None]:
-        """When who waits for an answer has it."""
+        """Defer events until callers have been answered."""
         self._depth += 1
         try:
             yield
@@ -57,7 +57,7 @@ class Telling:
             self._is_held.set()
 
     async def run(self) -> None:
-        """Lives as long as mpsd."""
+        """Publish the held events a moment later; runs as long as mpsd."""
         while True:
             await self._is_held.wait()
             self._is_held = trio.Event()
@@ -81,7 +81,7 @@ class Telling:
             self._publish(f"service.{what}", {**whose, **facts})
 
     def tell(self, entry: Entry, before: Service, event: Event, why: str) -> None:
-        """Before what follows from it is carried out."""
+        """Publish the event, before its consequences are carried out."""
         member = entry.service.member(getattr(event, "process", None))
         match event:
             case Ready(process) if member != before.member(process):

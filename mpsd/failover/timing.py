@@ -1,4 +1,4 @@
-"""Why a term has ended, and how long each part of a handing-over takes, as events come."""
+"""The cause of a handover, and how long each part takes, from the events."""
 
 from mpsd.failover.handing import Handing
 from mpsd.failover.seats import Entry
@@ -22,17 +22,20 @@ _CAUSES = {Faulted: Cause.FAULT, Silent: Cause.SILENT, Asked: Cause.ASKED, Faile
 
 
 def cause_of(event: Event, before: Service) -> Cause:
-    """Why who served then serves no more."""
+    """Return why the writer's term has ended."""
     if isinstance(event, Elapsed):
         return Cause.ASKED if before.phase is Phase.YIELDING else Cause.FAILED
     member = before.member(before.writer)
     if type(event) not in _CAUSES and member is not None and member.standing is Standing.SILENT:
-        return Cause.SILENT  # a successor has come for it
+        return Cause.SILENT  # a successor is ready for the silent writer
     return _CAUSES.get(type(event), Cause.ENDED)
 
 
 def note_times(entry: Entry, before: Service, event: Event, happened_ns: int | None, now_ns: int, at: float) -> None:
-    """After the event: a term is over, its writer is fenced, another one serves.  at: seconds since the epoch."""
+    """Update the handover after an event: a term has ended, its writer is fenced, another one serves.
+
+    at: seconds since the epoch.
+    """
     after = entry.service
     begins = after.phase is not before.phase and after.phase in (Phase.FENCING, Phase.YIELDING)
     lets_go = isinstance(event, Fenced) and event.process == before.writer

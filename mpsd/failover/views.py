@@ -1,4 +1,4 @@
-"""What is seen of a service: its view, and who protects it."""
+"""The views of a service, and whether a standby protects it."""
 
 from collections import Counter
 
@@ -10,13 +10,15 @@ from mpsd.service import MemberView, ServiceView
 
 
 def is_emptied(arena: Arena) -> bool:
-    """Something was committed, and nothing is there: its keeper has died."""
+    """Return whether the arena was committed once and is empty now: its keeper has died."""
     return arena.commit > 0 and not (arena.allocations or arena.layout_hash or arena.state_serial)
 
 
 def protection(entry: Entry) -> str:
-    """Empty, or why a fault would cost the service more than a moment: what it has come to is not in the vault, or two of its
-    processes are in one domain."""
+    """Return why a fault would cost the service more than a moment; empty if it would not.
+
+    Either its contents are not in the vault, or the writer and all its ready standbys are in one domain.
+    """
     service = entry.service
     writer = service.member(service.writer)
     if writer is None or service.phase not in (Phase.PROMOTING, Phase.SERVING, Phase.YIELDING):
@@ -31,13 +33,13 @@ def protection(entry: Entry) -> str:
 
 
 def loss(from_pid: int | None) -> str:
-    """Why a member begins anew.  from_pid: who served before it; None: mpsd began after that had ended."""
+    """Return why a member starts anew.  from_pid: of the last writer; None: that had ended before mpsd began."""
     who = "the process that served" if from_pid is None else f"pid {from_pid}, which served,"
     return f"the vault's keeper died, and {who} stopped before it had given the memory and the forward state again"
 
 
 def is_protected(entry: Entry) -> bool:
-    """Whether a fault would make a standby take over from who serves, or is being fenced."""
+    """Return whether a standby would take over if a fault ended the writer, or the writer is being fenced."""
     service = entry.service
     return service.writer is not None and successor(service) is not None and not protection(entry)
 
@@ -64,7 +66,7 @@ def view(entry: Entry) -> ServiceView:
 
 
 def _unserved(service: Service) -> str:
-    """Empty: somebody serves."""
+    """Return why the service has no writer; empty if it has one."""
     match service.phase:
         case Phase.IDLE:
             return f"nobody serves: {why_nobody(service)}"
