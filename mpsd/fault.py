@@ -1,6 +1,6 @@
-"""Faults and what is known of them: what a source saw, what came of it, who did it and how that is known.
+"""Faults: what a source observed, the incident it belongs to, the culprit, and how that is known.
 
-Frozen values, no I/O, no clock.  `_ns` are nanoseconds of CLOCK_MONOTONIC, on which everything of one incident is compared;
+Frozen values, no I/O, no clock.  `_ns` are nanoseconds of CLOCK_MONOTONIC, by which the parts of one incident are compared;
 `_at` are seconds since the epoch, because they outlive mpsd.  Prose: docs/faults.md.
 """
 
@@ -11,7 +11,7 @@ from mpsd.model import ProcessId
 
 
 class FaultClass(StrEnum):
-    """What went wrong, as far as it decides who suffers and what can be done."""
+    """The kind of a fault, as far as it decides which clients suffer and what can be done."""
 
     MMU = "mmu"  # an access that no mapping allows (Xid 31)
     SM = "sm"  # an exception of an SM: trap, assert, misaligned access, illegal instruction, stack overflow (Xid 13, 43)
@@ -21,7 +21,7 @@ class FaultClass(StrEnum):
 
 
 class Source(StrEnum):
-    """Who saw something.  docs/faults.md says of each what it can and cannot know."""
+    """The source of an observation.  docs/faults.md describes what each can and cannot know."""
 
     KMOD = "kmod"  # /dev/mpsd-fault, the patched nvidia-uvm
     UVM_EVENTS = "uvm_events"  # /dev/nvidia-uvm-tools, attached to each client
@@ -29,7 +29,7 @@ class Source(StrEnum):
     NVML = "nvml"  # Xid events
     VENDOR_LOG = "vendor_log"  # a domain's server.log
     CORE_DUMP = "core_dump"  # CUDA core dumps
-    REPORT = "report"  # a client's first CUDA error, said by itself (fault.report)
+    REPORT = "report"  # a client's report of its own first CUDA error (fault.report)
     PROCESS = "process"  # the end of a client's process
 
 
@@ -37,8 +37,8 @@ class Source(StrEnum):
 class Party:
     """A client as people know it, noted while it lived.
 
-    uid: None where it was never known.  program: base name of argv[0].  container: a container id, a Slurm job, a systemd unit,
-    as its cgroup says.  lease_id: None without a lease.
+    uid: None if it was never known.  program: base name of argv[0].  container: a container id, a Slurm job or a systemd unit,
+    from its cgroup.  lease_id: None without a lease.
     """
 
     process: ProcessId
@@ -49,9 +49,10 @@ class Party:
 
     @property
     def key(self) -> str:
-        """What stays the same when it is started again: its lease, else its container and user, else its user and program.
+        """The identity that a restart keeps: the lease, else container and user, else user and program.
 
-        Of one whose user was never known it is the process alone: nothing that others of whom nothing is known share."""
+        If its user was never known, the key is the process alone, so that unknown clients share no key.
+        """
         if self.lease_id is not None:
             return f"lease:{self.lease_id}"
         if self.uid is None:
@@ -63,16 +64,16 @@ class Party:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one source saw once.  Empty, or None: it does not tell.
+    """One observation by one source.  Empty, or None: not known.
 
-    gpu: UUID.  domain: the name of the fault domain.  process: whom it names.
-    is_proof: it names the process whose work faulted, and cannot be wrong about it (uvm_events, kmod, a core dump that holds an
-    exception); else the process is no more than one that is there (Xid 31 names an innocent: FACTS.md).
-    clears: it proves of `process` that it did not do it (a core dump without an exception).
-    is_contained: the patched module absorbed it, or a guard of its own: nobody but `process` lost anything by it.
+    gpu: UUID.  domain: the name of the fault domain.  process: the one that the source names.
+    is_proof: it names the process that faulted, and cannot be wrong about it (uvm_events, kmod, a core dump that holds an
+    exception); otherwise the process was only present (Xid 31 names an innocent: FACTS.md).
+    clears: it proves that `process` is innocent (a core dump without an exception).
+    is_contained: the patched module absorbed it, or a guard of its own: only `process` lost anything by it.
     access: read, write, atomic or prefetch.  kernel: the name of the function that ran.  xid: the number of an Xid.
     present: the clients of the domain at that moment, as far as mpsd knew; the collector fills it in.
-    text: what was seen, in one line for people, at most TEXT_CHARACTERS.
+    text: the observation, in one line for people, at most TEXT_CHARACTERS.
     """
 
     source: Source
@@ -97,18 +98,18 @@ TEXT_CHARACTERS = 400
 
 
 class Confidence(StrEnum):
-    """How it is known who did it."""
+    """How mpsd knows the culprit."""
 
     PROVEN = "proven"  # a source that cannot be wrong named it
-    ALONE = "alone"  # nobody else was in the domain
-    LEFT = "left"  # everybody else in the domain was cleared
-    SUSPECTED = "suspected"  # several could have; they are placed apart until one faults alone
-    UNKNOWN = "unknown"  # nobody is accused: a device fault, or nobody known was there
+    ALONE = "alone"  # the domain had no other client
+    LEFT = "left"  # all other clients of the domain were cleared
+    SUSPECTED = "suspected"  # several clients could be; they are placed apart until one faults alone
+    UNKNOWN = "unknown"  # no client is accused: a device fault, or no known client was present
 
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """Something that mpsd did about a fault, or found that it could not: one line for people."""
+    """An action of mpsd on a fault, or an attempt that failed: one line for people."""
 
     done_ns: int
     text: str
@@ -116,12 +117,12 @@ class Deed:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One fault event: everything that is known of one fault, however many sources saw it.
+    """One fault, and all that is known about it, however many sources observed it.
 
-    number: never used twice, kept across restarts.  revision: grows with each change.  began_ns: the earliest observation's.
-    is_settled: nothing more is expected.  culprit: None unless the confidence is PROVEN, ALONE or LEFT.
-    suspects: those who could have done it, where the confidence is SUSPECTED.  victims: clients of the domain who lost their
-    contexts without having done it.  parties: whoever is named above, as people know them.
+    number: never reused, also across restarts.  revision: grows with each change.  began_ns: of the earliest observation.
+    is_settled: no further evidence is expected.  culprit: None unless the confidence is PROVEN, ALONE or LEFT.
+    suspects: the possible culprits, if the confidence is SUSPECTED.  victims: innocent clients of the domain that lost their
+    contexts.  parties: all clients named above, as people know them.
     """
 
     number: int

@@ -1,1 +1,1 @@
-"""Where faults are seen first.  One file per source; today the kernel log, which tells mpsd not to place clients there."""
+"""The fault sources, one file each, and the incidents, measures and actions that follow (docs/faults.md)."""

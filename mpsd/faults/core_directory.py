@@ -1,15 +1,15 @@
-"""The directory into which clients write their CUDA core dumps: looked through, and kept small.  Blocks; no trio.
+"""The directory into which clients write their CUDA core dumps: read, and kept small.  Blocks; no trio.
 
-    cores/           mode 1733: everybody makes files, nobody lists them, nobody touches another's
-        core.HOST.PID   a dump that is being written, or waits to be read; host and pid as its writer calls them
-        kept/           mode 0711, mpsd's alone: dumps with an exception, for their owners, who are told the name
+    cores/           mode 1733: every user may create files, but not list them, nor touch another user's
+        core.HOST.PID   a dump that is being written, or waits to be read; host and pid as its writer sees them
+        kept/           mode 0711, mpsd's alone: dumps with an exception, for their owners, who get the name
             core.HOST.PID.SECONDS
 
-Whatever lies there is untrusted.  A file counts if it is a regular one with one name; it belongs to its owner, and is complete
-once its writer has closed it, or has not touched it for a while.  What was read is deleted or kept; anything else is deleted
-after a minute, and the oldest sooner when there is too much.  What remains possible: whoever may write here can fill it up
-between two looks, go on with a deleted file that is still open, or make directories, as in any temporary directory; it counts
-against that user's quota.  Prose: docs/faults.md.
+All files there are untrusted.  A file counts if it is a regular one with one name; it belongs to its owner, and is complete
+once its writer has closed it, or has not touched it for a while.  A dump that was read is deleted or kept; any other file is
+deleted after a minute, and the oldest sooner when the limit is exceeded.  As in any temporary directory, a user can still fill
+it between two looks, continue to write a deleted file that is open, or make directories; that counts against the user's quota.
+Prose: docs/faults.md.
 """
 
 import contextlib
@@ -27,21 +27,24 @@ from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.faults.core_file import CoreFile, parse_core
 from mpsd.faults.file_writers import FileId
 
-CORES = "cores"  # its name in the pipe directory, which is what containers share with mpsd
+CORES = "cores"  # its name in the pipe directory, which containers share with mpsd
 MODE, KEPT_MODE = 0o1733, 0o711
 _KEPT = "kept"
 MADE = (f"{CORES}/{_KEPT}", CORES)  # in the pipe directory; the innermost first
 _NAME = re.compile(r"(?:[A-Za-z0-9._-]{1,80}\.)?([1-9][0-9]{0,9})")  # CUDA_COREDUMP_FILE may end in %p alone
-_QUIET_SECONDS = 5.0  # no dump that was measured took longer than one
+_QUIET_SECONDS = 5.0  # no measured dump took longer than one
 _STRAY_SECONDS = 60.0
-_LOOK_SECONDS = 1.0  # of reading dumps; the rest is for the next look
+_LOOK_SECONDS = 1.0  # time to read dumps; the rest waits for the next look
 _MOST_SEEN = 4096
 _MOST_FILES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """core: None where it could not be read; `why` says why.  age_seconds: since it was written.  kept_as: "" if deleted."""
+    """A dump that was read.  core: None if it could not be parsed, `why` has the reason.
+
+    age_seconds: since it was written.  kept_as: "" if deleted.
+    """
 
     name: str
     pid: int
@@ -61,10 +64,10 @@ class _File:
 
 
 class CoreDirectory:
-    """Guards that the directory stays within its bounds, and that no dump is told of twice.
+    """Guards that the directory stays within its limits, and that each dump is reported once.
 
-    kept: how many dumps are kept.  total_bytes: of all files, twice: of those kept, and of those that wait.
-    clock: seconds since the epoch.  Raises UnusablePath when the directory cannot be made or is not ours.
+    kept: how many dumps are kept.  total_bytes: the limit on the kept files, and again on those that wait.
+    clock: seconds since the epoch.  Raises UnusablePath when the directory cannot be created or is not mpsd's own.
     """
 
     def __init__(self, path: Path, kept: int, total_bytes: int, clock: Callable[[], float] = time.time) -> None:
@@ -79,7 +82,7 @@ class CoreDirectory:
             os.close(self._directory)
             raise
         os.fchmod(self._keep, KEPT_MODE)
-        os.fchmod(self._directory, MODE)  # last: until then nobody else could make the one in it
+        os.fchmod(self._directory, MODE)  # last: until then no other user could create `kept` in it
 
     def close(self) -> None:
         os.close(self._directory)
@@ -87,11 +90,14 @@ class CoreDirectory:
 
     @property
     def place(self) -> Path:
-        """Leads to this directory, and to no other that takes its name."""
+        """A path that leads to this directory, even if another takes its name."""
         return Path(f"/proc/self/fd/{self._directory}")
 
     def look(self, closed: Collection[str]) -> list[Dump]:
-        """What is complete, each once.  closed: names of files that their writers have closed since the last look."""
+        """Read the complete dumps, each once, and tidy up.
+
+        closed: names of files that their writers closed since the last look.
+        """
         self._closed.update(islice(closed, _MOST_FILES))
         end = time.monotonic() + _LOOK_SECONDS
         dumps = []
@@ -107,7 +113,7 @@ class CoreDirectory:
 
     @property
     def has_more(self) -> bool:
-        """The last look ended before everything was read."""
+        """Whether the last look ended before all complete files were read."""
         return bool(self._closed)
 
     def _is_complete(self, file: _File) -> bool:
@@ -116,12 +122,12 @@ class CoreDirectory:
         )
 
     def _read(self, file: _File) -> Dump | None:
-        """None where it has gone, or is none of anybody's dumps."""
+        """Read a dump; None if it has gone, or is not a dump."""
         self._closed.discard(file.name)
         try:
             descriptor = _open_regular(file.name, self._directory)
         except OSError:
-            return None  # a link, or one that mpsd may not read: tidied up later
+            return None  # a link, or a file that mpsd may not read: removed later
         if descriptor is None:
             return None
         try:
@@ -144,12 +150,12 @@ class CoreDirectory:
         return Dump(name, int(matched[1]), found.st_uid, age_seconds, core, why, kept_as, (found.st_dev, found.st_ino))
 
     def _put_away(self, name: str, descriptor: int, seconds: int, is_worth_keeping: bool) -> str:
-        """Where it is kept; "" where it is not.
+        """Keep or delete the file; return where it is kept, "" if it is deleted.
 
-        A link of the file that was read, not a rename: by now its owner may have given the name to something else.
+        It links the file that was read, and does not rename: its owner may have given the name to another file.
         """
         kept_as = ""
-        with contextlib.suppress(OSError):  # its owner was quicker, or the file system has no links
+        with contextlib.suppress(OSError):  # its owner has removed it, or the file system has no links
             if is_worth_keeping and self._kept:
                 os.link(_path_of(descriptor), f"{name}.{seconds}", dst_dir_fd=self._keep, follow_symlinks=True)
                 kept_as = f"{_KEPT}/{name}.{seconds}"
@@ -171,7 +177,7 @@ class CoreDirectory:
 
 
 def _open_own(path: Path) -> int:
-    """A descriptor of the directory, made for us alone if it is not there, in a directory that can be relied on."""
+    """Open the directory, creating it for mpsd alone if missing, in a directory that can be trusted.  Raises UnusablePath."""
     try:
         parent = open_directory(path.parent, may_be_shared=True).descriptor
     except UnusablePath as exc:
@@ -192,7 +198,7 @@ def _open_own(path: Path) -> int:
 
 
 def _open_regular(name: str, directory: int) -> int | None:
-    """Open a regular file with one name; None for anything else, which is never opened: that alone can have effects.
+    """Open a regular file with one name.  Returns None for any other without opening it, since opening alone can have effects.
 
     Raises OSError.
     """
@@ -207,12 +213,12 @@ def _open_regular(name: str, directory: int) -> int | None:
 
 
 def _path_of(descriptor: int) -> str:
-    """A path that means the file behind the descriptor, whatever its name means by now."""
+    """Return a path to the file behind the descriptor, independent of its name."""
     return f"/proc/self/fd/{descriptor}"
 
 
 def _files(directory: int) -> Iterator[_File]:
-    """All but directories; the first few thousand."""
+    """Yield all entries but directories; the first few thousand."""
     with os.scandir(directory) as entries:
         for entry in islice(entries, _MOST_SEEN):
             try:
@@ -224,7 +230,7 @@ def _files(directory: int) -> Iterator[_File]:
 
 
 def _beyond(files: list[_File], most: int, total_bytes: int) -> Iterator[_File]:
-    """Those that do not fit, newest first."""
+    """Yield the files that exceed the limits, newest first."""
     used = 0
     for number, file in enumerate(files):
         used += file.size
@@ -236,4 +242,4 @@ def _delete(directory: int, name: str) -> None:
     try:
         os.unlink(name, dir_fd=directory)
     except OSError:
-        pass  # gone, or made a directory since
+        pass  # already removed, or replaced by a directory

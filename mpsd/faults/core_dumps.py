@@ -1,10 +1,10 @@
-"""CUDA core dumps of clients as a source: who did it, of SM exceptions, and who did not.
+"""CUDA core dumps of clients as a source: they name the culprit of an SM exception, and clear innocent clients.
 
-A dump is its writer's own word: anybody can make one up.  So it counts only against or for a client of the user whose file it
-is, and only for the one that wrote it, as the kernel says (file_writers.py).  Of a writer that has ended the kernel says only
-the pid: then it is a client that had this pid and lived when the file was written.  Where the kernel does not say who writes
-(without root), a dump proves nothing and clears nobody: it is shown with the client that the file's name means, by the pid that
-it has in its own pid namespace, if that is one.  A client can still accuse or clear itself with a false dump.
+A dump is its writer's claim: any user can forge one.  So it counts only against or for a client of the user who owns the file,
+and only for the client that wrote it, which the kernel identifies (file_writers.py).  Of a writer that has ended the kernel
+gives only the pid: then it is a client that had this pid and lived when the file was written.  If the kernel cannot identify
+the writer (without root), a dump proves nothing and clears no client: it is shown with the client whose pid, in its own pid
+namespace, is in the file's name, if exactly one matches.  A client can still accuse or clear itself with a false dump.
 Prose: docs/faults.md, "Core dumps".
 """
 
@@ -28,17 +28,17 @@ from mpsd.model import ProcessId
 log = structlog.get_logger()
 KEPT = 16
 TOTAL_BYTES = 256 << 20
-_LOOK_SECONDS = 5.0  # for what no event told of: files from before the start, a full queue of the kernel
+_LOOK_SECONDS = 5.0  # for files without an event: from before the start, or after the kernel's queue was full
 _MOST_KNOWN = 8192
-# Tables alone: 0.3 MB in 0.1 s, where memory would make it 11 MB and up to a second (measured).  skip_abort: what a program
-# does about its error is its own affair.
+# Tables only: 0.3 MB in 0.1 s; with memory it would be 11 MB and up to a second (measured).  skip_abort: the program itself
+# decides what to do about its error.
 _FLAGS = "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,skip_constbank_memory,skip_abort"
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """What a client has to be started with (CUDA-GDB's documentation, "GPU core dump support").
+    """Return the variables that a client must be started with (CUDA-GDB's documentation, "GPU core dump support").
 
-    %h, the host's name: the first process of every container has the same pid.
+    %h, the host's name, is needed because the first process of every container has the same pid.
     """
     return {
         "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "1",
@@ -48,10 +48,10 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 class CoreDumps:
-    """Guards the directory of dumps, and what is known of the pids that clients give themselves.
+    """Guards the directory of dumps, and the pids that clients have in their own namespaces.
 
-    clients_of: the clients of a user, those that ended within the last minute too.  lived: whether one lived at that time, of
-    CLOCK_MONOTONIC.  absent: why nothing is read; "" while it is.
+    clients_of: the clients of a user, including those that ended within the last minute.  lived: whether one lived at that
+    time, of CLOCK_MONOTONIC.  absent: why no dumps are read; "" while they are.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CoreDumps:
         self._writers: FileWriters | None = None
 
     def meet(self, process: ProcessId) -> None:
-        """To be called while it lives: by then it can be asked what it calls itself."""
+        """Note the pid that the client has in its own namespace; call it while the client lives."""
         number = pid_inside(process.pid)
         if number is not None:
             self._inside[process] = number
@@ -80,7 +80,7 @@ class CoreDumps:
                 self._inside.popitem(last=False)
 
     async def run(self, publish: Callable[[Observation], None]) -> None:
-        """Until cancelled; returns at once where dumps cannot be read here."""
+        """Run until cancelled; return at once if dumps cannot be read here."""
         try:
             directory = CoreDirectory(self._path, self._kept, self._total_bytes)
         except UnusablePath as exc:
@@ -109,9 +109,9 @@ class CoreDumps:
             began = trio.current_time()
             dumps = await trio.to_thread.run_sync(directory.look, closed)  # not abandoned: it uses the descriptors
             if self._writers is not None:
-                self._writers.drain()  # whatever was written: the kernel's queue is bounded
+                self._writers.drain()  # every event, since the kernel's queue is bounded
             self._tell(dumps, publish)
-            # As long again for everybody else, whoever sends us files: parsing holds the interpreter's lock.
+            # Pause as long as it took, however many files come: parsing holds the interpreter's lock.
             await trio.sleep(trio.current_time() - began)
             closed = frozenset()
             with trio.move_on_after(0 if directory.has_more else _LOOK_SECONDS):
@@ -125,7 +125,7 @@ class CoreDumps:
                 continue
             seen_ns = time.monotonic_ns() - int(dump.age_seconds * 1e9)
             publish(observe(dump, dump.core, self._owner(dump, seen_ns), seen_ns, is_certain=self._writers is not None))
-        if refused:  # one line, however many somebody sends
+        if refused:  # one line, however many a user sends
             first = refused[0]
             log.info("faults.core_dump_refused", count=len(refused), file=first.name, uid=first.uid, why=first.why)
 
@@ -152,20 +152,23 @@ class CoreDumps:
 
 
 def find_writer(lineages: Iterable[Lineage], clients: Iterable[ProcessId]) -> ProcessId | None:
-    """The client that wrote it, by itself or through a child.  None: somebody else did, or had a hand in it."""
+    """Return the client that wrote the file, itself or through a child.  None: another process wrote to it too, or alone."""
     latest = {process.pid: process for process in sorted(clients, key=lambda process: process.start_time)}
     found = {next((latest[pid] for pid in lineage if pid in latest), None) for lineage in lineages}
     return found.pop() if len(found) == 1 else None
 
 
 def find_owner(pid: int, clients: Iterable[ProcessId], inside: Mapping[ProcessId, int]) -> ProcessId | None:
-    """Who calls itself so; one that was never asked is taken to be in our pid namespace.  None: nobody does, or several do."""
+    """Return the one client with this pid in its own namespace; None: none has it, or several have.
+
+    A client whose pid was never noted is taken to be in mpsd's own namespace.
+    """
     able = [process for process in clients if inside.get(process, process.pid) == pid]
     return able[0] if len(able) == 1 else None
 
 
 def pid_inside(pid: int) -> int | None:
-    """The pid that a process has in its own pid namespace; None where it has gone."""
+    """Return the pid that a process has in its own pid namespace; None if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
@@ -177,7 +180,7 @@ def pid_inside(pid: int) -> int | None:
 
 
 def observe(dump: Dump, core: CoreFile, owner: ProcessId | None, seen_ns: int, *, is_certain: bool = True) -> Observation:
-    """What a dump says about its writer.  is_certain: the kernel said who that is."""
+    """Return the observation that a dump makes about its writer.  is_certain: the kernel identified the writer."""
     counts = owner is not None and is_certain
     if not core.exceptions:
         said = "it had no work on the GPU" if core.clears else "it had work on the GPU, none of it with an exception"
@@ -200,7 +203,7 @@ def observe(dump: Dump, core: CoreFile, owner: ProcessId | None, seen_ns: int, *
 
 
 def _class_of(kind: int) -> FaultClass:
-    """Only SM exceptions were measured to be in the culprit's dump alone."""
+    """Return the class.  Measurements show only for SM exceptions that the culprit's dump alone has them."""
     if kind in MMU_EXCEPTIONS:
         return FaultClass.MMU
     return FaultClass.DEVICE if kind in DEVICE_EXCEPTIONS else FaultClass.SM

@@ -1,4 +1,4 @@
-"""CUDA GPU core dumps: what a dump says of the client that wrote it.  Layout: NVIDIA's cudacoredump.h and cudadebugger.h.
+"""CUDA GPU core dumps: what a dump shows of the client that wrote it.  Layout: NVIDIA's cudacoredump.h and cudadebugger.h.
 
 A dump is an ELF file whose sections are tables.  A table below another names its parent's section in `link` and its parent's
 row in `info`:
@@ -7,17 +7,17 @@ row in `info`:
              <- grid
              <- SM      <- block  <- warp  <- lane
 
-What accuses (8 dumps of an H200 under MPS, driver 580, are in tests/unit/faults/cores):
+Which rows identify the culprit (8 dumps of an H200 under MPS, driver 580, are in tests/unit/faults/cores):
 
-| row | culprit of | who has it |
+| row | culprit of | present in the dump of |
 |---|---|---|
 | lane with an exception | misaligned access, assert, illegal instruction | the culprit alone |
 | warp that is "broken" (stopped at a breakpoint), no exception anywhere | trap | the culprit alone |
-| SM with an exception | misaligned access, illegal instruction | innocents too: it is a table of the GPU, and accuses nobody |
+| SM with an exception | misaligned access, illegal instruction | innocents too: the table is the GPU's, and accuses no client |
 | any grid | all four | the culprit alone |
 
-No I/O: whoever calls gives `read_at`.  Any user can write such a file, so it is read through elf_tables.py, which bounds what
-is read whatever the file says of itself.  Prose: docs/faults.md.
+No I/O: the caller passes `read_at`.  Any user can write such a file, so it is read through elf_tables.py, which bounds what is
+read, whatever sizes the file claims.  Prose: docs/faults.md.
 """
 
 import struct
@@ -29,11 +29,11 @@ from mpsd.errors import ProtocolError
 from mpsd.faults.elf_tables import ReadAt, Reader, Section, Sections
 from mpsd.faults.exceptions import TRAP, name_of
 
-MOST_EXCEPTIONS = 8  # kept of one dump: all lanes of a GPU can have the same one
+MOST_EXCEPTIONS = 8  # kept of one dump: all lanes of a GPU can have the same exception
 NAME_CHARACTERS = 200
 _MAX_NAME_BYTES = 4096
 _MOST_SMS = 1024
-_MOST_TABLES = 1 << 14  # of each kind that is kept: a module has one, a program thousands of modules
+_MOST_TABLES = 1 << 14  # of each kind that is kept: a module has one, a program can have thousands of modules
 
 _OS_ABI, _MACHINE, _TYPE_CORE = 0x33, 0xBE, 4
 _IDENTITY = struct.Struct("<4sBBBB8xHH")  # magic, class, data, version, OS ABI, type, machine
@@ -44,7 +44,7 @@ _FUNCTION = 2  # type of a symbol
 _USER = 0x80000000
 _RELOCATED, _GRIDS, _SMS, _BLOCKS, _WARPS, _LANES, _MODULES = (_USER + number for number in (7, 12, 11, 13, 14, 15, 16))
 _CONTEXTS = _USER + 10
-# The first fields of a row; newer drivers add some, and the section says how long its rows are.
+# The first fields of a row; newer drivers add some, and the section gives the length of its rows.
 _CONTEXT = struct.Struct("<36xI")  # host thread
 _GRID = struct.Struct("<QQQQQ64x")  # id, context, function, its entry, module
 _SM = struct.Struct("<I4xI12x")  # id, exception (since driver 555)
@@ -61,7 +61,7 @@ _Place = tuple[int, int, int | None, int, Index]  # SM, warp, error PC, grid, bl
 
 @dataclass(frozen=True, slots=True)
 class GpuException:
-    """Where the client's own work stopped.  lane, thread: None for a whole warp.  error_pc: the address that the GPU noted.
+    """Where the client's own work stopped.  lane, thread: None for a whole warp.  error_pc: the address that the GPU recorded.
 
     pc: where the lane, or the first lane of the warp, stands; pc_offset: the same from the start of its function.
     """
@@ -84,10 +84,10 @@ class GpuException:
 
 @dataclass(frozen=True, slots=True)
 class CoreFile:
-    """exceptions: of the client's own warps, the first few.  kernel: the function of the first one's grid, "" if unknown.
+    """A parsed dump.  exceptions: of the client's own warps, the first few.  kernel: of the first one's grid, "" if unknown.
 
-    grids: how many were there.  sm_kinds: what SMs of the GPU had, whoever's work it was.  host_threads: of the writer's
-    contexts, as numbered in its pid namespace.
+    grids: their number.  sm_kinds: exceptions in SMs of the GPU, of any client's work.  host_threads: of the writer's contexts,
+    as numbered in its pid namespace.
     """
 
     exceptions: tuple[GpuException, ...]
@@ -102,12 +102,15 @@ class CoreFile:
 
     @property
     def clears(self) -> bool:
-        """Nothing of this client was on the GPU.  With a grid and without an exception, nothing is said: not measured."""
+        """Whether the client had no work on the GPU.  A grid without an exception proves nothing: not measured."""
         return not self.exceptions and not self.grids
 
 
 def parse_core(read_at: ReadAt, size: int) -> CoreFile:
-    """read_at(offset, bytes): as pread(2).  Raises ProtocolError for whatever is no core dump, or is damaged or too large."""
+    """Parse a dump.  read_at(offset, bytes): as pread(2).
+
+    Raises ProtocolError for a file that is not a core dump, or is damaged or too large.
+    """
     reader = Reader(read_at, size)
     _check_identity(reader)
     sections = Sections(reader, 0, size)
@@ -142,7 +145,7 @@ def _check_identity(reader: Reader) -> None:
 
 
 def _in_lanes(reader: Reader, sections: Sections, lanes: Section) -> Iterator[GpuException]:
-    """Lanes with an exception; of a warp that stopped without one, the first lane."""
+    """Yield lanes with an exception; for a warp that stopped without one, its first lane."""
     warps = sections.get(lanes.link, _WARPS)
     _, _, _, _, is_broken, _, _ = reader.row(warps, lanes.info, _WARP)
     place: _Place | None = None
@@ -152,7 +155,7 @@ def _in_lanes(reader: Reader, sections: Sections, lanes: Section) -> Iterator[Gp
             place = place or _place(reader, sections, warps, lanes.info)
             seen = _exception(kind, place, (pc, offset, lane, (x, y, z)))
             if kind:
-                is_broken = 0  # it is told why
+                is_broken = 0  # the exception explains why the warp stopped
                 yield seen
             stopped = stopped or seen
     if is_broken and stopped:
@@ -160,7 +163,7 @@ def _in_lanes(reader: Reader, sections: Sections, lanes: Section) -> Iterator[Gp
 
 
 def _in_warps(reader: Reader, sections: Sections, warps: Section) -> Iterator[GpuException]:
-    """Warps that stopped, whether or not their lanes are told of."""
+    """Yield the warps that stopped, whether or not the dump has their lanes."""
     for number, fields in reader.rows(warps, _WARP):
         if fields[4] or fields[5]:
             yield _exception(TRAP, _place(reader, sections, warps, number), None)
@@ -182,14 +185,14 @@ def _place(reader: Reader, sections: Sections, warps: Section, number: int) -> _
 
 
 def _without_doubles(lanes: list[GpuException], warps: list[GpuException]) -> tuple[GpuException, ...]:
-    """What has a number first, and whole warps only where nothing is known of their lanes."""
+    """Return lanes with an exception first, and whole warps only if the dump has none of their lanes."""
     told = {(each.sm, each.block, each.warp) for each in lanes}
     more = [each for each in warps if (each.sm, each.block, each.warp) not in told]
     return tuple(sorted(lanes + more, key=lambda each: each.kind == TRAP))
 
 
 def _kernel_name(reader: Reader, kept: Mapping[int, Sequence[Section]], grid: int) -> str:
-    """The function that a grid runs; "" where the dump does not hold its module, or holds it in another way."""
+    """Return the function that a grid runs; "" if the dump lacks its module, or has it in another form."""
     try:
         for table in kept[_GRIDS]:
             for _, (found, _, _, entry, module) in reader.rows(table, _GRID):

@@ -1,7 +1,7 @@
-"""FaultDesk: where observations become incidents, and incidents events, verdicts and deeds.
+"""The fault coordinator: observations become incidents, and incidents cause events, verdicts and actions.
 
-Sources hand in what they see; the fusion says what it is of (policy/fusion.py), blame who is kept apart (policy/blame.py), the
-response what is done (reactions.py).  Everything but waiting is done at once.  Prose: docs/faults.md.
+Sources pass in observations; the fusion assigns each to an incident (policy/fusion.py), blame decides which clients are kept
+apart (policy/blame.py), the response acts (reactions.py).  Only waiting is asynchronous.  Prose: docs/faults.md.
 """
 
 import math
@@ -41,21 +41,21 @@ from mpsd.wire.incidents import incident_facts
 
 log = structlog.get_logger()
 Publish = Callable[[str, Mapping[str, Any]], None]
-SUSPECT_SECONDS = 2.0  # by then the vendor's server has said FAULT, or it was a false alarm
-# By which a process ends itself, after an error of its own as well (signal(7)); 0: it ended without one.
+SUSPECT_SECONDS = 2.0  # by then the vendor's server has reported FAULT, or it was a false alarm
+# Signals by which a process ends itself, also after an error of its own (signal(7)); 0: it ended without one.
 OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 _MOST_RECENT = 256
 _BREATH_SECONDS = 0.001
 
 
 class FaultDesk:
-    """Guards that every observation is judged by what mpsd knew at that moment, and that what comes of it is kept and told.
+    """Guards that every observation is judged by mpsd's knowledge at that moment, and that the result is stored and published.
 
-    on_seen: told of each observation, with its domain where that is known, before anything else is done about it; says whether
-    somebody is being told something now who must not wait for the rest, which follows a moment later.
-    on_incident: told of each new revision of an incident; what holds or releases memory, and what acts, hang here.
-    on_arrival: of each connection of a client, and whether it is its first.  on_hang_up: of the end of each.
-    watches_since: when mpsd began to see who comes and goes, in a machine where clients were there before it.
+    on_seen: called with each observation, with its domain if known, before anything else; returns whether a caller is being
+    answered now who must not wait for the rest, which then follows a moment later.
+    on_incident: called with each new revision of an incident, by which memory is held or released, and reactions start.
+    on_arrival: called for each connection of a client, and whether it is its first.  on_hang_up: for the end of each.
+    watches_since: when mpsd began to see clients come and go, on a machine that had clients before.
     """
 
     def __init__(
@@ -74,30 +74,30 @@ class FaultDesk:
         self._fusion = Fusion(store.next_number(), self._at, self.parties.find, watches_since)
         self.settings = settings
         self._blame = Blame(settings, store.blame())
-        self._recent: dict[int, Incident] = {}  # the last ones, as they were told
-        self._unsaved: set[int] = set()  # of those, what could not be written down
+        self._recent: dict[int, Incident] = {}  # the last ones, as published
+        self._unsaved: set[int] = set()  # of those, the ones that could not be stored
         self._states: dict[str, DomainState] = {}
-        for left in store.unsettled():  # nobody looked on while no mpsd was there
+        for left in store.unsettled():  # no mpsd ran to observe how they ended
             store.save(replace(left, revision=left.revision + 1, is_settled=True))
         self._unconfirmed = Unconfirmed()  # lines of the domains' logs
-        self._acquit_at = math.inf  # trio time: then whoever waits for a suspected domain looks again
+        self._acquit_at = math.inf  # trio time: then clients that wait for a suspected domain try again
         self._news = trio.Event()
         self.on_seen: list[Callable[[Observation], bool]] = []
-        self._later: deque[tuple[Observation, int]] = deque()  # observations to be judged, and when they were seen
+        self._later: deque[tuple[Observation, int]] = deque()  # observations to be judged, and when they came
         self.on_incident: list[Callable[[Incident], None]] = []
         self.on_arrival: list[Callable[[ProcessId, Domain, bool], None]] = []
         self.on_hang_up: list[Callable[[ProcessId], None]] = []
         self.on_guard: Callable[[ProcessId, int, int], Awaitable[bool]] | None = None
 
     def configure(self, settings: FaultSettings) -> None:
-        """Other settings from now on; convictions stay as they are."""
+        """Apply other settings from now on; convictions stay as they are."""
         self.settings = settings
         self._blame.configure(settings)
 
-    # -- what is seen ------------------------------------------------------------------------------------------------
+    # -- observations ------------------------------------------------------------------------------------------------
 
     def see(self, seen: Observation) -> None:
-        """From any source, in the trio thread."""
+        """Take an observation from any source; call it in the trio thread."""
         domain = self._domain_of(seen)
         if domain is not None and is_elsewhere(seen, domain.gpus):
             domain, seen = None, replace(seen, domain="")
@@ -125,7 +125,7 @@ class FaultDesk:
         self._took(self._fusion.take(seen, now_ns))
 
     def hear(self, domain: Domain, news: News) -> None:
-        """A line of a domain's log: evidence once something says the same that others cannot write (policy/hearsay.py)."""
+        """Take a line of a domain's log: it counts once a source that clients cannot forge confirms it (policy/hearsay.py)."""
         seen = observe(domain.name, news, self.parties, self._clock())
         if seen is None:
             return
@@ -135,19 +135,19 @@ class FaultDesk:
             self._news.set()
 
     def confirm(self, domain: Domain) -> None:
-        """Its server has said that it faults, or the kernel has: then the lines that said it before are true."""
+        """Accept the earlier lines of the domain's log: its server, or the kernel, has confirmed the fault."""
         if lines := self._unconfirmed.confirm(domain.name, self._clock()):
             self._believe(domain, lines)
 
     def _believe(self, domain: Domain, lines: Iterable[Observation]) -> None:
-        """The domain is in FAULT, even if its server is well again when it is asked: its clients have lost everything."""
+        """Mark the domain as in FAULT, even if its server works again when asked: its clients have lost their contexts."""
         domain.fail()
         self._pool.notify()
         for line in lines:
             self.see(line)
 
     def report(self, process: ProcessId, error: FirstError) -> None:
-        """A client says so of itself: evidence, and no more."""
+        """Take a client's report of its own error: evidence, and not proof."""
         words = " ".join(filter(None, (error.name or f"CUDA error {error.code}", error.text)))
         self.see(
             Observation(
@@ -162,7 +162,7 @@ class FaultDesk:
         )
 
     async def guard(self, process: ProcessId, base: int, length: int) -> bool:
-        """A client has guards there that tell of accesses; whether somebody looks."""
+        """Watch a client's guards in this range.  Returns whether accesses to them will be seen."""
         return self.on_guard is not None and await self.on_guard(process, base, length)
 
     def _domain_of(self, seen: Observation) -> Domain | None:
@@ -172,25 +172,24 @@ class FaultDesk:
             return None
         if (home := self._pool.home_of(seen.process)) is not None:
             return home
-        if self.parties.find(seen.process) is not None:  # by its pid it could be another, that is there by now
+        if self.parties.find(seen.process) is not None:  # its pid may belong to another process by now
             return self._pool.domains.get(self.parties.domain_of(seen.process))
         return self._pool.domain_of_process(seen.process.pid)
 
     def domain_of_pid(self, pid: int) -> Domain | None:
-        """Where a server or a client was a moment ago: an Xid may name one that has left its domain because of the fault."""
+        """Return the domain of a server or client now or a moment ago: an Xid may name one that left because of the fault."""
         former = self.parties.former_domain(pid)
         return self._pool.domains.get(former) if former else self._pool.domain_of_process(pid)
 
     def _present(self, domain: Domain) -> tuple[ProcessId, ...]:
-        """Members, and those that only the vendor's server knows, as without root."""
+        """Return the domain's clients: members, and those that only the vendor's server lists, as without root."""
         self._meet_listed(domain)
         listed = (self.parties.by_pid(pid) for pid in domain.client_pids)
         there = {*domain.members, *(process for process in listed if process is not None)}
         return self.parties.present(domain.name, there, PRESENT_SECONDS)
 
     def _meet_listed(self, domain: Domain) -> None:
-        """Clients that did not come through mpsd, as without root.  One that is known stays where it is: it may have moved, and
-        be listed where it was."""
+        """Note clients that bypassed mpsd.  A known one keeps its domain: its former domain may still list it."""
         for process in domain.members:
             if self.parties.find(process) is None:
                 self.parties.meet(process, domain.name)
@@ -202,7 +201,7 @@ class FaultDesk:
                 self._pool.watch(domain, found)
 
     def _suspect(self, domain: Domain) -> None:
-        """It takes nobody until it is known how it is: the vendor's server says it late, and lets newcomers in meanwhile."""
+        """Close the domain until its state is known: the vendor's server reports FAULT late, and admits clients until then."""
         if domain.state is DomainState.READY:
             domain.suspect(SUSPECT_SECONDS)
             self._acquit_at = min(self._acquit_at, domain.suspect_until)
@@ -212,18 +211,18 @@ class FaultDesk:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def arrived(self, process: ProcessId, domain: Domain) -> None:
-        """It is placed there; told for each of its connections."""
+        """Record a connection of a client that is placed in the domain; called for each of its connections."""
         is_new = self.parties.meet(process, domain.name)
         for tell in self.on_arrival:
             tell(process, domain, is_new)
 
     def hung_up(self, process: ProcessId) -> None:
-        """One of its connections has ended."""
+        """Record that one of its connections has ended."""
         for tell in self.on_hang_up:
             tell(process)
 
     def left(self, process: ProcessId, ending: Ending | None) -> None:
-        """It has ended; None: how is not known, so a signal may have ended it in the middle of a kernel."""
+        """Record the end of a client.  ending: None if unknown; then a signal may have ended it in the middle of a kernel."""
         domain = self.parties.leave(process)
         if domain is None:
             return
@@ -233,20 +232,20 @@ class FaultDesk:
         self.see(Observation(Source.PROCESS, self._clock(), fault_class, domain=domain, process=process, text=text))
 
     def key_of(self, process: ProcessId) -> str:
-        """Of the domain it is placed in because of faults; empty: anywhere."""
+        """Return the key of the domain in which faults require the client to be placed; empty: any domain."""
         return self._blame.placement(self._party(process).key, time.time())
 
     def pause_of(self, process: ProcessId) -> float:
-        """Seconds until it may start."""
+        """Return the seconds until the client may start."""
         return self._blame.pause(self._party(process).key, time.time())
 
     def _party(self, process: ProcessId) -> Party:
         return self.parties.find(process) or self._describe(process)
 
-    # -- what comes of it --------------------------------------------------------------------------------------------
+    # -- incidents ---------------------------------------------------------------------------------------------------
 
     def note(self, incident: Incident, text: str) -> None:
-        """What was done about it."""
+        """Record an action on an incident."""
         log.info("fault.deed", number=incident.number, text=text)
         self._took(self._fusion.note(incident.number, Deed(self._clock(), text)))
 
@@ -272,7 +271,7 @@ class FaultDesk:
             self._news.set()
 
     def _tell(self, before: Incident | None, incident: Incident) -> None:
-        """First the event, which somebody may be waiting for; then what takes longer."""
+        """Publish the event first, since subscribers may wait for it; then write the log, which takes longer."""
         facts = incident_facts(incident)
         culprit = facts["culprit"]
         if before is None:
@@ -294,7 +293,7 @@ class FaultDesk:
             log.warning("blame.changed", what=topic, **facts)
             self._publish(topic, facts)
 
-    # -- what is asked -----------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------------
 
     def incidents(self, after: int) -> Iterable[Incident]:
         return self._listed(self._store.incidents(after), [each for each in self._unsaved if each > after], 1)
@@ -304,7 +303,7 @@ class FaultDesk:
         return self._listed(self._store.incidents_before(before), unsaved, -1)
 
     def _listed(self, stored: Iterable[Incident], unsaved: Collection[int], step: int) -> Iterable[Incident]:
-        """With what a full disk kept from being written; step: 1 or -1, in which order."""
+        """Merge in the incidents that a full disk kept from being stored; step: 1 for ascending, -1 for descending."""
         written = (each for each in stored if each.number not in unsaved)
         others = [self._recent[number] for number in sorted(unsaved, reverse=step < 0)]
         return merge(written, others, key=lambda each: step * each.number)
@@ -319,7 +318,7 @@ class FaultDesk:
         return standings(self._blame, self._pool.drained, time.time())
 
     def pardon(self, key: str) -> Standing:
-        """Nothing is held against it any more.  A GPU that was drained, GPU-..., takes clients again."""
+        """End what is held against the key and return it.  A drained GPU, GPU-..., takes clients again.  Raises NoSuchFault."""
         found = next((each for each in self.standings() if each.key == key), None)
         if found is None:
             raise NoSuchFault(f"nothing is held against {key!r}")
@@ -333,10 +332,10 @@ class FaultDesk:
         self._pool.notify()
         return found
 
-    # -- life --------------------------------------------------------------------------------------------------------
+    # -- tasks -------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Settles incidents and lets suspicions decay; lives as long as mpsd."""
+        """Settle incidents and let suspicions decay; run as long as mpsd."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_domains)
             self._has_begun = True
@@ -357,7 +356,7 @@ class FaultDesk:
                     await self._news.wait()
 
     def _acquit(self) -> None:
-        """Whoever waits for a domain whose suspicion is over has to look again."""
+        """Wake the clients that wait for a domain whose suspicion has ended."""
         now = trio.current_time()
         if self._acquit_at <= now:
             ends = (domain.suspect_until for domain in self._pool.domains.values())
@@ -372,7 +371,7 @@ class FaultDesk:
         return max(0.01, min([*waits, 3600.0]))
 
     async def _watch_domains(self) -> None:
-        """A domain whose servers are fresh has recovered."""
+        """Watch the domains: one whose servers were replaced has recovered."""
         was_ill = (DomainState.FAULT, DomainState.DEAD, DomainState.RECYCLING, DomainState.STARTING)
         while True:
             for name, domain in list(self._pool.domains.items()):
@@ -394,5 +393,5 @@ class FaultDesk:
             await self._pool.changed()
 
     def _at(self, moment_ns: int) -> float:
-        """Seconds since the epoch."""
+        """Convert to seconds since the epoch."""
         return time.time() - (self._clock() - moment_ns) / 1e9

@@ -1,7 +1,7 @@
-"""Tables in sections of an ELF file, as whoever does not trust the file reads them.  elf(5); 64 bits, little endian.
+"""Tables in sections of an untrusted ELF file, elf(5); 64 bits, little endian.
 
-Every offset and count is checked where it is used, and the bytes that are read in all are bounded.  No I/O, and nothing of what
-the tables mean.
+Every offset and count is checked where it is used, and the total of bytes read is bounded.  No I/O; the meaning of the tables
+is not known here.
 """
 
 import struct
@@ -12,7 +12,7 @@ from mpsd.errors import ProtocolError
 
 # A dump of all of a GPU of 160 SMs: a million sections of 64 bytes, 330,000 lanes of 56
 _BUDGET_BYTES = 128 << 20
-_READ_COST_BYTES = 64  # of one read beside its bytes, so that many small ones end too
+_READ_COST_BYTES = 64  # the cost of one read in addition to its bytes, so that many small ones reach the limit too
 _CHUNK_BYTES = 1 << 16
 _MAX_ROW_BYTES = 4096
 
@@ -25,7 +25,7 @@ ReadAt = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table: `size` bytes at `offset` in rows of `row_bytes`.  What `link` and `info` say depends on its kind."""
+    """A table: `size` bytes at `offset` in rows of `row_bytes`.  The meaning of `link` and `info` depends on its kind."""
 
     number: int
     kind: int
@@ -56,7 +56,7 @@ class Reader:
         return data
 
     def chunks(self, offset: int, size: int, row_bytes: int) -> Iterator[bytes]:
-        """Whole rows, as many as fit into a chunk."""
+        """Yield whole rows, as many as fit into a chunk."""
         if not 0 < row_bytes <= _MAX_ROW_BYTES or size % row_bytes:
             raise ProtocolError(f"a table of {size} bytes has rows of {row_bytes}")
         step = _CHUNK_BYTES // row_bytes * row_bytes
@@ -64,7 +64,7 @@ class Reader:
             yield self.read(offset + start, min(step, size - start))
 
     def rows(self, section: Section, layout: struct.Struct) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """The numbers of the rows, and their first fields."""
+        """Yield the number and the first fields of each row."""
         if section.size and section.row_bytes < layout.size:
             raise ProtocolError(f"rows of {section.row_bytes} bytes, where {layout.size} are the least")
         number = 0
@@ -80,7 +80,7 @@ class Reader:
 
 
 class Sections:
-    """The sections of an ELF file that lies within [start, start + size) of what the reader reads."""
+    """The sections of an ELF file that lies within [start, start + size) of the reader's file."""
 
     def __init__(self, reader: Reader, start: int, size: int) -> None:
         self._reader = reader
@@ -90,11 +90,11 @@ class Sections:
         self._offset, entry_bytes, self._count = _FIELDS.unpack(reader.read(start, _FIELDS.size))
         if entry_bytes != _HEADER_BYTES:
             raise ProtocolError(f"section headers of {entry_bytes} bytes, not {_HEADER_BYTES}")
-        if self._count == 0 and self._offset:  # 65,280 or more: the first header says how many (elf(5))
+        if self._count == 0 and self._offset:  # with 65,280 or more the first header has the number (elf(5))
             self._count = self._make(0, self._reader.read(self._at(0), _HEADER_BYTES)).size
 
     def of(self, *kinds: int) -> Iterator[Section]:
-        """Those of some kinds that are not empty, in order."""
+        """Yield the non-empty sections of these kinds, in order."""
         wanted = frozenset(kinds)
         if self._count * _HEADER_BYTES > self._size:
             raise ProtocolError(f"{self._count} sections do not fit into {self._size} bytes")

@@ -45,7 +45,7 @@ EXCEPTIONS = {
     36: "TMA_SYSCALL",
     UNKNOWN_EXCEPTION: "UNKNOWN",
 }
-# Of the MMU, which tells more by itself (UVM events).  What dumps of such faults hold under MPS was not measured.
+# The MMU's, which UVM events describe better.  What dumps of such faults contain under MPS was not measured.
 MMU_EXCEPTIONS = frozenset({1, 10, 14, 30})
 DEVICE_EXCEPTIONS = frozenset({32})  # an uncorrectable error of memory
 

@@ -1,4 +1,4 @@
-"""What the daemon runs of all this: the desk, its sources, what is done about incidents."""
+"""What the daemon runs for faults: the coordinator, the sources and the reactions."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from mpsd.uvm.attachments import Attachments
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """haste: for whom it concerns to say."""
+    """The parts that see faults and react.  haste: set by the services."""
 
     desk: FaultDesk
     sources: Sources
@@ -24,7 +24,7 @@ class Faults:
     haste: Haste
 
     async def run(self) -> None:
-        """Lives as long as mpsd."""
+        """Run as long as mpsd."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.desk.run)
             nursery.start_soon(self.reactions.run)

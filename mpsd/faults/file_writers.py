@@ -1,6 +1,6 @@
-"""Who wrote which file of a directory, as the kernel knows it (fanotify(7), by libc: the standard library has no binding).
+"""Which process wrote which file of a directory, from the kernel (fanotify(7), through libc: Python has no binding).
 
-Unlike a file's name it cannot be made up, and it tells containers apart in which everybody is root and has pid 1.
+Unlike a file's name, this cannot be forged, and it distinguishes containers in which every process is root and has pid 1.
 """
 
 import ctypes
@@ -19,18 +19,18 @@ _VERSION = 3
 _EVENTS_AT_ONCE = 64  # each brings a descriptor
 _MOST_READS = 1024
 _MOST_FILES = 1024
-_MOST_WRITERS = 4  # of one file; with two it is nobody's already
-_GENERATIONS = 4  # of a program that leaves the writing to a child of its
+_MOST_WRITERS = 4  # of one file; with two it already has no sole writer
+_GENERATIONS = 4  # of a program that lets a child write
 _libc = ctypes.CDLL(None, use_errno=True)
 
 FileId = tuple[int, int]  # device and inode
-Lineage = tuple[int, ...]  # a pid, its parent's, and so on, 0 for init; the pid alone where the process had gone
+Lineage = tuple[int, ...]  # a pid, its parent's, and so on, 0 for init; the pid alone if the process had ended
 
 
 class FileWriters:
-    """Guards one fanotify group, and that what is remembered is bounded.
+    """Guards one fanotify group, and that the remembered files are bounded.
 
-    Raises OSError where the kernel does not allow it: it takes CAP_SYS_ADMIN.
+    Raises OSError if the kernel does not permit it: it needs CAP_SYS_ADMIN.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -45,23 +45,23 @@ class FileWriters:
             raise OSError(error, f"fanotify_mark {directory}: {os.strerror(error)}")
 
     def take(self, file: FileId) -> frozenset[Lineage]:
-        """Those that have closed it after writing; they are forgotten.  Never blocks."""
+        """Return the processes that closed the file after writing, and forget them.  Never blocks."""
         self.drain()
         return frozenset(self._found.pop(file, ()))
 
     def close(self) -> None:
-        """The kernel waits until no processor uses the marks, as with inotify."""
+        """Close the group in a thread: the kernel waits until no processor uses the marks, as with inotify."""
         close_soon((self._descriptor,))
 
     def drain(self) -> None:
-        """To be called now and then: the kernel keeps 16,384 events and drops the rest.  Never blocks."""
+        """Read the queued events; call it regularly: the kernel keeps 16,384 events and drops the rest.  Never blocks."""
         for _ in range(_MOST_READS):
             try:
                 events = os.read(self._descriptor, _EVENT.size * _EVENTS_AT_ONCE)
             except BlockingIOError:
                 return
             except OSError:
-                continue  # the file of one event could not be opened; that event is gone
+                continue  # the file of one event could not be opened; that event is lost
             at = 0
             while at < len(events):
                 size, version, _, _, _, descriptor, pid = _EVENT.unpack_from(events, at)
@@ -72,7 +72,7 @@ class FileWriters:
     def _note(self, descriptor: int, pid: int) -> None:
         found = os.fstat(descriptor)
         os.close(descriptor)
-        if found.st_nlink:  # else its inode is about to be another file's
+        if found.st_nlink:  # otherwise its inode may soon be another file's
             lineages = self._found.setdefault((found.st_dev, found.st_ino), set())
             if len(lineages) < _MOST_WRITERS:
                 lineages.add(_lineage(pid))
@@ -83,12 +83,12 @@ class FileWriters:
 def _lineage(pid: int) -> Lineage:
     found = [pid]
     while len(found) < _GENERATIONS and found[-1] > 0 and (parent := _parent(found[-1])) is not None:
-        found.append(parent if parent != 1 else 0)  # who is an orphan is nobody's child
+        found.append(parent if parent != 1 else 0)  # an orphan's parent is init, and no client
     return tuple(found)
 
 
 def _parent(pid: int) -> int | None:
-    """None where it has gone."""
+    """Return the parent's pid; None if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             text = stat.read()

@@ -1,17 +1,20 @@
-"""Whether somebody waits for the next fault: the standby of a service, which takes over as soon as mpsd has heard of it."""
+"""Whether low latency is needed: a standby is ready, which takes over as soon as mpsd learns of a fault."""
 
 import trio
 
 
 class Haste:
-    """turning: set at the next change; taken before is_on is read, it misses none."""
+    """The switch for low latency.
+
+    turning: set at the next change; a reader that takes it before it reads is_on misses none.
+    """
 
     def __init__(self) -> None:
         self.is_on = False
         self.turning = trio.Event()
 
     def turn(self, is_on: bool) -> None:
-        """May be said again."""
+        """Set the switch; repeating the same value has no effect."""
         if is_on != self.is_on:
             self.is_on = is_on
             self.turning.set()

@@ -1,7 +1,7 @@
-"""/dev/mpsd-fault as a source: what the patched nvidia-uvm says of fatal MMU faults, each with the process that did it.
+"""/dev/mpsd-fault as a source: the patched nvidia-uvm reports fatal MMU faults, each with the process that caused it.
 
-It has never run on a real GPU: only on the real module in virtual machines without one, and on stand-ins.  It knows processes
-by their pids in the first pid namespace: mpsd has to run there too.  Prose: docs/faults.md, "The patched module".
+It has never run on a real GPU: only the real module in virtual machines without one, and stand-ins.  It names processes by
+their pids in the first pid namespace: mpsd has to run there too.  Prose: docs/faults.md, "The patched module".
 """
 
 import fcntl
@@ -27,9 +27,9 @@ _RECORDS_AT_ONCE = 64
 
 
 class Kmod:
-    """Guards one descriptor of the fault channel.  absent: why nothing is heard; "" while it is.
+    """Guards one descriptor of the fault channel.  absent: why the channel is not read; "" while it is.
 
-    lost: how many records were overwritten before they were read.  policy: what the module is told; None: nothing.
+    lost: how many records were overwritten before they were read.  policy: configures the module; None: nothing does.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Kmod:
         self._path, self._policy, self._ioctl = path, policy, ioctl
 
     async def run(self, publish: Callable[[Observation], None]) -> None:
-        """Until cancelled; returns where there is no such device, it is of another version, or it ends."""
+        """Run until cancelled; return if the device does not exist, has another version, or ends."""
         try:
             descriptor = _open(self._path)
         except FileNotFoundError:
@@ -88,15 +88,18 @@ class Kmod:
         log.warning("faults.no_kmod", path=str(self._path), why=why, effect="MMU faults are known from other sources alone")
 
     def _greet(self, descriptor: int) -> int:
-        """The bytes of a record.  Raises ProtocolError, OSError."""
+        """Check the version and return the bytes of a record.  Raises ProtocolError, OSError."""
         info = parse_info(self._ioctl(descriptor, GET_INFO, bytes(INFO.size)))
         log.info("faults.kmod", driver=info.driver, record_bytes=info.record_bytes, ring_records=info.ring_records)
         return info.record_bytes
 
 
 def _open(path: Path) -> int:
-    """To read and to tell it something; to read alone where that is all that is allowed (a cgroup's rules for devices), or
-    where it is no device and would never end for one who could write.  Raises OSError."""
+    """Open the channel for reading and writing.  Raises OSError.
+
+    Only for reading if a cgroup's device rules forbid more; or if it is no device: mpsd would never see the end of a stand-in
+    that it could write.
+    """
     flags = os.O_NONBLOCK | os.O_CLOEXEC
     if stat.S_ISCHR(os.stat(path).st_mode):
         try:

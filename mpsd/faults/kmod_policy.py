@@ -1,16 +1,16 @@
-"""What the patched nvidia-uvm is told: whose faults it lets be, and what it does about those of everybody else.
+"""The policy of the patched nvidia-uvm: which processes are exempt, and what it does about the faults of all others.
 
-| when | is told |
+| when | mpsd sends |
 |---|---|
-| the channel is open, and it is known which servers run; a reload | EXEMPT: each of them; then POLICY: faults.kmod_policy |
-| a server or a control daemon comes, by its log line or by the list | EXEMPT: it |
-| one could not be exempted and lives | POLICY: report, if more was asked; EXEMPT again at the next look |
+| the channel is open, and the running servers are known; a reload | EXEMPT: each of them; then POLICY: faults.kmod_policy |
+| a server or a control daemon starts, by its log line or by the list | EXEMPT: it |
+| a process could not be exempted and lives | POLICY: report, if more was asked; EXEMPT again at the next look |
 | all that live are exempt | POLICY: faults.kmod_policy, if less is in force |
-| mpsd has quit, with its domains | POLICY: report, if more is in force: nobody would end whose faults are contained |
+| mpsd has quit, with its domains | POLICY: report, if more is in force: no daemon would end clients with contained faults |
 
-A server whose own fault were contained would be stopped, and everybody on it with it.  Processes are meant by their pids in the
-first pid namespace: the device opens in no other.  The module keeps what it was told where mpsd ends and leaves its domains
-running.  None of this has run on a real GPU.  Prose: docs/faults.md, "The patched module".
+If a server's own fault were contained, the module would stop the server, and with it all its clients.  The module takes pids in
+the first pid namespace: the device opens in no other.  It keeps its policy when mpsd ends and leaves its domains running.  None
+of this has run on a real GPU.  Prose: docs/faults.md, "The patched module".
 """
 
 from collections.abc import Callable, Iterator
@@ -27,24 +27,24 @@ from mpsd.model import DomainState, ProcessId
 
 log = structlog.get_logger()
 Ioctl = Callable[[int, bytes], object]
-_MOST_PAST = 256  # exempt processes that are remembered, whether or not they live
+_MOST_PAST = 256  # exempt processes that are remembered, alive or not
 
 
 class KmodPolicy:
-    """Guards that the module contains nothing while a server that mpsd knows of is not exempt.
+    """Guards that the module contains no fault while a server that mpsd knows of is not exempt.
 
-    absent: why faults.kmod_policy is not in force; "" while it is.  One that has told nothing yet waits for the first domains.
+    absent: why faults.kmod_policy is not in force; "" while it is.  Before the first domains are known, nothing is sent.
     """
 
     def __init__(self, pool: Pool, wanted: Mode) -> None:
         self._pool = pool
         self._wanted = wanted
         self._ioctl: Ioctl | None = None
-        self._in_force: Mode | None = None  # None: nothing was told yet, or it was refused
+        self._in_force: Mode | None = None  # None: nothing was sent yet, or it was refused
         self._refusal = ""
-        self._knows_servers = False  # those that were there before mpsd too
+        self._knows_servers = False  # including those from before this mpsd
         self._exempt: set[ProcessId] = set()
-        self._not_exempt: dict[ProcessId, str] = {}  # and why
+        self._not_exempt: dict[ProcessId, str] = {}  # and the reason
 
     @property
     def absent(self) -> str:
@@ -62,13 +62,13 @@ class KmodPolicy:
     # -- the channel -------------------------------------------------------------------------------------------------
 
     def open(self, ioctl: Ioctl) -> None:
-        """A module that may have been told nothing."""
+        """Configure a module, which may have no policy yet."""
         self._forget()
         self._ioctl = ioctl
         self.look()
 
     def close(self) -> None:
-        """The module has gone, or is read no more."""
+        """End the use of the channel: the module has gone, or mpsd stops reading it."""
         if self._pool.is_stopping and self._in_force in (Mode.CONTAIN, Mode.CONTAIN_AND_KILL):
             self._tell(SET_POLICY, policy(Mode.REPORT))
             log.info("faults.kmod_policy", policy=Mode.REPORT.word, wanted=self._wanted.word, why="mpsd quits")
@@ -79,28 +79,28 @@ class KmodPolicy:
         self._exempt.clear()
         self._not_exempt.clear()
 
-    # -- what there is to tell ---------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     def configure(self, wanted: Mode) -> None:
-        """Told anew in any case: somebody else may have changed it."""
+        """Apply a new policy; send it in any case, since another process may have changed it."""
         self._wanted, self._in_force, self._refusal = wanted, None, ""
         self._exempt.clear()
         self.look()
 
     def hear(self, domain: Domain, news: News) -> None:
-        """A line of a domain's log: a server is there before any list has it."""
+        """Take a line of a domain's log: it announces a server before any list has it."""
         if isinstance(news, ServerStarting | ServerReady) and self._ioctl is not None:
             self._meet(news.pid)
             self._settle()
 
     async def run(self, publish: Callable[[Observation], None]) -> None:
-        """Lives as long as mpsd; sees nothing by itself."""
+        """Run as long as mpsd; publishes nothing."""
         while True:
             self.look()
             await self._pool.changed()
 
     def look(self) -> None:
-        """At who is there now.  Nothing is contained before it is known who was there before mpsd."""
+        """Exempt the servers that run now.  The policy waits until those from before this mpsd are known."""
         self._knows_servers = self._knows_servers or self._is_settled()
         if self._ioctl is None or not self._knows_servers:
             return
@@ -117,7 +117,7 @@ class KmodPolicy:
         return bool(domains) and not any(each.state is DomainState.STARTING and not each.trouble for each in domains)
 
     def _pids(self) -> Iterator[int]:
-        """Servers first: the module has 64 places."""
+        """Yield the pids to exempt, servers first: the module has 64 places."""
         yield from (process.pid for process in self._not_exempt)
         for domain in self._pool.domains.values():
             yield from domain.servers
@@ -125,7 +125,7 @@ class KmodPolicy:
             if domain.control is not None and domain.control.process is not None:
                 yield domain.control.process.pid
 
-    # -- telling it --------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     def _meet(self, pid: int) -> None:
         process = processes.process_id(pid)
@@ -141,7 +141,7 @@ class KmodPolicy:
         self._exempt.add(process)
 
     def _settle(self) -> None:
-        """What may be in force, given who is exempt."""
+        """Send the policy that may be in force, given the exempt processes."""
         if not self._knows_servers:
             return
         mode = min(self._wanted, Mode.REPORT) if self._not_exempt else self._wanted
@@ -157,7 +157,7 @@ class KmodPolicy:
             log.info("faults.kmod_policy", policy=mode.word, wanted=self._wanted.word, exempt=len(self._exempt))
 
     def _tell(self, number: int, argument: bytes) -> str:
-        """Why it was refused; empty where it was not."""
+        """Send one ioctl; return why it was refused, empty if it was not."""
         assert self._ioctl is not None, "asked by whoever looks"
         try:
             self._ioctl(number, argument)

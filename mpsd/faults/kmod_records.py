@@ -1,6 +1,6 @@
-"""What goes through /dev/mpsd-fault: bytes to values, and back.  The layout is kmod/include/mpsd_fault.h's; a test compares.
+"""The records of /dev/mpsd-fault: bytes to values, and back.  The layout is kmod/include/mpsd_fault.h's; a test compares.
 
-No I/O.  Other majors are refused; of kinds that are not known it is only told how many records were lost before them.
+No I/O.  Other major versions are refused; a record of an unknown kind only gives the number of records lost before it.
 """
 
 import struct
@@ -29,14 +29,14 @@ _INJECTED = 1 << 1
 _TICK_NS = 10_000_000  # of field 22 of /proc/PID/stat: USER_HZ is 100 on every architecture with such GPUs
 _ACCESSES = {1: "read", 2: "write", 3: "atomic", 4: "prefetch"}
 _CONTAINED = frozenset({1, 2})  # actions
-_WHOLE_BATCH = 10  # why: UVM cancels all that is pending, faults that it would have served and stale entries too
-# What the client's own access caused: invalid address, permissions, type of fault.  For other reasons UVM cancels a whole
-# batch; a module of minor version 0 says so by the reason alone.
+_WHOLE_BATCH = 10  # in `why`: UVM cancels all pending faults, including stale entries and faults that it would have served
+# Caused by the client's own access: invalid address, permissions, type of fault.  For other reasons UVM cancels a whole
+# batch; a module of minor version 0 shows that by the reason alone.
 _OWN_REASONS = frozenset({1, 2, 3})
 _POISON = 15  # a type of fault: the GPU's memory is damaged
 _ACTIONS = {0: "cancelled, all clients of its server are ended", 1: "contained", 2: "contained, as one before it"}
 
-_WHYS = {  # docs/abi.md says what to do about each
+_WHYS = {  # docs/abi.md has what to do about each
     1: "the policy is to report", 2: "no mapping helps this type of fault", 3: "a physical address",
     4: "beyond what the GPU can address", 5: "managed memory", 6: "something is mapped there",
     7: "all windows of the client are used", 8: "no memory for page tables", 9: "the process is exempt",
@@ -47,13 +47,13 @@ _WHYS = {  # docs/abi.md says what to do about each
 
 
 class Kind(IntEnum):
-    FAULT = 1  # a fatal MMU fault, and what became of it
-    STOPPED = 2  # RM was told to stop the client's channels, and has returned; its work may still run
+    FAULT = 1  # a fatal MMU fault, and what was done
+    STOPPED = 2  # RM has stopped the client's channels, as asked; its work may still run
     GONE = 3  # its GPU address space is destroyed
 
 
 class Mode(IntEnum):
-    """What becomes of fatal MMU faults, of all processes of the machine."""
+    """What the module does about fatal MMU faults, of all processes of the machine."""
 
     OFF = 0
     REPORT = 1
@@ -62,7 +62,7 @@ class Mode(IntEnum):
 
     @property
     def word(self) -> str:
-        """As faults.kmod_policy says it."""
+        """The mode as faults.kmod_policy spells it."""
         return self.name.lower().replace("_", "-")
 
 
@@ -75,7 +75,7 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """kind: None where it is one that mpsd does not know.  process: None where the module did not know it.
+    """A record.  kind: None if mpsd does not know it.  process: None if the module did not know it.
 
     lost: records that were overwritten before this one.
     """
@@ -97,7 +97,7 @@ class Record:
 
 
 def parse_info(data: bytes) -> Info:
-    """Raises ProtocolError for a version that is not ours."""
+    """Parse the module's description.  Raises ProtocolError for another version."""
     major, record_bytes, ring_records, _, _, driver = INFO.unpack(data)
     if major != MAJOR:
         raise ProtocolError(
@@ -117,7 +117,7 @@ def target(pid: int) -> bytes:
 
 
 def parse_records(data: bytes) -> Iterator[Record]:
-    """Whole records.  Raises ProtocolError where that is not so, after those that came before it."""
+    """Yield the records.  Raises ProtocolError at a malformed one, after those before it."""
     at = 0
     while at < len(data):
         if len(data) - at < _HEAD.size:
@@ -132,9 +132,9 @@ def parse_records(data: bytes) -> Iterator[Record]:
 
 
 def is_proof(record: Record) -> bool:
-    """Whether it proves that the work of its process faulted.
+    """Return whether it proves that the work of its process faulted.
 
-    The GPU names the address space, and UVM says whose doing it was.
+    The GPU names the address space, and UVM gives the reason.
     """
     if record.kind is not Kind.FAULT or record.process is None:
         return False
@@ -144,7 +144,7 @@ def is_proof(record: Record) -> bool:
 
 
 def observe(record: Record, now_ns: int) -> Observation:
-    """What a record of a known kind tells."""
+    """Return the observation for a record of a known kind."""
     is_fault = record.kind is Kind.FAULT
     seen_ns = record.monotonic_ns if 0 < record.monotonic_ns <= now_ns else now_ns
     return Observation(

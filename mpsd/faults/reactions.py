@@ -1,6 +1,6 @@
-"""What is done about an incident: policy/response.py says what, this does it, once, and notes what came of it.
+"""Reactions to incidents: policy/response.py decides them, this carries each out once, and notes the result.
 
-What concerns the patched module has never run with a real GPU: it was tried on records that were made up.
+The reactions that involve the patched module have never run with a real GPU: they were tested with made-up records.
 """
 
 import os
@@ -25,13 +25,13 @@ from mpsd.stop import Asker, Manner, Report, Target, TargetKind
 
 log = structlog.get_logger()
 _OPERATOR = Asker(None, 0)
-_MOST = 256  # acts that are under way, as many that wait, and incidents that are remembered
+_MOST = 256  # reactions that run, as many that wait, and incidents that are remembered
 
 
 class Reactions:
-    """Guards that each act is done once for an incident, and bounds.
+    """Guards that each reaction is done once for an incident, and that their number is bounded.
 
-    release: lets go of what is held for a process.  holds: whether its GPU address space will be held when it has ended.
+    release: releases what mpsd holds for a process.  holds: whether mpsd will hold its GPU address space after its end.
     """
 
     def __init__(
@@ -48,10 +48,13 @@ class Reactions:
         self._done: dict[int, set[Act]] = {}
         self._room = trio.Semaphore(_MOST)
         self._send, self._receive = trio.open_memory_channel[tuple[Incident, Act]](_MOST)
-        self._revised = trio.Event()  # set, and made anew, at each revision of any incident
+        self._revised = trio.Event()  # set and replaced at each revision of any incident
 
     def consider(self, incident: Incident) -> None:
-        """At each revision of it.  Who is to be frozen is when this returns: what it reads on the GPU is wrong by now."""
+        """Start the reactions to a new revision of an incident.
+
+        A process that must be frozen is frozen when this returns: what it reads on the GPU is already wrong.
+        """
         done = self._done[incident.number] = self._done.pop(incident.number, set())
         for act in plan(incident, self._desk.settings, frozenset(done), processes.is_alive):
             if isinstance(act, Freeze):
@@ -59,7 +62,7 @@ class Reactions:
             try:
                 self._send.send_nowait((incident, act))
                 done.add(act)
-            except trio.WouldBlock:  # its next revision, if there is one, tries again
+            except trio.WouldBlock:  # its next revision, if one comes, tries again
                 log.error("fault.not_answered", number=incident.number, act=repr(act), why=f"{_MOST} others come first")
         while len(self._done) > _MOST:
             del self._done[next(iter(self._done))]
@@ -67,14 +70,14 @@ class Reactions:
         self._revised = trio.Event()
 
     async def run(self) -> None:
-        """Lives as long as mpsd."""
+        """Run as long as mpsd."""
         async with trio.open_nursery() as nursery:
             async for incident, act in self._receive:
-                await self._room.acquire()  # as long as the longest of the acts takes
+                await self._room.acquire()  # waits at most as long as the longest reaction takes
                 nursery.start_soon(self._do, incident, act)
 
     async def _do(self, incident: Incident, act: Act) -> None:
-        """Whatever goes wrong in here ends this act and nothing else."""
+        """Carry out one reaction.  An error in here ends this reaction and nothing else."""
         try:
             match act:
                 case End(process):
@@ -98,7 +101,7 @@ class Reactions:
         self._desk.note(incident, "the GPU takes no new clients: it has to be reset or looked at")
 
     async def _end(self, incident: Incident, process: ProcessId) -> None:
-        """After a while in which it can put its own things in order."""
+        """End the culprit after culprit_seconds, in which it can clean up."""
         pidfd = _open(incident, process)
         if pidfd is None:
             return
@@ -117,17 +120,17 @@ class Reactions:
             os.close(pidfd)
 
     async def _finish(self, incident: Incident, process: ProcessId) -> None:
-        """End one that is frozen, and is being stopped by the module: it gets no more time for anything.
+        """End a process that is frozen, and that the module is stopping; it gets no time to clean up.
 
-        Its work may still run when its channels are stopped, and ends every client of its domain if its GPU address space goes
-        first.  So either the address space is held for a while, or its work is ended before it.
+        Its work may still run when its channels are stopped.  If its GPU address space is destroyed first, that work ends every
+        client of its domain.  So mpsd either holds the address space for a while, or ends the work first.
         """
         pidfd = _open(incident, process)
         if pidfd is None:
             return
         try:
             has_stopped = await self._has_stopped(incident, process)
-            if not processes.is_alive(process):  # as where the module kills
+            if not processes.is_alive(process):  # as when the module kills it
                 return
             if has_stopped and self._holds(process):
                 told = _kill_held(pidfd)
@@ -140,7 +143,7 @@ class Reactions:
             os.close(pidfd)
 
     async def _has_stopped(self, incident: Incident, process: ProcessId) -> bool:
-        """Whether its channels were stopped within STOPPED_SECONDS.  False: not in time, or no module is there to say so."""
+        """Return whether its channels stopped within STOPPED_SECONDS; False also if no module reports it."""
         if not any(seen.source is Source.KMOD for seen in incident.evidence):
             return False
         with trio.move_on_after(STOPPED_SECONDS):
@@ -150,13 +153,16 @@ class Reactions:
         return False
 
     async def _end_frozen(self, incident: Incident, process: ProcessId, pidfd: int) -> str:
-        """Its work may still run.  Whoever ends that continues the process right before: the vendor's daemon hangs when it is
-        told to terminate one that is frozen (measured).  Where it did not work the process is frozen again."""
+        """End a frozen process whose work may still run.
+
+        The stopper continues the process right before it ends the work: the vendor's daemon hangs when it is asked to terminate
+        a frozen client (measured).  If that fails, the process is frozen again.
+        """
         if not await self._is_at_work(process):
             return self._kill(process, pidfd)
         try:
             report = await self._stop(process)
-        except NoSuchClient:  # any more
+        except NoSuchClient:  # it is a client no longer
             return self._kill(process, pidfd)
         finally:
             with suppress(ProcessLookupError):
@@ -170,7 +176,7 @@ class Reactions:
         log.error("fault.contained_left", number=incident.number, pid=process.pid, why=why, effect="it stays frozen")
 
     def _kill(self, process: ProcessId, pidfd: int) -> str:
-        """Nothing is held for it: it has no work any more."""
+        """Kill a process that has no GPU work left, and hold nothing for it."""
         self._release(process)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         return "was ended by SIGKILL"
@@ -180,25 +186,31 @@ class Reactions:
         return await self._stopper.stop(target, Manner(), _OPERATOR)
 
     async def _end_now(self, process: ProcessId, pidfd: int) -> str:
-        """Where its domain is in FAULT it has no GPU work, and a signal harms nobody; elsewhere its work is ended first."""
+        """End a process: through the stopper if it has GPU work; otherwise by SIGKILL.
+
+        In a domain in FAULT it has none, so that a signal harms no client.
+        """
         if await self._is_at_work(process):
             return _describe(await self._stop(process))
         return self._kill(process, pidfd)
 
     async def _is_at_work(self, process: ProcessId) -> bool:
-        """In a domain that is well.  One that may be about to fault is waited for: told to end a client then, it hangs."""
+        """Return whether the process is connected to a healthy domain.
+
+        A domain that may be about to fault is waited for: its vendor daemon hangs when it is asked to end a client then.
+        """
         with trio.move_on_after(SUSPECT_SECONDS + 1.0) as waiting:
             while any(_is_suspect(domain) for domain in self._domains_of(process)):
                 await self._pool.changed()
         return not waiting.cancelled_caught and bool(self._domains_of(process))
 
     def _domains_of(self, process: ProcessId) -> list[Domain]:
-        """Where it is connected, of those that are not known to be ill."""
+        """Return the domains to which the process is connected, except those known to be faulty."""
         ready = (each for each in self._pool.domains.values() if each.state is DomainState.READY)
         return [each for each in ready if process.pid in each.client_pids.union(*each.contexts.values())]
 
     def _is_still_to_end(self, incident: Incident, process: ProcessId) -> bool:
-        """Nothing that came meanwhile says otherwise."""
+        """Return whether the process is still the culprit, by the latest revision, and culprits are to be ended."""
         latest = self._latest(incident)
         return self._desk.settings.ends_culprit and latest.culprit == process and is_known(latest)
 
@@ -210,7 +222,7 @@ class Reactions:
 
 
 def _open(incident: Incident, process: ProcessId) -> int | None:
-    """None where nothing of it is left, or mpsd has no descriptor to spare, which is told."""
+    """Open a pidfd; None if the process has ended, or if mpsd has no descriptor left, which is logged."""
     try:
         return processes.open_pidfd(process)
     except OSError as exc:
@@ -219,7 +231,7 @@ def _open(incident: Incident, process: ProcessId) -> int | None:
 
 
 def _freeze(incident: Incident, process: ProcessId) -> None:
-    """At once; the process may have gone."""
+    """Send SIGSTOP now; the process may have ended."""
     pidfd = _open(incident, process)
     if pidfd is None:
         return

@@ -1,4 +1,4 @@
-"""Every source of observations: started together, each of them dispensable."""
+"""The sources of observations: started together; each is optional."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ See = Callable[[Observation], None]
 
 
 class SourceOfFaults(Protocol):
-    """absent: why it tells nothing; "" while it does."""
+    """One source.  absent: why it publishes nothing; "" while it works."""
 
     @property
     def absent(self) -> str: ...
@@ -23,24 +23,24 @@ class SourceOfFaults(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Guards that a bug in one ends no other."""
+    """All sources.  Guards that a bug in one ends no other."""
 
     by_name: Mapping[str, SourceOfFaults]
     _bugs: dict[str, str] = field(default_factory=dict)
 
     async def run(self, see: See) -> None:
-        """Until cancelled; a source that cannot run ends by itself, having said why."""
+        """Run until cancelled; a source that cannot run logs the reason and returns."""
         async with trio.open_nursery() as nursery:
             for name, source in self.by_name.items():
                 nursery.start_soon(self._run, name, source, see)
             await trio.sleep_forever()
 
     def standing(self) -> dict[str, str]:
-        """For `mpsctl status`: each source, and "works" or why it does not."""
+        """Return each source for `mpsctl status`, with "works" or why it does not."""
         return {name: self._bugs.get(name) or source.absent or "works" for name, source in self.by_name.items()}
 
     async def _run(self, name: str, source: SourceOfFaults, see: See) -> None:
-        """Whatever goes wrong in here ends this source and nothing else."""
+        """Run one source.  An error in here ends this source and nothing else."""
         try:
             await source.run(see)
         except Exception as exc:

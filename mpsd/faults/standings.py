@@ -1,4 +1,4 @@
-"""What is held against whom, as an operator is shown it: convictions, suspicions, pauses, and drained GPUs."""
+"""List convictions, suspicions, pauses and drained GPUs for operators."""
 
 from collections.abc import Iterator, Mapping
 

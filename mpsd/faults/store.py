@@ -1,8 +1,8 @@
-"""Incidents and blame, on disk: SQLite with a write-ahead log.
+"""Incidents and blame on disk: SQLite with a write-ahead log.
 
-Every method is one transaction, and what it wrote is there after a `kill -9` once it has returned.  A file of its own, private
-to mpsd: it says who did what.  It is about the past: where it cannot be written, that is logged and mpsd goes on.  Numbers are
-never used twice, though incidents are removed.  Prose: docs/faults.md.
+Every method is one transaction; once it has returned, its writes survive a `kill -9`.  The file is mpsd's own and private,
+since it names culprits.  It is only about the past: a failed write is logged, and mpsd continues.  Numbers are never reused,
+although incidents are removed.  Prose: docs/faults.md.
 """
 
 import sqlite3
@@ -39,9 +39,9 @@ Value = TypeVar("Value")
 
 
 class FaultStore:
-    """Guards one database file; used from the trio thread alone.  Raises UnusablePath where it cannot be opened or read.
+    """Guards one database file; used only from the trio thread.  Raises UnusablePath if it cannot be opened or read.
 
-    kept: how many numbers back incidents are kept.
+    kept: how far back, in numbers, incidents are kept.
     """
 
     def __init__(self, path: Path, kept: int = KEPT) -> None:
@@ -50,36 +50,36 @@ class FaultStore:
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
 
     def next_number(self) -> int:
-        """Of the next incident: no older one has ever had it."""
+        """Return the number of the next incident, which no earlier one has had."""
         rows = self._read("SELECT seq FROM sqlite_sequence WHERE name = 'incidents'")
         return int(rows[0][0]) + 1 if rows else 1
 
     def save(self, incident: Incident) -> bool:
-        """Its newest revision; an older one than is there changes nothing.  False: it could not be written."""
+        """Store an incident; do nothing if a newer revision is stored.  Returns False if it could not be written."""
         return self._write([*self._saving(incident)])
 
     def save_with_blame(self, incident: Incident, state: BlameState) -> bool:
-        """Both or neither: a conviction without its incident could be explained to nobody."""
+        """Store both or neither: a conviction without its incident could not be explained."""
         return self._write([*self._saving(incident), _blame(state)])
 
     def save_blame(self, state: BlameState) -> bool:
         return self._write([_blame(state)])
 
     def incident(self, number: int) -> Incident | None:
-        """None: there was none, or it is no longer kept."""
+        """Return the incident; None if it never existed, or is no longer kept."""
         rows = self._read("SELECT body FROM incidents WHERE number = ?", (number,))
         return self._incident(rows[0][0]) if rows else None
 
     def incidents(self, after: int = 0) -> Iterator[Incident]:
-        """Those with larger numbers, in the order of their numbers; no more are read than are taken, by and large."""
+        """Yield incidents with larger numbers, in ascending order, reading little more than the caller takes."""
         return self._pages("number > ? ORDER BY number", after)
 
     def incidents_before(self, before: int | None = None) -> Iterator[Incident]:
-        """Those with smaller numbers (None: all), the newest first, likewise."""
+        """Yield incidents with smaller numbers (None: all), the newest first, likewise."""
         return self._pages("number < ? ORDER BY number DESC", _MOST_NUMBER if before is None else before)
 
     def unsettled(self) -> Sequence[Incident]:
-        """Those that an mpsd that has gone had not finished, the oldest first."""
+        """Return the incidents that an earlier mpsd left unsettled, the oldest first."""
         rows = self._read("SELECT body FROM incidents WHERE NOT json_extract(body, '$.is_settled') ORDER BY number")
         return [self._incident(body) for (body,) in rows]
 
@@ -88,7 +88,7 @@ class FaultStore:
         return self._parsed(blame_of, rows[0][0]) if rows else BlameState()
 
     def watch_statements(self, seen: Callable[[str], object]) -> None:
-        """For tests that cut at every statement: `seen` is called before each is executed."""
+        """Set a callback before each statement, for tests that cut at every statement."""
         self._db.set_trace_callback(seen)
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class FaultStore:
         yield _FORGET, (self._kept,)
 
     def _pages(self, where: str, number: int) -> Iterator[Incident]:
-        """What is written meanwhile does no harm."""
+        """Yield incidents page by page; writes between two pages do no harm."""
         while rows := self._read(f"SELECT number, body FROM incidents WHERE {where} LIMIT {_PAGE}", (number,)):
             yield from (self._incident(body) for _, body in rows)
             number = rows[-1][0]
@@ -122,7 +122,7 @@ class FaultStore:
             raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
 
     def _write(self, writes: Sequence[Write]) -> bool:
-        """All or nothing."""
+        """Write in one transaction.  Returns False, having logged it, if that fails."""
         try:
             write(self._db, writes)
         except sqlite3.Error as exc:

@@ -1,6 +1,7 @@
-"""The event queues of clients as a source: who made an MMU fault, and where, 0.2 to 0.4 ms after the launch (measured).
+"""The event queues of clients as a source: the culprit and the address of an MMU fault, 0.2 to 0.4 ms after the launch
+(measured).
 
-The queues, and all else that mpsd does with the UVM descriptors of its clients, are mpsd/uvm's.  Prose: docs/faults.md.
+mpsd/uvm has the queues, and all other uses of clients' UVM descriptors.  Prose: docs/faults.md.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from mpsd.uvm.attachments import Attachments
 
 
 class UvmEvents:
-    """Tells through the attachments, which were given their listener when they were made."""
+    """Publishes through the attachments, which got their listener when they were built."""
 
     def __init__(self, attachments: Attachments) -> None:
         self._attachments = attachments
@@ -20,5 +21,5 @@ class UvmEvents:
         return self._attachments.absent
 
     async def run(self, publish: Callable[[Observation], None]) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         await self._attachments.run()

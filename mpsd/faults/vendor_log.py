@@ -1,4 +1,4 @@
-"""What a domain's server.log tells of a fault: that there is one, late and reliably; not whose it was (FACTS.md)."""
+"""Faults in a domain's server.log: that a fault happened, late but reliably; not the culprit (FACTS.md)."""
 
 from mpsd.domains.log_lines import ClientFault, News, ServerFault
 from mpsd.fault import Observation, Source
@@ -6,7 +6,10 @@ from mpsd.faults.parties import Parties
 
 
 def observe(domain: str, news: News, parties: Parties, now_ns: int) -> Observation | None:
-    """None for what is about no fault.  now_ns: its own stamps are of another clock, and coarse."""
+    """Return the observation in a log line; None for a line that is not about a fault.
+
+    now_ns: used because the log's own stamps are coarse and of another clock.
+    """
     match news:
         case ServerFault(pid):
             return Observation(Source.VENDOR_LOG, now_ns, domain=domain, text=f"server {pid} is handling a fatal GPU error")
