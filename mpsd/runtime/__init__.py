@@ -1,1 +1,1 @@
-"""Everything that awaits and owns: tasks, sockets, the store, the keeper."""
+"""Everything that waits or owns resources: tasks, sockets, the store, the keeper."""

@@ -1,4 +1,4 @@
-"""What the vendor's commands act on (legacy/board.py), over all fault domains at once."""
+"""The board of the vendor's commands (legacy/board.py), over all fault domains at once."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -19,11 +19,11 @@ log = structlog.get_logger()
 _OF_ONE_SERVER = frozenset(
     f"{verb}_{noun}" for verb in ("get", "set") for noun in ("active_thread_percentage", "device_pinned_mem_limit")
 )
-_PATIENCE_SECONDS = 1.0  # then what was last known is the answer: health probes give up after 3 s
+_PATIENCE_SECONDS = 1.0  # then the last known state is the answer: health probes give up after 3 s
 
 
 class DaemonBoard:
-    """Guards that a question is answered even while a vendor daemon hangs."""
+    """Guards that a command that only reads is answered even while a vendor daemon hangs."""
 
     def __init__(self, pool: Pool, quit_all: Callable[[float | None], Awaitable[int]]) -> None:
         self._pool = pool
@@ -40,7 +40,7 @@ class DaemonBoard:
         await self._pool.set_defaults(defaults)
 
     async def servers(self) -> Sequence[ServerView]:
-        """Those of domains that have served somebody: a spare is nobody's server yet."""
+        """Return the servers of domains that have had clients: a spare's server does not count yet."""
         found: list[ServerView] = []
         public = [domain for domain in self._pool.domains.values() if domain.is_public]
         stale = [domain for domain in public if domain.news.is_set()]
@@ -60,7 +60,10 @@ class DaemonBoard:
             log.warning("domain.silent", domain=domain.name, why=str(exc))
 
     async def start_server(self, uid: int) -> str:
-        """In the domain where this user's next client would go; its server is replaced if it is idle and another's."""
+        """Start a server in the domain where this user's next client would go.
+
+        If that domain has an idle server of another user, it is replaced.
+        """
         domain: Domain | None = None
         seconds = self._pool.program.start_seconds
         with trio.move_on_after(seconds):
@@ -89,7 +92,10 @@ class DaemonBoard:
         return await self._at_baseline(domain, server_pid, line)
 
     async def _at_baseline(self, domain: Domain, server_pid: int, line: str) -> str:
-        """What a server's user sees and sets is not what it gives its next client (domains/guard.py).  Raises VendorFailed."""
+        """Send a command about a server's limits while the server has its baseline limits.  Raises VendorFailed.
+
+        The limits that a server's user sees and sets differ from those that its next client gets (domains/guard.py).
+        """
         seconds = self._pool.program.command_seconds
         defaults = of_defaults(self._pool.defaults, domain.gpus)
         with trio.move_on_after(seconds):
@@ -103,7 +109,7 @@ class DaemonBoard:
         return await self._quit(timeout_seconds)
 
     async def _tell(self, domain: Domain, line: str, seconds: float | None = None) -> str:
-        """A command that changes something: what is believed of the domain is out of date at once."""
+        """Send a command that changes something; mpsd's view of the domain is stale afterwards."""
         try:
             return await domain.control.command(line, seconds)
         except MpsdError as exc:

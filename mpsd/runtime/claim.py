@@ -1,4 +1,4 @@
-"""One daemon to a pipe directory: the directories, the lock, the pid file."""
+"""The claim of one daemon on a pipe directory: the directories, the lock, the pid file."""
 
 import errno
 import fcntl
@@ -26,7 +26,7 @@ class Claim:
         self.pipe = PipeDirectory(pipe_directory)
         self.log_directory = log_directory
         self.state_directory = state_directory
-        self._sockets = tuple(sockets)  # names of what will be made in the pipe directory
+        self._sockets = tuple(sockets)  # names of the sockets that mpsd will create in the pipe directory
         self._lock = -1
 
     @property
@@ -34,8 +34,8 @@ class Claim:
         return self.pipe.path
 
     def take(self) -> None:
-        """Raises UnusablePath, AlreadyRunning; the words are the vendor's where it has some."""
-        self._open_log_directory()  # first: what is logged about the others goes there
+        """Take the claim.  Raises UnusablePath, AlreadyRunning, with the vendor's texts if it has some."""
+        self._open_log_directory()  # first: warnings about the others go to its log
         try:
             self._make_private()
             self._take_lock()
@@ -52,28 +52,31 @@ class Claim:
         self._write_pid()
 
     def restore(self) -> None:
-        """The pipe directory and the pid file, where somebody has removed or replaced them.  Raises UnusablePath."""
+        """Restore the pipe directory and the pid file after another process removed or replaced them.  Raises UnusablePath."""
         self.pipe.open()
         self._write_pid()
 
     def release(self) -> None:
-        """Remove the pid file, if it is ours."""
+        """Remove the pid file if it is this process's."""
         if self._read_pid() == os.getpid():
             self.pipe.remove(PID_FILE)
 
     def _open_log_directory(self) -> None:
-        """Make and tighten it.  Raises UnusablePath for one that another user controls: they could read and forge the logs."""
+        """Create and tighten the log directory.
+
+        Raises UnusablePath if another user controls it: that user could read and forge the logs.
+        """
         try:
             opened = open_directory(self.log_directory, make_mode=LOG_DIRECTORY_MODE, may_be_shared=True)
         except NotTrusted as exc:
             raise UnusablePath(f"the log directory {self.log_directory} cannot be used: {exc}") from None
         except UnusablePath:
-            return  # the logs say what they could not write; the vendor's daemon goes on without them too
+            return  # the logs report what they could not write; the vendor's daemon continues without them too
         tell_tightened(self.log_directory, opened)
         os.close(opened.descriptor)
 
     def _make_private(self) -> None:
-        """The state directory can be entered by vendor servers, which run as their users, and listed by nobody else."""
+        """Create the state directory: vendor servers, which run as their users, may enter it; only mpsd's user may list it."""
         missing = [parent for parent in self.state_directory.parents if not parent.exists()]
         for directory in (*reversed(missing), self.state_directory):
             try:
@@ -87,7 +90,10 @@ class Claim:
                 os.close(opened.descriptor)
 
     def _refuse_directories(self) -> None:
-        """Whatever else is in the way is replaced.  Found later, it would end a daemon that has started a domain already."""
+        """Refuse a directory in the place of a socket; any other file is replaced.  Raises UnusablePath.
+
+        Without this check it would end a daemon that has already started a domain.
+        """
         for name in self._sockets:
             if self.pipe.is_directory(name):
                 raise UnusablePath(f"cannot listen at {self.pipe_directory / name}: it is a directory")
@@ -103,13 +109,15 @@ class Claim:
             raise UnusablePath(f"{path} cannot be locked: {exc.strerror}") from None
 
     def _running(self) -> int | None:
-        """A daemon that is not mpsd's: its pid file names a living process of root's or ours of that name, and something
-        listens."""
+        """Return the pid of a running daemon that is not mpsd's; None if none runs.
+
+        Its pid file must name a living process of root's or mpsd's user with the daemon's name, and a process must listen.
+        """
         pid = self._read_pid()
         if not pid or pid == os.getpid():
             return None
         owner = processes.owner(pid)
-        if owner is None or owner[0] not in (0, os.geteuid()):  # who could write here earlier may have left the file
+        if owner is None or owner[0] not in (0, os.geteuid()):  # a user who could write here earlier may have left the file
             return None
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
@@ -121,7 +129,7 @@ class Claim:
         try:
             facts = inspector.facts_now(pid, [_DIRECTORY])
         except (OSError, Unreadable):
-            return pid  # something listens, and it may be a daemon
+            return pid  # a process listens, and it may be a daemon
         finally:
             inspector.close()
         if facts is None or facts.program != _DAEMON:

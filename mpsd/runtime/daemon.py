@@ -1,8 +1,8 @@
-"""The daemon's life: what runs, in which order it starts, and how it ends.
+"""The daemon's tasks: the order in which they start, and how they end.
 
-services     domains, upkeep, keeper, signals    started first, stopped last
-conversations  relayed connections, sessions     ended by their peers, or with the services
-listeners    the doors and the command socket    started last, stopped first
+services       domains, upkeep, keeper, signals     started first, stopped last
+conversations  relayed connections, sessions        ended by their peers, or with the services
+listeners      the doors and the command socket     started last, stopped first
 """
 
 import signal
@@ -43,12 +43,12 @@ Serve = Callable[[socket.socket, trio.Nursery], Awaitable[None]]
 _KEEPER_SECONDS = 0.5
 _COLLECT_SECONDS = 5.0
 _REFUSAL_SECONDS = 4.0
-_REPLY_SECONDS = 1.0  # the answer to `quit` is on its way when mpsd ends
+_REPLY_SECONDS = 1.0  # the answer to `quit` is still being sent when mpsd ends
 
 
 @dataclass(slots=True)
 class Daemon:
-    """Everything that was built, joined.  `doors` is None until it is known who may relay."""
+    """All parts of the daemon, connected."""
 
     pipe: PipeDirectory
     pool: Pool
@@ -64,16 +64,16 @@ class Daemon:
     faults: Faults
     vault: Vault
     failover: Failover
-    serve_metrics: Callable[..., Awaitable[None]] | None  # None: nobody asked for them
+    serve_metrics: Callable[..., Awaitable[None]] | None  # None: not configured
     restore: Callable[[], None]  # the pipe directory
     on_signal: Callable[["Daemon", int], Awaitable[None]]
-    stop: trio.Event = field(default_factory=trio.Event)  # set: leave now, whatever still runs
-    beside: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # what else lives as long
+    stop: trio.Event = field(default_factory=trio.Event)  # set: exit now, whatever still runs
+    beside: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # other tasks that run as long
     _services: trio.Nursery | None = None
     _listeners: list[socket.socket] = field(default_factory=list)
 
     async def run(self, ready: Callable[[], None]) -> int:
-        """Until quit, or told to leave; the exit status.  Raises MpsdError when it cannot start."""
+        """Run until quit, or told to leave; return the exit status.  Raises MpsdError if it cannot start."""
         held, is_old = self._open_keeper()
         async with trio.open_nursery() as services:
             self._services = services
@@ -97,7 +97,7 @@ class Daemon:
                         places[name] = partial(self._open, name, mode, serve, conversations, listeners)
                         places[name]()
                     listeners.start_soon(Presence(self.pipe, self.restore, places, lambda: self.pool.is_stopping).run)
-                    await services.start(self._take_signals)  # before ready: who is told may send one
+                    await services.start(self._take_signals)  # before ready: its receiver may send a signal
                     ready()
                     await self.stop.wait()  # for ever: this is the daemon's life
                     listeners.cancel_scope.cancel()
@@ -110,7 +110,7 @@ class Daemon:
         return self.ending.status or 0
 
     async def quit(self, timeout_seconds: float | None) -> int:
-        """End everything, then the daemon; returns when only the daemon itself is left."""
+        """End everything but the daemon itself, and let the daemon exit; return the status."""
         status = await self.ending.quit_all(timeout_seconds)
         await self.vault.end()
         self.clean_up()
@@ -118,13 +118,15 @@ class Daemon:
         return status
 
     def begin_quit(self, timeout_seconds: float) -> None:
-        """Quit without waiting for it; said again, it can only shorten the wait."""
+        """Start to quit, without waiting for it; a repeated call can only shorten the wait."""
         assert self._services is not None, "signals are taken in run()"
         self._services.start_soon(self.quit, timeout_seconds)
 
     async def see_off(self) -> None:
-        """Let nobody come any more, and wait a moment until those who came have been refused: cut off, they would run
-        without MPS."""
+        """Close the doors, and wait a moment until the clients already connected have been refused.
+
+        If they were disconnected instead, they would run without MPS.
+        """
         for name in DOORS:
             self.pipe.remove(name)
         if self.relayed:
@@ -132,7 +134,7 @@ class Daemon:
                 await self.relayed[0].settled()
 
     def clean_up(self) -> None:
-        """After the domains have gone: nothing that a client or the next daemon could take for a running one."""
+        """Remove what a client or the next daemon could take for a running one, after the domains have ended."""
         for name in (UI_SOCKET, api_server.SOCKET, *DOORS):
             self.pipe.remove(name)
         for name in CORE_DIRECTORIES:
@@ -144,15 +146,17 @@ class Daemon:
     async def _settle(
         self, held: list[tuple[str, socket.socket, int]], is_old: bool, conversations: trio.Nursery
     ) -> None:
-        """Handshakes go on before anything is asked of the domains: a vendor daemon that waits for a client's word answers
-        nobody.  Then wait for the domains.  Raises VendorFailed."""
+        """Resume the handshakes, then wait for the domains.  Raises VendorFailed.
+
+        The handshakes come first: a vendor daemon that waits for a client's next message answers no command.
+        """
         if self.relayed and is_old:
             self.relayed[0].resume(held, conversations)
         try:
             await self.pool.settled()
         except VendorFailed:
             if self.relayed and not is_old:
-                self.relayed[1].stop()  # it holds nothing yet
+                self.relayed[1].stop()  # it holds no descriptors yet
             raise
         if self.relayed:
             self.relayed[0].conversations.entrance.may_place.set()
@@ -171,7 +175,7 @@ class Daemon:
         conversations: trio.Nursery,
         listeners: trio.Nursery,
     ) -> dict[str, Callable[[], None]]:
-        """What opens each of them again."""
+        """Open the doors; return by name the function that opens each again."""
         if self.relayed is None:
             linked = LinkedDoors(self.pipe, self.pool)
             listeners.start_soon(linked.run)
@@ -194,13 +198,13 @@ class Daemon:
         return (UI_SOCKET, 0o666, self.sessions.serve), (api_server.SOCKET, api_server.MODE, self.api.serve)
 
     def _open(self, name: str, mode: int, serve: Serve, conversations: trio.Nursery, listeners: trio.Nursery) -> None:
-        """Who came to one before is served there."""
+        """Open a socket; clients of an earlier socket of this name continue to be served there."""
         listener = self.pipe.listen(name, mode)
         self._listeners.append(listener)
         listeners.start_soon(serve, listener, conversations)
 
     async def _keep_keeper(self, doors: RelayedDoors, keeper: KeeperClient) -> None:
-        """A keeper that died is replaced; while there is none, mpsd holds everything itself."""
+        """Replace a keeper that died; until then mpsd alone holds everything."""
         while True:
             await keeper.wait_lost()
             if self.pool.is_stopping:

@@ -1,4 +1,4 @@
-"""Events about fault domains: one for each change of state, as a subscriber sees it (docs/protocol.md, "Events")."""
+"""Events about fault domains: one for each change of state, as subscribers get it (docs/protocol.md, "Events")."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from mpsd.model import DomainState
 
 
 async def tell_of_domains(pool: Pool, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
-    """Lives as long as mpsd.  A state that did not outlast a moment may be left out."""
+    """Publish changes of state; run as long as mpsd.  A state that lasted only a moment may be left out."""
     known: dict[str, DomainState] = {}
     while True:
         views = {view.name: view for view in pool.views()}

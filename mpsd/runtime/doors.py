@@ -1,8 +1,8 @@
 """The two public sockets that CUDA clients connect to, `control` and `control_privileged`.
 
-With the right to send other processes' credentials (root), mpsd listens there and relays.  Without it a vendor daemon would
-take every client for mpsd itself, so the names are links to the current domain's own sockets: clients reach it directly, new
-ones go to a healthy domain, and nothing can be done per client (docs/unprivileged.md).
+If mpsd may send other processes' credentials (root), it listens there and relays.  Otherwise a vendor daemon would take every
+client for mpsd itself, so the names are links to the current domain's own sockets: clients reach it directly, new clients go to
+a healthy domain, and mpsd can do nothing for single clients (docs/unprivileged.md).
 """
 
 import os
@@ -21,7 +21,7 @@ from mpsd.runtime.keeper import KeeperClient
 from mpsd.runtime.pipe_directory import PipeDirectory
 
 log = structlog.get_logger()
-_AGAIN_SECONDS = 5.0  # until a door is tried again that could not be led
+_AGAIN_SECONDS = 5.0  # until a door that could not be linked is tried again
 DOORS = {"control": 0o666, "control_privileged": 0o755}  # names and modes are the vendor's
 
 
@@ -35,7 +35,7 @@ class RelayedDoors:
     listeners: dict[str, socket.socket] = field(default_factory=dict)
 
     def open(self, held: list[tuple[str, socket.socket, int]]) -> None:
-        """Listen, on the sockets an earlier mpsd left where they are still the ones that clients reach."""
+        """Listen; on the sockets of an earlier mpsd if clients still reach them."""
         kept = {name: (end, note) for name, end, note in held}
         for door in DOORS:
             end, note = kept.get(f"listen.{door}", (None, 0))
@@ -48,7 +48,7 @@ class RelayedDoors:
                 self._listen(door)
 
     def open_again(self, door: str) -> None:
-        """Where nobody can come any more.  Those who came before go on waiting at the listener before."""
+        """Replace a door that clients can no longer reach.  Earlier connections still wait at the old listener."""
         self.keeper.drop(f"listen.{door}")
         self._listen(door)
 
@@ -60,7 +60,7 @@ class RelayedDoors:
         self.keeper.hold(f"listen.{door}", self.listeners[door], self.directory.inode_of(door))
 
     def hold_all(self) -> None:
-        """Give everything to a new keeper."""
+        """Give all listeners and connections to a new keeper."""
         for door in self.listeners:
             self._hold(door)
         for name, connection, slot in self.relay.connections():
@@ -77,14 +77,14 @@ class RelayedDoors:
 
 @dataclass(slots=True)
 class LinkedDoors:
-    """Guards that the links lead to a domain that takes clients, whenever there is one."""
+    """Guards that the links lead to a domain that takes clients, whenever one does."""
 
     directory: PipeDirectory
     pool: Pool
     _led_to: Domain | None = None
 
     async def run(self) -> None:
-        """Runs until mpsd quits: the links then lead to daemons that are quitting too, and refuse by themselves."""
+        """Run until mpsd quits: the links then lead to daemons that are quitting too, and refuse clients themselves."""
         me = Ask(os.geteuid(), frozenset(self.pool.gpus))
         while True:
             try:
@@ -102,7 +102,7 @@ class LinkedDoors:
             await self.pool.changed()
 
     def open_again(self, door: str) -> None:
-        """Raises UnusablePath."""
+        """Link a door to the current domain.  Raises UnusablePath."""
         if self._led_to is not None:
             try:
                 self._point(door, self._led_to.control.socket_path(door))

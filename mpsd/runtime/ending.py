@@ -1,8 +1,8 @@
-"""Ending clients, and ending everything (docs/ending.md).
+"""End all clients and domains when mpsd quits (docs/ending.md).
 
-A signal that ends a client during a long kernel kills its co-runners, so a client's work is ended by the documented
-`terminate_client` first, always.  While mpsd quits, newcomers are refused with an error (805): a vendor daemon that may not
-start servers, because it runs as a user of its own, gives it.
+A signal that ends a client during a long kernel kills its co-runners, so mpsd always ends a client's work by the documented
+`terminate_client` first.  While mpsd quits, new clients are refused with an error (805) from a vendor daemon that may not start
+servers, because it has a separate user.
 """
 
 import math
@@ -25,18 +25,18 @@ from mpsd.runtime.reaper import reap_all
 from mpsd.runtime.stop_steps import terminate_client
 
 log = structlog.get_logger()
-_WAIT_SECONDS = 0.5  # between looks at who is still there, besides those that news causes
+_WAIT_SECONDS = 0.5  # between checks for remaining clients; changes in the pool cause further checks
 _GONE_SECONDS = 2.0
 
 
 @dataclass(slots=True)
 class Ending:
-    """Guards that quitting happens once, and that whoever asks for it later waits for the same end."""
+    """Guards that quitting happens once, and that a later caller waits for the same end."""
 
     pool: Pool
     refuser: Refuser
     stop_seconds: float
-    see_off: Callable[[], Awaitable[None]]  # closes the doors, and returns when nobody is left who came before
+    see_off: Callable[[], Awaitable[None]]  # closes the doors, and returns when all clients at them have been answered
     status: int | None = None
     _is_quitting: bool = False
     _deadline: float = math.inf
@@ -44,21 +44,24 @@ class Ending:
 
     @property
     def ends_at(self) -> float | None:
-        """When the work of whoever is still there is ended, seconds since the epoch.  None: not at all, or mpsd waits."""
+        """When mpsd ends the work of the remaining clients, seconds since the epoch.
+
+        None: mpsd waits for ever, or is not quitting.
+        """
         left = self._deadline - trio.current_time()
         return None if left == math.inf else time.time() + left
 
     async def quit_all(self, timeout_seconds: float | None) -> int:
-        """Take nobody new, wait for the clients (for `timeout_seconds`, None: for ever), then end everything.
+        """Refuse new clients, wait for the others (`timeout_seconds`; None: for ever), then end everything.
 
-        The status is 0 when every vendor daemon went by itself.  A second call can only shorten the wait.
+        The status is 0 if every vendor daemon quit by itself.  A second call can only shorten the wait.
         """
         if timeout_seconds is not None:
             self._deadline = min(self._deadline, trio.current_time() + timeout_seconds)
             self.pool.notify()
         if not self._is_quitting:
             self._is_quitting = True
-            with trio.CancelScope(shield=True):  # bounded by _deadline, or asked to wait for ever
+            with trio.CancelScope(shield=True):  # bounded by _deadline, unless the caller asked to wait for ever
                 self.status = await self._quit()
             self._done.set()
         await self._done.wait()
@@ -76,7 +79,7 @@ class Ending:
                 nursery.start_soon(self._end_domain, domain, failures)
         await self.see_off()
         await self.refuser.close(self.stop_seconds)
-        reap_all()  # whoever looks for them after `quit` finds none, dead ones neither
+        reap_all()  # after `quit`, not even zombies of vendor daemons are left
         log.info("quit.done", failures=failures)
         return 1 if failures else 0
 
@@ -101,7 +104,7 @@ class Ending:
 
     async def _end_domain(self, domain: Domain, failures: list[str]) -> None:
         domain.mark_stale()
-        await self._look(domain)  # a client that nobody knows of would be killed without having been terminated
+        await self._look(domain)  # a client unknown to mpsd would be killed without having been terminated
         for server in list(domain.servers.values()):
             for client in server.client_pids:
                 await self._terminate(domain, server.pid, client)
@@ -126,7 +129,7 @@ class Ending:
 
 
 async def _see_gone(process: ProcessId) -> None:
-    """A vendor server outlives its control daemon by moments; one that outlives it by more is killed."""
+    """Wait for the end of a vendor server: it outlives its control daemon by moments, and is killed if by more."""
     with trio.move_on_after(_GONE_SECONDS):
         await wait_ended(process)
         return

@@ -1,6 +1,6 @@
-"""Stopping processes for a while: a whole cgroup by the freezer of cgroup v2, or each process by SIGSTOP.
+"""Suspend processes: a whole cgroup by the freezer of cgroup v2, or each process by SIGSTOP.
 
-cgroup.freeze is documented in the kernel's admin-guide/cgroup-v2.rst; a frozen process still dies of SIGKILL.  Version 1 is
+cgroup.freeze is documented in the kernel's admin-guide/cgroup-v2.rst; SIGKILL still ends a frozen process.  Version 1 is
 not used.  Prose: docs/ending.md.
 """
 
@@ -22,14 +22,17 @@ _STOPPED = "tT"
 
 
 class CgroupFreezer:
-    """One directory of the unified hierarchy, frozen by us and by nobody before."""
+    """Freezes one directory of the unified hierarchy.  Guards that only a cgroup that mpsd froze is thawed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._is_ours = False
 
     async def freeze(self) -> bool:
-        """False where it may not be frozen, is frozen already, or does not freeze in time; then it is as it was."""
+        """Freeze the cgroup.
+
+        Returns False, without a change, if mpsd may not freeze it, it is frozen already, or it does not freeze in time.
+        """
         try:
             if (self._directory / "cgroup.freeze").read_text().strip() != "0":
                 return False
@@ -39,7 +42,7 @@ class CgroupFreezer:
             return False
         self._is_ours = True
         with trio.move_on_after(_FREEZE_SECONDS):
-            while not self._is_frozen():  # noqa: ASYNC110  cgroup.events tells by inotify, which is more to get wrong
+            while not self._is_frozen():  # noqa: ASYNC110  cgroup.events notifies by inotify, which is harder to get right
                 await trio.sleep(_LOOK_SECONDS)
             log.info("cgroup.frozen", cgroup=str(self._directory))
             return True
@@ -52,11 +55,11 @@ class CgroupFreezer:
         self._is_ours = False
         try:
             self._write("0")
-        except OSError as exc:  # it has gone with its last process
+        except OSError as exc:  # removed with its last process
             log.info("cgroup.not_thawed", cgroup=str(self._directory), why=exc.strerror)
 
     def pids(self) -> set[int]:
-        """Of everything that would be frozen.  Raises OSError."""
+        """Return the pids of all processes that would be frozen.  Raises OSError."""
         found: set[int] = set()
         for directory, _, files in os.walk(self._directory):
             if "cgroup.procs" in files:
@@ -70,17 +73,17 @@ class CgroupFreezer:
         try:
             return "frozen 1" in (self._directory / "cgroup.events").read_text().splitlines()
         except OSError:
-            return True  # it has gone
+            return True  # it was removed
 
 
 class SignalFreezer:
-    """Processes, each by its pidfd.  Guards that one which somebody else had stopped is not set going."""
+    """Freezes processes, each by its pidfd.  Guards that a process that was already stopped is not continued."""
 
     def __init__(self) -> None:
         self._ours: dict[ProcessId, int] = {}
 
     def freeze(self, process: ProcessId, pidfd: int) -> str:
-        """Why it could not be done; empty where it was."""
+        """Stop a process; return why it failed, empty on success."""
         if processes.state(process.pid) in _STOPPED:
             return ""
         try:
@@ -102,7 +105,7 @@ class SignalFreezer:
 
 
 def unified_hierarchy() -> Path | None:
-    """Where cgroup v2 is mounted: all of it, or beside version 1."""
+    """Return where cgroup v2 is mounted, alone or together with version 1."""
     try:
         with open("/proc/self/mounts") as mounts:
             for line in mounts:
@@ -115,7 +118,7 @@ def unified_hierarchy() -> Path | None:
 
 
 def unified_path(pid: int) -> str | None:
-    """Of a process, in the unified hierarchy; None where there is none, or it is the root."""
+    """Return the process's path in the unified hierarchy; None if it has none, or is in the root."""
     try:
         with open(f"/proc/{pid}/cgroup", errors="backslashreplace") as file:
             for line in file:

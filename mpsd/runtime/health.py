@@ -1,6 +1,6 @@
-"""What `health` is answered from: facts that are kept up to date, so that nothing is waited for when somebody asks.
+"""The facts behind `health`, updated regularly, so that no request waits for them.
 
-What follows from them is decided in policy/health.py.
+policy/health.py decides what follows from them.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ SECONDS = 0.5
 
 @dataclass(slots=True)
 class Health:
-    """Guards that an answer is as old as the last look at most.
+    """Guards that an answer is at most as old as the last look.
 
-    missing: what clients find mpsd by and is not there.  has_keeper: None where none is needed.  unwritten: why what mpsd knows
-    of its domains could not be stored.
+    missing: the names in the pipe directory that clients need and that do not exist.  has_keeper: None if none is needed.
+    unwritten: why mpsd's facts about its domains could not be stored.
     """
 
     pool: Pool
@@ -35,7 +35,7 @@ class Health:
     _seen_at: float = 0.0  # trio time
 
     async def run(self) -> None:
-        """Lives as long as mpsd.  In a thread: a disk that hangs stops the thread and not the loop."""
+        """Update the facts as long as mpsd runs, in a thread: a disk that hangs stops the thread and not the loop."""
         self._seen_at = trio.current_time()
         while True:
             self._seen = await trio.to_thread.run_sync(self.state_directory.look, abandon_on_cancel=True)

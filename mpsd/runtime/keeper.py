@@ -1,7 +1,7 @@
 """mpsd's side of the keeper (native/include/mpsd_keeper.h is the protocol).
 
 The keeper holds the listening sockets and every open client connection, so that `kill -9` of mpsd closes none of them: CUDA
-runs without MPS, silently, when its control connection is closed.
+silently runs without MPS when its control connection is closed.
 """
 
 import array
@@ -21,16 +21,18 @@ from mpsd.wire.keeper import REPLY_BYTES, Op, Reply, Status, pack_request, parse
 
 log = structlog.get_logger()
 
-# In the kernel, for what the keeper was told and has not read: of 4096 connections that end, or are given to a new keeper, at
+# The kernel's queue of requests that the keeper has not read: enough for 4096 connections that end, or go to a new keeper, at
 # once.  The default, 208 KiB, is full at some 270.
 _QUEUED_BYTES = 8 << 20
 _SO_SNDBUFFORCE = 32  # asm-generic/socket.h
-_SECONDS = 5.0  # the keeper answers in microseconds, or is stopped or dead
+_SECONDS = 5.0  # the keeper answers in microseconds, unless it is stopped or dead
 
 
 class KeeperClient:
-    """Guards the connection to the keeper.  `accept`, `hold` and `drop` never wait: a keeper that does not keep up is
-    reported as lost, and everything is given to its successor."""
+    """Guards the connection to the keeper.  `accept`, `hold` and `drop` never wait.
+
+    A keeper that does not keep up is reported as lost, and its successor gets everything.
+    """
 
     def __init__(self, program: Path, path: Path, max_descriptors: int) -> None:
         self._program = program
@@ -38,16 +40,16 @@ class KeeperClient:
         self._max = max_descriptors
         self._socket: socket.socket | None = None
         self._sequence = 0
-        self._catching_up = trio.Lock()  # one task may wait for a descriptor, and there are two public sockets
+        self._catching_up = trio.Lock()  # only one task may wait for a socket, and there are two public ones
         self._process: subprocess.Popen[bytes] | None = None
-        self.pid = 0  # of the one that answered last; 0: none has
+        self.pid = 0  # of the keeper that answered last; 0: none has
 
     @property
     def is_there(self) -> bool:
         return self._socket is not None
 
     def open(self) -> bool:
-        """Connect to the keeper that runs, or start one.  True: it ran before, and may hold what an earlier mpsd gave it.
+        """Connect to the running keeper, or start one.  True: it ran before, and may hold an earlier mpsd's descriptors.
 
         Raises KeeperFailed.
         """
@@ -60,8 +62,7 @@ class KeeperClient:
         return False
 
     async def replace(self) -> None:
-        """As `open`, on the event loop: a thread connects to the successor, or starts it.  Until then mpsd holds everything
-        itself.  Raises KeeperFailed."""
+        """Open a successor, as `open` does, in a thread.  Until then mpsd alone holds everything.  Raises KeeperFailed."""
         self.close()
         successor = KeeperClient(self._program, self._path, self._max)
         await trio.to_thread.run_sync(successor.open)  # not abandoned: it ends within seconds, and may have started a process
@@ -69,9 +70,11 @@ class KeeperClient:
         self._process = successor._process
 
     def accept(self, listener: socket.socket, name: str, note: int = 0) -> Arrival | None:
-        """Whoever waits at `listener`, non-blocking, and held already: nothing of mpsd's runs in between, where `kill -9` would
-        close it.  None where those who waited have hung up; it has neither those nor one that is gone.  Raises OSError where
-        nobody was accepted."""
+        """Accept a connection at the non-blocking `listener`, and give it to the keeper in the same call.
+
+        So `kill -9` of mpsd cannot come in between and close it.  None if the waiting connections had hung up; the keeper gets
+        no connection that has.  Raises OSError if none was accepted.
+        """
         request = self._pack(Op.PUT, name, generation=1, size=note)
         arrival, lost = accept_for(listener, -1 if self._socket is None else self._socket.fileno(), request)
         if lost:
@@ -79,7 +82,7 @@ class KeeperClient:
         return arrival
 
     async def until_it_keeps_up(self) -> None:
-        """Returns when it has taken most of what it was told, or is lost: it has not for some seconds."""
+        """Wait until the keeper has read most requests, or is lost: it has not for some seconds."""
         async with self._catching_up:
             if self._socket is None:
                 return
@@ -89,15 +92,17 @@ class KeeperClient:
                 self._lose(Op.PUT, f"it has not kept up for {_SECONDS:g} s")
 
     def hold(self, name: str, end: socket.socket, note: int = 0, generation: int = 1) -> None:
-        """Give it a copy of a descriptor, and a number that comes back with it; no reply is awaited.  A higher generation
-        replaces a lower one of the same name."""
+        """Give the keeper a copy of a descriptor, and a number that comes back with it; no reply is awaited.
+
+        A higher generation replaces a lower one of the same name.
+        """
         self._tell(Op.PUT, name, generation=generation, size=note, descriptor=end.fileno())
 
     def drop(self, name: str) -> None:
         self._tell(Op.DROP, name)
 
     def held(self) -> list[tuple[str, socket.socket, int]]:
-        """Everything it holds: name, descriptor, note.  Raises KeeperFailed."""
+        """Return everything it holds: name, descriptor, note.  Raises KeeperFailed."""
         found: list[tuple[str, socket.socket, int]] = []
         for name in self._names():
             reply, descriptors = self._ask(Op.GET, name)
@@ -106,11 +111,11 @@ class KeeperClient:
         return found
 
     def stop(self) -> None:
-        """End it, and so close what it holds, unless others do too."""
+        """End the keeper, which closes its descriptors; connections close unless other processes hold them too."""
         try:
             self._ask(Op.STOP)
         except KeeperFailed:
-            pass  # it has gone already
+            pass  # it has already ended
         self.close()
         self._path.unlink(missing_ok=True)
         if self._process is not None:
@@ -121,8 +126,7 @@ class KeeperClient:
                 self._process.wait()
 
     async def wait_lost(self) -> None:
-        """Returns when the keeper has died or hung up, or was closed; for ever otherwise.  Logs the refusals that come
-        meanwhile."""
+        """Return when the keeper has died or hung up, or was closed; log the refusals that come before."""
         while self._socket is not None:
             try:
                 await trio.lowlevel.wait_readable(self._socket)
@@ -138,7 +142,7 @@ class KeeperClient:
     def close(self) -> None:
         if self._socket is not None:
             if trio.lowlevel.in_trio_run():
-                trio.lowlevel.notify_closing(self._socket)  # or wait_lost would wait for whatever has this number next
+                trio.lowlevel.notify_closing(self._socket)  # otherwise wait_lost would wait on the next owner of this number
             self._socket.close()
             self._socket = None
 
@@ -190,13 +194,13 @@ class KeeperClient:
         return pack_request(op, self._next_sequence(), name, is_quiet=True, generation=generation, size=size)
 
     def _lose(self, op: Op, why: str) -> None:
-        """wait_lost sees it, and its successor is given everything."""
+        """Shut the connection down: wait_lost notices, and a successor gets everything."""
         log.error("keeper.lost", why=why, op=op.name)
         assert self._socket is not None, "it was told something"
         self._socket.shutdown(socket.SHUT_RDWR)
 
     def _ask(self, op: Op, name: str = "") -> tuple[Reply, list[int]]:
-        """One request, its reply and the descriptors with it, waiting for at most a few seconds.  Raises KeeperFailed."""
+        """Send one request; return its reply and descriptors, within a few seconds.  Raises KeeperFailed."""
         if self._socket is None:
             raise KeeperFailed(f"there is no connection to the keeper at {self._path}")
         sequence = self._next_sequence()
@@ -212,7 +216,7 @@ class KeeperClient:
 
 
 def _make_room(end: socket.socket) -> None:
-    """More than net.core.wmem_max allows takes root."""
+    """Enlarge the send buffer; only root may exceed net.core.wmem_max."""
     try:
         end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _QUEUED_BYTES)
     except PermissionError:

@@ -1,4 +1,4 @@
-"""Starting a keeper, and reaching the one that runs."""
+"""Start a keeper, and connect to a running one."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ from mpsd.errors import KeeperFailed
 
 
 def start_keeper(program: Path, path: Path, most: int) -> subprocess.Popen[bytes]:
-    """A keeper that listens at `path` when this returns, and outlives mpsd.  Raises KeeperFailed."""
+    """Start a keeper that listens at `path` when this returns, and outlives mpsd.  Raises KeeperFailed."""
     environ = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
@@ -29,16 +29,16 @@ def start_keeper(program: Path, path: Path, most: int) -> subprocess.Popen[bytes
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env=environ,
-                start_new_session=True,  # what ends mpsd's session must not end it
+                start_new_session=True,  # a signal to mpsd's session must not end it
             )
         except OSError as exc:
             raise KeeperFailed(f"the keeper {program} cannot be started: {exc.strerror}") from None
 
 
 def connect_keeper(path: Path, seconds: float) -> socket.socket | None:
-    """A connection that was not greeted yet; None where nobody listens: a stopped keeper still does, a dead one does not.
+    """Return a connection without a greeting; None if no process listens: a stopped keeper still does, a dead one does not.
 
-    Raises KeeperFailed for one that listens and cannot be reached within so long.
+    Raises KeeperFailed if a process listens and cannot be reached within `seconds`.
     """
     end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     end.settimeout(seconds)

@@ -1,4 +1,4 @@
-"""This process's own resource limits."""
+"""The resource limits of mpsd's own process."""
 
 import fcntl
 import os
@@ -17,9 +17,9 @@ log = structlog.get_logger()
 
 
 def fit_descriptors(config: Config, holders: int) -> tuple[Config, Budget]:
-    """The configuration with as many connections as the descriptors allow, and how many clients they allow.
+    """Return the configuration with as many connections as the descriptors allow, and the number of clients that they allow.
 
-    holders: descriptors for what the vault and services watch.  Raises BadConfiguration where they serve nobody.
+    holders: descriptors that the vault and services need.  Raises BadConfiguration if too few are left to serve any client.
     """
     wanted = config.relay.max_connections
     limit = raise_descriptor_limit(wanted * (OF_A_CONNECTION + OF_A_CLIENT) + BESIDE + holders)
@@ -32,15 +32,15 @@ def fit_descriptors(config: Config, holders: int) -> tuple[Config, Budget]:
 
 
 def fit_again(config: Config) -> Config:
-    """A configuration read anew, with as many connections as the descriptors of this process allow."""
+    """Return a reloaded configuration with as many connections as this process's descriptors allow."""
     found = budget(resource.getrlimit(resource.RLIMIT_NOFILE)[0], config.relay.max_connections)
     return replace(config, relay=replace(config.relay, max_connections=found.connections))
 
 
 def raise_descriptor_limit(wanted: int) -> int:
-    """Let this process open `wanted` descriptors, or as many as it may, without a wait; says so when that is fewer.
+    """Let this process open `wanted` descriptors without a wait, or as many as it may; a warning is logged if those are fewer.
 
-    A few more are allowed and left unused, for reading /proc when all others are in use.  How many it may.
+    A few more are permitted and left unused, for reading /proc when all others are in use.  Returns the number it may open.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(soft, wanted)
@@ -58,7 +58,10 @@ def raise_descriptor_limit(wanted: int) -> int:
 
 
 def _make_table(size: int) -> None:
-    """The kernel's table of our descriptors, which never shrinks.  While that of a process with threads grows, whoever opens
-    one stands still for 10 ms (measured): accept(2) too, whose connection is lost then if mpsd is killed meanwhile."""
+    """Grow the kernel's table of this process's descriptors, which never shrinks.
+
+    While the table of a process with threads grows, a thread that opens a descriptor stops for 10 ms (measured): accept(2) too,
+    whose connection is lost if mpsd is killed then.
+    """
     with suppress(OSError), open(os.devnull, "rb") as null:
         os.close(fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, size - 1))

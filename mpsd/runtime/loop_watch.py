@@ -1,8 +1,8 @@
-"""Reports each step of a task that kept the event loop from everybody else for too long.
+"""Reports each step of a task that blocked the event loop for too long.
 
-A step counts with the time for which the loop's thread slept in a system call or computed.  The time for which it was ready to
-run and had no processor does not count (run delay, the second number of /proc/PID/task/TID/schedstat): a busy machine raises no
-alarm.  Nor does the time for which mpsd was stopped by a signal.  Prose: docs/operating.md, "When mpsd itself stands still".
+A step is charged with the time in which the loop's thread slept in a system call or computed.  The time in which it was ready
+to run and had no processor does not count (run delay, the second number of /proc/PID/task/TID/schedstat): a busy machine raises
+no alarm.  Nor does the time for which mpsd was stopped by a signal.  Prose: docs/operating.md, "When mpsd itself stands still".
 """
 
 import os
@@ -23,7 +23,7 @@ _MS_NS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Readings of one moment, in ns: the clock, the processor time of the thread, and its run delay."""
+    """Readings at one moment, in ns: the clock, the processor time of the thread, and its run delay."""
 
     wall_ns: int
     busy_ns: int
@@ -32,17 +32,17 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """How long a step kept the loop, and for how much of that its thread computed; the rest it slept."""
+    """How long a step blocked the loop, and for how much of that its thread computed; the rest it slept."""
 
     blocked_ms: int
     busy_ms: int
 
 
 def judge(before: Clocks, after: Clocks, step_ns: int) -> Blocked | None:
-    """Return what the step did to the loop, or None where that is short enough.
+    """Return how a step blocked the loop, or None if it was short enough.
 
     The clocks are read before the first step of a turn of the loop and after this one: `step_ns` is this step's share of the
-    turn.  Run delay and processor time of the whole turn are charged to the step, so that it is never accused of too much.
+    turn.  Run delay and processor time of the whole turn are charged to the step, so that its share is never overstated.
     """
     blocked_ns = step_ns - (after.delay_ns - before.delay_ns)
     if blocked_ns <= LONGEST_SECONDS * 1e9:
@@ -52,10 +52,10 @@ def judge(before: Clocks, after: Clocks, step_ns: int) -> Blocked | None:
 
 
 class LoopWatch(trio.abc.Instrument):
-    """Measures each step of the thread that makes it.  Guards one descriptor, of the thread's schedstat.
+    """Measures each step of the thread that creates it.  Guards one descriptor, of the thread's schedstat.
 
-    Costs two readings of the clock a step, and one of schedstat a turn of the loop.  Raises OSError where the kernel keeps no
-    run delay (no CONFIG_SCHED_INFO).
+    Costs two readings of the clock for each step, and one of schedstat for each turn of the loop.  Raises OSError if the kernel
+    records no run delay (no CONFIG_SCHED_INFO).
     """
 
     def __init__(self, report: Callable[[trio.lowlevel.Task, Blocked], None] | None = None) -> None:
@@ -68,7 +68,7 @@ class LoopWatch(trio.abc.Instrument):
         self._before = signal.signal(signal.SIGCONT, self._note_continued)
 
     def _note_continued(self, number: int, frame: object) -> None:
-        """Runs in the loop's thread, in the middle of a step that SIGSTOP has interrupted."""
+        """Restart the step's time; runs in the loop's thread, in the middle of a step that SIGSTOP has interrupted."""
         self._step_began_ns = time.monotonic_ns()
 
     def after_io_wait(self, timeout: float) -> None:

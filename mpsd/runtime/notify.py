@@ -1,6 +1,6 @@
-"""Telling whoever started us: the front end by its ready descriptor, systemd by its notification socket.
+"""Notify the process that started mpsd: the front end by its ready descriptor, systemd by its notification socket.
 
-Both are courtesies: nothing in here raises, because a daemon that works must not end for want of a listener.
+Both are optional: nothing here raises, because a working daemon must not end if its starter does not listen.
 Protocols: --ready-fd in docs/configuration.md; sd_notify(3).
 """
 
@@ -13,38 +13,41 @@ from mpsd import __version__
 
 
 class Notifier:
-    """The notification socket that systemd named; silent where there is none."""
+    """The notification socket that systemd named; does nothing without one."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
-        self.watchdog_seconds = _watchdog_seconds(environ)  # None: systemd does not watch
+        self.watchdog_seconds = _watchdog_seconds(environ)  # None: systemd sets no watchdog
 
     def ready(self) -> bool:
-        """The daemon listens.  MAINPID: ours, because `-f` of the front end may have been somebody else."""
+        """Report that the daemon listens.  MAINPID: this process, because systemd may have started `-f` of the front end."""
         return self._send("READY=1", f"MAINPID={os.getpid()}", f"STATUS=mpsd {__version__} is serving")
 
     def reloading(self) -> bool:
-        """A reload has begun; `ready` ends it.  The time is how systemd tells this reload from an older one."""
+        """Report that a reload has begun; `ready` ends it.
+
+        systemd uses the time to distinguish this reload from an older one.
+        """
         return self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self) -> bool:
         return self._send("STOPPING=1")
 
     def status(self, text: str) -> bool:
-        """One line for `systemctl status`."""
+        """Set the line that `systemctl status` shows."""
         return self._send("STATUS=" + " ".join(text.split()))
 
     def watchdog(self) -> bool:
-        """Still alive; to be called every half of `watchdog_seconds`."""
+        """Report that mpsd is alive; call it every half of `watchdog_seconds`."""
         return self._send("WATCHDOG=1")
 
     def _send(self, *lines: str) -> bool:
-        """True when systemd's socket took it."""
+        """Send lines; return whether systemd's socket took them."""
         if self._address is None:
             return False
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
-                out.setblocking(False)  # a full queue of systemd's is no reason to wait
+                out.setblocking(False)  # if systemd's queue is full, mpsd does not wait
                 out.sendto("\n".join(lines).encode(), self._address)
         except OSError:
             return False
@@ -52,13 +55,13 @@ class Notifier:
 
 
 def answer_ready(descriptor: int | None, status: int, message: str = "") -> None:
-    """Answer the front end, once, and close: `0`, or an exit status and what to tell the user."""
+    """Answer the front end, once, and close: `0`, or an exit status and the text for the user."""
     if descriptor is None:
         return
     try:
-        os.write(descriptor, f"{status}\n{message}".encode("utf-8", "backslashreplace")[:4096])  # PIPE_BUF: in one piece
+        os.write(descriptor, f"{status}\n{message}".encode("utf-8", "backslashreplace")[:4096])  # within PIPE_BUF: in one piece
     except OSError:
-        pass  # the front end was killed; the daemon goes on
+        pass  # the front end was killed; the daemon continues
     finally:
         _close(descriptor)
 
@@ -67,18 +70,18 @@ def _close(descriptor: int) -> None:
     try:
         os.close(descriptor)
     except OSError:
-        pass  # a number that was no descriptor: a hand-written --ready-fd
+        pass  # not a descriptor: a hand-written --ready-fd
 
 
 def _address(name: str) -> str | bytes | None:
-    """A path or @abstract name; None for what sd_notify does not speak (vsock) or is not there."""
+    """Return a path or abstract address; None for addresses that this sd_notify does not support (vsock), or for none."""
     if name.startswith("@"):
         return b"\0" + name[1:].encode()
     return name if name.startswith("/") else None
 
 
 def _watchdog_seconds(environ: Mapping[str, str]) -> float | None:
-    """WATCHDOG_USEC, when it is meant for this process."""
+    """Return WATCHDOG_USEC in seconds, if it is meant for this process."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     text = environ.get("WATCHDOG_USEC", "")

@@ -1,4 +1,4 @@
-"""The public pipe directory, held open: whatever its path leads to meanwhile, mpsd works in the directory that it judged."""
+"""The public pipe directory, held open: mpsd works in the directory that it judged, wherever its path leads later."""
 
 import fcntl
 import os
@@ -20,15 +20,15 @@ _READ_BYTES = 32
 
 
 class PipeDirectory:
-    """Guards that mpsd makes, changes and removes files in the judged directory alone, each by its descriptor."""
+    """Guards that mpsd creates, changes and removes files only in the judged directory, each by its descriptor."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.missing: Sequence[str] = ()  # of what clients find mpsd by, as presence.py found last
+        self.missing: Sequence[str] = ()  # of the names that clients need, as presence.py last found
         self._descriptor = -1
 
     def open(self) -> None:
-        """Open what the path leads to now; make one directory level, as the vendor's does.  Raises UnusablePath."""
+        """Open the directory; create one level, as the vendor's daemon does.  Raises UnusablePath."""
         try:
             opened = open_directory(self.path, make_mode=_MODE)
         except UnusablePath as exc:
@@ -41,7 +41,7 @@ class PipeDirectory:
         self._descriptor = opened.descriptor
 
     def is_current(self) -> bool:
-        """Whether programs that follow the path still come to this directory, and only mpsd's user and root can change it."""
+        """Return whether the path still leads to this directory, and only mpsd's user and root can change it."""
         return leads_to(self.path, self._descriptor)
 
     def is_writable(self) -> bool:
@@ -54,30 +54,30 @@ class PipeDirectory:
         return stat.S_ISDIR(self._mode_of(name))
 
     def inode_of(self, name: str) -> int:
-        """The number of that file, 0 without one: a listener is reachable while it is the one it was bound with."""
+        """Return the inode number of the file, 0 without one: a listener is reachable only while its number is the same."""
         found = self._look(name)
         return found.st_ino if found else 0
 
     def listen(self, name: str, mode: int) -> socket.socket:
-        """Raises UnusablePath."""
+        """Listen on a socket of this name.  Raises UnusablePath."""
         return listen_in(self._descriptor, self.path / name, mode)
 
     def link(self, name: str, target: str) -> None:
-        """Lead a symbolic link elsewhere, in one step.  Raises OSError."""
+        """Point a symbolic link to a new target, in one step.  Raises OSError."""
         new = f".{name}.new"
         self.remove(new)
         os.symlink(target, new, dir_fd=self._descriptor)
         os.replace(new, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def link_target(self, name: str) -> str:
-        """The target of a symbolic link; "" for anything else."""
+        """Return the target of a symbolic link; "" for anything else."""
         try:
             return os.readlink(name, dir_fd=self._descriptor)
         except OSError:
             return ""
 
     def write(self, name: str, text: str, mode: int) -> None:
-        """Write a file in one step: others read it at any time.  Raises OSError."""
+        """Write a file in one step: other processes read it at any time.  Raises OSError."""
         new = f".{name}.new"
         self.remove(new)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -88,7 +88,7 @@ class PipeDirectory:
         os.replace(new, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def read(self, name: str) -> str:
-        """The start of a regular file; "" where it cannot be read."""
+        """Return the start of a regular file; "" if it cannot be read."""
         try:
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._descriptor)
         except OSError:
@@ -101,12 +101,12 @@ class PipeDirectory:
             os.close(file)
 
     def remove(self, name: str) -> None:
-        """Raises OSError where it is there and stays."""
+        """Remove a file, if it exists.  Raises OSError if it cannot be removed."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._descriptor)
 
     def remove_empty(self, name: str) -> None:
-        """Remove a directory; one with files in it stays, as somebody may still want to look at them."""
+        """Remove a directory; one with files stays, since a user may still want to see them."""
         with suppress(OSError):
             os.rmdir(name, dir_fd=self._descriptor)
 
@@ -122,7 +122,7 @@ class PipeDirectory:
 
 
 def tell_tightened(path: Path, opened: Opened) -> None:
-    """Callers' scripts make directories with mode 0777; no client and no tool needs that."""
+    """Log that mpsd tightened a directory: callers' scripts create it with mode 0777, which no client and no tool needs."""
     if opened.was_mode is not None:
         now = os.fstat(opened.descriptor).st_mode
         log.warning(

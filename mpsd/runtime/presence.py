@@ -1,5 +1,7 @@
-"""What programs find mpsd by, made anew where somebody has removed or replaced it, as whatever tidies /tmp.  A program that
-finds no door runs without MPS, without limits, and says nothing."""
+"""Restore the names by which programs find mpsd, after another process, such as a cleaner of /tmp, removed or replaced them.
+
+A program that finds no door silently runs without MPS and without limits.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,10 +16,10 @@ SECONDS = 1.0
 
 
 class Presence:
-    """Guards that each of `places` is there, in a directory that its path leads to, until it is cancelled or `is_over`.
+    """Guards that each of `places` exists, in a directory that its path leads to, until cancelled or `is_over`.
 
-    restore: opens the directory anew and makes its pid file; raises UnusablePath.  places: by name, what makes each of them
-    anew, if there is something to make, and raises likewise.
+    restore: opens the directory again and writes its pid file; raises UnusablePath.  places: by name, the function that creates
+    each again, if it has anything to create; raises likewise.
     """
 
     def __init__(
@@ -44,14 +46,14 @@ class Presence:
         self._directory.missing = self._restore_missing()
 
     def _restore_missing(self) -> Sequence[str]:
-        """What could not be made anew."""
+        """Restore the missing names; return those that could not be."""
         is_current = self._directory.is_current()
         gone = [name for name in self._places if not (is_current and self._directory.has(name))]
         if not gone:
             return ()
         try:
             self._restore()
-            gone = [name for name in self._places if not self._directory.has(name)]  # all may be there: only modes had changed
+            gone = [name for name in self._places if not self._directory.has(name)]  # all may exist: only modes had changed
             for name in gone:
                 self._places[name]()
         except UnusablePath as exc:
@@ -66,7 +68,7 @@ class Presence:
         return str(self._directory.path / name)
 
     def _tell(self, why: str, gone: list[str]) -> None:
-        """Once, as long as it is so."""
+        """Log the error once, until it changes."""
         if why != self._said:
             self._said = why
             names = [self._path(name) for name in gone]

@@ -1,11 +1,10 @@
-"""Collecting the ends of vendor daemons.
+"""Reap vendor daemons.
 
-They daemonise, so they belong to init; where init does not collect (many containers), `ps` goes on showing them as
+They daemonise, so they become children of init; if init does not reap (many containers), `ps` still shows them as
 `[nvidia-cuda-mps] <defunct>`, which Slurm takes for a daemon that did not quit.  mpsd makes itself their reaper (prctl(2),
-PR_SET_CHILD_SUBREAPER).  Somebody waits for mpsd's own children, so those must be left alone: each of them leads a session of
-its own, as the daemons do, which vendor.py collects by their pids; whatever else became our child is an orphan.  A daemon
-that died at its start has no pid that anybody knows: it is collected once it was seen dead twice, which no child is that
-somebody waits for.
+PR_SET_CHILD_SUBREAPER).  It leaves its own children alone, since other code waits for them: each leads its own session, as the
+daemons do, which vendor.py reaps by their pids.  Any other child is an orphan.  A daemon that died at its start has an unknown
+pid: it is reaped once two looks have found it dead, since no child that other code waits for stays dead so long.
 """
 
 import ctypes
@@ -18,23 +17,23 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_reaper() -> bool:
-    """Orphans among our descendants become our children from now on.  False where the kernel will not."""
+    """Make orphaned descendants this process's children from now on.  False if the kernel refuses."""
     return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def reap_orphans() -> int:
-    """Collect those that have ended; how many.  Never blocks."""
+    """Reap the orphans that have ended; return their number.  Never blocks."""
     return sum(processes.collect(pid) for pid in _children() if _is_orphaned_zombie(pid))
 
 
 class Reaper:
-    """Guards that nobody's status is taken from whoever waits for it."""
+    """Guards that a child's status is not taken from the code that waits for it."""
 
     def __init__(self) -> None:
         self._dead: set[int] = set()
 
     def look(self) -> int:
-        """Collect orphans, and whoever was dead at the last look too; how many.  Never blocks."""
+        """Reap orphans, and children that were dead at the last look too; return their number.  Never blocks."""
         collected = reap_orphans()
         dead = {pid for pid in _children() if _status(pid)[0] == b"Z"}
         collected += sum(processes.collect(pid) for pid in dead & self._dead)
@@ -43,12 +42,12 @@ class Reaper:
 
 
 def reap_all() -> int:
-    """Collect whatever has ended, when nobody waits for anything any more; how many.  Never blocks."""
+    """Reap all children that have ended, when no code waits for one any more; return their number.  Never blocks."""
     return sum(processes.collect(pid) for pid in _children() if _status(pid)[0] == b"Z")
 
 
 def _children() -> list[int]:
-    """Empty where the kernel does not tell (CONFIG_PROC_CHILDREN)."""
+    """Return the pids of the children; empty if the kernel does not list them (CONFIG_PROC_CHILDREN)."""
     thread = threading.main_thread().native_id
     try:
         with open(f"/proc/self/task/{thread}/children") as children:
@@ -63,7 +62,7 @@ def _is_orphaned_zombie(pid: int) -> bool:
 
 
 def _status(pid: int) -> tuple[bytes, int]:
-    """State and session, proc(5); of one that has gone, X."""
+    """Return state and session, proc(5); X for a process that has gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             text = stat.read()

@@ -6,7 +6,7 @@
     one datagram per command    ->
                                 <-   `O`bytes, `E`bytes (stdout, stderr), any number; then `X`status
 
-SEQPACKET; both programs are built together, so another version is refused and that is all.
+SEQPACKET.  Both programs are built together, so another version is just refused.
 """
 
 import socket
@@ -35,7 +35,7 @@ MAX_COMMAND_BYTES = 4096
 _CHUNK_BYTES = 16 * 1024 - 1
 _SEND_SECONDS = 30.0
 _ROOM_SECONDS = 0.1
-_LINES_RATE = Rate(burst=1 << 18, per_second=64)  # bytes of control.log by one user's commands: 5 MB a day at most
+_LINES_RATE = Rate(burst=1 << 18, per_second=64)  # bytes of control.log for one user's commands: 5 MB a day at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class SessionSettings:
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """One front end.  Guards that it is known whether mpsd waits for it, or it for mpsd."""
+    """One front end.  Guards that mpsd knows which of the two waits for the other."""
 
     connection: socket.socket
     uid: int
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # cancelled only while it is idle
-    idle_since: float | None = field(default_factory=trio.current_time)  # mpsd waits for its word, or for it to listen
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # cancelled only while idle
+    idle_since: float | None = field(default_factory=trio.current_time)  # mpsd waits for a command, or for room to send
 
     @contextmanager
     def idle(self, seconds: float) -> Iterator[None]:
@@ -66,20 +66,20 @@ class _Session:
             self.idle_since = None
 
     async def receive(self, seconds: float) -> bytes:
-        """The next datagram; empty at the end.  Raises TooSlowError."""
+        """Return the next datagram; empty at the end.  Raises TooSlowError."""
         with self.idle(seconds):
             while True:
                 await trio.lowlevel.wait_readable(self.connection)
-                await trio.lowlevel.checkpoint_if_cancelled()  # or the command would be cut off in the middle
+                await trio.lowlevel.checkpoint_if_cancelled()  # otherwise the command would be cut off in the middle
                 try:
                     datagram = receive_now(self.connection)
                 except (BlockingIOError, ConnectionResetError):
-                    continue  # a reset is told once, before the commands that are still queued
+                    continue  # a reset is reported once, before the commands that are still queued
                 await datagram.descriptors.close_strange()  # no command takes any
                 return datagram.data
 
     async def reply(self, answer: Answer) -> None:
-        """Raises TooSlowError when the front end does not listen."""
+        """Send the answer.  Raises TooSlowError when the front end does not read."""
         for datagram in _datagrams(answer):
             with self.idle(_SEND_SECONDS):
                 await self._send(datagram)
@@ -97,16 +97,16 @@ class _Session:
             await self._send(GREETING)
 
     def dismiss(self, why: str) -> None:
-        """Its last words, if it can take them: the answer to whatever it asks next."""
+        """Send a last answer, if the front end can take it: it reads it as the answer to its next command."""
         try:
             for datagram in _datagrams(Answer(stderr=why, status=1)):
                 self.connection.send(datagram, socket.MSG_NOSIGNAL)
         except OSError:
-            pass  # it is gone, or does not listen
+            pass  # it has closed, or does not read
 
 
 class Sessions:
-    """Guards the number of sessions: where there is no room, an idle one makes way for the next front end."""
+    """Guards the number of sessions: at the limit, an idle session is closed for the next front end."""
 
     def __init__(
         self, board: Board, write_log: Callable[[str], None], settings: SessionSettings, ranges: UidRanges = NO_RANGES
@@ -138,13 +138,16 @@ class Sessions:
         await serve_in_turn(listener, begin, refuse, self._ranges.share_of, most, failed, self._make_room)
 
     async def settled(self) -> None:
-        """Returns when no session is open."""
+        """Return when no session is open."""
         while self._open:
             await self._ended.wait()
 
     async def _make_room(self) -> int:
-        """For so many sessions.  Below the bound at once; at it, once an idle session has made way: the one that has been idle
-        longest, of the user with most such.  Where every one waits for its answer, once one does not: further ones queue."""
+        """Wait for room; return for how many sessions.
+
+        At the limit it closes an idle session: the one that has been idle longest, of the user with most idle ones.  If all
+        sessions wait for their answers, it waits until one does not; further front ends queue.
+        """
         while len(self._open) >= self.settings.max_sessions:
             idle = [session for session in self._open if session.idle_since is not None]
             if idle:
@@ -156,7 +159,7 @@ class Sessions:
         return self.settings.max_sessions - len(self._open)
 
     async def _converse(self, session: _Session) -> None:
-        """Whatever goes wrong in here ends this session and nothing else."""
+        """Serve one session.  An error in here ends this session and nothing else."""
         try:
             with session.scope:
                 await self._serve(session)
@@ -169,7 +172,7 @@ class Sessions:
             log.exception("ui.bug", uid=session.uid)
         finally:
             try:
-                await close_apart(session.connection.close)  # with it goes what it has not read, and descriptors in that
+                await close_apart(session.connection.close)  # also closes its unread datagrams and their descriptors
             finally:
                 self._open.remove(session)
                 self._ended.set()
@@ -199,12 +202,12 @@ class Sessions:
         self._write(caller, f"Cmd:{text}\n{answer.stdout}" if answer.stdout else f"Cmd:{text}")
 
     def _write(self, caller: Caller, text: str) -> None:
-        """To control.log, as the vendor's daemon does; but no user other than an operator can fill the disk by asking."""
+        """Write to control.log, as the vendor's daemon does; a limit keeps users other than operators from filling the disk."""
         if caller.is_owner or self._lines.allows(caller.uid, trio.current_time(), len(text)):
             self._write_log(text)
 
     def tell_suppressed(self) -> None:
-        """Write of how many entries of which user control.log has none, because there were too many."""
+        """Write for each user how many entries the limit kept out of control.log."""
         for uid, entries in self._lines.take_suppressed().items():
             self._write_log(f"{entries} entries about commands of user {uid} are left out: they were too many")
 
@@ -223,7 +226,7 @@ def _datagrams(answer: Answer) -> Iterator[bytes]:
 
 
 def _whole_characters(data: bytes, most: int) -> int:
-    """The length of as many characters as fit: the front end escapes the parts of one that is cut."""
+    """Return the length of as many characters as fit: the front end would escape the parts of a split one."""
     end = min(most, len(data))
     while end < len(data) and data[end] & 0xC0 == 0x80:  # a byte inside a character of UTF-8
         end -= 1

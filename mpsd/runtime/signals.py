@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end as configured; SIGHUP reads the configuration again and reopens the logs."""
+"""Signals: SIGTERM and SIGINT end mpsd as configured; SIGHUP reloads the configuration and reopens the logs."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 
 class Signals:
-    """Guards that a configuration with mistakes changes nothing."""
+    """Guards that an invalid configuration changes nothing."""
 
     def __init__(
         self, config: Config, invocation: Invocation, journal: Journal, public: PublicLog, audit: Audit, budget: Budget

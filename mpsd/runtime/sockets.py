@@ -1,6 +1,6 @@
-"""mpsd's sockets: made by the descriptor of their directory, so that nobody can lead mpsd elsewhere in between.
+"""mpsd's sockets: created through the descriptor of their directory, so that no other user can redirect them.
 
-bind(2) takes a path alone; /proc/self/fd/N/NAME is one that leads to the open directory, whatever its own path leads to now.
+bind(2) takes only a path; /proc/self/fd/N/NAME is one that leads to the open directory, wherever its own path leads now.
 """
 
 import errno
@@ -18,7 +18,7 @@ _BACKLOG = 4096  # the kernel cuts it to net.core.somaxconn
 
 
 def listen(path: Path, mode: int, kind: int = socket.SOCK_SEQPACKET) -> socket.socket:
-    """A listening socket in a directory that others may share.  Raises UnusablePath."""
+    """Return a listening socket in a directory that others may share.  Raises UnusablePath."""
     try:
         directory = open_directory(path.parent, may_be_shared=True).descriptor
     except UnusablePath as exc:
@@ -30,7 +30,7 @@ def listen(path: Path, mode: int, kind: int = socket.SOCK_SEQPACKET) -> socket.s
 
 
 def listen_in(directory: int, path: Path, mode: int, kind: int = socket.SOCK_SEQPACKET) -> socket.socket:
-    """A listening, non-blocking socket in an open directory; replaces a file that a dead daemon left.
+    """Return a listening, non-blocking socket in an open directory; it replaces a file that a dead daemon left.
 
     path: as clients name it; its last name is used.  Raises UnusablePath.
     """
@@ -41,7 +41,7 @@ def listen_in(directory: int, path: Path, mode: int, kind: int = socket.SOCK_SEQ
     try:
         with suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=directory)
-        os.fchmod(listener.fileno(), 0o600)  # bind makes the file with the socket's mode: others come once it is set
+        os.fchmod(listener.fileno(), 0o600)  # bind creates the file with the socket's mode; it is widened below
         listener.bind(f"/proc/self/fd/{directory}/{path.name}")
         _set_mode(directory, path.name, mode)
         listener.listen(_BACKLOG)
@@ -53,7 +53,7 @@ def listen_in(directory: int, path: Path, mode: int, kind: int = socket.SOCK_SEQ
 
 
 def _set_mode(directory: int, name: str, mode: int) -> None:
-    """By a descriptor of the socket file: chmod(2) would follow a link that took its place.  Raises OSError."""
+    """Set the mode through a descriptor of the socket file: chmod(2) would follow a link that replaced it.  Raises OSError."""
     file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         if not stat.S_ISSOCK(os.fstat(file).st_mode):

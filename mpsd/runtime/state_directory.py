@@ -1,4 +1,4 @@
-"""The state directory under a running mpsd: is it still the one that was opened, does it have room, are its databases whole."""
+"""Check the state directory under a running mpsd: its identity, its free space, and that its databases are intact."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from mpsd.policy.health import Storage
 
 
 class StateDirectory:
-    """Guards that what is found later is compared with what mpsd opened at its start.  Made once the databases are open."""
+    """Guards that later checks compare with what mpsd opened at its start.  Build it once the databases are open."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -16,7 +16,7 @@ class StateDirectory:
         self._databases = {each.name: _identity(each.stat()) for each in sorted(path.glob("*.db"))}
 
     def look(self) -> Storage:
-        """For a thread: a disk that hangs holds it up."""
+        """Check the directory; call it in a thread: a disk that hangs blocks it."""
         try:
             found = os.stat(self._path)
             if _identity(found) != self._identity:
@@ -26,7 +26,7 @@ class StateDirectory:
             return Storage(str(self._path), "was removed under the running mpsd")
         except OSError as exc:
             return Storage(str(self._path), f"cannot be read ({exc.strerror})")
-        free_files = room.f_favail if room.f_files else None  # btrfs and some others make files as they need them
+        free_files = room.f_favail if room.f_files else None  # btrfs and some others create inodes as needed
         is_read_only = bool(room.f_flag & os.ST_RDONLY) or _refuses_changes(self._path, found)
         damaged = tuple(name for name, known in self._databases.items() if self._is_damaged(name, known))
         return Storage(str(self._path), "", is_read_only, room.f_bavail * room.f_frsize, free_files, damaged)
@@ -40,9 +40,9 @@ class StateDirectory:
 
 
 def _refuses_changes(path: Path, found: os.stat_result) -> bool:
-    """Whether the file system refuses to store the directory's own times again.
+    """Return whether the file system refuses to store the directory's own times again.
 
-    ext4 that has met an error (errors=remount-ro) refuses all changes, and since Linux 6.15 statvfs does not say so.
+    ext4 after an error (errors=remount-ro) refuses all changes, and since Linux 6.15 statvfs does not show that.
     """
     try:
         os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))

@@ -1,4 +1,4 @@
-"""The steps by which processes are ended (mpsd/stop.py has their order), and terminate_client, by which mpsd ends GPU work.
+"""The steps that end processes (mpsd/stop.py has their order), and terminate_client, by which mpsd ends GPU work.
 
 Signals go by pidfd: never to a later process with the same pid.  Each wait has an end.  Prose: docs/ending.md.
 """
@@ -22,30 +22,30 @@ from mpsd.stop import Manner, Step, Stopped, plan, why_not_kill
 log = structlog.get_logger()
 Servers = list[tuple[Domain, int | None]]
 _STOPPED = "T"  # proc(5)
-_TERMINATED = "0"  # the vendor's answer where it worked; any other is a CUDA error
-_END_SECONDS = 10.0  # from SIGKILL to the end; on a GPU 0.19 s were measured, host memory to be freed adds to that
+_TERMINATED = "0"  # the vendor's answer on success; any other is a CUDA error
+_END_SECONDS = 10.0  # from SIGKILL to the end; 0.19 s were measured on a GPU, freeing host memory takes longer
 
 
 async def terminate_client(domain: Domain, server_pid: int, client_pid: int) -> str:
-    """End the client's GPU work; its process sees error 810 and lives on.  The vendor's answer.  Raises VendorFailed.
+    """End the client's GPU work and return the vendor's answer; its process sees error 810 and lives on.  Raises VendorFailed.
 
-    Not asked in a domain in FAULT: its vendor daemon would answer nobody until the client's process has ended (measured).
+    mpsd does not ask a domain in FAULT: its vendor daemon would not answer any command until the process has ended (measured).
     """
     if domain.state is DomainState.FAULT:
         raise VendorFailed(f"domain {domain.name} is in FAULT: its clients have no work left that could be ended")
     try:
         answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}")
     finally:
-        domain.mark_stale()  # what is believed of it is out of date, whatever came of it
+        domain.mark_stale()  # mpsd's view of the domain is stale, whether it worked or not
     log.info("client.terminated", pid=client_pid, domain=domain.name, answer=answer.strip())
     return answer
 
 
 @dataclass(slots=True)
 class Case:
-    """One process on its way to its end.  servers: those that have work of it; None where its domain does not tell.
+    """One process that is being ended.  servers: those with work of the process; None if the domain does not answer.
 
-    may_end: whether it is still one that the asker may end; asked at each step, since a grace can be long.
+    may_end: whether the caller may still end it; checked at each step, since a grace period can be long.
     """
 
     process: ProcessId
@@ -82,7 +82,7 @@ class Case:
         return self.has_ended()
 
     def check(self) -> bool:
-        """Leave it where it has become another user's since it was asked for."""
+        """Leave the process if it has become another user's since the request; return whether to continue."""
         if not self.why and not self.may_end() and not self.has_ended():
             self.leave("it is another user's by now")
         return not self.why
@@ -94,16 +94,16 @@ class Case:
             signal.pidfd_send_signal(self.pidfd, number)
             self.did(step)
         except ProcessLookupError:
-            pass  # it was quicker
+            pass  # it has just ended
         except OSError as exc:
             self.leave(f"mpsd may not send it {number.name}: {exc.strerror}")
 
 
 class Steps:
-    """Guards that what was frozen is thawed, and that who has been left gets no further step.
+    """Guards that frozen processes are thawed, and that a process that was left gets no further step.
 
-    whole: freezes all of them at once; None: one by one.  servers_now: asks anew who has work of these processes.  release:
-    told of those whose work has ended.
+    whole: freezes all of them at once; None: one by one.  servers_now: asks again which servers have work of these processes.
+    release: called for each process whose work has ended.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Steps:
                 if concerned := [each for each in concerned if not each.has_ended() and each.check()]:
                     await do[step](concerned)
             for case in cases:
-                case.why = "" if case.has_ended() else case.why  # one that ends meanwhile cannot be terminated
+                case.why = "" if case.has_ended() else case.why  # a process that has just ended cannot be terminated
         finally:
             self._thaw_all(cases)
             for case in cases:
@@ -149,7 +149,7 @@ class Steps:
                 case.did(Step.FREEZE)
 
     async def _drain(self, cases: Sequence[Case]) -> None:
-        """Nothing documented tells from outside that a client's queue is empty: the time is all there is."""
+        """Wait drain_seconds: no documented interface shows from outside that a client's queue is empty."""
         await _each(cases, lambda case: case.ends_within(self._manner.drain_seconds))
         for case in cases:
             case.did(Step.DRAIN)
@@ -176,7 +176,10 @@ class Steps:
         await _each(cases, lambda case: case.ends_within(self._manner.grace_seconds))
 
     async def _kill(self, cases: Sequence[Case]) -> None:
-        """Whoever had no GPU work when asked to end may have begun some since."""
+        """Kill the processes.
+
+        A process without GPU work when it got SIGTERM may have started some since: that is ended first.
+        """
         late = [case for case in cases if self._manner.grace_seconds and not case.servers and not case.has_ended()]
         if late:
             for case, servers in zip(late, await self._servers_now([case.process for case in late]), strict=True):
@@ -187,7 +190,7 @@ class Steps:
 
 async def _terminate(case: Case, manner: Manner) -> None:
     refusals = []
-    if case.servers and processes.state(case.process.pid) == _STOPPED:  # somebody else's doing
+    if case.servers and processes.state(case.process.pid) == _STOPPED:  # stopped by another process
         case.send(Step.THAW, signal.SIGCONT)
     for domain, server_pid in case.servers:
         if refusal := await _why_not_terminated(domain, server_pid, case.process.pid):
@@ -201,7 +204,10 @@ async def _terminate(case: Case, manner: Manner) -> None:
 
 
 async def _why_not_terminated(domain: Domain, server_pid: int | None, client_pid: int) -> str:
-    """Empty where it was, or where there is no work of it: a signal then harms nobody."""
+    """End the client's work on a server; return why that failed.
+
+    Empty on success, or if the client has no work in the domain: a signal then harms no other client.
+    """
     if domain.state is DomainState.FAULT:
         return ""
     if server_pid is None:
@@ -221,7 +227,7 @@ async def _kill(case: Case) -> None:
 
 
 async def _each(cases: Sequence[Case], work: Callable[[Case], Awaitable[object]]) -> None:
-    """All at once; returns when all are done."""
+    """Run `work` for all cases at once; return when all are done."""
 
     async def one(case: Case) -> None:
         await work(case)

@@ -1,7 +1,7 @@
-"""stop(): ends processes so that their co-runners go on.
+"""stop(): ends processes so that their co-runners continue.
 
-A signal that ends a client during a long kernel kills its co-runners, so its GPU work is ended first.  What is done, and in
-which order, is decided in mpsd/stop.py; stop_steps.py does it; targets.py knows whom it concerns.  Prose: docs/ending.md.
+A signal that ends a client during a long kernel kills its co-runners, so its GPU work is ended first.  mpsd/stop.py decides the
+steps and their order, stop_steps.py carries them out, and targets.py finds the processes.  Prose: docs/ending.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ from mpsd.runtime.targets import Targets
 from mpsd.stop import Asker, Manner, Report, Stopped, Target, TargetKind
 
 log = structlog.get_logger()
-_ROUNDS = 3  # a cgroup whose launcher starts new clients as fast as they end is its owner's to end
+_ROUNDS = 3  # if a cgroup's launcher starts clients as fast as they end, its owner has to end it
 
 
 class Stopper:
     """Guards that a client whose GPU work was not ended gets no signal, unless forced.
 
-    release: told of a process whose GPU work has ended, for which nothing needs to be held beyond its own end.
+    release: called for a process whose GPU work has ended; mpsd need not hold anything for it beyond its end.
     """
 
     def __init__(self, pool: Pool, targets: Targets, release: Callable[[ProcessId], None] = lambda process: None) -> None:
@@ -35,7 +35,10 @@ class Stopper:
         self.release = release
 
     async def stop(self, target: Target, manner: Manner, asker: Asker) -> Report:
-        """End what the asker may end of it; who comes meanwhile in a cgroup too.  Raises NoSuchClient, BadRequest."""
+        """End the processes of the target that the caller may end, and new ones in its cgroup.
+
+        Raises NoSuchClient, BadRequest.
+        """
         target = self._targets.resolve(target, asker)
         found, others = self._targets.find(target, asker)  # a refusal comes before vendor daemons are asked
         done: dict[ProcessId, Stopped] = {}
@@ -54,7 +57,7 @@ class Stopper:
         return Report(list(done.values()), others)
 
     async def _look(self) -> set[str]:
-        """Ask every domain who its clients are; the names of those that do not answer."""
+        """Ask every domain for its clients; return the names of the domains that do not answer."""
         silent: set[str] = set()
 
         async def look(domain: Domain) -> None:
@@ -85,7 +88,10 @@ class Stopper:
         return None if pidfd is None else Case(process, pidfd, self._servers(process, silent), may_end)
 
     def _servers(self, process: ProcessId, silent: set[str]) -> Servers:
-        """Of a domain that does not tell, one that is placed there is taken for a client."""
+        """Return the servers with work of the process.
+
+        In a domain that does not answer, a process that is placed there counts as a client.
+        """
         found: Servers = []
         for domain in self._pool.domains.values():
             listed = [(domain, pid) for pid, server in domain.servers.items() if process.pid in server.client_pids]

@@ -1,7 +1,7 @@
-"""What outlives mpsd: SQLite with a write-ahead log, in the state directory.
+"""The state that outlives mpsd: SQLite with a write-ahead log, in the state directory.
 
-Every method is one transaction, committed when it returns.  It lives in /run: it survives a restart of mpsd and is gone
-after a reboot, as the domains are.
+Every method is one transaction, committed when it returns.  The file is in /run: it survives a restart of mpsd, and is removed
+by a reboot, as the domains are.
 """
 
 import json
@@ -28,21 +28,21 @@ CREATE TABLE defaults (one INTEGER PRIMARY KEY CHECK (one = 1), thread_percent R
 """
 
 _MOST_UNWRITTEN = 4096  # a few rows of each domain
-_Row = tuple[str, tuple[object, ...]]  # a statement, and the first of its values
+_Row = tuple[str, tuple[object, ...]]  # a statement, and its first value
 DomainRow = tuple[str, int, tuple[str, ...], bool, str]
 
 
 class SqliteStore:
-    """Guards one database file; used from the trio thread alone.
+    """Guards one database file; used only from the trio thread.
 
-    What is written about domains and logs only makes a restart smoother: where it cannot be written, that is logged and the
-    daemon goes on.  Defaults are limits: where they cannot be written, whoever set them is told (UnusablePath).
+    Rows about domains and logs only make a restart smoother: if they cannot be written, that is logged, and the daemon
+    continues. Defaults are limits: if they cannot be written, the caller gets UnusablePath.
     """
 
     def __init__(self, path: Path) -> None:
         holds = "which fault domains run, whose clients end where mpsd starts without it"
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds)
-        self.trouble = ""  # why the last write failed; "": it did not
+        self.trouble = ""  # why the last write failed; "" if it did not
         self._unwritten: dict[_Row, tuple[object, ...]] = {}  # in order; each can be written again
 
     def domains(self) -> list[DomainRow]:
@@ -66,14 +66,17 @@ class SqliteStore:
         self._try("INSERT OR REPLACE INTO log_positions VALUES (?, ?)", (path, position))
 
     def baselines(self, name: str) -> dict[int, Limits] | None:
-        """None: the domain's clients have no limits of their own."""
+        """Return the baseline limits by server; None: the domain's clients have no limits of their own."""
         row = self._db.execute("SELECT by_server FROM baselines WHERE name = ?", (name,)).fetchone()
         if row is None:
             return None
         return {int(pid): Limits(share, tuple(memory), rank) for pid, (share, memory, rank) in json.loads(row[0]).items()}
 
     def save_baselines(self, name: str, baselines: Mapping[int, Limits]) -> None:
-        """Raises UnusablePath: after a restart nobody would know that the domain's clients have limits."""
+        """Store the baselines.
+
+        Raises UnusablePath: after a restart mpsd would not know that the domain's clients have limits.
+        """
         text = json.dumps({pid: (each.thread_percent, each.memory_bytes, each.priority) for pid, each in baselines.items()})
         try:
             self._db.execute("INSERT OR REPLACE INTO baselines VALUES (?, ?)", (name, text))
@@ -95,7 +98,7 @@ class SqliteStore:
             raise UnusablePath(f"the limits cannot be stored, and would be lost at a restart: {exc}") from None
 
     def forget_all(self) -> None:
-        """After `quit`: the next daemon starts afresh, as the vendor's does."""
+        """Delete all rows after `quit`: the next daemon starts afresh, as the vendor's does."""
         for table in ("domains", "baselines", "log_positions", "defaults"):
             self._try(f"DELETE FROM {table}", ())
 
@@ -106,7 +109,7 @@ class SqliteStore:
         if len(self._unwritten) > _MOST_UNWRITTEN:
             del self._unwritten[next(iter(self._unwritten))]
         try:
-            while self._unwritten:  # what could not be written before comes first
+            while self._unwritten:  # earlier failed writes come first
                 row = next(iter(self._unwritten))
                 self._db.execute(row[0], self._unwritten[row])
                 del self._unwritten[row]

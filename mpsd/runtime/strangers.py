@@ -1,7 +1,7 @@
-"""Clients that a vendor server lists and that mpsd never let in: found, told, and ended as configured.
+"""Clients that a vendor server lists and that mpsd did not admit: found, reported, and ended as configured.
 
-Where vendor daemons are private (domains/home.py) no client can connect to one past the relay.  This looks after domains where
-that cannot be had, and after ways that nobody has thought of.  Prose: docs/domains.md, "Private directories".
+Where vendor daemons are private (domains/home.py), no client can connect to one without the relay.  This covers domains where
+that is impossible, and ways in that are not known.  Prose: docs/domains.md, "Private directories".
 """
 
 from collections.abc import Callable, Mapping
@@ -20,12 +20,12 @@ from mpsd.runtime.stop_steps import terminate_client
 
 log = structlog.get_logger()
 _SURE_SECONDS = 1.0  # listed for so long, in two answers
-_AGAIN_SECONDS = 10.0  # until the work of one that is still listed is ended again
+_AGAIN_SECONDS = 10.0  # until the work of a stranger that is still listed is ended again
 
 
 @dataclass(slots=True)
 class Stranger:
-    """A process in a domain's list.  since: of its first listing; told, ended_at: when that was done (trio times)."""
+    """A process in a domain's list.  since: its first listing; ended_at: when its work was last ended (trio times)."""
 
     since: float
     is_told: bool = False
@@ -34,9 +34,9 @@ class Stranger:
 
 @dataclass(slots=True)
 class Strangers:
-    """Guards that nobody is taken for a stranger by one answer, and that each is told once.
+    """Guards that one answer alone makes no process a stranger, and that each is reported once.
 
-    is_ended: whether a stranger of this domain is to lose its GPU work.
+    is_ended: whether mpsd ends the GPU work of strangers in this domain.
     """
 
     pool: Pool
@@ -45,7 +45,7 @@ class Strangers:
     _known: dict[tuple[str, ProcessId], Stranger] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Lives as long as mpsd."""
+        """Run as long as mpsd."""
         while True:
             with trio.move_on_after(_SURE_SECONDS if self._known else float("inf")):
                 await self.pool.changed()
@@ -56,7 +56,7 @@ class Strangers:
                     del self._known[name, process]
 
     async def look(self, domain: Domain) -> None:
-        """Those whom it lists now; what is said of them rests on an answer that came a while after the first."""
+        """Handle the strangers that the domain lists now; mpsd acts only on a second answer, some time after the first."""
         now = trio.current_time()
         listed = {process for pid in domain.strangers if (process := processes.process_id(pid))}
         for process in [each for name, each in self._known if name == domain.name and each not in listed]:
@@ -80,7 +80,7 @@ class Strangers:
         self.publish("client.stranger", facts)
 
     async def _end(self, domain: Domain, process: ProcessId) -> None:
-        """Its GPU work.  No signal: the list is the vendor's, and this is its word for a client of its own."""
+        """End its GPU work.  It gets no signal: only the vendor's list calls it a client."""
         server = next((each for each in domain.servers.values() if process.pid in each.client_pids), None)
         if server is None:
             return

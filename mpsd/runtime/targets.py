@@ -1,4 +1,4 @@
-"""Whom a stop means: a process, or the clients in a cgroup or container; and what must not be stopped with them.
+"""The processes that a stop means: one process, or the clients in a cgroup or container; and those it must not touch.
 
 Prose: docs/ending.md, "client.stop".
 """
@@ -18,10 +18,10 @@ from mpsd.stop import Asker, Target, TargetKind
 
 
 class Targets:
-    """Guards that nobody finds what is another's, and that nobody stops mpsd, a vendor daemon or a server by this way.
+    """Guards that a caller finds only processes it may end, and never mpsd, a vendor daemon or a server.
 
-    admitted: clients that admission knows, those that wait included.  needed: pids of mpsd's own processes beside it, on which
-    clients depend (keepers, the refuser); those of the domains are known here.
+    admitted: clients that admission knows, including those that wait.  needed: pids of mpsd's other processes that clients
+    depend on (keepers, the refuser); the domains' own are known here.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Targets:
         self._needed = needed
 
     def resolve(self, target: Target, asker: Asker) -> Target:
-        """With the asker's own cgroup or container for SELF.  Raises BadRequest."""
+        """Return the target with the caller's own cgroup or container for SELF.  Raises BadRequest."""
         if target.value != stop.SELF or target.kind is TargetKind.PID:
             return target
         paths = cgroups.paths(asker.pid)
@@ -45,7 +45,10 @@ class Targets:
         return replace(target, value=own)
 
     def find(self, target: Target, asker: Asker) -> tuple[list[ProcessId], int]:
-        """The processes that the asker may end, and how many clients are another's.  Raises NoSuchClient, BadRequest."""
+        """Return the processes that the caller may end, and the number of other users' clients.
+
+        Raises NoSuchClient, BadRequest.
+        """
         if target.kind is TargetKind.PID:
             return [self._find_process(int(target.value), target.start_time, asker)], 0
         own = stop.territory(cgroups.paths(asker.pid))
@@ -55,11 +58,14 @@ class Targets:
         return mine, len(inside) - len(mine)
 
     def freezer(self, target: Target, asker: Asker, members: Iterable[ProcessId]) -> CgroupFreezer | None:
-        """For the whole target, where it is a cgroup of version 2 and everything in it is the asker's; None: one by one."""
+        """Return a freezer for the whole target, if it is a cgroup of version 2 and all its processes are the caller's.
+
+        None: freeze the processes one by one.
+        """
         mount = freezer.unified_hierarchy()
         paths = [path for each in members if (path := freezer.unified_path(each.pid))]
         top = stop.branch(paths, target, asker) if target.kind is not TargetKind.PID else None
-        if mount is None or top is None or ".." in top.split("/"):  # a cgroup outside of mpsd's own cgroup namespace
+        if mount is None or top is None or ".." in top.split("/"):  # a cgroup outside mpsd's own cgroup namespace
             return None
         if not asker.may_freeze(top, stop.territory(cgroups.paths(asker.pid))):
             return None
@@ -73,11 +79,14 @@ class Targets:
         return found if pids and may_be else None
 
     def may_still_end(self, process: ProcessId, asker: Asker) -> bool:
-        """To be asked where a signal is sent: a process may run another user's program by then (setuid)."""
+        """Return whether the caller may still end the process.
+
+        Check it before each signal: the process may run another user's program by now (setuid).
+        """
         return _may_end(asker, process.pid)
 
     def check_not_needed(self, found: Iterable[ProcessId]) -> None:
-        """Raises BadRequest."""
+        """Raise BadRequest if one of the processes is mpsd's own, or one that clients depend on."""
         needed = self._all_needed()
         for process in found:
             if process.pid in needed:
@@ -91,7 +100,7 @@ class Targets:
         return process
 
     def _all_needed(self) -> set[int]:
-        """Told by mpsd's own records: a name says nothing, since every program can have any."""
+        """Return the pids not to be stopped, from mpsd's own records, since any program can take any name."""
         daemons = {control.process.pid for domain in self._pool.domains.values() if (control := domain.control).process}
         servers = {pid for domain in self._pool.domains.values() for pid in domain.servers}
         return {1, os.getpid()} | daemons | servers | set(self._needed())

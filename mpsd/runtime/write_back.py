@@ -1,5 +1,7 @@
-"""Bringing what the databases' write-ahead logs have into the databases: SQLite would do it within some commit, and everybody
-who waits for mpsd, a standby among them, would wait for the disk (3 to 50 ms were seen, where a commit takes 0.1).
+"""Checkpoints of the databases, in a thread.
+
+SQLite would otherwise checkpoint within some commit, and every caller of mpsd, such as a standby, would wait for the disk (3 to
+50 ms were seen, where a commit takes 0.1).
 """
 
 import os
@@ -13,41 +15,41 @@ from mpsd.database import checkpoint, open_beside
 from mpsd.disk_room import keep_room, keep_room_of
 
 SECONDS = 5.0
-ROOM_BYTES = 64 << 10  # of each database, and of its log: some dozens of changes
+ROOM_BYTES = 64 << 10  # of each database, and of its log: enough for some dozens of changes
 
 
 class WriteBack:
     """Guards one more connection to each database, from the start: the number of mpsd's descriptors does not change."""
 
     def __init__(self, directory: Path) -> None:
-        """directory: of the databases, which are open.  Raises UnusablePath."""
+        """Open the connections.  directory: of the databases, which are open.  Raises UnusablePath."""
         self._databases: dict[Path, sqlite3.Connection] = {}
-        self._done: dict[Path, int] = {}  # by log: when it had been written last
-        self._files: dict[Path, int] = {}  # by log: of its database; closed, it would take SQLite's locks with it
+        self._done: dict[Path, int] = {}  # by log: the time of its last write
+        self._files: dict[Path, int] = {}  # by log: its database; never closed while in use, since that drops SQLite's locks
         for path in sorted(directory.glob("*.db")):
             log = path.with_name(f"{path.name}-wal")
             self._databases[log] = open_beside(path)
             self._files[log] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     async def run(self) -> None:
-        """Lives as long as mpsd."""
+        """Checkpoint changed databases; run as long as mpsd."""
         while True:
             for log, database in self._databases.items():
                 if self._is_new(log):
                     await trio.to_thread.run_sync(self._keep_room, log)
-                    self._is_new(log)  # by that it is; what is written from here on is brought in next time
+                    self._is_new(log)  # note the time now: later writes wait for the next checkpoint
                     await trio.to_thread.run_sync(checkpoint, database)
             await trio.sleep(SECONDS)
 
     def _keep_room(self, log: Path) -> None:
-        """For what is written while the disk is full.  SQLite gives a database's back when it has brought in everything."""
+        """Reserve space for writes on a full disk.  SQLite frees the database's once it has checkpointed everything."""
         keep_room(log, ROOM_BYTES)
         keep_room_of(self._files[log], ROOM_BYTES)
 
     def _is_new(self, log: Path) -> bool:
-        """What is in it, since it was asked last."""
+        """Return whether the log was written since the last call."""
         before = self._done.get(log)
-        with suppress(FileNotFoundError):  # somebody has moved it elsewhere
+        with suppress(FileNotFoundError):  # another process has moved it
             self._done[log] = log.stat().st_mtime_ns
         return self._done.get(log) != before
 
