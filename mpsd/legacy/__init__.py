@@ -1,1 +1,1 @@
-"""The vendor's command language: one line in, one answer out, over whatever implements `board.Board`.  docs/commands.md."""
+"""The vendor's command language: one line in, one answer out, over an implementation of `board.Board`.  docs/commands.md."""

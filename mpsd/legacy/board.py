@@ -1,4 +1,4 @@
-"""What the commands act on: the view of the running daemon that this layer needs, and nothing more.
+"""The interface that commands act on: the view of the running daemon that this layer needs.
 
 The daemon implements `Board`; tests implement it in memory.  Only types live here.
 """
@@ -16,9 +16,9 @@ NO_LIMITS: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What upcoming servers and clients start with.
+    """The limits that later servers and clients start with.
 
-    thread_percent: in (0, 100].  pinned_limits: bytes by device UUID, none where no limit is set.
+    thread_percent: in (0, 100].  pinned_limits: bytes by device UUID; no entry, no limit.
     client_priority: 0 normal, 1 below normal.
     """
 
@@ -29,11 +29,11 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """One vendor server as its users see it.
+    """One vendor server as users see it.
 
     status: the vendor's word, INITIALIZING, ACTIVE or FAULT.  domain: the fault domain it runs in.
     device_uuids: the devices its vendor control daemon was started with, in that daemon's order, because that is how the
-    vendor numbers them; empty where they are the board's own devices in the board's order.
+    vendor numbers them; empty if they are the board's own devices in the board's order.
     """
 
     pid: int
@@ -52,25 +52,25 @@ class Board(Protocol):
         """The devices of the daemon, by ordinal."""
 
     def defaults(self) -> Defaults:
-        """The present ones."""
+        """Return the present defaults."""
 
     async def set_defaults(self, defaults: Defaults) -> None:
-        """Replace them.  Stores before it first waits: two settings made at once must not undo each other."""
+        """Replace the defaults.  It stores them before it first waits: two concurrent changes must not undo each other."""
 
     async def servers(self) -> Sequence[ServerView]:
-        """The servers that serve users (no spares), in start order."""
+        """Return the servers that have users (no spares), in start order."""
 
     async def start_server(self, uid: int) -> str:
-        """Start one for `uid`; the text to print, usually none."""
+        """Start a server for `uid`; return the text to print, usually empty."""
 
     async def shutdown_server(self, pid: int, force: bool) -> str:
-        """End one; the text to print, usually none."""
+        """End a server; return the text to print, usually empty."""
 
     async def terminate_client(self, server_pid: int, client_pid: int) -> str:
-        """End one client's work; the vendor's answer, `0` and a newline where it worked."""
+        """End one client's GPU work; return the vendor's answer, `0` and a newline on success."""
 
     async def forward(self, server_pid: int | None, line: str) -> str:
-        """The answer of the vendor's daemon that runs the server (None: the default domain), as it came."""
+        """Return the unchanged answer of the vendor's daemon that runs the server (None: of the default domain's)."""
 
     async def quit(self, timeout_seconds: float | None) -> int:
-        """End everything, by force after the timeout; returns the exit status once nothing is left."""
+        """End all domains, by force after the timeout; return the exit status once none is left."""

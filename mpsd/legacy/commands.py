@@ -2,8 +2,8 @@
 
     line --parse_words--> words --COMMANDS--> command --parse--> request --(server known? caller may?)--> handler --> Answer
 
-The order is the vendor's: a line it cannot read, then a server it does not know, then a caller who may not.
-docs/compatibility.md says where the answers differ from the vendor's.
+The checks have the vendor's order: an unreadable line, then an unknown server, then a caller without the privilege.
+docs/compatibility.md lists where the answers differ from the vendor's.
 """
 
 from mpsd.errors import ErrorCode, MpsdError
@@ -18,7 +18,7 @@ _STATUS_ZERO = frozenset({ErrorCode.NO_SUCH_SERVER, ErrorCode.NO_SUCH_CLIENT, Er
 
 
 async def dispatch(board: Board, caller: Caller, line: bytes) -> Answer:
-    """Every refusal is an answer; only a bug raises."""
+    """Run one line.  Every refusal is an answer; only a bug raises."""
     try:
         return await _dispatch(board, caller, line)
     except MpsdError as error:
@@ -26,7 +26,7 @@ async def dispatch(board: Board, caller: Caller, line: bytes) -> Answer:
 
 
 def answer_error(error: MpsdError) -> Answer:
-    """A refusal as the front end shows it: on stdout, as the vendor's are."""
+    """Return a refusal as the front end shows it: on stdout, as the vendor's are."""
     if isinstance(error, Rejected):
         return Answer(str(error), error.status)
     return Answer(f"{error}\n", 0 if error.code in _STATUS_ZERO else 1)

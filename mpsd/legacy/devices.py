@@ -1,4 +1,4 @@
-"""Naming a device: by its ordinal, its UUID, or the beginning of its UUID where only one device has it."""
+"""Find a device by its ordinal, its UUID, or a beginning of its UUID that only one device has."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ _PREFIXES = ("gpu-", "mig-")
 
 
 def find_device(devices: Sequence[Device], name: str) -> Device:
-    """Raises NoSuchDevice; its message says what could have been named."""
+    """Find the device.  Raises NoSuchDevice; its message lists the possible names."""
     found = [device for device in devices if _is_named(device, name)]
     exact = [device for device in found if device.uuid.lower() == name.lower()]
     if len(exact or found) == 1:
@@ -20,7 +20,7 @@ def find_device(devices: Sequence[Device], name: str) -> Device:
 
 
 def vendor_ordinal(server: ServerView, device: Device) -> int:
-    """What the server's own daemon calls the device.  Raises NoSuchDevice where the server does not have it."""
+    """Return the ordinal of the device in the server's own daemon.  Raises NoSuchDevice if the server does not have it."""
     if not server.device_uuids:
         return device.ordinal
     try:
@@ -31,7 +31,7 @@ def vendor_ordinal(server: ServerView, device: Device) -> int:
 
 def _is_named(device: Device, name: str) -> bool:
     if name.isascii() and name.isdecimal():
-        return len(name) < 10 and int(name) == device.ordinal  # ten digits are no ordinal, and int() has its limits
+        return len(name) < 10 and int(name) == device.ordinal  # ten digits cannot be an ordinal, and int() has its limits
     prefix = name.lower()
     return len(prefix) > 4 and prefix.startswith(_PREFIXES) and device.uuid.lower().startswith(prefix)
 

@@ -1,4 +1,4 @@
-"""One command's exchange: who asks, what they ask about, and what they are told."""
+"""One command's exchange: the caller, the request, and the answer."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -13,12 +13,12 @@ R = TypeVar("R", bound=Request)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The user behind a command, as the kernel told us, and the user this daemon runs as."""
+    """The user behind a command, from the kernel, and the user this daemon runs as."""
 
     uid: int
     daemon_uid: int
     is_admin: bool = False  # a member of the configured admin group
-    is_inside: bool = True  # of mpsd's own pid namespace, or trusted all the same: no container's root
+    is_inside: bool = True  # in mpsd's own pid namespace, or trusted nevertheless: not a container's root
 
     @property
     def is_owner(self) -> bool:
@@ -27,7 +27,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Goes to the front end as it is; `status` is the front end's exit status."""
+    """The answer, which the front end prints unchanged; `status` is the front end's exit status."""
 
     stdout: str = ""
     status: int = 0
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Ask(Generic[R]):
-    """A request on its way to its handler; `server` is the one that it names, already found."""
+    """A request on its way to its handler; `server` is the server that it names, already found."""
 
     board: Board
     request: R
@@ -44,7 +44,7 @@ class Ask(Generic[R]):
 
     @property
     def named_server(self) -> ServerView:
-        """For handlers whose grammar always names a server, which dispatch() has then found."""
+        """The server, for handlers whose grammar always names one, which dispatch() has then found."""
         if self.server is None:
             raise TypeError(f"{self.request} names no server")
         return self.server

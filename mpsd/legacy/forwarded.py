@@ -1,7 +1,7 @@
-"""The commands that only the vendor's daemons can answer: forwarded to the domains, and the answers put together.
+"""The commands that only the vendor's daemons can answer: forwarded to the domains; their answers are merged.
 
-`ps`, `get_device_client_list` and `device_query` ask the domain of every server and merge.  What driver 580 does not know
-(`lspart`, `sm_partition`) goes to the default domain, and its text comes back unchanged.
+`ps`, `get_device_client_list` and `device_query` ask the domain of every server and merge.  Commands that driver 580 lacks
+(`lspart`, `sm_partition`) go to the default domain, and its text comes back unchanged.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from mpsd.legacy.board import ServerView
 from mpsd.legacy.exchange import Answer, Ask
 from mpsd.legacy.grammar import DeviceQuery, PassOn, Request
 
-MAX_FORWARDED_BYTES = 1024  # the vendor's daemon takes 2000 and dies of 4095
+MAX_FORWARDED_BYTES = 1024  # the vendor's daemon takes 2000, and crashes at 4095
 
 
 async def ps(ask: Ask[Request]) -> Answer:
@@ -42,7 +42,7 @@ async def device_query(ask: Ask[DeviceQuery]) -> Answer:
 
 
 async def pass_on(ask: Ask[PassOn]) -> Answer:
-    """The vendor's own answer of the default domain; which one was asked is said on stderr where there are several."""
+    """Return the default domain's own answer; if there are several domains, stderr names the one that was asked."""
     if len(ask.request.line.encode()) > MAX_FORWARDED_BYTES:
         raise BadRequest(f"a command of {len(ask.request.line.encode())} bytes is not passed on to the vendor's daemon")
     answer = await ask.board.forward(None, ask.request.line)
@@ -58,7 +58,7 @@ async def _servers_asked_about(ask: Ask[Any]) -> Sequence[ServerView]:
 async def _forward_each(
     ask: Ask[Any], servers: Sequence[ServerView], line: str
 ) -> tuple[list[tuple[ServerView, str]], list[MpsdError]]:
-    """Each server with the answer of its domain, and why others gave none; one that ended meanwhile is in neither."""
+    """Return each server with its domain's answer, and the errors of the others; a server that has just ended is in neither."""
     answers, silent = [], []
     for server in servers:
         try:
@@ -71,5 +71,5 @@ async def _forward_each(
 
 
 def _merged(text: str, silent: Sequence[MpsdError]) -> Answer:
-    """An answer that lacks a part says so, and fails."""
+    """Return the merged answer; if a part is missing, with its errors and exit status 1."""
     return Answer(text, 1 if silent else 0, render.lines(silent))

@@ -2,11 +2,11 @@
 
     line     = [ name { blank word } ] [ NUL anything ]      blank: space, tab, CR, LF, VT, FF
     name     = a key of commands.COMMANDS
-    word     = read as the command likes; words that a command has no use for are ignored
-    PID, UID = the leading digits of a word (`5x` is 5), 0 where there are none
+    word     = its meaning depends on the command; words that a command does not use are ignored
+    PID, UID = the leading digits of a word (`5x` is 5), 0 if it has none
 
-Odd cases are the vendor's, seen with driver 580 (tests/contract/vendor_580.toml).  What a pid, a device or a limit means
-is not known here.  Prose: docs/commands.md.
+Odd cases are the vendor's, observed with driver 580 (tests/contract/vendor_580.toml).  The meaning of a pid, a device or a
+limit is not known here.  Prose: docs/commands.md.
 """
 
 import re
@@ -16,10 +16,10 @@ from mpsd.errors import BadRequest
 from mpsd.legacy.quantities import parse_percent
 from mpsd.visible import visible
 
-MAX_LINE_BYTES = 4096  # the vendor's daemon dies of 4095
+MAX_LINE_BYTES = 4096  # the vendor's daemon crashes at 4095
 _MAX_NUMBER = 2**63 - 1  # larger numbers are read as this one, as strtol(3) does
-_MAX_QUIT_SECONDS = 366 * 24 * 3600  # a clock can show when that is over; clients/control/quit.c has the same bound
-_MAX_UID = 2**32 - 2  # the last one means "no user" to the kernel
+_MAX_QUIT_SECONDS = 366 * 24 * 3600  # small enough for a clock to show its end; clients/control/quit.c has the same bound
+_MAX_UID = 2**32 - 2  # the next number means "no user" to the kernel
 _NUMBER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 UID_REQUIRED = "A user id (UID) is required to start a new server\n"
@@ -29,7 +29,7 @@ INVALID_FORMAT = "Invalid command format\n"
 
 
 class Rejected(BadRequest):
-    """The line makes no request; str() is the whole answer to it, and `status` the exit status."""
+    """The line is not a request; str() is the whole answer to it, and `status` the exit status."""
 
     def __init__(self, answer: str, status: int = 0) -> None:
         super().__init__(answer)
@@ -38,7 +38,7 @@ class Rejected(BadRequest):
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A line cut up; every character is printable."""
+    """A line split into words; every character is printable."""
 
     name: str
     arguments: tuple[str, ...]
@@ -46,7 +46,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a line asks; `server_pid` is the server that it names, None where it names none."""
+    """The request in a line; `server_pid` is the server that it names, None if it names none."""
 
     server_pid: int | None = None
 
@@ -78,14 +78,14 @@ class Quit(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPercent(Request):
-    """thread_percent: None where the word is no percentage, and nothing is to change."""
+    """thread_percent: None if the word is not a percentage; then nothing changes."""
 
     thread_percent: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedLimit(Request):
-    """A device and a limit in the caller's words, None where the word is missing; `stray` is the word behind the limit."""
+    """A device and a limit in the caller's words, None if the word is missing; `stray` is the word after the limit."""
 
     device: str | None
     value: str | None = None
@@ -94,14 +94,14 @@ class PinnedLimit(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPriority(Request):
-    """priority: any number; the vendor refuses a caller before a number."""
+    """priority: any number; the vendor checks the caller before the number."""
 
     priority: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassOn(Request):
-    """A command that the vendor's daemon is left to understand."""
+    """A command that is forwarded to the vendor's daemon without being parsed."""
 
     line: str
 
@@ -112,7 +112,7 @@ class Help(Request):
 
 
 def parse_words(line: bytes) -> Words:
-    """Raises Rejected for a line too long to be a command."""
+    """Split a line.  Raises Rejected for a line that is too long."""
     if len(line) > MAX_LINE_BYTES:
         raise Rejected(f"Command of {len(line)} bytes is too long, at most {MAX_LINE_BYTES} are read\n", status=1)
     words = tuple(printable(word) for word in line.partition(b"\0")[0].split())
@@ -120,7 +120,7 @@ def parse_words(line: bytes) -> Words:
 
 
 def printable(raw: bytes) -> str:
-    """The text of untrusted bytes; what is not UTF-8 or would move a terminal's cursor is written as an escape."""
+    """Decode untrusted bytes; bytes that are not UTF-8, or would move a terminal's cursor, become escapes."""
     return visible(raw.decode("utf-8", "backslashreplace"))
 
 
@@ -133,7 +133,7 @@ def parse_server(words: tuple[str, ...]) -> Request:
 
 
 def parse_server_status(words: tuple[str, ...]) -> Request:
-    """The one command that tells a missing pid from pid 0."""
+    """Parse the arguments of get_server_status: the one command that distinguishes a missing pid from pid 0."""
     if not words or not _NUMBER.match(words[0]):
         raise Rejected(SERVER_PID_REQUIRED)
     return parse_server(words)
@@ -144,7 +144,7 @@ def parse_any_server(words: tuple[str, ...]) -> Request:
 
 
 def parse_ps(words: tuple[str, ...]) -> Request:
-    """`-p PID`, `-pPID`; anything else asks for every server."""
+    """Parse `-p PID` or `-pPID`; any other arguments ask for every server."""
     if not words or not words[0].startswith("-p"):
         return Request()
     return Request(server_pid=_number(words[0][2:] or _word_at(words, 1)))
@@ -176,7 +176,7 @@ def parse_terminate_client(words: tuple[str, ...]) -> TerminateClient:
 
 
 def parse_quit(words: tuple[str, ...]) -> Quit:
-    """Only `-t N` in the first place counts; a missing or negative N waits for ever, as without `-t`, a large one a year."""
+    """Parse `-t N` in the first place; a missing or negative N waits for ever, as without `-t`, a large one a year."""
     if len(words) < 2 or words[0] != "-t" or not _NUMBER.match(words[1]):
         return Quit(timeout_seconds=None)
     seconds = _number_at(words, 1)
@@ -226,6 +226,6 @@ def _number_at(words: tuple[str, ...], index: int) -> int:
 
 
 def _number(word: str | None) -> int:
-    """atoi(3), but a number too large stays too large: the vendor's wraps round, to the pid of some other server."""
+    """Parse as atoi(3), but saturate: with the vendor, too large a number wraps round to the pid of another server."""
     number = _NUMBER.match(word or "")
     return max(-_MAX_NUMBER, min(int(number[0]), _MAX_NUMBER)) if number else 0

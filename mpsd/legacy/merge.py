@@ -1,7 +1,7 @@
-"""One answer out of several: the vendor's tables, asked of each domain, put together.
+"""Merge the vendor's tables, one from each domain, into one answer.
 
-A row is passed on as it came.  What is not recognised is kept too, where it stood: a later driver's line is better shown
-than lost.  Only the vendor's "Server N not found" is dropped, because a server may end while the domains are being asked.
+A row is passed on unchanged.  An unknown line is kept in its place: showing a later driver's line is better than losing it.
+Only the vendor's "Server N not found" is dropped, because a server may end while the domains are being asked.
 """
 
 import re
@@ -13,7 +13,7 @@ _DEVICE_ROW = re.compile(r"(?P<ordinal>\d+)(?P<gap> *,?).*?\b(?P<uuid>(GPU|MIG)-
 
 
 def merge_ps(answers: Iterable[str]) -> str:
-    """The header once, then the rows of every answer; nothing where no answer has any."""
+    """Return the header once, then the rows of every answer; empty if no answer has any."""
     header: str | None = None
     rows = []
     for line in _lines(answers):
@@ -25,9 +25,9 @@ def merge_ps(answers: Iterable[str]) -> str:
 
 
 def merge_device_clients(answers: Iterable[tuple[str, Sequence[int]]]) -> str:
-    """Device headers once, by ordinal, each with the clients of every answer.
+    """Return device headers once, by ordinal, each with the clients of every answer.
 
-    Beside each answer stand the public ordinals of the devices that it numbers from 0; none where they are the same.
+    Each answer comes with the public ordinals of the devices that it numbers from 0; empty if they are the same.
     """
     blocks: dict[tuple[int, str], list[str]] = {}
     for answer, ordinals in answers:
@@ -42,7 +42,7 @@ def merge_device_clients(answers: Iterable[tuple[str, Sequence[int]]]) -> str:
 
 
 def merge_device_queries(answers: Iterable[str], ordinals: Mapping[str, int]) -> str:
-    """The sections of every answer (`Default`, `Server N`), each title once; the rows of `Default` united, by UUID.
+    """Return the sections of every answer (`Default`, `Server N`), each title once; the rows of `Default` united, by UUID.
 
     ordinals: the public ordinal of each UUID; the rows of `Default` show those.
     """
@@ -74,7 +74,7 @@ def _device_block(ordinal: int, rest: str, rows: list[str]) -> str:
 
 
 def _sections(answer: str) -> Iterator[tuple[str, list[str]]]:
-    """Sections are parted by an empty line, and the first line of each is its title."""
+    """Yield title and rows of each section: an empty line separates sections, and the first line is the title."""
     for section in re.split(r"\n\s*\n", answer):
         rows = list(_lines([section]))
         if rows:
@@ -82,7 +82,7 @@ def _sections(answer: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _renumber(row: str, ordinals: Mapping[str, int]) -> str:
-    """The row with the public ordinal in front, in the same width."""
+    """Return the row with the public ordinal in front, in the same width."""
     found = _DEVICE_ROW.match(row)
     if not found or found["uuid"] not in ordinals:
         return row

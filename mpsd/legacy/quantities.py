@@ -1,9 +1,9 @@
-"""Percentages and memory limits: how they are written, and what they are worth.
+"""Percentages and memory limits: their notation and their values.
 
-    percentage = a number as strtod(3) reads it, words behind it ignored (`50x` is 50); kept when in (0, 100]
+    percentage = a number as strtod(3) reads it, words behind it ignored (`50x` is 50); accepted in (0, 100]
     limit      = digits [ M | G ] [ B ]     case does not matter; no unit means M; 0 means no limit
 
-Percentages are read as the vendor's are.  Limits are read more strictly, because the vendor misreads what it does not know
+Percentages are read as the vendor reads them.  Limits are read more strictly, because the vendor misreads unknown notations
 (`1T` and `1.5G` become 1M, `512K` 512M, `abc` no limit): docs/compatibility.md.
 """
 
@@ -13,7 +13,7 @@ from mpsd.errors import BadRequest
 
 MIB = 1024**2
 GIB = 1024**3
-MAX_LIMIT_BYTES = 2**63 - GIB  # no device holds it, and the vendor's 64 bits do not wrap round to "no limit"
+MAX_LIMIT_BYTES = 2**63 - GIB  # above any device; the vendor's 64 bits do not wrap round to "no limit"
 
 ACCEPTED_LIMITS = "expected a whole number followed by M or G (512M, 2G), or 0M for no limit"
 
@@ -25,13 +25,13 @@ _UNITS = {"": MIB, "m": MIB, "g": GIB}
 
 
 def parse_percent(word: str | None) -> float | None:
-    """None where the word is no percentage in (0, 100]."""
+    """Parse a percentage; None if the word is not one in (0, 100]."""
     value = _leading_number(word or "")
     return value if 0.0 < value <= 100.0 else None
 
 
 def parse_limit(value: str, stray: str | None = None) -> int:
-    """Bytes, 0 for no limit.  Raises BadRequest, also for `1 G`, which the vendor reads as 1M."""
+    """Parse a limit: bytes, 0 for no limit.  Raises BadRequest, also for `1 G`, which the vendor reads as 1M."""
     limit = _LIMIT.fullmatch(value)
     if not limit:
         raise BadRequest(f'"{value}" is no memory limit: {ACCEPTED_LIMITS}')
@@ -48,14 +48,14 @@ def render_percent(thread_percent: float) -> str:
 
 
 def render_limit(limit_bytes: int) -> str:
-    """Whole gigabytes in G, anything else in M: never rounded to another limit, as the vendor's 1G for 1025M is."""
+    """Render whole gigabytes in G, anything else in M: never rounded, as the vendor's 1G for 1025M is."""
     if limit_bytes % GIB == 0:
         return f"{limit_bytes // GIB}G"
     return f"{limit_bytes // MIB}M"
 
 
 def _leading_number(word: str) -> float:
-    """strtod(3), less `inf` and `nan`, which are no percentages; 0 where there is no number."""
+    """Parse as strtod(3), except `inf` and `nan`, which are not percentages; 0 if the word has no number."""
     if found := _HEXADECIMAL.match(word):
         return _hexadecimal(found[0])
     found = _DECIMAL.match(word)

@@ -1,4 +1,4 @@
-"""The vendor's words for what is so.  Every text ends with a newline or is empty."""
+"""The vendor's texts.  Each ends with a newline or is empty."""
 
 from collections.abc import Iterable
 
@@ -22,7 +22,7 @@ def percent(thread_percent: float) -> str:
 
 
 def limit(limit_bytes: int | None) -> str:
-    """Nothing where there is no limit."""
+    """Render a limit; empty if it is unset."""
     return f"{render_limit(limit_bytes)}\n" if limit_bytes else ""
 
 
@@ -35,12 +35,12 @@ def server_not_found(request: Request) -> str:
 
 
 def server_not_found_twice(request: Request) -> str:
-    """`ps` looks twice."""
+    """Return the text twice: `ps` looks twice."""
     return 2 * server_not_found(request) + "\n"
 
 
 def server_not_found_and_failed(request: Request) -> str:
-    """`terminate_client` ends with a number; 1 is CUDA_ERROR_INVALID_VALUE."""
+    """Return the text with a final number, as `terminate_client` has; 1 is CUDA_ERROR_INVALID_VALUE."""
     return f"Server {request.server_pid} not found\nServer {request.server_pid} not found!\n1\n"
 
 
@@ -53,7 +53,7 @@ def insufficient_privilege(uid: int) -> str:
 
 
 def insufficient_privilege_and_failed(uid: int) -> str:
-    """`terminate_client` ends with a number; 800 is CUDA_ERROR_NOT_PERMITTED."""
+    """Return the text with a final number, as `terminate_client` has; 800 is CUDA_ERROR_NOT_PERMITTED."""
     return insufficient_privilege(uid) + "800\n"
 
 

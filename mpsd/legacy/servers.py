@@ -1,4 +1,4 @@
-"""The commands about servers and their clients, answered from the board."""
+"""The commands about servers and their clients, answered by the board."""
 
 from mpsd.legacy import render
 from mpsd.legacy.exchange import Answer, Ask
@@ -26,7 +26,7 @@ async def shutdown_server(ask: Ask[ShutdownServer]) -> Answer:
 
 
 async def terminate_client(ask: Ask[TerminateClient]) -> Answer:
-    """Pids that no process has never reach the daemon: to kill(2), 0 and below are groups."""
+    """Terminate a client.  A pid of 0 or less never reaches the daemon: to kill(2) it means a group."""
     if ask.request.client_pid <= 0:
         return Answer(render.invalid_process(ask.request))
     return Answer(await ask.board.terminate_client(ask.named_server.pid, ask.request.client_pid))

@@ -1,7 +1,7 @@
-"""The commands that show and change limits: the daemon's own for those to come, and those of one server.
+"""The commands that show and change limits: the daemon's defaults for later servers and clients, and those of one server.
 
-A server's limits live in the vendor's daemon, so those commands are forwarded, in words made here from what was understood.
-A refused limit changes nothing and has exit status 1: a caller that reads no text must not go on without one.
+The vendor's daemon keeps a server's limits, so mpsd forwards those commands, rewritten from the parsed values.
+A refused limit changes nothing and has exit status 1: a caller that reads no text must not continue without a limit.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ async def get_default_active_thread_percentage(ask: Ask[Request]) -> Answer:
 
 
 async def set_default_active_thread_percentage(ask: Ask[SetPercent]) -> Answer:
-    """Shows what holds afterwards, which is the old value where the new one was none."""
+    """Set the percentage and return the one in force: the old one if the word was not a percentage."""
     if ask.request.thread_percent is not None:
         await ask.board.set_defaults(replace(ask.board.defaults(), thread_percent=ask.request.thread_percent))
     return Answer(render.percent(ask.board.defaults().thread_percent))
@@ -35,7 +35,7 @@ async def get_active_thread_percentage(ask: Ask[Request]) -> Answer:
 
 
 async def set_active_thread_percentage(ask: Ask[SetPercent]) -> Answer:
-    """Shows what holds afterwards, which is the old value where the new one was none."""
+    """Set the percentage and return the one in force: the old one if the word was not a percentage."""
     pid, thread_percent = ask.named_server.pid, ask.request.thread_percent
     if thread_percent is None:
         return Answer(await ask.board.forward(pid, f"get_active_thread_percentage {pid}"))
@@ -86,7 +86,7 @@ async def set_default_client_priority(ask: Ask[SetPriority]) -> Answer:
 
 
 def _understand(board: Board, asked: PinnedLimit) -> tuple[Device, int]:
-    """The device and the bytes.  Raises NoSuchDevice or BadRequest, saying that nothing has changed."""
+    """Return the device and the bytes.  Raises NoSuchDevice or BadRequest, whose message adds that the limit was not set."""
     try:
         if asked.device is None:
             raise BadRequest("a device and a memory limit are required")

@@ -1,6 +1,6 @@
-"""The command table: who may, how the words are read, who answers, and what people are told about it.
+"""The command table: privilege, parser, handler, and the help of each command.
 
-docs/commands.md is checked against it.
+A test checks docs/commands.md against it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ class Privilege(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A row of the table.  The last two are the vendor's words for a server not known and a caller refused."""
+    """A row of the table.  The last two are the vendor's texts for an unknown server and for a refused caller."""
 
     privilege: Privilege
     parse: Callable[[tuple[str, ...]], Request]
@@ -35,7 +35,7 @@ class Command:
 
 
 async def show_help(ask: Ask[grammar.Help]) -> Answer:
-    """Every command, or the one asked about."""
+    """Return the help of every command, or of the one asked about."""
     topic = ask.request.topic
     if topic is not None and topic not in COMMANDS:
         return Answer(render.unknown_command(topic))
