@@ -1,3 +1,3 @@
-"""mpsd: CUDA MPS with fault domains, behind the face of nvidia-cuda-mps-control."""
+"""mpsd: CUDA MPS with fault domains, a replacement for nvidia-cuda-mps-control."""
 
 __version__ = "0.1.0"

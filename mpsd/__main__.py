@@ -1,7 +1,7 @@
-"""The command line: argv becomes an Invocation and a Config, then one of four things is done.
+"""The command line: argv becomes an Invocation and a Config, then one of four commands runs.
 
     serve     the daemon; what the front end runs for -d and -f         mpsd/app.py
-    check     is this machine fit, is the configuration good            mpsd/check.py
+    check     checks the machine and the configuration                  mpsd/check.py
     config    every option, annotated                                   mpsd/config_text.py
     --version
 """
@@ -19,7 +19,7 @@ from mpsd.runtime import notify
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status."""
+    """Run the command line `argv` and return the exit status."""
     arguments, unknown = parse_arguments(argv)
     if arguments.command == "serve":
         return serve(arguments)  # unknown words are ignored, as the vendor's program ignores them
@@ -35,7 +35,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The known words and the others.  Exits for --help, --version, and a known option with a bad value."""
+    """Return the parsed known words, and the unknown ones.
+
+    Exits for --help, --version, and a known option with a bad value.
+    """
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument("--config", metavar="FILE", help="read this instead of /etc/mpsd/mpsd.toml")
     shared.add_argument("--backend", help="gpu or sim, over environment and file")
@@ -76,15 +79,15 @@ def parse_invocation(arguments: argparse.Namespace) -> Invocation:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Run the daemon; why it cannot even begin reaches the user by way of the front end."""
+    """Run the daemon.  A reason why it cannot start is printed, and sent to the front end, which shows it to the user."""
     invocation = parse_invocation(arguments)
-    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # structlog imports it where it is there: 4 MiB for nothing
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # structlog would import it if installed: 4 MiB for nothing
     try:
         config = invocation.load(os.environ)
-        gc.disable()  # modules come to stay: looking for garbage in them is a tenth of the time that a start takes
-        from mpsd import app  # trio and the rest: not worth their time for --version
+        gc.disable()  # modules stay loaded: collecting garbage while they load is a tenth of the time of a start
+        from mpsd import app  # --version does not need the time to import trio and the rest
 
-        gc.freeze()  # nor are they looked through later, while somebody waits, or at the end
+        gc.freeze()  # later collections, during requests or at the end, do not scan them either
         gc.enable()
     except (ConfigError, ImportError) as exc:
         why = str(exc) if isinstance(exc, ConfigError) else f"mpsd is not installed completely: {exc}"
@@ -118,7 +121,7 @@ def show_config(arguments: argparse.Namespace) -> int:
 
 
 def run() -> None:
-    """The entry point that pip installs."""
+    """Run the entry point that pip installs."""
     sys.exit(main(sys.argv[1:]))
 
 

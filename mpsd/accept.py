@@ -1,6 +1,6 @@
-"""What an option's value may be beyond its type, each in words for people and as a test.
+"""Which values an option accepts beyond its type: each rule in words for people and as a test.
 
-The border of the configuration: a value that passed here is not checked again.
+The configuration is checked here alone: a value that passed is not checked again.
 """
 
 import ipaddress
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path holds 108, one of them the final zero
-UNIX = "unix:"  # before the path of a socket
-LONGEST_SECONDS = 1e9  # some thirty years; beyond that it is a slip, and overflows deadlines
+UNIX = "unix:"  # prefix of a socket's path
+LONGEST_SECONDS = 1e9  # some thirty years; a larger value is a mistake, and overflows deadlines
 
 _MEMORY = re.compile(r"[1-9][0-9]{0,9}[GM]")
 _DEVICE = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[0-9a-fA-F/-]{1,64}")
@@ -33,7 +33,7 @@ def between(least: int, most: int) -> Accept:
 
 
 def absolute_path(most: int) -> Accept:
-    """An absolute path that leaves room for the names put below it."""
+    """Accept an absolute path that leaves room for the names below it."""
     return Accept(f"an absolute path of at most {most} bytes", lambda text: _is_path(text, most))
 
 
@@ -69,7 +69,7 @@ GROUP = Accept('the name of a group, or ""', lambda text: _GROUP.fullmatch(text)
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """An IP address and a port; None for anything else: a name would have to be looked up."""
+    """Parse an IP address and a port.  Returns None for anything else: a host name would need a lookup."""
     host, colon, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     try:

@@ -77,12 +77,12 @@ from mpsd.vault.vault import Vault
 from mpsd.visible import visible
 
 log = structlog.get_logger()
-_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, the vendor's exit status when it sees none
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE, the vendor's exit status when it finds no device
 _HOLDERS_DESCRIPTORS = MOST_HOLDERS + MOST_WATCHED
 
 
 def main(config: Config, invocation: Invocation) -> int:
-    """Run the daemon; the exit status.  A refusal to start reaches the front end, which prints it."""
+    """Run the daemon and return the exit status.  A refusal to start reaches the front end, which prints it."""
     journal = open_journal(
         config.log, foreground=invocation.foreground, log_directory=config.log_directory, terminal=sys.stderr
     )
@@ -107,7 +107,7 @@ def main(config: Config, invocation: Invocation) -> int:
 
 
 def _refusal_in(error: BaseException) -> MpsdError | None:
-    """What was refused, inside the nurseries or not, when nothing else went wrong there."""
+    """Return the refusal, from inside nurseries or not; None if anything else went wrong too."""
     if isinstance(error, BaseExceptionGroup):
         refusals, rest = error.split(MpsdError)
         return _refusal_in(refusals.exceptions[0]) if refusals and rest is None else None
@@ -163,7 +163,7 @@ async def _run(
         opened.callback(write_back.close)
         counted = (journal, audit, daemon.sessions)
         daemon.beside += [write_back.run, partial(tell_suppressed, *(each.tell_suppressed for each in counted))]
-        if is_privileged:  # else every client comes past mpsd
+        if is_privileged:  # otherwise every client bypasses mpsd
             daemon.beside.append(_build_strangers(daemon, config).run)
         become_reaper()
         _say_what_works(is_privileged, config)
@@ -179,7 +179,7 @@ async def _run(
 
 
 def _watch_loop(opened: ExitStack) -> None:
-    """From now on: before this nobody is served, and reading databases and devices may take long."""
+    """Watch the event loop from now on: before this mpsd serves no client, and reading databases and devices may take long."""
     try:
         watch = LoopWatch()
     except OSError as exc:
@@ -191,13 +191,13 @@ def _watch_loop(opened: ExitStack) -> None:
 
 
 def _check_enforceable(config: Config, is_privileged: bool) -> None:
-    """Raises BadConfiguration for what could not be kept: clients that reach the domains directly cannot be refused."""
+    """Raise BadConfiguration for what mpsd cannot enforce: it cannot refuse clients that reach the domains directly."""
     if config.admission.default == "refuse" and not is_privileged:
         raise BadConfiguration('admission.default = "refuse" needs root: without it clients do not pass through mpsd')
 
 
 def _announce(public: PublicLog, config: Config) -> None:
-    """The vendor's first lines, which people and scripts look for."""
+    """Write the vendor's first lines, which people and scripts look for."""
     public.write(f"Starting control daemon using socket {config.pipe_directory}/control")
     public.write(
         "To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=" + config.pipe_directory
@@ -275,7 +275,7 @@ def _build(found: Found) -> Daemon:
 
 
 def _build_metrics(config: Config, events: EventBus, book: LeaseBook) -> tuple[Metrics | None, Admission]:
-    """And what clients are admitted by, which they measure."""
+    """Build the metrics, and the admission, which the metrics time."""
     asked = settings.metrics(config)
     if asked is None:
         return None, book
@@ -337,18 +337,18 @@ def _build_relay(
 
 
 def _owner_uid(process: ProcessId) -> int | None:
-    """None where it has gone."""
+    """Return the uid of the process; None if it has ended."""
     found = processes.sole_uid(process.pid)
-    return found if processes.is_alive(process) else None  # asked last: the pid was this process's until now
+    return found if processes.is_alive(process) else None  # checked last: until now the pid was this process's
 
 
 def _admitted(book: LeaseBook) -> set[ProcessId]:
-    """Clients that have been let in, and those that wait to be."""
+    """Return the clients that have been admitted, and those that wait to be."""
     return {*book.grants(), *(entry.process for entry in book.queue() if entry.process is not None)}
 
 
 def _needed(found: Found, refuser: Refuser, vault: Vault, relayed: tuple[Relay, KeeperClient] | None) -> set[int]:
-    """Pids on which clients depend, beside those of the domains."""
+    """Return the pids, other than those of the domains, that clients depend on."""
     return {found.inspector.pid, refuser.pid, *vault.keeper.pids, *([relayed[1].pid] if relayed else [])}
 
 
@@ -360,13 +360,13 @@ def _open_progress(path: Path, slots: int) -> Progress:
 
 
 async def _read_devices(config: Config) -> tuple[Device, ...]:
-    from mpsd.gpu.nvml import read_devices  # pynvml is large: not loaded by those who only ask for --version
+    from mpsd.gpu.nvml import read_devices  # pynvml is large: --version does not load it
 
     return await trio.to_thread.run_sync(read_devices, settings.visible(config), places.nvml_library(config))
 
 
 def _say_what_is_amiss() -> None:
-    """What a daemon starts without, and clients then fail of."""
+    """Warn of machine faults that do not stop mpsd but make clients fail."""
     for finding in (probe_shared_memory(), probe_pid_namespace()):
         if finding.grade is not Grade.GOOD:
             log.warning("machine.unfit", what=finding.area, found=finding.found, advice=finding.advice)
@@ -387,4 +387,4 @@ def _say_what_works(is_privileged: bool, config: Config) -> None:
 
 
 async def _ignore_signal(daemon: Daemon, number: int) -> None:
-    """Before the signals have a taker."""
+    """Do nothing: the handler until the real one is set."""

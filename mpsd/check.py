@@ -1,6 +1,6 @@
-"""`mpsd check`: is the configuration good, and is this machine fit for it?  A report for people, or JSON.
+"""`mpsd check`: is the configuration valid, and is this machine fit for it?  A report for people, or JSON.
 
-What is looked at is in probes.py.
+probes.py has the individual checks.
 """
 
 import json
@@ -18,14 +18,14 @@ _SIGNS = {Grade.GOOD: "ok", Grade.NOTE: "note", Grade.BAD: "BAD"}
 
 
 def main(invocation: Invocation, environ: Mapping[str, str], *, as_json: bool) -> int:
-    """Print the report; 0 when mpsd can work here, 1 when something is bad."""
+    """Print the report; return 0 if mpsd can work here, 1 if a finding is bad."""
     findings = examine(invocation, environ)
     print(render_json(findings) if as_json else render_text(findings))
     return int(has_bad(findings))
 
 
 def examine(invocation: Invocation, environ: Mapping[str, str]) -> list[Finding]:
-    """Everything found.  The machine is looked at with the defaults where the configuration is refused."""
+    """Return all findings.  If the configuration is refused, the machine is checked against the defaults."""
     file = file_used(invocation.config_file, environ)
     try:
         config = invocation.load(environ)
@@ -49,7 +49,7 @@ def render_json(findings: Sequence[Finding]) -> str:
 
 
 def render_text(findings: Sequence[Finding]) -> str:
-    """One line for each finding, the advice under it, the verdict last."""
+    """Render one line for each finding, the advice under it, the verdict last."""
     lines = []
     for each in findings:
         lines.append(f"{_SIGNS[each.grade]:<5} {each.area:<16} {each.found}")

@@ -1,7 +1,7 @@
-"""How a configuration is put together from the options that there are (options.py).
+"""Build the configuration from its layers; options.py has the options.
 
-Later wins: default, file, environment, command line.  All mistakes are reported at once.  How options are declared and
-checked is in schema.py, how they are shown to people in config_text.py.  Prose: docs/configuration.md.
+Later wins: default, file, environment, command line.  All mistakes are reported at once.  schema.py declares and checks
+options, config_text.py shows them to people.  Prose: docs/configuration.md.
 """
 
 import tomllib
@@ -15,11 +15,11 @@ from mpsd.options import OPTIONS, Config
 from mpsd.schema import Problem
 
 DEFAULT_FILE = "/etc/mpsd/mpsd.toml"
-MOST_BYTES = 1 << 20  # of a file; somebody may point at a device
+MOST_BYTES = 1 << 20  # of a file; the path may lead to a device
 
 
 class ConfigError(BadConfiguration):
-    """Everything that is wrong with a configuration; the message has a line for each problem."""
+    """All errors of a configuration; the message has a line for each problem."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -28,7 +28,7 @@ class ConfigError(BadConfiguration):
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """What the command line of `serve` said; kept, so that a reload can put the configuration together again."""
+    """The arguments of `serve`; kept, so that a reload can build the configuration again."""
 
     foreground: bool = True
     multiuser_server: bool = False
@@ -44,7 +44,7 @@ class Invocation:
 
 
 def load(path: str | None, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Config:
-    """The configuration from defaults, file, environment and `overrides`; raises ConfigError with everything wrong.
+    """Return the configuration from defaults, file, environment and `overrides`; raise ConfigError with all problems.
 
     Without a path: $MPSD_CONFIG, else /etc/mpsd/mpsd.toml, which alone may be absent.
     """
@@ -65,21 +65,21 @@ def load(path: str | None, environ: Mapping[str, str], overrides: Mapping[str, A
 
 
 def changed(old: Config, new: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The keys that differ: those a reload can change, and those that need a restart."""
+    """Return the keys that differ: those that a reload can change, and those that need a restart."""
     differing = [key for key in OPTIONS if schema.value_at(old, key) != schema.value_at(new, key)]
     live = tuple(key for key in differing if not OPTIONS[key].needs_restart)
     return live, tuple(key for key in differing if OPTIONS[key].needs_restart)
 
 
 def file_used(path: str | None, environ: Mapping[str, str]) -> str:
-    """The file that `load` would read."""
+    """Return the path of the file that `load` would read."""
     return path or environ.get("MPSD_CONFIG") or DEFAULT_FILE
 
 
 def _layers(
     path: str | None, environ: Mapping[str, str], overrides: Mapping[str, Any], problems: list[Problem]
 ) -> Iterator[tuple[str, str, Any]]:
-    """(source, key, value) of every layer over the defaults, weakest first; files that cannot be read go to `problems`."""
+    """Yield (source, key, value) of every layer over the defaults, weakest first.  Problems of the file go to `problems`."""
     source = file_used(path, environ)
     try:
         with open(source, "rb") as file:
@@ -105,7 +105,7 @@ def _layers(
 
 
 def _contradictions(config: Config) -> Iterator[Problem]:
-    """Values that are good each and bad together."""
+    """Yield problems of values that are valid each, but not together."""
     domains = config.domains
     if domains.spares >= domains.max_domains:
         message = f"found {domains.spares}; accepted: less than domains.max_domains, which is {domains.max_domains}"

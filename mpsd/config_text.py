@@ -1,6 +1,6 @@
-"""The options shown to people: annotated TOML, and docs/configuration.md.
+"""Show the options to people: annotated TOML, and docs/configuration.md.
 
-Both are made from the declarations in config.py, so that nobody has to keep them in step.
+Both are generated from the declarations of the options, so that they cannot differ from the code.
 """
 
 import json
@@ -35,7 +35,7 @@ clients do not notice.
 
 
 def render_toml(config: Config, *, commented: bool = False) -> str:
-    """Every option with its help, its range and the value it has in `config`, as a file that mpsd reads.
+    """Return every option with its help, its range and the value it has in `config`, as a file that mpsd reads.
 
     `commented`: the values are commented out, so that a sample file does not freeze today's defaults.
     """
@@ -52,7 +52,7 @@ def render_toml(config: Config, *, commented: bool = False) -> str:
 
 
 def render_markdown() -> str:
-    """The whole of docs/configuration.md."""
+    """Return the whole of docs/configuration.md."""
     parts = [_INTRODUCTION]
     for name, options in _sections():
         rows = [f"| {_cell(each)} |" for each in options]
@@ -85,7 +85,7 @@ def _cell(option: Option) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A TOML value; JSON's strings, numbers and booleans are TOML's."""
+    """Return a TOML value; JSON's strings, numbers and booleans are TOML's."""
     if isinstance(value, Mapping):
         pairs = ", ".join(f"{json.dumps(key)} = {_toml(each)}" for key, each in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"

@@ -1,7 +1,7 @@
-"""What mpsd refuses, and the numbers those refusals carry.
+"""The errors that mpsd answers requests with, and their codes.
 
-An ``MpsdError`` is an answer to whoever asked, never a bug.  Its code is part of the interface: it never changes meaning,
-and numbers are not used twice.  Prose: docs/errors.md.
+An ``MpsdError`` is an answer to the caller, never a bug.  Its code is part of the interface: it never changes meaning, and
+numbers are not reused.  Prose: docs/errors.md.
 """
 
 from enum import IntEnum
@@ -10,34 +10,34 @@ from enum import IntEnum
 class ErrorCode(IntEnum):
     """Stable numbers; docs/errors.md explains each to an operator."""
 
-    BAD_REQUEST = 1  # the words do not make a command, or a value is out of its range
-    NOT_ALLOWED = 2  # the asker may not do this
+    BAD_REQUEST = 1  # the words are not a command, or a value is out of range
+    NOT_ALLOWED = 2  # the caller may not do this
     NO_SUCH_SERVER = 3
     NO_SUCH_CLIENT = 4
     NO_SUCH_DEVICE = 5
-    VENDOR_FAILED = 6  # a vendor program is missing, crashed, hung, or said no
-    TOO_MANY = 7  # a bound was reached: connections, sessions, domains
-    STOPPING = 8  # mpsd is quitting
+    VENDOR_FAILED = 6  # a vendor program is missing, crashed, hung, or refused
+    TOO_MANY = 7  # a limit was reached: connections, sessions, domains
+    STOPPING = 8  # mpsd is ending
     BAD_CONFIGURATION = 9
     UNUSABLE_PATH = 10  # a directory or socket path cannot be used
     ALREADY_RUNNING = 11
-    PROTOCOL = 12  # a peer broke the protocol of a socket of ours
+    PROTOCOL = 12  # a peer broke the protocol of one of mpsd's sockets
     KEEPER_FAILED = 13
     NO_SUCH_LEASE = 14
     NO_SUCH_DOMAIN = 15
     NO_ROOM = 16  # a budget or quota does not allow it
     REFUSED = 17  # a client was refused by admission
     NO_SUCH_METHOD = 18
-    NO_SUCH_FAULT = 19  # no fault of this number, or nothing is held against this key
-    NO_SUCH_ARENA = 20  # no arena has this name or id, or its mode does not let the asker know
-    ARENA_BUSY = 21  # somebody holds it: another writes, or it cannot be removed yet
-    STALE_GENERATION = 22  # a later writer was admitted, or the memory was lost: nothing of the asker's is taken any more
+    NO_SUCH_FAULT = 19  # no fault of this number, or no conviction, suspicion or pause of this key
+    NO_SUCH_ARENA = 20  # no arena has this name or id, or its mode hides it from the caller
+    ARENA_BUSY = 21  # another process writes it, or holds it, so that it cannot be removed yet
+    STALE_GENERATION = 22  # a later writer was admitted, or the memory was lost: the caller's writes are refused
     ARENA_SEALED = 23
-    IDLE = 24  # a connection on which nothing was said for too long is ended
+    IDLE = 24  # mpsd ends a connection that was silent too long
 
 
 class MpsdError(Exception):
-    """A refusal.  The message names what was asked and what was found."""
+    """A refusal.  The message names the request and what mpsd found."""
 
     code = ErrorCode.BAD_REQUEST
 
@@ -91,7 +91,7 @@ class ProtocolError(MpsdError):
 
 
 class WrongSpeaker(ProtocolError):
-    """Another process than the one that connected speaks on its connection."""
+    """Another process than the one that connected sends on its connection."""
 
 
 class KeeperFailed(MpsdError):
@@ -111,7 +111,7 @@ class NoRoom(MpsdError):
 
 
 class Refused(MpsdError):
-    """Of a client, at its start: `way` is how it is told (mpsd/lease.py, Refusal)."""
+    """The refusal of a client at its start; `way`: how the client is refused (mpsd/lease.py, Refusal)."""
 
     code = ErrorCode.REFUSED
 

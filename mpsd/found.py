@@ -1,4 +1,4 @@
-"""What the daemon is built from: what it was told, and what it found here."""
+"""The inputs of the daemon's construction: its configuration, and what the start found on the machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from mpsd.vault.store import VaultStore
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the daemon is built from: what it was told, and what it found here."""
+    """The values and open stores from which app.py builds the daemon."""
 
     config: Config
     invocation: Invocation

@@ -1,4 +1,4 @@
-"""The options of mpsd's own log and of its audit trails; options.py has the others."""
+"""The options of the log and the audit; options.py has the others."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,6 +1,6 @@
-"""Every option of mpsd, once: name, type, default, what is accepted, help.
+"""Every option of mpsd, once: name, type, default, accepted values, help.
 
-How they are put together from file, environment and command line is in config.py; docs/configuration.md is made from here.
+config.py combines file, environment and command line; docs/configuration.md is generated from this file.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ STATE_DIRECTORY_BYTES = SOCKET_PATH_BYTES - len("/domains/0123456789abcdef/pipe/
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """The vendor's control program, and how long it may take."""
+    """The vendor's control program, and its time limits."""
 
     control: str = option(
         "",
@@ -58,7 +58,7 @@ class Vendor:
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """Fault domains: how many, how full, how long."""
+    """Fault domains: their number, size and lifetime."""
 
     spares: int = option(1, "Hot spares kept ready per GPU set, started and without clients.", accept=between(0, 8))
     max_domains: int = option(8, "Most fault domains per GPU set, spares included.", accept=between(1, 64))
@@ -86,7 +86,7 @@ class Domains:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """Clients on their way to a domain."""
+    """Clients that connect to a domain."""
 
     max_connections: int = option(
         4096,
@@ -304,7 +304,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """What happens to running clients when mpsd is told to stop."""
+    """What happens to running clients when mpsd is stopped."""
 
     on_sigterm: Literal["drain", "quit", "leave"] = option(
         "drain",

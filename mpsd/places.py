@@ -1,6 +1,6 @@
 """Where things are on this machine: mpsd's state, its own C programs, the vendor's control program.
 
-Looks, and changes nothing.  A place that was named and is wrong is an error, never a reason to look elsewhere.
+Reads only.  If a configured place is wrong, that is an error; mpsd does not then look elsewhere.
 """
 
 import hashlib
@@ -16,19 +16,19 @@ from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 from mpsd.policy.uid_ranges import parse as parse_uid_ranges
 
 PROGRAM = "nvidia-cuda-mps-control"
-MARKER = b"mpsd-front-end"  # clients/control/main.c carries it, so that we never drive ourselves
+MARKER = b"mpsd-front-end"  # clients/control/main.c carries it, so that mpsd never drives its own front end
 SEARCHED = (
     f"/usr/lib/mpsd/vendor/{PROGRAM}",
-    f"/usr/bin/{PROGRAM}.vendor",  # where `make install` moves the vendor's, and dpkg-divert keeps it
+    f"/usr/bin/{PROGRAM}.vendor",  # `make install` moves the vendor's program there, and dpkg-divert keeps it
 )
 SUBORDINATE_UIDS = Path("/etc/subuid")  # subuid(5)
 _SUBORDINATE_BYTES = 1 << 20
 FOLDERS = ("/usr/bin", "/usr/local/nvidia/bin")  # after those of PATH
-_HASH_CHARACTERS = 10  # of a name that only has to differ between the pipe directories of one machine
+_HASH_CHARACTERS = 10  # the name only has to differ between the pipe directories of one machine
 
 
 def state_directory(config: Config, euid: int, environ: Mapping[str, str]) -> Path:
-    """Where this daemon keeps domains, store and keeper: one place per pipe directory and user.
+    """Return where this daemon keeps domains, store and keeper: one directory per pipe directory and user.
 
     Raises UnusablePath when sockets below it would have names too long for the kernel.
     """
@@ -40,7 +40,7 @@ def state_directory(config: Config, euid: int, environ: Mapping[str, str]) -> Pa
 
 
 def subordinate_uids(path: Path = SUBORDINATE_UIDS) -> UidRanges:
-    """What this machine's administrator granted; nothing where there is no such file, or it cannot be read."""
+    """Return the ranges that the administrator granted; none if the file does not exist, or cannot be read."""
     try:
         with path.open("rb") as file:
             return parse_uid_ranges(file.read(_SUBORDINATE_BYTES).decode(errors="replace"))
@@ -58,25 +58,25 @@ def _default_state_directory(config: Config, euid: int, environ: Mapping[str, st
 
 
 def native_directory() -> Path:
-    """Where the keeper and the simulator are: `native` of the checkout, or lib/mpsd of the installation."""
+    """Return the directory of the keeper and the simulator: `native` of the checkout, or lib/mpsd of the installation."""
     checkout = Path(__file__).resolve().parent.parent / "native"
     return checkout if checkout.is_dir() else Path(sys.prefix, "lib", "mpsd")
 
 
 def launcher() -> Path:
-    """What starts vendor daemons where no other user reaches them."""
+    """Return the program that starts vendor daemons where no other user reaches them."""
     return native_directory() / "launcher" / "mpsd-launcher"
 
 
 def nvml_library(config: Config) -> Path | None:
-    """The library to load in NVML's place; None for the driver's own."""
+    """Return the library to load instead of NVML; None for the driver's own."""
     return native_directory() / "sim" / "lib" / "libnvidia-ml.so.1" if config.backend == "sim" else None
 
 
 def find_vendor_control(config: Config, environ: Mapping[str, str]) -> Path:
-    """The vendor's control program; of the simulator, when that is the backend.
+    """Return the vendor's control program, or the simulator's if that is the backend.
 
-    Raises VendorFailed, which says where it was looked for.
+    Raises VendorFailed, whose message lists the places searched.
     """
     absent: list[str] = []
     unfit: list[str] = []
@@ -103,7 +103,7 @@ def _vendor_candidates(config: Config, environ: Mapping[str, str]) -> Iterator[s
 
 
 def _why_not(candidate: str) -> str:
-    """Empty when this is a program we may drive."""
+    """Return why mpsd may not drive this program; empty if it may."""
     if not os.path.isfile(candidate):
         return "no regular file"
     try:

@@ -1,6 +1,7 @@
-"""What this machine offers mpsd, looked at piece by piece; each probe says what it found and what to do about it.
+"""What this machine offers mpsd, one probe for each part; a finding has advice.
 
-Nothing is changed: a probe reads, and where writing matters it asks whether it may.  Probes never raise for what they find.
+Nothing is changed: a probe reads, and if mpsd has to write somewhere it checks the permission.  A probe never raises for a
+finding.
 """
 
 import os
@@ -20,15 +21,15 @@ from mpsd.model import ComputeMode, Device
 from mpsd.options import Config
 from mpsd.relay.message import may_impersonate
 
-NVML_SECONDS = 10.0  # a wedged GPU can hold NVML for ever
+NVML_SECONDS = 10.0  # a hung GPU can block NVML for ever
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "9p", "beegfs"})
 PIPE_AREA, LOG_AREA, STATE_AREA = "pipe directory", "log directory", "state directory"
-_MADE_LEVELS = {PIPE_AREA: 1, LOG_AREA: 1, STATE_AREA: 99}  # how many missing directories the start makes
+_MADE_LEVELS = {PIPE_AREA: 1, LOG_AREA: 1, STATE_AREA: 99}  # how many missing directories the start creates
 SHM_LEAST_BYTES = 64 << 20
 _DEVICE_ADVICE = {"gpu": "is the driver loaded? nvidia-smi says more", "sim": "build the simulator: make -C native"}
 
-# What each is for: docs/install.md, "Privileges".
+# The purpose of each: docs/install.md, "Privileges".
 CAPABILITIES = {
     "CAP_SYS_ADMIN": (21, "sending a client's own process id to its domain"),
     "CAP_SETUID": (7, "sending a client's own user id to its domain"),
@@ -49,7 +50,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; `advice` is empty when nothing need be done."""
+    """One line of the report; `advice` is empty if nothing needs to be done."""
 
     area: str
     grade: Grade
@@ -58,7 +59,7 @@ class Finding:
 
 
 def probe_machine(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Every probe, in the order in which an operator would look."""
+    """Yield the findings of every probe, in the order in which an operator would check."""
     yield from probe_directory(PIPE_AREA, config.pipe_directory)
     yield from probe_directory(LOG_AREA, config.log_directory)
     yield from probe_state(config, environ)
@@ -73,7 +74,10 @@ def probe_machine(config: Config, environ: Mapping[str, str]) -> Iterator[Findin
 
 
 def probe_directory(area: str, path: str) -> Iterator[Finding]:
-    """Is it there, or can it be made; would the start refuse it; may we write; may others reach it; can it hold sockets."""
+    """Check that the directory exists or can be created, that the start accepts it, and that mpsd can write there.
+
+    For the pipe directory, check also that other users can reach it, and that it can hold sockets.
+    """
     try:
         found = look(Path(path), may_be_shared=area == LOG_AREA)
     except NotADirectoryError as exc:
@@ -132,7 +136,7 @@ def probe_state(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]
 
 
 def probe_daemon(config: Config) -> Finding:
-    """Is somebody serving this pipe directory already?"""
+    """Report whether a daemon already serves this pipe directory."""
     file = Path(config.pipe_directory, f"{places.PROGRAM}.pid")
     try:
         pid = int(_read_start(file, 32))
@@ -146,7 +150,7 @@ def probe_daemon(config: Config) -> Finding:
 
 
 def _read_start(file: Path, most: int) -> bytes:
-    """Never waits, also where a user has put a FIFO there.  Raises OSError."""
+    """Read the start of a file without waiting, even if a user has put a FIFO there.  Raises OSError."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return os.read(descriptor, most)
@@ -172,7 +176,7 @@ def probe_vendor(config: Config, environ: Mapping[str, str]) -> Iterator[Finding
 
 
 def probe_devices(config: Config) -> Iterator[Finding]:
-    """The GPUs by NVML, asked in a thread so that a wedged one cannot hold the report."""
+    """Report the GPUs by NVML, read in a thread so that a hung GPU cannot block the report."""
     answers: list[tuple[Device, ...] | Exception] = []
     thread = threading.Thread(target=lambda: answers.append(_read_devices(config)), daemon=True)
     thread.start()
@@ -198,7 +202,7 @@ def _judge_device(device: Device) -> Finding:
 
 def _read_devices(config: Config) -> tuple[Device, ...] | Exception:
     try:
-        from mpsd.gpu import nvml  # pynvml is large: loaded by those who ask
+        from mpsd.gpu import nvml  # pynvml is large: loaded only here
 
         visible = None if config.visible_devices == "all" else config.visible_devices
         return nvml.read_devices(visible, places.nvml_library(config))
@@ -207,7 +211,7 @@ def _read_devices(config: Config) -> tuple[Device, ...] | Exception:
 
 
 def probe_shared_memory() -> Finding:
-    """Vendor servers and their clients share memory there."""
+    """Report whether vendor servers and their clients can share memory in /dev/shm."""
     try:
         facts = os.statvfs("/dev/shm")
     except OSError as exc:
@@ -241,7 +245,7 @@ def probe_privilege() -> Finding:
 
 
 def probe_private(launcher: Path | None = None) -> Iterator[Finding]:
-    """May vendor daemons run where no other user reaches them?  Asked of those that need it: as root, with the relay."""
+    """Report whether vendor daemons can run where no other user reaches them; only as root, with the relay, is that needed."""
     area = "private sockets"
     if not may_impersonate():
         return
@@ -259,7 +263,7 @@ def probe_private(launcher: Path | None = None) -> Iterator[Finding]:
 
 
 def probe_descriptors(config: Config) -> Finding:
-    """A relayed connection takes two descriptors, a session one."""
+    """Report whether the limit of open files suffices: a relayed connection takes two, a session one."""
     needed = 2 * config.relay.max_connections + config.ui.max_sessions + 256
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -276,7 +280,7 @@ def _effective_capabilities() -> int:
 
 
 def _file_system(path: Path) -> str:
-    """The type of the file system that holds `path`, from the mount with the longest matching name."""
+    """Return the type of the file system that holds `path`, from the mount with the longest matching name."""
     real, best, kind = os.path.realpath(path), "", "unknown"
     for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
         _, mounted, found, *_ = line.split(" ")

@@ -1,7 +1,7 @@
-"""How an option is declared, and how a stranger's table of values becomes a frozen, checked one.
+"""How an option is declared, and how an untrusted table of values becomes a frozen, checked one.
 
-Knows nothing of which options exist (config.py) and reads no file.  A section is a frozen dataclass whose fields were made
-by `option` or `section`; everything said about an option (type, default, help, what is accepted) is said there, once.
+Does not know which options exist (options.py), and reads no file.  A section is a frozen dataclass whose fields were made by
+`option` or `section`; all facts about an option (type, default, help, accepted values) are declared there, once.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from mpsd.accept import ANYTHING, Accept
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Everything that is known of one option; `key` is dotted, as `domains.spares`."""
+    """All facts about one option; `key` is dotted, as `domains.spares`."""
 
     key: str
     kind: Any
@@ -29,7 +29,7 @@ class Option:
 
     @property
     def accepted(self) -> str:
-        """In words: type and range."""
+        """The accepted type and range, in words."""
         if typing.get_origin(self.kind) is Literal:
             return "one of " + ", ".join(f'"{choice}"' for choice in typing.get_args(self.kind))
         if self.accept.words and _base(self.kind) in (str, Mapping):
@@ -39,7 +39,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong: where it was written, which key, what was found, what would be accepted."""
+    """One error: the source, the key, the value found, and the accepted values."""
 
     source: str
     key: str
@@ -57,7 +57,7 @@ def option(
     needs_restart: bool = False,
     environ: str = "",
 ) -> Any:
-    """A dataclass field that is an option.  `needs_restart`: a reload cannot change it."""
+    """Declare a dataclass field that is an option.  `needs_restart`: a reload cannot change it."""
     facts = {"help": help, "accept": accept, "needs_restart": needs_restart, "environ": environ}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=facts)
@@ -65,12 +65,12 @@ def option(
 
 
 def section(kind: type) -> Any:
-    """A dataclass field that is a table of options."""
+    """Declare a dataclass field that is a table of options."""
     return field(default_factory=kind)
 
 
 def walk(kind: type, prefix: str = "") -> Iterator[Option]:
-    """Every option of a section and of the sections in it, in the order of their declaration."""
+    """Yield every option of a section and of the sections in it, in the order of their declaration."""
     hints = typing.get_type_hints(kind)
     for each in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[each.name]):
@@ -80,14 +80,14 @@ def walk(kind: type, prefix: str = "") -> Iterator[Option]:
 
 
 def value_at(config: Any, key: str) -> Any:
-    """The value that `config` has for a dotted key."""
+    """Return the value that `config` has for a dotted key."""
     for name in key.split("."):
         config = getattr(config, name)
     return config
 
 
 def flatten(table: Mapping[str, Any], kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of a nested table; goes down only where `kind` has a section."""
+    """Yield dotted keys and values of a nested table; descends only where `kind` has a section."""
     hints = typing.get_type_hints(kind)
     for name, value in table.items():
         inner = hints.get(name)
@@ -98,7 +98,7 @@ def flatten(table: Mapping[str, Any], kind: type, prefix: str = "") -> Iterator[
 
 
 def check(source: str, key: str, value: Any, options: Mapping[str, Option]) -> Problem | None:
-    """None, or what is wrong with one key and its value."""
+    """Return the error in one key or its value; None if they are valid."""
     found = options.get(key)
     if found is None:
         return Problem(source, key, _unknown(key, options))
@@ -108,7 +108,7 @@ def check(source: str, key: str, value: Any, options: Mapping[str, Option]) -> P
 
 
 def build(kind: type, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """An instance of the section `kind` from checked values by dotted key; what is absent takes its default."""
+    """Return an instance of the section `kind` from checked values by dotted key; missing ones take their defaults."""
     hints = typing.get_type_hints(kind)
     arguments: dict[str, Any] = {}
     for each in dataclasses.fields(kind):
@@ -121,7 +121,7 @@ def build(kind: type, values: Mapping[str, Any], prefix: str = "") -> Any:
 
 
 def parse_word(text: str, kind: Any) -> Any:
-    """A value out of an environment variable or an argument; text that is no number stays text, for `check` to refuse."""
+    """Parse an environment variable or an argument; text that is not a number stays text, which `check` refuses."""
     if kind in (int, float):
         try:
             return kind(text)
@@ -131,7 +131,7 @@ def parse_word(text: str, kind: Any) -> Any:
 
 
 def describe(value: Any) -> str:
-    """A value as the reader of the file would write it, with its type where that is the trouble."""
+    """Return a value as the author of the file would write it, with its type if that is the error."""
     if isinstance(value, bool):
         return f"{str(value).lower()} (a boolean)"
     if isinstance(value, str):
@@ -146,7 +146,7 @@ def describe(value: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """JSON leaves some characters as they are that move a terminal's cursor or turn its text round."""
+    """Escape the characters that JSON leaves as they are but that move a terminal's cursor or reverse its text."""
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 
@@ -180,7 +180,7 @@ def _has_kind(value: Any, kind: Any) -> bool:
     if _base(kind) is Mapping:
         return isinstance(value, Mapping) and all(isinstance(each, str) for each in value.values())
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # a NaN is not itself
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # a NaN does not equal itself
     return type(value) is kind
 
 
@@ -197,7 +197,7 @@ def _unknown(key: str, options: Mapping[str, Option]) -> str:
 
 
 def _near(key: str, options: Mapping[str, Option], sections: set[str]) -> str:
-    """What was probably meant: a section, an option elsewhere, or a slip of the pen; or empty."""
+    """Return what was probably meant: a section, an option elsewhere, or a misspelt one; empty if nothing is close."""
     close = difflib.get_close_matches(key, sections, n=1, cutoff=0.7)
     if close and "." not in key:
         return f"[{close[0]}]"

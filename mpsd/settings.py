@@ -1,4 +1,4 @@
-"""What each part of the daemon needs to know, out of the configuration."""
+"""The settings of each part of the daemon, taken from the configuration."""
 
 import os
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ _USERS_SHARE_OF_QUEUE = 8  # one user can fill an eighth of the queue
 
 
 def vendor(config: Config, environ: Mapping[str, str], inspector: Inspector, *, is_relayed: bool) -> VendorProgram:
-    """is_relayed: clients reach vendor daemons through mpsd alone."""
+    """Return the vendor's program.  is_relayed: clients reach vendor daemons only through mpsd."""
     return VendorProgram(
         places.find_vendor_control(config, environ),
         _vendor_environment(environ),
@@ -46,12 +46,12 @@ def vendor(config: Config, environ: Mapping[str, str], inspector: Inspector, *, 
 
 
 def kernel_log(config: Config, environ: Mapping[str, str]) -> Path:
-    """The simulator has its own, in the directory that stands for the machine (docs/simulator.md)."""
+    """Return the kernel log; the simulator has its own, in the directory that replaces the machine (docs/simulator.md)."""
     return KERNEL_LOG if config.backend != "sim" else simulated_machine(environ) / "kmsg"
 
 
 def simulated_machine(environ: Mapping[str, str]) -> Path:
-    """The directory that stands for the machine."""
+    """Return the directory that replaces the machine for the simulator."""
     return Path(environ.get("MPSD_SIM_DIR") or f"/tmp/mpsd-sim-{os.getuid()}")
 
 
@@ -85,13 +85,13 @@ def visible(config: Config) -> str | None:
 
 
 def _vendor_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What mpsd was started with, which is how operators configure the vendor's daemon; less what is mpsd's own."""
+    """Return mpsd's environment, by which operators configure the vendor's daemon, without mpsd's own variables."""
     ours = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "MPSD_CONFIG"}
     return {name: value for name, value in environ.items() if name not in ours}
 
 
 def defaults(config: Config, devices: tuple[Device, ...]) -> Defaults:
-    """Of the configuration; raises NoSuchDevice for a limit of a device that is not here, since it would not hold."""
+    """Return the configured defaults; raise NoSuchDevice for a limit of an unknown device, since it would have no effect."""
     limits = {
         find_device(devices, name).uuid: parse_limit(value)
         for name, value in config.limits.default_device_pinned_mem_limit.items()
@@ -122,7 +122,7 @@ def api(config: Config) -> ApiSettings:
 
 
 def metrics(config: Config) -> MetricsSettings | None:
-    """None: nobody asked for them."""
+    """Return None if no address is configured."""
     if not config.metrics.listen:
         return None
     return MetricsSettings(config.metrics.listen, config.metrics.max_connections)
@@ -190,7 +190,7 @@ def failover(config: Config) -> FailoverSettings:
 
 
 def admission(config: Config, budget: Budget) -> AdmissionSettings:
-    """0 and "" are how a configuration says that there is no limit."""
+    """Return the settings; in a configuration 0 and "" mean that a limit is absent."""
     return AdmissionSettings(
         default=config.admission.default,
         refuse_with=Refusal(config.admission.refuse_with),
@@ -221,7 +221,7 @@ def admission(config: Config, budget: Budget) -> AdmissionSettings:
 
 
 def _quota(text: str) -> Quota:
-    """Of words that were accepted (accept.py)."""
+    """Parse a quota whose words accept.py has checked."""
     words = dict(word.split("=") for word in text.split(","))
     return Quota(
         float(words["sm"]) if "sm" in words else None,
