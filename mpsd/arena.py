@@ -8,10 +8,10 @@ from enum import StrEnum
 
 from mpsd.model import ProcessId
 
-GRANULE = 2 << 20  # bytes; cuMemCreate's granularity on every GPU with MPS: offsets and sizes are multiples of it
-FIRST_ADDRESS = 0x2000_0000_0000  # of all windows: no host mapping is put there by Linux, and CUDA honours it (measured)
+GRANULE = 2 << 20  # bytes; cuMemCreate's granularity on every GPU with MPS: offsets and sizes are its multiples
+FIRST_ADDRESS = 0x2000_0000_0000  # of all windows: Linux puts no host mapping there, and CUDA honours it (measured)
 LAST_ADDRESS = 0x5000_0000_0000
-WINDOW_UNIT = 1 << 30  # bytes; windows begin and end at multiples of it
+WINDOW_UNIT = 1 << 30  # bytes; windows begin and end at its multiples
 MOST_CAPACITY_BYTES = 1 << 42
 MOST_WINDOW_BYTES = 1 << 43
 MOST_LAYOUT_BYTES = 16 << 20
@@ -19,7 +19,7 @@ MOST_DESCRIPTORS = 128  # in one datagram, either way
 
 
 class Access(StrEnum):
-    """How an arena is opened."""
+    """How a process opens an arena."""
 
     WRITE = "write"  # by one process at a time
     READ = "read"
@@ -29,8 +29,8 @@ class Access(StrEnum):
 class Allocation:
     """`bytes` of GPU memory at `offset` of the window; the keeper holds it under a name made of `serial`.
 
-    is_committed: part of the last committed layout.  is_dropped: it goes at the next commit.  Both: an adopter still gets it.
-    since: the commit that it comes with; of those that were committed at one offset, no two have the same.
+    is_committed: part of the last committed layout.  is_dropped: the next commit removes it.  Both: an adopter still gets it.
+    since: the commit that introduces it; it differs for all allocations ever committed at one offset.
     """
 
     offset: int
@@ -43,8 +43,10 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """A forward state that is kept with an arena: a file of `bytes`, in the host's memory, which the writer of `generation`
-    gave; the keeper holds it under a name made of `serial`, which is never given twice."""
+    """A forward state that is kept with an arena: a file of `bytes` in host memory, from the writer of `generation`.
+
+    The keeper holds it under a name made of `serial`, which is never reused.
+    """
 
     serial: int
     generation: int
@@ -53,20 +55,20 @@ class KeptState:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """What is known of one arena; what is in it is nobody's business here.
+    """The facts about one arena, not its contents.
 
-    gpu: UUID.  base, window_bytes: the addresses that all its processes see it at, the same in each.  capacity_bytes: how much
-    it may hold.  used_bytes: held, committed or not.  allocations, layout_hash, layout_bytes: of the last commit; the hash is
-    empty before the first.  commit: its number, which only grows.  generation: counts writers: what carries an older one is
-    refused.  writer: the process that may change it, also while it is being fenced.  unheld_since: None while somebody has it
-    open.  state_serial: of the forward state that is kept with it; 0: none.  state_generation: in which it was given.
+    gpu: UUID.  base, window_bytes: the address range at which every process maps it.  capacity_bytes: the limit on its memory.
+    used_bytes: the memory held, committed or not.  allocations, layout_hash, layout_bytes: of the last commit; the hash is
+    empty before the first.  commit: its number, which only grows.  generation: counts writers; an older one is refused.
+    writer: the process that may change it, also while it is being fenced.  unheld_since: None while a process has it open.
+    state_serial: of the forward state that is kept with it; 0: none.  state_generation: of the writer that gave it.
     """
 
     id: int
     name: str
     owner_uid: int
     owner_gid: int
-    mode: int  # as of a file: read is adopting, write is writing; x has no meaning
+    mode: int  # as of a file: read permits adopting, write permits writing; x has no meaning
     gpu: str
     base: int
     window_bytes: int
@@ -81,8 +83,8 @@ class Arena:
     is_sealed: bool = False
     writer: ProcessId | None = None
     readers: tuple[ProcessId, ...] = ()
-    lease_id: int | None = None  # of its creator; its memory counts against that lease
-    ttl_seconds: float | None = None  # how long it stays with nobody holding it; None: until it is removed
+    lease_id: int | None = None  # of its creator; the arena's memory counts against that lease
+    ttl_seconds: float | None = None  # how long it stays without a holder; None: until it is removed
     unheld_since: float | None = None
     state_serial: int = 0
     state_generation: int = 0
@@ -94,10 +96,10 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Some of what was committed last, in the order of the offsets, and of which arena it is, as it was then.
+    """A portion of the last commit, in the order of the offsets, and the arena at that time.
 
-    fds: of the layout, where has_layout, and of each allocation that came after the commit that was known; they are closed by
-    whoever gets this.  has_more: behind the last of them.
+    fds: of the layout, if has_layout, and of each allocation newer than the commit that the caller knew; the receiver closes
+    them.  has_more: the commit has further allocations after these.
     """
 
     arena: Arena
@@ -109,7 +111,7 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class ArenaSpec:
-    """What was asked for.  window_bytes: None: twice the capacity, so that there is room between allocations."""
+    """The request for an arena.  window_bytes: None: twice the capacity, so that there is room between allocations."""
 
     name: str
     gpu: str

@@ -1,8 +1,8 @@
-"""Who a client is: its cgroups and its token, from /proc; cgroup v1 and v2.
+"""The identity of a client: its cgroups and its token, from /proc; cgroup v1 and v2.
 
-The kernel has translated the ids before they come here: SCM_CREDENTIALS and SO_PEERCRED carry pid and uid as mpsd's own
-namespaces count them, so a process in a container is found under the pid it has outside.  One that mpsd cannot see at all
-has process None, and then nothing but its uid is known.  Prose: docs/leases.md, "Who a client is".
+SCM_CREDENTIALS and SO_PEERCRED carry pid and uid as mpsd's own namespaces count them, so that a process in a container has
+its outer pid here.  One that mpsd cannot see at all has process None; then only its uid and gid are known.
+Prose: docs/leases.md, "Who a client is".
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from mpsd.model import Credentials, ProcessId
 from mpsd.policy.cgroup_paths import describe
 
 TOKEN_VARIABLE = "MPSD_LEASE"
-_TOKEN_CHARACTERS = 128  # policy/specs.py lets nobody make a longer one
-_MOST_BYTES = 1 << 16  # of /proc/PID/cgroup; a line a hierarchy
-_DELETED = " (deleted)"  # the kernel's word for a cgroup that was removed under its processes
+_TOKEN_CHARACTERS = 128  # policy/specs.py refuses longer ones
+_MOST_BYTES = 1 << 16  # of /proc/PID/cgroup, which has one line for each hierarchy
+_DELETED = " (deleted)"  # the kernel appends it to a cgroup that was removed under its processes
 
 
 def identify(process: ProcessId | None, credentials: Credentials, token: str = "") -> Identity:
-    """Of a process that has ended meanwhile, or was replaced by another with its pid, no more than its ids.
+    """Return the identity; for a process that has ended, or whose pid another one has, only the ids.
 
     token: from its environment, which was read before (client_facts.py).
     """
@@ -39,13 +39,16 @@ def identify(process: ProcessId | None, credentials: Credentials, token: str = "
 
 
 def paths(pid: int) -> tuple[str, ...]:
-    """Of each hierarchy that the process is in, as they are now; none of one that has gone."""
+    """Return the process's present path in each hierarchy; empty if it has ended."""
     return tuple(dict.fromkeys(parse_cgroups(processes.read_cgroup(pid, _MOST_BYTES))))
 
 
 def parse_cgroups(text: str) -> Iterator[str]:
-    """The paths of /proc/PID/cgroup, ID:CONTROLLERS:PATH a line; the root of a hierarchy says nothing and is left out."""
-    for line in text.split("\n"):  # and nothing else ends a line: names may hold any other character
+    """Yield the paths of /proc/PID/cgroup, ID:CONTROLLERS:PATH a line.
+
+    The root of a hierarchy identifies nothing and is omitted.
+    """
+    for line in text.split("\n"):  # only a newline ends a line: names may hold any other character
         path = line.split(":", 2)[-1].removesuffix(_DELETED)
         if path.startswith("/") and path != "/":
             yield path

@@ -1,7 +1,7 @@
-"""What clients were started with: their program, their token, and variables that bear on their limits.
+"""Facts from the start of a client: its program, its token, and variables that affect its limits.
 
-It is read when a client connects, by the inspector, because such a read may never end; whoever needs it later finds it here
-and does not wait.  Prose: docs/relay.md, "A client that cannot be read".
+The inspector reads them when a client connects, because such a read may never end; later uses find them here and do not
+wait.  Prose: docs/relay.md, "A client that cannot be read".
 """
 
 from collections import OrderedDict
@@ -14,19 +14,19 @@ from mpsd.wire.inspector import Facts
 
 PINNED_VARIABLE, DEVICES_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_VISIBLE_DEVICES"
 _VARIABLES = (cgroups.TOKEN_VARIABLE, PINNED_VARIABLE, DEVICES_VARIABLE)
-_MOST = 16384  # processes; over it the one that was not asked about for longest is forgotten
+_MOST = 16384  # processes; above it the one whose facts were read least recently is forgotten
 NOTHING = Facts("", {})
 
 
 class ClientFacts:
-    """Guards that what is known of a process was read of it, and of none that had its pid before or after it."""
+    """Guards that the facts of a process were read from it, not from an earlier or later process with its pid."""
 
     def __init__(self, inspector: Inspector) -> None:
         self._inspector = inspector
         self._known: OrderedDict[ProcessId, Facts] = OrderedDict()
 
     async def read(self, process: ProcessId) -> Facts:
-        """As it is now; another program may run in the process since it was read last.  Raises Unreadable."""
+        """Read the facts now: the process may run another program since the last read.  Raises Unreadable."""
         found = await self._inspector.facts(process.pid, _VARIABLES)
         if found is None or not processes.is_alive(process):
             return NOTHING
@@ -37,15 +37,15 @@ class ClientFacts:
         return found
 
     def identify(self, process: ProcessId | None, credentials: Credentials) -> Identity:
-        """With its token, where it was read."""
+        """Return the identity, with its token if its facts were read."""
         known = self._known.get(process, NOTHING) if process else NOTHING
         return cgroups.identify(process, credentials, known.variables.get(cgroups.TOKEN_VARIABLE, ""))
 
     def program_of(self, process: ProcessId) -> str:
-        """The name of its program; where it was not read, what the kernel has of it."""
+        """Return the name of its program; if it was not read, the kernel's command name."""
         known = self._known.get(process)
         return known.program if known and known.program else processes.command(process.pid)
 
     def forget(self, process: ProcessId) -> None:
-        """It has ended."""
+        """Forget a process that has ended."""
         self._known.pop(process, None)

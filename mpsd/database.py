@@ -1,8 +1,8 @@
-"""mpsd's own SQLite files: private, with a write-ahead log, of a version that this mpsd reads; written all or nothing.
+"""mpsd's own SQLite files: private, with a write-ahead log, of a version that this mpsd reads; writes are atomic.
 
-A commit writes to the log, in the kernel's memory, and never waits for the disk (synchronous=OFF): the event loop makes it.  A
-commit outlives mpsd.  What is to outlive a power cut too is brought to the disk by a thread (`sync_log`), before the caller is
-answered.  Why: docs/decisions/034-no-commit-waits-for-the-disk.md.
+The event loop commits.  A commit writes to the log, in the kernel's memory, and never waits for the disk (synchronous=OFF); it
+survives the end of mpsd.  If a change has to survive a power cut too, a thread syncs the log to the disk (`sync_log`) before
+the caller gets its answer.  Why: docs/decisions/034-no-commit-waits-for-the-disk.md.
 """
 
 import os
@@ -15,8 +15,8 @@ from typing import Any
 
 from mpsd.errors import UnusablePath
 
-LOG_PAGES = 8192  # of 4 KiB; from there on a commit brings the log into the file itself, if nobody has done so (`checkpoint`)
-_LOCKED_MILLISECONDS = 10  # the event loop stands still meanwhile; who holds a lock for longer is no part of mpsd
+LOG_PAGES = 8192  # of 4 KiB; a commit to a longer log checkpoints it, if the thread has not (`checkpoint`)
+_LOCKED_MILLISECONDS = 10  # it blocks the event loop; a process that holds a lock for longer is not mpsd
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 Write = tuple[str, tuple[Any, ...]]  # a statement and its values
@@ -25,10 +25,11 @@ Write = tuple[str, tuple[Any, ...]]  # a statement and its values
 def open_database(
     path: Path, schema: str, version: int, holds: str, upgrades: Mapping[int, str] = MappingProxyType({})
 ) -> sqlite3.Connection:
-    """Every statement is its own transaction unless one is begun.  Raises UnusablePath.
+    """Open a database file, creating it if needed.  Statements outside BEGIN are transactions of their own.
 
-    schema: made where there is none.  holds: what is in the file, for the refusal.  upgrades: what makes this version of an
-    older one, by the older one.
+    Raises UnusablePath.
+    schema: creates the tables of a new file.  holds: describes the contents, for the error message.  upgrades: by older
+    version, the statements that upgrade from it.
     """
     try:
         path.touch(0o600)  # private from its first byte on
@@ -39,9 +40,9 @@ def open_database(
     try:
         _prepare(database, path, schema, version, holds, upgrades)
     except BaseException:
-        database.close()  # Python 3.13 warns about a connection that is left to the garbage collector
+        database.close()  # Python 3.13 warns when the garbage collector has to close a connection
         raise
-    database.execute(f"PRAGMA busy_timeout={_LOCKED_MILLISECONDS}")  # at the start it may take SQLite's 5 s
+    database.execute(f"PRAGMA busy_timeout={_LOCKED_MILLISECONDS}")  # until here, at the start, the default of 5 s applies
     database.execute("PRAGMA synchronous=OFF")
     return database
 
@@ -83,7 +84,10 @@ def _unusable(path: Path, exc: Exception, holds: str) -> UnusablePath:
 
 
 def write(database: sqlite3.Connection, writes: Iterable[Write]) -> int:
-    """All or nothing; the id of the last row that was inserted.  Raises sqlite3.Error, and what `writes` raises."""
+    """Run the writes in one transaction; return the id of the last inserted row.
+
+    Raises sqlite3.Error, and what `writes` raises; then nothing is written.
+    """
     last = 0
     database.execute("BEGIN IMMEDIATE")
     try:
@@ -98,27 +102,30 @@ def write(database: sqlite3.Connection, writes: Iterable[Write]) -> int:
 
 
 def close(database: sqlite3.Connection) -> None:
-    """Whoever closes last brings the log into the file and removes it, once the file is on the disk.  It waits for that."""
+    """Close the connection, waiting for the disk.
+
+    The last connection to close moves the log into the file, and removes the log once the file is on the disk.
+    """
     with suppress(sqlite3.Error):
         database.execute("PRAGMA synchronous=FULL")
     database.close()
 
 
 def open_beside(path: Path) -> sqlite3.Connection:
-    """Another connection to one that is open, for `checkpoint`.  Raises UnusablePath."""
+    """Open another connection to an open database, for `checkpoint`.  Raises UnusablePath."""
     try:
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as exc:
         raise UnusablePath(f"{path} cannot be opened once more: {exc}") from None
-    database.execute("PRAGMA synchronous=FULL")  # of the log before the file, and of the file before the log is used again
+    database.execute("PRAGMA synchronous=FULL")  # syncs the log before writing the file, and the file before reusing the log
     checkpoint(database)
     return database
 
 
 def sync_log(path: Path) -> None:
-    """Bring what was committed to the database at `path` to the disk.  Raises OSError.  For a thread: it waits for the disk.
+    """Sync to the disk what was committed to the database at `path`.  Waits for the disk: call it in a thread.  Raises OSError.
 
-    SQLite's locks are on the database and on its -shm: closing the log drops none of them.
+    SQLite's locks are on the database and on its -shm file: closing a descriptor of the log drops no lock.
     """
     descriptor = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -128,12 +135,14 @@ def sync_log(path: Path) -> None:
 
 
 def checkpoint(database: sqlite3.Connection) -> None:
-    """Brings what the log has into the file, as far as that can be now.  For a thread, and a connection of its own: whoever
-    writes goes on meanwhile, and is told by the next commit what is wrong with the disk."""
+    """Move the log into the file, as far as possible now.  Call it in a thread, on a connection of its own.
+
+    Writers continue at the same time.  An error is ignored here: the next commit reports the disk's error.
+    """
     with suppress(sqlite3.Error):
         database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
 def _way_out(path: Path) -> str:
-    """With its log, which would be taken for the next file's."""
+    """Return the advice for a damaged file.  The log has to move with it: SQLite would apply it to the next file."""
     return f". To start without it: mv {path}* elsewhere"

@@ -1,11 +1,11 @@
-"""Descriptors that come with a request or go with its response: each has one owner at any time, and every way ends it.
+"""The descriptors that come with a request or go with its response: each has one owner at any time, who closes it.
 
-    kernel --received--> Descriptors --take--> a service        of a request; what nobody takes is closed
-    a service --give--> Descriptors --sent--> kernel            of a response; sent or not, ours is closed
+    kernel --received--> Descriptors --take--> a service        of a request; those not taken are closed
+    a service --give--> Descriptors --sent--> kernel            of a response; sent or not, mpsd's copy is closed
 
-A stranger's descriptor may be anything: looking at one or closing one can wait for a file server of theirs, or for a socket to
-linger.  So services get those alone that wait for nobody (`is_prompt`); what is refused is closed by a thread, and nobody waits
-for that but whoever sent it.
+A client's descriptor may be of any kind: fstat on it, or closing it, can wait for a file server of the client's, or for a
+socket to linger.  So services get only kinds that never wait (`is_prompt`); a thread closes the others, and only the client
+that sent them waits for it.
 """
 
 import ctypes
@@ -23,10 +23,10 @@ from typing import Any
 
 import trio
 
-KERNELS_MOST = 253  # SCM_MAX_FD: with room for all of them none is closed by the kernel while it makes us receive
+KERNELS_MOST = 253  # SCM_MAX_FD: with less room the kernel itself closes the excess, during recvmsg
 ANCILLARY_BYTES = socket.CMSG_SPACE(KERNELS_MOST * array("i").itemsize)
 
-# Of statx(2), which Python does not have: what is known of a file without asking whoever serves it.
+# For statx(2), which Python lacks: the cached facts of a file, without asking its file server.
 _EMPTY_PATH, _DONT_SYNC, _TYPE = 0x1000, 0x4000, 0x1
 _STATX_BYTES, _MODE_AT = 256, 28
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +34,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(slots=True, eq=False)
 class Descriptors:
-    """Guards that whatever it holds is closed unless somebody has taken it."""
+    """Guards that the descriptors it holds are closed unless they were taken."""
 
     held: list[int] = field(default_factory=list)
 
@@ -42,26 +42,29 @@ class Descriptors:
         return len(self.held)
 
     def take(self) -> list[int]:
-        """All of them; they are the taker's from now on."""
+        """Return all descriptors; the caller owns them from now on."""
         taken, self.held = self.held, []
         return taken
 
     def give(self, fds: Iterable[int]) -> None:
-        """They are its from now on."""
+        """Take ownership of these descriptors."""
         self.held.extend(fds)
 
     def close(self) -> None:
-        """Of our own making: at once."""
+        """Close them now; for descriptors that mpsd itself opened."""
         close_all(self.take())
 
     async def close_strange(self) -> None:
-        """Returns when they are closed, for ever if need be: the connection that they came by counts against its user."""
+        """Close them in a thread, and return when they are closed, however long it takes.
+
+        The connection that they came by counts against its user for that time.
+        """
         if self.held:
             await close_apart(partial(close_all, self.take()))
 
 
 async def close_apart(close: Callable[[], None]) -> None:
-    """By a thread, since it may take as long as a stranger likes.  Cancelled, it goes on without us."""
+    """Run `close` in a thread, and wait for it: a client decides how long it takes.  If cancelled, the thread continues."""
     closed, token = trio.Event(), trio.lowlevel.current_trio_token()
 
     def tell(outcome: object) -> None:
@@ -73,23 +76,23 @@ async def close_apart(close: Callable[[], None]) -> None:
 
 
 def close_soon(fds: Collection[int]) -> None:
-    """By a thread for which nobody waits: also the last close of a GPU's memory, or of a large memory file, takes its time."""
+    """Close in a thread that no task waits for: the last close of GPU memory, or of a large memory file, is slow too."""
     if not fds:
         return
     try:
         trio.lowlevel.start_thread_soon(partial(close_all, fds), lambda outcome: None)
-    except RuntimeError:  # mpsd has no thread to spare
+    except RuntimeError:  # mpsd can start no further thread
         close_all(fds)
 
 
 def close_all(fds: Collection[int]) -> None:
     for fd in fds:
-        with suppress(OSError):  # a file server's error, told at the close; it is closed
+        with suppress(OSError):  # close reports a file server's error; the descriptor is closed nevertheless
             os.close(fd)
 
 
 def is_prompt(fd: int) -> bool:
-    """A memory file, or a device: the kernel's own, which nobody else serves."""
+    """Return whether the descriptor is a memory file or a device: the kernel itself serves those, without waiting."""
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
@@ -101,7 +104,7 @@ def is_prompt(fd: int) -> bool:
 
 
 def received(ancillary: Iterable[tuple[int, int, bytes]]) -> Descriptors:
-    """Those that recvmsg tells of."""
+    """Return the descriptors in recvmsg's ancillary data."""
     fds = array("i")
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -110,5 +113,5 @@ def received(ancillary: Iterable[tuple[int, int, bytes]]) -> Descriptors:
 
 
 def rights(fds: Collection[int]) -> list[tuple[int, int, Any]]:
-    """What sendmsg is told, for none too."""
+    """Return the ancillary data for sendmsg; empty without descriptors."""
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []

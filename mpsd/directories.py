@@ -1,7 +1,7 @@
-"""Directories that mpsd may rely on: only root and mpsd's own user can put something else in their place.
+"""Directories that mpsd can trust: only root and mpsd's own user can replace them.
 
-Every directory and link on the way from / is opened by descriptor and judged (policy/ownership.py); no name is looked up twice.
-Prose: docs/decisions/026-a-directory-is-judged-before-it-is-used.md.
+Every directory and link on the way from / is opened by descriptor and judged (policy/ownership.py); no name is looked up
+twice.  Prose: docs/decisions/026-a-directory-is-judged-before-it-is-used.md.
 """
 
 import errno
@@ -21,14 +21,14 @@ _MOST_LINKS = 40  # as the kernel's, path_resolution(7)
 
 
 class NotTrusted(UnusablePath):
-    """The directory, or one on the way to it, is under the control of another user."""
+    """Another user controls the directory, or one on the way to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a path leads to.  missing: names that do not exist yet.  refusal: why mpsd does not use it; "" when it does.
+    """The result of examining a path.  missing: names that do not exist yet.  refusal: why mpsd does not use it; "" if it does.
 
-    tightens: mpsd takes the right to write away from group and others when it opens the directory.
+    tightens: mpsd removes the write permission of group and others when it opens the directory.
     """
 
     entry: Entry
@@ -39,14 +39,14 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Owns the descriptor.  was_mode: the mode before mpsd tightened it; None where it was left as it is."""
+    """An open directory; owns the descriptor.  was_mode: the mode before mpsd tightened it; None if it did not."""
 
     descriptor: int
     was_mode: int | None
 
 
 def look(path: Path, *, may_be_shared: bool = False) -> Look:
-    """Judge the directory without changing anything.  Raises OSError where the way cannot be followed."""
+    """Judge the directory without changing anything.  Raises OSError if the path cannot be followed."""
     with _walk(path) as way:
         if way.refusal or way.missing:
             return Look(way.entry, way.missing, way.refusal)
@@ -54,11 +54,11 @@ def look(path: Path, *, may_be_shared: bool = False) -> Look:
 
 
 def open_directory(path: Path, *, make_mode: int | None = None, may_be_shared: bool = False) -> Opened:
-    """Open a directory that passes the judgement, after tightening it where that is needed.
+    """Open a directory that passes the judgement, after tightening it if needed.
 
-    make_mode: make it with this mode (less the umask) where only its last name is missing; None: do not make it.
-    may_be_shared: other users may write there too; the caller doubts every file in it.
-    Raises NotTrusted, and UnusablePath, without the path in its words, where the kernel refused.
+    make_mode: create it with this mode (less the umask) if only its last name is missing; None: do not create it.
+    may_be_shared: other users may write there too; the caller must distrust every file in it.
+    Raises NotTrusted; UnusablePath, without the path in its message, if the kernel refused.
     """
     try:
         with _walk(path, make_mode) as way:
@@ -80,7 +80,7 @@ LOG_DIRECTORY_MODE = 0o755
 
 
 def leads_to(path: Path, descriptor: int) -> bool:
-    """Whether the path leads to this directory still, and its owner and mode are as when it was opened."""
+    """Return whether the path still leads to this directory, and only root and mpsd's user can write to it."""
     try:
         here, held = os.stat(path), os.fstat(descriptor)
     except OSError:
@@ -90,12 +90,12 @@ def leads_to(path: Path, descriptor: int) -> bool:
 
 
 def open_file(directory: int, name: str, flags: int, mode: int) -> int:
-    """Open a regular file of root's or mpsd's own in an open directory; make it if there is none.
+    """Open a regular file of root's or mpsd's own in an open directory; create it if it does not exist.
 
-    A file of another user, or one with a second name, is removed first: who could write to the directory earlier may have
-    left a file that they can still read and write, or a link to a file that others need.  Raises OSError.
+    A file of another user, or one with a second name, is removed first: a user who could write to the directory earlier may
+    have left a file that they can still read and write, or a link to a file that others need.  Raises OSError.
     """
-    flags |= os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # the last: a FIFO without a reader
+    flags |= os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: the file may be a FIFO without a reader
     with suppress(FileNotFoundError):
         if _is_foreign(os.stat(name, dir_fd=directory, follow_symlinks=False)):
             os.unlink(name, dir_fd=directory)
@@ -114,7 +114,7 @@ def _is_foreign(found: os.stat_result) -> bool:
 
 @dataclass(slots=True)
 class _Way:
-    """How far a path was followed.  descriptor: O_PATH, of the last directory that exists; entry: the same in words."""
+    """How far a path was followed.  descriptor: O_PATH, of the last directory that exists; entry: its facts."""
 
     descriptor: int
     entry: Entry
@@ -122,7 +122,7 @@ class _Way:
     refusal: str = ""
 
     def enter(self, descriptor: int, entry: Entry) -> None:
-        """Takes the descriptor."""
+        """Advance to this directory; takes ownership of the descriptor."""
         os.close(self.descriptor)
         self.descriptor, self.entry = descriptor, entry
 
@@ -141,7 +141,10 @@ def _walk(path: Path, make_mode: int | None = None) -> Iterator[_Way]:
 
 
 def _follow(way: _Way, todo: list[str], root: int, make_mode: int | None) -> None:
-    """todo: the names that remain, the next one last.  Advances `way`; a link's target takes the place of its name."""
+    """Advance `way` through the names of `todo`, whose next one is last.  A link's target replaces its name.
+
+    Raises OSError.
+    """
     euid, root_uid, links = os.geteuid(), os.fstat(root).st_uid, 0
     while todo:
         way.refusal = judge_on_the_way(way.entry, euid, root_uid)
@@ -171,9 +174,9 @@ def _follow(way: _Way, todo: list[str], root: int, make_mode: int | None) -> Non
 
 
 def _open_child(directory: int, path: str, make_mode: int | None) -> int:
-    """O_PATH of a directory or link, made when it is missing and a mode is given.  path: for words; its last name is opened.
+    """Open a directory or link with O_PATH; create a directory if it is missing and a mode is given.
 
-    Raises OSError.
+    path: for messages; its last name is opened.  Raises OSError.
     """
     name = os.path.basename(path)
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -182,7 +185,7 @@ def _open_child(directory: int, path: str, make_mode: int | None) -> int:
     except FileNotFoundError:
         if make_mode is None:
             raise
-        with suppress(FileExistsError):  # somebody was quicker: theirs is judged
+        with suppress(FileExistsError):  # another process was faster: its directory is judged
             os.mkdir(name, make_mode, dir_fd=directory)
         child = os.open(name, flags, dir_fd=directory)
     mode = os.fstat(child).st_mode
@@ -193,7 +196,7 @@ def _open_child(directory: int, path: str, make_mode: int | None) -> int:
 
 
 def _read_link(descriptor: int) -> str:
-    """Takes the descriptor."""
+    """Return the link's target; takes ownership of the descriptor."""
     try:
         return os.readlink("", dir_fd=descriptor)
     finally:
@@ -202,13 +205,16 @@ def _read_link(descriptor: int) -> str:
 
 def _entry(path: str, descriptor: int) -> Entry:
     found = os.fstat(descriptor)
-    asks = stat.S_ISDIR(found.st_mode) and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) == stat.S_IWGRP  # the user database
+    asks = stat.S_ISDIR(found.st_mode) and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) == stat.S_IWGRP  # if so, look it up
     is_private = asks and not _has_acl(descriptor) and _is_private_group(found.st_uid, found.st_gid)
     return Entry(path, found.st_uid, found.st_mode, is_private)
 
 
 def _has_acl(descriptor: int) -> bool:
-    """Where there is an access control list, what stat shows as the group's rights is the most that any user in it has."""
+    """Return whether the directory has an access control list.
+
+    If so, stat's group mode is the maximum of all users in the list.
+    """
     try:
         os.getxattr(f"/proc/self/fd/{descriptor}", "system.posix_acl_access")
     except OSError as exc:
@@ -217,7 +223,10 @@ def _has_acl(descriptor: int) -> bool:
 
 
 def _is_private_group(uid: int, gid: int, user_of: Callable[[int], pwd.struct_passwd] = pwd.getpwuid) -> bool:
-    """Root's group, or the group of one user alone, as most systems make one for each user (umask 002 relies on it)."""
+    """Return whether the group is root's or a user's private group.
+
+    Most systems create a group for each user alone (umask 002 relies on it).
+    """
     if gid == 0:
         return True
     try:
@@ -228,7 +237,7 @@ def _is_private_group(uid: int, gid: int, user_of: Callable[[int], pwd.struct_pa
 
 
 def _tighten(descriptor: int) -> int:
-    """Take the right to write from group and others.  Returns the mode before.  Raises OSError."""
+    """Remove the write permission of group and others; return the mode before.  Raises OSError."""
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     os.fchmod(descriptor, mode & ~(stat.S_IWGRP | stat.S_IWOTH))
     return mode

@@ -1,7 +1,7 @@
-"""Room on the disk for files that must go on being written when it is full, and given back where nobody needs it any more.
+"""Disk space reserved for files that must stay writable when the disk is full, and freed when their start is not needed.
 
-fallocate(2) without a change of the file's size: whoever appends to the file notices nothing.  File systems that cannot do it
-(NFS, ext3) leave things as they were.
+fallocate(2) does not change the file's size here: a process that appends to the file notices nothing.  On file systems
+without it (NFS, ext3) nothing changes.
 """
 
 import ctypes
@@ -15,9 +15,9 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 def keep_room(path: Path, more_bytes: int, read_bytes: int = 0) -> int:
-    """As `keep_room_of`, of the file at a path; ENOENT where there is none.
+    """Reserve space as `keep_room_of` does, for the file at a path; return ENOENT if it does not exist.
 
-    Not for a database that is open: with any descriptor of it that is closed the locks of this process go, fcntl(2).
+    Not for a database that is open: closing any descriptor of it drops this process's locks on it, fcntl(2).
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -30,10 +30,10 @@ def keep_room(path: Path, more_bytes: int, read_bytes: int = 0) -> int:
 
 
 def keep_room_of(descriptor: int, more_bytes: int, read_bytes: int = 0) -> int:
-    """Reserve room for so many bytes behind the file's end, and free what the first `read_bytes` take up.
+    """Reserve space for `more_bytes` after the file's end, and free what the first `read_bytes` occupy.
 
-    They read as zeros then, and every position in the file stays what it was.  Return 0, or the errno: ENOSPC where there is no
-    room, EOPNOTSUPP where the file system cannot do it.  For a thread: a disk that hangs holds it up.
+    These then read as zeros; every position in the file stays the same.  Returns 0, or the errno: ENOSPC if the disk has no
+    space, EOPNOTSUPP if the file system cannot reserve.  Call it in a thread: a hung disk blocks it.
     """
     if whole := read_bytes // _BLOCK_BYTES * _BLOCK_BYTES:
         _fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, whole)

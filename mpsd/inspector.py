@@ -1,7 +1,7 @@
-"""Reads of other processes that their users can make wait for ever, done by a process that can be killed and replaced.
+"""Reads of other processes that their users can block for ever, done by a process that can be killed and replaced.
 
-Which reads those are, and which never wait: docs/decisions/029-reads-of-clients-may-never-end.md.  Everything here ends by its
-deadline.  `*_now` blocks its caller for so long: for threads, and for mpsd's start.
+docs/decisions/029-reads-of-clients-may-never-end.md lists those reads, and the ones that never wait.  Every function here ends
+by its deadline.  `*_now` blocks its caller until then: for threads, and for mpsd's start.
 """
 
 import errno
@@ -25,7 +25,7 @@ from mpsd.wire import inspector as wire
 from mpsd.wire.inspector import Facts, Op, Pair, Question, Same
 
 log = structlog.get_logger()
-DEADLINE_SECONDS = 1.0  # such a read takes 0.2 ms; a machine that is very busy gets this much more
+DEADLINE_SECONDS = 1.0  # such a read takes 0.2 ms; the rest is for a very busy machine
 _SLACK_SECONDS = 0.5  # after the deadline; a child that outlives it cannot be killed
 _PING_SECONDS = 0.5
 _ANSWER_BYTES = wire.DATAGRAM_BYTES
@@ -34,11 +34,11 @@ _DESCRIPTOR = array("i")
 
 
 class Unreadable(Exception):
-    """A process could not be read in time, or its user has too many such reads under way; the text says which."""
+    """A process could not be read in time, or its user has too many such reads in progress; the message has the reason."""
 
 
 class Inspector:
-    """Guards the inspector's process: started when first asked, replaced when it does not answer.  For any thread.
+    """Guards the inspector's process: started at the first request, replaced when it does not answer.  Any thread may use it.
 
     program: mpsd-inspector; None: the one of this installation.
     """
@@ -46,14 +46,14 @@ class Inspector:
     def __init__(self, program: Path | None = None, deadline_seconds: float = DEADLINE_SECONDS) -> None:
         self._program = program or native_directory() / "inspector" / "mpsd-inspector"
         self._deadline_seconds = deadline_seconds
-        self._lock = threading.Lock()  # protects the three below; nothing else is held while taking it
+        self._lock = threading.Lock()  # protects the three below; no other lock is taken while it is held
         self._requests: socket.socket | None = None
         self._pid, self._pidfd = 0, -1
 
     # -- reads -----------------------------------------------------------------------------------------------------------
 
     async def facts(self, pid: int, names: Sequence[str]) -> Facts | None:
-        """What it was started with; None where it has ended, or mpsd may not look.  Raises Unreadable."""
+        """Return the facts from the process's start; None if it has ended, or mpsd may not read it.  Raises Unreadable."""
         try:
             data, _ = await self._ask(Question(Op.FACTS, pid, names))
         except OSError as exc:
@@ -62,7 +62,7 @@ class Inspector:
         return wire.parse_facts(data)
 
     def facts_now(self, pid: int, names: Sequence[str]) -> Facts | None:
-        """As `facts`."""
+        """Return the facts, as `facts` does."""
         try:
             data, _ = self._ask_now(Question(Op.FACTS, pid, names))
         except OSError as exc:
@@ -71,12 +71,14 @@ class Inspector:
         return wire.parse_facts(data)
 
     def maps_now(self, pid: int) -> bytes:
-        """The beginning of its /proc/PID/maps.  Raises OSError, Unreadable."""
+        """Return the beginning of its /proc/PID/maps.  Raises OSError, Unreadable."""
         return self._ask_now(Question(Op.MAPS, pid))[0]
 
     def same_now(self, pairs: Sequence[Pair]) -> list[Same]:
-        """Whether both descriptors of each pair are one open file; UNKNOWN of all pairs of a user one of whose processes cannot
-        be read."""
+        """Return whether both descriptors of each pair are one open file.
+
+        UNKNOWN for all pairs of a user if one of the user's processes cannot be read.
+        """
         found = [Same.UNKNOWN] * len(pairs)
         of_user: dict[int, list[int]] = {}
         for place, pair in enumerate(pairs):
@@ -94,9 +96,10 @@ class Inspector:
     def take_now(
         self, pid: int, pidfd: int, links: Sequence[str], known: Sequence[Pair], device: tuple[int, int] = (0, 0)
     ) -> list[tuple[int, int]]:
-        """The process's descriptors with one of these links, and of this device: number there, and a duplicate, the caller's.
+        """Duplicate the process's descriptors with one of these links, and of this device.
 
-        At most wire.MOST_TAKEN; none that `known` has.  Raises OSError, Unreadable.
+        Returns the number in the process and the duplicate, which the caller owns, for each; at most wire.MOST_TAKEN, and none
+        that `known` has.  Raises OSError, Unreadable.
         """
         data, taken = self._ask_now(Question(Op.TAKE, pid, links, known[: wire.MOST_PAIRS], device), pidfd)
         numbers = wire.parse_numbers(data)
@@ -108,7 +111,7 @@ class Inspector:
     # -- its process -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Raises UnusablePath when it cannot be started."""
+        """Start the process.  Raises UnusablePath if it cannot be started."""
         try:
             with self._lock:
                 self._open()
@@ -116,17 +119,17 @@ class Inspector:
             raise UnusablePath(f"the inspector {self._program} cannot be started: {exc.strerror}") from None
 
     def close(self) -> None:
-        """End it, if it runs.  It may be asked again, and is started again then."""
+        """End the process, if it runs.  A later request starts it again."""
         with self._lock:
             self._end()
 
     @property
     def pid(self) -> int:
-        """Of its process; 0 where it does not run."""
+        """The pid of its process; 0 if it does not run."""
         return self._pid
 
     def _open(self) -> socket.socket:
-        """With the lock held.  Raises OSError."""
+        """Return the socket of the process, starting it if needed; with the lock held.  Raises OSError."""
         if self._requests is not None:
             return self._requests
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -145,7 +148,7 @@ class Inspector:
         return ours
 
     def _end(self) -> None:
-        """With the lock held.  Its children go on to their own deadlines."""
+        """End the process, with the lock held.  Its children continue until their own deadlines."""
         if self._requests is None:
             return
         self._requests.close()
@@ -157,16 +160,16 @@ class Inspector:
         self._pid, self._pidfd = 0, -1
 
     def _replace(self, pid: int) -> None:
-        """Unless another thread has."""
+        """Replace the process, unless another thread has."""
         with self._lock:
             if self._pid == pid:
                 log.error("inspector.replaced", pid=pid, why="it did not answer")
                 self._end()
 
-    # -- asking ----------------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------------
 
     def _send(self, question: Question, pidfd: int = -1) -> tuple[socket.socket, int]:
-        """The socket on which the answer comes, and whom it was asked.  Raises OSError."""
+        """Send a question; return the socket for the answer, and the inspector's pid.  Raises OSError."""
         deadline_ms = max(1, int(self._deadline_seconds * 1000))
         uid = processes.real_uid(question.pid) if question.pid else 0
         request = wire.pack_question(question, uid, deadline_ms, os.getpid())
@@ -179,7 +182,7 @@ class Inspector:
                 raise
 
     def _pass(self, request: bytes, descriptors: list[int]) -> int:
-        """Hand the request to the inspector; to a new one where it has died.  The pid."""
+        """Pass the request to the inspector, or to a new one if it has died.  Returns its pid.  Raises OSError."""
         with self._lock:
             for _ in range(2):
                 try:
@@ -191,7 +194,7 @@ class Inspector:
         raise OSError(errno.EPIPE, "the inspector dies when it is asked")
 
     async def _ask(self, question: Question) -> tuple[bytes, list[int]]:
-        """Raises OSError, Unreadable."""
+        """Ask, and return payload and descriptors.  Raises OSError, Unreadable."""
         end, pid = self._send(question)
         with end:
             with trio.move_on_after(self._deadline_seconds + _SLACK_SECONDS):
@@ -211,7 +214,7 @@ class Inspector:
         return False
 
     def _ask_now(self, question: Question, pidfd: int = -1) -> tuple[bytes, list[int]]:
-        """Raises OSError, Unreadable."""
+        """Ask, blocking, and return payload and descriptors.  Raises OSError, Unreadable."""
         end, pid = self._send(question, pidfd)
         with end:
             if _is_readable(end, self._deadline_seconds + _SLACK_SECONDS):
@@ -229,7 +232,7 @@ class Inspector:
 
 
 def _check_gone(error: OSError, pid: int) -> None:
-    """Raises Unreadable where there may be more to be had: the process has not gone, and mpsd may look."""
+    """Raise Unreadable unless the process has ended, or mpsd may not read it."""
     if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM):
         raise Unreadable(f"pid {pid} cannot be read: {os.strerror(error.errno or 0)}") from None
 
@@ -245,7 +248,7 @@ def _is_readable(end: socket.socket, seconds: float) -> bool:
 
 
 def _receive(end: socket.socket, pid: int) -> tuple[bytes, list[int]]:
-    """Payload and descriptors.  Raises OSError, Unreadable."""
+    """Return payload and descriptors.  Raises OSError, Unreadable."""
     room = socket.CMSG_LEN(wire.MOST_TAKEN * _DESCRIPTOR.itemsize)
     data, ancillary, _, _ = end.recvmsg(_ANSWER_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     taken = [each for _, _, numbers in ancillary for each in array("i", numbers)]

@@ -1,4 +1,4 @@
-"""Leases and what comes of them: what a scheduler asked for, who a client is, what that client was granted.
+"""Leases: the requests of schedulers, the identities of clients, and the grants that follow.
 
 Frozen values, no I/O, no clock.  Times are seconds since the epoch, because they outlive mpsd.  Prose: docs/leases.md.
 """
@@ -16,19 +16,19 @@ NO_LIMITS: Mapping[str, int] = MappingProxyType({})
 
 
 class DomainPolicy(StrEnum):
-    """Which fault domain the clients of a lease go to."""
+    """The kind of fault domain for the clients of a lease."""
 
-    SHARED = "shared"  # with everybody
-    OWN = "own"  # one that serves this lease alone
-    GROUP = "group"  # one that serves the leases of one group alone
-    QUARANTINE = "quarantine"  # one that serves all who are in quarantine, and nobody else
+    SHARED = "shared"  # with all other clients
+    OWN = "own"  # a domain for this lease alone
+    GROUP = "group"  # a domain for the leases of one group alone
+    QUARANTINE = "quarantine"  # a domain for all clients in quarantine, and no others
 
 
 class SelectorKind(StrEnum):
-    """How a lease recognises its clients; the order is that of precision, the most precise first."""
+    """How a lease recognises its clients, the most precise way first."""
 
-    PID = "pid"  # one process, in mpsd's pid namespace, told apart by its start time from later ones
-    TOKEN = "token"  # MPSD_LEASE in the client's environment; knowing the token is the right to it
+    PID = "pid"  # one process, in mpsd's pid namespace; its start time distinguishes it from later ones
+    TOKEN = "token"  # MPSD_LEASE in the client's environment; knowing the token gives the right to use the lease
     CGROUP = "cgroup"  # a cgroup and everything below it: a container, a Slurm job, a systemd unit
     UID = "uid"
 
@@ -48,27 +48,30 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """`value`: a decimal pid or uid, a token, a cgroup path or an identifier in one (policy/matching.py)."""
+    """A rule for clients.
+
+    `value`: a decimal pid or uid, a token, a cgroup path or an identifier in one (policy/matching.py).
+    """
 
     kind: SelectorKind
     value: str
     start_time: int = 0  # of a pid
 
     def __repr__(self) -> str:
-        """Without a token: what is printed ends up in logs."""
+        """Leave out a token: printed values end up in logs."""
         value = "..." if self.kind is SelectorKind.TOKEN else self.value
         return f"Selector({self.kind.value}, {value!r}, {self.start_time})"
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseSpec:
-    """What was asked for.  Shares and limits are those of the whole lease, and are divided equally among `processes`.
+    """The request for a lease.  Shares and limits are the whole lease's, and are divided equally among `processes`.
 
     gpus: UUIDs; empty: every GPU of the daemon.  sm_percent: of each of these GPUs, at most 100; 0 reserves no SMs, and its
-    clients have what no lease has reserved when they start.  sm_asked_percent: what was asked, where sm_percent is what the
+    clients get what no lease has reserved when they start.  sm_asked_percent: the requested share, if sm_percent is what the
     hardware gives for it (policy/sm_steps.py).  memory_bytes: by UUID; no entry, no limit.  priority: 0 normal, 1 below
     normal (the vendor's client priority, and the queue's).
-    request_key: its owner's word for the request that made it; the same word again makes no other lease.
+    request_key: its owner's name for the request; a repeated request with the same key makes no other lease.
     group: of DomainPolicy.GROUP, and whose members inherit each other's shares.  wait_seconds: how long it may be QUEUED.
     """
 
@@ -90,9 +93,9 @@ class LeaseSpec:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease that was acknowledged.  `id` is never used twice; `owner_uid` made it.
+    """A lease that was acknowledged.  `id` is never reused; `owner_uid` made it.
 
-    for_all_users: it was made by an operator, and serves processes of any user; others serve their owner's alone.
+    for_all_users: an operator made it, and it serves processes of any user; other leases serve their owner's alone.
     """
 
     id: int
@@ -106,9 +109,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a client is, as the kernel tells.
+    """The identity of a client, from the kernel.
 
-    cgroups: the path of each hierarchy it is in.  token: from the environment it was started with.
+    cgroups: the path in each hierarchy.  token: from the environment it was started with.
     """
 
     process: ProcessId | None
@@ -116,12 +119,12 @@ class Identity:
     gid: int = 0
     cgroups: tuple[str, ...] = ()
     token: str = field(default="", repr=False)
-    container: str = ""  # what the cgroup path says, for people: a container id, a Slurm job, a systemd unit
+    container: str = ""  # from the cgroup path, for people: a container id, a Slurm job, a systemd unit
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one client process may use, for its whole life.  `rule` says in words which rule gave it that.
+    """What one client process may use, for its whole life.  `rule` describes in words which rule granted it.
 
     sm_percent: 100 is no limit.  memory_bytes: by GPU UUID; no entry, no limit.  gpus: as in LeaseSpec.
     """
@@ -133,7 +136,7 @@ class Grant:
     memory_bytes: Mapping[str, int] = field(default_factory=lambda: NO_LIMITS)
     priority: int = 0
     domain: DomainPolicy = DomainPolicy.SHARED
-    domain_key: str = ""  # which one, where it is not shared: the lease's id, the group's name
+    domain_key: str = ""  # which one, if it is not shared: the lease's id, the group's name
 
     @property
     def is_limited(self) -> bool:

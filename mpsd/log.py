@@ -1,7 +1,7 @@
-"""mpsd's own log: structlog set up once, events for a person on a terminal or as JSON.
+"""mpsd's own log: structlog set up once; events are text for a person on a terminal, or JSON.
 
 An event is a constant, facts are keys: ``log.info("client.admitted", pid=pid)``; a logger comes from `structlog.get_logger()`.
-How lines reach the disk is in sink.py; what the events mean to an operator, in docs/operating.md.
+sink.py writes lines to the disk; docs/operating.md explains the events to an operator.
 """
 
 import json
@@ -25,7 +25,7 @@ FILE_NAME = "mpsd.log"
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 _COLOURS = {"debug": "\033[2m", "info": "\033[32m", "warning": "\033[33m", "error": "\033[31m", "critical": "\033[31;1m"}
-# Lines of one event: that one user may cause who is not an operator; and all together where the event names no user.  A dozen
+# Limits on the lines of one event: for each user who is not an operator; and in total if the event names no user.  A dozen
 # events name one, in 300 bytes: one user writes at most some 30 MB a day, where three processes wrote 18 MB in one storm.
 _USERS_RATE = Rate(burst=60, per_second=0.1)
 _ANYBODYS_RATE = Rate(burst=1000, per_second=5)
@@ -35,22 +35,22 @@ Render = Callable[[EventDict], str]
 
 
 class Journal:
-    """The open log of this process; made by `open_journal`, closed last."""
+    """The open log of this process; `open_journal` makes it; it is closed last."""
 
     def __init__(self, render: Render, write: Callable[[bytes], None], file: LogFile | None) -> None:
         self._render, self._file = render, file
         self._sink = Sink(write, note=self._tell_lost)
         self._operators = {0, os.geteuid()}
         self._users, self._anybodys = Rates(_USERS_RATE), Rates(_ANYBODYS_RATE)
-        self._counting = threading.Lock()  # protects both of these; nothing else is held while taking it
+        self._counting = threading.Lock()  # protects both of these; no other lock is taken while it is held
 
     @property
     def lost(self) -> int:
-        """Lines that could not be written since the start."""
+        """The number of lines that could not be written since the start."""
         return self._sink.lost
 
     def configure(self, settings: Log) -> None:
-        """Put level and size in force, now and after each reload; the format is fixed when the log is opened."""
+        """Apply level and size, now and after each reload; the format is fixed when the log is opened."""
         if self._file:
             self._file.rotation = rotation(settings)
         self.tell_suppressed()
@@ -68,12 +68,12 @@ class Journal:
         )
 
     def close(self) -> None:
-        """Write what waits, under a deadline; later events are lost."""
+        """Write the queued lines, under a deadline; later events are lost."""
         self.tell_suppressed()
         self._sink.close()
 
     def tell_suppressed(self) -> None:
-        """Write how many lines of which event were not written, because one user or all caused too many."""
+        """Write for each event how many lines the limits of one user, or of all, suppressed."""
         with self._counting:
             users, anybodys = self._users.take_suppressed(), self._anybodys.take_suppressed()
         for event, facts, lines in (*_by_event(users), *_by_event(anybodys)):
@@ -81,7 +81,10 @@ class Journal:
             self._sink.put(self._encode(_add_time_and_level(None, "warning", told)))
 
     def _limit(self, logger: object, method: str, facts: EventDict) -> EventDict:
-        """Raise DropEvent for a line that is one too many, and count it.  What operators cause or what ends mpsd is written."""
+        """Raise DropEvent for a line above the limit, and count it.
+
+        Lines that operators cause, or that end mpsd, always pass.
+        """
         event, uid = facts.get("event", ""), facts.get("uid", facts.get("owner_uid"))
         if uid in self._operators or method == "critical":
             return facts
@@ -100,14 +103,17 @@ class Journal:
 
 
 class _SinkLogger:
-    """What structlog calls at the end: every level goes to the same place."""
+    """The last step of structlog: every level goes to the same sink."""
 
     def __init__(self, sink: Sink) -> None:
         self.debug = self.info = self.warning = self.error = self.critical = self.msg = sink.put
 
 
 def open_journal(settings: Log, *, foreground: bool, log_directory: str, terminal: TextIO) -> Journal:
-    """Standard error in the foreground, LOG_DIR/mpsd.log in the background.  Never fails: what cannot be written is counted."""
+    """Open the log: standard error in the foreground, LOG_DIR/mpsd.log in the background.
+
+    Never fails: lines that cannot be written are counted.
+    """
     colours = foreground and terminal.isatty()
     human = settings.format == "human" or (settings.format == "auto" and colours)
     render: Render = (lambda facts: render_human(facts, colours=colours)) if human else render_json
@@ -122,24 +128,24 @@ def open_journal(settings: Log, *, foreground: bool, log_directory: str, termina
 
 
 def rotation(settings: Log) -> Rotation:
-    """Of each file that mpsd rotates itself."""
+    """Return the rotation of each file that mpsd rotates itself."""
     return Rotation(settings.max_bytes, settings.max_days, settings.kept)
 
 
 def _by_event(counts: Mapping[Hashable, int]) -> Iterator[tuple[str, dict[str, object], int]]:
-    """Event, whose lines they were, how many."""
+    """Yield the event, the user as a fact, and the number of lines."""
     for key, lines in counts.items():
         event, uid = key if isinstance(key, tuple) else (OTHERS, None)
         yield event, {} if uid is None else {"uid": uid}, lines
 
 
 def render_json(facts: EventDict) -> str:
-    """One object per line, time first."""
+    """Render one object per line, time first."""
     return json.dumps(facts, default=repr, separators=(",", ":"))
 
 
 def render_human(facts: EventDict, *, colours: bool) -> str:
-    """Time, level, event, then the facts; a value from a stranger cannot move the cursor or forge a line."""
+    """Render time, level, event, then the facts; an untrusted value cannot move the cursor or forge a line."""
     rest = dict(facts)
     time, level, event = rest.pop("time"), rest.pop("level"), rest.pop("event")
     trace = rest.pop("exception", "")

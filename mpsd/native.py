@@ -1,6 +1,6 @@
-"""The headers that C and Python share, as cffi has compiled them: `ffi` for their structures, `lib` for their numbers.
+"""The C headers that Python shares, compiled by cffi: `ffi` for their structures, `lib` for their constants and functions.
 
-native/include/ is the truth; native/binding/build.py makes mpsd._native of it.  No I/O.
+native/include/ has the definitions; native/binding/build.py builds mpsd._native from them.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
-"""How a process ended: by itself or by a signal.  Whoever is not its parent has to look for it.
+"""How a process ended: by itself or by a signal, for processes that are not mpsd's children.
 
-While it is on its way out, and as a zombie, /proc/PID/stat has it (proc(5), field 52); once its parent has taken its status,
-the kernel tells by its pidfd, from Linux 6.15 on.  Before that, what was not seen in time is not known.
+While a process is ending, and as a zombie, /proc/PID/stat has it (proc(5), field 52); once its parent has taken its status, its
+pidfd has it, from Linux 6.15 on.  Before that, an end that was not seen in time stays unknown.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ _INFO_EXIT = 1 << 3
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """signal: 0 where it ended by itself, with `status`.  Both as wait(2) tells them."""
+    """How a process ended.  signal: 0 if it ended by itself, with `status`.  Both as in wait(2)."""
 
     signal: int
     status: int
@@ -30,18 +30,18 @@ class Ending:
 
 
 def how_ended(pidfd: int, process: ProcessId) -> Ending | None:
-    """Of a process whose pidfd is readable; None: nobody tells any more."""
+    """Return the ending of a process whose pidfd is readable; None if it is not known any more."""
     return _told_by(pidfd) or how_it_is_ending(process)
 
 
 def how_it_is_ending(process: ProcessId) -> Ending | None:
-    """None: it is not ending yet, or gone."""
+    """Return the ending from /proc; None if the process is not ending yet, or has gone."""
     text = processes.read_stat(process.pid)
     return parse_stat(text, process.start_time) if text else None
 
 
 def parse_stat(text: bytes, start_time: int) -> Ending | None:
-    """Of the contents of /proc/PID/stat; None where this is another process, or one that goes on."""
+    """Parse the contents of /proc/PID/stat; None if they are another process's, or the process is not ending."""
     fields = text[text.rfind(b")") + 2 :].split()
     if len(fields) <= _EXIT_CODE - 3 or not fields[0] or not all(_is_number(each) for each in fields[1:]):
         return None
@@ -52,7 +52,7 @@ def parse_stat(text: bytes, start_time: int) -> Ending | None:
 
 
 def _is_number(field: bytes) -> bool:
-    return field.removeprefix(b"-").isdigit() and len(field) <= 21  # of 64 bits; int() refuses thousands with an error
+    return field.removeprefix(b"-").isdigit() and len(field) <= 21  # a number of 64 bits; int() raises on thousands of digits
 
 
 def decode(wait_status: int) -> Ending:

@@ -1,4 +1,4 @@
-"""Waiting for the ends of processes that are nobody's children here."""
+"""Wait for the ends of processes that are not mpsd's children."""
 
 import os
 
@@ -12,10 +12,10 @@ _AGAIN_SECONDS = 0.5
 
 
 async def wait_ended(process: ProcessId) -> Ending | None:
-    """Return when the process has ended: how, where that can be told.  For as long as it lives.
+    """Return when the process has ended, with its ending if known.  Waits as long as it lives.
 
-    Without a descriptor to spare it is looked for now and then, until one can be had: that mpsd cannot see the end of a process
-    is no sign that it has ended.
+    If mpsd has no descriptor left, it checks the process now and then until it gets one: that mpsd cannot watch a process does
+    not mean that it has ended.
     """
     while True:
         try:

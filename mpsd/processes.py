@@ -1,8 +1,8 @@
-"""Facts about processes, from stat, status and cgroup below /proc; each process may be gone the next moment.
+"""Facts about processes, from stat, status and cgroup below /proc; each process may have ended the next moment.
 
-These read none of its memory, and take no lock that a process or its user can hold.  environ, maps, cmdline, kcmp and
-pidfd_getfd do: for those there is inspector.py.  With some kernels stat does too: docs/decisions/029, "Open".
-Gone means ENOENT or ESRCH; any other error leaves a process alive.
+These reads need none of its memory, and take no lock that a process or its user can hold.  environ, maps, cmdline, kcmp and
+pidfd_getfd do: inspector.py reads those.  With some kernels stat does too: docs/decisions/029, "Open".
+A process has gone if the error is ENOENT or ESRCH; after any other error it counts as alive.
 """
 
 import errno
@@ -19,18 +19,18 @@ from mpsd.model import ProcessId
 _PARENT, _FLAGS, _START_TIME = 4, 9, 22  # fields of /proc/PID/stat, proc(5)
 _PF_EXITING = 0x4  # linux/sched.h; set before a dying process's descriptors are closed
 _GONE = (errno.ENOENT, errno.ESRCH)
-_HIDDEN = (errno.EPERM, errno.EACCES)  # hidepid of proc(5): there, and not to be seen
+_HIDDEN = (errno.EPERM, errno.EACCES)  # hidepid of proc(5): the process exists, but is hidden
 _NS_GET_PARENT = 0xB702  # linux/nsfs.h
 _MOST_NAMESPACES = 32  # MAX_PID_NS_LEVEL of linux/pid_namespace.h
 _FULL = (errno.EMFILE, errno.ENFILE)
-SPARE_DESCRIPTORS = 16  # kept for reading these files where all others are in use (runtime/limits.py)
-_raising = threading.Lock()  # protects the limit of this process; nothing else is held while taking it
+SPARE_DESCRIPTORS = 16  # reserved for reading these files when all others are in use (runtime/limits.py)
+_raising = threading.Lock()  # protects the limit of this process; no other lock is taken while it is held
 
 
 def process_id(pid: int) -> ProcessId | None:
-    """None when there is no such process, none that this pid namespace can see, or one that is ending.
+    """Return the process with this pid; None if it does not exist, is invisible in this pid namespace, or is ending.
 
-    Raises OSError where that is not known.
+    Raises OSError if that is not known.
     """
     try:
         fields = _status(pid)
@@ -44,7 +44,7 @@ def process_id(pid: int) -> ProcessId | None:
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Also where it is not known: what a process holds is given to nobody else before it has certainly ended."""
+    """Return whether the process lives; True if unknown: its resources may be reused only after it has certainly ended."""
     try:
         fields = _status(process.pid)
     except OSError:
@@ -55,19 +55,19 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def state(pid: int) -> str:
-    """The letter of proc(5); X for a process that has gone.  Raises OSError where it is not known."""
+    """Return the letter of proc(5); X for a process that has gone.  Raises OSError if it is not known."""
     fields = _status(pid)
     return fields[0].decode() if fields else "X"
 
 
 def parent(pid: int) -> int:
-    """Its parent's pid; 0 when there is no such process, or its parent is in another pid namespace."""
+    """Return its parent's pid; 0 if the process does not exist, or its parent is in another pid namespace.  Raises OSError."""
     fields = _status(pid)
     return int(fields[_PARENT - 3]) if fields else 0
 
 
 def namespace_pids(pid: int) -> tuple[int, ...]:
-    """Its pids in all pid namespaces that it is in, ours first; at least the one that was given."""
+    """Return its pids in all its pid namespaces, mpsd's first; at least the given one."""
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             lines = status.read().splitlines()
@@ -78,13 +78,13 @@ def namespace_pids(pid: int) -> tuple[int, ...]:
 
 
 def owner(pid: int) -> tuple[int, int] | None:
-    """Its effective uid and gid; None when there is no such process, or it cannot be seen."""
+    """Return its effective uid and gid; None if it does not exist, or cannot be seen."""
     found = _ids(pid)
     return (found["Uid"][1], found["Gid"][1]) if found else None
 
 
 def sole_uid(pid: int) -> int | None:
-    """The user as whom alone it can act: real, effective and saved uid are one.  None where they differ, or as for `owner`.
+    """Return its uid if real, effective and saved uid are the same; None if they differ, or as for `owner`.
 
     A program of root's that takes a user's effective uid for a moment, as sshd, slurmstepd and file servers do, stays root's.
     """
@@ -94,19 +94,19 @@ def sole_uid(pid: int) -> int | None:
 
 
 def real_uid(pid: int) -> int:
-    """The user who started it, whatever user its program made it; root where it is not known."""
+    """Return the uid of the user who started it, even if its program changed user; root's if not known."""
     found = _ids(pid)
     return found["Uid"][0] if found else 0
 
 
 def uids(pid: int) -> set[int]:
-    """Its real, effective, saved and file system uid; none of one that has gone or cannot be seen."""
+    """Return its real, effective, saved and file system uid; empty if it has gone or cannot be seen."""
     found = _ids(pid)
     return set(found["Uid"]) if found else set()
 
 
 def is_in_our_namespace(pid: int) -> bool:
-    """Whether it is in mpsd's own pid namespace, and in none below it; False where that is not known."""
+    """Return whether it is in mpsd's own pid namespace, and in none below it; False if that is not known."""
     try:
         text = _read(pid, "status") or b""
     except OSError:
@@ -116,10 +116,10 @@ def is_in_our_namespace(pid: int) -> bool:
 
 
 def pid_namespaces(pid: int) -> tuple[int, ...]:
-    """The inodes of its pid namespace and of those above it, mpsd's own last; none where they are not known.
+    """Return the inodes of its pid namespace and of those above it, mpsd's own last; empty if not known.
 
-    The link is read without a lock that a user can hold.  Not known: it has gone, mpsd may not look at it, or it is not in
-    mpsd's own namespace or below.
+    It reads the link without a lock that a user can hold.  They are not known if the process has gone, mpsd may not look at it,
+    or it is not in mpsd's own namespace or below.
     """
     found: list[int] = []
     opened: list[int] = []
@@ -140,14 +140,14 @@ def pid_namespaces(pid: int) -> tuple[int, ...]:
 
 
 def open_pidfd(process: ProcessId) -> int | None:
-    """A descriptor that is readable once the process has ended; None when nothing of it is left to wait for.
+    """Return a descriptor that is readable once the process has ended; None if it has been reaped.
 
-    Raises OSError where neither is known, as without a descriptor to spare.
+    Raises OSError if neither is known, as without a free descriptor.
     """
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError as exc:
-        if exc.errno in (*_GONE, errno.EINVAL):  # EINVAL: the pid of a thread now
+        if exc.errno in (*_GONE, errno.EINVAL):  # EINVAL: the pid is a thread's now
             return None
         raise
     try:
@@ -162,7 +162,7 @@ def open_pidfd(process: ProcessId) -> int | None:
 
 
 def kill(process: ProcessId) -> bool:
-    """SIGKILL to this process and to no later one with its pid; False where nothing of it is left.  Raises OSError."""
+    """Send SIGKILL to this process, never to a later one with its pid; False if it has gone.  Raises OSError."""
     if (pidfd := open_pidfd(process)) is None:
         return False
     try:
@@ -175,13 +175,13 @@ def kill(process: ProcessId) -> bool:
 
 
 def command(pid: int) -> str:
-    """The name that the kernel has of it, 15 bytes at most; empty when it has gone or cannot be seen."""
+    """Return the kernel's name of it, 15 bytes at most; empty if it has gone or cannot be seen."""
     text = read_stat(pid)
     return text[text.find(b"(") + 1 : text.rfind(b")")].decode(errors="replace")
 
 
 def read_stat(pid: int) -> bytes:
-    """The contents of /proc/PID/stat; empty when it has gone or cannot be seen."""
+    """Return the contents of /proc/PID/stat; empty if it has gone or cannot be seen."""
     try:
         return _read(pid, "stat") or b""
     except OSError:
@@ -189,7 +189,7 @@ def read_stat(pid: int) -> bytes:
 
 
 def read_cgroup(pid: int, most_bytes: int) -> str:
-    """The contents of /proc/PID/cgroup; empty when it has gone or cannot be seen."""
+    """Return the contents of /proc/PID/cgroup; empty if it has gone or cannot be seen."""
     try:
         return (_read(pid, "cgroup", most_bytes) or b"").decode(errors="backslashreplace")
     except OSError:
@@ -197,16 +197,16 @@ def read_cgroup(pid: int, most_bytes: int) -> str:
 
 
 def _status(pid: int) -> list[bytes] | None:
-    """The fields of /proc/PID/stat from the third on; None when it has gone.  Raises OSError."""
+    """Return the fields of /proc/PID/stat from the third on; None if it has gone.  Raises OSError."""
     text = _read(pid, "stat") if pid > 0 else None
     if text is None:
         return None
-    fields = text[text.rfind(b")") + 2 :].split()  # the command name may hold spaces and parentheses
+    fields = text[text.rfind(b")") + 2 :].split()  # the command name may contain spaces and parentheses
     return fields if len(fields) > _START_TIME - 3 else None
 
 
 def _ids(pid: int) -> dict[str, list[int]] | None:
-    """Real, effective, saved and file system ids, by "Uid" and "Gid"; None when it has gone or cannot be seen."""
+    """Return real, effective, saved and file system ids, by "Uid" and "Gid"; None if it has gone or cannot be seen."""
     try:
         text = _read(pid, "status") if pid > 0 else None
     except OSError:
@@ -217,7 +217,7 @@ def _ids(pid: int) -> dict[str, list[int]] | None:
 
 
 def _read(pid: int, name: str, most_bytes: int = 1 << 16) -> bytes | None:
-    """None when the process has gone.  Raises OSError."""
+    """Read a file below /proc/PID; None if the process has gone.  Raises OSError."""
     path = f"/proc/{pid}/{name}"
     try:
         try:
@@ -240,7 +240,7 @@ def _contents(path: str, most_bytes: int) -> bytes:
 
 @contextmanager
 def _spare_descriptors() -> Iterator[None]:
-    """Let this process open a few more for a moment; whatever else opens one meanwhile shares them."""
+    """Raise this process's limit of descriptors for a moment; other threads that open one then share the spare ones."""
     with _raising:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft + SPARE_DESCRIPTORS, hard), hard))
@@ -251,8 +251,8 @@ def _spare_descriptors() -> Iterator[None]:
 
 
 def collect(pid: int) -> bool:
-    """Take the end of a child that has ended, so that it is no zombie; True when this did it.  Never blocks."""
+    """Reap a child that has ended; return True if this call did.  Never blocks."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
-        return False  # not our child, or whoever waited for it was quicker
+        return False  # not mpsd's child, or another thread reaped it first

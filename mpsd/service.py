@@ -1,7 +1,7 @@
 """Services: an arena with processes that can serve it: one that writes it, and standbys that could take over.
 
-Frozen values, no I/O, no clock.  Times are seconds since the epoch unless they say otherwise.  Who is promoted when is decided
-in policy/succession.py.  Prose: docs/services.md.
+Frozen values, no I/O, no clock.  Times are seconds since the epoch unless stated otherwise.  policy/succession.py decides when
+which member is promoted.  Prose: docs/services.md.
 """
 
 from dataclasses import dataclass
@@ -12,30 +12,32 @@ from mpsd.policy.succession_words import Phase, Standing
 
 
 class Order(StrEnum):
-    """What a member shall do now."""
+    """What a member has to do now."""
 
-    STANDBY = "standby"  # keep warm
-    SERVE = "serve"  # it is the arena's writer, of the generation that comes with it
-    YIELD = "yield"  # stop writing, and say so
-    LEAVE = "leave"  # it is fenced, or a fault has cost it its context: it has to end, and may come again
+    STANDBY = "standby"  # stay ready to take over
+    SERVE = "serve"  # it is the arena's writer, of the generation in the instruction
+    YIELD = "yield"  # stop writing, and report it
+    LEAVE = "leave"  # it is fenced, or a fault has destroyed its context: it has to end, and may be started again
 
 
 class Cause(StrEnum):
-    """Why a member was promoted."""
+    """The cause of a promotion."""
 
-    FIRST = "first"  # nobody served
+    FIRST = "first"  # the service had no writer
     FAULT = "fault"
-    ENDED = "ended"  # the one before did
+    ENDED = "ended"  # the previous writer ended
     SILENT = "silent"
     ASKED = "asked"  # a handover
-    FAILED = "failed"  # the one before said so, or did not take over in time
+    FAILED = "failed"  # the previous writer reported a failure, or did not take over in time
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What a member is told (service.follow).  serial: grows with each change of anything in here.  generation: of its term
-    where it shall serve or yield, else the arena's.  state_serial: 0 while no forward state is kept.  why: for people.
-    commit: the number of the arena's last one: whoever takes over has mapped that."""
+    """The instruction for a member (service.follow).  serial: grows with each change of any field.
+
+    generation: of its term if it has to serve or yield, else the arena's.  state_serial: 0 while no forward state is kept.
+    why: for people.  commit: the number of the arena's last commit, which a member that takes over must have mapped.
+    """
 
     serial: int
     order: Order
@@ -49,9 +51,12 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """What its owner wants.  standbys: besides the active.  sm_percent, memory_bytes: what the starter reserves for each
-    member; None: nothing.  heartbeat_seconds: an active whose forward state stands still for so long is silent; 0: never.
-    until_done: nobody follows an active that stops of its own accord; mpsd forgets that when it ends."""
+    """The owner's settings.  standbys: in addition to the active.
+
+    sm_percent, memory_bytes: what the starter reserves for each member; None: nothing.  heartbeat_seconds: an active whose
+    forward state does not change for so long is silent; 0: never.  until_done: an active that stops of its own accord has no
+    successor; mpsd forgets this setting when it ends.
+    """
 
     standbys: int = 1
     sm_percent: float | None = None
@@ -75,8 +80,9 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """One that happened.  detect_ms: from what happened, where that is known, to mpsd's decision; fence_ms: until the one
-    before was fenced; promote_ms: until the new one said that it serves.  None: not known, or there was nothing to do."""
+    """A promotion.  detect_ms: from the cause, if its time is known, to mpsd's decision; fence_ms: until the previous writer
+    was fenced; promote_ms: until the new one reported that it serves.  None: not known, or nothing had to be done.
+    """
 
     at: float
     cause: Cause
@@ -90,9 +96,10 @@ class Promotion:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A member had to begin anew, since the vault and the process that served before it have both ended.
+    """A member had to start anew, since the vault and the process that served before it have both ended.
 
-    generation, pid: of the member that began anew.  why: for people."""
+    generation, pid: of the member that started anew.  why: for people.
+    """
 
     at: float
     generation: int
@@ -109,8 +116,11 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class ServiceView:
-    """revision: grows with each change.  protection: empty, or why a fault would cost the service more than a moment;
-    or that nobody serves, and why.  losses: how often a member began anew since mpsd began.  lost: the last time."""
+    """A service as clients of the API see it.  revision: grows with each change.
+
+    protection: empty, or why a fault would cost the service more than a moment; or why no member serves.  losses: how often a
+    member started anew since mpsd began.  lost: the last time.
+    """
 
     id: int  # the arena's
     name: str
@@ -130,5 +140,5 @@ class ServiceView:
 
 
 def is_unserved(of: ServiceView) -> bool:
-    """It has processes, and none of them serves or is told to."""
+    """Return whether the service has members, and none of them serves or has been told to."""
     return bool(of.members) and of.phase in (Phase.IDLE, Phase.FENCING)

@@ -1,6 +1,7 @@
-"""Where lines of log go: a file or a descriptor, through a thread, so that a full disk or a stuck reader stops nobody.
+"""Write log lines to a file or a descriptor, by a thread, so that a full disk or a stuck reader blocks no task.
 
-Knows nothing of what a line says.  Lines that cannot be kept are counted, and the count is written when writing works again.
+The content of the lines is not known here.  Lines that cannot be kept are counted; the count is written when writing works
+again.
 """
 
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from mpsd.directories import LOG_DIRECTORY_MODE, open_directory, open_file
 from mpsd.errors import UnusablePath
 
-QUEUED_LINES = 10_000  # some megabytes at worst; more means that nothing has been written for seconds
+QUEUED_LINES = 10_000  # some megabytes at worst; more means that the thread has written nothing for seconds
 CLOSE_SECONDS = 2.0
 _DAY_SECONDS = 86400
 
@@ -24,27 +25,27 @@ _DAY_SECONDS = 86400
 class Sink:
     """Takes lines from any thread without ever blocking or raising.
 
-    Guards the order of the lines, and that lines + lost = what was given.  `note` makes the line that tells of lost ones.
+    Guards the order of the lines, and that written + lost lines = lines given.  `note` makes the line that reports lost ones.
     """
 
     def __init__(self, write: Callable[[bytes], None], note: Callable[[int], bytes]) -> None:
-        self.lost = 0  # written by givers under the lock, and by the thread under the lock
+        self.lost = 0  # written under the lock, by callers and by the thread
         self._write, self._note = write, note
-        self._lock = threading.Lock()  # protects `lost`; nothing else is held while taking it
+        self._lock = threading.Lock()  # protects `lost`; no other lock is taken while it is held
         self._queue: queue.Queue[bytes | None] = queue.Queue(QUEUED_LINES)
         self._untold = 0
         self._thread = threading.Thread(target=self._run, name="mpsd-log", daemon=True)
         self._thread.start()
 
     def put(self, line: bytes) -> None:
-        """Hand over one line, its newline included."""
+        """Queue one line, its newline included."""
         try:
             self._queue.put_nowait(line)
         except queue.Full:
             self._lose(1)
 
     def close(self) -> None:
-        """Write what is left, for at most CLOSE_SECONDS."""
+        """Write the queued lines, for at most CLOSE_SECONDS."""
         try:
             self._queue.put(None, timeout=CLOSE_SECONDS)
         except queue.Full:
@@ -78,7 +79,7 @@ class Rotation:
     kept: int = 1
 
     def is_due(self, size: int, more: int, written: float, now: float) -> bool:
-        """Before `more` bytes are added to a file of `size` bytes, last written at `written`."""
+        """Return whether to rotate before `more` bytes are added to a file of `size` bytes, last written at `written`."""
         if not size:
             return False
         period = self.max_days * _DAY_SECONDS
@@ -94,7 +95,7 @@ class LogFile:
     def __init__(self, path: str, rotation: Rotation, mode: int = 0o644) -> None:
         self.path = path
         self._name = os.path.basename(path)
-        self._mode = mode  # of a file that it makes
+        self._mode = mode  # of a file that it creates
         self.rotation = rotation  # a reload writes it from the main thread
         self._descriptor = -1
         self._identity = (0, 0)
@@ -102,7 +103,7 @@ class LogFile:
         self._is_cut = False  # the last line lacks its end
 
     def append(self, line: bytes) -> None:
-        """Append one line; raises OSError when it could not."""
+        """Append one line; raise OSError if it could not be written."""
         if not self._is_ours():
             self._reopen()
         if self.rotation.is_due(self._bytes, len(line), self._written, time.time()):
@@ -118,7 +119,7 @@ class LogFile:
             found = os.stat(self.path)
         except OSError:
             return False
-        self._bytes, self._written = found.st_size, found.st_mtime  # somebody may have truncated it
+        self._bytes, self._written = found.st_size, found.st_mtime  # another process may have truncated it
         return (found.st_dev, found.st_ino) == self._identity
 
     def _rotate(self) -> None:
@@ -139,8 +140,10 @@ class LogFile:
 
     @contextmanager
     def _directory(self) -> Iterator[int]:
-        """Judged each time, since a user may have put another in its place (directories.py); made anew where it was removed.
-        Raises OSError."""
+        """Open the directory, creating it if it was removed.  Raises OSError.
+
+        It is judged each time, since a user may have replaced it (directories.py).
+        """
         try:
             directory = open_directory(Path(self.path).parent, make_mode=LOG_DIRECTORY_MODE, may_be_shared=True).descriptor
         except UnusablePath as exc:
@@ -152,10 +155,10 @@ class LogFile:
 
 
 def write_all(descriptor: int, line: bytes) -> None:
-    """Write the whole line, waiting as long as the reader takes; raises OSError.  A line cut short counts as lost."""
+    """Write the whole line, waiting as long as the reader takes; raise OSError.  A line cut short counts as lost."""
     written = 0
     while written < len(line):
         try:
             written += os.write(descriptor, line[written:])
-        except BlockingIOError:  # a terminal that somebody else made non-blocking
-            select.select([], [descriptor], [])  # forever: it is the sink's thread that waits
+        except BlockingIOError:  # a terminal that another process made non-blocking
+            select.select([], [descriptor], [])  # forever: only the sink's thread waits

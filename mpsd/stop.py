@@ -22,7 +22,10 @@ class TargetKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`value`: a decimal pid; a cgroup path, or a word in one; a container's id; SELF.  start_time: of a pid; 0: any."""
+    """What to stop.  `value`: a decimal pid; a cgroup path, or a word in one; a container's id; SELF.
+
+    start_time: of a pid; 0: any.
+    """
 
     kind: TargetKind
     value: str
@@ -62,7 +65,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """force: kill also a client whose GPU work could not be ended."""
+    """How to end processes.  force: kill also a client whose GPU work could not be ended."""
 
     way: Way = Way.TERMINATE
     grace_seconds: float = 0.0
@@ -97,7 +100,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """others: how many clients of the target belong to other users than the caller, and were not touched."""
+    """The result of a stop.  others: how many clients of the target belong to other users, and were not touched."""
 
     stopped: Sequence[Stopped]
     others: int = 0

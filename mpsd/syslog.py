@@ -1,6 +1,6 @@
-"""The machine's syslog, to which goes what must not be lost with mpsd's own files: RFC 3164, as syslog(3) sends it.
+"""The machine's syslog, for records that must survive the loss of mpsd's own files: RFC 3164, as syslog(3) sends it.
 
-At /dev/log listens journald where systemd runs, else rsyslog or another.  Only a sink's thread sends: it may wait.
+At /dev/log journald listens under systemd, else rsyslog or another.  Only a sink's thread sends: it may wait.
 """
 
 import os
@@ -9,12 +9,12 @@ import time
 from enum import IntEnum
 
 PROGRAM = "mpsd"
-_AUTHPRIV = 10  # facility: security messages that are not everybody's business
-_SECONDS = 2.0  # a daemon that does not read for so long costs the line, which is counted
+_AUTHPRIV = 10  # facility: security messages that not every user may read
+_SECONDS = 2.0  # if a daemon does not read for so long, the line is lost and counted
 
 
 class Severity(IntEnum):
-    """RFC 3164, 4.1.1."""
+    """Severities of RFC 3164, 4.1.1."""
 
     NOTICE = 5
     INFORMATIONAL = 6

@@ -1,8 +1,8 @@
-"""Text of others, made so that a terminal or a log only shows it: what is not printable becomes an escape."""
+"""Untrusted text made safe for a terminal or a log: characters that are not printable become escapes."""
 
 
 def visible(text: str, keep: str = "") -> str:
-    """keep: characters that stay although they are not printable, such as the ends of lines."""
+    """Escape the text.  keep: characters that stay although they are not printable, such as newlines."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in keep else each.encode("unicode_escape").decode() for each in text)
