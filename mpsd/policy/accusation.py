@@ -1,4 +1,4 @@
-"""What an incident comes to: the key that it convicts, and how many it hurt.  Blame, reports and logs all ask here.
+"""Derive the convicted key and the number of victims from an incident, for blame, reports and logs.
 
 Pure.  Prose: docs/faults.md, "Who did it".
 """
@@ -9,24 +9,24 @@ from mpsd.fault import Confidence, FaultClass, Incident
 from mpsd.model import ProcessId
 from mpsd.policy.verdict import gone_before
 
-_BLAMELESS = frozenset({FaultClass.DEVICE, FaultClass.HOST})  # killing is nobody's habit, broken memory nobody's deed
+_BLAMELESS = frozenset({FaultClass.DEVICE, FaultClass.HOST})  # a kill or broken memory is not a client's fault
 
 
 def accused(incident: Incident) -> tuple[ProcessId, ...]:
-    """The culprit, or else all suspects; nobody where the class excuses everybody."""
+    """Return the culprit, or else all suspects; nothing if the class accuses no client."""
     if incident.fault_class in _BLAMELESS:
         return ()
     return (incident.culprit,) if incident.culprit is not None else incident.suspects
 
 
 def keys(incident: Incident, processes: Iterable[ProcessId]) -> frozenset[str | None]:
-    """None stands for each process whose key is not known."""
+    """Return the keys of the processes; None stands for each process with an unknown key."""
     parties = (incident.party(process) for process in processes)
     return frozenset(party.key if party is not None else None for party in parties)
 
 
 def convicted_key(incident: Incident) -> str | None:
-    """The one key of all accused, also where it is not known which of its processes did it; None: nobody is convicted, yet."""
+    """Return the one key of all accused, even if several processes have it; None if no key is convicted yet."""
     found = keys(incident, accused(incident))
     if len(found) != 1 or not (incident.is_settled or incident.confidence is Confidence.PROVEN):
         return None
@@ -34,6 +34,6 @@ def convicted_key(incident: Incident) -> str | None:
 
 
 def hurt(incident: Incident) -> int:
-    """How many lost their contexts without having done it: the victims, and all suspects but the one who did it."""
+    """Return how many innocent clients lost their contexts: the victims, and all suspects but one."""
     lost = {*incident.suspects} - gone_before(incident.evidence)
     return len(incident.victims) + max(0, len(lost) - 1)

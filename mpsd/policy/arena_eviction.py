@@ -1,4 +1,4 @@
-"""What goes: when its time is over, and when room is short.  Pure."""
+"""Decide which arenas expire, and which to evict when room is short.  Pure."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from mpsd.policy.arena_settings import Eviction, VaultSettings
 
 
 def expires_at(arena: Arena) -> float | None:
-    """None: it stays."""
+    """Return the time at which the arena expires; None if it stays."""
     if arena.is_held or arena.ttl_seconds is None or arena.unheld_since is None:
         return None
     return arena.unheld_since + arena.ttl_seconds
@@ -16,7 +16,7 @@ def expires_at(arena: Arena) -> float | None:
 def plan_eviction(
     arenas: Iterable[Arena], gpu: str, wanted_bytes: int, uid: int, now: float, settings: VaultSettings
 ) -> list[Arena]:
-    """Whose end was longest ago first, until there is so much; never what somebody holds."""
+    """Choose unheld arenas, the longest unheld first, until they free `wanted_bytes`."""
     may = [arena for arena in arenas if arena.gpu == gpu and arena.used_bytes and _may_go(arena, uid, now, settings)]
     chosen, freed = [], 0
     for arena in sorted(may, key=lambda one: (one.unheld_since or 0.0, one.id)):

@@ -1,8 +1,8 @@
-"""Whose arena a name means: `NAME` one's own or root's, `UID:NAME` that user's.
+"""Resolve the name of an arena: `NAME` means the user's own arena or root's, `UID:NAME` that of the named user.
 
 Every user can make an arena of any free name and let all others write it.  A program that took over such an arena by its name
-alone would commit its weights and its forward state to memory that the maker of the arena reads.
-Prose: docs/vault.md, "Whose arena a name means".
+alone would commit its weights and its forward state to memory that the maker of the arena reads. Prose: docs/vault.md, "Whose
+arena a name means".
 """
 
 from mpsd.arena import Arena
@@ -11,19 +11,19 @@ _ROOT = 0
 
 
 def split(text: str) -> tuple[int | None, str]:
-    """The uid before the name, None where there is none, and the name."""
+    """Return the uid before the name, or None, and the name."""
     owner, colon, name = text.rpartition(":")
     return (int(owner) if colon else None), name
 
 
 def is_meant(text: str, arena: Arena) -> bool:
-    """Whether this can be the name of that arena."""
+    """Return whether the text can name that arena."""
     owner, name = split(text)
     return name == arena.name and owner in (None, arena.owner_uid)
 
 
 def why_not_use(text: str, arena: Arena, uid: int) -> str:
-    """Why this user may not use the arena by this name; empty where it may."""
+    """Return why this user may not use the arena by this name; empty if it may."""
     if split(text)[0] is not None or arena.owner_uid in (uid, _ROOT):
         return ""
     owned = f"{arena.owner_uid}:{arena.name}"

@@ -1,4 +1,4 @@
-"""What the vault was told: how much, by whom, and what goes when room is short.  Values."""
+"""The settings of the vault: how much arenas may hold, by user, and which arenas to evict when room is short."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -6,16 +6,19 @@ from enum import StrEnum
 
 class Eviction(StrEnum):
     OFF = "off"
-    EXPIRED = "expired"  # those whose time is over
-    UNHELD = "unheld"  # those that nobody has open, whose end was longest ago first
+    EXPIRED = "expired"  # those past their time to live
+    UNHELD = "unheld"  # those that no process has open, the longest unheld first
 
 
 @dataclass(frozen=True, slots=True)
 class VaultSettings:
-    """None: no limit.  memory_bytes, memory_share: what all arenas of a GPU may hold together, in bytes or as a part of its
-    memory.  user_...: of one user, on each GPU; operators are not bound by them.  layout_bytes: of all layouts, in the
-    host's memory.  evicts_all: not the asker's own arenas alone.  is_prompt: what mpsd holds of a dead writer is let go as
-    soon as somebody waits for its arena."""
+    """None: no limit.
+
+    memory_bytes, memory_share: what all arenas of a GPU may hold together, in bytes or as a part of its memory.  user_...: of
+    one user, on each GPU; they do not bind operators.  layout_bytes: of all layouts, in the host's memory.  evicts_all: evict
+    arenas of all users, not only the asking user's.  is_prompt: release what mpsd holds of a dead writer as soon as a process
+    waits for its arena.
+    """
 
     memory_bytes: int | None = None
     memory_share: float | None = None

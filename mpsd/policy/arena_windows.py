@@ -1,10 +1,10 @@
-"""Where the windows of arenas are: each has addresses of its own, the same in every process.  Pure."""
+"""Place the windows of arenas: each has an address range of its own, the same in every process.  Pure."""
 
 from collections.abc import Iterable
 
 from mpsd.arena import FIRST_ADDRESS, GRANULE, LAST_ADDRESS, WINDOW_UNIT
 
-Window = tuple[int, int]  # where it begins, and the first address behind it
+Window = tuple[int, int]  # its first address, and the first address after it
 
 
 def round_up(size: int, unit: int) -> int:
@@ -12,12 +12,12 @@ def round_up(size: int, unit: int) -> int:
 
 
 def window_bytes(capacity_bytes: int, asked_bytes: int | None) -> int:
-    """Twice the capacity where nothing was asked for: an arena that is full still has room between its allocations."""
+    """Return the window's size: by default twice the capacity, so that a full arena still has room between its allocations."""
     return round_up(2 * capacity_bytes if asked_bytes is None else asked_bytes, WINDOW_UNIT)
 
 
 def place(windows: Iterable[Window], size: int, first: int = FIRST_ADDRESS, last: int = LAST_ADDRESS) -> int | None:
-    """The lowest address at which `size` bytes are free; None where there is none."""
+    """Return the lowest address with `size` free bytes; None if no gap is large enough."""
     at = first
     for begin, end in sorted(windows):
         if begin - at >= size:
@@ -27,7 +27,7 @@ def place(windows: Iterable[Window], size: int, first: int = FIRST_ADDRESS, last
 
 
 def may_end_at(windows: Iterable[Window], base: int, end: int, last: int = LAST_ADDRESS) -> bool:
-    """Whether the window that begins at `base` can reach so far."""
+    """Return whether the window that begins at `base` can end at `end`."""
     return end <= last and all(begin <= base or begin >= end for begin, _ in windows)
 
 

@@ -1,4 +1,4 @@
-"""Questions about one observation and one incident: may it be of it?  fusion.py has the tables, and chooses among several."""
+"""Decide whether one observation may belong to one incident.  fusion.py has the tables, and chooses among several."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ from mpsd.policy.dossier import Dossier
 from mpsd.policy.verdict import BESIDE, SECOND_NS, WINDOW_NS, is_proof
 from mpsd.policy.xids import ENDS_SERVER, meaning_of
 
-RECENT_NS = 10 * SECOND_NS  # for so long after it began, an incident takes core dumps
-FRESH_NS = SECOND_NS // 5  # nobody faults on fresh servers so soon: a server and a context take 0.19 s to start (measured)
+RECENT_NS = 10 * SECOND_NS  # after its begin, an incident takes core dumps for this time
+FRESH_NS = SECOND_NS // 5  # no client faults on fresh servers so soon: a server and a context take 0.19 s to start (measured)
 
 
 def opens(seen: Observation) -> bool:
-    """Whether it is enough to say that there was a fault."""
+    """Return whether the observation alone shows that there was a fault, and so opens an incident."""
     if is_proof(seen) or is_of_device(seen):
         return True
     if not seen.domain or seen.clears:
@@ -25,14 +25,14 @@ def is_of_device(seen: Observation) -> bool:
 
 
 def may_concern(dossier: Dossier, seen: Observation) -> bool:
-    """An observation of a process that was present."""
+    """Return whether an observation of a present process is near enough in time."""
     if seen.source is Source.CORE_DUMP:
         return dossier.first_ns - WINDOW_NS <= seen.seen_ns <= dossier.first_ns + RECENT_NS
     return dossier.has_room_in_time(seen.seen_ns)
 
 
 def may_be_of(dossier: Dossier, seen: Observation) -> bool:
-    """An observation of its domain, while that had the same servers."""
+    """Return whether an observation of the incident's domain is near enough, and of the same servers."""
     if dossier.recovered_ns is not None and seen.seen_ns > dossier.recovered_ns + FRESH_NS:
         return False
     if dossier.renewed_ns is not None and seen.seen_ns <= dossier.renewed_ns:
@@ -44,14 +44,14 @@ def may_be_of(dossier: Dossier, seen: Observation) -> bool:
 
 
 def fits(dossier: Dossier, seen: Observation) -> bool:
-    """By its class, as far as both are known."""
+    """Return whether the classes agree; an unknown class agrees with every class."""
     told = meaning_of(seen.xid).fault_class if seen.xid is not None else seen.fault_class
     known = dossier.incident.fault_class if dossier.incident is not None else FaultClass.UNKNOWN
     return FaultClass.UNKNOWN in (told, known) or told == known
 
 
 def waited_for(dossier: Dossier, opener: Observation, seen: Observation) -> bool:
-    """Whether it came before the one that opened the incident, and is of it."""
+    """Return whether an observation that came before the opening one belongs to the incident."""
     if not dossier.has_room_in_time(seen.seen_ns) or not may_be_of(dossier, seen):
         return False
     if seen.domain:
@@ -62,6 +62,9 @@ def waited_for(dossier: Dossier, opener: Observation, seen: Observation) -> bool
 
 
 def is_elsewhere(seen: Observation, gpus: Sequence[str]) -> bool:
-    """An Xid of a GPU that its domain does not use: whom it names has moved.  Of MIG devices the kernel names the whole GPU."""
+    """Return whether an Xid is of a GPU that its domain does not use: then the process that it names has moved.
+
+    For MIG devices the kernel names the whole GPU, so these are not compared.
+    """
     are_whole = all(gpu.startswith("GPU-") for gpu in (seen.gpu, *gpus))
     return seen.xid is not None and are_whole and seen.gpu not in gpus

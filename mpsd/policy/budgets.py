@@ -1,7 +1,7 @@
-"""What there is, what is taken of it, and whether something still fits.
+"""Compute the limits, the used amounts, and whether an amount still fits.
 
-Everything that is limited is a *scope*: SMs of a GPU, bytes of a GPU, client slots, one user's quota of any of these.  What
-somebody takes is an amount in each scope it touches.  All amounts are whole numbers, so that sums are exact: SM shares count
+Everything that is limited is a *scope*: SMs of a GPU, bytes of a GPU, client slots, one user's quota of any of these.  A lease
+or client takes an amount in each scope that it touches.  All amounts are whole numbers, so that sums are exact: SM shares count
 in millionths of a percent.  Prose: docs/leases.md, "Budgets".
 """
 
@@ -19,7 +19,7 @@ MILLIONTHS = 1_000_000  # of a percent
 
 
 class Level(IntEnum):
-    """Whose bound a scope is.  Who is held up by its own bound sets nothing aside of what others need too (queue.py)."""
+    """The owner of a scope's limit.  An entry that waits for its own limit reserves nothing that others need too (queue.py)."""
 
     LEASE = 0
     USER = 1
@@ -49,14 +49,14 @@ Amounts = Mapping[Scope, int]
 
 
 class Owner(NamedTuple):
-    """Whose quotas somebody is under: a user, and the configured groups it belongs to.  None: an operator, under none."""
+    """The user and the configured groups that quotas apply to; None in place of an Owner: an operator, without quotas."""
 
     uid: int
     groups: tuple[str, ...] = ()
 
 
 def to_millionths(percent: float) -> int:
-    """Rounded down, so that parts never add up to more than the whole; what is a slip of the float is not."""
+    """Round down, so that parts never add up to more than the whole; 1e-3 corrects errors of the float."""
     return int(percent * MILLIONTHS + 1e-3)
 
 
@@ -65,14 +65,14 @@ def to_percent(millionths: int) -> float:
 
 
 def domain_name(lease: Lease) -> str:
-    """What the leases that share fault domains have in common."""
+    """Return the key that all leases with a common fault domain have."""
     spec = lease.spec
     keys = {DomainPolicy.OWN: str(lease.id), DomainPolicy.GROUP: group_key(lease)}
     return f"{spec.domain.value}:{keys.get(spec.domain, '')}"
 
 
 def group_key(lease: Lease) -> str:
-    """A group belongs to the user who named it: nobody joins another user's.  Those of operators are one house."""
+    """Return the key of the lease's group: with the uid, so that no user joins another's; operators share one namespace."""
     return lease.spec.group if lease.for_all_users else f"{lease.owner_uid}:{lease.spec.group}"
 
 
@@ -92,7 +92,8 @@ def memory_scopes(owner: Owner | None, gpu: str) -> list[Scope]:
 
 
 def lease_amounts(lease: Lease, gpus: Iterable[str], owner: Owner | None) -> dict[Scope, int]:
-    """What an active lease reserves.  The leases of a GPU are counted too, for people; nothing limits them there."""
+    """Return the amounts that an active lease reserves.  It also counts the leases of a GPU, for messages; they have no
+    limit."""
     spec, domain = lease.spec, domain_name(lease)
     share = to_millionths(spec.sm_percent)
     amounts: dict[Scope, int] = {}
@@ -108,7 +109,7 @@ def lease_amounts(lease: Lease, gpus: Iterable[str], owner: Owner | None) -> dic
 
 
 def client_amounts(owner: Owner | None, lease: Lease | None) -> dict[Scope, int]:
-    """What a client takes besides what its lease has reserved: a slot, and one of its lease's places."""
+    """Return the amounts of a client in addition to its lease's: a client slot, and one of the lease's places."""
     scopes = [*quota_scopes(owner, Kind.CLIENTS), Scope(Level.MACHINE, Kind.CLIENTS)]
     if lease is not None:
         scopes.append(Scope(Level.LEASE, Kind.PROCESSES, str(lease.id)))
@@ -116,9 +117,9 @@ def client_amounts(owner: Owner | None, lease: Lease | None) -> dict[Scope, int]
 
 
 class Ledger:
-    """Guards that `used` is at any time the sum of what the holders hold.
+    """Guards that `used` is always the sum of the amounts of all holders.
 
-    freed: where less is used since somebody cleared it.
+    freed: the scopes with a decreased amount since the caller last cleared the set.
     """
 
     def __init__(self) -> None:
@@ -127,7 +128,7 @@ class Ledger:
         self._holders: dict[Hashable, Amounts] = {}
 
     def hold(self, holder: Hashable, amounts: Amounts) -> None:
-        """In place of what it held before."""
+        """Set the holder's amounts, in place of earlier ones."""
         if self._holders.get(holder, {}) == amounts:
             return
         self.drop(holder)
@@ -149,7 +150,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What there is of each scope.  places: how many processes each lease has room for, by its id."""
+    """The limit of each scope.  places: the number of processes that each lease allows, by its id."""
 
     settings: AdmissionSettings
     devices: Sequence[Device]
@@ -157,7 +158,7 @@ class Limits:
     quota_of: Callable[[int], Quota]
 
     def of(self, scope: Scope) -> int | None:
-        """None: no limit."""
+        """Return the limit of the scope; None: no limit."""
         if scope.level is Level.LEASE:
             return self.places.get(scope.whose, 0)
         if scope.level is Level.USER:
@@ -169,7 +170,7 @@ class Limits:
         return self._of_machine(scope)
 
     def sm_count(self, gpu: str) -> int:
-        """Of this GPU; 0 where it is not known."""
+        """Return the number of SMs of this GPU; 0 if it is not known."""
         return next((device.multiprocessors for device in self.devices if device.uuid == gpu), 0)
 
     def _of_machine(self, scope: Scope) -> int | None:
@@ -194,7 +195,7 @@ def _of_quota(quota: Quota, kind: Kind) -> int | None:
 def first_blocked(
     amounts: Amounts, limit_of: Callable[[Scope], int | None], used: Mapping[Scope, int], aside: Mapping[Scope, int]
 ) -> Scope | None:
-    """The scope that has not enough left, of the lowest level; `aside` is what others ahead are to have."""
+    """Return the scope of the lowest level without enough room; `aside` is reserved for others ahead."""
     blocked = None
     for scope, amount in amounts.items():
         if blocked is not None and scope.level >= blocked.level:
@@ -206,7 +207,8 @@ def first_blocked(
 
 
 def shortage(scope: Scope, amounts: Amounts, limits: Limits, used: Mapping[Scope, int], aside: int = 0) -> str:
-    """In words: what was asked, what is taken, by how many, of how much, and what of it others ahead are to have."""
+    """Return in words: the requested amount, the used amount and its holders, the limit, and what is set aside for others
+    ahead."""
     taken, limit = used.get(scope, 0), limits.of(scope) or 0
     if scope.kind is Kind.PROCESSES:
         return f"lease {scope.whose} has {taken} of its {limit} processes"
@@ -236,7 +238,7 @@ _WORDS = {Kind.SM: "SMs"}
 
 
 def _quantity(scope: Scope, sm_count: int, amount: int) -> str:
-    """sm_count: of the GPU, which shares of SMs are shown in; 0: in percent."""
+    """Format an amount.  sm_count: SMs of the GPU, to show a share in SMs; 0: show percent."""
     if scope.kind is Kind.SM and sm_count:
         return f"{round(amount * sm_count / (FULL_PERCENT * MILLIONTHS), 2):g}"
     if scope.kind is Kind.SM:

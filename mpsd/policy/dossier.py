@@ -1,6 +1,6 @@
-"""Everything that is known of one incident, and the Incident that comes of it.
+"""Keep the evidence of one incident, and make the Incident from it.
 
-No decision about whose evidence something is: fusion.py.  None about what it means: verdict.py.
+fusion.py decides which incident takes an observation; verdict.py decides what the evidence means.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from mpsd.policy import verdict
 from mpsd.policy.verdict import SECOND_NS, WINDOW_NS, confirms, is_proof, tells_of_fault
 
 MOST_SHOWN = 64  # pieces of evidence in an Incident
-_MOST_KEPT = 192  # that a verdict is made of
-_MOST_PROOFS = 256  # with those that convict or clear, which come last and are kept rather
+_MOST_KEPT = 192  # for the verdict
+_MOST_PROOFS = 256  # including those that convict or clear, which come last and take precedence
 _MOST_XIDS = 16
 _MOST_DEEDS = 32
-_RECOVERED_NS = 3 * SECOND_NS  # after its last evidence, in a domain that has fresh servers
+_RECOVERED_NS = 3 * SECOND_NS  # after its last evidence, in a domain with fresh servers
 _QUIET_NS = 30 * SECOND_NS  # in any other
 _WORTH = (Source.KMOD, Source.UVM_EVENTS, Source.CORE_DUMP, *(each for each in Source if each not in verdict.PROOFS))
 
@@ -26,11 +26,12 @@ AtOf = Callable[[int], float]
 
 @dataclass(slots=True)
 class Dossier:
-    """Guards that whoever a proof has named stays named, that a verdict rests on those who were there at the time, and bounds.
+    """Guards that the first process named by a proof stays named, that a verdict rests on the clients present at the time, and
+    bounds.
 
-    first_ns, last_ns: of what tells of the fault.  heard_ns: when evidence last came in.  renewed_ns, recovered_ns: when its
-    domain had fresh servers, before the fault and after it.  named: whom the first proof convicted.  is_certain: it was known
-    who was there.  others: the culprits of faults in the same domain at the same time.
+    first_ns, last_ns: of the signs of the fault.  heard_ns: when evidence last came in.  renewed_ns, recovered_ns: when its
+    domain had fresh servers, before the fault and after it.  named: the process that the first proof convicted.  is_certain:
+    the present clients were known.  others: the culprits of faults in the same domain at the same time.
     """
 
     number: int
@@ -56,11 +57,11 @@ class Dossier:
     _parties: dict[ProcessId, Party] = field(default_factory=dict)
 
     def add(self, seen: Observation, now_ns: int, party_of: PartyOf) -> None:
-        """The same observation twice counts once."""
+        """Add an observation; the same observation twice counts once."""
         alike = replace(seen, present=())
         if any(each == alike for each in self._evidence):
             return
-        if seen.source is not Source.PROCESS:  # clients that lost their contexts go when they like
+        if seen.source is not Source.PROCESS:  # clients that lost their contexts end at any later time
             self.heard_ns = max(self.heard_ns, now_ns)
         if tells_of_fault(seen):
             self.first_ns = min(self.first_ns, seen.seen_ns)
@@ -83,14 +84,14 @@ class Dossier:
         return tuple(self._evidence)
 
     def note(self, deed: Deed) -> None:
-        """The last ones are kept."""
+        """Add an act of mpsd; keep only the last _MOST_DEEDS."""
         self._deeds = (*self._deeds, deed)[-_MOST_DEEDS:]
 
     def has_room_in_time(self, seen_ns: int) -> bool:
         return self.first_ns - WINDOW_NS <= seen_ns <= self.last_ns + WINDOW_NS
 
     def distance_ns(self, seen_ns: int) -> int:
-        """From what tells of the fault."""
+        """Return the distance from the signs of the fault; 0 between them."""
         return max(0, self.first_ns - seen_ns, seen_ns - self.last_ns)
 
     @property
@@ -109,7 +110,7 @@ class Dossier:
         return self.incident
 
     def _meet(self, seen: Observation, party_of: PartyOf) -> None:
-        """Whoever was there, noted while it can still be known.  Who is there once servers are fresh came afterwards."""
+        """Note the present clients while they can be identified.  Clients present with fresh servers came after the fault."""
         if self.is_device or seen.domain != self.domain:
             return
         if self.recovered_ns is None and self.is_certain:
@@ -153,13 +154,13 @@ class Dossier:
 
     @property
     def _is_of_one(self) -> bool:
-        """All who were there are known to be of one user and one container."""
+        """Whether all present clients are known to be of one user and one container."""
         owners = {(party.uid, party.container) for party in map(self._parties.get, self.present) if party is not None}
         is_known = self.present <= self._parties.keys() and all(uid is not None for uid, _ in owners)
         return is_known and len(owners) <= 1
 
     def _began_as(self, began_ns: int) -> bool:
-        """So that a clock that is set in between does not change what was said."""
+        """Return whether the start is unchanged; then `began_at` stays, even if the clock was set in between."""
         return self.incident is not None and self.incident.began_ns == began_ns
 
     def _ends_that_explain(self, fault_class: FaultClass) -> list[int]:
@@ -168,5 +169,5 @@ class Dossier:
 
 
 def _was_client(seen: Observation) -> bool:
-    """It names a client of the domain, whether or not mpsd knew of it.  An Xid 31 does, others name the server."""
+    """Return whether it names a client of the domain, even if mpsd did not know it.  An Xid 31 does, others name the server."""
     return is_proof(seen) or seen.source is Source.PROCESS or seen.xid == 31

@@ -1,34 +1,34 @@
-"""Fusion: which observations are of one fault.  What they mean together: verdict.py.
+"""Decide which observations are of one fault.  verdict.py decides what they mean together.
 
-Whose an observation is; the first row that fits.  "Near" is within 2 s of what is known of the incident.
+The incident that takes an observation; the first row that fits.  "Near" is within 2 s of the known times of the incident.
 
-| observation | belongs to |
-|---|---|
-| names a process, but no Xid, nor the vendor's log | the near incident where it was; of a core dump up to 10 s before |
+| observation | belongs to | |---|---|
+| names a process, but no Xid, nor the vendor's log | the near incident where it was; for a core dump, up to 10 s before |
 | an Xid of the GPU itself | the GPU's device incident, open for 30 s after its last; also near ones of the GPU's domains (1) |
-| tells its domain | the domain's incident that is near, or whose servers have ended and are not renewed yet (2) |
-| tells its GPU alone | of the near incidents of the GPU: one whose class fits, then the nearest |
+| names its domain | the domain's incident that is near, or whose servers have ended and are not renewed yet (2) |
+| names only its GPU | of the near incidents of the GPU: one with a matching class, then the nearest |
 
-(1) Nobody in them is suspected then.  (2) If it was seen before they were, or just after.
+(1) Then no client in them is suspected.  (2) If it was seen before the renewal, or just after.
 
-A proof that names another process than a proof before it is of another fault: evidence there, and an incident of its own.  The
-first that came keeps the incident, so that what was said is not unsaid.  A core dump that tells its domain alone, of a process
-that was not present there, is of a fault that is not known; and who was present was not known either.
-What belongs nowhere opens an incident, or waits for one (the questions are in belonging.py):
+A proof that names another process than an earlier proof is of another fault: it is evidence in this incident, and has an
+incident of its own.  The earlier proof keeps the incident, so that a published verdict does not change.  A core dump that names
+only its domain, of a process that was not known to be present there, is of an unknown fault, and shows that the list of present
+processes was not complete.
 
-| observation | opens | else |
-|---|---|---|
+An observation that belongs to no incident opens one, or waits for one (belonging.py has the questions):
+
+| observation | opens | else | |---|---|---|
 | proof: UVM fatal event, record of the module, core dump with an exception | its domain's | |
 | Xid that ends servers (xids.py), vendor's log of a fault: with a domain | its domain's | |
 | Xid of the GPU itself | the GPU's | |
 | a client's first error, the end of a process, a dump without an exception | nothing | waits for 2 s; dropped |
-| any other Xid; one that tells no domain | nothing | waits for 2 s; dropped and counted |
+| any other Xid; one without a domain | nothing | waits for 2 s; dropped and counted |
 
-Sources are late and lossy.  What the collector has to provide of everything that tells its domain is `present`: the clients
-that are connected to the domain's servers or on their way, and those that went up to PRESENT_SECONDS before, and not before its
-servers were last renewed.  `process` of an Xid is set only where it is a client.  An incident that is first heard of over 4 s
-late, or when its domain already has other servers or none, or of the first seconds of mpsd itself, accuses nobody without
-proof: who was there is not known.
+Sources are late and lossy.  With every observation that names its domain the collector has to give `present`: the clients that
+are connected to the domain's servers or are connecting, and those that left up to PRESENT_SECONDS before, but not before the
+last renewal of the servers.  `process` of an Xid is set only where it is a client.  The present clients are not known for an
+incident that mpsd detects more than 4 s late, or when its domain already has other servers or none, or in the first seconds of
+mpsd itself: such an incident accuses no client without proof.
 
 Prose: docs/faults.md.
 """
@@ -43,21 +43,21 @@ from mpsd.policy.verdict import SECOND_NS, WINDOW_NS, confirms, is_excuse, is_pr
 
 PRESENT_SECONDS = 6.0
 _PRESENT_NS = int(PRESENT_SECONDS * SECOND_NS)
-_LATE_NS = _PRESENT_NS - WINDOW_NS  # so that who went just before the fault is counted
+_LATE_NS = _PRESENT_NS - WINDOW_NS  # so that clients that left just before the fault are counted
 _DEVICE_NS = 30 * SECOND_NS
 MOST_OPEN = 64
-_MOST_WAITING = 64  # of each source, so that none can crowd out another
+_MOST_WAITING = 64  # of each source, so that no source can crowd out another
 _MOST_DOMAINS = 256
 _BROKEN_NS = 600 * SECOND_NS  # if servers are not renewed for so long, they had not ended
 
 
 class Fusion:
-    """Guards that one fault is one incident, that no incident accuses whom its evidence does not, and bounds.
+    """Guards that one fault is one incident, that no incident accuses a client without evidence against it, and bounds.
 
-    first_number: of the next incident.  at_of: seconds since the epoch, of a monotonic time.  party_of: a client as people know
-    it; asked when an incident first concerns it, which may be PRESENT_SECONDS after it went.  since_ns: when mpsd began to see
-    who comes and goes.  Every method returns the incidents that it changed, each with a new revision.  dropped: observations
-    and incidents for which there was no place.
+    first_number: of the next incident.  at_of: converts a monotonic time to seconds since the epoch.  party_of: describes a
+    client for people; called when an incident first concerns the client, which may be PRESENT_SECONDS after it left.  since_ns:
+    when mpsd began to record which clients connect and leave.  Every method returns the incidents that it changed, each with a
+    new revision. dropped: the number of observations and incidents that exceeded a bound.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class Fusion:
         self._dossiers: dict[int, Dossier] = {}
         self._waiting: dict[Source, deque[Observation]] = {}
         self._renewed: dict[str, int] = {}
-        self._broken: dict[str, int] = {}  # domains whose servers have ended and are not renewed, and when that was heard
+        self._broken: dict[str, int] = {}  # domains with ended servers that are not renewed, and when mpsd learned it
         self._changed: list[Dossier] = []
         self.dropped = 0
 
     def __len__(self) -> int:
-        """Everything that is kept."""
+        """Return the number of all kept entries."""
         return len(self._dossiers) + sum(map(len, self._waiting.values())) + len(self._renewed) + len(self._broken)
 
     def take(self, seen: Observation, now_ns: int) -> Sequence[Incident]:
-        """In the order in which mpsd hears of them."""
+        """Take an observation, in the order in which mpsd receives them."""
         homes = self._homes(seen, now_ns)
         if not homes and opens(seen):
             homes = [self._open(seen, now_ns)]
@@ -93,7 +93,7 @@ class Fusion:
         return self._publish(changed)
 
     def domain_recovered(self, domain: str, now_ns: int) -> Sequence[Incident]:
-        """It has fresh servers: nobody whom its incidents concern is a client of them."""
+        """Note that the domain has fresh servers: its old incidents concern none of their clients."""
         _remember(self._renewed, domain, now_ns)
         self._broken.pop(domain, None)
         for dossier in self._of_domain(domain):
@@ -102,12 +102,12 @@ class Fusion:
         return ()
 
     def domain_failed(self, domain: str, now_ns: int) -> Sequence[Incident]:
-        """Something else than evidence says that its servers have ended: an mpsd that starts finds it so."""
+        """Note that the domain's servers have ended, without evidence: a starting mpsd finds a domain in this state."""
         _remember(self._broken, domain, now_ns)
         return ()
 
     def settle(self, now_ns: int) -> Sequence[Incident]:
-        """Time has passed: what is settled by it.  What is long over is forgotten."""
+        """Settle the incidents that are due, and forget those that are long over."""
         due = [each for each in self._dossiers.values() if not each.is_settled and each.settles_ns <= now_ns]
         for dossier in due:
             dossier.is_settled = True
@@ -121,21 +121,21 @@ class Fusion:
         return changed
 
     def next_settle_ns(self) -> int | None:
-        """When `settle` has something to say, or to forget; None while there is nothing."""
+        """Return the time of the next due `settle`; None if no incident is open."""
         return min(
             (each.first_ns + RECENT_NS + 1 if each.is_settled else each.settles_ns for each in self._dossiers.values()),
             default=None,
         )
 
     def note(self, number: int, deed: Deed) -> Sequence[Incident]:
-        """What was done about an incident; nothing where it is no longer kept."""
+        """Add an act of mpsd to an incident; do nothing if the incident is no longer kept."""
         dossier = self._dossiers.get(number)
         if dossier is None:
             return ()
         dossier.note(deed)
         return self._publish([dossier])
 
-    # -- whose an observation is -------------------------------------------------------------------------------------
+    # -- which incident an observation belongs to --------------------------------------------------------------------
 
     def _homes(self, seen: Observation, now_ns: int) -> list[Dossier]:
         if is_of_device(seen):
@@ -162,7 +162,7 @@ class Fusion:
         return min(found, key=lambda each: (each.distance_ns(seen.seen_ns), -each.number), default=None)
 
     def _by_stranger(self, dump: Observation) -> Dossier | None:
-        """The exception of somebody who was not known to be there: if it was known who was, it no longer is."""
+        """Place the exception of a process that was not known to be present; the present clients then count as not known."""
         near = [each for each in self._of_domain(dump.domain) if may_concern(each, dump)]
         unknown = [each for each in near if not each.is_certain and each.named in (None, dump.process)]
         for dossier in near:
@@ -175,7 +175,7 @@ class Fusion:
         return min(found, key=lambda each: (not fits(each, seen), each.gpu == "", each.distance_ns(seen.seen_ns)), default=None)
 
     def _place(self, dossier: Dossier, seen: Observation) -> None:
-        """Take the GPU from an observation that tells it and no domain, unless another incident could be of that GPU too."""
+        """Take the GPU from an observation without a domain, unless another incident could be of that GPU too."""
         others = (each for each in self._near(seen) if each is not dossier)
         if seen.gpu and not seen.domain and not any(each.gpu in ("", seen.gpu) for each in others):
             dossier.gpu = dossier.gpu or seen.gpu
@@ -189,7 +189,7 @@ class Fusion:
         return found or self._open(seen, now_ns)
 
     def _excused(self, seen: Observation) -> list[Dossier]:
-        """Incidents of domains that an error of their GPU can explain.  One whose GPU is not known may be of this one."""
+        """Return the incidents that an error of their GPU can explain.  An incident of an unknown GPU may be of this one."""
         if not is_excuse(seen):
             return []
         return [each for each in self._near(seen) if not each.gpu or not seen.gpu or each.gpu == seen.gpu]
@@ -236,7 +236,7 @@ class Fusion:
         return seen.source is not Source.CORE_DUMP or seen.process in seen.present
 
     def _sibling(self, first: Dossier, seen: Observation, now_ns: int) -> Dossier:
-        """The incident of another culprit in the same domain at the same time."""
+        """Return the incident of another culprit in the same domain at the same time."""
         near = [each for each in self._of_domain(first.domain) if may_concern(each, seen)]
         found = next((each for each in near if each.named == seen.process), None)
         if found is not None:
@@ -250,7 +250,7 @@ class Fusion:
         return sibling
 
     def _gather(self, dossier: Dossier, opener: Observation, now_ns: int) -> None:
-        """What waited for an incident like this, and what the GPU itself had said already."""
+        """Add the waiting observations that belong to the new incident, and the earlier errors of the GPU itself."""
         for waiting in self._waiting.values():
             for seen in [each for each in waiting if waited_for(dossier, opener, each)]:
                 waiting.remove(seen)
@@ -263,7 +263,7 @@ class Fusion:
                     dossier.add(excuse, now_ns, self._party_of)
 
     def _give_up_one(self) -> None:
-        """A settled one if there is; else what is known of it now is all that will be."""
+        """Drop the oldest settled incident, or else the oldest: it is settled with its present evidence."""
         oldest = min(self._dossiers.values(), key=lambda each: (not each.is_settled, each.number))
         self.dropped += not oldest.is_settled
         oldest.is_settled = True
@@ -277,7 +277,7 @@ class Fusion:
             self._count(waiting.popleft())
 
     def _count(self, dropped: Observation) -> None:
-        """Clients end all the time, and most of what they say of themselves comes to nothing."""
+        """Count a dropped observation, except ends and reports of clients: these are frequent, and most belong to no fault."""
         self.dropped += dropped.source not in (Source.PROCESS, Source.REPORT)
 
     def _publish(self, dossiers: Iterable[Dossier]) -> Sequence[Incident]:
@@ -287,7 +287,7 @@ class Fusion:
 
 
 def _remember(times: dict[str, int], domain: str, now_ns: int) -> None:
-    """The last ones are kept."""
+    """Remember the time for the domain; keep only the last _MOST_DOMAINS."""
     times.pop(domain, None)
     times[domain] = now_ns
     if len(times) > _MOST_DOMAINS:

@@ -1,7 +1,6 @@
-"""Incidents and blame as JSON text, and back: what the store keeps.
+"""Convert incidents and blame to JSON text and back, for the store.
 
-What was written by this version is read by this version; the store's own version tells.  Raises ValueError, KeyError or
-TypeError where it is no such text.
+Each version reads only its own texts; the store records the version.  Other text raises ValueError, KeyError or TypeError.
 """
 
 import json

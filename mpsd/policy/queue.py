@@ -1,12 +1,12 @@
-"""Who waits, in which order, and who goes in when something is free.
+"""Order the waiting leases and clients, and decide which of them go in when room is free.
 
-The order: urgency, then the earlier deadline, then who came first.  Urgency is the priority (0 before 1), and rises by a step
-for every `aging_seconds` of waiting without end: whatever newcomers there are, the oldest is some day the most urgent.
+The order: urgency, then the earlier deadline, then the earlier arrival.  Urgency is the priority (0 before 1), and rises by a
+step for every `aging_seconds` of waiting, without limit: so the oldest becomes the most urgent, however many newcomers arrive.
 
-Who does not fit is passed by others behind it that do, for `backfill_seconds`.  After that what it needs is set aside: nobody
-behind it takes anything that it waits for.  So nobody starves as long as others end (tests/unit/policy/test_admission.py).
-Who is held up by a bound of its own (its user's quota, its lease's places) sets that aside alone: the rest is no use to it.
-Prose: docs/leases.md, "The queue".
+An entry that does not fit may be passed by entries behind it that do, for `backfill_seconds`.  After that its amounts are set
+aside: no entry behind it takes them.  So no entry starves as long as others end (tests/unit/policy/test_admission.py).  For an
+entry that waits because of its own bound (its user's quota, its lease's places), only that bound is set aside: it could not use
+the other amounts.  Prose: docs/leases.md, "The queue".
 """
 
 import functools
@@ -21,9 +21,9 @@ from mpsd.policy.budgets import Amounts, Limits, Scope, first_blocked, shortage
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One that waits: a lease for room, or a client to be let in.  number: order of arrival.
+    """A waiting lease or client.
 
-    hindrance: why it cannot go in whatever is free, in words; empty if nothing but room is lacking.
+    number: order of arrival.  hindrance: why it cannot go in whatever is free, in words; empty if only room is lacking.
     """
 
     key: Hashable
@@ -37,7 +37,8 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """One that waits, as it is shown.  lease_id: the lease that waits, or that the client's is; process: of a client."""
+    """A waiting lease or client, as clients of mpsd see it.  lease_id: the lease, or the client's lease.  process: of a
+    client."""
 
     position: int
     uid: int
@@ -49,7 +50,7 @@ class QueueEntry:
 
 
 class Blocked(NamedTuple):
-    """The scope that has not enough for it, and what of it is set aside for those ahead."""
+    """scope: the scope without enough room.  aside: its amount that is set aside for entries ahead."""
 
     scope: Scope
     aside: int
@@ -60,7 +61,7 @@ Reason = Blocked | str  # the latter: a hindrance
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """admitted: keys, in order.  reasons: of all others, why they wait."""
+    """admitted: keys, in order.  reasons: why each of the others waits."""
 
     admitted: tuple[Hashable, ...]
     reasons: Mapping[Hashable, Reason]
@@ -82,7 +83,7 @@ class Order:
         return self.now - one.arrived_at < self.backfill_seconds
 
     def next_rise(self, one: Waiting) -> float:
-        """When it becomes more urgent."""
+        """Return the time at which the entry becomes more urgent."""
         steps = max(0.0, self.now - one.arrived_at) // self.aging_seconds
         return one.arrived_at + (steps + 1) * self.aging_seconds
 
@@ -92,8 +93,8 @@ def in_order(waiting: Iterable[Waiting], order: Order) -> list[Waiting]:
 
 
 def plan(waiting: Iterable[Waiting], limits: Limits, used: Mapping[Scope, int], order: Order) -> Plan:
-    """Who goes in now, and why the others do not."""
-    limit_of = functools.cache(limits.of)  # many ask for the same
+    """Decide which entries go in now, and why the others do not."""
+    limit_of = functools.cache(limits.of)  # many entries ask for the same
     aside: dict[Scope, int] = {}
     admitted: list[Hashable] = []
     reasons: dict[Hashable, Reason] = {}
@@ -117,7 +118,7 @@ def in_words(reason: Reason, one: Waiting, limits: Limits, used: Mapping[Scope, 
 
 
 def _set_aside(aside: dict[Scope, int], amounts: Amounts, blocked: Scope | None) -> None:
-    """What it takes, or is to have, up to the level at which it is held up."""
+    """Set aside the amounts of an entry, up to the level of the scope where it is blocked; all amounts if it is not."""
     for scope, amount in amounts.items():
         if blocked is None or scope.level <= blocked.level:
             aside[scope] = aside.get(scope, 0) + amount
@@ -125,7 +126,7 @@ def _set_aside(aside: dict[Scope, int], amounts: Amounts, blocked: Scope | None)
 
 @dataclass(slots=True)
 class Demand:
-    """Guards the sum of what all who wait would take: who fits beside all of it competes with nobody."""
+    """Guards the sum of the amounts of all waiting entries: an entry that fits in addition to it competes with none."""
 
     total: dict[Scope, int] = field(default_factory=dict)
 

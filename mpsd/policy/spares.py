@@ -1,7 +1,7 @@
-"""How many fault domains to keep ready, and which to let go (docs/domains.md, "Spares").
+"""Decide how many fault domains to keep ready, and which to retire (docs/domains.md, "Spares").
 
-A spare is a domain that serves nobody and whose server is started: when the others are in FAULT or full, a client joins
-it at once.  There is none before the first client came, so that an idle mpsd costs no GPU memory.
+A spare is a domain with a started server and without clients: when the others are in FAULT or full, a client joins it at once.
+Before the first client mpsd keeps no spare, so that an idle mpsd costs no GPU memory.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from mpsd.policy.placement import Rules
 
 @dataclass(frozen=True, slots=True)
 class SparePlan:
-    """Domains to create (a count), and names: whose server to start, and which to retire."""
+    """create: the number of domains to create.  warm: domains to start a server in.  retire: domains to retire."""
 
     create: int = 0
     warm: tuple[str, ...] = ()
@@ -21,7 +21,7 @@ class SparePlan:
 
 
 def plan_spares(domains: Sequence[DomainView], idle: frozenset[str], wanted: int, rules: Rules) -> SparePlan:
-    """For the domains of one set of GPUs.  `idle`: names that have served nobody for longer than configured."""
+    """Plan the spares for one set of GPUs.  `idle`: the domains without clients for longer than configured."""
     alive = [domain for domain in domains if domain.state is not DomainState.GONE]
     in_use = any(domain.clients for domain in alive)
     if rules.is_exclusive or not wanted or not in_use:
@@ -32,12 +32,12 @@ def plan_spares(domains: Sequence[DomainView], idle: frozenset[str], wanted: int
     cold = tuple(domain.name for domain in ready[:wanted] if domain.uid is None)
     dead = sum(domain.state is DomainState.DEAD for domain in alive)
     if dead > wanted:
-        missing = 0  # where none can start, another cannot either
+        missing = 0  # if none of these starts, another one will not either
     create = max(0, min(missing, rules.max_domains - len(alive)))
     return SparePlan(create, cold, _surplus(alive, idle, keep=wanted))
 
 
 def _surplus(domains: Sequence[DomainView], idle: frozenset[str], keep: int) -> tuple[str, ...]:
-    """The youngest idle ones beyond `keep`; the oldest domain is never retired, it is where the next client goes."""
+    """Return the youngest idle domains beyond `keep`; never the oldest domain, which takes the next client."""
     free = [d for d in domains if d.state is DomainState.READY and not d.clients and d.number > 1]
     return tuple(domain.name for domain in free[keep:] if domain.name in idle)

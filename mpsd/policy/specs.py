@@ -1,6 +1,6 @@
-"""What a lease may ask for: every length, count and range, checked once, before anything is kept.
+"""Check a lease request: every length, count and range, once, before anything is kept.
 
-Pure: the devices are given.  Whether it fits is not asked here (budgets.py).  Prose: docs/leases.md, "What a lease says".
+Pure: the devices are given.  budgets.py checks whether the lease fits.  Prose: docs/leases.md, "What a lease says".
 """
 
 import re
@@ -19,19 +19,19 @@ CGROUP_CHARACTERS = 4096
 MOST_PROCESSES = 1024
 MOST_GPUS = 64
 MOST_SECONDS = 1e9  # some thirty years
-MOST_ID = 2**32 - 2  # of a user; the next one means nobody
+MOST_ID = 2**32 - 2  # the highest uid; the next number means "no user"
 MOST_PID = 2**22  # of Linux on 64 bits
 MOST_BYTES = 2**62
-LEAST_BYTES = 1 << 20  # the vendor's limits are in MiB, and 0 of them is no limit
+LEAST_BYTES = 1 << 20  # the vendor's limits are in MiB, where 0 means no limit
 LEVELS = ("interactive", "batch")
 
 _GROUP = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{GROUP_CHARACTERS - 1}}}")
 
 
 def check_spec(spec: LeaseSpec, devices: Sequence[Device]) -> LeaseSpec:
-    """The same with devices as UUIDs, each once.  Raises BadRequest or NoSuchDevice."""
+    """Return the spec with devices as UUIDs, each once.  Raise BadRequest or NoSuchDevice."""
     _check_text(spec)
-    _check_numbers(spec)  # before anything is looked up: a list may be long
+    _check_numbers(spec)  # before any look-up: a list may be long
     gpus = tuple(dict.fromkeys(find_device(devices, name).uuid for name in spec.gpus))
     memory = _by_uuid(spec.memory_bytes, devices)
     _check_memory(memory, gpus, spec.processes)
@@ -105,7 +105,7 @@ def _number(most: int, what: str, value: str) -> str:
 
 
 def _token(value: str) -> str:
-    """The token is not said back."""
+    """Check a token.  The error does not repeat it."""
     if len(value) not in TOKEN_CHARACTERS or not value.isprintable():
         least, most = TOKEN_CHARACTERS[0], TOKEN_CHARACTERS[-1]
         raise BadRequest(f"a lease's token: found {len(value)} characters; accepted: {least} to {most} printable ones")
@@ -113,7 +113,7 @@ def _token(value: str) -> str:
 
 
 def _cgroup(value: str) -> str:
-    """A path without a slash behind it, or a word."""
+    """Return the path without a trailing slash, or the word."""
     trimmed = value.rstrip("/")
     if not trimmed or len(value) > CGROUP_CHARACTERS or not value.isprintable():
         raise BadRequest(f"a lease's cgroup: found {value[:80]!r}; accepted: a path below the root, or a name in one")

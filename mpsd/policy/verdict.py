@@ -1,43 +1,41 @@
-"""What the evidence of one incident says: what went wrong, who did it and how that is known, and who suffered.
+"""Judge the evidence of one incident: the class of the fault, the culprit and how it is known, and the victims.
 
-Pure, and the same whatever order the evidence came in.  Who did it; the first row that fits:
+Pure; the verdict does not depend on the order in which the evidence came in.  The culprit; the first row that fits:
 
-| evidence | culprit | confidence |
-|---|---|---|
-| an Xid of lost memory or of a GPU that is gone: then the GPU made the exception | nobody | UNKNOWN |
+| evidence | culprit | confidence | |---|---|---|
+| an Xid of lost memory or of a lost GPU: then the GPU made the exception | none | UNKNOWN |
 | a proof names a process of the domain | that process | PROVEN |
-| any other Xid of the GPU itself that needs a reset | nobody | UNKNOWN |
-| who was there is not known for certain, or nobody was | nobody | UNKNOWN |
-| the domain's server has not said that it faulted | nobody, yet | UNKNOWN |
-| one client was there, or on its way | it | ALONE |
-| an SM exception (Xid 13 or 69, and no 31), and dumps clear all clients but one | that one | LEFT |
-| anything else | nobody; suspects are all who were there, less those cleared | SUSPECTED |
+| any other Xid of the GPU itself that needs a reset | none | UNKNOWN |
+| the present clients are not known for certain, or none were present | none | UNKNOWN |
+| the domain's server has not reported a fault | none yet | UNKNOWN |
+| one client was present, or connecting | that client | ALONE |
+| an SM exception (Xid 13 or 69, and no 31), and dumps clear all clients but one | that client | LEFT |
+| anything else | none; the suspects are all present clients except those cleared | SUSPECTED |
 
 Only UVM events, records of the patched module and core dumps can prove.  The pid of an Xid proves nothing: it is a server's, or
-that of an innocent (measured).  Nor does a client's first error: those of innocents are the same.  A dump without an exception
-clears its process of an SM exception and of nothing else: whether the dump of an MMU fault holds one was not measured.  It
-clears nobody where clients of several users or containers were there: its author could have made it up, and would so accuse
-another user's client.
+that of an innocent client (measured).  A client's first error proves nothing either: innocent clients get the same.  A dump
+without an exception clears its process of an SM exception and of nothing else: whether the dump of an MMU fault holds one was
+not measured.  It clears no process where clients of several users or containers were present: its author could have forged it,
+and would so accuse another user's client.
 
-What went wrong; the first row that fits:
+The class; the first row that fits:
 
-| evidence | class |
-|---|---|
+| evidence | class | |---|---|
 | the same Xids of the GPU, before and after a proof | DEVICE; the class of the proof |
 | Xid 13 or 69, and no 31 before it; or Xid 43 and no 31 at all (2) | SM |
 | up to 2 s before the first sign of the fault, or 0.5 s after it, a client was killed (1) | HOST |
 | Xid 31 | MMU |
 | any other Xid, or the class that a source gives | that class |
 
-(1) And before any other ended or complained.  A process that is killed in mid-kernel is seen to have gone 0.2 s later
-(measured), which can be after its server's fault; and innocents end after a fault too, which is why ends by themselves do not
-count: an end has the class HOST only if it is known to have come from outside.
+(1) And before any other client ended or reported an error.  The end of a process that is killed in mid-kernel is seen 0.2 s
+later (measured), which can be after its server's fault.  Innocent clients end after a fault too, so a process that ends by
+itself does not count: an end has the class HOST only if it is known to have come from outside.
 
-(2) A trap gives Xid 43 alone, a process that is killed in mid-kernel Xid 31 (measured).
+(2) A trap gives only Xid 43, a process that is killed in mid-kernel Xid 31 (measured).
 
-An Xid that tells its GPU alone may be of another domain.  It is a guess: it gives a class where nothing else does.
+An Xid that names only its GPU may be of another domain.  It is a guess: it gives a class only where no other evidence does.
 
-HOST is an explanation, never a proof: a process that is killed in mid-kernel ends its co-runners, but a fault of somebody else
+HOST is an explanation, never a proof: a process that is killed in mid-kernel ends its co-runners, but a fault of another client
 can come at the same moment.  Prose: docs/faults.md.
 """
 
@@ -49,11 +47,11 @@ from mpsd.model import ProcessId
 from mpsd.policy.xids import ENDS_SERVER, meaning_of
 
 SECOND_NS = 1_000_000_000
-WINDOW_NS = 2 * SECOND_NS  # what is further apart is not of one fault
+WINDOW_NS = 2 * SECOND_NS  # observations further apart are not of one fault
 
 PROOFS = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.CORE_DUMP})  # the sources that can prove, the best first
-BESIDE = frozenset({Source.PROCESS, Source.REPORT})  # tell what happened beside a fault, not that there was one
-_PROMPT = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.KERNEL_LOG, Source.NVML})  # before an innocent hears (measured)
+BESIDE = frozenset({Source.PROCESS, Source.REPORT})  # signs of what accompanies a fault, not of the fault itself
+_PROMPT = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.KERNEL_LOG, Source.NVML})  # before innocent clients (measured)
 
 _END_SEEN_NS = SECOND_NS // 2
 _SM_XIDS, _STOPPED_XID, _MMU_XID = frozenset({13, 69}), 43, 31
@@ -61,7 +59,7 @@ _SM_XIDS, _STOPPED_XID, _MMU_XID = frozenset({13, 69}), 43, 31
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Fields of an Incident."""
+    """The fields of an Incident that the evidence decides."""
 
     fault_class: FaultClass
     culprit: ProcessId | None
@@ -79,17 +77,17 @@ def is_proof(seen: Observation) -> bool:
 
 
 def is_excuse(seen: Observation) -> bool:
-    """The GPU itself failed, in a way that can have ended servers."""
+    """Return whether the GPU itself failed in a way that can have ended servers."""
     return seen.xid is not None and meaning_of(seen.xid).excuses
 
 
 def _is_loss(seen: Observation) -> bool:
-    """The GPU failed in a way that makes exceptions in whoever runs there."""
+    """Return whether the GPU failed in a way that makes exceptions in any process that runs there."""
     return is_excuse(seen) and seen.xid in ENDS_SERVER
 
 
 def tells_of_fault(seen: Observation) -> bool:
-    """It is a sign of this fault, rather than of what happened beside it, or perhaps of another."""
+    """Return whether the observation is a sign of this fault, not of something that accompanies it, or of another fault."""
     return seen.source not in BESIDE and not seen.clears and not is_guess(seen)
 
 
@@ -104,8 +102,11 @@ def judge(
     is_certain: bool = True,
     is_of_one: bool = True,
 ) -> Verdict:
-    """named: whom a proof convicts.  present: everybody who was in the domain.  is_certain: that was known at the time.
-    is_of_one: they are all of one user and one container, so that dumps, which their authors can make up, may clear."""
+    """Return the verdict.
+
+    named: the process that a proof convicts.  present: all clients that were in the domain.  is_certain: `present` was known at
+    the time.  is_of_one: all of them are of one user and one container, so dumps, which their authors can forge, may clear.
+    """
     dead = _ended_before(evidence, present)
     fault_class = _class_of(evidence, named, dead)
     cleared = _cleared(evidence) if fault_class is FaultClass.SM and is_of_one else frozenset()
@@ -140,7 +141,8 @@ def _who(
 
 
 def confirms(seen: Observation) -> bool:
-    """The domain's own server says that it faulted.  An Xid may name a client that has just left the domain for another."""
+    """Return whether the domain's own server reports the fault.  An Xid may name a client that has just moved to another
+    domain."""
     return seen.source is Source.VENDOR_LOG
 
 
@@ -164,7 +166,8 @@ def _class_of(evidence: Sequence[Observation], named: ProcessId | None, dead: It
 
 
 def _ended_before(evidence: Sequence[Observation], present: frozenset[ProcessId]) -> frozenset[ProcessId]:
-    """Whose end explains the fault; nobody's, if anybody ended or complained before."""
+    """Return the process that explains the fault by its end; an empty set if another client ended or reported an error
+    before."""
     signs = [each.seen_ns for each in evidence if tells_of_fault(each)]
     beside = [each for each in evidence if each.source in BESIDE]
     if not signs or not beside:
@@ -178,7 +181,10 @@ def _ended_before(evidence: Sequence[Observation], present: frozenset[ProcessId]
 
 
 def gone_before(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
-    """Who had ended by itself before the first sign, and lost nothing.  Other signs may come after the ends of those hurt."""
+    """Return the processes that ended by themselves before the first sign, so lost nothing.
+
+    Only prompt sources count: other signs may come after the ends of the victims.
+    """
     signs = [each.seen_ns for each in evidence if tells_of_fault(each) and each.source in _PROMPT]
     ends = [each for each in evidence if each.source is Source.PROCESS and each.fault_class is not FaultClass.HOST]
     return frozenset(each.process for each in ends if each.process and signs and each.seen_ns < min(signs))
@@ -191,7 +197,7 @@ def _cleared(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
 
 
 def _is_sm_for_certain(evidence: Sequence[Observation]) -> bool:
-    """So that a dump without an exception clears."""
+    """Return whether the fault is an SM exception without doubt, so that a dump without an exception clears."""
     return bool(_told(evidence) & _SM_XIDS) and not _may_be_mmu(evidence)
 
 
@@ -200,17 +206,18 @@ def _is_stopped(evidence: Sequence[Observation]) -> bool:
 
 
 def _told(evidence: Iterable[Observation]) -> set[int | None]:
-    """Xids of this domain."""
+    """Return the Xids of this domain."""
     return {each.xid for each in evidence if not is_guess(each)}
 
 
 def _may_be_mmu(evidence: Iterable[Observation]) -> bool:
-    """Whosever it is."""
+    """Return whether any Xid reports an MMU fault, also one of an unknown domain."""
     return any(each.xid == _MMU_XID for each in evidence)
 
 
 def _is_contained(evidence: Iterable[Observation]) -> bool:
-    """The patched module, or a guard of the client's, absorbed all of it, and nothing says that the domain's servers ended."""
+    """Return whether the patched module, or a client's guard, absorbed the whole fault, and no sign shows that servers
+    ended."""
     told = [each for each in evidence if tells_of_fault(each)]
     proofs = [each for each in told if is_proof(each)]
     by_module = [each.is_contained for each in proofs if each.source is Source.KMOD]
@@ -219,7 +226,7 @@ def _is_contained(evidence: Iterable[Observation]) -> bool:
 
 
 def _by_worth(evidence: Iterable[Observation], culprit: ProcessId | None) -> list[Observation]:
-    """What tells of the place of the fault, the best first; what is about somebody else than the culprit tells of nothing."""
+    """Return the evidence that can give the place of the fault, the best first, without evidence about other processes."""
     about = [each for each in evidence if not each.clears and each.source is not Source.PROCESS]
     if culprit is not None:
         about = [each for each in about if each.process in (culprit, None) or each.xid is not None]

@@ -1,11 +1,11 @@
-"""What Xid numbers mean: NVIDIA's name for each, what it says to an operator, and what mpsd concludes from it.
+"""Give the meaning of Xid numbers: NVIDIA's name, an explanation for operators, and mpsd's conclusions.
 
 Names are the descriptions of NVIDIA's "Xid Catalog" (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid
 Catalog", as of October 2025), and of its catalog for older GPUs where the newer one calls a number unused; meanings are in our
 words, from the same pages.  `drains` follows the catalog's immediate action: RESET_GPU and restarts of the machine.
 `ends_server`: 13, 31 and 43 were measured to end every client of the vendor's server (H200, driver 580), 69 is handled as 13
-is; of uncorrectable memory errors and a GPU off the bus it is what the documents say.  Of others nothing is concluded: the
-vendor's own log tells.  Prose: docs/faults.md.
+is; for uncorrectable memory errors and a GPU off the bus it follows the documents.  mpsd concludes nothing from other Xids: it
+relies on the vendor's own log.  Prose: docs/faults.md.
 """
 
 import re
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from mpsd.fault import FaultClass
 
-CONSEQUENCE = 45  # a channel that is removed because of another error: it opens no incident by itself
+CONSEQUENCE = 45  # a channel was removed because of another error: it opens no incident by itself
 RECOVERY_ACTION = 154
 
 
 @dataclass(frozen=True, slots=True)
 class XidMeaning:
-    """ends_server: an MPS server whose work it befalls loses its clients.  drains: the GPU takes nobody until it is reset."""
+    """ends_server: the affected MPS server loses its clients.  drains: the GPU takes no new client until it is reset."""
 
     number: int
     name: str
@@ -31,7 +31,7 @@ class XidMeaning:
 
     @property
     def excuses(self) -> bool:
-        """The GPU itself can have ended servers: whoever was there is not to be suspected of it."""
+        """Whether the GPU itself can have ended servers: then no present client is suspected."""
         return self.fault_class is FaultClass.DEVICE and (self.ends_server or self.drains)
 
 
@@ -138,13 +138,13 @@ _DRAINING_ACTIONS = frozenset({"drain and reset", "gpu reset required", "node re
 
 
 def meaning_of(number: int) -> XidMeaning:
-    """Of one that is not in the table: that it is not."""
+    """Return the meaning of the number; for an unknown one, a meaning that refers to NVIDIA's catalog."""
     known = XIDS.get(number)
     return known or XidMeaning(number, f"Xid {number}", "not in mpsd's table: see NVIDIA's Xid catalog", _UNKNOWN)
 
 
 def must_drain(number: int, text: str = "") -> bool:
-    """text: the line of the kernel log; of a 154 it holds what has become necessary."""
+    """Return whether the GPU has to be drained.  text: the line of the kernel log; that of a 154 names the required action."""
     if number == RECOVERY_ACTION:
         found = _ACTION.search(text)
         return found is not None and found["action"].lower() in _DRAINING_ACTIONS
