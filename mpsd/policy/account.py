@@ -1,6 +1,6 @@
-"""All that is reserved and held, by whom; what comes and what goes is entered here, and nowhere else.
+"""Keep the account of what is reserved and held, and by which lease or client; all changes are entered here.
 
-Joins the ledger of budgets (budgets.py) with the pools of shares (pools.py).  Values only: nothing is waited for or stored.
+Joins the ledger of budgets (budgets.py) with the pools of shares (pools.py).  Values only: no waiting, no storing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +29,10 @@ GROUP_LEASES = 4096  # that shares can move among: a deal looks at all of them
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a client with a lease takes, and what must be known of it once its lease has ended.
+    """What a client with a lease takes, and what the account needs after the lease has ended.
 
-    owner: whose quotas the lease is under; share and part in millionths of a percent (pools.py); memory_bytes by GPU."""
+    owner: the user whose quotas apply to the lease; share and part in millionths of a percent (pools.py); memory_bytes by GPU.
+    """
 
     lease_id: int
     pool: str
@@ -43,7 +44,7 @@ class Held:
 
 
 class Account:
-    """Guards that what is counted is what active leases have reserved and living clients hold, each once."""
+    """Guards that the account is what active leases have reserved and living clients hold, each counted once."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -54,11 +55,11 @@ class Account:
         self._clients: dict[ProcessId, tuple[Owner | None, Held | None]] = {}
 
     def know(self, lease: Lease, owner: Owner | None) -> None:
-        """A lease exists, whether it is active or waits."""
+        """Enter a lease, active or waiting."""
         self.ledger.hold(("known", lease.id), dict.fromkeys(quota_scopes(owner, Kind.LEASES), 1))
 
     def reserve(self, lease: Lease, gpus: tuple[str, ...], owner: Owner | None, now: float) -> None:
-        """A lease is active from now on."""
+        """Enter a lease that becomes active."""
         key = pool_key(lease, gpus)
         pool = self.pools.setdefault(key, Pool(gpus, owner))
         pool.leases[lease.id] = to_millionths(lease.spec.sm_percent)
@@ -68,13 +69,13 @@ class Account:
         self._pool_of_lease[lease.id] = key
         self.places[str(lease.id)] = lease.spec.processes
         amounts = lease_amounts(lease, gpus, owner)
-        for scope in pool.amounts():  # of the SMs the pool says what is taken
+        for scope in pool.amounts():  # the pool counts the SMs
             amounts.pop(scope, None)
         self.ledger.hold(("lease", lease.id), amounts)
         self._settle(key)
 
     def forget(self, lease_id: int) -> None:
-        """A lease has ended; its clients keep what they have, and that stays counted until they end too."""
+        """Remove an ended lease; what its clients keep stays counted until they end too."""
         self.ledger.drop(("known", lease_id))
         self.ledger.drop(("lease", lease_id))
         self.places.pop(str(lease_id), None)
@@ -84,7 +85,8 @@ class Account:
             self._settle(key)
 
     def start(self, process: ProcessId, owner: Owner | None, lease: Lease | None, held: Held | None) -> None:
-        """A client is let in.  owner: whose quota of clients it is under.  lease: None where it has none, or none any more."""
+        """Enter a client that is let in.  owner: the user whose quota of clients applies.  lease: None if it has none, or no
+        longer."""
         self.ledger.hold(("client", process), client_amounts(owner, lease))
         self._clients[process] = owner, held
         if held is None:
@@ -104,7 +106,7 @@ class Account:
             self._settle(held.pool)
 
     def take_freed(self) -> tuple[set[Scope], bool]:
-        """Where less is used than when this was asked last, and whether a group has more to deal."""
+        """Return the scopes with a decrease since the last call, and whether a group has more to deal."""
         freed, self.ledger.freed = self.ledger.freed, set()
         has_group_grown, self._has_group_grown = self._has_group_grown, False
         return freed, has_group_grown
@@ -118,18 +120,18 @@ class Account:
         return key, self.pools[key]
 
     def group_of(self, key: str, describe: Callable[[int, Sequence[int]], Member]) -> Group:
-        """What a policy sees of a pool; `describe` says it of one lease, given what its clients hold."""
+        """Return a pool as a policy sees it; `describe` describes one lease, from what its clients hold."""
         pool = self.pools[key]
         held = pool.held()
         members = [describe(lease_id, held.get(lease_id, ())) for lease_id in pool.leases]
         return Group(to_percent(sum(pool.leases.values())), members, to_percent(pool.debt()))
 
     def _keep(self, process: ProcessId) -> None:
-        """Its memory is its own to account for, since its lease's is not counted any more; its share is the pool's business."""
+        """Count the memory for the client itself, since its lease no longer counts; the pool counts its share."""
         owner, held = self._clients[process]
         self.ledger.hold(("client", process), client_amounts(owner, None))
         if held is not None:
-            scopes = {Scope(Level.MACHINE, Kind.CLIENTS, gpu=gpu): 1 for gpu in held.gpus}  # for people
+            scopes = {Scope(Level.MACHINE, Kind.CLIENTS, gpu=gpu): 1 for gpu in held.gpus}  # for messages
             scopes |= {scope: size for gpu, size in held.memory_bytes.items() for scope in memory_scopes(held.owner, gpu)}
             self.ledger.hold(("kept", process), scopes)
 

@@ -1,6 +1,6 @@
-"""What a client is granted, and whether it may ask for it: the decisions of admission that are not about room.
+"""Decide what a client is granted, and whether it may ask for it: the decisions of admission that do not concern room.
 
-Room is budgets.py, order is queue.py, the leases themselves are found by matching.py.  Prose: docs/leases.md.
+budgets.py decides about room, queue.py about order, and matching.py finds the lease.  Prose: docs/leases.md.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,28 +15,28 @@ from mpsd.policy.sm_steps import alike, given, steps_of
 DEFAULT = Grant("no lease names it: the default")
 UNSEEN = Grant("mpsd cannot see its process, which is in another pid namespace: the default")
 NO_LEASE = "no lease names it, and clients without one may not run"
-_SAME = MILLIONTHS // 1000  # a share that differs by less from the lease's own is that
+_SAME = MILLIONTHS // 1000  # a share that differs by less counts as the lease's own
 
 
 def refusal_of(lease: Lease | None, settings: AdmissionSettings) -> str:
-    """Why a client may not run whatever is free, in words; empty if it may."""
+    """Return why a client may not run whatever is free, in words; empty if it may."""
     return NO_LEASE if lease is None and settings.default == "refuse" else ""
 
 
 def hindrance_of(lease: Lease | None, settings: AdmissionSettings) -> str:
-    """Why it cannot go in yet, besides room."""
+    """Return why it cannot go in yet, apart from room."""
     if lease is not None and lease.state is LeaseState.QUEUED:
         return f"its lease {lease.id} waits for room itself"
     return refusal_of(lease, settings)
 
 
 def may_be_told(settings: AdmissionSettings) -> bool:
-    """Whether there is another way to refuse than to let it wait."""
+    """Return whether the settings refuse in another way than by waiting."""
     return settings.refuse_with is not Refusal.WAIT
 
 
 def part_of(lease: Lease) -> int:
-    """Millionths of a percent that each of its processes has; rounded down, so that they never have more than it together."""
+    """Return each process's share in millionths of a percent; rounded down, so that together they never exceed the lease's."""
     return to_millionths(lease.spec.sm_percent) // lease.spec.processes
 
 
@@ -46,7 +46,8 @@ def memory_part_of(lease: Lease, gpus: Iterable[str]) -> dict[str, int]:
 
 
 def grant_of_lease(lease: Lease, gpus: Iterable[str], share: int, devices: Sequence[Device] = ()) -> Grant:
-    """share: millionths of a percent, what was dealt or its part.  devices: all of the daemon, for the words of the rule."""
+    """Return the grant.  share: millionths of a percent, as dealt, or its part.  devices: all of the daemon, for its
+    explanation."""
     spec, own = lease.spec, [device for device in devices if not lease.spec.gpus or device.uuid in lease.spec.gpus]
     words = "; ".join(filter(None, (why(lease), *_about_share(lease, share, own), renumbering(spec.gpus, devices))))
     keys = {DomainPolicy.OWN: str(lease.id), DomainPolicy.GROUP: group_key(lease)}
@@ -63,7 +64,7 @@ def grant_of_lease(lease: Lease, gpus: Iterable[str], share: int, devices: Seque
 
 
 def _about_share(lease: Lease, share: int, devices: Sequence[Device]) -> Iterable[str]:
-    """Where a client's share is not what its lease asked for, why."""
+    """Explain a client's share if it differs from what its lease asked for."""
     spec, part = lease.spec, part_of(lease)
     if spec.processes > 1:
         yield f"one of its {spec.processes} processes"
@@ -78,7 +79,7 @@ def _about_share(lease: Lease, share: int, devices: Sequence[Device]) -> Iterabl
 
 
 def share_in_words(share: int, devices: Iterable[Device]) -> str:
-    """In SMs where all these GPUs have equally many, else in percent."""
+    """Return the share in SMs if all these GPUs have equally many, else in percent."""
     percent, found = to_percent(share), list(devices)
     count, total = alike(given(percent, each) for each in found), alike(each.multiprocessors for each in found)
     return f"{count} of {total} SMs" if count and total else f"{percent:.4g} %"
@@ -93,9 +94,9 @@ def _steps_in_words(devices: Iterable[Device]) -> str:
 
 
 def renumbering(gpus: Sequence[str], devices: Sequence[Device]) -> str:
-    """What MPS calls the GPUs of a lease that has not all of them; empty where each keeps its number.
+    """Return how MPS renumbers the GPUs of a lease that does not have all of them; empty if each keeps its number.
 
-    The vendor's daemon of its domain sees these GPUs alone, and numbers them from 0 for its clients.
+    The vendor's daemon of its domain sees only these GPUs, and numbers them from 0 for its clients.
     """
     own = [device for device in devices if device.uuid in gpus]
     changed = [(device.ordinal, number) for number, device in enumerate(own) if device.ordinal != number]

@@ -1,4 +1,4 @@
-"""How much arenas hold, of which GPU, user and lease, and whether more may come.  Pure."""
+"""Count how much arenas hold by GPU, user and lease, and check whether more fits.  Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from mpsd.errors import NoRoom
 from mpsd.legacy.quantities import GIB, MIB
 from mpsd.policy.arena_settings import VaultSettings
 
-_WINDOWS_OF_USER = 6 << 40  # bytes of addresses: an eighth of what there is
-_USERS_SHARE = 8  # one user's layouts are an eighth of all
+_WINDOWS_OF_USER = 6 << 40  # bytes of addresses: an eighth of the total
+_USERS_SHARE = 8  # one user's layouts may take an eighth of all
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What holds for one arena.  gpu_bytes: what its GPU has.  lease_bytes: what its lease allows there; None: no limit."""
+    """The bounds of one arena.  gpu_bytes: the memory of its GPU.  lease_bytes: what its lease allows there; None: no limit."""
 
     settings: VaultSettings
     gpu_bytes: int
@@ -31,7 +31,7 @@ class Bounds:
         return None if self.is_free(arena) else self.settings.user_memory_bytes
 
     def is_free(self, arena: Arena) -> bool:
-        """Operators have no quotas of users."""
+        """Return whether the quotas of users do not apply: the owner is an operator."""
         return arena.owner_uid in self.settings.operators
 
 
@@ -60,7 +60,7 @@ class ArenaAccount:
         self._count(arena, 1)
 
     def remove(self, arena: Arena) -> None:
-        """What it held was moved away before."""
+        """Remove the arena; its contents were moved away before."""
         self._count(arena, -1)
 
     def _count(self, arena: Arena, sign: int) -> None:
@@ -69,12 +69,12 @@ class ArenaAccount:
         self._layouts[arena.owner_uid] += sign * arena.layout_bytes
 
     def change(self, old: Arena, new: Arena) -> None:
-        """Its window, its layout."""
+        """Count the arena with a new window or layout."""
         self.remove(old)
         self.add(new)
 
     def move(self, arena: Arena, growth_bytes: int, allocations: int) -> None:
-        """It holds more now, or less."""
+        """Count a growth of the arena, or a decrease if negative."""
         self._by_gpu[arena.gpu] += growth_bytes
         self._by_user[arena.gpu, arena.owner_uid] += growth_bytes
         if arena.lease_id is not None:
@@ -84,13 +84,13 @@ class ArenaAccount:
     # -- may it? -----------------------------------------------------------------------------------------------------------
 
     def check_arena(self, arena: Arena, bounds: Bounds) -> None:
-        """A new one, or one of another capacity: could it ever hold that much?  Raises NoRoom."""
+        """Check whether a new arena, or a new capacity, could ever be filled.  Raise NoRoom."""
         for whose, _, limit in self._amounts(arena, bounds):
             if limit is not None and arena.capacity_bytes > limit:
                 raise NoRoom(f"{_size(arena.capacity_bytes)} were asked for; {whose} may hold {_size(limit)}")
 
     def check_number(self, arena: Arena, bounds: Bounds) -> None:
-        """Another arena.  Raises NoRoom."""
+        """Check whether one more arena may exist.  Raise NoRoom."""
         uid, settings = arena.owner_uid, bounds.settings
         if self.arenas >= settings.max_arenas:
             raise NoRoom(f"there are {self.arenas} arenas, and no more may be (vault.max_arenas)")
@@ -102,7 +102,7 @@ class ArenaAccount:
             raise NoRoom(f"the windows of user {uid} would take more than {_size(_WINDOWS_OF_USER)} of addresses")
 
     def check_growth(self, arena: Arena, growth_bytes: int, allocations: int, bounds: Bounds) -> None:
-        """Raises NoRoom, which says what would have to be less."""
+        """Check a growth.  Raise NoRoom, which names the bound."""
         if arena.used_bytes + growth_bytes > arena.capacity_bytes:
             found = f"it holds {_size(arena.used_bytes)} of {_size(arena.capacity_bytes)}"
             raise NoRoom(f"arena {arena.name} cannot take {_size(growth_bytes)} more: {found}")
@@ -122,7 +122,7 @@ class ArenaAccount:
             raise NoRoom(f"{found}, and {more} more do not fit (vault.user_allocations)")
 
     def check_layout(self, arena: Arena, size: int, bounds: Bounds) -> None:
-        """Raises NoRoom."""
+        """Check the size of a new layout.  Raise NoRoom."""
         most = bounds.settings.layout_bytes
         own = most if bounds.is_free(arena) else most // _USERS_SHARE
         growth = size - arena.layout_bytes
@@ -130,7 +130,7 @@ class ArenaAccount:
             raise NoRoom(f"a layout of {size} bytes: those of user {arena.owner_uid} may have {_size(own)} (vault.layouts)")
 
     def _amounts(self, arena: Arena, bounds: Bounds) -> tuple[tuple[str, int, int | None], ...]:
-        """Whose, how much it is, how much it may be."""
+        """Return for each bound: the name of its owner, the used bytes, the limit."""
         gpu, uid, lease = arena.gpu, arena.owner_uid, arena.lease_id
         of_lease = 0 if lease is None else self._by_lease[gpu, lease]
         return (

@@ -1,11 +1,11 @@
-"""What is in one arena: which allocations are there for whom, and what becomes of them.
+"""Track the contents of one arena: which allocations exist, and their states.
 
     put ---> fresh ---commit---> committed ---drop---> dropped ---commit---> gone
               | drop, rollback                            | rollback
               v                                           v
              gone                                     committed
 
-Pure: serials are given, nothing is held here.  The cost of each step grows with what it changes, not with what is there.
+Pure: serials are given, and no memory is held here.  The cost of each step grows with the change, not with the contents.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -16,12 +16,12 @@ from mpsd.arena import Allocation
 from mpsd.errors import BadRequest
 from mpsd.policy.arena_windows import is_granular
 
-_FEW = 256  # so many are taken out of a sorted list, or put into it, one by one
+_FEW = 256  # up to this number, items are removed from or inserted into a sorted list one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """What a put would change.  replaced: fresh ones of the same places and sizes."""
+    """What a put would change.  replaced: fresh allocations with the same offsets and sizes."""
 
     added: tuple[Allocation, ...]
     replaced: tuple[Allocation, ...]
@@ -38,7 +38,7 @@ class Drop:
 
 
 class Contents:
-    """Guards that no two allocations overlap, and that what is committed stays until a commit says otherwise."""
+    """Guards that no two allocations overlap, and that a committed one stays until a later commit."""
 
     def __init__(
         self, committed: Iterable[Allocation] = (), fresh: Iterable[Allocation] = (), dropped: Iterable[int] = ()
@@ -60,7 +60,7 @@ class Contents:
 
     @property
     def is_changed(self) -> bool:
-        """Since the last commit."""
+        """Whether something has changed since the last commit."""
         return bool(self._fresh or self._dropped)
 
     @property
@@ -69,7 +69,7 @@ class Contents:
 
     @property
     def newest(self) -> Allocation | None:
-        """The one that came last."""
+        """The latest allocation; None if the arena is empty."""
         for known in (self._fresh, self._committed):
             for each in reversed(known.values()):
                 return each
@@ -78,7 +78,7 @@ class Contents:
     # -- what is asked -----------------------------------------------------------------------------------------------------
 
     def plan_put(self, allocations: Sequence[Allocation], window_bytes: int) -> Put:
-        """Raises BadRequest; then nothing was changed, as here."""
+        """Check a put and return its effect, without changing anything.  Raise BadRequest."""
         replaced = []
         behind = 0
         for each in sorted(allocations, key=lambda one: one.offset):
@@ -97,7 +97,7 @@ class Contents:
         return Put(tuple(allocations), tuple(replaced))
 
     def plan_drop(self, offsets: Iterable[int]) -> Drop:
-        """What is not there was dropped before: whoever asks again is told the same."""
+        """Plan a drop.  Unknown offsets count as dropped before, so that a repeated request gets the same answer."""
         wanted = dict.fromkeys(offsets)
         gone = tuple(self._fresh[offset] for offset in wanted if offset in self._fresh)
         marked = (self._committed[each] for each in wanted if each in self._committed and each not in self._dropped)
@@ -141,7 +141,7 @@ class Contents:
         self._fresh, self._fresh_offsets = {}, []
 
     def roll_back(self) -> None:
-        """As after the last commit."""
+        """Return to the state after the last commit."""
         self.used_bytes -= sum(each.bytes for each in self._fresh.values())
         self._dropped = set()
         self._fresh, self._fresh_offsets = {}, []

@@ -1,8 +1,8 @@
 """Resolve the name of an arena: `NAME` means the user's own arena or root's, `UID:NAME` that of the named user.
 
 Every user can make an arena of any free name and let all others write it.  A program that took over such an arena by its name
-alone would commit its weights and its forward state to memory that the maker of the arena reads. Prose: docs/vault.md, "Whose
-arena a name means".
+alone would commit its weights and its forward state to memory that the maker of the arena reads.
+Prose: docs/vault.md, "Whose arena a name means".
 """
 
 from mpsd.arena import Arena

@@ -1,4 +1,4 @@
-"""What an arena may be asked to be.  Pure.  Whether there is room is asked elsewhere (arena_account.py)."""
+"""Check the specification of an arena.  Pure.  arena_account.py checks whether there is room."""
 
 from mpsd.arena import GRANULE, MOST_CAPACITY_BYTES, MOST_WINDOW_BYTES, WINDOW_UNIT, Arena, ArenaSpec
 from mpsd.errors import BadRequest, TooMany
@@ -9,7 +9,7 @@ MOST_READERS = 256
 
 
 def check_spec(spec: ArenaSpec) -> tuple[int, int]:
-    """Its capacity and its window in bytes, in whole units.  Raises BadRequest."""
+    """Return its capacity and its window in bytes, in whole units.  Raise BadRequest."""
     if not GRANULE <= spec.capacity_bytes <= MOST_CAPACITY_BYTES:
         raise BadRequest(f"a capacity of {spec.capacity_bytes} bytes; accepted: {GRANULE} to {MOST_CAPACITY_BYTES}")
     capacity = round_up(spec.capacity_bytes, GRANULE)
@@ -21,13 +21,13 @@ def check_spec(spec: ArenaSpec) -> tuple[int, int]:
 
 
 def check_fits(name: str, capacity_bytes: int, device: Device | None) -> None:
-    """What the GPU could never hold is a slip.  device: None where the GPU has gone.  Raises BadRequest."""
+    """Refuse a capacity that the GPU could never hold.  device: None if the GPU has gone.  Raise BadRequest."""
     if device is not None and capacity_bytes > device.total_bytes:
         found = f"found {capacity_bytes}; GPU {device.ordinal} ({device.uuid}) has {device.total_bytes}"
         raise BadRequest(f"capacity_bytes of arena {name}: {found}")
 
 
 def check_readers(arena: Arena) -> None:
-    """Another one comes.  Raises TooMany."""
+    """Check whether one more process may read the arena.  Raise TooMany."""
     if len(arena.readers) >= MOST_READERS:
         raise TooMany(f"arena {arena.name} is open for reading in {len(arena.readers)} processes, and no more may")

@@ -1,19 +1,19 @@
-"""Blame: who is placed apart after a fault, because it did it or could have.  Never a wrong conviction.
+"""Decide which clients are placed apart after a fault, because they caused it or could have.  It must never convict wrongly.
 
-What an incident does; the first row that fits.  Its suspects' keys are taken together: two processes of one key are one.
+The effect of an incident; the first row that fits.  Its suspects' keys are taken together: two processes of one key are one.
 
 | incident | effect |
 |---|---|
-| of the class DEVICE or HOST, or accuses nobody | none; what an earlier revision of it did is undone |
+| of the class DEVICE or HOST, or accuses no client | none; effects of an earlier revision are undone |
 | culprit PROVEN | its key is convicted; its case, if it is in one, is over |
 | culprit ALONE or LEFT, or all suspects have one key; settled | the same |
-| suspects are a part of one group of a case | they are split anew, everybody else of the case is cleared: one round |
-| a suspect's key is not known, the others are a part of one group | the case goes on as it is: it may have been that one |
-| of which an earlier revision began a case, or narrowed one, that has gone on without it or is over | none |
+| suspects are a part of one group of a case | they are split anew, all others of the case are cleared: one round |
+| a suspect's key is not known, the others are a part of one group | the case continues unchanged: that one may be the cause |
+| an earlier revision began or narrowed a case that has continued without it or is over | none |
 | any other suspects | a new case; they leave the cases that they were in |
 
 So of n suspects in k groups, one that faults again and again is convicted after at most ceil(log_k n) + 1 further faults, if
-groups are placed apart.  Killing is nobody's habit and broken memory nobody's deed: HOST and DEVICE convict and suspect nobody.
+groups are placed apart.  HOST and DEVICE convict and suspect no client: a kill or broken memory is not a client's fault.
 
 Pure: time is given, in seconds since the epoch.  Prose: docs/faults.md, "Blame without proof".
 """
@@ -37,9 +37,10 @@ _MOST_SECONDS = 86_400.0  # of quarantine, if it is not configured to be longer
 
 
 class Blame:
-    """Guards that only who faulted alone, or was proven to, is convicted; that a key is in one case at most; and bounds.
+    """Guards that only a client that faulted alone, or was proven to, is convicted; that a key is in one case at most; and
+    bounds.
 
-    state: all there is to remember; a Blame that is given it goes on where this one was.
+    state: all that has to be stored; a Blame that is made from it continues where this one was.
     """
 
     def __init__(self, settings: FaultSettings, state: BlameState | None = None) -> None:
@@ -48,8 +49,8 @@ class Blame:
         self._cases = {case.number: case for case in state.cases}
         self._convictions = {each.key: each for each in state.convictions}
         self._records = {each.key: each for each in state.records}
-        self._pardoned: deque[int] = deque(maxlen=_MOST_PARDONED)  # incidents: later revisions of them convict nobody again
-        self._suspected: deque[int] = deque(maxlen=_MOST_SUSPECTED)  # incidents that cases came of
+        self._pardoned: deque[int] = deque(maxlen=_MOST_PARDONED)  # incidents: later revisions of them convict no client again
+        self._suspected: deque[int] = deque(maxlen=_MOST_SUSPECTED)  # incidents that began or narrowed cases
 
     @property
     def state(self) -> BlameState:
@@ -57,11 +58,11 @@ class Blame:
         return BlameState(cases, convictions, tuple(self._records.values()))
 
     def configure(self, settings: FaultSettings) -> None:
-        """Other settings from now on; what was decided stays."""
+        """Use other settings from now on; earlier decisions stay."""
         self._settings = settings
 
     def take(self, incident: Incident, now_at: float) -> Sequence[Change]:
-        """Any revision of an incident, any number of times."""
+        """Take any revision of an incident, any number of times; return what it changes."""
         if incident.number in self._pardoned:
             return ()
         if not (those := accused(incident)):
@@ -78,7 +79,7 @@ class Blame:
         return (*taken_back, *self._suspect(incident.number, known, now_at))
 
     def placement(self, key: str, now_at: float) -> str:
-        """The key of the domain that it has to be placed in; empty: with everybody."""
+        """Return the key of the domain that the client has to be placed in; empty if it shares one with others."""
         if not self._settings.quarantine:
             return ""
         conviction = self._convictions.get(key)
@@ -91,7 +92,7 @@ class Blame:
         return f"suspects:{case.number}:{case.version}.{index}"
 
     def pause(self, key: str, now_at: float) -> float:
-        """For how many seconds it may not start."""
+        """Return for how many seconds the key's client may not start."""
         record = self._records.get(key)
         if record is None:
             return 0.0
@@ -103,7 +104,7 @@ class Blame:
         return max(0.0, min(whole, max(times) + whole - now_at))
 
     def pardon(self, key: str) -> Sequence[Change]:
-        """Nothing is held against it any more."""
+        """Forget all convictions, suspicions and faults of the key."""
         changes: list[Change] = []
         self._pardoned.extend(number for number, _ in self._faults(key))
         self._records.pop(key, None)
@@ -116,7 +117,7 @@ class Blame:
         return tuple(changes)
 
     def decay(self, now_at: float) -> Sequence[Change]:
-        """Who has been good for long enough; what is long past is forgotten."""
+        """Release and clear those whose time is over; forget old faults."""
         changes: list[Change] = []
         for case in [each for each in self._cases.values() if each.until <= now_at]:
             changes += self._close(case, "no further fault")
@@ -133,7 +134,7 @@ class Blame:
         return tuple(changes)
 
     def next_decay_at(self) -> float | None:
-        """When `decay` has something to say."""
+        """Return the time at which `decay` next changes something."""
         held = (each.until for each in self._convictions.values() if not each.is_released)
         return min((*(case.until for case in self._cases.values()), *held), default=None)
 
@@ -157,7 +158,7 @@ class Blame:
         return (*changes, *self._bound())
 
     def _undo(self, number: int, why: str) -> Sequence[Change]:
-        """What an earlier revision of this incident did."""
+        """Undo what an earlier revision of this incident did."""
         changes = [*self._take_back(number, why)]
         for case in [each for each in self._cases.values() if each.number == number or (why and each.last == number)]:
             changes += self._close(case, why or "nobody is suspected any more")
@@ -166,7 +167,7 @@ class Blame:
         return changes
 
     def _take_back(self, number: int, why: str = "") -> Sequence[Change]:
-        """The conviction of an earlier revision."""
+        """Withdraw the conviction that an earlier revision of this incident caused."""
         changes: list[Change] = []
         for record in [each for each in self._records.values() if number in dict(each.faults)]:
             self._keep_record(replace(record, faults=tuple(fault for fault in record.faults if fault[0] != number)))
@@ -216,7 +217,7 @@ class Blame:
         return (*changes, Suspected(case.number, case.groups), *self._bound())
 
     def _prolong(self, number: int, keys: frozenset[str], now_at: float) -> Sequence[Change]:
-        """Somebody was there whose key is not known."""
+        """Continue the case of the known suspects, or begin one, if another suspect's key is not known."""
         if not keys:
             return ()
         inside = next((case for case in self._cases.values() if any(keys <= {*group} for group in case.groups)), None)
@@ -226,7 +227,7 @@ class Blame:
         return self._suspect(number, keys, now_at)
 
     def _split(self, keys: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-        """Into groups of about the same size."""
+        """Split the keys into groups of about the same size."""
         ordered = sorted(keys)
         count = min(max(2, self._settings.groups), len(ordered))
         ends = [len(ordered) * index // count for index in range(count + 1)]
@@ -249,7 +250,7 @@ class Blame:
         return next((case for case in self._cases.values() if key in case.keys), None)
 
     def _bound(self) -> Sequence[Change]:
-        """The oldest go: records and cases before convictions, those whose time is over before others."""
+        """Drop the oldest beyond the bounds: records, cases, and of convictions first those whose time is over."""
         changes: list[Change] = []
         while len(self._cases) > MOST_CASES:
             changes += self._close(next(iter(self._cases.values())), "there are too many cases")

@@ -1,4 +1,4 @@
-"""Which share a client starts with: its lease's part, or what its group's policy deals it.
+"""Compute the share that a client starts with: its lease's part, or what its group's policy deals it.
 
 Joins the policies (shares.py, elastic.py) with what is reserved and held (account.py).  Values only; time is given.
 """
@@ -29,7 +29,7 @@ _ROUNDING = 1  # a millionth of a percent
 
 
 class Dealer:
-    """Guards the standing of each lease with the elastic policy, and that no group is dealt more than it has."""
+    """Guards the place of each lease in the elastic policy, and that no group is dealt more than it has."""
 
     def __init__(
         self,
@@ -45,7 +45,8 @@ class Dealer:
         self._standings: dict[int, Standing] = {}
 
     def share(self, lease: Lease, starting: Mapping[int, int], now: float) -> int | None:
-        """Millionths of a percent for a client of this active lease that starts now; None: too little is free in its group.
+        """Return the share of a client of this active lease that starts now, in millionths of a percent; None: too little is
+        free.
 
         starting: clients of each lease that are about to start, this one among them.
         """
@@ -62,20 +63,20 @@ class Dealer:
         return None if share is None else self._in_steps(lease, min(to_millionths(share), pool.free()))
 
     def is_dealt_out(self, lease: Lease) -> bool:
-        """Whether its group has nothing left for one more client."""
+        """Return whether its group has nothing left for one more client."""
         if not lease.spec.group or not lease.spec.sm_percent:
             return False
         _, pool = self._account.pool_of(lease.id)
         return pool.free() < min(to_millionths(LEAST_PERCENT), part_of(lease))
 
     def _unreserved(self, lease: Lease) -> float:
-        """The share of the GPUs of a lease without one: what no lease has reserved on that of them where this is least."""
+        """Return the share for a lease without one: the unreserved share of its GPUs, on the GPU where this is smallest."""
         devices, used = self._devices_of(lease.spec), self._account.ledger.used
         taken = (used.get(Scope(Level.MACHINE, Kind.SM, gpu=each.uuid), 0) for each in devices)
         return sm_steps.remainder(min(FULL_PERCENT, to_percent(max(taken, default=0))), devices)
 
     def _in_steps(self, lease: Lease, share: int) -> int | None:
-        """What was dealt, as the hardware gives it; None: it is less than a client can be given, and than its own part."""
+        """Round a dealt share to the hardware's steps; None: it is less than a client can be given, and than its own part."""
         part = part_of(lease)
         if abs(share - part) <= _ROUNDING:
             return share
@@ -83,7 +84,7 @@ class Dealer:
         return rounded or (part if share >= part else None)
 
     def observe(self, lease: Lease, busy: float, seconds: float, now: float) -> None:
-        """For `seconds` the clients of this lease used this fraction of their shares."""
+        """Note that for `seconds` the clients of this lease used this fraction of their shares."""
         standing = self._standings.get(lease.id) or elastic.begin(lease.spec.level, now)
         self._standings[lease.id] = elastic.feed(standing, busy, seconds, now, self._elastic())
 

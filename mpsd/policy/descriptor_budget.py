@@ -1,8 +1,8 @@
-"""How many connections and clients mpsd takes on with the descriptors that it may open.
+"""Compute how many connections and clients mpsd accepts with the descriptors that it may open.
 
-What is over the budget waits in the kernel's queue, if it is a connection.  A client is refused: one that waits would keep a
-connection that those need who are let in.  So `quit` and operators always have descriptors.  Prose:
-docs/operating.md, "Open files".
+A connection over the budget waits in the kernel's queue.  A client over the budget is refused: if it waited, it would keep a
+connection that admitted clients need.  So `quit` and operators always have descriptors.
+Prose: docs/operating.md, "Open files".
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ LEAST = 224  # 10 connections and 4 clients
 class Budget:
     connections: int
     clients: int
-    is_short: bool = False  # as many clients as were configured would take more
+    is_short: bool = False  # the configured number of clients would need more descriptors
 
 
 def budget(descriptors: int, wanted: int) -> Budget:
-    """For a process that may open so many descriptors, and as many connections and clients as were configured.
+    """Compute the budget from the process's limit of descriptors and the configured number of connections and clients.
 
-    Connections get half of what is left beside mpsd's own: most of them end after milliseconds.
+    Connections get half of the descriptors that mpsd does not need itself: most of them end after milliseconds.
     """
     left = max(0, descriptors - BESIDE)
     connections = min(wanted, left // 2 // OF_A_CONNECTION)
@@ -32,7 +32,7 @@ def budget(descriptors: int, wanted: int) -> Budget:
 
 
 def refusal(descriptors: int) -> str:
-    """Why mpsd does not start with so few; empty if it does."""
+    """Return why mpsd does not start with so few descriptors; empty if it does."""
     if descriptors >= LEAST:
         return ""
     return f"mpsd may open {descriptors} files and needs {LEAST} at least: raise LimitNOFILE= (systemd), or `ulimit -n`"

@@ -1,13 +1,13 @@
 """The elastic policy: shares follow need, by a multi-level feedback queue.
 
-Level 0 is interactive, level 1 batch.  A lease starts at the level it asked for.  Feedback (`feed`): who keeps its share busy
-for long is no interactive client and sinks; who rests rises; and from time to time everybody is back where it began, so that
-nobody is judged for ever by what it once did.
+Level 0 is interactive, level 1 batch.  A lease starts at the level it asked for.  Feedback (`feed`): a client that keeps its
+share busy for long is not interactive and sinks; one that rests rises; and from time to time all return to their first level,
+so that no client is judged for ever by its past use.
 
-The deal: interactive leases first get what they use and some air, up to all there is; batch takes the rest, and at least
-`floor` of its parts.  A deal replaces the one in force only if what is gained by it, over the time that it is expected to
-hold, is more than what moving costs: the work that those clients do not do while they start anew.  That cost is measured on
-the machine and given as a parameter.  Pure: time is given.  Prose: docs/leases.md, "The elastic policy".
+The deal: interactive leases first get what they use and some air, up to the whole total; batch takes the rest, and at least
+`floor` of its parts.  A new deal replaces the one in force only if its gain, over the time that it is expected to hold, is more
+than the cost of moving: the work that the moved clients do not do while they start anew.  That cost is measured on the machine
+and given as a parameter.  Pure: time is given.  Prose: docs/leases.md, "The elastic policy".
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,14 @@ _SAME_PERCENT = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """cost_seconds: for how long a client that is moved does no work (measured).  horizon_seconds: for how long a deal is
-    expected to hold.  busy, idle: above and below these fractions of its share a lease counts as busy or at rest; allotment
-    and rest seconds: for how long until it sinks or rises.  boost_seconds: when everybody starts again.  air: how much more
-    than it uses an interactive lease gets.  floor: the least of its parts that a lease keeps.  worth: of a percent that
-    interactive work gets, where one of batch work is worth 1."""
+    """The settings of the policy.
+
+    cost_seconds: for how long a client that is moved does no work (measured).  horizon_seconds: for how long a deal is expected
+    to hold.  busy, idle: above and below these fractions of its share a lease counts as busy or at rest; allotment_seconds,
+    rest_seconds: for how long until it sinks or rises.  boost_seconds: after this time all return to their first level.  air:
+    how much more than it uses an interactive lease gets.  floor: the least part of its share that a lease keeps.  worth: of a
+    percent of interactive work, where a percent of batch work is worth 1.
+    """
 
     cost_seconds: float
     horizon_seconds: float = 60.0
@@ -43,8 +46,11 @@ class Elastic:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a lease is in the feedback queue.  busy: the fraction of its share it used lately.  spent, rested: seconds in a row
-    at this level that it was busy, or idle.  since: of the last boost."""
+    """The place of a lease in the feedback queue.
+
+    busy: the fraction of its share that it used lately.  spent, rested: seconds in a row at this level in which it was busy, or
+    idle.  since: the time of the last boost.
+    """
 
     home: int
     level: int
@@ -59,7 +65,7 @@ def begin(level: str, now: float) -> Standing:
 
 
 def feed(standing: Standing, busy: float, seconds: float, now: float, settings: Elastic) -> Standing:
-    """After `seconds` in which the lease's clients used this fraction of their shares."""
+    """Return the new place after `seconds` in which the lease's clients used this fraction of their shares."""
     if now - standing.since >= settings.boost_seconds:
         return Standing(standing.home, standing.home, now, busy)
     spent = standing.spent + seconds if busy >= settings.busy else 0.0
@@ -72,7 +78,7 @@ def feed(standing: Standing, busy: float, seconds: float, now: float, settings: 
 
 
 def deal(group: Group, settings: Elastic) -> Deal:
-    """The deal to go by: a new one if it is worth its cost, else the one in force."""
+    """Return the deal to apply: a new one if it is worth its cost, else the one in force."""
     wanted = aim(group, settings)
     if gain(group, wanted, settings) > cost(group, wanted) * settings.cost_seconds:
         return wanted
@@ -80,7 +86,7 @@ def deal(group: Group, settings: Elastic) -> Deal:
 
 
 def aim(group: Group, settings: Elastic) -> dict[int, float]:
-    """What would be best if moving cost nothing."""
+    """Return the best deal if moving cost nothing."""
     present = [member for member in group.members if member.present]
     interactive = [member for member in present if member.level == INTERACTIVE]
     batch = [member for member in present if member.level != INTERACTIVE]
@@ -95,25 +101,25 @@ def aim(group: Group, settings: Elastic) -> dict[int, float]:
 
 
 def gain(group: Group, wanted: Deal, settings: Elastic) -> float:
-    """Percent-seconds of work, weighed by what it is worth, that the new deal allows and the one in force does not."""
+    """Return the additional work that the new deal allows, in percent-seconds, weighted by its worth."""
     return (_served(group, wanted, settings) - _served(group, _in_force(group), settings)) * settings.horizon_seconds
 
 
 def cost(group: Group, wanted: Deal) -> float:
-    """Percent of work that stands still for each second that moving takes: of the running clients whose share would change."""
+    """Return the percent of work that stops during each second of moving: of the running clients whose share would change."""
     moved = (member for member in group.members if abs(wanted[member.lease_id] - member.in_force) > _SAME_PERCENT)
     return sum(sum(member.held) for member in moved)
 
 
 def _in_force(group: Group) -> Deal:
-    """The present deal, cut to what there is: somebody may have come back whose share was dealt to others."""
+    """Return the present deal, cut to the total: a lease may be back after its share was dealt to others."""
     out = sum(member.in_force * member.present for member in group.members)
     cut = min(1.0, group.total / out) if out else 1.0
     return {member.lease_id: member.in_force * cut for member in group.members}
 
 
 def _want(member: Member, settings: Elastic) -> float:
-    """Of one part: what it uses, with air; its own part where nobody measured."""
+    """Return what one part needs: what it uses, with air; its own part if there was no measurement."""
     if member.busy is None:
         return member.part
     used = member.busy * (sum(member.held) / len(member.held) if member.held else member.in_force)
@@ -121,7 +127,7 @@ def _want(member: Member, settings: Elastic) -> float:
 
 
 def _served(group: Group, shares: Deal, settings: Elastic) -> float:
-    """How much of what is wanted gets its share; batch wants everything."""
+    """Return how much of the need the shares cover, weighted; batch needs everything."""
     served = 0.0
     for member in group.members:
         is_interactive = member.level == INTERACTIVE

@@ -1,17 +1,17 @@
-"""How faults are answered: the configuration's [faults], as the policies use it.  Prose: docs/faults.md."""
+"""The settings for faults: the configuration's [faults], as the policies use it.  Prose: docs/faults.md."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class FaultSettings:
-    """ends_culprit: the process that did it is ended, culprit_seconds after it is known.
+    """ends_culprit: mpsd ends the culprit, culprit_seconds after it is known.
 
     quarantine: whether culprits are convicted, and they and suspects are placed apart.  quarantine_seconds: for so long after a
-    first conviction, twice as long after each further one.  suspect_seconds: for so long after the last fault.  groups: into
-    how many the suspects of a fault are split.  crash_*: so many faults of a key within so many seconds, and it has to wait
-    before it starts again, twice as long after each further fault up to crash_pause_max seconds.  drain_on_device_fault: a GPU
-    that has to be reset takes nobody.
+    first conviction, twice as long after each further one.  suspect_seconds: for so long after the last fault.  groups: the
+    number of groups that the suspects of a fault are split into.  crash_*: after so many faults of a key within so many
+    seconds, its clients have to wait before they start again, twice as long after each further fault up to crash_pause_max
+    seconds.  drain_on_device_fault: a GPU that has to be reset takes no new client.
     """
 
     ends_culprit: bool = True

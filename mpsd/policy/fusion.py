@@ -2,7 +2,8 @@
 
 The incident that takes an observation; the first row that fits.  "Near" is within 2 s of the known times of the incident.
 
-| observation | belongs to | |---|---|
+| observation | belongs to |
+|---|---|
 | names a process, but no Xid, nor the vendor's log | the near incident where it was; for a core dump, up to 10 s before |
 | an Xid of the GPU itself | the GPU's device incident, open for 30 s after its last; also near ones of the GPU's domains (1) |
 | names its domain | the domain's incident that is near, or whose servers have ended and are not renewed yet (2) |
@@ -17,7 +18,8 @@ processes was not complete.
 
 An observation that belongs to no incident opens one, or waits for one (belonging.py has the questions):
 
-| observation | opens | else | |---|---|---|
+| observation | opens | else |
+|---|---|---|
 | proof: UVM fatal event, record of the module, core dump with an exception | its domain's | |
 | Xid that ends servers (xids.py), vendor's log of a fault: with a domain | its domain's | |
 | Xid of the GPU itself | the GPU's | |
@@ -57,7 +59,7 @@ class Fusion:
     first_number: of the next incident.  at_of: converts a monotonic time to seconds since the epoch.  party_of: describes a
     client for people; called when an incident first concerns the client, which may be PRESENT_SECONDS after it left.  since_ns:
     when mpsd began to record which clients connect and leave.  Every method returns the incidents that it changed, each with a
-    new revision. dropped: the number of observations and incidents that exceeded a bound.
+    new revision.  dropped: the number of observations and incidents that exceeded a bound.
     """
 
     def __init__(

@@ -1,14 +1,15 @@
 """Decide how far to trust a line of a vendor's log: every user of the log can write one, so it needs a confirmation.
 
-| line | effect before confirmation | |---|---|
+| line | effect before confirmation |
+|---|---|
 | a server faults | newcomers go to other domains for LINE_SECONDS, once in LINE_PAUSE_SECONDS |
 | a client's line about a fault | none |
 
 Confirmations: `get_server_status` answers FAULT; the kernel log or NVML has an Xid that ends servers, or UVM's events have a
 fatal fault, of the same domain.  Core dumps, which their authors can forge, and reports of clients confirm nothing.
 
-A confirmed line is evidence of the fault (fusion.py); any other is dropped after CONFIRM_NS.  Pure; times are given. Prose:
-docs/domains.md, "How a fault is noticed".
+A confirmed line is evidence of the fault (fusion.py); any other is dropped after CONFIRM_NS.  Pure; times are given.
+Prose: docs/domains.md, "How a fault is noticed".
 """
 
 import math

@@ -1,7 +1,8 @@
-"""The limits of one client in the vendor's terms: the commands that set them at a server, and the answers that prove it.
+"""Express the limits of one client in the vendor's terms: the commands that set them at a server, and the answers that prove
+it.
 
-A vendor server gives each newcomer the limits that hold at that moment.  Between newcomers they are CLOSED ones: a context
-cannot be had with them (OUT_OF_MEMORY, measured), so whoever is late or early gets an error and no more than he may.
+A vendor server gives each newcomer the limits that hold at that moment.  Between newcomers the limits are CLOSED: no context
+fits into them (OUT_OF_MEMORY, measured), so a client that is late or early gets an error and never more than it may use.
 """
 
 import math
@@ -20,8 +21,8 @@ _PARTS = 10**4  # of a percent: enough to tell the SMs of any GPU apart
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """thread_percent: in (0, 100].  memory_bytes: by the ordinal of the domain's GPUs, 0 where there is no limit.
-    priority: the vendor's client priority."""
+    """thread_percent: in (0, 100].  memory_bytes: by the ordinal of the domain's GPUs, 0 for no limit.  priority: the vendor's
+    client priority."""
 
     thread_percent: float
     memory_bytes: tuple[int, ...]
@@ -37,27 +38,30 @@ def closed(gpus: Sequence[str], priority: int = 0) -> Limits:
 
 
 def of_defaults(defaults: Defaults, gpus: Sequence[str]) -> Limits:
-    """What a server of a domain with these GPUs is started with."""
+    """Return the limits that a server of a domain with these GPUs is started with."""
     memory = tuple(defaults.pinned_limits.get(uuid, 0) for uuid in gpus)
     return Limits(defaults.thread_percent, memory, defaults.client_priority)
 
 
 def of_grant(grant: Grant, gpus: Sequence[str]) -> Limits:
-    """For a domain with these GPUs.  Memory is rounded down to the vendor's unit, and never to 0, which would be no limit."""
+    """Convert a grant for a domain with these GPUs.  Memory is rounded down to MiB, but never to 0, which would mean no
+    limit."""
     memory = tuple(_whole_mib(grant.memory_bytes[uuid]) if uuid in grant.memory_bytes else 0 for uuid in gpus)
     return Limits(_rounded_up(grant.sm_percent), memory, grant.priority)
 
 
 def tighter(one: Limits, other: Limits) -> Limits:
-    """The lower of each."""
+    """Return the lower of each limit."""
     memory = tuple(min(filter(None, pair), default=0) for pair in zip(one.memory_bytes, other.memory_bytes, strict=True))
     percent = min(one.thread_percent, other.thread_percent)
     return Limits(percent, memory, max(one.priority, other.priority))
 
 
 def commands(server_pid: int, limits: Limits, priority_now: int | None) -> tuple[str, ...]:
-    """What to say to the vendor's daemon, in its documented language.  The priority is a default of the whole daemon, since
-    there is no command for that of one server; it is said only where it differs."""
+    """Return the vendor's documented commands that set the limits.
+
+    The priority is a default of the whole daemon, since no command sets that of one server; it is set only if it differs.
+    """
     lines = [f"set_active_thread_percentage {server_pid} {limits.thread_percent:.9g}"]
     for ordinal, size in enumerate(limits.memory_bytes):
         lines.append(f"set_device_pinned_mem_limit {server_pid} {ordinal} {size // MIB}M")
@@ -68,17 +72,17 @@ def commands(server_pid: int, limits: Limits, priority_now: int | None) -> tuple
 
 
 def proof(limits: Limits) -> str:
-    """What the vendor's daemon answers when it has done all of that; anything else means that it has not."""
+    """Return the exact answer of the vendor's daemon after all these commands; another answer means that they failed."""
     return "".join([f"{limits.thread_percent:.1f}\n", *map(shown, filter(None, limits.memory_bytes))])
 
 
 def shown(size: int) -> str:
-    """A memory limit as the vendor's daemon prints it: whole GiB if there is one, so 1025M is 1G."""
+    """Return a memory limit as the vendor's daemon prints it: in whole GiB from 1 GiB on, so 1025M is 1G."""
     return f"{size // GIB}G\n" if size >= GIB else f"{size // MIB}M\n"
 
 
 def read_percent(answer: str) -> float | None:
-    """Of `get_active_thread_percentage`."""
+    """Parse the answer to `get_active_thread_percentage`; None if it is not a percentage."""
     try:
         value = float(answer)
     except ValueError:
@@ -87,7 +91,7 @@ def read_percent(answer: str) -> float | None:
 
 
 def read_memory(answer: str) -> int | None:
-    """Bytes of `get_device_pinned_mem_limit`; 0 where it prints none, None where it prints something else."""
+    """Parse the bytes of `get_device_pinned_mem_limit`; 0 if it prints no limit, None if it prints something else."""
     word = answer.strip()
     if not word:
         return 0
@@ -97,10 +101,10 @@ def read_memory(answer: str) -> int | None:
 
 
 def overrides(variable: str | None, visible: Mapping[str, int]) -> str:
-    """What is wrong with a client's own CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, in words; empty if nothing is.
+    """Return what is wrong with a client's own CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, in words; empty if nothing is.
 
     `visible`: ordinals by UUID.  A value that names a GPU which the client cannot see lifts every limit (driver 615, reported),
-    so it must not be there.
+    so mpsd does not accept it.
     """
     for entry in filter(None, (variable or "").split(",")):
         device = entry.partition("=")[0].strip()
@@ -111,7 +115,7 @@ def overrides(variable: str | None, visible: Mapping[str, int]) -> str:
 
 
 def _rounded_up(percent: float) -> float:
-    """A share stands for a whole number of SMs; one that is a hair below it would give a whole step fewer."""
+    """Round up: a share stands for a whole number of SMs, and one slightly below it would give a whole step fewer."""
     return min(FULL_PERCENT, math.ceil(percent * _PARTS - 1e-6) / _PARTS)
 
 

@@ -1,6 +1,6 @@
-"""Which lease is a client's: the most precise that names it.
+"""Find the lease of a client: the most precise one that names it.
 
-| what names it | precision |
+| selector | precision |
 |---|---|
 | its pid and start time | 1 |
 | a token that it was started with | 2 |
@@ -8,7 +8,7 @@
 | its user | 4 |
 
 Within one precision the newer lease wins.  A lease for one user never serves another user's process.  A process that mpsd
-cannot see has no lease: nobody would notice its end.  Prose: docs/leases.md, "Which lease a client gets".
+cannot see gets no lease: mpsd would not notice its end.  Prose: docs/leases.md, "Which lease a client gets".
 """
 
 import hashlib
@@ -21,13 +21,13 @@ from mpsd.policy.cgroup_paths import parse_path
 EVERYBODY = -1  # in a user's place
 
 Key = tuple[str, str | int | bytes, int]  # kind, value, start time
-Place = tuple[Key, int]  # and whom its leases serve
+Place = tuple[Key, int]  # with the user that its leases serve
 
 _ROOT = "/"
 
 
 class LeaseIndex:
-    """Guards that every lease is found by what its selector says, however many others there are."""
+    """Guards that every lease is found by its selector, however many others there are."""
 
     def __init__(self, leases: Iterable[Lease] = ()) -> None:
         self._places: dict[Place, dict[int, Lease]] = {}
@@ -38,7 +38,7 @@ class LeaseIndex:
         return bool(self._places)
 
     def put(self, lease: Lease) -> None:
-        """Also the new value of one that is there already."""
+        """Add a lease, or replace it by its new value."""
         self._places.setdefault(place_of(lease), {})[lease.id] = lease
 
     def take(self, lease: Lease) -> None:
@@ -61,7 +61,7 @@ class LeaseIndex:
 
 
 def match(identity: Identity, leases: Iterable[Lease]) -> Lease | None:
-    """The lease that this process gets."""
+    """Return the lease that this process gets."""
     return LeaseIndex(sorted(leases, key=lambda lease: lease.id)).match(identity)
 
 
@@ -70,7 +70,7 @@ def place_of(lease: Lease) -> Place:
 
 
 def places_of(identity: Identity) -> frozenset[Place]:
-    """Everywhere a lease for this process could be."""
+    """Return all places where a lease for this process could be."""
     return frozenset(place for places in _by_precision(identity) for place in places)
 
 
@@ -83,7 +83,7 @@ def key_of(selector: Selector) -> Key:
 
 
 def why(lease: Lease) -> str:
-    """In words for the client's own user: no name and no token of the lease."""
+    """Return the reason in words for the client's own user: without the name and the token of the lease."""
     selector = lease.spec.selector
     words = {
         SelectorKind.PID: f"names its pid {selector.value}",
@@ -95,7 +95,7 @@ def why(lease: Lease) -> str:
 
 
 def _by_precision(identity: Identity) -> Iterator[list[Place]]:
-    """The most precise first; what is equally precise together."""
+    """Yield the places, the most precise first; equally precise ones together."""
     if identity.process is None:
         return
     both = (identity.uid, EVERYBODY)
@@ -110,8 +110,10 @@ def _by_precision(identity: Identity) -> Iterator[list[Place]]:
 
 
 def _cgroup_places(identity: Identity) -> dict[int, list[Place]]:
-    """By the depth of the directory: every path from the root, and every word for a part of it.  A name that was given inside a
-    container, or by a user's own service manager, serves that user's leases alone."""
+    """Return the places by the depth of the directory: every path from the root, and every word for a part of it.
+
+    A name that was given inside a container, or by a user's own service manager, serves only that user's leases.
+    """
     found: dict[int, list[Place]] = {}
     kind = SelectorKind.CGROUP.value
     for cgroup in dict.fromkeys(identity.cgroups):
@@ -128,7 +130,7 @@ def _cgroup_places(identity: Identity) -> dict[int, list[Place]]:
 
 
 def _digest(token: str) -> bytes:
-    """What a token is found by: how long a look-up takes says something of the digest at most."""
+    """Return the digest that a token is found by, so that the time of a look-up reveals at most something about the digest."""
     return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 

@@ -1,7 +1,7 @@
-"""Which directories mpsd relies on, by their owners and modes, and what it says of the others.
+"""Decide by owners and modes which directories mpsd relies on, and explain why it refuses others.
 
-mpsd relies on a directory when only root and mpsd's own user can put something else in its place or in the place of what is in
-it.  Prose: docs/decisions/026-a-directory-is-judged-before-it-is-used.md.
+mpsd relies on a directory if only root and mpsd's own user can replace it or anything in it.
+Prose: docs/decisions/026-a-directory-is-judged-before-it-is-used.md.
 """
 
 import stat
@@ -21,14 +21,14 @@ class Entry:
 
     @property
     def writers(self) -> str:
-        """Who beside the owner may write to it, in words; "" when there is no such user."""
+        """Which users except the owner may write to it, in words; "" if none."""
         if self.mode & stat.S_IWOTH:
             return "every user"
         return "its group" if self.mode & stat.S_IWGRP and not self.is_private_group else ""
 
     @property
     def is_sticky(self) -> bool:
-        """Only the owner of a file there, and of the directory, can remove or rename it."""
+        """Whether only the owner of a file there, and of the directory, can remove or rename it."""
         return bool(self.mode & stat.S_ISVTX)
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class Entry:
 
 
 def judge_on_the_way(entry: Entry, euid: int, root_uid: int) -> str:
-    """Why a directory above the wanted one cannot be relied on; "" when it can.
+    """Return why a directory above the wanted one cannot be relied on; "" if it can.
 
     root_uid: the owner of /, who could replace everything in any case; another uid than 0 in some containers.
     """
@@ -54,7 +54,7 @@ def judge_on_the_way(entry: Entry, euid: int, root_uid: int) -> str:
 
 
 def judge_last(entry: Entry, euid: int, *, may_be_shared: bool) -> tuple[str, bool]:
-    """Why the wanted directory is not used, "" when it is; and whether it has to be tightened first."""
+    """Return why the wanted directory is not used, "" if it is; and whether its mode has to be tightened first."""
     if entry.uid not in (0, euid):
         return (
             f"{entry} belongs to another user, who could replace what mpsd makes there; accepted: root's and uid {euid}'s. "

@@ -1,18 +1,19 @@
-"""Which fault domain a new client joins.
+"""Choose the fault domain that a new client joins.
 
 The rules, in order (docs/domains.md, "Placement"):
 
-1. a process that is in a domain stays in it while the domain lives (the caller's business: it knows the process);
-2. only domains that are READY, have a place free, and serve nobody, or the same user and those with the same key;
-3. of these one where none of its service is; then the one wished for; then one with the same key; then the fullest, because
-   two busy domains on one GPU time-slice; then one that has served before; then the oldest;
-4. none, or others of its service are in all of them: create one while the bound allows it, or wait for one that is starting;
-   a user who has a domain gets none of the last quarter, beside those that operators use, so that others find one;
+1. a process that is in a domain stays in it while the domain lives (the caller checks this: it knows the process);
+2. only domains that are READY and have a free place; with clients, only those of the same key and the same user;
+3. of these one without others of its service; then the requested one; then one with the same key; then the fullest,
+   because two busy domains on one GPU time-slice; then one that has served before; then the oldest;
+4. if none is left, or others of its service are in all of them: create one while the bound allows it, or wait for one
+   that is starting; the last quarter of the domains is for users without one, so a user who has a domain gets none of them,
+   unless it is an operator;
 5. else one where others of its service are;
-6. else wait, and say for what.
+6. else wait, and give the reason.
 
-In EXCLUSIVE_PROCESS compute mode a GPU admits one MPS server: there is one domain, it queues other users itself as the
-vendor's does, and nobody is moved away from a fault.
+In EXCLUSIVE_PROCESS compute mode a GPU admits one MPS server: then mpsd has one domain, which queues other users itself as the
+vendor's does, and no client is moved away from a fault.
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,12 @@ from mpsd.model import DomainState, DomainView
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A process that wants in: its user, the GPUs (UUIDs) its domain must have been started with, the key of a domain that it
-    does not share with others (empty: it shares), the name of a domain that an operator wishes for it (empty: none), and those
-    that it is to keep out of if it can: others of its service are there."""
+    """A process to be placed.
+
+    uid: its user.  gpus: the UUIDs of the GPUs that its domain must have been started with.  key: of a domain that it does not
+    share with clients of other keys; empty: it shares.  wish: the domain that an operator requests for it; empty: none.  avoid:
+    domains to keep out of if possible, since others of its service are there.
+    """
 
     uid: int
     gpus: frozenset[str]
@@ -36,7 +40,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`max_domains` counts per set of GPUs.  `is_multiuser`: one server serves every user.  `operators`: may take all."""
+    """`max_domains` counts per set of GPUs.  `is_multiuser`: one server serves every user.  `operators`: uids without the
+    bound."""
 
     max_domains: int
     is_multiuser: bool = False
@@ -62,12 +67,12 @@ class Wait:
     is_own: bool = False
 
 
-_KEPT_SHARE = 4  # one domain in so many is kept for users who have none, so that no user takes them all
+_KEPT_SHARE = 4  # one domain in so many is kept for users without one, so that no user takes them all
 _KEPT = "its user has fault domains, and the others are kept for users who have none"
 _COMING = (DomainState.STARTING, DomainState.RECYCLING)  # a DEAD one pauses before it starts: a new one is quicker
 _CLOSED_BY_CLIENTS = (DomainState.READY, DomainState.FAULT, DomainState.SILENT)  # a user may stop or end its vendor server
 
-_MOST_DEAD = 2  # where these do not start, another one does not either, and would only take the place of one that does
+_MOST_DEAD = 2  # if these do not start, another will not either, and would only take the place of one that does
 
 
 def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Create | Wait:
@@ -92,7 +97,7 @@ def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Creat
 
 
 def _has_enough(ask: Ask, ours: Sequence[DomainView], rules: Rules) -> bool:
-    """Whether this user serves others by taking no further domain: the last ones are kept for users who have none."""
+    """Return whether this user gets no further domain: the last ones are kept for users without one."""
     if rules.is_multiuser or rules.is_exclusive or ask.uid in rules.operators:
         return False
     taken = [domain for domain in ours if domain.clients]

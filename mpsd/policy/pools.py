@@ -1,14 +1,15 @@
-"""What leases have reserved of the SMs, beside what their clients hold: two figures that differ when leases end first, or when
-shares are dealt in a group.
+"""Count what leases have reserved of the SMs, and what their clients hold: the two differ when leases end first, or when shares
+are dealt in a group.
 
-A *pool* is the leases among which shares move: those of one group on the same GPUs, or one lease alone.  What a pool takes
-of each of its GPUs:
+A *pool* is the leases among which shares move: those of one group on the same GPUs, or one lease alone.  A pool takes of each
+of its GPUs:
 
     max(reserved, held + debt) + kept
 
-reserved: by its active leases.  held: by their clients.  kept: by clients whose lease has ended, as far as it was that lease's
-own.  debt: what such clients have beyond it, which is the others'.  So nothing is counted twice, and no end of a lease or
-client ever makes the figure larger.  Amounts are millionths of a percent.  Prose: docs/leases.md, "When a lease ends first".
+reserved: by its active leases.  held: by their clients.  kept: by clients whose lease has ended, up to their own part.  debt:
+what such clients have beyond that part, which belongs to the others.  So nothing is counted twice, and no end of a lease or
+client ever makes the sum larger.  Amounts are millionths of a percent.
+Prose: docs/leases.md, "When a lease ends first".
 """
 
 from collections import deque
@@ -24,7 +25,7 @@ _GROUP = "group:"
 
 @dataclass(slots=True)
 class Holding:
-    """What one client has: `share` now, `part` by its lease alone."""
+    """The share of one client: `share` now, `part` by its lease alone."""
 
     lease_id: int
     share: int
@@ -58,7 +59,7 @@ class Pool:
         return max(sum(self.leases.values()), held + debt) + kept
 
     def free(self) -> int:
-        """What a client of its leases may still start with."""
+        """Return what a client of its leases may still start with."""
         held = sum(each.share for each in self.clients.values() if not each.is_kept)
         return sum(self.leases.values()) - held - self.debt()
 
@@ -66,7 +67,7 @@ class Pool:
         return sum(max(0, each.share - each.part) for each in self.clients.values() if each.is_kept)
 
     def held(self) -> dict[int, list[int]]:
-        """By lease, what each of its clients has."""
+        """Return the shares of the clients, by lease."""
         found: dict[int, list[int]] = {}
         for each in self.clients.values():
             if not each.is_kept:
@@ -78,7 +79,7 @@ class Pool:
         return {scope: taken for gpu in self.gpus for scope in sm_scopes(self.owner, gpu)} if taken else {}
 
     def end_lease(self, lease_id: int) -> list[ProcessId]:
-        """Its clients, which keep what they have."""
+        """Remove the lease; return its clients, which keep what they have."""
         self.leases.pop(lease_id, None)
         self.dealt.pop(lease_id, None)
         self.absent.pop(lease_id, None)
@@ -98,7 +99,7 @@ class Pool:
             self.absent[holding.lease_id].add(now)
 
     def recent(self, lease_id: int, since: float) -> int:
-        """How many parts of this lease have been without a process only after `since`."""
+        """Return how many parts of this lease have lost their process only after `since`."""
         return self.absent[lease_id].after(since) if lease_id in self.absent else 0
 
 
@@ -112,7 +113,7 @@ class Absent:
         self._since.append((now, 1))
 
     def take(self) -> None:
-        """A process came for the one that has been absent longest."""
+        """Count a process for the part that has been absent longest."""
         if self._since:
             at, count = self._since.popleft()
             if count > 1:
@@ -123,7 +124,7 @@ class Absent:
 
 
 def pool_key(lease: Lease, gpus: Iterable[str]) -> str:
-    """Among which leases its share may move."""
+    """Return the key of the leases among which the lease's share may move."""
     if lease.spec.group:
         return f"{_GROUP}{group_key(lease)}@{','.join(sorted(gpus))}"
     return f"lease:{lease.id}"

@@ -19,17 +19,17 @@ Bound = int | None
 
 
 def bound_of(namespaces: tuple[int, ...]) -> Bound:
-    """Of a caller in these pid namespaces, its own first, mpsd's own last; none where they are not known."""
+    """Return the bound of a caller in these pid namespaces, its own first, mpsd's own last; an empty tuple: not known."""
     if not namespaces:
         return NOTHING
     return EVERYTHING if len(namespaces) == 1 else namespaces[0]
 
 
 def reaches(bound: Bound, namespaces: tuple[int, ...]) -> bool:
-    """Whether a caller with this bound reaches a process in these pid namespaces."""
+    """Return whether a caller with this bound reaches a process in these pid namespaces."""
     return bound is EVERYTHING or (bound != NOTHING and bound in namespaces)
 
 
 def is_within(directory: str, tops: Iterable[str]) -> bool:
-    """Whether a cgroup is one of `tops`, or below one."""
+    """Return whether a cgroup is one of `tops`, or below one."""
     return any(directory == top or directory.startswith(f"{top}/") for top in tops)

@@ -1,4 +1,4 @@
-"""How admission is set up: the configuration's [admission], as the policies use it.
+"""The settings of admission: the configuration's [admission], as the policies use it.
 
 Prose: docs/leases.md, "Settings".
 """
@@ -14,7 +14,7 @@ ROOT_UID = 0
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The most that somebody may have; None: no limit.  sm_percent and memory_bytes are those of each GPU."""
+    """The most that a user or group may have; None: no limit.  sm_percent and memory_bytes are those of each GPU."""
 
     sm_percent: float | None = None
     memory_bytes: int | None = None
@@ -24,15 +24,15 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
-    """default: what becomes of a client without a lease.  refuse_with: how a client is told no.
+    """default: what happens to a client without a lease.  refuse_with: how a client is refused.
 
-    wait_seconds: how long a client may wait before it is told no; None, or where it is told no by waiting: for ever.
-    aging_seconds: after so long, one that waits counts as a step more urgent.  backfill_seconds: for so long it may be passed.
-    user_*: the quota of each user who is no operator; group_quotas: in its place for members of a Unix group, the first that
-    fits; group_totals: of all members of a Unix group together.  domain_*: of leases that share fault domains.
-    operators: uids under no quota, whose leases serve everybody.
-    redistribute: whether shares of a group are dealt anew as its members start; inherit_seconds: after so long without its
-    process, a share is dealt to the others; move_cost_seconds, horizon_seconds: of the elastic policy (elastic.py).
+    wait_seconds: how long a client may wait before it is refused; None, or if it is refused by waiting: for ever.
+    aging_seconds: after so long, a waiting entry counts as a step more urgent.  backfill_seconds: for so long it may be passed.
+    user_*: the quota of each user except operators; group_quotas: in its place for members of a Unix group, the first that
+    fits; group_totals: of all members of a Unix group together.  domain_*: of leases that share fault domains.  operators: uids
+    without quotas, whose leases serve all users.  redistribute: whether shares of a group are dealt anew as its members start;
+    inherit_seconds: after so long without its process, a share is dealt to the others; move_cost_seconds, horizon_seconds: of
+    the elastic policy (elastic.py).
     """
 
     default: Literal["share", "refuse"] = "share"
@@ -42,7 +42,7 @@ class AdmissionSettings:
     memory_oversubscription: float = 1.0
     max_leases: int = 10_000
     max_clients: int = 4096
-    is_short_of_files: bool = False  # max_clients is what mpsd has descriptors for: who waits takes the ones that others need
+    is_short_of_files: bool = False  # max_clients is the number of mpsd's descriptors: each waiting client takes some
     max_queue: int = 1024
     user_queue: int = 128
     aging_seconds: float = 60.0
@@ -71,9 +71,9 @@ class AdmissionSettings:
 
     @property
     def quota_groups(self) -> tuple[str, ...]:
-        """The Unix groups that matter."""
+        """The Unix groups with a quota."""
         return tuple(dict.fromkeys([*self.group_quotas, *self.group_totals]))
 
     def quota_of(self, groups: tuple[str, ...]) -> Quota:
-        """Of a user who is in these groups."""
+        """Return the quota of a user in these groups."""
         return next((quota for name, quota in self.group_quotas.items() if name in groups), self.user_quota)

@@ -1,10 +1,10 @@
-"""How the SM shares of a group are dealt to its members as they start.
+"""Deal the SM shares of a group to its members as they start.
 
-What a running client has is its own for life, so a share moves only at a start.  The rule that holds whatever the policy
-says: what the clients of a group hold together is never more than what its leases have reserved.
+A running client keeps its share for life, so a share moves only at a start.  One rule holds for every policy: the clients of a
+group together never have more than its leases have reserved.
 
-A *part* is what one process of a lease would get if nothing were dealt: the lease's share divided by its processes.  A policy
-says how large the parts of each lease should be; `at_start` gives a starting client as much of that as is free.  Policies:
+A *part* is what one process of a lease would get without dealing: the lease's share divided by its processes.  A policy decides
+how large the parts of each lease should be; `at_start` gives a starting client as much of that as is free.  Policies:
 `deal_as_reserved` and `deal_by_presence` here, and the elastic one (elastic.py).  Prose: docs/leases.md, "Groups".
 """
 
@@ -20,9 +20,10 @@ LEAST_PERCENT = 1.0  # a client that would get less waits, unless its own part i
 class Member:
     """One lease of a group.
 
-    part: percent, as reserved; dealt: percent of a part by the last deal.  held: of its running clients.  starting: how many
-    are about to.  recent: how many parts are without a process so shortly that they are kept for one.  level and busy are for
-    the elastic policy; busy is the fraction of their share that its clients used of late, None where nobody measured it.
+    part: percent, as reserved; dealt: percent of a part by the last deal.  held: the shares of its running clients.  starting:
+    the number of clients about to run.  recent: the number of parts that lost their process so recently that they are kept for
+    it.  level and busy are for the elastic policy; busy is the fraction of their share that its clients used lately, None if
+    there was no measurement.
     """
 
     lease_id: int
@@ -37,7 +38,7 @@ class Member:
 
     @property
     def present(self) -> int:
-        """How many of its parts somebody uses or comes back to."""
+        """The number of its parts that a process uses or may come back to."""
         return min(self.parts, len(self.held) + max(self.starting, self.recent))
 
     @property
@@ -47,8 +48,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """total: percent that the leases have reserved.  taken: percent that is out of reach, held by clients whose lease has
-    ended and who had more than that lease's part."""
+    """total: percent that the leases have reserved.  taken: percent out of reach, held by clients whose lease has ended and who
+    had more than that lease's part."""
 
     total: float
     members: Sequence[Member]
@@ -64,19 +65,20 @@ Policy = Callable[[Group], Deal]
 
 
 def deal_as_reserved(group: Group) -> Deal:
-    """Nothing moves; but what was dealt to others before is theirs as long as they run."""
+    """Move nothing; but shares that were dealt to others before stay theirs as long as they run."""
     return {member.lease_id: member.part for member in group.members}
 
 
 def deal_by_presence(group: Group) -> Deal:
-    """The parts of those who are not there go to those who are, in proportion to what these have reserved."""
+    """Give the parts of absent members to the present ones, in proportion to what these have reserved."""
     return in_proportion(group.total, group.members, {member.lease_id: member.part for member in group.members})
 
 
 def in_proportion(total: float, members: Sequence[Member], weights: Deal) -> dict[int, float]:
-    """Parts by weight, for as many as are present, that add up to `total` or to the whole GPU each.
+    """Return parts by weight, for as many as are present; together they are `total`, or each is a whole GPU.
 
-    What one cannot take because it would be more than a GPU goes to the others.  Absent members keep their own part on paper.
+    What a member cannot take because it would be more than a GPU goes to the others.  Absent members keep their own part on
+    paper.
     """
     shares = {member.lease_id: member.part for member in members if not member.present}
     rest = [member for member in members if member.present]
@@ -94,7 +96,7 @@ def in_proportion(total: float, members: Sequence[Member], weights: Deal) -> dic
 
 
 def at_start(group: Group, lease_id: int, deal: Deal) -> float | None:
-    """What a client of this lease gets as it starts now; None when too little is free, and it has to wait."""
+    """Return the share of a client of this lease that starts now; None if too little is free, so that it has to wait."""
     member = next(member for member in group.members if member.lease_id == lease_id)
     share = min(deal[lease_id], group.free, FULL_PERCENT)
     return share if share >= min(LEAST_PERCENT, member.part) else None

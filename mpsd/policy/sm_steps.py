@@ -1,8 +1,8 @@
-"""How many SMs a share of a GPU gives: the hardware's least number, then whole steps, rounded down.
+"""Compute how many SMs a share of a GPU gives: the hardware's least number, then whole steps, rounded down.
 
-A lease reserves what its clients are given, and not what was asked: 4 % of 132 SMs are 8 SMs, that is 6.06 %.  Shares are
-percents of a GPU here, and millionths of a percent where budgets count.  Where the number of SMs is not known, a share is
-taken as it was asked.  Values only.  Prose: docs/leases.md, "SMs come in steps".
+A lease reserves what its clients are given, not what was asked: 4 % of 132 SMs are 8 SMs, that is 6.06 %.  Shares are percents
+of a GPU here, and millionths of a percent where budgets count.  If the number of SMs is not known, a share is taken as it was
+asked.  Values only.  Prose: docs/leases.md, "SMs come in steps".
 """
 
 import math
@@ -18,7 +18,7 @@ _UNKNOWN_LEAST_PERCENT = 1.0
 
 
 class Steps(NamedTuple):
-    """least: a client has no fewer SMs than these.  step: of more, it has whole multiples of this."""
+    """least: the fewest SMs of a client.  step: above that, a client has whole multiples of this."""
 
     least: int
     step: int
@@ -26,7 +26,7 @@ class Steps(NamedTuple):
 
 MEASURED = Steps(8, 2)  # H100 and H200: 0.1, 4, 7, 13, 29, 47 % of 132 give 8, 8, 8, 16, 38, 62
 BY_MAJOR: Mapping[int, Steps] = {9: MEASURED}  # by the major number of the compute capability
-DEFAULT = MEASURED  # not measured elsewhere; where a GPU gives less, budgets count too much, and never too little
+DEFAULT = MEASURED  # not measured elsewhere; if a GPU gives less, budgets count too much, and never too little
 
 
 def steps_of(device: Device) -> Steps:
@@ -47,7 +47,7 @@ def reserved(percent: float, processes: int, device: Device) -> int:
 
 
 def as_given(spec: LeaseSpec, devices: Iterable[Device]) -> LeaseSpec:
-    """The same lease with the share that its processes are given, on that of its GPUs where it is largest."""
+    """Return the lease with the share that its processes are given, on that of its GPUs where it is largest."""
     if not spec.sm_percent:
         return spec
     part = spec.sm_percent / spec.processes
@@ -64,7 +64,7 @@ def of_count(count: int, processes: int, device: Device) -> float:
 
 
 def whole(percent: float, devices: Iterable[Device]) -> float:
-    """The share, rounded down to a step of each GPU; 0 if it is less than a client can be given."""
+    """Return the share, rounded down to a step of each GPU; 0 if it is less than a client can be given."""
     shares = [percent]
     for each in devices:
         if each.multiprocessors and percent < FULL_PERCENT:
@@ -75,13 +75,14 @@ def whole(percent: float, devices: Iterable[Device]) -> float:
 
 
 def remainder(reserved_percent: float, devices: Sequence[Device]) -> float:
-    """The share that no lease has reserved, for a client whose lease reserves none; at least what a client has to have."""
+    """Return the share that no lease has reserved, for a client whose lease reserves none; at least the smallest possible
+    share."""
     fewest = (_percent(given(0.0, each), each) for each in devices if each.multiprocessors)
     return whole(max(0.0, FULL_PERCENT - reserved_percent), devices) or max(fewest, default=_UNKNOWN_LEAST_PERCENT)
 
 
 def alike(counts: Iterable[int]) -> int | None:
-    """One number for all GPUs; None where they differ, or where it is not known."""
+    """Return the common number of all GPUs; None if they differ, or if it is not known."""
     found = set(counts)
     return (found.pop() or None) if len(found) == 1 else None
 

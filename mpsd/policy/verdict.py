@@ -2,7 +2,8 @@
 
 Pure; the verdict does not depend on the order in which the evidence came in.  The culprit; the first row that fits:
 
-| evidence | culprit | confidence | |---|---|---|
+| evidence | culprit | confidence |
+|---|---|---|
 | an Xid of lost memory or of a lost GPU: then the GPU made the exception | none | UNKNOWN |
 | a proof names a process of the domain | that process | PROVEN |
 | any other Xid of the GPU itself that needs a reset | none | UNKNOWN |
@@ -20,7 +21,8 @@ and would so accuse another user's client.
 
 The class; the first row that fits:
 
-| evidence | class | |---|---|
+| evidence | class |
+|---|---|
 | the same Xids of the GPU, before and after a proof | DEVICE; the class of the proof |
 | Xid 13 or 69, and no 31 before it; or Xid 43 and no 31 at all (2) | SM |
 | up to 2 s before the first sign of the fault, or 0.5 s after it, a client was killed (1) | HOST |
