@@ -1,7 +1,7 @@
-"""What the parts of a cgroup path say: a container, a pod, a Slurm job, a systemd unit.
+"""Recognise the parts of a cgroup path: a container, a pod, a Slurm job, a systemd unit.
 
-Knows how Docker, containerd, CRI-O, podman, Kubernetes, Slurm and systemd name things, and nothing of /proc.  Prose:
-docs/leases.md, "Who a client is".
+Knows how Docker, containerd, CRI-O, podman, Kubernetes, Slurm and systemd name things, but reads no /proc.
+Prose: docs/leases.md, "Who a client is".
 """
 
 import re
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 SHORT_ID = 12  # characters of a container id that people use
-MOST_DEPTH = 64  # of what is looked at: users may make cgroups as deep as they like
+MOST_DEPTH = 64  # of the directories that are read: users may make cgroups as deep as they like
 
 
 class PartKind(StrEnum):
-    """The order is that of what people want to hear of a process, the best first."""
+    """In the order in which they describe a process, the best first."""
 
     CONTAINER = "container"
     STEP = "step"
@@ -26,10 +26,11 @@ class PartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One directory of a path.  depth: 1 for the first.  identifier: what it is known by; the directory's name for OTHER.
+    """One directory of a path.
 
-    is_chosen_inside: whoever is in the container, or in the user's own service manager above it, gave the name, so it proves
-    nothing to anybody else.
+    depth: 1 for the first.  identifier: the id of the container, pod or job; the directory's name for OTHER.  is_chosen_inside:
+    a process in the container, or in the user's own service manager above it, chose the name, so it proves nothing to other
+    users.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Part:
     is_chosen_inside: bool
 
     def words(self) -> Iterator[str]:
-        """What a lease may call it."""
+        """Yield the names by which a lease may select it."""
         yield self.name
         if self.identifier != self.name:
             yield self.identifier
@@ -50,8 +51,8 @@ class Part:
 _HEX_ID = "[0-9a-f]{64}"
 _POD_UID = "[0-9a-f]{8}[_-][0-9a-f]{4}[_-][0-9a-f]{4}[_-][0-9a-f]{4}[_-][0-9a-f]{12}|[0-9a-f]{32}"  # the latter: static pods
 
-# A runtime's word before the id and .scope behind it, or the bare id (cgroupfs drivers); SLICE:RUNTIME: before it where a
-# cgroupfs driver was given a path for systemd (k3s).  A conmon watches a container, and is none.
+# The name of the runtime before the id and .scope after it, or the bare id (cgroupfs drivers); SLICE:RUNTIME: before it where a
+# cgroupfs driver was given a path for systemd (k3s).  A conmon watches a container, and is not one itself.
 _SYSTEMD_PATH = re.compile(r"([^:]+\.slice):[a-z-]+:[^:]+")
 _CONTAINER = re.compile(rf"(?:[^:]+:[a-z-]+:|(?!.*conmon)[a-z][a-z-]*-)?({_HEX_ID})(?:\.scope)?")
 _LXC = re.compile(r"lxc\.payload\.(.+)")
@@ -65,7 +66,7 @@ _USER_MANAGER = re.compile(r"user@\d+\.service")
 
 
 def parse_path(path: str) -> tuple[Part, ...]:
-    """The directories of a path of /proc/PID/cgroup, from the root on."""
+    """Return the directories of a path of /proc/PID/cgroup, from the root on."""
     parts: list[Part] = []
     is_inside = False
     job: str | None = None  # "" between Slurm's own directory and that of the job
@@ -83,7 +84,7 @@ def parse_path(path: str) -> tuple[Part, ...]:
 
 
 def describe(paths: Iterable[str]) -> str:
-    """For people: a container's id, else a Slurm job's step, a pod, a systemd unit; empty where the paths say nothing."""
+    """Return for people: a container's id, else a Slurm job's step, a pod, a systemd unit; empty if the paths name none."""
     order = list(PartKind)
     parts = [part for path in paths for part in parse_path(path) if part.kind is not PartKind.OTHER]
     best = min(parts, key=lambda part: (order.index(part.kind), -part.depth), default=None)

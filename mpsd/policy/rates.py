@@ -1,19 +1,19 @@
-"""How much one user may cause: token buckets, one for each key.  Pure: the caller brings the time.
+"""Limit how much one user may cause: token buckets, one for each key.  Pure: the caller gives the time.
 
-What a bucket does not allow is counted, and the counts are handed out for the caller to report: nothing is suppressed silently.
+Refusals are counted, and the caller gets the counts to report them: nothing is suppressed silently.
 """
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-OTHERS = "others"  # the key of all who came when there were too many keys
+OTHERS = "others"  # the shared key of all that came when there were too many keys
 _MOST_KEYS = 1024
-_TIDY_SECONDS = 1.0  # a full table is searched for idle keys at most so often: a stranger with many uids must not cost more
+_TIDY_SECONDS = 1.0  # between searches of a full table for idle keys: a user with many uids must not cause more of them
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`burst` at once, `per_second` from then on; of lines, bytes or whatever the caller counts."""
+    """`burst` at once, `per_second` from then on; of lines, bytes or any other unit of the caller."""
 
     burst: float
     per_second: float
@@ -21,13 +21,13 @@ class Rate:
 
 @dataclass(slots=True)
 class _Bucket:
-    level: float  # what may still be spent
-    at: float  # when that was true
-    suppressed: int = 0  # times that it was refused, not reported yet
+    level: float  # the amount that may still be spent
+    at: float  # the time of `level`
+    suppressed: int = 0  # refusals that are not reported yet
 
 
 class Rates:
-    """Guards that no key spends more than its rate, and that what it wanted to spend beyond that is counted until reported."""
+    """Guards that no key spends more than its rate, and that each refusal is counted until it is reported."""
 
     def __init__(self, rate: Rate, most_keys: int = _MOST_KEYS) -> None:
         self._rate, self._most = rate, most_keys
@@ -35,7 +35,8 @@ class Rates:
         self._tidied = float("-inf")
 
     def allows(self, key: Hashable, now: float, cost: float = 1.0) -> bool:
-        """Spend `cost` if the key has as much; a cost above the burst is never allowed.  False: it was counted."""
+        """Spend `cost` if the key has as much, else count a refusal and return False; a cost above the burst is never
+        allowed."""
         bucket = self._bucket(key, now)
         bucket.level = self._level(bucket, now)
         bucket.at = now
@@ -46,7 +47,7 @@ class Rates:
         return True
 
     def take_suppressed(self) -> Mapping[Hashable, int]:
-        """How often each key was refused since this was last asked."""
+        """Return the number of refusals of each key since the last call."""
         found = {key: bucket.suppressed for key, bucket in self._buckets.items() if bucket.suppressed}
         for key in found:
             self._buckets[key].suppressed = 0
@@ -60,7 +61,7 @@ class Rates:
         return self._buckets.setdefault(key, _Bucket(self._rate.burst, now))
 
     def _tidy(self, now: float) -> None:
-        """Forget whose bucket is full again: a new one would be the same."""
+        """Forget keys with a full bucket: a new bucket would be the same."""
         if now - self._tidied < _TIDY_SECONDS:
             return
         self._tidied = now

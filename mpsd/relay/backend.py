@@ -13,7 +13,7 @@ class Daemon(Protocol):
 
 
 async def connect(path: str, daemon: Daemon) -> socket.socket | None:
-    """None when it has died.  Waits while its queue is full."""
+    """Connect to the daemon; wait while its queue is full.  Return None if the daemon has died."""
     backend = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     backend.setblocking(False)
     backend.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

@@ -1,4 +1,4 @@
-"""One client's connection to mpsd: who is at the other end, how far it has come, whether it has ended."""
+"""One client's connection to mpsd: its process, its progress, and its end."""
 
 import socket
 from dataclasses import dataclass, field
@@ -23,13 +23,13 @@ class Keeper(Protocol):
 
 
 def client_id(number: int, door: str) -> str:
-    """What the keeper calls a client's connection."""
+    """Return the keeper's name of a client's connection."""
     return f"client.{number}.{door}"
 
 
 @dataclass(slots=True)
 class Caller:
-    """Who is at the other end, and how far the connection has come."""
+    """A client's process, and the progress of its connection."""
 
     number: int
     door: str  # the socket it came through: control, control_privileged
@@ -38,7 +38,7 @@ class Caller:
     process: ProcessId | None
     since: float
     link: Link
-    why_not: str = ""  # it gets no further: it is not known which process it is
+    why_not: str = ""  # why it gets no further: its process is not known
     facts: Facts = NOTHING  # what its process was started with, as read last
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
@@ -51,7 +51,7 @@ class Caller:
 
 
 def has_ended(connection: socket.socket) -> bool:
-    """Whether all that can still be read is the end; nothing is taken out."""
+    """Return whether only the end can still be read; this takes nothing out."""
     try:
         data, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(12), socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -67,7 +67,7 @@ async def until_ended(connection: socket.socket) -> None:
 
 
 async def _discard(connection: socket.socket) -> bool:
-    """Take what the client still says; False once it has hung up."""
+    """Discard what the client still sends; return False once it has hung up."""
     await trio.lowlevel.wait_readable(connection)
     try:
         return bool(connection.recv(65536))

@@ -1,4 +1,4 @@
-"""One client's connection from its arrival to its end: placed, given its turn, linked, and if need be held.
+"""Handle one client's connection from its arrival to its end: place it, wait for its turn, link it, and hold it if necessary.
 
 Prose: docs/relay.md.  A connection ends only because its client, or a living domain, ended it.
 """
@@ -29,17 +29,17 @@ from mpsd.relay.progress import Progress
 from mpsd.relay.refusals import Refusals
 
 log = structlog.get_logger()
-_FAREWELL_SECONDS = 0.5  # a client that has all it wanted ends its connection at once
+_FAREWELL_SECONDS = 0.5  # a client that has all it needs ends its connection at once
 _OFFENDER_SHARE = 10  # a process that kept a domain waiting before gets a tenth of the patience
-_AGAIN_SECONDS = 0.01  # the domain's own task has to learn of the death that was noticed here
+_AGAIN_SECONDS = 0.01  # the domain's own task has to see the death that was noticed here
 _RETRY_SECONDS = 1.0
 _ARRIVAL_SECONDS = 5.0  # a context takes 0.1 s (measured), 1.5 s among many
-_FROZEN_SECONDS = 2.0  # a vendor daemon that answers nobody for so long waits for the client it speaks with, or is ill
+_FROZEN_SECONDS = 2.0  # a vendor daemon that answers no client for so long waits for the current one, or is ill
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
 class _NotSet(Exception):
-    """A client's limits; it waits, and nothing else comes of it."""
+    """A client's limits could not be set; it waits, without another effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class RelaySettings:
 
 @dataclass(slots=True)
 class Conversations:
-    """What the conversations share: who lets clients in, who turns them away, and who has kept a domain waiting."""
+    """What the conversations share: admission, refusals, and the offences of clients that have kept a domain waiting."""
 
     pool: Pool
     keeper: Keeper
@@ -62,17 +62,17 @@ class Conversations:
     refusals: Refusals
     offences: Counter[ProcessId | None] = field(default_factory=Counter)
     open: Counter[ProcessId | None] = field(default_factory=Counter)  # connections by process
-    took_handshake: Callable[[float], None] = lambda seconds: None  # told how long a connection was with its domain
+    took_handshake: Callable[[float], None] = lambda seconds: None  # gets the time that a connection spent with its domain
 
     async def run(self, caller: Caller) -> None:
-        """Until the client or a living domain ends it."""
+        """Serve the caller until the client or a living domain ends the connection."""
         while True:
             if await self._once(caller):
                 return
             await trio.sleep(_AGAIN_SECONDS)
 
     async def resume(self, caller: Caller, domain: Domain, backend: socket.socket) -> None:
-        """Go on in the middle of a handshake that an earlier mpsd relayed.  The limits are still those that it set."""
+        """Continue a handshake that an earlier mpsd relayed.  The limits that it set are still in force."""
         caller.link.no_way_back()
         if caller.process is not None:
             domain.admit(caller.process)
@@ -85,7 +85,7 @@ class Conversations:
         await self.refusals.hold(caller, domain, why)
 
     async def _once(self, caller: Caller) -> bool:
-        """True when it is over.  False: it should be placed again."""
+        """Place and link the caller once; return True when the connection is over, False if it should be placed again."""
         try:
             found = await self.entrance.find_place(caller)
             if found is None:
@@ -109,9 +109,11 @@ class Conversations:
         return await self._after(caller, domain, end) if end else False
 
     async def _visit(self, caller: Caller, domain: Domain, limits: Limits) -> End | None:
-        """One connection to a domain, with these limits in force from before it begins until the server has what it came for.
-        None: it did not come about.  Raises _NotSet when it is not certain that they are."""
-        pid = caller.credentials.pid or os.getpid()  # as the domain is told
+        """Make one connection to a domain, with these limits in force until the server has read them.
+
+        None: there was no connection.  Raise _NotSet if it is not certain that the limits are set.
+        """
+        pid = caller.credentials.pid or os.getpid()  # as the domain sees it
         async with domain.guard.window(limits, domain.control):
             if self._must_leave(caller, domain):
                 return None
@@ -131,7 +133,7 @@ class Conversations:
                 domain.guard.forget_arrival(pid, arrival)
 
     def _must_leave(self, caller: Caller, domain: Domain) -> bool:
-        """The domain fell ill while this client waited for it, and has no context of it yet."""
+        """Return whether the domain fell ill while a client without a context there waited; then the client leaves it."""
         if not domain.is_ill or caller.process in domain.connected:
             return False
         domain.leave(caller.process)
@@ -141,7 +143,7 @@ class Conversations:
         with domain.handshake(caller.process):
             async with domain.gate.turn(self._burden(caller.process)) as right:
                 if self._must_leave(caller, domain) or domain.guard.era != era:
-                    return None  # in another era, what was set for it does not hold
+                    return None  # in another era, the limits set before do not hold
                 backend = await connect(domain.control.socket_path(caller.door), domain.control)
                 if backend is None:
                     return None
@@ -151,13 +153,14 @@ class Conversations:
                 return await self._through(caller, domain, backend, right)
 
     async def _see_arrive(self, caller: Caller, domain: Domain, arrival: Arrival) -> None:
-        """The server may read a newcomer's limits until its log says that the newcomer is there (measured: it has by then).
+        """Wait until the client has arrived: the server may read a newcomer's limits until its log reports the newcomer
+        (measured).
 
-        A process begins with a connection that asks only whether there is a daemon: no descriptor is passed on it, so no way
-        to a server can have come of it.
+        A process begins with a connection that asks only whether there is a daemon: no descriptor is passed on it, so no way to
+        a server can have come of it.
         """
         patience = _ARRIVAL_SECONDS / (_OFFENDER_SHARE if self.offences[caller.process] else 1)
-        self.open[caller.process] -= 1  # it keeps nobody waiting now but those with other limits
+        self.open[caller.process] -= 1  # now it delays only clients with other limits
         try:
             if not await arrival.settled(patience) and domain.guard.is_on:
                 self.offences[caller.process] += 1
@@ -166,7 +169,8 @@ class Conversations:
             self.open[caller.process] += 1
 
     def _burden(self, process: ProcessId | None) -> int:
-        """How far back in the queue for a domain: a process with many connections, or a slow one, waits for the others."""
+        """Return the client's rank in the queue for a domain: a process with many connections, or a slow one, waits for the
+        others."""
         return self.open[process] - 1 + self.offences[process]
 
     async def _through(self, caller: Caller, domain: Domain, backend: socket.socket, right: Pass | None) -> End:
@@ -174,7 +178,7 @@ class Conversations:
             with backend:
                 end = await self._link(caller, domain, backend, right)
         except BaseException as exc:  # cancelled, it may be a group
-            # Where mpsd leaves, the keeper goes on.  Else the vendor daemon would wait for a client that is not there.
+            # If mpsd leaves, the keeper holds both ends.  Else the vendor daemon would wait for a client that is gone.
             if isinstance(exc, MpsdError | OSError) or caller.scope.cancel_called:
                 self.keeper.drop(caller.domain_id(domain.name))
             raise
@@ -187,16 +191,16 @@ class Conversations:
         return end
 
     def _is_over(self, domain: Domain, end: End) -> bool:
-        """The client ended it, or a living domain did."""
+        """Return whether the client ended it, or a living domain did."""
         is_well = domain.control.is_alive() and not domain.silenced.is_set()
         return end is End.CLIENT or (end is End.DOMAIN and is_well)
 
     async def _after(self, caller: Caller, domain: Domain, end: End) -> bool:
-        """True when it is over, False when the client should be linked again."""
+        """Return True when it is over, False when the client should be linked again."""
         if end is End.SLOW_CLIENT:
             return await self._detach(caller, domain)
         if caller.link.is_out_of_step:
-            await trio.sleep(_RETRY_SECONDS)  # closed, the client would run without MPS
+            await trio.sleep(_RETRY_SECONDS)  # if mpsd closed the connection, the client would run without MPS
             return False
         if self._is_over(domain, end):
             return True
@@ -206,17 +210,17 @@ class Conversations:
         return True
 
     async def _link(self, caller: Caller, domain: Domain, backend: socket.socket, right: Pass | None) -> End:
-        """Run the link; a domain that falls silent in the middle of it counts as ended, if the client can go elsewhere."""
+        """Run the link; a domain that falls silent during it counts as ended, if the client can use another domain."""
         share = _OFFENDER_SHARE if self.offences[caller.process] else 1
         patience = self.settings.turn_seconds / share
 
         async def is_well() -> bool:
-            """The daemon has put the client on its list and answers others, who may speak with it now; or it does not."""
+            """Return whether the daemon has queued the client and answers others; then the next client gets its turn."""
             asked_at = trio.current_time()
             answers = await domain.control.is_responsive(_FROZEN_SECONDS / share)
             if not answers:
                 domain.unanswered_since = min(domain.unanswered_since, asked_at)
-                domain.mark_stale()  # what it answers next says that it is well again
+                domain.mark_stale()  # its next answer shows that it is well again
             if answers and right:
                 right.give_back()
             return answers
@@ -235,8 +239,11 @@ class Conversations:
         return end
 
     async def _detach(self, caller: Caller, domain: Domain) -> bool:
-        """The vendor daemon has been freed of a silent client, which is linked again when it speaks; or of one whose words it
-        made nothing of, which is after a pause.  If the daemon is silent even now, it was not the client's fault."""
+        """Handle a silent client that the vendor daemon was freed of; return whether its connection is over.
+
+        It is linked again when it sends something, or after a pause if it was the domain that did not answer.  If the daemon is
+        silent even now, it was not the client's fault.
+        """
         is_free = await domain.control.is_responsive(_FROZEN_SECONDS)
         if caller.link.transcript is not None and caller.process not in domain.connected and not is_free:
             domain.leave(caller.process)
@@ -249,12 +256,15 @@ class Conversations:
             return True
         pause = min(2.0 ** self.offences[caller.process], _LONGEST_PAUSE_SECONDS) if caller.link.awaits_domain else math.inf
         with trio.move_on_after(pause):
-            await trio.lowlevel.wait_readable(caller.connection)  # for ever: a stopped process may be continued any time
+            await trio.lowlevel.wait_readable(caller.connection)  # for ever: a stopped process may be continued at any time
         return has_ended(caller.connection)
 
 
 async def _give_up_when_silent(caller: Caller, domain: Domain, scope: trio.CancelScope) -> None:
-    """A client that has contexts there stays: all connections of a process go to one domain."""
+    """Cancel the link when the domain falls silent.
+
+    A client with contexts there stays: all connections of a process go to one domain.
+    """
     await domain.silenced.wait()
     if caller.link.transcript is not None and caller.process not in domain.connected:
         domain.leave(caller.process)

@@ -1,8 +1,8 @@
-"""One handshake at a time in each domain.
+"""Let one client at a time do its handshake in each domain.
 
-A vendor control daemon speaks with one connection at a time and waits for its peer without limit: a single connection that
-stays silent stops the daemon for everybody (measured, driver 580).  So mpsd lets one client at a time speak with it, the
-patient ones first, and takes away those that keep it waiting (relay.py).
+A vendor control daemon serves one connection at a time and waits for its peer without limit: a single silent connection stops
+the daemon for all clients (measured, driver 580).  So mpsd lets one client at a time send to it, those with fewer offences
+first, and takes away those that keep it waiting (link.py).
 """
 
 import heapq
@@ -14,7 +14,7 @@ import trio
 
 
 class Pass:
-    """The right to speak; given back early when the domain makes the client wait, or at the end."""
+    """The right to send; given back early when the domain makes the client wait, or at the end."""
 
     def __init__(self, gate: "Gate") -> None:
         self._gate: Gate | None = gate
@@ -26,7 +26,7 @@ class Pass:
 
 
 class Gate:
-    """Guards that at most one pass is out.  Those with fewer offences go first, then those who came first."""
+    """Guards that at most one pass is in use.  Clients with fewer offences go first, then in order of arrival."""
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -52,7 +52,7 @@ class Gate:
             await entry[2].wait()  # for ever: every pass comes back within its holder's patience
         except trio.Cancelled:
             if entry[2].is_set():
-                self._release()  # it was given the pass in the same moment
+                self._release()  # it got the pass at the same moment
             else:
                 self._queue.remove(entry)
                 heapq.heapify(self._queue)

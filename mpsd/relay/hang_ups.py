@@ -1,7 +1,7 @@
-"""Clients that hang up while they wait: for room, a domain or their turn.  Such a wait ends at once, and takes no place.
+"""Detect clients that hang up while they wait for room, a domain or their turn: such a wait ends at once, and takes no place.
 
-What a client has said already keeps its connection readable, so that only the hang-up itself can be waited for: by an epoll of
-our own, in which nothing else is asked about.
+A client's unread messages keep its connection readable, so only the hang-up itself can be waited for: by a separate epoll that
+asks for nothing else.
 """
 
 import select
@@ -11,23 +11,23 @@ from contextlib import suppress
 
 import trio
 
-_EVENTS = 256  # told in one turn of the event loop
+_EVENTS = 256  # handled in one turn of the event loop
 
 
 class HangUps:
-    """Guards that each hang-up is told once, and none of a connection that is not watched any more."""
+    """Guards that each hang-up is reported once, and none of a connection that is no longer watched."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._told: dict[int, Callable[[], None]] = {}  # by descriptor
 
     def watch(self, connection: socket.socket, tell: Callable[[], None]) -> None:
-        """Until `forget`; told in `run`."""
+        """Watch until `forget`; `run` calls `tell` after a hang-up."""
         self._told[connection.fileno()] = tell
-        self._epoll.register(connection, select.EPOLLONESHOT)  # a hang-up is told unasked
+        self._epoll.register(connection, select.EPOLLONESHOT)  # the kernel always reports a hang-up
 
     def forget(self, connection: socket.socket) -> None:
-        """Before it is closed: the keeper has it open too, and would keep it in the epoll."""
+        """Stop watching, before the connection is closed: the keeper has it open too, and would keep it in the epoll."""
         if self._told.pop(connection.fileno(), None):
             with suppress(OSError):
                 self._epoll.unregister(connection)

@@ -1,8 +1,8 @@
-"""Two ends of one relayed connection, and the copying between them.
+"""Connect the two ends of one relayed connection, and copy between them.
 
-Nothing in a message is read.  What matters is how a connection ends, because CUDA runs *without* MPS, silently, when its
-control connection is closed before the handshake is done (FACTS.md): an end is passed on only when the other side really
-made it, never because mpsd or a vendor daemon died, or because the vendor daemon had to be freed of a silent client.
+The link does not interpret messages.  How a connection ends is critical, because CUDA runs *without* MPS, silently, when its
+control connection is closed before the handshake is done (FACTS.md): the link passes an end on only if the other side really
+made it, never because mpsd or a vendor daemon died, or because mpsd had to free the vendor daemon of a silent client.
 """
 
 import os
@@ -21,18 +21,18 @@ from mpsd.relay.message import Message, look_at, receive, send, take
 from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
 
 _MOST_REPLAYED = 16  # messages; a handshake has five (measured)
-_MOST_KEPT = 8  # descriptors among them: each is one of mpsd's, for as long as the client has its turn before it
-_PENDING_SECONDS = 0.02  # a daemon that takes longer has put the client on its list, and speaks with others meanwhile
+_MOST_KEPT = 8  # descriptors in these messages: mpsd has each open until the client's turn in the handshake is over
+_PENDING_SECONDS = 0.02  # a slower daemon has queued the client, and serves others in the meantime
 _REPLAY_SECONDS = 5.0
-_NO_RETURN_SECONDS = 30.0  # a busy machine may take seconds to let a client speak
+_NO_RETURN_SECONDS = 30.0  # a busy machine may take seconds until a client sends
 
 
 class End(Enum):
-    """Who ended a link."""
+    """The side that ended a link."""
 
     CLIENT = auto()
     DOMAIN = auto()
-    SLOW_CLIENT = auto()  # nobody: the client kept its domain waiting, and the domain was freed of it
+    SLOW_CLIENT = auto()  # neither: the client kept its domain waiting, and mpsd freed the domain of it
 
 
 class _Turn(Enum):
@@ -42,20 +42,20 @@ class _Turn(Enum):
 
 @dataclass(slots=True)
 class Link:
-    """Guards the transcript: what was said, so that another connection to a domain can be brought to the same point.
+    """Guards the transcript of the messages, so that another connection to a domain can be brought to the same point.
 
-    It is None once there is no way back: the domain has handed over descriptors, or too much was said.
+    It is None once the handshake cannot be repeated: the domain has passed descriptors, or there were too many messages.
     """
 
     client: socket.socket
     may_impersonate: bool
-    transcript: list[Message | bytes] | None = field(default_factory=list)  # bytes: what the domain said
-    has_run: bool = False  # it has been linked to a domain
-    has_spoken: bool = False  # the client has said something
-    has_passed_descriptors: bool = False  # either side has; without any, no channel to a server can have come of it
-    is_out_of_step: bool = False  # the last domain could not be brought to where the client is
+    transcript: list[Message | bytes] | None = field(default_factory=list)  # bytes: sent by the domain
+    has_run: bool = False  # it was linked to a domain before
+    has_spoken: bool = False  # the client has sent a message
+    has_passed_descriptors: bool = False  # one side has passed some; without any, the client cannot have a channel to a server
+    is_out_of_step: bool = False  # the replay to the last domain failed
     track: Track = field(default_factory=Track)
-    speaker: int = 0  # the pid that connected, and that alone may speak; 0: not seen from here
+    speaker: int = 0  # the pid that connected, and that alone may send; 0: mpsd cannot see it
     _kept: int = 0  # descriptors in the transcript
     _turn: _Turn = _Turn.DOMAIN
     _turned: trio.Event = field(default_factory=trio.Event)
@@ -65,10 +65,10 @@ class Link:
     async def run(
         self, domain: socket.socket, patience_seconds: float, is_well: Callable[[], Awaitable[bool]]
     ) -> End:
-        """Bring the domain to where the client is, then copy both ways until one side ends.
+        """Bring the domain to the client's point of the handshake, then copy both ways until one side ends.
 
-        `is_well` is asked when the domain makes the client wait: whether it speaks with others meanwhile.  If not, it is this
-        client that it waits for.  Raises ProtocolError, OSError for what the client did.
+        `is_well` is asked when the domain makes the client wait: whether the domain serves others in the meantime.  If not, it
+        waits for this client.  Raise ProtocolError or OSError for what the client did.
         """
         self._end, self._trouble, self.has_run = None, None, True
         self.is_out_of_step = not await self._replay(domain)
@@ -79,21 +79,21 @@ class Link:
             nursery.start_soon(self._watch_turns, patience_seconds, is_well, nursery.cancel_scope)
             await self._copy_from_domain(domain)
             nursery.cancel_scope.cancel()
-        if self._trouble is not None:  # kept until here: out of a nursery it would come as a group
+        if self._trouble is not None:  # raised here: out of a nursery it would come as a group
             raise self._trouble
         if self._end is None:
             self._end = End.CLIENT if has_hung_up(self.client) else End.DOMAIN
         return self._end
 
     def no_way_back(self) -> None:
-        """Nothing is remembered from here on."""
+        """Drop the transcript: from here on the handshake cannot be repeated."""
         for entry in self.transcript or ():
             if isinstance(entry, Message):
                 entry.close()
         self.transcript = None
 
     def pass_on(self, end: End) -> None:
-        """The client is told at once that its domain has ended the connection; it is closed later."""
+        """Shut the connection down for the client at once if its domain has ended it; it is closed later."""
         if end is End.DOMAIN:
             _stop(self.client, socket.SHUT_RDWR)
 
@@ -112,7 +112,7 @@ class Link:
                 self._set_turn(_Turn.DOMAIN)
                 await self._pass_on(message, domain)
         except BrokenPipeError:
-            return  # the domain has ended: the other direction notices, with all that it said before
+            return  # the domain has ended: the other direction reads its last messages and then the end
         except (OSError, ProtocolError) as exc:
             self._trouble = exc
             scope.cancel()
@@ -124,14 +124,15 @@ class Link:
             _stop(domain, socket.SHUT_WR)
 
     def _check_speaker(self, message: Message) -> None:
-        """A connection can be given away, and limits are those of whoever connected.  Raises WrongSpeaker."""
+        """Check the sender: a connection can be given away, but its limits are those of the process that connected.  Raise
+        WrongSpeaker."""
         said_by = message.credentials.pid if message.credentials else self.speaker
         if self.speaker and said_by != self.speaker:
             message.close()
             raise WrongSpeaker(f"pid {said_by} speaks on the connection of pid {self.speaker}")
 
     async def _pass_on(self, message: Message, domain: socket.socket) -> None:
-        """What could not be sent stays in the client's queue, for another domain or another mpsd."""
+        """Pass a message to the domain.  If that fails, it stays in the client's queue, for another domain or another mpsd."""
         is_sent = False
         try:
             with self.track.passing(TO_DOMAIN):
@@ -160,16 +161,16 @@ class Link:
                 finally:
                     message.close()
         except OSError:
-            self._end = End.CLIENT  # it has gone and cannot be told anything
+            self._end = End.CLIENT  # it has gone and cannot receive anything
         except ProtocolError as exc:
             self._trouble = exc
 
     async def _watch_turns(
         self, patience_seconds: float, is_well: Callable[[], Awaitable[bool]], scope: trio.CancelScope
     ) -> None:
-        """Free the domain of a client that keeps it waiting, be it by silence or by words that it makes nothing of.
+        """Free the domain of a client that keeps it waiting, by silence or by messages that the domain does not answer.
 
-        A client that could not be linked again is given far longer, and is never blamed for what a domain does not say.
+        A client that could not be linked again has far more time, and is never blamed for the silence of a domain.
         """
         while True:
             turned, turn = self._turned, self._turn
@@ -190,7 +191,7 @@ class Link:
 
     @property
     def awaits_domain(self) -> bool:
-        """Whether it is the domain's turn to speak."""
+        """Whether it is the domain's turn to send."""
         return self._turn is _Turn.DOMAIN
 
     def _set_turn(self, turn: _Turn) -> None:
@@ -209,8 +210,7 @@ class Link:
             self.no_way_back()
 
     async def _replay(self, domain: socket.socket) -> bool:
-        """Say to a fresh connection what the client said, and hear what it has heard.  False: the domain ended, or says
-        something else this time."""
+        """Repeat the handshake with a fresh connection.  False: the domain ended, or answered otherwise this time."""
         self._turn, self._turned = _Turn.DOMAIN, trio.Event()
         if not self.transcript:
             return True
@@ -243,7 +243,7 @@ class Link:
 
 
 def has_hung_up(end: socket.socket) -> bool:
-    """Whether the other side has closed for good, rather than only stopped sending."""
+    """Return whether the other side has closed for good, rather than only stopped sending."""
     poll = select.poll()
     poll.register(end, 0)
     return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))

@@ -1,7 +1,7 @@
-"""One message of a SEQPACKET connection: its bytes, its descriptors, its sender's credentials.
+"""Read and send one message of a SEQPACKET connection: its bytes, its descriptors, its sender's credentials.
 
-Read whole or not at all: a message that is larger than the kernel's own bound or whose descriptors do not fit is refused,
-never passed on cut short.  Linux: unix(7), recvmsg(2).
+A message is read whole or not at all: one that is larger than the kernel's own bound, or whose descriptors do not fit, is
+refused, never passed on cut short.  Linux: unix(7), recvmsg(2).
 """
 
 import array
@@ -16,7 +16,7 @@ from mpsd.descriptors import close_soon
 from mpsd.errors import ProtocolError
 from mpsd.model import Credentials
 
-MAX_BYTES = 256 * 1024  # above the largest datagram a default SO_SNDBUF (212,992 bytes) lets anybody send
+MAX_BYTES = 256 * 1024  # above the largest datagram that a default SO_SNDBUF (212,992 bytes) allows
 MAX_DESCRIPTORS = 253  # SCM_MAX_FD
 _UCRED = struct.Struct("3i")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_UCRED.size) + socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
@@ -32,7 +32,7 @@ class Message:
     credentials: Credentials | None
 
     def close(self) -> None:
-        """Nobody waits for a stranger's descriptor that is slow to close (decision 019)."""
+        """Close the descriptors in the background: those of other users may be slow to close (decision 019)."""
         descriptors, self.descriptors = self.descriptors, []
         close_soon(descriptors)
 
@@ -41,15 +41,15 @@ _buffer = bytearray(MAX_BYTES)  # only touched between two awaits: recvmsg_into 
 
 
 async def receive(connection: socket.socket) -> Message | None:
-    """The next message; None at the end of the stream.  `connection` is non-blocking with SO_PASSCRED set.
+    """Return the next message; None at the end of the stream.  `connection` is non-blocking with SO_PASSCRED set.
 
-    A peer that closed with our messages unread counts as an end too.  Raises ProtocolError.
+    A peer that closed with our messages unread counts as an end too.  Raise ProtocolError.
     """
     return await _next(connection, 0)
 
 
 async def look_at(connection: socket.socket) -> Message | None:
-    """As `receive`, but the message stays in the queue until `take`: whoever dies in between has lost nothing."""
+    """Do as `receive`, but leave the message in the queue until `take`: a process that dies in between loses nothing."""
     return await _next(connection, socket.MSG_PEEK)
 
 
@@ -64,7 +64,7 @@ async def _next(connection: socket.socket, how: int) -> Message | None:
         try:
             return _receive_now(connection, how)
         except (BlockingIOError, ConnectionResetError):
-            continue  # a reset is told once, before what is still queued; then comes that, then the end
+            continue  # the kernel reports a reset once, before the queued messages; after these comes the end
 
 
 def _receive_now(connection: socket.socket, how: int) -> Message | None:
@@ -91,7 +91,7 @@ def _unpack(ancillary: list[tuple[int, int, bytes]]) -> tuple[list[int], Credent
 
 
 async def send(connection: socket.socket, message: Message, credentials: Credentials | None) -> None:
-    """Send it whole, as if it came from `credentials` (None: from ourselves).  Raises OSError when the peer has gone."""
+    """Send it whole, as if it came from `credentials` (None: from ourselves).  Raise OSError when the peer has gone."""
     ancillary: list[tuple[int, int, bytes | array.array[int]]] = []
     if message.descriptors:
         ancillary.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", message.descriptors)))
@@ -107,7 +107,7 @@ async def send(connection: socket.socket, message: Message, credentials: Credent
 
 
 def may_impersonate() -> bool:
-    """Whether this process may send credentials that are not its own (CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID)."""
+    """Return whether this process may send credentials that are not its own (CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID)."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         try:

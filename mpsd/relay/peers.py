@@ -1,9 +1,9 @@
-"""Who is calling on a socket: the process that connected, and no later one with its pid.
+"""Identify the process that connected to a socket, and no later one with its pid.
 
-    Linux 6.5 and later   SO_PEERPIDFD names the process itself: whether it lives is asked last, and while it lives nobody else
-                          has its pid
-    before                the process that has the pid now, if it is of the user who connected; so a pid that went to another
-                          user's process is noticed, and one that went to the same user's is not
+    Linux 6.5 and later   SO_PEERPIDFD names the process itself: whether it lives is asked last, and while it lives no other
+                          process has its pid
+    before                the process that has the pid now, if it is of the user who connected; so mpsd notices a pid that
+                          went to another user's process, but not one that went to the same user's
 """
 
 import errno
@@ -20,17 +20,17 @@ _SO_PEERPIDFD = 77  # asm-generic/socket.h
 
 
 class PeerEnded(Exception):
-    """The process that connected has ended; somebody else may have the connection."""
+    """The process that connected has ended; another may have the connection."""
 
 
 def peer_credentials(connection: socket.socket) -> Credentials:
-    """The ids of the process that connected, as this pid and user namespace sees them; pid 0 if it does not see it."""
+    """Return the ids of the process that connected, in this pid and user namespace; pid 0 if it is not visible."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return Credentials(*_UCRED.unpack(raw))
 
 
 def peer_process(connection: socket.socket, credentials: Credentials) -> ProcessId | None:
-    """The process that connected; None where this pid namespace does not have it.  Raises PeerEnded, OSError.
+    """Return the process that connected; None if this pid namespace does not have it.  Raise PeerEnded or OSError.
 
     credentials: of peer_credentials.
     """
@@ -46,7 +46,7 @@ def peer_process(connection: socket.socket, credentials: Credentials) -> Process
 
 
 def _lives(connection: socket.socket) -> bool:
-    """False where the kernel does not tell.  Raises PeerEnded."""
+    """Return whether the process lives for certain; False if the kernel cannot tell.  Raise PeerEnded."""
     try:
         pidfd = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as exc:

@@ -1,10 +1,11 @@
-"""How far each relayed connection has come, in a file that outlives mpsd: two bytes a connection, one for each direction.
+"""Record the progress of each relayed connection in a file that outlives mpsd: two bytes a connection, one for each direction.
 
     FRESH   nothing has been passed on: another mpsd may begin with it anywhere
-    WHOLE   whatever was taken from one side has been given to the other: another mpsd may go on where this one stopped
+    WHOLE   all that was taken from one side has been given to the other: another mpsd may continue from here
     TORN    a message is being passed on: another mpsd cannot know whether it arrived
 
-Written to memory that is shared with the file, so that it costs nothing and `kill -9` loses nothing.  Prose: docs/restart.md.
+The bytes are in memory that is shared with the file, so writing costs nothing and `kill -9` loses nothing.
+Prose: docs/restart.md.
 """
 
 import mmap
@@ -20,14 +21,15 @@ TO_DOMAIN, TO_CLIENT = 0, 1
 
 @dataclass(slots=True)
 class Track:
-    """Guards the two bytes of one connection.  By itself it is remembered by nobody."""
+    """Guards the two bytes of one connection.  Without Progress they are not in the file."""
 
     slot: int = 0
     _bytes: mmap.mmap | bytearray = field(default_factory=lambda: bytearray(2))
 
     @contextmanager
     def passing(self, direction: int) -> Iterator[None]:
-        """Around sending a message and taking it out of the queue; one that could not be sent is still in the queue."""
+        """Mark the sending of a message and its removal from the queue; a message that could not be sent is still in the
+        queue."""
         at = 2 * self.slot + direction
         before, self._bytes[at] = self._bytes[at], TORN
         after = before
@@ -64,13 +66,13 @@ class Progress:
         self._free = list(range(size // 2 - 1, -1, -1))
 
     def begin(self) -> Track:
-        """For a new connection.  There is a slot for each connection that may be open."""
+        """Return a track for a new connection.  The file has a slot for each connection that may be open."""
         track = Track(self._free.pop(), self._bytes)
         self._bytes[2 * track.slot : 2 * track.slot + 2] = bytes([FRESH, FRESH])
         return track
 
     def resume(self, slots: Iterable[int]) -> dict[int, Track]:
-        """Of the connections that an earlier mpsd left, by slot; to be asked for before any begins."""
+        """Return the tracks of the connections that an earlier mpsd left, by slot; call it before any `begin`."""
         kept = {slot: Track(slot, self._bytes) for slot in slots if 2 * slot + 1 < len(self._bytes)}
         self._free = [slot for slot in self._free if slot not in kept]
         return kept

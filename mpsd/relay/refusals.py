@@ -1,7 +1,7 @@
-"""Clients that may not run: told so, ended, or kept waiting.
+"""Refuse clients: with an error, by ending them, or by letting them wait.
 
-However it is done, the client's connection is not closed before the client ends it: closed, CUDA would run without MPS and
-without limits (FACTS.md).
+In each case mpsd does not close the connection before the client ends it: if it did, CUDA would run without MPS and without
+limits (FACTS.md).
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from mpsd.relay.link import End
 
 log = structlog.get_logger()
 _HANG_UP_SECONDS = 1.0
-_ANSWER_SECONDS = 3.0  # milliseconds are usual; cut short, the client would be held
+_ANSWER_SECONDS = 3.0  # usually it takes milliseconds; if mpsd cut it short, it would have to hold the client
 
 
 @dataclass(slots=True)
@@ -30,10 +30,10 @@ class Refusals:
 
     refuser: Refuser
     turn_seconds: float
-    under_way: int = 0  # callers who are being told
+    under_way: int = 0  # callers that are getting their error
 
     async def turn_away(self, caller: Caller, refusal: Refused) -> None:
-        """As configured."""
+        """Refuse the client as configured."""
         way, why = Refusal(refusal.way), str(refusal)
         if way is Refusal.ERROR:
             await self.tell(caller, why)
@@ -44,12 +44,12 @@ class Refusals:
             await self.hold(caller, None, why)
 
     async def tell(self, caller: Caller, why: str) -> None:
-        """A vendor daemon that can serve nobody gives the client its error (805)."""
+        """Give the client its error (805), by a vendor daemon that serves no client; hold the client if that fails."""
         if not await self.try_to_tell(caller, why):
             await self.hold(caller, None, f"{why}, and it could not be told so")
 
     async def try_to_tell(self, caller: Caller, why: str) -> bool:
-        """As `tell`; False where the client does not listen, or no such daemon can be had."""
+        """Do the same as `tell`; return False if the client does not respond, or no such daemon can be started."""
         self.under_way += 1
         try:
             is_told = await self._tell(caller)
@@ -68,14 +68,14 @@ class Refusals:
             return await caller.link.run(backend, self.turn_seconds, _not_for_long) is not End.SLOW_CLIENT
 
     async def hold_unknown(self, caller: Caller) -> None:
-        """One of which it is not known who it is; a client that died in the queue has hung up as well, and is not told of."""
+        """Hold a client that mpsd could not identify; if it hangs up soon, it died in the queue, and there is no log entry."""
         with trio.move_on_after(_HANG_UP_SECONDS):
             await until_ended(caller.connection)
             return
         await self.hold(caller, None, caller.why_not)
 
     async def hold(self, caller: Caller, domain: Domain | None, why: str) -> None:
-        """Closed, it would run without MPS: it stays open until the client ends it."""
+        """Keep the connection open until the client ends it: if mpsd closed it, the client would run without MPS."""
         log.error("relay.held", pid=caller.credentials.pid, uid=caller.credentials.uid,
                   domain=domain and domain.name, why=why, effect="the client waits; end it and start it again")
         caller.link.no_way_back()
@@ -83,13 +83,13 @@ class Refusals:
 
 
 async def _not_for_long() -> bool:
-    """The daemon that refuses answers in milliseconds, or waits for its peer."""
+    """The refusing daemon answers in milliseconds, or waits for its peer."""
     await trio.sleep(_ANSWER_SECONDS)
     return False
 
 
 def _end_process(process: ProcessId) -> bool:
-    """SIGKILL.  It has no context yet, so nobody's work can suffer."""
+    """Kill the process.  It has no context yet, so no other client's work can suffer."""
     try:
         return processes.kill(process)
     except OSError:

@@ -1,7 +1,6 @@
-"""The relay's door: accepting connections, keeping them within bounds, giving them to the keeper, taking them back.
+"""Accept connections, keep their number within bounds, pass them to the keeper, and take them back.
 
-What happens to one connection is in conversation.py.  While it is open the keeper holds it too, so that the death of mpsd
-does not close it.
+conversation.py handles one connection.  While it is open the keeper holds it too, so that the death of mpsd does not close it.
 """
 
 import os
@@ -32,14 +31,14 @@ log = structlog.get_logger()
 _ROOM_SECONDS = 0.1
 _FIRST_SHARE = 8  # one place in so many is kept for users who have few: users must not lock each other out
 _FEW = 4  # a process begins with two connections, one after the other
-_TOLD_SHARE = 8  # of these, one in so many is for clients that are just being told that there is no place for them
+_TOLD_SHARE = 8  # of these, one in so many is for clients that are getting their refusal for lack of a place
 _WITHOUT = "had it been a CUDA process, it would now run without MPS"
 _SETTLE_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A connection that the keeper has too, and waits to be begun."""
+    """A connection that the keeper holds too, and that waits for its conversation."""
 
     number: int
     door: str
@@ -53,20 +52,20 @@ class Held:
 
 @dataclass(slots=True)
 class Relay:
-    """Guards the number of connections, of all and of each user, and that whatever is open is in the keeper's hands too."""
+    """Guards the number of connections, of all and of each user, and that the keeper holds every open connection too."""
 
     conversations: Conversations
     ranges: UidRanges = NO_RANGES
     callers: dict[int, Caller] = field(default_factory=dict)
     hang_ups: HangUps = field(default_factory=HangUps)
     waiting: Turns[Held] = field(default_factory=Turns)
-    _taken: Counter[int] = field(default_factory=Counter)  # places, by the uid whose share they are of
-    _turned_away: int = 0  # of users who have too many: at this moment
+    _taken: Counter[int] = field(default_factory=Counter)  # places, by the uid of their share
+    _turned_away: int = 0  # clients of users with too many connections that are being refused now
     _next_number: int = 1
     _listeners: list[socket.socket] = field(default_factory=list)
 
     async def serve(self, listener: socket.socket, door: str, nursery: trio.Nursery) -> None:
-        """Accept until cancelled; conversations run in `nursery`, and are begun in turn: one of each user."""
+        """Accept until cancelled; start conversations in `nursery` in turns: one of each user."""
         self._listeners.append(listener)
         while True:
             if self.waiting:
@@ -84,18 +83,18 @@ class Relay:
                 self._begin(held, nursery)
 
     def connections(self) -> list[tuple[str, socket.socket, int]]:
-        """All that the keeper has to have: by which name, and with which note."""
+        """Return all connections that the keeper has to hold: name, socket and note."""
         callers = [(each.client_id, each.connection, each.link.track.slot) for each in self.callers.values()]
         return callers + [(each.client_id, each.arrival.sock, each.track.slot) for each in self.waiting]
 
     def _accept_some(self, listener: socket.socket, door: str) -> None:
-        """As many as one turn of the event loop has time for, and there are places for.  Raises OSError."""
+        """Accept as many as one turn of the event loop has time for, and as places are free.  Raise OSError."""
         places = self.conversations.settings.max_connections - len(self.callers) - len(self.waiting)
         for _ in accepted(partial(self._accept, listener, door), min(ACCEPTED, places)):
             pass
 
     def _accept(self, listener: socket.socket, door: str) -> Arrival | None:
-        """The next, which the keeper has from now on and which waits to be begun.  Raises OSError."""
+        """Accept the next connection; the keeper holds it from now on, and it waits for its conversation.  Raise OSError."""
         number, track = self._next_number, self.conversations.progress.begin()
         is_held = False
         try:
@@ -110,7 +109,7 @@ class Relay:
         return arrival
 
     def _begin(self, held: Held, nursery: trio.Nursery) -> None:
-        """Its conversation; none where it has hung up meanwhile."""
+        """Start the conversation, unless the client has hung up."""
         if has_hung_up(held.arrival.sock):
             hang_up(held.arrival.sock)
             self.conversations.keeper.drop(held.client_id)
@@ -134,7 +133,7 @@ class Relay:
         return Places(most, most, 0, most // _FIRST_SHARE, _FEW)
 
     async def _turn_away(self, caller: Caller) -> None:
-        """Tell the client an error.  Where that takes too long, its connection is closed: other users need the place."""
+        """Give the client an error.  If that takes too long, the relay closes its connection: other users need the place."""
         pid, uid = caller.credentials.pid, caller.credentials.uid
         why = f"user {uid} has {self._taken[self.ranges.share_of(uid)]} connections; what is left is for users who have fewer"
         if self._turned_away < self._places.first // _TOLD_SHARE:
@@ -147,8 +146,8 @@ class Relay:
         log.warning("relay.evicted", pid=pid, uid=uid, why=why, effect=_WITHOUT)
 
     def resume(self, held: Iterable[tuple[str, socket.socket, int]], nursery: trio.Nursery) -> None:
-        """Go on with the connections an earlier mpsd left with the keeper: `client.N.DOOR`, whose note is its slot of
-        `progress`, and `domain.N.NAME`."""
+        """Continue the connections that an earlier mpsd left with the keeper: `client.N.DOOR`, with its slot of `progress` as
+        the note, and `domain.N.NAME`."""
         ends = {tuple(name.split(".", 2)): (end, note) for name, end, note in held if not name.startswith("listen.")}
         backends = {number: (name, end) for (kind, number, name), (end, _) in ends.items() if kind == "domain"}
         clients = {(number, door): found for (kind, number, door), found in ends.items() if kind == "client"}
@@ -166,14 +165,14 @@ class Relay:
             return await self.conversations.resume(caller, domain, backend)
         if backend is not None:
             backend.close()
-            self.conversations.keeper.drop(caller.domain_id(name))  # or the vendor daemon would go on waiting for it
+            self.conversations.keeper.drop(caller.domain_id(name))  # or the vendor daemon would wait for it for ever
         if track.has_begun:
             lost = "it passed on a message, which may be lost" if track.is_torn else "no domain had this handshake any more"
             return await self.conversations.refusals.hold(caller, domain, f"mpsd died while {lost}")
         return await self.conversations.run(caller)
 
     async def settled(self) -> None:
-        """While quitting, once no door can be found: returns when nobody waits at one or is being refused any more."""
+        """While quitting, once clients cannot find the sockets: wait until no client waits there or is being refused."""
         refusals = self.conversations.refusals
         while True:
             if not refusals.refuser.is_alive():
@@ -196,7 +195,7 @@ class Relay:
         return caller
 
     async def _converse(self, caller: Caller, conversation: Awaitable[None]) -> None:
-        """Whatever goes wrong in here ends this conversation and nothing else."""
+        """Run the conversation.  A failure in it ends this conversation and nothing else."""
         who = {"pid": caller.credentials.pid, "uid": caller.credentials.uid}
         try:
             with caller.scope:
@@ -210,7 +209,7 @@ class Relay:
         except OSError as exc:
             log.info("relay.lost", **who, why=exc.strerror)
         except trio.Cancelled:
-            raise  # mpsd leaves: the keeper goes on holding the connection
+            raise  # mpsd leaves: the keeper continues to hold the connection
         except Exception:
             log.exception("relay.bug", **who)
             await self.conversations.refusals.hold(caller, None, "mpsd failed; closed, it would run without MPS")
@@ -222,7 +221,7 @@ class Relay:
         self._forget(caller)
 
     def _forget(self, caller: Caller) -> None:
-        """Offences are forgotten with the last connection of their process."""
+        """Give the places back.  With the last connection of a process its offences are forgotten."""
         shared, share = self.conversations, self.ranges.share_of(caller.credentials.uid)
         self._taken[share] -= 1
         if not self._taken[share]:
@@ -235,14 +234,16 @@ class Relay:
             shared.offences.pop(caller.process, None)
 
     async def _make_room(self) -> None:
-        """Below the bound at once.  At it, once a silent client has made way, or another has ended: further clients queue in
-        the kernel, they are not turned away."""
+        """Return at once below the bound.  At it, wait until a silent client is evicted or another has ended.
+
+        Further clients queue in the kernel, they are not refused.
+        """
         while len(self.callers) + len(self.waiting) >= self.conversations.settings.max_connections:
             self._evict_silent()
             await trio.sleep(_ROOM_SECONDS)
 
     def _evict_silent(self) -> None:
-        """Clients that a domain has spoken to, and that have not said a word for long: those of the user with most such."""
+        """Evict clients that sent nothing for long after their domain did: those of the user with most of them."""
         latest = trio.current_time() - self.conversations.settings.silent_seconds
         links = ((caller, caller.link) for caller in self.callers.values())
         silent = [caller for caller, link in links if link.has_run and not link.has_spoken and caller.since < latest]
@@ -254,13 +255,13 @@ class Relay:
 
 
 def _leave(caller: Caller) -> None:
-    """It hung up.  Once it has been linked, its link notices, with all that it said before."""
+    """Cancel the wait of a caller that hung up.  A link notices by itself, after it has read all messages sent before."""
     if not caller.link.has_run:
         caller.scope.cancel()
 
 
 def _identify(connection: socket.socket, credentials: Credentials) -> tuple[ProcessId | None, str]:
-    """The process that connected, or why that is not known: somebody else's limits would be set, or somebody else ended."""
+    """Return the process that connected, or why it is not known: a wrong one would get these limits, or be ended."""
     try:
         return peer_process(connection, credentials), ""
     except PeerEnded as exc:
