@@ -1,4 +1,4 @@
-"""Making the limits of one client hold at its domain, before its connection goes there."""
+"""Set the limits of one client at its domain, before its connection goes there."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 
 async def enforce(pool: "Pool", domain: Domain, uid: int, limits: Limits) -> None:
-    """Called inside the guard's window for these limits.  Raises MpsdError; then the client may not be let in."""
+    """Set the limits inside the guard's window for them.  Raise MpsdError; then the client may not be admitted."""
     guard, defaults = domain.guard, terms.of_defaults(pool.defaults, domain.gpus)
     if not guard.is_on:
         if limits == terms.unlimited(domain.gpus) and not pool.settings.is_guarded:
@@ -40,6 +40,6 @@ async def _turn_on(pool: "Pool", domain: Domain) -> None:
         pool.store.save_baselines(domain.name, guard.baselines)
         await domain.apply_defaults(pool.defaults)
     except MpsdError:
-        guard.is_on = False  # the next client begins anew: half on, a restart or a server of its own accord would be open
+        guard.is_on = False  # the next client begins anew: half on, a restart or a self-started server would be open
         raise
     log.info("limits.per_client", domain=domain.name, since="its first client with limits of its own")

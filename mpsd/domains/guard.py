@@ -1,8 +1,8 @@
-"""Limits of each client's own, at a server that has one set of limits for whoever comes next (docs/leases.md, "Enforcement").
+"""Give each client its own limits, at a server with one set of limits for the next client (docs/leases.md, "Enforcement").
 
 A window is the time in which clients with the same limits may come: from before their connection reaches the vendor's daemon
-until the server's log says that what they came for is there.  Clients with other limits wait for the next window.  Between
-windows the server's limits are closed ones, so that who comes outside of every window gets an error rather than too much.
+until the server's log reports that they have arrived.  Clients with other limits wait for the next window.  Between windows the
+server's limits are closed, so that a client that comes outside of every window gets an error rather than too much.
 """
 
 from collections import deque
@@ -20,23 +20,23 @@ from mpsd.policy.limits import Limits
 
 log = structlog.get_logger()
 _CLOSE_SECONDS = 5.0
-_ADOPTED_SECONDS = 2.0  # a context that an earlier mpsd let in may be on its way still
+_ADOPTED_SECONDS = 2.0  # a context that an earlier mpsd admitted may still be coming
 
 
 class Control(Protocol):
-    """Of the vendor's daemon (vendor.py)."""
+    """The part of the vendor's daemon that the guard uses (vendor.py)."""
 
     async def commands(self, lines: tuple[str, ...], seconds: float | None = None) -> str: ...
 
 
 class Arrival:
-    """One connection of a client that is on its way."""
+    """One connection of a client that is connecting."""
 
     def __init__(self) -> None:
         self._is_there = trio.Event()
 
     async def settled(self, patience_seconds: float) -> bool:
-        """Returns when what it came for is there, True, or after the patience."""
+        """Wait until the client has arrived: True, or until the patience ends: whether it has."""
         with trio.move_on_after(patience_seconds):
             await self._is_there.wait()
         return self._is_there.is_set()
@@ -47,18 +47,18 @@ class Arrival:
 
 @dataclass(slots=True)
 class Guard:
-    """Guards that while a client is on its way its server's limits are that client's.
+    """Guards that while a client is connecting its server's limits are that client's.
 
-    Off until the first client with limits comes: then the vendor's daemon is told nothing, and everybody shares one window.
+    Off until the first client with limits comes: then the vendor's daemon gets no commands, and all clients share one window.
     `baselines`: of each server, what its user or operator has set for it; no client gets more.
     """
 
     gpus: tuple[str, ...]
     is_on: bool = False
     baselines: dict[int, Limits] = field(default_factory=dict)
-    era: int = 0  # another one: what was set before does not hold any more
-    _in_force: dict[int, Limits] = field(default_factory=dict)  # what each server was told last; absent: not known
-    _key: object = None  # what those in the window have in common
+    era: int = 0  # in another era, limits that were set before do not hold
+    _in_force: dict[int, Limits] = field(default_factory=dict)  # the last limits that each server took; absent: not known
+    _key: object = None  # what the clients in the window have in common
     _inside: int = 0
     _waiting: deque[tuple[object, trio.Event]] = field(default_factory=deque)
     _telling: trio.Lock = field(default_factory=trio.Lock)
@@ -68,7 +68,7 @@ class Guard:
 
     @asynccontextmanager
     async def window(self, key: object, control: Control) -> AsyncIterator[None]:
-        """Inside, nobody with another key is.  `key`: the limits, or what else those inside have in common."""
+        """Enter a window; inside are only holders of the same key: the limits, or another common property."""
         await self._enter(key)
         try:
             yield
@@ -79,16 +79,16 @@ class Guard:
                     await self._close(control)
 
     async def turn_on(self, server_pids: Iterable[int], defaults: Limits, control: Control) -> None:
-        """From here on nobody comes in but with limits of his own.  Raises VendorFailed, and is off then."""
+        """Admit only clients with limits from here on.  Raise VendorFailed; then the guard stays off."""
         async with self._telling:
             for server_pid in server_pids:
                 await self._learn_baseline(server_pid, defaults, control)
             self.is_on = True
 
     async def set_limits(self, server_pid: int, limits: Limits, defaults: Limits, control: Control) -> None:
-        """Called inside a window.  `defaults`: what a server is started with that was not there when this was turned on.
+        """Set the limits, inside a window.  `defaults`: what a server is started with that started after `turn_on`.
 
-        Raises VendorFailed when it is not certain that the limits hold; then nobody may be let in.
+        Raise VendorFailed if it is not certain that the limits hold; then no client may be admitted.
         """
         async with self._telling:
             baseline = self.baselines.setdefault(server_pid, defaults)
@@ -96,7 +96,7 @@ class Guard:
 
     @asynccontextmanager
     async def at_baseline(self, server_pid: int, defaults: Limits, control: Control) -> AsyncIterator[None]:
-        """For whoever reads or changes the server's own limits: they are in force inside, and learnt anew after it."""
+        """Put the server's own limits in force, for a caller that reads or changes them; learn them anew afterwards."""
         async with self.window(("baseline", server_pid), control):
             await self.set_limits(server_pid, terms.unlimited(self.gpus), defaults, control)
             yield
@@ -105,7 +105,7 @@ class Guard:
                 await self._learn_baseline(server_pid, defaults, control)
 
     async def hold_adopted(self, control: Control) -> None:
-        """After a restart of mpsd: what was in force stays so until those whom the earlier one let in have arrived."""
+        """Keep the limits in force after a restart of mpsd, until the clients that the earlier one admitted have arrived."""
         async with self.window("adopted", control):
             await trio.sleep(_ADOPTED_SECONDS)
 
@@ -124,12 +124,12 @@ class Guard:
             self._arrivals.pop(pid, None)
 
     def hear(self, pid: int) -> None:
-        """The server says that something this client came for is there: its oldest connection on the way has arrived."""
+        """Note the server's report that a client has arrived: its oldest pending connection counts."""
         if queue := self._arrivals.get(pid):
             queue.popleft().set()
 
     def forget(self) -> None:
-        """The vendor's daemon has gone, and every server with it."""
+        """Forget all servers: the vendor's daemon has ended, and they with it."""
         self.is_on = False
         self.era += 1
         self.baselines.clear()
@@ -157,13 +157,14 @@ class Guard:
             await entry[1].wait()  # for ever: every window ends within its clients' patience
         except trio.Cancelled:
             if entry[1].is_set():
-                self._leave()  # it was let in in the same moment
+                self._leave()  # it was admitted at the same moment
             else:
                 self._waiting.remove(entry)
             raise
 
     def _leave(self) -> None:
-        """Those who came next are let in with all behind them who have the same limits, but nobody overtakes."""
+        """Leave the window.  The next in the queue enter with all directly behind them that have the same key; none
+        overtakes."""
         self._inside -= 1
         if self._inside or not self._waiting:
             return
@@ -173,7 +174,7 @@ class Guard:
             self._waiting.popleft()[1].set()
 
     async def _learn_baseline(self, server_pid: int, defaults: Limits, control: Control) -> None:
-        """While the server's limits are those that its user or operator has set."""
+        """Read the limits that the server's user or operator has set, while they are in force."""
         percent = terms.read_percent(await control.commands((f"get_active_thread_percentage {server_pid}",)))
         memory = [
             terms.read_memory(await control.commands((f"get_device_pinned_mem_limit {server_pid} {ordinal}",)))
@@ -193,7 +194,7 @@ class Guard:
         self._in_force[server_pid] = wanted
 
     async def _close(self, control: Control) -> None:
-        """Unless somebody came meanwhile.  What cannot be closed is told again before anybody is let in."""
+        """Close the limits, unless a client has come.  If that fails, they are set again before the next client is admitted."""
         async with self._telling:
             for server_pid, baseline in list(self.baselines.items()):
                 if self._inside:

@@ -1,9 +1,9 @@
-"""A domain's directories: who can reach the vendor's files in them, and which process is the vendor daemon there.
+"""Manage a domain's directories: the access to the vendor's files in them, and the identity of the vendor daemon there.
 
-The vendor opens its files to everybody (measured, driver 580): `control`, `control_lock` and the pid file are 0666, the
-FIFO `log` is 0777, whatever the umask.  Its servers run as their clients' users and connect to `control` by its path.  So
-the directory above is closed on the host (0700), and the vendor's programs run in a mount namespace where it is open
-(native/launcher).  Where that cannot be had the directory is 0711, and other users reach the files.
+The vendor opens its files to all users (measured, driver 580): `control`, `control_lock` and the pid file are 0666, the FIFO
+`log` is 0777, whatever the umask.  Its servers run as their clients' users and connect to `control` by its path.  So the
+directory above is closed on the host (0700), and the vendor's programs run in a mount namespace where it is open
+(native/launcher).  Where that is not possible the directory is 0711, and other users reach the files.
 Prose: docs/domains.md, "Private directories".
 """
 
@@ -31,7 +31,7 @@ _READ_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Guards that nothing in a domain's directories is believed that another user could have put there."""
+    """Guards that mpsd trusts no file in a domain's directories that another user could have put there."""
 
     path: Path
 
@@ -44,8 +44,10 @@ class Home:
         return self.path / "log"
 
     def make(self, mode: int, owner: int | None) -> None:
-        """The directories, with nothing of an earlier vendor daemon that could be taken for this one's; owner: the vendor
-        daemon's user, None for ours.  Raises UnusablePath."""
+        """Make the directories, without files of an earlier vendor daemon that could be taken for this one's.
+
+        owner: the vendor daemon's user, None for ours.  Raise UnusablePath.
+        """
         self.path.parent.mkdir(mode=OPEN, parents=True, exist_ok=True)
         for directory in (self.path, self.pipe, self.log):
             try:
@@ -62,28 +64,28 @@ class Home:
             leftover.unlink(missing_ok=True)
 
     def open_to_servers(self) -> None:
-        """Where servers run as their users without a namespace: they pass it, and so does everybody else."""
+        """Open the directory where servers run as their users without a namespace: then all users can pass it."""
         os.chmod(self.path, OPEN)
 
     @property
     def is_closed(self) -> bool:
-        """No other user passes it."""
+        """Whether other users cannot pass it."""
         try:
             return not stat.S_IMODE(os.stat(self.path, follow_symlinks=False).st_mode) & 0o077
         except OSError:
             return False
 
     def protect_pid_file(self) -> None:
-        """It is 0666, and the vendor daemon has written it."""
+        """Make the pid file 0600: the vendor daemon has written it as 0666."""
         try:
             os.chmod(self.pipe / PID_FILE, 0o600)
         except OSError:
-            pass  # what is read in it is checked in any case
+            pass  # its contents are checked in any case
 
     # -- which process it is -----------------------------------------------------------------------------------------
 
     def record(self, process: ProcessId) -> None:
-        """For the next mpsd.  A full disk costs the record; the process is then known by what it is (find_by_pid_file)."""
+        """Record the daemon for the next mpsd.  A full disk costs the record; then find_by_pid_file finds the process."""
         new = self.path / f".{_RECORD}.new"
         try:
             new.unlink(missing_ok=True)
@@ -94,7 +96,7 @@ class Home:
             new.unlink(missing_ok=True)
 
     def recorded(self) -> ProcessId | None:
-        """As an earlier mpsd wrote it down; None where it did not, or that process has gone."""
+        """Return the process that an earlier mpsd recorded; None if it did not, or that process has gone."""
         words = _read(self.path / _RECORD).split()
         if len(words) != 2 or not all(word.isdecimal() for word in words):
             return None
@@ -102,26 +104,27 @@ class Home:
         return process if processes.is_alive(process) else None
 
     def find_by_pid_file(self, program: Path, owner: int, inspector: Inspector) -> ProcessId | None:
-        """The process that the vendor's pid file names, where it can be nothing but its daemon.
+        """Return the process that the vendor's pid file names, if it can only be its daemon.
 
-        Others may have written the file where they reach it, and a set-user-ID program has the environment that they give it:
-        so its user and its program are looked at, before anything that its owner could delay.
+        Other users may have written the file if they reach it, and a set-user-ID program has the environment that they give it:
+        so its user and its program are checked, before anything that its owner could delay.
         """
         word = _read(self.pipe / PID_FILE).strip()
         return self._identify(int(word), program, owner, inspector) if word.isdecimal() else None
 
     def find_by_socket(self, program: Path, owner: int, inspector: Inspector) -> ProcessId | None:
-        """The process that listens at `control`, by the kernel's word: where the pid file is gone, or names another."""
+        """Return the process that listens at `control`, as the kernel reports it, if the pid file is missing or names
+        another."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
             try:
                 probe.connect(str(self.pipe / "control"))
                 pid, _, _ = _CREDENTIALS.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-            except OSError:  # nobody listens, or its queue is full
+            except OSError:  # no process listens, or its queue is full
                 return None
         return self._identify(pid, program, owner, inspector)
 
     def _identify(self, pid: int, program: Path, owner: int, inspector: Inspector) -> ProcessId | None:
-        """Waits for the inspector: what is read is a process of mpsd's own user's that runs the vendor's program."""
+        """Check that a process of mpsd's own user runs the vendor's program here; this waits for the inspector."""
         process = processes.process_id(pid)
         if process is None or not _belongs_to(pid, owner) or not _runs(pid, program):
             return None
@@ -134,7 +137,8 @@ class Home:
         return process if processes.is_alive(process) else None
 
     def trouble(self, owner: int) -> str:
-        """Why nothing in here may be believed: somebody else owns a directory, or may write to it.  Empty: it may."""
+        """Return why the files in here are not trusted: another user owns a directory, or may write to it; empty if they
+        are."""
         return next(self._troubles(owner), "")
 
     def _troubles(self, owner: int) -> Iterator[str]:
@@ -161,13 +165,13 @@ def _read(path: Path) -> str:
 
 
 def _belongs_to(pid: int, owner: int) -> bool:
-    """Whether it runs as that user; its group may be any."""
+    """Return whether it runs as that user; its group may be any."""
     found = processes.owner(pid)
     return found is not None and found[0] == owner
 
 
 def _runs(pid: int, program: Path) -> bool:
-    """Its executable is the program; where it is a script, the vendor's by its name."""
+    """Return whether its executable is the program; for a script, whether it has the vendor's name."""
     wanted, link = os.path.realpath(program), f"/proc/{pid}/exe"
     try:
         running = os.readlink(link).removesuffix(" (deleted)")  # as after an upgrade

@@ -1,4 +1,4 @@
-"""Waiting for files to grow or to be complete, without polling (inotify(7), by libc: the standard library has no binding)."""
+"""Wait for files to grow or to be complete, without polling (inotify(7), by libc: the standard library has no binding)."""
 
 import ctypes
 import os
@@ -12,13 +12,13 @@ from mpsd.descriptors import close_soon
 
 _IN_MODIFY, _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_CREATE = 0x2, 0x8, 0x80, 0x100
 GROWN = _IN_MODIFY | _IN_CREATE | _IN_MOVED_TO
-COMPLETE = _IN_CLOSE_WRITE | _IN_MOVED_TO  # whoever wrote it has closed it
+COMPLETE = _IN_CLOSE_WRITE | _IN_MOVED_TO  # the writer has closed it
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, bytes of the name that follows
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DirectoryWatch:
-    """Guards one inotify descriptor; readable whenever something in the directory grew or appeared, or is complete."""
+    """Guards one inotify descriptor; readable whenever a file in the directory grew or appeared, or is complete."""
 
     def __init__(self, directory: Path, mask: int = GROWN) -> None:
         self._descriptor = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -30,13 +30,14 @@ class DirectoryWatch:
             raise OSError(error, f"inotify_add_watch {directory}: {os.strerror(error)}")
 
     async def changed(self) -> None:
-        """Returns after at least one change since the last call; for ever if nothing changes."""
+        """Wait until at least one change since the last call; for ever if nothing changes."""
         await self.names()
 
     async def names(self) -> frozenset[str]:
-        """As `changed`; what changed.
+        """Wait like `changed`; return the names of the changed files.
 
-        Names are missing where the kernel's queue was full: whoever needs them all looks at the directory now and then.
+        Names are missing if the kernel's queue was full: a caller that needs all of them has to list the directory now and
+        then.
         """
         while True:
             await trio.lowlevel.wait_readable(self._descriptor)
@@ -46,7 +47,7 @@ class DirectoryWatch:
                 continue
 
     def close(self) -> None:
-        """The kernel waits until no processor uses the watches: 20 to 60 ms were seen."""
+        """Close in the background: the kernel waits until no processor uses the watches, 20 to 60 ms (measured)."""
         close_soon((self._descriptor,))
 
 

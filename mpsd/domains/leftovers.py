@@ -1,8 +1,9 @@
-"""The vendor's processes that outlived what mpsd did to end them: servers without a daemon, a daemon that never listened.
+"""Kill the vendor's processes that survived mpsd's attempts to end them: servers without a daemon, a daemon that never
+listened.
 
-mpsd looks at processes of its own records alone: servers that the daemon listed, children that the daemon had when it was
-killed, and children of mpsd itself, which is the reaper of what it started (runtime/reaper.py).  Whose a child is, its
-environment tells, which nobody but mpsd wrote; a recorded process is known by its start time.
+mpsd considers only processes of its own records: servers that the daemon listed, children that the daemon had when mpsd killed
+it, and children of mpsd itself, which reaps what it started (runtime/reaper.py).  The environment of a child, which only mpsd
+wrote, names its domain; a recorded process is known by its start time.
 """
 
 import os
@@ -18,12 +19,12 @@ from mpsd.model import ProcessId
 
 log = structlog.get_logger()
 DIRECTORY_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
-_COMMAND = "nvidia-cuda-mps"  # as the kernel cuts the names of the daemon and its servers: 15 bytes
+_COMMAND = "nvidia-cuda-mps"  # the names of the daemon and its servers, as the kernel cuts them to 15 bytes
 _MOST_RECORDED = 256  # a domain has one server for each user, and few at a time
 
 
 class Leftovers:
-    """Guards that no process is killed that is not of this pipe directory."""
+    """Guards that only processes of this pipe directory are killed."""
 
     def __init__(self, pipe_directory: Path, inspector: Inspector) -> None:
         self._pipe_directory = str(pipe_directory)
@@ -31,7 +32,7 @@ class Leftovers:
         self._recorded: set[ProcessId] = set()
 
     def record(self, pids: Iterable[int]) -> None:
-        """Processes that the daemon said are its, or whose parent it is."""
+        """Record processes that the daemon listed, or whose parent it is."""
         self._recorded = {each for each in self._recorded if processes.is_alive(each)}
         for pid in pids:
             with suppress(OSError):
@@ -39,11 +40,11 @@ class Leftovers:
                     self._recorded.add(found)
 
     def record_children(self, daemon: ProcessId) -> None:
-        """Before it is killed: afterwards they are another's."""
+        """Record the daemon's children before it is killed: afterwards they have another parent."""
         self.record(pid for pid in children(daemon.pid) if _is_vendors(pid))
 
     async def sweep(self) -> int:
-        """Kill what is left.  How many."""
+        """Kill the remaining processes; return their number."""
         recorded, self._recorded = self._recorded, set()
         swept = sum(_kill(each) for each in recorded if _is_vendors(each.pid))
         for pid in children(os.getpid()):
@@ -61,7 +62,7 @@ class Leftovers:
 
 
 def children(pid: int) -> list[int]:
-    """Of all its threads; empty where the kernel does not tell (CONFIG_PROC_CHILDREN), or it has gone."""
+    """Return the children of all its threads; empty if the kernel lacks CONFIG_PROC_CHILDREN, or the process has gone."""
     found: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

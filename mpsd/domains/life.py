@@ -1,4 +1,4 @@
-"""The life of one fault domain: its vendor daemon started or adopted, followed while it lives, started again when it dies."""
+"""Run one fault domain: start or adopt its vendor daemon, follow it while it lives, start it again when it dies."""
 
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 _SETTLED_SECONDS = 60.0  # a vendor daemon that lived this long starts with a short backoff when it dies
-_COALESCE_SECONDS = 0.1  # news comes in bursts: one look after it is enough
-_CONFIRM_SECONDS = 0.25  # between looks at a domain of which something else says that it faults
-_ADOPTION_SECONDS = 3.0  # a client that an earlier mpsd let in is in its server's list by then
+_COALESCE_SECONDS = 0.1  # changes come in bursts: one refresh after each is enough
+_CONFIRM_SECONDS = 0.25  # between questions to a domain that may fault
+_ADOPTION_SECONDS = 3.0  # by then a client that an earlier mpsd admitted is in its server's list
 
 
 async def live(pool: "Pool", domain: Domain) -> None:
-    """From STARTING to GONE; restarts its vendor daemon with growing pauses."""
+    """Run the domain from STARTING to GONE; restart its vendor daemon with growing pauses."""
     pause = pool.settings.restart_seconds
     while True:
         began = trio.current_time()
@@ -57,7 +57,7 @@ async def _bring_up(pool: "Pool", domain: Domain) -> None:
         pool.store.forget_baselines(domain.name)
         pool.begin_guarding(domain)
     else:
-        domain.served_defaults = pool.defaults  # they were stored before its server was told
+        domain.served_defaults = pool.defaults  # they were stored before its server got them
     domain.is_adopted = not is_new
     if not is_new:
         domain.adopts_until = trio.current_time() + _ADOPTION_SECONDS
@@ -89,7 +89,7 @@ async def _bring_up(pool: "Pool", domain: Domain) -> None:
 
 
 async def _serve(pool: "Pool", domain: Domain) -> None:
-    """While its vendor daemon lives: follow its logs, keep what is believed up to date."""
+    """Follow the logs and keep the view up to date while the vendor daemon lives."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follow_logs, domain, pool.store, pool.publish, pool.hear)
         nursery.start_soon(_keep_fresh, pool, domain)

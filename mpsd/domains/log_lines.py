@@ -1,7 +1,7 @@
-"""What the vendor's log lines tell, in the documented log directory.
+"""Parse the vendor's log lines, in the documented log directory.
 
-They are used as news only: what they make mpsd believe is confirmed by commands (get_server_list, get_server_status,
-get_client_list).  Wording: driver 580, measured on an H200; a line that is not recognised is passed on and means nothing.
+They are only news: mpsd confirms them by commands (get_server_list, get_server_status, get_client_list).  Wording: driver 580,
+measured on an H200; an unknown line is passed on and means nothing.
 """
 
 import re
@@ -45,7 +45,7 @@ class ServerFault:
 
 @dataclass(frozen=True, slots=True)
 class ClientFault:
-    """The vendor's word for whose error it is; it may be an innocent's (measured)."""
+    """The client that the vendor blames for the error; it may be innocent (measured)."""
 
     server_pid: int
     client_pid: int
@@ -72,7 +72,7 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True)
 class ClientArrived:
-    """What a connection of the client came for is there, or was refused: its process is known, or one more context is."""
+    """A client's connection has arrived, or was refused: its process is known, or it has one more context."""
 
     server_pid: int
     client_pid: int
@@ -132,10 +132,10 @@ _MEANWHILE = re.compile(
 
 
 class OwnCommands:
-    """Tells the lines that mpsd's own commands leave in a domain's control.log from the rest.
+    """Distinguishes the lines of mpsd's own commands in a domain's control.log from the rest.
 
-    A command session is `NEW UI`, `Cmd:...`, the answer, `UI closed`; `Accepting connection...` precedes it.  What happens
-    to clients and servers meanwhile, or because of the command, is written between these lines and belongs to the rest.
+    A command session is `NEW UI`, `Cmd:...`, the answer, `UI closed`; `Accepting connection...` precedes it.  Lines about
+    clients and servers at the same time, or because of the command, are written between these lines and belong to the rest.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Notices a domain in which newcomers get no context any more, and has it replaced.
+"""Detect a domain in which newcomers no longer get a context, and have it replaced.
 
-A vendor server can come into a state in which it still answers ACTIVE and refuses every context: one was 401 ILLEGAL_STATE for
-all, after ends of clients that leaked in it (H200, docs/decisions/027).  Its log and its commands do not tell.
+A vendor server can come into a state in which it still answers ACTIVE and refuses every context: one answered all with 401
+ILLEGAL_STATE, after ends of clients that leaked in it (H200, docs/decisions/027).  Its log and its commands do not show this.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ import structlog
 from mpsd.domains.pool import Pool
 
 log = structlog.get_logger()
-ROOM_FOR_A_CONTEXT_BYTES = 1 << 30  # a context takes 516 MiB on an H200; with less, its absence says nothing about the server
+ROOM_FOR_A_CONTEXT_BYTES = 1 << 30  # a context takes 516 MiB on an H200; with less, its absence shows nothing of the server
 _MOST_FAILURES = 3  # in a row: a program may end between its connection and its context
 
 

@@ -1,7 +1,7 @@
-"""A vendor daemon that can serve nobody: it gives clients an error (805); a closed connection would let them run without MPS.
+"""Run a vendor daemon without servers: it gives clients an error (805); a closed connection would let them run without MPS.
 
-It runs as a user of its own and so may not start servers for others (measured; docs/decisions/004).  It is started when the
-first client is refused.
+It runs as a user of its own and so may not start servers for others (measured; docs/decisions/004).  mpsd starts it when it
+refuses the first client.
 """
 
 import os
@@ -15,11 +15,11 @@ from mpsd.domains.vendor import VendorControl, VendorProgram
 from mpsd.errors import MpsdError
 
 log = structlog.get_logger()
-REFUSER_UID = 0x7FFFFFFE  # nobody's, so that no client can be of the same user
+REFUSER_UID = 0x7FFFFFFE  # the uid of no user, so that no client can be of the same user
 
 
 class Refuser:
-    """Guards that there is one at most, and that it is gone when mpsd is."""
+    """Guards that at most one such daemon runs, and that it ends with mpsd."""
 
     def __init__(self, program: VendorProgram, home: Path, visible_devices: str | None) -> None:
         self._home = home
@@ -32,12 +32,12 @@ class Refuser:
 
     @property
     def pid(self) -> int:
-        """Of its vendor daemon; 0: it was never started."""
+        """The pid of its vendor daemon; 0 before the first start."""
         return self._control.process.pid if self._control.process else 0
 
     async def open(self) -> str | None:
-        """The pipe directory of one that listens; None where there is none to be had: who is refused waits then, which is safe
-        too."""
+        """Return the pipe directory of a running daemon; None if it cannot start: then refused clients wait, which is
+        safe too."""
         if os.geteuid() != 0:
             return None
         async with self._starting:
@@ -51,7 +51,7 @@ class Refuser:
 
     async def close(self, patience_seconds: float) -> None:
         if not self._control.is_alive() and self._home.exists():
-            self._control.adopt()  # one that an earlier mpsd left
+            self._control.adopt()  # a daemon that an earlier mpsd left
         if self._control.is_alive() and not await self._control.quit(patience_seconds):
             await self._control.kill()
         await self._control.sweep()

@@ -1,4 +1,4 @@
-"""The vendor server of one user in a domain: there already, or started."""
+"""Find the vendor server of one user in a domain, or start it."""
 
 from collections.abc import Iterable
 
@@ -13,15 +13,15 @@ _POLL_SECONDS = 0.02
 
 
 async def ensure_server(domain: Domain, uid: int, *, is_multiuser: bool, seconds: float) -> ServerView:
-    """The server that this user's next client gets, ready.  An idle one of another user makes way.  Raises VendorFailed.
+    """Return the server for this user's next client, ready.  An idle server of another user is shut down.  Raise VendorFailed.
 
-    One that was ready when last heard of, and has its process still, is taken to be: the start of a client does not wait for
-    questions.
+    A server that was ready when mpsd last asked, and whose process lives, counts as ready: the start of a client does not wait
+    for new answers.
     """
     known = _ready(domain.servers.values(), uid, is_multiuser)
     if known and processes.process_id(known.pid):
         return known
-    told: set[int] = set()  # to make way
+    told: set[int] = set()  # servers that were asked to shut down
     with trio.move_on_after(seconds):
         while True:
             servers = await domain.fresh_servers()
@@ -36,7 +36,7 @@ async def ensure_server(domain: Domain, uid: int, *, is_multiuser: bool, seconds
 
 
 async def make_way(domain: Domain, uid: int, *, is_multiuser: bool, told: set[int] | None = None) -> None:
-    """Ask the servers of other users that serve nobody to end; each once, where `told` says who was."""
+    """Ask the servers of other users without clients to shut down; each once: `told` has the servers that were asked."""
     told = set() if told is None else told
     for server in await domain.fresh_servers():
         if not is_multiuser and server.uid != uid and not server.client_pids and server.pid not in told:

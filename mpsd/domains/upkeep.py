@@ -1,4 +1,4 @@
-"""Spares, recovery and retirement: what the pool does when nobody asks for anything."""
+"""Keep spares, restore faulty domains and retire idle ones, without a request."""
 
 from collections.abc import Awaitable, Callable
 
@@ -17,22 +17,22 @@ _LOOK_SECONDS = 5.0
 _SPARE_PAUSE_SECONDS = 0.5
 _SPARE_LATEST_SECONDS = 2.0
 _POLL_SECONDS = 0.05
-_DESERTED_SECONDS = 5.0  # usually it is over 0.1 s after the last of them
+_DESERTED_SECONDS = 5.0  # usually it is over 0.1 s after the last client
 
 
 class Upkeep:
-    """Guards that each domain has at most one thing being done to it."""
+    """Guards that at most one action at a time works on each domain."""
 
     def __init__(self, pool: Pool, stop_seconds: float, read_devices: Callable[[], Awaitable[tuple[Device, ...]]]) -> None:
         self._pool = pool
         self._stop_seconds = stop_seconds
         self._read_devices = read_devices
         self._busy: set[str] = set()
-        self._deserted_since: dict[str, float] = {}  # domains in FAULT with no client's process left (trio time)
+        self._deserted_since: dict[str, float] = {}  # domains in FAULT without a living client (trio time)
         self._needed_since: dict[tuple[str, ...], float] = {}  # when each set of GPUs came to need a spare
 
     async def run(self) -> None:
-        """Lives as long as mpsd."""
+        """Run as long as mpsd."""
         async with trio.open_nursery() as nursery:
             while not self._pool.is_stopping:
                 try:
@@ -73,8 +73,11 @@ class Upkeep:
         return domain.has_outdated_spare(self._pool.defaults)
 
     def _is_overdue(self, domain: Domain, now: float) -> bool:
-        """It faulted long ago, and clients that have lost everything there keep it from being of use to others; or they have
-        all ended, and its vendor daemon has not noticed: after some faults it hangs (measured)."""
+        """Return whether a domain in FAULT has to be restarted.
+
+        Either it faulted long ago, and clients that have lost everything there keep it from others; or all have ended and its
+        vendor daemon has not noticed it: after some faults it hangs (measured).
+        """
         if domain.state is not DomainState.FAULT:
             self._deserted_since.pop(domain.name, None)
             return False
@@ -115,7 +118,7 @@ class Upkeep:
             return
         if now < self._spare_due(gpus):
             return
-        pool.devices = await self._read_devices()  # the compute mode may have been changed since
+        pool.devices = await self._read_devices()  # an operator may have changed the compute mode
         if pool.rules(frozenset(gpus)).is_exclusive:
             return
         for _ in range(plan.create):
@@ -124,7 +127,8 @@ class Upkeep:
             self._begin(nursery, pool.domains[name], self._warm)
 
     def _spare_due(self, gpus: tuple[str, ...]) -> float:
-        """After a pause in the arrivals, because a server's start slows the clients that start beside it; but not for ever."""
+        """Return when to start a spare: after a pause in the arrivals, since a server's start slows clients that start at the
+        same time; but not for ever."""
         since = self._needed_since.setdefault(gpus, trio.current_time())
         return min(self._pool.last_join + _SPARE_PAUSE_SECONDS, since + _SPARE_LATEST_SECONDS)
 
@@ -148,12 +152,12 @@ class Upkeep:
         await domain.apply_defaults(self._pool.defaults)
 
     async def _replace(self, domain: Domain) -> None:
-        """A vendor daemon that does not answer and serves nobody; its domain's task starts another."""
+        """Kill a vendor daemon that does not answer and has no clients; its domain's task starts another."""
         log.error("domain.kill", domain=domain.name, why="its vendor daemon does not answer, and has no clients")
         await domain.control.kill()
 
     async def _close_off(self, domain: Domain) -> None:
-        """Its task starts a vendor daemon that other users do not reach, if that can be had now."""
+        """Quit the vendor daemon; its task starts one that other users do not reach, if that is possible now."""
         log.info("domain.recycling", domain=domain.name, was="exposed")
         domain.state = DomainState.RECYCLING
         self._pool.notify()
@@ -162,15 +166,17 @@ class Upkeep:
             await domain.control.kill()
 
     async def _restart(self, domain: Domain) -> None:
-        """Its clients have no contexts any more: nothing but their hold on the domain is lost.  Its task starts it again."""
+        """Kill the vendor daemon: its clients have lost their contexts already.  Its task starts it again."""
         is_deserted = domain.name in self._deserted_since
         why = "its clients have ended and it stays in FAULT" if is_deserted else "clients of before its fault do not end"
         log.warning("domain.kill", domain=domain.name, why=why, clients=domain.occupancy)
         await domain.control.kill()
 
     async def recycle(self, domain: Domain) -> None:
-        """Replace its servers by fresh ones; it takes nobody meanwhile.  One that cannot be emptied is killed, and its
-        task starts it again."""
+        """Replace its servers by fresh ones; it takes no clients in the meantime.
+
+        If its servers do not end, its vendor daemon is killed, and its task starts it again.
+        """
         log.info("domain.recycling", domain=domain.name, was=domain.state.value)
         domain.state = DomainState.RECYCLING
         self._pool.notify()
@@ -189,7 +195,7 @@ class Upkeep:
             await domain.control.kill()
 
     async def _finish_draining(self, domain: Domain) -> None:
-        """The first one stays, with fresh servers: it is where the next client goes."""
+        """Retire the domain; the first one stays, with fresh servers: the next client goes there."""
         if domain.number > 1:
             await self.retire(domain)
         else:
@@ -207,9 +213,9 @@ class Upkeep:
         return not domain.servers
 
     async def retire(self, domain: Domain) -> None:
-        """Let a domain go for good.  Its task clears it away when its vendor daemon has gone."""
+        """Retire a domain for good.  Its task removes it when its vendor daemon has ended."""
         if domain.occupancy:
-            return  # somebody came in the meantime
+            return  # a client came in the meantime
         domain.state = DomainState.STOPPING
         self._pool.notify()
         if not await domain.control.quit(self._stop_seconds):

@@ -1,8 +1,8 @@
-"""One vendor control daemon in private directories, driven by its documented command language.
+"""Run one vendor control daemon in private directories, by its documented command language.
 
-It is started with `-d` (its parent returns when it listens), so it is nobody's child and outlives mpsd; see
-docs/decisions/002-vendor-daemons-are-not-children.md.  As root, in a mount namespace of its own (home.py says why).  Vendor
-daemons fail overlapping queries (measured: one in four to one in seven), so each is asked one thing at a time.
+It is started with `-d` (its parent returns when it listens), so it is not a child of mpsd and outlives it; see
+docs/decisions/002-vendor-daemons-are-not-children.md.  As root, in a mount namespace of its own (home.py gives the reason).
+Vendor daemons fail overlapping queries (measured: one in four to one in seven), so mpsd sends each one query at a time.
 """
 
 import os
@@ -27,12 +27,12 @@ log = structlog.get_logger()
 MAX_SOCKET_PATH = 107  # sun_path less its final zero, unix(7)
 MAX_LINE_BYTES = 1024  # 5,000 bytes kill the vendor's 580 daemon; 2,000 are fine
 _DEVICES = "CUDA_VISIBLE_DEVICES"
-_ATTEMPTS = 5  # a stranger's vendor front end, relayed, can still overlap with us
+_ATTEMPTS = 5  # another user's vendor front end, relayed, can still overlap with us
 _SILENT_COMMANDS = 3
-_FORCE_SECONDS = 1  # clients have gone, or their work was terminated, before a daemon is told to quit
+_FORCE_SECONDS = 1  # before mpsd lets a daemon quit, clients have ended, or their work was terminated
 _BUSY = b"Cannot send command"
 _LIST = "get_server_list"
-_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE; it prints nothing
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE; it prints no message
 _LONGEST_SOCKET = "control_privileged"
 _NO_NAMESPACE = 125  # the launcher's exit status where mounts are not allowed (native/launcher)
 EXPOSED = "every user can connect to its vendor daemon past the relay, and write to its log"
@@ -41,7 +41,7 @@ _LAUNCHER_SAYS = b"mpsd-launcher: "
 
 @dataclass(frozen=True, slots=True)
 class VendorProgram:
-    """The vendor's `nvidia-cuda-mps-control` and how patient to be with it (seconds).
+    """The vendor's `nvidia-cuda-mps-control` and the time limits for it (seconds).
 
     launcher: starts it where no other user reaches it; None where clients connect to it directly, without the relay.
     """
@@ -55,7 +55,7 @@ class VendorProgram:
 
 
 class VendorControl:
-    """Guards that one command at a time reaches the daemon, and that nobody else's daemon is signalled."""
+    """Guards that one command at a time reaches the daemon, and that mpsd signals only its own daemon."""
 
     def __init__(self, program: VendorProgram, home: Path) -> None:
         self.home = Home(home)
@@ -63,7 +63,7 @@ class VendorControl:
         self.log_directory = self.home.log
         self.process: ProcessId | None = None
         self.is_exposed = False  # other users reach its sockets and its log, past the relay
-        self.was_left_exposed = False  # by an mpsd before this one, which did not close its directories or could not
+        self.was_left_exposed = False  # by an earlier mpsd, which did not close its directories or could not
         self._program = program
         self._one_at_a_time = trio.Lock()
         self._leftovers = Leftovers(self.pipe_directory, program.inspector)
@@ -71,7 +71,7 @@ class VendorControl:
     async def start(
         self, visible_devices: str | None, options: tuple[str, ...] = (), as_uid: int | None = None
     ) -> ProcessId:
-        """Start it and return when it listens.  Raises VendorFailed with its own words, UnusablePath."""
+        """Start the daemon and return when it listens.  Raise VendorFailed with its message, or UnusablePath."""
         self._make_directories(as_uid)
         await self.sweep()
         arguments = ["-d", *options]
@@ -81,7 +81,7 @@ class VendorControl:
         try:
             status, output = await self._launch(arguments, environment, as_uid)
         except VendorFailed:
-            await self.sweep()  # what hung may have left a daemon behind
+            await self.sweep()  # a start that hung may have left a daemon behind
             raise
         self.process = self._find(as_uid) if status == 0 else None
         if self.process is None:
@@ -93,13 +93,13 @@ class VendorControl:
         return self.process
 
     def adopt(self) -> ProcessId | None:
-        """The daemon that already runs in these directories, if one does."""
+        """Return the daemon that already runs in these directories, if any."""
         self.process = self._find(None)
         self.is_exposed = self.was_left_exposed = self._program.launcher is not None and not self.home.is_closed
         return self.process
 
     def visible_devices(self) -> str:
-        """The GPUs that the adopted daemon was started with; empty where it was not told, or that cannot be read."""
+        """Return the GPUs that the adopted daemon was started with; empty if it got none, or that cannot be read."""
         try:
             facts = self._program.inspector.facts_now(self.process.pid, [_DEVICES]) if self.process else None
         except (OSError, Unreadable):
@@ -107,11 +107,14 @@ class VendorControl:
         return facts.variables.get(_DEVICES, "") if facts else ""
 
     async def command(self, line: str, seconds: float | None = None) -> str:
-        """Its answer to one command.  Raises VendorFailed when it is gone, hangs, or is kept busy by others."""
+        """Return its answer to one command.  Raise VendorFailed if it is gone, hangs, or is busy with others."""
         return await self.commands((line,), seconds)
 
     async def commands(self, lines: Sequence[str], seconds: float | None = None) -> str:
-        """Its answers to several, in one session, one behind the other.  Raises VendorFailed; then some may have been done."""
+        """Return its answers to several commands, one after the other, from one session.
+
+        Raise VendorFailed; then it may have executed some of them.
+        """
         for line in lines:
             if (size := len(line.encode())) > MAX_LINE_BYTES or "\n" in line:
                 raise VendorFailed(f"a command of {size} bytes is not passed on: {MAX_LINE_BYTES} on one line are")
@@ -133,7 +136,7 @@ class VendorControl:
         raise VendorFailed(f"'{asked}' was not answered: {output.decode(errors='replace').strip() or status}")
 
     async def is_responsive(self, seconds: float) -> bool:
-        """Whether it answers at all, be it that it is busy.  Does not wait for commands that are under way."""
+        """Return whether it answers at all, even that it is busy.  Does not wait for other commands to finish."""
         with trio.move_on_after(seconds):
             try:
                 await self._run([], f"{_LIST}\n".encode(), self._environment(), seconds)
@@ -144,21 +147,21 @@ class VendorControl:
 
     @property
     def silence_seconds(self) -> float:
-        """How long it may leave everything unanswered, as it does while its server and the GPU are very busy."""
+        """For how long it may leave everything unanswered, as it does while its server and the GPU are very busy."""
         return _SILENT_COMMANDS * self._program.command_seconds
 
     async def quit(self, patience_seconds: float) -> bool:
-        """Ask it to quit, forcing its servers after a second; True when it has gone within the patience."""
+        """Ask it to quit, forcing its servers after a second; return True if it ends within the patience."""
         with trio.move_on_after(patience_seconds):
             try:
                 await self.command(f"quit -t {_FORCE_SECONDS}", patience_seconds)
             except VendorFailed:
-                pass  # a daemon that hangs or is gone does not answer: what counts is whether it is there
+                pass  # a daemon that hangs or has ended does not answer: only its process counts
             await self.wait_gone()
         return not self.is_alive()
 
     async def kill(self) -> None:
-        """SIGKILL, for one that does not quit; its servers and their clients' contexts die with it."""
+        """Kill a daemon that does not quit; its servers and their clients' contexts die with it."""
         if self.process is None:
             return
         self._leftovers.record_children(self.process)
@@ -170,18 +173,18 @@ class VendorControl:
         await self.sweep()
 
     async def sweep(self) -> int:
-        """Kill whatever else is left of this domain (leftovers.py).  How many."""
+        """Kill the other remaining processes of this domain (leftovers.py); return their number."""
         return await self._leftovers.sweep()
 
     def is_alive(self) -> bool:
         return self.process is not None and processes.is_alive(self.process)
 
     async def wait_gone(self) -> None:
-        """Returns when the daemon's process has ended: for ever, if it lives for ever."""
+        """Wait until the daemon's process has ended, without limit."""
         if self.process is None:
             return
         await wait_ended(self.process)
-        processes.collect(self.process.pid)  # ours where mpsd is its reaper
+        processes.collect(self.process.pid)  # it is our child where mpsd is its reaper
 
     def socket_path(self, name: str) -> str:
         return str(self.pipe_directory / name)
@@ -202,7 +205,8 @@ class VendorControl:
         return dict(self._program.environment) | directories
 
     async def _launch(self, arguments: list[str], environment: dict[str, str], uid: int | None) -> tuple[int, bytes]:
-        """Status and output of the start: where no other user reaches the daemon; where that is not allowed, where they do."""
+        """Start the daemon where no other user reaches it, or where they do if that is not allowed; return status and
+        output."""
         seconds, launcher = self._program.start_seconds, self._program.launcher
         self.is_exposed = self.was_left_exposed = False
         if launcher is None:
@@ -227,7 +231,7 @@ class VendorControl:
         uid: int | None = None,
         through: tuple[str, ...] = (),
     ) -> tuple[int, bytes]:
-        """Status and output of one run of the vendor's program.  Raises VendorFailed when it is missing or hangs."""
+        """Run the vendor's program; return status and output.  Raise VendorFailed if it is missing or hangs."""
         try:
             with trio.fail_after(seconds):
                 done = await trio.run_process(
@@ -239,7 +243,7 @@ class VendorControl:
                     env=env,
                     cwd="/",
                     deliver_cancel=_kill_at_once,
-                    start_new_session=True,  # reaper.py tells our children by it
+                    start_new_session=True,  # reaper.py recognises our children by it
                     user=uid,
                     group=uid,
                     extra_groups=None if uid is None else [],
@@ -252,7 +256,7 @@ class VendorControl:
         return done.returncode, done.stdout
 
     def _find(self, uid: int | None) -> ProcessId | None:
-        """The daemon of the private directory; uid: its user, None for ours."""
+        """Return the daemon of the private directory; uid: its user, None for ours."""
         owner = os.geteuid() if uid is None else uid
         if trouble := self.home.trouble(owner):
             log.error("domain.not_believed", directory=str(self.home.path), why=trouble)
@@ -262,12 +266,12 @@ class VendorControl:
 
 
 async def _kill_at_once(process: trio.Process) -> None:
-    """A front end that waits for a frozen daemon has nothing to put in order, and does not heed SIGTERM."""
+    """Kill a front end that waits for a frozen daemon: it needs no cleanup, and ignores SIGTERM."""
     process.kill()
 
 
 def why_absent(output: bytes, status: int, *, has_room: bool) -> str:
-    """What it said when it did not start; has_room: its disk has, of which it says nothing (the simulator's does not)."""
+    """Return why it did not start, by its output; has_room: of its disk, which the output omits (the simulator's does not)."""
     said = output.decode(errors="replace").strip().partition("\n")[0].replace("\0", "")
     reason = said or ("no device is visible to it" if status == _NO_DEVICE else "it said nothing")
     return reason if has_room else f"{reason}; the disk of the state directory is full"

@@ -1,8 +1,8 @@
-"""Whether a domain can answer at all, as its processes and its socket show without asking it.
+"""Detect that a domain cannot answer at all, from its processes and its socket, without asking it.
 
-A vendor daemon that is stopped is asked in vain for 15 seconds before it counts as silent, and a client that comes meanwhile
-waits.  What is seen here, every half second and before each client is placed, sends newcomers elsewhere.  Prose:
-docs/domains.md, "A domain that cannot answer".
+A stopped vendor daemon counts as silent only after 15 seconds without an answer, and a client that comes in that time waits.
+This check, every half second and before each client is placed, sends newcomers elsewhere.
+Prose: docs/domains.md, "A domain that cannot answer".
 """
 
 import os
@@ -26,14 +26,14 @@ _LOOKED_AT = (DomainState.READY, DomainState.FAULT)
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """Where to look: the processes by what they are, and the socket that clients are led to."""
+    """What to check: the processes with their roles, and the socket that clients connect to."""
 
     pids: Sequence[tuple[str, int]]
     socket: str
 
 
 async def watch_vital_signs(pool: "Pool") -> None:
-    """Lives as long as mpsd.  In a thread: a file system that hangs stops the thread and not the loop."""
+    """Check all domains as long as mpsd lives, in a thread: a file system that hangs stops the thread, not the loop."""
     while True:
         found = await trio.to_thread.run_sync(_look_at_all, {d.name: _signs(d) for d in _alive(pool)}, abandon_on_cancel=True)
         for domain in _alive(pool):
@@ -43,7 +43,8 @@ async def watch_vital_signs(pool: "Pool") -> None:
 
 
 def look_now(domain: "Domain") -> bool:
-    """Whether it has just been found that the domain cannot answer.  Two or three reads of /proc/PID/stat, 20 us each."""
+    """Return whether this check finds a new reason why the domain cannot answer.  Two or three reads of /proc/PID/stat, 20 us
+    each."""
     if domain.state not in _LOOKED_AT or domain.hindrance:
         return False
     return domain.find_hindered(look(_signs(domain)))
@@ -63,7 +64,7 @@ def _look_at_all(signs: Mapping[str, Signs]) -> dict[str, str]:
 
 
 def look(signs: Signs) -> str:
-    """Why a domain with these cannot answer; "" where nothing shows that it could not."""
+    """Return why a domain with these signs cannot answer; "" if no sign shows that."""
     for what, pid in signs.pids:
         if advice := _STOPPED.get(processes.state(pid)):
             return f"its {what}, pid {pid}, {advice} `kill -CONT {pid}`"
