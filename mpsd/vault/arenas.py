@@ -1,6 +1,6 @@
-"""Arenas: what processes do with them.  Every step is stored before anybody is told, and memory is held before that.
+"""The operations of processes on arenas.  Memory is held before a step is stored, and a step is stored before it is reported.
 
-Who may what was checked before (api/dispatch.py).  Prose: docs/vault.md.
+api/dispatch.py has checked permissions before.  Prose: docs/vault.md.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -28,13 +28,14 @@ from mpsd.vault.store import Row, VaultStore
 from mpsd.vault.terms import Terms
 
 LeaseOf = Callable[[ProcessId], int | None]
-_READY_SECONDS = 15.0  # the keeper is compared after a start
+_READY_SECONDS = 15.0  # after a start mpsd compares the keeper's contents
 
 
 class Arenas:
-    """Guards that whoever adopts an arena sees the last commit and nothing else.
+    """Guards that a process that adopts an arena sees the last commit and nothing else.
 
-    on_state, on_told: called in the daemon once it is stored (filling.py, shelf.py)."""
+    on_state, on_told: called in the daemon after the event is stored (filling.py, shelf.py).
+    """
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Arenas:
         self._janitor = janitor
         self._lease_of = lease_of
         self.ready = trio.Event()  # the keeper was compared, or does not answer
-        self.is_over = False  # mpsd quits, and nothing is kept
+        self.is_over = False  # mpsd quits, and keeps no arenas
         self.on_state = filling.on_state
         self.on_told = shelf.on_told
 
@@ -111,7 +112,8 @@ class Arenas:
         return self._shelf.change(entry, row)
 
     def _resized(self, entry: Entry, arena: Arena, capacity_bytes: int) -> Arena:
-        """Its window grows where what lies behind it is free; it never moves.  Raises NoRoom, BadRequest."""
+        """Resize the arena.  Its window grows if the addresses after it are free; it never moves.  Raise NoRoom or
+        BadRequest."""
         capacity, window = check_spec(ArenaSpec(arena.name, arena.gpu, capacity_bytes, max(capacity_bytes, arena.window_bytes)))
         check_fits(arena.name, capacity, next((d for d in self._shelf.around.devices() if d.uuid == arena.gpu), None))
         if capacity < arena.used_bytes:
@@ -140,11 +142,11 @@ class Arenas:
         return gone
 
     def expire(self, arena_id: int) -> None:
-        """Its time is over, and nobody holds it."""
+        """Remove an arena that has expired and is not held."""
         self._take_away(self._shelf.find_id(arena_id), "expired")
 
     def _take_away(self, entry: Entry, what: str) -> Arena:
-        """Raises ArenaBusy."""
+        """Remove the arena.  Raise ArenaBusy."""
         arena = entry.arena
         if arena.is_held:
             pids = [each.pid for each in (arena.writer, *arena.readers) if each is not None]
@@ -177,7 +179,7 @@ class Arenas:
         return arena
 
     async def ended(self, process: ProcessId, seconds: float) -> None:
-        """It is gone, and its work on the GPU too; `seconds` after it ended."""
+        """Release the arenas of a process that has ended, `seconds` ago, and whose work on the GPU has ended too."""
         await self._terms.ended(process, seconds)
 
     async def seal(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
@@ -189,30 +191,32 @@ class Arenas:
     # -- what services do with it: no method of the socket -----------------------------------------------------------------
 
     def reserve(self, is_served: Callable[[int], bool]) -> None:
-        """Whether an arena, by id, has a service with members: then nobody becomes its writer by `open`."""
+        """Set the test whether an arena, by id, has a service with members: then no process becomes its writer by `open`."""
         self._terms.is_served = is_served
 
     def promote(self, arena_id: int, process: ProcessId, fenced: ProcessId | None) -> Arena:
-        """A reader, or the writer, becomes the writer of the next generation, at the last commit.  Waits for nobody; the caller
-        answers it, and then calls `tell_promoted`.
+        """Make a reader, or the writer, the writer of the next generation, at the last commit.
 
-        fenced: the writer before, which can write no more: the caller guarantees it.  It holds this arena no longer, and opens
-        none while it lives.  Raises ArenaBusy where another writes, ArenaSealed, NoSuchArena, NotAllowed (it does not hold the
-        arena, or is expelled itself), BadRequest (it has ended)."""
+        Never waits; the caller answers the process, and then calls `tell_promoted`.
+
+        fenced: the writer before; the caller guarantees that it can write no more.  It no longer holds this arena, and can open
+        none while it lives.  Raise ArenaBusy if another process writes, ArenaSealed, NoSuchArena, NotAllowed (the process does
+        not hold the arena, or is expelled itself) or BadRequest (it has ended).
+        """
         self._check_begun()
         return self._terms.promote(self._shelf.find_id(arena_id), process, fenced)
 
     def tell_promoted(self, arena: Arena) -> None:
-        """To all others."""
+        """Publish the promotion to all others."""
         self._terms.tell_promoted(arena)
 
     def step_down(self, arena_id: int, generation: int, process: ProcessId) -> Arena:
-        """The writer becomes a reader; what it did not commit is rolled back.  Raises StaleGeneration, NoSuchArena."""
+        """Make the writer a reader, and roll back what it did not commit.  Raise StaleGeneration or NoSuchArena."""
         self._check_begun()
         return self._terms.step_down(self._shelf.find_id(arena_id), generation, process)
 
     def hurry(self, process: ProcessId) -> None:
-        """Somebody waits for its end: nothing of it is held any longer, from its end on."""
+        """Release what mpsd holds of the process as soon as it ends: a request waits for its end."""
         self._holders.hurry(process)
 
     # -- what is in it ---------------------------------------------------------------------------------------------------
@@ -264,13 +268,14 @@ class Arenas:
         return await self._filling.state(entry)
 
     async def state_descriptor(self, arena_id: int) -> int:
-        """For the daemon itself, whose it is; -1: none is kept.  Raises NoSuchArena, KeeperFailed."""
+        """Return a descriptor of the state for the daemon, which owns it; -1: no state is kept.  Raise NoSuchArena or
+        KeeperFailed."""
         await self._begin()
         found = await self._filling.state(self._shelf.find_id(arena_id))
         return -1 if found is None else found[1]
 
     async def _begin(self) -> None:
-        """Raises KeeperFailed, Stopping."""
+        """Wait until the vault is ready.  Raise KeeperFailed or Stopping."""
         with trio.move_on_after(0 if self.is_over else _READY_SECONDS):
             await self.ready.wait()
         self._check_begun()
@@ -284,7 +289,8 @@ class Arenas:
 
 @asynccontextmanager
 async def _owned(descriptors: Collection[int]) -> AsyncIterator[None]:
-    """They are closed at the end, whatever came of it.  What was refused may be anything, and its close may take long."""
+    """Close the descriptors at the end, also after an error.  Refused ones may be of any kind, and closing them may take
+    long."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""What strangers' descriptors are: GPU memory, a layout, a state.  Nothing is mapped: a stranger may truncate a file."""
+"""Check descriptors of other users: GPU memory, a layout, a state.  None is mapped: its owner may truncate the file."""
 
 import fcntl
 import hashlib
@@ -13,7 +13,7 @@ from mpsd.wire.state import HEAD, parse_head
 
 CONTROL_DEVICE = "/dev/nvidiactl"
 _CHUNK_BYTES = 1 << 20
-_TICKET_BYTES = 64  # the simulator writes 21 at most
+_TICKET_BYTES = 64  # the simulator writes at most 21
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _STATE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -22,7 +22,7 @@ CheckMemory = Callable[[int], None]  # raises BadRequest
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Owns a sealed memory file."""
+    """A layout; it owns a sealed memory file."""
 
     descriptor: int
     hash: str
@@ -30,7 +30,7 @@ class Layout:
 
 
 def check_exported(descriptor: int) -> None:
-    """What cuMemExportToShareableHandle gives is another opening of /dev/nvidiactl.  Raises BadRequest."""
+    """Check that it is another opening of /dev/nvidiactl, as cuMemExportToShareableHandle gives.  Raise BadRequest."""
     found = os.fstat(descriptor)
     try:
         wanted = os.stat(CONTROL_DEVICE).st_rdev
@@ -41,9 +41,10 @@ def check_exported(descriptor: int) -> None:
 
 
 def check_simulated(descriptor: int) -> None:
-    """What the simulator exports is a sealed memory file with a block's number (native/sim/machine/tickets.c).
+    """Check that it is a sealed memory file with a block's number, as the simulator exports (native/sim/machine/tickets.c).
 
-    A larger one, or one that may grow, would be host memory that no quota counts.  Raises BadRequest."""
+    A larger file, or one that may grow, would be host memory that no quota counts.  Raise BadRequest.
+    """
     found = os.fstat(descriptor)
     if not _is_memory_file(descriptor):
         kind = _kind(found.st_mode)
@@ -55,7 +56,7 @@ def check_simulated(descriptor: int) -> None:
 
 
 def read_layout(descriptor: int) -> Layout:
-    """A sealed copy of a stranger's memory file.  Blocks for milliseconds.  Raises BadRequest."""
+    """Return a sealed copy of a user's memory file.  Blocks for milliseconds.  Raise BadRequest."""
     if not _is_memory_file(descriptor):
         raise BadRequest("a layout comes in a memory file (memfd_create)")
     size = os.fstat(descriptor).st_size
@@ -80,9 +81,10 @@ def read_layout(descriptor: int) -> Layout:
 
 
 def check_state(descriptor: int, generation: int, *, may_be_older: bool = False) -> int:
-    """How long a stranger's forward state is, which the writer of this generation made: one that its readers can map.
+    """Check a user's forward state, which the writer of this generation made and its readers can map; return its bytes.
 
-    may_be_older: made in an earlier generation.  Raises BadRequest."""
+    may_be_older: it may be of an earlier generation.  Raise BadRequest.
+    """
     if not _is_memory_file(descriptor):
         raise BadRequest("a forward state comes in a memory file, as mpsd_state_create makes it")
     if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _STATE_SEALS != _STATE_SEALS:
@@ -98,12 +100,12 @@ def check_state(descriptor: int, generation: int, *, may_be_older: bool = False)
 
 
 def generation_of_state(descriptor: int) -> int:
-    """In which it was made.  Raises BadRequest where its owner has spoilt it since it was checked."""
+    """Return the generation in which it was made.  Raise BadRequest if its owner has damaged it since it was checked."""
     return parse_head(os.pread(descriptor, HEAD.size, 0)).generation
 
 
 def _is_memory_file(descriptor: int) -> bool:
-    """Only those have seals; whoever reads one never waits for anybody."""
+    """Return whether it is a memory file: only those have seals, and reading one never blocks."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:

@@ -1,4 +1,4 @@
-"""One arena while mpsd runs: what is stored of it, what is in it, and who waits for it."""
+"""One arena while mpsd runs: its stored row, its contents, and the requests that wait for it."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from mpsd.wire.keeper import Entry as Held
 
 
 def memory_name(serial: int) -> str:
-    """What the keeper knows an allocation by; of one length, so that the newest comes last there."""
+    """Return the keeper's name of an allocation; all have one length, so that the newest is listed last."""
     return f"m.{serial:012x}"
 
 
@@ -29,7 +29,7 @@ def state_name(serial: int) -> str:
 
 
 def serial_of(name: str) -> int:
-    """0 for a name that is none of ours."""
+    """Return the serial in a name; 0 for another name."""
     kind, dot, number = name.partition(".")
     try:
         return int(number, 16) if kind in ("m", "l", "s") and dot else 0
@@ -39,14 +39,17 @@ def serial_of(name: str) -> int:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Guards one arena.  `lock` is held by whoever changes what is in it, across what it waits for; what becomes of its memory
-    when the keeper dies comes between: `check_writer` is asked again after each wait."""
+    """Guards one arena.
+
+    Each task that changes the contents holds `lock`, also while it waits.  The death of a keeper changes them without the lock,
+    so `check_writer` is repeated after each wait.
+    """
 
     row: Row
     contents: Contents
     lock: trio.Lock = field(default_factory=trio.Lock)
-    queue: deque[object] = field(default_factory=deque)  # who waits to write, in order
-    openings: dict[ProcessId, int] = field(default_factory=dict)  # how often this mpsd was asked, by who has it open
+    queue: deque[object] = field(default_factory=deque)  # requests that wait to write, in order
+    openings: dict[ProcessId, int] = field(default_factory=dict)  # how often each holder has opened it with this mpsd
     is_removed: bool = False
     _changed: trio.Event = field(default_factory=trio.Event)
 
@@ -55,11 +58,11 @@ class Entry:
         return self.row.arena
 
     def with_facts(self, **facts: Any) -> Row:
-        """The row as it would be with these facts of the arena."""
+        """Return the row with these facts of the arena changed."""
         return replace(self.row, arena=replace(self.arena, **facts))
 
     def become(self, row: Row) -> Arena:
-        """`row` is stored."""
+        """Take over `row`, which is stored."""
         serial, given = (0, 0) if row.state is None else (row.state.serial, row.state.generation)
         contents = self.contents
         counted = replace(
@@ -71,7 +74,7 @@ class Entry:
         return counted
 
     def held(self) -> list[Held]:
-        """All that the keeper should hold for it."""
+        """Return all entries that the keeper should hold for it."""
         found = [Held(memory_name(each.serial), 1, each.bytes) for each in self.contents.all]
         if (serial := self.row.layout_serial) is not None:
             found.append(Held(layout_name(serial), 1, self.arena.layout_bytes))
@@ -81,7 +84,7 @@ class Entry:
 
     @property
     def count(self) -> int:
-        """Of the descriptors that count against quotas."""
+        """The number of descriptors that count against quotas."""
         return self.contents.count + (self.row.state is not None)
 
     def names(self) -> list[str]:
@@ -89,7 +92,7 @@ class Entry:
 
     @property
     def newest_name(self) -> str | None:
-        """Of its memory: what comes next is best beside it."""
+        """The keeper's name of its newest allocation: further ones should go to the same keeper."""
         newest = self.contents.newest
         return None if newest is None else memory_name(newest.serial)
 
@@ -100,7 +103,7 @@ class Entry:
             raise NoSuchArena(f"arena {self.arena.name} was removed")
 
     def check_writer(self, generation: int, process: ProcessId) -> None:
-        """Raises NoSuchArena, ArenaSealed, StaleGeneration."""
+        """Raise NoSuchArena, ArenaSealed or StaleGeneration unless the process is the writer of this generation."""
         self.check_there()
         arena = self.arena
         if arena.writer != process and arena.is_sealed:

@@ -1,4 +1,4 @@
-"""What is in an arena: memory that comes, goes, and is given to those who have it open.
+"""Change and read the contents of an arena: memory that is put, dropped, and taken by its holders.
 
     put     keeper holds the descriptors --> one transaction --> answer      a crash between: descriptors without rows, dropped
     drop    one transaction --> answer, and the keeper closes them           a crash between: the same
@@ -25,10 +25,11 @@ from mpsd.vault.store import Row, VaultStore
 
 
 class Filling:
-    """Guards that what is stored is held by the keeper.  The methods are those of
-    services.Arenas, once the keeper was compared.
+    """Guards that the keeper holds everything that is stored.
 
-    on_state: told of a forward state that is kept, once it is stored; neither waits nor raises."""
+    The methods are those of services.Arenas, for use once the keeper was compared.  on_state: called with the arena once a
+    forward state is stored; neither waits nor raises.
+    """
 
     def __init__(
         self, shelf: Shelf, store: VaultStore, keeper: VaultKeepers, janitor: Janitor, check_memory: CheckMemory
@@ -58,7 +59,8 @@ class Filling:
     async def _put(
         self, entry: Entry, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
     ) -> bool:
-        """Whether something was replaced.  What was asked for is counted before the keeper takes it: others ask meanwhile."""
+        """Return whether allocations were replaced.  They are counted before the keeper takes them, for requests of the same
+        time."""
         shelf, arena = self._shelf, entry.arena
         since = entry.row.commits + 1
         numbered = [Allocation(each.offset, each.bytes, shelf.next_serial(), since=since) for each in allocations]
@@ -70,7 +72,7 @@ class Filling:
         try:
             items = zip(numbered, names, fds, strict=True)
             await self._keeper.put([Item(name, descriptor, each.bytes) for each, name, descriptor in items], entry.newest_name)
-            entry.check_writer(generation, process)  # the memory that was there may have been lost meanwhile
+            entry.check_writer(generation, process)  # the present memory may have been lost in the meantime
             self._store.put(entry.row, change.added, change.replaced)
         except BaseException:
             shelf.account.move(arena, -change.growth_bytes, -more)
@@ -99,7 +101,7 @@ class Filling:
     async def commit(
         self, entry: Entry, generation: int, process: ProcessId, layout: int | None, state: int | None = None
     ) -> Arena:
-        """The state may be of an earlier generation: a writer gives again what a keeper has lost."""
+        """Commit.  The state may be of an earlier generation: a writer gives a state again after a keeper has lost it."""
         size = 0 if state is None else check_state(state, generation, may_be_older=True)
         async with entry.lock:
             entry.check_writer(generation, process)
@@ -111,7 +113,7 @@ class Filling:
         return arena
 
     async def _with_layout(self, entry: Entry, generation: int, process: ProcessId, layout: int) -> Row:
-        """The row with the new layout, which the keeper holds."""
+        """Return the row with the new layout, which the keeper holds."""
         read: Layout = await trio.to_thread.run_sync(read_layout, layout)
         try:
             entry.check_writer(generation, process)
@@ -152,7 +154,7 @@ class Filling:
     async def take(
         self, entry: Entry, process: ProcessId, after: int | None, limit: int, known: int, with_layout: bool
     ) -> Portion:
-        """All of it of one commit."""
+        """Return a page of the allocations; all are of one commit."""
         async with entry.lock:
             entry.check_holder(process)
             contents = entry.contents
@@ -192,7 +194,7 @@ class Filling:
     async def _held_state(
         self, entry: Entry, generation: int, process: ProcessId, state: int | None, size: int
     ) -> AsyncIterator[KeptState | None]:
-        """The keeper holds it, to be stored within; it is dropped again where that fails."""
+        """Have the keeper hold the state while the caller stores it; after an error it is dropped again."""
         if state is None:
             yield None
             return
@@ -211,7 +213,8 @@ class Filling:
             raise
 
     async def state(self, entry: Entry) -> tuple[KeptState, int] | None:
-        """With a descriptor of it.  Its generation is that which its readers find in it: that in which it was made."""
+        """Return the state with a descriptor of it.  Its generation is the one that its readers find in it: in which it was
+        made."""
         async with entry.lock:
             entry.check_there()
             if (kept := entry.row.state) is None:
@@ -224,7 +227,7 @@ class Filling:
                 raise
 
     def roll_back(self, entry: Entry) -> None:
-        """What is in it is as after the last commit; that is stored already."""
+        """Return the contents to the last commit; the store has done so already."""
         contents = entry.contents
         before = contents.used_bytes, contents.count
         self._janitor.drop([memory_name(each.serial) for each in contents.fresh])

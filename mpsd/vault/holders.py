@@ -1,9 +1,9 @@
-"""The processes that have an arena open: when each is gone, and no work of its can write any more.
+"""Track the processes that have an arena open: when each has ended, and none of its work can write any more.
 
-    lives --its pidfd is readable--> ended --mpsd holds nothing of it, and nor does an mpsd before--> fenced
+    lives --its pidfd is readable--> ended --neither mpsd nor an earlier mpsd holds its resources--> fenced
 
-A killed process's work goes on for as long as mpsd holds what it needs (docs/ending.md), also where its pidfd is readable: that
-is why it is not enough.  Prose: docs/vault.md, "Fencing".
+The work of a killed process continues for as long as mpsd holds what it needs (docs/ending.md), even after its pidfd is
+readable: so the pidfd is not enough.  Prose: docs/vault.md, "Fencing".
 """
 
 import os
@@ -24,11 +24,11 @@ MOST_HOLDERS = 4096  # processes; each needs a descriptor
 MOST_OF_USER = 1024  # so that one user cannot keep the others out
 _ROOT = 0
 
-Gone = Callable[[ProcessId, float], Awaitable[None]]  # and how long it took from the process's end to here, in seconds
+Gone = Callable[[ProcessId, float], Awaitable[None]]  # and the seconds from the process's end to this call
 
 
 class Holding(Protocol):
-    """What mpsd holds of its clients (uvm/attachments.py)."""
+    """The resources of its clients that mpsd holds (uvm/attachments.py)."""
 
     def release(self, process: ProcessId) -> None: ...
     async def wait_over(self, process: ProcessId) -> None: ...
@@ -36,7 +36,7 @@ class Holding(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wait:
-    """For the end of one process."""
+    """A wait for the end of one process."""
 
     process: ProcessId
     uid: int
@@ -44,9 +44,9 @@ class _Wait:
 
 
 class Holders:
-    """Guards that each process is waited for once, and that `gone` is told of it only when it is fenced.
+    """Guards that each process is waited for once, and that `gone` is called for it only when it is fenced.
 
-    is_awaited: whether what mpsd holds of a dead process is to be let go at once.
+    is_awaited: whether mpsd has to release at once what it holds of a dead process.
     """
 
     def __init__(self, holding: Holding, is_awaited: Callable[[ProcessId], bool]) -> None:
@@ -54,9 +54,9 @@ class Holders:
         self._is_awaited = is_awaited
         self._waits: dict[ProcessId, _Wait] = {}
         self._ended: set[ProcessId] = set()
-        self._hurried: set[ProcessId] = set()  # somebody waits for their end
+        self._hurried: set[ProcessId] = set()  # a request waits for their end
         self._expelled: set[ProcessId] = set()  # fenced before their end
-        self._alone = trio.Event()  # no mpsd before this one holds anything any more
+        self._alone = trio.Event()  # no earlier mpsd holds anything any more
         self._early: list[_Wait] = []
         self._nursery: trio.Nursery | None = None
         self._gone: Gone | None = None
@@ -66,9 +66,9 @@ class Holders:
         return len(self._waits)
 
     def add(self, process: ProcessId) -> None:
-        """Raises BadRequest for one that has ended, NotAllowed for one that was expelled, TooMany."""
+        """Wait for the process's end.  Raise BadRequest if it has ended, NotAllowed if it was expelled, or TooMany."""
         self._check_not_expelled(process)
-        if process in self._ended:  # nobody would be told of its end again
+        if process in self._ended:  # its end would not be reported again
             raise BadRequest(f"pid {process.pid} has ended")
         if process in self._waits:
             return
@@ -78,7 +78,7 @@ class Holders:
         self._begin(_Wait(process, uid))
 
     def check(self, process: ProcessId) -> None:
-        """One that is waited for.  Raises BadRequest for one that has ended, NotAllowed for one that was expelled."""
+        """Check a process that is waited for.  Raise BadRequest if it has ended, NotAllowed if it was expelled."""
         self._check_not_expelled(process)
         if self.has_ended(process) or not processes.is_alive(process):
             raise BadRequest(f"pid {process.pid} has ended")
@@ -88,7 +88,7 @@ class Holders:
             raise NotAllowed(f"pid {process.pid} was fenced, and opens no arena any more: it has to end")
 
     def _check_room(self, process: ProcessId) -> int:
-        """The user whose it is."""
+        """Return the process's uid.  Raise TooMany."""
         uid = _uid(process)
         if len(self._waits) >= MOST_HOLDERS:
             raise TooMany(f"{MOST_HOLDERS} processes have arenas open, and no more may")
@@ -97,12 +97,12 @@ class Holders:
         return uid
 
     def restore(self, process: ProcessId) -> None:
-        """One that an earlier mpsd knew; it may have ended since."""
+        """Wait for a process of an earlier mpsd; it may have ended since."""
         if process not in self._waits:
             self._begin(_Wait(process, _uid(process)))
 
     def remove(self, process: ProcessId) -> None:
-        """It has nothing open any more."""
+        """Stop waiting for a process that has no arena open any more."""
         if process in self._ended or process in self._expelled:
             return
         if (wait := self._waits.pop(process, None)) is not None:
@@ -110,27 +110,27 @@ class Holders:
             wait.scope.cancel()
 
     def expel(self, process: ProcessId) -> None:
-        """It was fenced, and may still live: it opens nothing any more, and is waited for whatever it has open."""
+        """Expel a process that was fenced and may still live: it can open no arena, and is waited for whatever it has open."""
         self.restore(process)
         self._expelled.add(process)
 
     def has_ended(self, process: ProcessId) -> bool:
-        """It is being fenced."""
+        """Return whether it has ended and is being fenced."""
         return process in self._ended
 
     def release(self, process: ProcessId) -> None:
-        """Where it has ended, nothing of it is held any longer."""
+        """Release what mpsd holds of the process, if it has ended."""
         if process in self._ended:
             self._holding.release(process)
 
     def hurry(self, process: ProcessId) -> None:
-        """Somebody waits for its end: nothing of it is held any longer, from its end on."""
+        """Release what mpsd holds of the process as soon as it ends: a request waits for its end."""
         if process in self._waits:
             self._hurried.add(process)
         self.release(process)
 
     async def run(self, before: ProcessId | None, gone: Gone) -> None:
-        """Until cancelled.  before: the mpsd that held clients before this one did."""
+        """Run until cancelled.  before: the earlier mpsd that held clients."""
         self._gone = gone
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -156,7 +156,7 @@ class Holders:
         try:
             with wait.scope:
                 await wait_ended(process)  # for ever: as long as it lives
-            if self._waits.get(process) is wait:  # else it has nothing open any more
+            if self._waits.get(process) is wait:  # else it has no arena open any more
                 self._ended.add(process)
                 await self._fence(process)
                 self._ended.discard(process)
@@ -171,7 +171,7 @@ class Holders:
         if process in self._hurried or self._is_awaited(process):
             self._holding.release(process)
         await self._holding.wait_over(process)  # faults.hold_seconds at most
-        await self._alone.wait()  # until the kernel has closed what a killed mpsd had open
+        await self._alone.wait()  # until the kernel has closed the descriptors of a killed mpsd
         assert self._gone is not None, "told by run()"
         await self._gone(process, trio.current_time() - began)
 
@@ -184,4 +184,4 @@ def _uid(process: ProcessId) -> int:
 async def _see_ended(before: ProcessId | None) -> None:
     if before is None or before.pid == os.getpid():
         return
-    await wait_ended(before)  # for ever: until then it may hold what a dead client runs on
+    await wait_ended(before)  # for ever: until then it may hold what a dead client's work needs

@@ -1,6 +1,6 @@
-"""Gives the memory back that belongs to nobody any more: what was forgotten on disk is dropped in the keepers, in order.
+"""Free the memory that belongs to no arena any more: drop in the keepers, in order, what is no longer stored.
 
-With a keeper that does not answer it goes when that is reached again: it is compared then.
+If a keeper does not answer, its part is dropped when mpsd reaches it again and compares its contents.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 
 class Janitor:
-    """Guards that what it was told is dropped also when whoever told it goes away."""
+    """Guards that each drop is carried out even if the task that requested it is cancelled."""
 
     def __init__(self, keeper: VaultKeepers, store: VaultStore) -> None:
         self._keeper = keeper
@@ -36,20 +36,20 @@ class Janitor:
             self._work.set()
 
     def forget(self, arena_ids: Iterable[int]) -> None:
-        """Allocations of arenas that are gone."""
+        """Forget the stored allocations of removed arenas."""
         self._arenas.extend(arena_ids)
         self._work.set()
 
     async def settled(self) -> None:
-        """What was given until now has been dropped, or will be when its keeper is reached again."""
+        """Wait until all names given so far have been dropped, or will be when their keeper is reached again."""
         until = self._given
         while self._done < until:
             await self._progress.wait()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
-            await self._work.wait()  # for ever: nothing may ever be dropped
+            await self._work.wait()  # for ever: there may never be a drop
             self._work = trio.Event()
             while self._names:
                 await self._drop(self._names.popleft())

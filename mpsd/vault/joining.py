@@ -1,4 +1,4 @@
-"""The one place that builds the vault, and joins it with the leases and with what is held of dead clients."""
+"""Build the vault, and join it with the leases and with the resources of dead clients that mpsd holds."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ def join_vault(
     attachments: Attachments,
     events: EventBus,
 ) -> Vault:
-    """Raises UnusablePath."""
+    """Build the vault from the configuration and the store.  Raise UnusablePath."""
     config, store = found.config, found.vault_store
 
     def lease_bytes(lease_id: int, gpu: str) -> int | None:
@@ -44,7 +44,7 @@ def join_vault(
         return None if grant is None else grant.lease_id
 
     def is_awaited(process: ProcessId) -> bool:
-        """Somebody waits to write what it wrote, and is not to wait long."""
+        """Return whether another process waits for the writer's end, and the settings ask for a short wait."""
         return shelf.settings.is_prompt and any(
             entry.queue and entry.arena.writer == process for entry in shelf.by_id.values()
         )

@@ -1,11 +1,11 @@
-"""mpsd's side of one keeper that holds GPU memory: the same program as the relay's, in a process and with a socket of its own.
+"""Talk to one keeper that holds GPU memory: the same program as the relay's, in a process and with a socket of its own.
 
-    absent  --start-->  open  --no answer-->  silent  --it goes on-->  open
+    absent  --start-->  open  --no answer-->  silent  --it answers again-->  open
                           |                     |
-                          `---------------------`--nobody listens any more-->  gone, and what it held is lost
+                          `---------------------`--no process listens any more-->  gone, and what it held is lost
 
-Whenever it is reached, what it holds is listed, so whatever was on its way when something failed is settled then.  There may be
-several: keepers.py.  Prose: docs/vault.md.
+Whenever mpsd reaches it, mpsd lists what it holds, which settles every request that was pending at a failure.  There may be
+several keepers: keepers.py.  Prose: docs/vault.md.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,13 +28,13 @@ from mpsd.wire.keeper import Op, Reply, Status
 
 log = structlog.get_logger()
 _PROGRAM = "mpsd-keeper"
-_TURN = 1024  # then others may speak with it
+_TURN = 1024  # requests; then other tasks may use it
 _ENDING_SECONDS = 0.01
-_AGAIN_SECONDS = 2.0  # until one that is silent is asked again
+_AGAIN_SECONDS = 2.0  # until mpsd asks a silent one again
 
 
 class KeeperGone(KeeperFailed):
-    """Nobody listens at its socket: what it held is lost."""
+    """No process listens at its socket: what it held is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +47,25 @@ class Item:
 
 
 class Owner(Protocol):
-    """Who has the keepers.  Nothing of it waits, or raises."""
+    """The owner of the keepers.  Its methods neither wait nor raise."""
 
     def known(self, number: int) -> ProcessId | None:
-        """The process that answered last as the keeper of this number, also to an mpsd before."""
+        """Return the process that last answered as the keeper of this number, also to an earlier mpsd."""
 
     def met(self, number: int, process: ProcessId) -> None:
-        """It is another one now."""
+        """Note that another process answers as this keeper."""
 
     def listed(self, keeper: "VaultKeeper") -> None:
-        """It was reached, perhaps again, and `names` are what it holds."""
+        """Take note that the keeper was reached, perhaps again, and that it holds `names`."""
 
     def gone(self, keeper: "VaultKeeper") -> None:
-        """It has ended; told once."""
+        """Take note that the keeper has ended; called once."""
 
 
 class VaultKeeper:
-    """Guards that one task at a time speaks with it, and that what `put` returned from is held.
+    """Guards that one task at a time uses the connection, and that the keeper holds everything that `put` returned from.
 
-    One that lives and whose socket is gone is of no use to anybody, and is ended: nothing else gives its memory back.
+    mpsd ends a keeper that lives without its socket: no process can use it, and only its end frees its memory.
     """
 
     def __init__(self, number: int, path: Path, most: int, owner: Owner) -> None:
@@ -73,9 +73,9 @@ class VaultKeeper:
         self.pid = known.pid if (known := owner.known(number)) else 0  # 0: not known
         self.most_held = most  # what the kernel's limits let it hold, once it was reached
         self.names: set[str] = set()  # what it holds
-        self.reserved = 0  # descriptors on their way to it
+        self.reserved = 0  # descriptors that are being sent to it
         self.is_listed = False  # once, to this mpsd
-        self.is_silent = False  # it does not answer: nobody but `watch` and `reach` waits for it
+        self.is_silent = False  # it does not answer: only `watch` and `reach` wait for it
         self.is_gone = False
         self._path = path
         self._owner = owner
@@ -95,7 +95,7 @@ class VaultKeeper:
     # -- what is asked of it ---------------------------------------------------------------------------------------------
 
     async def start(self, launch: Callable[[], object]) -> None:
-        """It is reached.  launch: starts its process, where none is.  Raises KeeperFailed."""
+        """Reach the keeper; call `launch` to start its process if none runs.  Raise KeeperFailed."""
         async with self._lock:
             if await self._connect():
                 return
@@ -105,14 +105,14 @@ class VaultKeeper:
                 raise KeeperFailed(f"a keeper was started and does not answer at {self._path}")
 
     async def reach(self) -> None:
-        """Also one that was silent.  Raises KeeperGone, KeeperFailed."""
+        """Reach the keeper, even one that was silent.  Raise KeeperGone or KeeperFailed."""
         async with self._lock:
             await self._open()
 
     async def put(self, items: Sequence[Item]) -> None:
-        """All of them are held when this returns, or none.  Raises KeeperGone, KeeperFailed, NoRoom.
+        """Store the items: when this returns, the keeper holds all of them; after an error, none.
 
-        Nothing else runs between the last confirmation and the return.
+        Raise KeeperGone, KeeperFailed or NoRoom.  No other task runs between the last confirmation and the return.
         """
         async with self._talk():
             replies = await self._ask([Request(Op.PUT, item.name, item.descriptor, item.size) for item in items])
@@ -126,7 +126,7 @@ class VaultKeeper:
         raise KeeperFailed(f"the vault's keeper refused a descriptor with status {refused[0].status}")
 
     async def get(self, names: Sequence[str]) -> list[int]:
-        """A duplicate of each.  Raises KeeperFailed, also where one is not there."""
+        """Return a duplicate of each.  Raise KeeperFailed, also if one is missing."""
         async with self._talk():
             replies = await self._ask([Request(Op.GET, name) for name in names])
         found = [descriptor for _, descriptors in replies for descriptor in descriptors]
@@ -136,8 +136,10 @@ class VaultKeeper:
         raise KeeperFailed(f"the vault's keeper gave {len(found)} of {len(names)} descriptors")
 
     async def drop(self, names: Sequence[str]) -> None:
-        """They are closed when this returns, in it; what is not there is no mistake.  Raises KeeperFailed; then they are listed
-        when it is reached again."""
+        """Close these in the keeper before this returns; missing ones are no error.
+
+        Raise KeeperFailed; then mpsd lists them when it reaches the keeper again.
+        """
         for start in range(0, len(names), _TURN):
             some = names[start : start + _TURN]
             async with self._talk():
@@ -145,13 +147,13 @@ class VaultKeeper:
                 self.names.difference_update(some)
 
     async def listing(self) -> list[str]:
-        """All that it holds, as it says itself.  Raises KeeperFailed."""
+        """Return all names that it holds, by its own answer.  Raise KeeperFailed."""
         async with self._talk():
             return await self._list()
 
     async def stop(self) -> None:
-        """End it, and so close everything it holds."""
-        with suppress(KeeperFailed):  # it is ended all the same
+        """End it, and so close everything that it holds."""
+        with suppress(KeeperFailed):  # it is ended in any case
             async with self._talk():
                 await self._ask([Request(Op.STOP)])
                 await self._link.see_end()
@@ -161,26 +163,26 @@ class VaultKeeper:
             self._link.close()
 
     async def watch(self) -> None:
-        """Notices its death, and reaches it again when it hung up or was silent.  Until it has ended."""
+        """Detect its death, and reach it again when it hung up or was silent.  Runs until it has ended."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._reach_again)
             await self._met.wait()  # for ever: it may never answer
             known = self._owner.known(self.number)
-            if known is not None and known.pid == self.pid:  # else nothing was left of it when it was met
+            if known is not None and known.pid == self.pid:  # else it had already ended when it was met
                 await wait_ended(known)  # for ever: as long as it lives
             nursery.cancel_scope.cancel()
         async with self._lock:
             self._lose()
 
     def close(self) -> None:
-        """Leave it alone; it goes on."""
+        """Close the connection; the keeper continues to run."""
         self._link.close()
 
     # -- reaching it -----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _talk(self) -> AsyncIterator[None]:
-        """Nobody waits for one that is known to be silent, nor for whoever waits for it."""
+        """Use the connection.  Fails at once if the keeper is known to be silent, also after a wait for another task."""
         self._check_not_silent()
         async with self._lock:
             self._check_not_silent()
@@ -199,7 +201,7 @@ class VaultKeeper:
             raise
 
     def _fail(self, exc: KeeperFailed) -> None:
-        """One that hung up may be there, or be gone: it is asked again at once."""
+        """Close the connection after a failure.  A keeper that hung up may still run: it is asked again at once."""
         self._link.close()
         was_silent, self.is_silent = self.is_silent, not isinstance(exc, HungUp)
         if self.is_silent and not was_silent:
@@ -207,7 +209,7 @@ class VaultKeeper:
         self._broken.set()
 
     async def _open(self) -> None:
-        """Raises KeeperGone, KeeperFailed."""
+        """Connect if necessary.  Raise KeeperGone or KeeperFailed."""
         if self.is_gone:
             raise KeeperGone(f"the vault's keeper {self.number} has ended")
         if self._link.is_open or await self._connect():
@@ -216,7 +218,7 @@ class VaultKeeper:
         raise KeeperGone(f"nobody listens at {self._path} any more")
 
     async def _connect(self) -> bool:
-        """False: nobody listens.  Nothing is asked of one that was not listed.  Raises KeeperFailed."""
+        """Connect and list.  Return False if no process listens.  Raise KeeperFailed."""
         try:
             if (hello := await self._greet()) is None:
                 return False
@@ -245,7 +247,7 @@ class VaultKeeper:
         self._owner.listed(self)
 
     async def _greet(self) -> Reply | None:
-        """The answer to HELLO; None where nobody listens.  One that hangs up is ending: whether it has is asked again."""
+        """Return the answer to HELLO; None if no process listens.  One that hangs up is ending, so this tries again."""
         deadline = trio.current_time() + SECONDS
         while (end := connect_keeper(self._path, 0)) is not None:
             self._link.open(end)
@@ -259,7 +261,7 @@ class VaultKeeper:
         return None
 
     async def _list(self) -> list[str]:
-        """Raises KeeperFailed, ProtocolError."""
+        """List all names, page by page.  Raise KeeperFailed or ProtocolError."""
         found: list[str] = []
         while True:
             [(reply, _)] = await self._link.exchange([Request(Op.LIST, found[-1] if found else "")])
@@ -269,7 +271,7 @@ class VaultKeeper:
 
     async def _reach_again(self) -> None:
         while True:
-            await self._broken.wait()  # for ever: nothing may ever fail
+            await self._broken.wait()  # for ever: there may never be a failure
             try:
                 await self.reach()
             except KeeperGone:
@@ -280,7 +282,7 @@ class VaultKeeper:
     # -- its end ---------------------------------------------------------------------------------------------------------
 
     def _lose(self) -> None:
-        """What it held; once."""
+        """Record the loss of what it held; once."""
         if self.is_gone:
             return
         self.is_gone = True
@@ -293,11 +295,11 @@ class VaultKeeper:
         self._owner.gone(self)
 
     def _end(self) -> None:
-        """What is known to have been reached once, and lives."""
+        """Kill the keeper if it was reached once and lives, and remove its socket."""
         keeper = self._owner.known(self.number)
         if keeper is not None and processes.is_alive(keeper) and processes.command(keeper.pid) == _PROGRAM:
             log.error("vault.keeper_killed", pid=keeper.pid)
-            with suppress(OSError):  # it is asked again, and again
+            with suppress(OSError):  # the kill is repeated later
                 processes.kill(keeper)
-        with suppress(OSError):  # who starts the next one is told
+        with suppress(OSError):  # the start of the next keeper reports this error
             self._path.unlink(missing_ok=True)

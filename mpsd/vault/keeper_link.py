@@ -1,4 +1,4 @@
-"""Speaking with a keeper over one connection: requests in windows, their replies, and the descriptors that come with them."""
+"""Exchange messages with a keeper over one connection: requests in windows, their replies, and the descriptors in them."""
 
 import array
 import errno
@@ -14,7 +14,7 @@ from mpsd.errors import KeeperFailed, ProtocolError
 from mpsd.wire.keeper import REPLY_BYTES, Op, Reply, pack_request, parse_reply
 
 SECONDS = 10.0  # a keeper answers in microseconds; closing much GPU memory takes a tenth of a second
-_WINDOW = 64  # requests on their way, which neither side's queue of a socket's usual size is too short for
+_WINDOW = 64  # pending requests: so few that neither side's queue of a socket's usual size overflows
 _CROWDED_SECONDS = 0.001
 _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # an enum: joining them takes longer than packing a request
 
@@ -25,7 +25,7 @@ class HungUp(KeeperFailed):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The descriptor stays the caller's."""
+    """A request.  The descriptor stays the caller's."""
 
     op: Op
     name: str = ""
@@ -38,7 +38,7 @@ class Request:
 
 
 class KeeperLink:
-    """Guards that a connection on which something failed is not used again.  One task at a time uses it."""
+    """Guards that a connection with a failure is not used again.  One task at a time uses it."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
@@ -49,7 +49,7 @@ class KeeperLink:
         return self._socket is not None
 
     def open(self, end: socket.socket) -> None:
-        """Takes a connection that does not block."""
+        """Take over a connection that does not block."""
         self.close()
         self._socket = end
 
@@ -61,9 +61,11 @@ class KeeperLink:
             self._socket = None
 
     async def exchange(self, requests: Sequence[Request]) -> list[tuple[Reply, list[int]]]:
-        """The replies that came, and the descriptors with them.  Not to be cancelled half way: what was sent is done.
+        """Send the requests; return the replies with their descriptors.  Shielded, because requests that were sent are carried
+        out.
 
-        Raises KeeperFailed, and then the connection is closed, and nothing that came is left open."""
+        Raise KeeperFailed; then the connection and all received descriptors are closed.
+        """
         replies: list[tuple[Reply, list[int]]] = []
         try:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + SECONDS) as scope:
@@ -82,7 +84,7 @@ class KeeperLink:
         raise failure
 
     async def see_end(self) -> None:
-        """Returns when the other side has hung up, as it does when it ends; or after a while."""
+        """Wait until the other side has hung up, as it does when it ends; or for a limited time."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + SECONDS):
             while self._socket is not None:
                 await trio.lowlevel.wait_readable(self._socket)
@@ -92,7 +94,8 @@ class KeeperLink:
                 return
 
     async def _exchange_some(self, requests: Sequence[Request], replies: list[tuple[Reply, list[int]]]) -> None:
-        """Those that may be are quiet but for the last one, whose reply says that the others were carried out or refused."""
+        """Send some requests, quiet where possible except for the last, whose reply shows that the others were carried out or
+        refused."""
         last = 0
         for request in requests:
             self._sequence = last = (self._sequence + 1) & 0xFFFFFFFF

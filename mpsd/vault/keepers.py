@@ -1,9 +1,9 @@
-"""All keepers of the vault's memory: a process may open so many files and no more, and there may be more memory than that.
+"""Manage all keepers of the vault's memory: one process can open only a limited number of files, and there may be more memory.
 
     vault-keeper  vault-keeper-1  ...      their sockets; one is started when those before are full
 
-What one of them held is lost when it dies, for the whole of each arena that had something in it; the others go on.  A name is
-in one of them at most: names are given once, and a put goes to one.  Prose: docs/vault.md.
+When a keeper dies, each arena with a part in it is lost as a whole; the others are not affected.  A name is in at most one
+keeper: names are given once, and a put goes to one.  Prose: docs/vault.md.
 """
 
 import subprocess
@@ -23,28 +23,29 @@ from mpsd.vault.keeper import Item, KeeperGone, VaultKeeper
 
 log = structlog.get_logger()
 MOST_KEEPERS = 64
-_AGAIN_SECONDS = 5.0  # until what could not be stored is tried again
+_AGAIN_SECONDS = 5.0  # until a failed store is tried again
 
-# Given all names that are held, and whether that is all there is to know: the names that should not be held.
+# Called with all held names, and whether all keepers were listed; returns the names that should not be held.
 Compare = Callable[[Collection[str], bool], Iterable[str]]
 
 
 class Memory(Protocol):
-    """Which keepers were reached last, by number, also by an mpsd before; raises UnusablePath."""
+    """The keepers that were reached last, by number, also by an earlier mpsd; raises UnusablePath."""
 
     def keepers(self) -> Mapping[int, ProcessId]: ...
     def save_keeper(self, number: int, keeper: ProcessId) -> None: ...
 
 
 class VaultKeepers:
-    """Guards that what `put` returned from is held, and that what should be held is compared with what is.
+    """Guards that a keeper holds everything that `put` returned from, and that the store is compared with what the keepers
+    hold.
 
-    most: descriptors that all of them are to hold.  compare: called without a moment in which others run, whenever one was
-    reached again, and when one has died; may raise UnusablePath.
+    most: descriptors that all of them should be able to hold.  compare: called whenever a keeper was reached again or has died,
+    before other tasks run; may raise UnusablePath.
     """
 
     def __init__(self, program: Path, path: Path, most: int, compare: Compare, memory: Memory) -> None:
-        """Raises UnusablePath."""
+        """Load the known keepers.  Raise UnusablePath."""
         self._program = program
         self._path = path
         self._most = most
@@ -55,15 +56,15 @@ class VaultKeepers:
         self._processes: list[subprocess.Popen[bytes]] = []  # our children: those that this mpsd started
         self._starting = trio.Lock()
         self._nursery: trio.Nursery | None = None
-        self._is_begun = False  # those that ran were reached
+        self._is_begun = False  # the running keepers were reached
         self._is_over = False
         self._surplus: list[str] = []
-        self._is_uncompared = False  # it could not be stored
+        self._is_uncompared = False  # the result could not be stored
         self._work = trio.Event()
 
     @property
     def state(self) -> str:
-        """"works", or why not all do."""
+        """"works", or why not all of them do."""
         if not self._keepers:
             return "there is none, and nothing to hold"
         silent = sum(not keeper.works for keeper in self._keepers.values())
@@ -73,12 +74,12 @@ class VaultKeepers:
 
     @property
     def pid(self) -> int:
-        """Of the first one; 0: there is none."""
+        """The pid of the first one; 0: no keeper runs."""
         return next(iter(self.pids), 0)
 
     @property
     def pids(self) -> list[int]:
-        """Of those that are known."""
+        """The pids of the known keepers."""
         return [keeper.pid for _, keeper in sorted(self._keepers.items()) if keeper.pid]
 
     @property
@@ -88,7 +89,7 @@ class VaultKeepers:
     # -- what is asked of them -------------------------------------------------------------------------------------------
 
     async def reach(self) -> None:
-        """Connect to the keepers that run, and compare: what no keeper has is lost.  Raises KeeperFailed."""
+        """Connect to the running keepers, and compare: memory that no keeper has is lost.  Raise KeeperFailed."""
         self._find()
         async with trio.open_nursery() as nursery:
             for keeper in list(self._keepers.values()):
@@ -98,10 +99,10 @@ class VaultKeepers:
         await self._give_back()
 
     async def put(self, items: Sequence[Item], beside: str | None = None) -> None:
-        """All of them are held when this returns, or none.  Starts a keeper where none has room.  Raises KeeperFailed, NoRoom.
+        """Store the items: when this returns, a keeper holds all of them; after an error, none.
 
-        beside: a name; they go to the keeper that has it, if there is room.  Nothing else runs between the last confirmation
-        and the return.
+        Starts a keeper if none has room.  beside: a name; the items go to the keeper that has it, if there is room.  Raise
+        KeeperFailed or NoRoom.  No other task runs between the last confirmation and the return.
         """
         for _ in range(MOST_KEEPERS):
             keeper = await self._with_room(len(items), beside)
@@ -115,7 +116,7 @@ class VaultKeepers:
         raise KeeperFailed("the vault's keepers die as soon as they are started")
 
     async def get(self, names: Sequence[str]) -> list[int]:
-        """A duplicate of each.  Raises KeeperFailed, also where one is not there, or with a keeper that does not answer."""
+        """Return a duplicate of each.  Raise KeeperFailed, also if one is missing, or its keeper does not answer."""
         found: dict[str, int] = {}
         try:
             for keeper, some in self._by_keeper(names):
@@ -128,8 +129,10 @@ class VaultKeepers:
         return [found[name] for name in names]
 
     async def drop(self, names: Iterable[str]) -> None:
-        """They are closed when this returns, in their keepers; what is not there is no mistake.  Raises KeeperFailed where one
-        does not answer; then they go when it is reached again."""
+        """Close these in their keepers before this returns; missing ones are no error.
+
+        Raise KeeperFailed if a keeper does not answer; then they are dropped when it is reached again.
+        """
         failure: KeeperFailed | None = None
         for keeper, some in self._by_keeper(list(names)):
             try:
@@ -142,11 +145,11 @@ class VaultKeepers:
             raise failure
 
     async def names(self) -> list[str]:
-        """Of all that they hold, as they say themselves.  Raises KeeperFailed."""
+        """Return the names of all that they hold, by their own answers.  Raise KeeperFailed."""
         return [name for keeper in list(self._keepers.values()) for name in await keeper.listing()]
 
     async def stop(self) -> None:
-        """End them, and so close everything they hold.  No other one is started."""
+        """End them, and so close everything that they hold.  No other keeper is started."""
         self._is_over = True
         if not self._is_begun:
             self._find()
@@ -157,7 +160,7 @@ class VaultKeepers:
         self._collect()
 
     async def watch(self) -> None:
-        """Notices their deaths.  Until cancelled."""
+        """Detect the deaths of keepers.  Runs until cancelled."""
         async with trio.open_nursery() as nursery:
             for keeper in self._keepers.values():
                 nursery.start_soon(self._watch, keeper)
@@ -168,7 +171,7 @@ class VaultKeepers:
                 self._nursery = None
 
     def close(self) -> None:
-        """Leave them alone; they go on."""
+        """Close the connections; the keepers continue to run."""
         for keeper in self._keepers.values():
             keeper.close()
 
@@ -181,7 +184,7 @@ class VaultKeepers:
         self._known[number] = process
         try:
             self._memory.save_keeper(number, process)
-        except UnusablePath as exc:  # should its socket go, the next mpsd does not end it
+        except UnusablePath as exc:  # if its socket is removed, the next mpsd does not end it
             log.error("store.failed", statement="which process is the vault's keeper", why=str(exc))
 
     def listed(self, keeper: VaultKeeper) -> None:
@@ -206,16 +209,16 @@ class VaultKeepers:
                 yield keeper, some
 
     async def _with_room(self, count: int, beside: str | None) -> VaultKeeper:
-        """Raises KeeperFailed, NoRoom, Stopping."""
+        """Return a keeper with room.  Raise KeeperFailed, NoRoom or Stopping."""
         if (found := self._find_room(count, beside)) is not None:
             return found
         async with self._starting:
-            if (found := self._find_room(count, beside)) is None:  # else somebody has started it meanwhile
+            if (found := self._find_room(count, beside)) is None:  # else another task has started it
                 found = await self._start()
         return found
 
     def _find_room(self, count: int, beside: str | None) -> VaultKeeper | None:
-        """The emptiest: a whole arena has room there, perhaps."""
+        """Return the keeper of `beside` if it has room, else the emptiest: it may have room for a whole arena."""
         found = [each for each in self._keepers.values() if each.room >= count and not each.is_silent]
         if beside is not None and (same := [each for each in found if beside in each.names]):
             return same[0]
@@ -242,7 +245,7 @@ class VaultKeepers:
         return self._path.with_name(f"{self._path.name}-{number}") if number else self._path
 
     def _find(self) -> None:
-        """Those that an mpsd before has started."""
+        """Add the keepers that an earlier mpsd started."""
         for number in range(MOST_KEEPERS):
             if number not in self._keepers and (number in self._known or self._path_of(number).exists()):
                 self._add(VaultKeeper(number, self._path_of(number), self._most, self))
@@ -257,13 +260,13 @@ class VaultKeepers:
         self._collect()
 
     def _collect(self) -> None:
-        """So that those that have ended are no zombies."""
+        """Reap the children that have ended."""
         self._processes = [process for process in self._processes if process.poll() is None]
 
     # -- what should be held ---------------------------------------------------------------------------------------------
 
     def _compare(self) -> None:
-        """What is lost is lost at once; what nobody wants goes soon."""
+        """Compare at once; names that should not be held are dropped soon."""
         if self._is_over or not self._is_begun:
             return
         held = set().union(*(keeper.names for keeper in self._keepers.values()))
@@ -278,7 +281,7 @@ class VaultKeepers:
 
     async def _tidy(self) -> None:
         while True:
-            await self._work.wait()  # for ever: nothing may ever be lost
+            await self._work.wait()  # for ever: there may never be a loss
             self._work = trio.Event()
             await self._give_back()
             if self._is_uncompared:
@@ -289,11 +292,11 @@ class VaultKeepers:
         names, self._surplus = self._surplus, []
         try:
             await self.drop(names)
-        except KeeperFailed as exc:  # they are surplus again when it is reached again
+        except KeeperFailed as exc:  # they are surplus again when the keeper is reached again
             log.warning("vault.drop_later", count=len(names), why=str(exc))
 
 
 async def _reach(keeper: VaultKeeper) -> None:
-    """Where it is silent it is asked again, and again."""
+    """Reach the keeper; if it is silent, its `watch` repeats that."""
     with suppress(KeeperFailed):
         await keeper.reach()

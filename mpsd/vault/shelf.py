@@ -1,6 +1,7 @@
-"""All arenas there are, what they hold together, and where their windows are; what is stored of them is loaded here.
+"""Keep all arenas, their account and their windows; load them from the store.
 
-What the keeper holds is compared with it: what is missing there is lost for its whole arena, for half of a model is none.
+The catalog is compared with what the keepers hold: if an allocation is missing there, its whole arena is lost, because a part
+of a model is of no use.
 """
 
 import time
@@ -24,14 +25,14 @@ from mpsd.vault.entry import Entry, serial_of
 from mpsd.vault.store import Row, VaultStore
 
 log = structlog.get_logger()
-_OFTEN = frozenset({"committed", "opened", "closed"})  # what a program does all day
-OnTold = Callable[[str, Arena], None]  # what has happened to it, in the words of the events; neither waits nor raises
-LeaseBytes = Callable[[int, str], int | None]  # of a lease on a GPU; None: no limit, or no such lease any more
+_OFTEN = frozenset({"committed", "opened", "closed"})  # frequent events of a running program
+OnTold = Callable[[str, Arena], None]  # an event's name and its arena; neither waits nor raises
+LeaseBytes = Callable[[int, str], int | None]  # of a lease on a GPU; None: no limit, or the lease has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the vault knows of the rest of the daemon.  clock: seconds since the epoch."""
+    """The parts of the daemon that the vault uses.  clock: seconds since the epoch."""
 
     devices: Callable[[], Sequence[Device]]
     lease_bytes: LeaseBytes
@@ -40,17 +41,17 @@ class Surroundings:
 
 
 class Shelf:
-    """Guards that names, windows and serials are each given once, and that what is counted is what is there."""
+    """Guards that names, windows and serials are each given once, and that the account agrees with the contents."""
 
     def __init__(self, store: VaultStore, around: Surroundings, settings: VaultSettings) -> None:
-        """Raises UnusablePath."""
+        """Load the arenas.  Raise UnusablePath."""
         self.settings = settings
         self.around = around
         self.account = ArenaAccount()
         self.by_id: dict[int, Entry] = {}
         self.by_name: dict[str, Entry] = {}
-        self.ends: dict[int, float] = {}  # when arenas are over that nobody has open; whoever is opened stays in it until then
-        self.schedule_changed = trio.Event()  # somebody's time may be over earlier than was thought
+        self.ends: dict[int, float] = {}  # expiry times of unheld arenas; an arena that is opened stays in it until then
+        self.schedule_changed = trio.Event()  # an arena may expire earlier than planned
         self._windows: list[arena_windows.Window] = []  # of all, in order
         self._opened: dict[ProcessId, dict[int, None]] = {}  # arenas that a process has open, and some that it had, by id
         self.on_told: list[OnTold] = []
@@ -84,11 +85,11 @@ class Shelf:
         return entry
 
     def opened_by(self, process: ProcessId) -> list[Entry]:
-        """All that it has open, and perhaps some that it had."""
+        """Return all arenas that the process has open, and perhaps some that it had."""
         return [self.by_id[arena_id] for arena_id in self._opened.get(process, ()) if arena_id in self.by_id]
 
     def has_open(self, process: ProcessId) -> bool:
-        """Any."""
+        """Return whether the process has any arena open."""
         ids = self._opened.get(process, {})
         while ids:
             entry = self.by_id.get(next(reversed(ids)))
@@ -99,17 +100,17 @@ class Shelf:
         return False
 
     def bounds(self, arena: Arena) -> Bounds:
-        """Raises NoSuchDevice for one whose GPU is not here any more."""
+        """Return the bounds of the arena.  Raise NoSuchDevice if its GPU is missing now."""
         gpu = find_device(self.around.devices(), arena.gpu)
         lease = None if arena.lease_id is None else self.around.lease_bytes(arena.lease_id, arena.gpu)
         return Bounds(self.settings, gpu.total_bytes, lease)
 
     def windows(self, but: Arena) -> list[arena_windows.Window]:
-        """Of all others."""
+        """Return the windows of all other arenas."""
         return [window for window in self._windows if window != _window(but)]
 
     def place(self, size: int) -> int:
-        """Raises NoRoom."""
+        """Return a free address for a window of this size.  Raise NoRoom."""
         base = arena_windows.place(self._windows, size)
         if base is None:
             raise NoRoom(f"no {size} bytes of addresses in a row are free for another window")
@@ -133,11 +134,11 @@ class Shelf:
         return arena
 
     def note_open(self, process: ProcessId, arena: Arena) -> None:
-        """It is about to have it open."""
+        """Note that the process is about to have the arena open."""
         self._opened.setdefault(process, {})[arena.id] = None
 
     def note_gone(self, process: ProcessId) -> None:
-        """It has nothing open, and opens nothing any more."""
+        """Note that the process has no arena open, and will open none."""
         self._opened.pop(process, None)
 
     def remove(self, entry: Entry) -> None:
@@ -151,7 +152,7 @@ class Shelf:
         entry.notify()
 
     def change(self, entry: Entry, row: Row) -> Arena:
-        """`row` is stored."""
+        """Take over `row`, which is stored."""
         old = entry.arena
         arena = entry.become(row)
         self.account.change(old, arena)
@@ -162,7 +163,7 @@ class Shelf:
         return arena
 
     def schedule(self, arena: Arena) -> None:
-        """Its time may be over at another moment than was thought."""
+        """Update the time at which the arena expires."""
         if (end := expires_at(arena)) is None:
             self.ends.pop(arena.id, None)
         else:
@@ -170,7 +171,7 @@ class Shelf:
             self.schedule_changed.set()
 
     def count(self, entry: Entry, bytes_before: int, count_before: int) -> None:
-        """What is in it has changed since it was so much."""
+        """Update the account after a change of the contents, from their size before."""
         contents = entry.contents
         self.account.move(entry.arena, contents.used_bytes - bytes_before, contents.count - count_before)
 
@@ -187,9 +188,10 @@ class Shelf:
     # -- the keeper ------------------------------------------------------------------------------------------------------
 
     def compare(self, held: Collection[str], is_all: bool) -> list[str]:
-        """Names that the keepers should not hold.  What they should and do not is lost, unless one was not asked yet (is_all).
+        """Return the names that the keepers should not hold.
 
-        Raises UnusablePath."""
+        Arenas whose names are missing are lost, unless a keeper was not asked yet (is_all is False).  Raise UnusablePath.
+        """
         wanted: set[str] = set()
         lost = []
         for entry in self.by_id.values():
@@ -203,8 +205,11 @@ class Shelf:
         return [name for name in held if name not in wanted]
 
     def _lose(self, entries: Iterable[Entry]) -> None:
-        """Their writers, where they live, are told when they ask for something next: their generation is another.  So is the
-        commit, for whoever is taking it in pages."""
+        """Empty these arenas and store their loss.
+
+        Their generation changes, so the next request of a living writer fails; their commit changes, so a reader that takes an
+        arena in pages notices it.
+        """
         rows = [
             replace(
                 entry.with_facts(generation=entry.arena.generation + 1, layout_hash="", layout_bytes=0, is_sealed=False),

@@ -1,10 +1,10 @@
-"""Arenas on disk: SQLite with a write-ahead log, in the state directory.
+"""Store arenas on disk: SQLite with a write-ahead log, in the state directory.
 
-Every method is one transaction, and what it wrote outlives a `kill -9` once it has returned.  Not a power cut: neither does the
-memory.  What an allocation is follows from numbers, so that a commit of many writes one row:
+Every method is one transaction, and what it wrote outlives a `kill -9` once it has returned.  It need not outlive a power cut:
+the memory does not either.  The state of an allocation follows from numbers, so that a commit of many writes one row:
 
-    put_in      the commit that it comes with: it is committed when that is not above the arena's `commits`
-    dropped_in  the commit that it goes with; NULL: none
+    put_in      the commit that adds it: it is committed if this is not above the arena's `commits`
+    dropped_in  the commit that removes it; NULL: none
 
 Prose: docs/vault.md, "What is stored, and what outlives what".
 """
@@ -48,12 +48,12 @@ _CHANGING = (
     "mode", "window_bytes", "capacity_bytes", "layout_hash", "layout_bytes", "layout_serial", "commits", "generation",
     "is_sealed", "ttl_seconds", "unheld_since",
 )  # fmt: skip
-_SOME = 2000  # rows that are deleted in one go: others have their turn then
+_SOME = 2000  # rows that are deleted at a time, so that other tasks can run in between
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An arena as it is stored, without what is in it; commits: how many there were."""
+    """An arena as it is stored, without its contents; commits: the number of commits so far."""
 
     arena: Arena
     commits: int = 0
@@ -74,7 +74,7 @@ class VaultStore:
     # -- what is there -------------------------------------------------------------------------------------------------------
 
     def arenas(self) -> list[Row]:
-        """By id, with their holders."""
+        """Return all arenas by id, with their holders."""
         found = self._read(
             "SELECT id, name, owner_uid, owner_gid, mode, gpu, base, window_bytes, capacity_bytes, created_at, layout_hash,"
             " layout_bytes, layout_serial, commits, generation, is_sealed, lease_id, ttl_seconds, unheld_since FROM arenas"
@@ -88,7 +88,7 @@ class VaultStore:
         return [Allocation(place, size, no, put <= row.commits, bool(gone), put) for place, size, no, put, gone in found]
 
     def last_serial(self) -> int:
-        """No later serial of a state was ever given; of others, none that is in use."""
+        """Return the highest serial: of states the highest that was ever given, of others the highest in use."""
         [found] = self._read(
             "SELECT (SELECT max(serial) FROM allocations), (SELECT max(layout_serial) FROM arenas),"
             " (SELECT seq FROM sqlite_sequence WHERE name = 'states')"
@@ -98,7 +98,7 @@ class VaultStore:
     # -- what happens to an arena --------------------------------------------------------------------------------------------
 
     def add(self, arena: Arena) -> int:
-        """The id that it has from now on; none is given twice."""
+        """Store a new arena and return its id; no id is given twice."""
         names = "name, owner_uid, owner_gid, mode, gpu, base, window_bytes, capacity_bytes, created_at, lease_id, ttl_seconds"
         values = tuple(getattr(arena, name) for name in names.split(", "))
         statement = (
@@ -111,20 +111,20 @@ class VaultStore:
         self._write([_changed(row)])
 
     def hold(self, row: Row, process: ProcessId, access: Access) -> None:
-        """It has the arena open from now on, in this way."""
+        """Store that the process has the arena open, with this access."""
         self._write([_changed(row), _held(row, process, access)])
 
     def promote(self, row: Row, process: ProcessId, fenced: ProcessId | None) -> None:
-        """It is the writer now, the one before has the arena open no longer, and what that did not commit is gone."""
+        """Store a promotion: the earlier writer no longer has the arena open, and what it did not commit is gone."""
         released = [] if fenced is None else [_released(row, fenced)]
         self._write([_changed(row), *released, _held(row, process, Access.WRITE), *_rolled_back(row)])
 
     def demote(self, row: Row, writer: ProcessId) -> None:
-        """It is a reader now, and what it did not commit is gone."""
+        """Store that the writer is a reader now, and that what it did not commit is gone."""
         self._write([_changed(row), _held(row, writer, Access.READ), *_rolled_back(row)])
 
     def let_go(self, row: Row, process: ProcessId, *, takes_back: bool) -> None:
-        """It has the arena open no longer.  takes_back: what it did not commit is gone."""
+        """Store that the process no longer has the arena open.  takes_back: what it did not commit is gone."""
         self._write([_changed(row), _released(row, process), *(_rolled_back(row) if takes_back else ())])
 
     def put(self, row: Row, added: Sequence[Allocation], replaced: Sequence[Allocation]) -> None:
@@ -139,34 +139,34 @@ class VaultStore:
         self._write([_gone(each) for each in gone] + [(statement, (row.commits + 1, each.serial)) for each in marked])
 
     def commit(self, row: Row, state: KeptState | None = None) -> None:
-        """`row` has the new number, and the layout that holds from now on.  state: so does this one; None: that there is."""
+        """Store a commit: `row` has the new number and layout.  state: the new state; None: the present one stays."""
         dropped = "DELETE FROM allocations WHERE arena_id = ? AND dropped_in IS NOT NULL"
         kept = () if state is None else _with_state(row.arena.id, state)
         self._write([_changed(row), (dropped, (row.arena.id,)), *kept])
 
     def keep_state(self, arena_id: int, state: KeptState) -> None:
-        """It is the arena's from now on, and the one before is gone."""
+        """Store a new state of the arena, in place of the one before."""
         self._write(_with_state(arena_id, state))
 
     def remove(self, arena_id: int) -> None:
-        """Its allocations are left to `forget_allocations`: there may be many."""
+        """Remove the arena; `forget_allocations` removes its allocations, of which there may be many."""
         keys = (("arenas", "id"), ("holders", "arena_id"), ("states", "arena_id"))
         self._write([(f"DELETE FROM {table} WHERE {key} = ?", (arena_id,)) for table, key in keys])
 
     def removed(self) -> list[int]:
-        """Arenas that are gone, and allocations of which are left."""
+        """Return the removed arenas that still have allocations."""
         statement = "SELECT DISTINCT arena_id FROM allocations WHERE arena_id NOT IN (SELECT id FROM arenas)"
         return [arena_id for (arena_id,) in self._read(statement)]
 
     def forget_allocations(self, arena_id: int) -> bool:
-        """Some of them; whether there may be more."""
+        """Remove some allocations of the arena; return whether there may be more."""
         some = "SELECT serial FROM allocations WHERE arena_id = ? LIMIT ?"
         before = self._db.total_changes
         self._write([(f"DELETE FROM allocations WHERE serial IN ({some})", (arena_id, _SOME))])
         return self._db.total_changes - before == _SOME
 
     def lose(self, rows: Iterable[Row]) -> None:
-        """Their memory is gone, and so are their allocations; all at once."""
+        """Store the loss of these arenas' memory and allocations; all at once."""
         writes: list[Write] = []
         for row in rows:
             gone = ("DELETE FROM allocations WHERE arena_id = ?", (row.arena.id,))
@@ -177,13 +177,13 @@ class VaultStore:
         self._write([(f"DELETE FROM {table}", ()) for table in ("arenas", "allocations", "holders", "states")])
 
     def begin(self, daemon: ProcessId) -> ProcessId | None:
-        """This daemon uses the file from now on; the one that did before."""
+        """Store that this daemon uses the file; return the one before."""
         found = self._read("SELECT pid, start_time FROM daemon")
         self._write([("INSERT OR REPLACE INTO daemon VALUES (1, ?, ?)", (daemon.pid, daemon.start_time))])
         return ProcessId(*found[0]) if found else None
 
     def keepers(self) -> dict[int, ProcessId]:
-        """The last ones that were reached, by number."""
+        """Return the keepers that were reached last, by number."""
         found = self._read("SELECT number, pid, start_time FROM keepers")
         return {number: ProcessId(pid, start) for number, pid, start in found}
 
@@ -218,7 +218,7 @@ class VaultStore:
         return Row(arena, commits, layout_serial, KeptState(*states[0]) if states else None)
 
     def _begin_boot(self, boot_id: str) -> None:
-        """After a reboot pids mean other processes."""
+        """Forget processes of an earlier boot: their pids mean other processes now."""
         if self._read("SELECT id FROM boot") != [(boot_id,)]:
             started = ("INSERT OR REPLACE INTO boot VALUES (1, ?)", (boot_id,))
             self._write([*((f"DELETE FROM {table}", ()) for table in ("holders", "daemon", "keepers")), started])
@@ -230,7 +230,7 @@ class VaultStore:
             raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
 
     def _write(self, writes: Iterable[Write]) -> int:
-        """All or nothing; the id of the last row that was inserted."""
+        """Write all or nothing; return the id of the last inserted row."""
         try:
             return write(self._db, self._announced(writes))
         except sqlite3.Error as exc:
@@ -240,7 +240,7 @@ class VaultStore:
         for each in writes:
             self.before_writing()
             yield each
-        self.before_writing()  # that is before the COMMIT
+        self.before_writing()  # before the COMMIT
 
 
 def _nothing() -> None:

@@ -1,10 +1,10 @@
-"""Who has an arena open, and who writes it: by asking, by promotion, by ending.
+"""Change the holders and the writer of an arena: by request, by promotion, at their end.
 
-    reader ──open (write), when nobody else may write──> writer ──close, ended──> nobody
-           ──promote, when the one before is fenced────>
-           <────────────────step_down, seal─────────────
+    reader ──open (write), when no other may write──> writer ──close, ended──> none
+           ──promote, when the one before is fenced─>
+           <────────────────step_down, seal──────────
 
-Whenever somebody is the writer no longer, what it did not commit is rolled back.  Every change of the writer is one
+Whenever a process stops being the writer, what it did not commit is rolled back.  Every change of the writer is one
 transaction.  Prose: docs/vault.md, "Fencing".
 """
 
@@ -26,7 +26,7 @@ from mpsd.vault.store import VaultStore
 class Terms:
     """Guards that an arena has one writer at a time, and that the next one comes after the last one can write no more.
 
-    is_served: whether an arena has a service with members; then nobody becomes its writer by asking.
+    is_served: whether an arena has a service with members; then no process becomes its writer by request.
     """
 
     def __init__(self, shelf: Shelf, store: VaultStore, filling: Filling, holders: Holders) -> None:
@@ -48,7 +48,7 @@ class Terms:
         return self._admit(entry, Access.READ, process, readers=(*arena.readers, process), unheld_since=None)
 
     async def _open_to_write(self, entry: Entry, process: ProcessId, wait_seconds: float) -> Arena:
-        """In the order in which they came."""
+        """Wait until the process is the writer; requests are served in order.  Raise ArenaBusy, ArenaSealed or NoSuchArena."""
         ticket = object()
         entry.queue.append(ticket)
         try:
@@ -81,7 +81,7 @@ class Terms:
         return f"arena {arena.name} is busy: pid {arena.writer.pid} {does}"
 
     def _admit(self, entry: Entry, access: Access, process: ProcessId, **facts: object) -> Arena:
-        """Raises BadRequest for a process that has ended, NotAllowed for one that was expelled, TooMany."""
+        """Enter a holder.  Raise BadRequest for a process that has ended, NotAllowed for one that was expelled, or TooMany."""
         self._holders.add(process)
         row = entry.with_facts(**facts)
         self._store.hold(row, process, access)
@@ -89,12 +89,12 @@ class Terms:
         return self._tell_opened(entry.become(row), access, process)
 
     def promote(self, entry: Entry, process: ProcessId, fenced: ProcessId | None) -> Arena:
-        """This reader is the writer of the next generation; `tell_promoted` is to follow.  fenced: one that can write no more,
-        by the word of the caller.
+        """Make this reader the writer of the next generation; `tell_promoted` has to follow.
 
-        Waits for no lock, since a request of the one before may hold it: whoever waits asks `check_writer` afterwards.
-
-        Raises ArenaBusy, ArenaSealed, NotAllowed, BadRequest."""
+        fenced: a process that can write no more; the caller guarantees it.  This takes no lock, since a request of the writer
+        before may hold it: a task that waits with the lock calls `check_writer` afterwards.  Raise ArenaBusy, ArenaSealed,
+        NotAllowed or BadRequest.
+        """
         entry.check_holder(process)
         arena = entry.arena
         if arena.is_sealed:
@@ -114,7 +114,7 @@ class Terms:
         return entry.become(row)
 
     def tell_promoted(self, arena: Arena) -> None:
-        """Apart, since whoever was promoted waits for an answer, and this takes a while."""
+        """Publish a promotion; separate, because it takes time, and the promoted process waits for its answer."""
         assert arena.writer is not None
         self._tell_opened(arena, Access.WRITE, arena.writer)
 
@@ -125,7 +125,7 @@ class Terms:
     # -- who goes --------------------------------------------------------------------------------------------------------
 
     def step_down(self, entry: Entry, generation: int, process: ProcessId) -> Arena:
-        """The writer is a reader now.  Whoever asks once more is told the same."""
+        """Make the writer a reader.  A repeated request gets the same answer."""
         arena = entry.arena
         if arena.writer is None and arena.generation == generation and process in arena.readers:
             return arena
@@ -136,21 +136,21 @@ class Terms:
         async with entry.lock:
             arena = entry.arena
             if arena.is_sealed and arena.generation == generation and process in arena.readers:
-                return arena  # it asks once more
+                return arena  # a repeated request
             entry.check_writer(generation, process)
             arena = self._demote(entry, process, is_sealed=True)
         self._shelf.tell("sealed", arena, generation=generation)
         return arena
 
     def _demote(self, entry: Entry, process: ProcessId, **facts: object) -> Arena:
-        """The writer to a reader."""
+        """Make the writer a reader, and roll back what it did not commit."""
         row = entry.with_facts(writer=None, readers=(*entry.arena.readers, process), **facts)
         self._store.demote(row, process)
         self._filling.roll_back(entry)
         return entry.become(row)
 
     async def close(self, entry: Entry, process: ProcessId, openings: int | None) -> Arena:
-        """openings: only where it has opened the arena so often."""
+        """Close the arena for the process; if `openings` is given, only if it has opened the arena as many times."""
         async with entry.lock:
             entry.check_holder(process)
             if openings not in (None, entry.openings.get(process, 0)):
@@ -160,9 +160,10 @@ class Terms:
         return arena
 
     async def ended(self, process: ProcessId, seconds: float) -> None:
-        """It is gone, and its work on the GPU too; `seconds` after it ended.  An arena that is busy holds up no other.
+        """Release the arenas of a process that has ended, `seconds` ago, and whose work on the GPU has ended too.
 
-        Raises UnusablePath: not everywhere is that stored."""
+        A busy arena delays no other.  Raise UnusablePath if this is not stored for all of them.
+        """
         failed: list[UnusablePath] = []
 
         async def let_go(entry: Entry) -> None:
@@ -182,12 +183,12 @@ class Terms:
         async with entry.lock:
             was_writer = entry.arena.writer == process
             if not was_writer and process not in entry.arena.readers:
-                return  # it had closed it, and that was answered meanwhile
+                return  # it had closed it in the meantime
             arena = self._let_go(entry, process)
         self._shelf.tell("fenced", arena, pid=process.pid, was_writer=was_writer, seconds=round(seconds, 3))
 
     def _let_go(self, entry: Entry, process: ProcessId) -> Arena:
-        """What its writer did not commit goes."""
+        """Remove the holder; if it is the writer, roll back what it did not commit."""
         arena = entry.arena
         is_writer = arena.writer == process
         readers = without(arena.readers, process)

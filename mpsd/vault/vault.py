@@ -1,10 +1,10 @@
-"""The vault's life: what runs of it as long as mpsd, and what becomes of it when mpsd ends.
+"""Run the vault as long as mpsd, and end it with mpsd.
 
-    start    what is stored is loaded; the keepers that run are reached, and compared; who held arenas is waited for again
-    kill -9  nothing: the keepers and the rows stay, and the next mpsd starts with them
-    quit     "free": everything goes.  "keep": as after a kill
+    start    the stored arenas are loaded; the running keepers are reached, and compared; the holders of arenas are waited for
+    kill -9  nothing changes: the keepers and the rows stay, and the next mpsd starts with them
+    quit     "free": everything is freed.  "keep": as after a kill
 
-A keeper is started by the first descriptor that no other one has room for.
+A keeper is started for the first descriptor that no other keeper has room for.
 """
 
 import math
@@ -25,13 +25,13 @@ from mpsd.vault.shelf import Shelf
 from mpsd.vault.store import VaultStore
 
 log = structlog.get_logger()
-_AGAIN_SECONDS = 5.0  # until what could not be stored is tried again
+_AGAIN_SECONDS = 5.0  # until a failed store is tried again
 _STOP_SECONDS = 20.0
 
 
 @dataclass(slots=True)
 class Vault:
-    """What mpsd runs of it, joined."""
+    """The parts of the vault, joined."""
 
     arenas: Arenas
     shelf: Shelf
@@ -48,7 +48,7 @@ class Vault:
         self.shelf.settings = settings
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         self.janitor.forget(self.store.removed())
         for entry in self.shelf.by_id.values():
             for process in filter(None, (entry.arena.writer, *entry.arena.readers)):
@@ -61,7 +61,7 @@ class Vault:
             await self._reach()
 
     async def end(self) -> None:
-        """mpsd quits, and the domains have ended."""
+        """End the vault: mpsd quits, and the domains have ended."""
         if self.shelf.settings.is_kept:
             return
         self.arenas.is_over = True
@@ -83,7 +83,7 @@ class Vault:
         while True:
             try:
                 return await self.arenas.ended(process, seconds)
-            except UnusablePath as exc:  # nobody is admitted in its place until it is stored
+            except UnusablePath as exc:  # no process is admitted in its place until it is stored
                 log.error("store.failed", statement="the end of a process with arenas", why=str(exc))
                 await trio.sleep(_AGAIN_SECONDS)
 
@@ -98,7 +98,7 @@ class Vault:
                 await changed.wait()
 
     def _expire_one(self, arena_id: int, now: float) -> None:
-        self.shelf.schedule(self.shelf.by_id[arena_id].arena)  # somebody may have it open
+        self.shelf.schedule(self.shelf.by_id[arena_id].arena)  # a process may have it open
         if self.shelf.ends.get(arena_id, math.inf) > now:
             return
         try:
