@@ -1,6 +1,6 @@
-"""In which order leases get room and clients are let in, and how those wait that cannot be.
+"""Give leases room and admit clients in the order of the queue, and keep those that have to wait.
 
-Every change of what is free ends in `advance`, which lets in whoever can go in and tells the others why they cannot.
+Every change of the free amounts ends in `advance`, which admits all that can go in and gives the others their reason to wait.
 """
 
 import functools
@@ -35,7 +35,7 @@ Identify = Callable[[ProcessId | None, Credentials], Identity]
 
 
 class Admissions:
-    """Guards the queue's order: nobody gets room before one who is ahead and waits for the same."""
+    """Guards the queue's order: no entry gets room before one that is ahead of it and waits for the same."""
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class Admissions:
         self._dealer = dealer
         self._news = news
         self._arrivals = 0
-        self._is_stale = False  # something changed for those who wait besides what is free
+        self._is_stale = False  # waiting entries changed, apart from the free amounts
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
     def why_not_now(self, draft: Lease) -> str:
-        """Why a new lease has to wait, in words; empty if it has room.  Raises NoRoom if it could never have."""
+        """Return why a new lease has to wait, in words; empty if it has room.  Raise NoRoom if it could never have any."""
         waiting = self._lease_waiting(_NEWCOMER, draft)
         limits, used = self._terms.limits(self._account.places), self._account.ledger.used
         if never := first_blocked(waiting.amounts, limits.of, {}, {}):
@@ -71,12 +71,12 @@ class Admissions:
         return queue.in_words(reason, waiting, limits, used)
 
     def line_up(self, lease: Lease, why: str = "") -> None:
-        """A lease that is QUEUED."""
+        """Add a QUEUED lease to the queue."""
         entry = Entry(self._lease_waiting(lease.id, lease), lease.owner_uid, lease.id, reason=why)
         self.line.join(entry, self._terms.settings)
 
     def lease_came(self, lease: Lease) -> None:
-        """Clients that wait may be its."""
+        """Match the waiting clients again: some may now use this lease."""
         place = place_of(lease)
         for entry in self.line.everybody():
             if entry.client is not None and place in entry.client.places:
@@ -84,11 +84,11 @@ class Admissions:
                 self._is_stale = True
 
     def lease_went(self, lease: Lease) -> None:
-        """It waits no longer, and its clients that wait are another lease's, or nobody's."""
+        """Take the lease out of the queue, and match its waiting clients again: another lease, or none, is theirs now."""
         for entry in self.line.everybody():
             if entry.lease_id == lease.id and entry.client is None:
                 self._leave(entry)
-                self._is_stale = True  # what was set aside for it is others' now
+                self._is_stale = True  # others may have the amounts that were set aside for it
             elif entry.lease_id == lease.id and entry.client is not None:
                 self._match_again(entry, entry.client)
                 self._is_stale = True
@@ -96,7 +96,7 @@ class Admissions:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def ask(self, process: ProcessId, credentials: Credentials, identify: Identify) -> Grant | Entry:
-        """Let it in, or have it wait.  Raises Refused."""
+        """Admit the process, or let it wait.  Raise Refused."""
         settings = self._terms.settings
         identity = identify(process, credentials) if len(self._register) else None
         lease = self._register.match(identity) if identity else None
@@ -119,7 +119,7 @@ class Admissions:
         return self._have_wait(process, client, lease)
 
     async def wait(self, entry: Entry, told: Callable[[str], None]) -> Grant:
-        """Until it is let in.  Raises Refused."""
+        """Wait until it is admitted.  Raise Refused."""
         said = ""
         entry.callers += 1
         try:
@@ -127,7 +127,7 @@ class Admissions:
                 if entry.reason != said:
                     said = entry.reason
                     told(said)
-                await entry.changed.wait()  # for ever, where the settings give no end: its place is its own
+                await entry.changed.wait()  # for ever, if the settings set no limit: it takes only its own place
         finally:
             entry.callers -= 1
             if entry.outcome is None and not entry.callers:
@@ -139,14 +139,16 @@ class Admissions:
     # -- the queue ---------------------------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Let in whoever can go in by what changed since the last time, if that is of use to anybody."""
+        """Admit all that can go in because of changes since the last call, if any waiting entry needs what changed."""
         freed, has_group_grown = self._account.take_freed()
         if self._is_stale or has_group_grown or not freed.isdisjoint(self.line.demand.total):
             self.advance()
 
     def advance(self) -> None:
-        """Let in whoever can go in.  A lease that gets room may let in clients of its own, and a place that is left is taken by
-        a client that waited outside."""
+        """Admit all that can go in.
+
+        A lease that gets room may admit its own clients, and a free place goes to a client that waited without one.
+        """
         self._account.take_freed()
         while len(self.line):
             self._is_stale = False
@@ -160,7 +162,7 @@ class Admissions:
         self._is_stale = False
 
     def refuse_overdue(self, now: float) -> list[Lease]:
-        """Tell clients no that have waited as long as they may; the leases that have."""
+        """Refuse the clients that have waited as long as they may; return the leases that have."""
         leases: list[Lease] = []
         for entry in self.line.everybody():
             if entry.waiting.deadline is None or entry.waiting.deadline > now:
@@ -178,12 +180,12 @@ class Admissions:
         ranked = queue.in_order((entry.waiting for entry in entries.values()), order)
         reasons = queue.plan(ranked, limits, used, order).reasons
         for one in ranked:
-            if one.key in reasons:  # and else what kept it, though there is room: the disk
+            if one.key in reasons:  # else there is room, and its reason is the disk
                 entries[one.key].reason = queue.in_words(reasons[one.key], one, limits, used)
         return [_show(number, entries[one.key], order.now) for number, one in enumerate(ranked, 1)]
 
     def next_change(self) -> tuple[float | None, float | None]:
-        """When the first has to go, and when the first rank rises."""
+        """Return the time of the first deadline, and of the first rise in rank."""
         order = self._terms.order()
         deadlines = [entry.waiting.deadline for entry in self.line.everybody() if entry.waiting.deadline is not None]
         rises = [order.next_rise(entry.waiting) for entry in self.line]
@@ -199,7 +201,7 @@ class Admissions:
                 entry.tell(lacking, functools.partial(queue.in_words, reason, entry.waiting, limits, used))
 
     def _ready(self) -> list[Entry]:
-        """Those with a place, each with what is in its way at the moment."""
+        """Return the entries with a place, each with its present hindrance."""
         entries = list(self.line)
         for entry in entries:
             if entry.client is not None:
@@ -213,7 +215,7 @@ class Admissions:
         return _DEALT_OUT if lease is not None and self._dealer.is_dealt_out(lease) else ""
 
     def _go(self, key: object) -> bool:
-        """True if a lease got room, so that more may be possible."""
+        """Admit one entry; return True if a lease got room, so that more may be possible."""
         entry = self.line.find(key)
         if entry is None:
             return False
@@ -289,7 +291,7 @@ class Admissions:
         return refused
 
     def _starting(self, lease: Lease | None) -> dict[int, int]:
-        """How many clients of each lease are about to start, one of this among them."""
+        """Return how many clients of each lease are about to start, including one of this lease."""
         if lease is None or not lease.spec.group:
             return {}
         waiting = self.line.clients_by_lease()
@@ -298,7 +300,7 @@ class Admissions:
     def _lease_waiting(self, key: object, lease: Lease) -> Waiting:
         amounts = lease_amounts(lease, self._terms.gpus_of(lease.spec), self._terms.owner_of_lease(lease))
         wait_seconds = lease.spec.wait_seconds
-        deadline = lease.created_at + wait_seconds if wait_seconds else None  # one that waits for nothing is not urgent by that
+        deadline = lease.created_at + wait_seconds if wait_seconds else None  # without a wait time it is not urgent
         return Waiting(key, self._next_number(), lease.spec.priority, lease.created_at, deadline, amounts)
 
     def _client_waiting(self, process: ProcessId, client: Client, lease: Lease | None) -> Waiting:

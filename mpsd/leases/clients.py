@@ -1,6 +1,6 @@
-"""Clients that were let in, and what each was granted; those with a lease are on disk before they are told.
+"""Keep the admitted clients and their grants; a grant of a lease is on disk before its client gets it.
 
-A client without a lease is not written down: if an mpsd does not know a running client, it had none.
+A grant without a lease is not stored: a running client that mpsd does not know had none.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ class Clients:
         self._slots: Counter[int] = Counter()  # by the uid whose share they are of
 
     def restore(self, find_lease: Callable[[int], Lease | None], is_alive: Callable[[ProcessId], bool]) -> None:
-        """Those of an earlier mpsd that still run.  Of one whose lease has ended since, what it holds counts on."""
+        """Restore the clients of an earlier mpsd that still run; what they hold counts even if their lease has ended since."""
         for one in self._store.admitted():
             if is_alive(one.process):
                 owner = self._terms.owner_of(one.credentials.uid)
@@ -62,7 +62,7 @@ class Clients:
         lease: Lease | None,
         starting: Mapping[int, int],
     ) -> Grant | str:
-        """What it was granted; or why not yet, in words.  starting: clients of each lease that are about to start."""
+        """Return the grant, or in words why not yet.  starting: clients of each lease that are about to start."""
         held = None
         grant = DEFAULT
         if lease is not None:
@@ -81,13 +81,13 @@ class Clients:
         return grant
 
     def take_in(self, process: ProcessId, credentials: Credentials) -> Grant:
-        """One that runs already, without a lease."""
+        """Enter a client that runs already, without a lease."""
         self._account.start(process, self._terms.owner_of(credentials.uid), None, None)
         self._enter(process, credentials, None, DEFAULT)
         return DEFAULT
 
     def remove(self, process: ProcessId, is_stored: bool) -> bool:
-        """True if it was a client.  is_stored: its grant is to be removed from the disk here."""
+        """Remove a process; return True if it was a client.  is_stored: remove its grant from the disk too."""
         known, grant = self._known.pop(process, None), self.grants.pop(process, None)
         if known is None or grant is None:
             return False
@@ -108,7 +108,7 @@ class Clients:
         return known.credentials.uid if known else None
 
     def identity_of(self, process: ProcessId, identify: Callable[[ProcessId, Credentials], Identity]) -> Identity | None:
-        """Looked up when somebody asks, where admission had no need to."""
+        """Return the client's identity; it is read now if admission did not need it."""
         known = self._known.get(process)
         if known is not None and known.identity is None:
             known.identity = identify(process, known.credentials)
@@ -129,11 +129,11 @@ class Clients:
         gpus = self._terms.gpus_of(lease.spec)
         grant = grant_of_lease(lease, gpus, share, self._terms.devices())
         key, pool = self._account.pool_of(lease.id)
-        counted = share if lease.spec.sm_percent else 0  # a lease without a share has none that others could miss
+        counted = share if lease.spec.sm_percent else 0  # a lease without a share takes none from others
         return grant, Held(lease.id, key, pool.gpus, pool.owner, counted, part_of(lease), grant.memory_bytes)
 
     def _forget_on_disk(self, process: ProcessId) -> None:
-        """Where that fails, the next mpsd finds the process ended."""
+        """Remove the grant from the disk.  If that fails, the next mpsd finds that the process has ended."""
         try:
             self._store.remove([], process)
         except UnusablePath as exc:

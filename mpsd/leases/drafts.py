@@ -1,4 +1,4 @@
-"""What is asked of a lease before it is one, besides room: who may name whom, how many there may be, which process a pid is."""
+"""Check a new lease for all but room: which processes it may name, the number of leases, and the process of a pid."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +12,7 @@ from mpsd.policy.budgets import Kind, first_blocked, quota_scopes, shortage
 
 
 def with_start_time(spec: LeaseSpec, find_process: Callable[[int], ProcessId | None]) -> LeaseSpec:
-    """A pid names the process that has it now.  Raises BadRequest if that is none, or not the one that was meant."""
+    """Return the spec with the start time of the pid's present process.  Raise BadRequest if there is none, or another one."""
     selector = spec.selector
     if selector.kind is not SelectorKind.PID:
         return spec
@@ -23,14 +23,14 @@ def with_start_time(spec: LeaseSpec, find_process: Callable[[int], ProcessId | N
 
 
 def same_request(made: Lease, spec: LeaseSpec) -> Lease:
-    """What a request that is repeated is answered with.  Raises BadRequest where it says something else than the first time."""
-    if replace(spec, ttl_seconds=made.spec.ttl_seconds) != made.spec:  # a lease may have been renewed for another time since
+    """Return the lease for a repeated request.  Raise BadRequest if the request differs from the first one."""
+    if replace(spec, ttl_seconds=made.spec.ttl_seconds) != made.spec:  # its ttl may differ: the lease may have been renewed
         raise BadRequest(f"request_key: found {spec.request_key!r}; lease {made.id} was made with it, and says something else")
     return made
 
 
 def check_draft(draft: Lease, count: int, account: Account, terms: Terms) -> None:
-    """count: of the leases that there are.  Raises NotAllowed, NoRoom, TooMany."""
+    """Check the draft; count: the number of present leases.  Raise NotAllowed, NoRoom or TooMany."""
     selector, owner = draft.spec.selector, terms.owner_of_lease(draft)
     if selector.kind is SelectorKind.UID and not draft.for_all_users and int(selector.value) != draft.owner_uid:
         raise NotAllowed(f"a lease of user {draft.owner_uid} cannot serve the processes of user {selector.value}")

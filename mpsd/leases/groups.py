@@ -1,6 +1,6 @@
-"""Which of the configured Unix groups a user is in.
+"""Find the configured Unix groups of a user.
 
-Asks the user database, which may be on the network: only where a quota depends on it, and each user once in a while.
+The user database may be on the network: mpsd asks it only if a quota depends on it, and once for each user.
 """
 
 import grp
@@ -17,7 +17,7 @@ class UnixGroups:
         self._known: dict[int, tuple[str, ...]] = {}
 
     def of(self, uid: int, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of `names` that the user is a member of; the first is the one that counts for quotas."""
+        """Return those of `names` that the user is a member of; the first one counts for quotas."""
         if not names:
             return ()
         if uid not in self._known:

@@ -1,8 +1,8 @@
-"""Who waits, with what they wait for: leases for room, clients to be let in.
+"""Keep the waiting leases and clients, within the bounds of the queue.
 
-Guards the bounds of the queue.  It has `max_queue` places, of which one user who is no operator has at most `user_queue`.  A
-lease that finds no place is refused (book.py).  A client is refused too where it can be told; where it can only wait, it waits
-without a place, unseen and not considered, until there is one.  How many do is bounded by the connections that the relay takes.
+The queue has `max_queue` places, of which one user who is not an operator has at most `user_queue`.  A lease that finds no
+place is refused (book.py).  A client is refused too if the settings allow an answer; if it can only wait, it waits without a
+place, not listed and not considered, until a place is free.  The connections that the relay takes bound their number.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ NO_PLACE = "the queue has no place for its user"
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A process at the door.  places: where a lease of its could be (matching.py)."""
+    """A client that asks for admission.  places: where a lease for it could be (matching.py)."""
 
     identity: Identity
     credentials: Credentials
@@ -33,23 +33,23 @@ class Client:
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """One that waits.  lease_id: the lease that waits, or the client's; client: None for a lease.
+    """A waiting lease or client.  lease_id: the lease, or the client's; client: None for a lease.
 
-    outcome: how it ended.  callers: tasks that wait for it, one for each connection of the process.
+    outcome: how the wait ended.  callers: tasks that wait for it, one for each connection of the process.
     """
 
     waiting: Waiting
     uid: int
     lease_id: int | None
     client: Client | None = None
-    blocked: Scope | str = ""  # what it lacks, as it was told; the figures in `reason` are those of that moment
+    blocked: Scope | str = ""  # what it lacks, as reported; the figures in `reason` are of that moment
     reason: str = ""
     outcome: Grant | Refused | None = None
     callers: int = 0
     changed: trio.Event = field(default_factory=trio.Event)
 
     def tell(self, blocked: Scope | str, words: Callable[[], str]) -> None:
-        """Once for each thing that is lacking, not each time that a figure changes."""
+        """Report what is lacking: once for each scope or text, not each time that a figure changes."""
         if blocked != self.blocked:
             self.blocked, self.reason = blocked, words()
             self._wake()
@@ -64,7 +64,7 @@ class Entry:
 
 
 class Line:
-    """Guards that nobody waits twice, and that the places are not more than the settings say."""
+    """Guards that no entry waits twice, and that the number of places is within the settings."""
 
     def __init__(self, share_of: Callable[[int], int]) -> None:
         """share_of: the uid that a uid counts as."""
@@ -78,7 +78,7 @@ class Line:
         return len(self._placed)
 
     def __iter__(self) -> Iterator[Entry]:
-        """Those with a place."""
+        """Iterate over the entries with a place."""
         return iter(list(self._placed.values()))
 
     def everybody(self) -> list[Entry]:
@@ -100,7 +100,7 @@ class Line:
             self._outside[entry.waiting.key] = entry
 
     def leave(self, entry: Entry, settings: AdmissionSettings) -> bool:
-        """True if its place was taken at once, by one that is to be considered."""
+        """Remove the entry; return True if another entry, which is to be considered, got its place at once."""
         key = entry.waiting.key
         self._outside.pop(key, None)
         if self._placed.pop(key, None) is None:
@@ -113,7 +113,7 @@ class Line:
         return self._let_up(settings)
 
     def alter(self, entry: Entry, waiting: Waiting, lease_id: int | None) -> None:
-        """It waits for something else."""
+        """Change what the entry waits for."""
         if entry.waiting.key in self._placed:
             self.demand.add(entry.waiting.amounts, -1)
             self.demand.add(waiting.amounts)
@@ -124,7 +124,7 @@ class Line:
             entry.waiting = replace(entry.waiting, hindrance=hindrance)
 
     def clients_by_lease(self) -> Counter[int]:
-        """How many clients of each lease wait."""
+        """Return how many clients of each lease wait."""
         return Counter(each.lease_id for each in self._placed.values() if each.client and each.lease_id is not None)
 
     def _place(self, entry: Entry) -> None:
@@ -133,7 +133,7 @@ class Line:
         self.demand.add(entry.waiting.amounts)
 
     def _let_up(self, settings: AdmissionSettings) -> bool:
-        """A place is free: it goes to the first outside who may have it."""
+        """Give a free place to the first entry outside that may have it."""
         for key, entry in self._outside.items():
             if self.has_place_for(entry.uid, settings):
                 del self._outside[key]

@@ -1,6 +1,6 @@
-"""What subscribers and the log are told of leases and clients: topics and facts.  Never a token.
+"""Publish the events of leases and clients to subscribers and the log.  They never contain a token.
 
-A lease's events have its owner's uid, a client's events the client's: by these it is decided who may hear of them.
+A lease's events have its owner's uid, a client's events the client's: these decide which users get them.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ Publish = Callable[[str, Mapping[str, Any]], None]
 
 
 class News:
-    """The topics, in one place."""
+    """All topics of leases and clients, in one place."""
 
     def __init__(self, publish: Publish) -> None:
         self._publish = publish

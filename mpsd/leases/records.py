@@ -1,6 +1,6 @@
-"""Leases and grants as rows of a table, and back.
+"""Convert leases and grants to rows of a table, and back.
 
-What was written by this version is read by this version; the store's own version tells (store.py).
+This version reads the rows that it wrote; the store decides by its own version about others (store.py).
 """
 
 import json
@@ -18,7 +18,7 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A client that was let in with a lease."""
+    """A client that was admitted with a lease."""
 
     process: ProcessId
     credentials: Credentials
@@ -31,7 +31,7 @@ def spec_text(spec: LeaseSpec) -> str:
 
 
 def lease_row(lease: Lease) -> Row:
-    """Without its id, which the store gives."""
+    """Return the row without the id, which the store gives."""
     return (lease.owner_uid, lease.for_all_users, lease.state.value, lease.created_at, lease.expires_at, spec_text(lease.spec))
 
 
@@ -78,7 +78,7 @@ def _spec(said: dict[str, Any]) -> LeaseSpec:
 
 
 def _plain(value: LeaseSpec | Grant | Selector) -> dict[str, Any]:
-    """Its fields, with mappings that JSON knows."""
+    """Return its fields, with mappings as dicts for JSON."""
     found = {each.name: getattr(value, each.name) for each in fields(value)}
     return {name: dict(each) if isinstance(each, Mapping) else each for name, each in found.items()}
 

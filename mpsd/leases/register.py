@@ -1,6 +1,6 @@
-"""Which leases there are: on disk first, then in the index, the budgets, and the list of those that expire.
+"""Keep the leases: on disk first, then in the index, the budgets, and the list of those that expire.
 
-Knows nothing of clients or of who waits; book.py does.
+It does not know clients or waiting entries; book.py does.
 """
 
 import heapq
@@ -15,11 +15,11 @@ from mpsd.model import ProcessId
 from mpsd.policy.account import Account
 from mpsd.policy.matching import LeaseIndex
 
-_SLACK = 64  # entries of the list of ends that may be out of date, besides one for each lease
+_SLACK = 64  # outdated entries in the list of ends, in addition to one for each lease
 
 
 class Register:
-    """Guards that the same leases are on disk, found by matching, and counted.  What it returns from outlives mpsd."""
+    """Guards that the same leases are on disk, found by matching, and counted.  Each result outlives mpsd."""
 
     def __init__(self, store: LeaseStore, account: Account, terms: Terms) -> None:
         self._store = store
@@ -29,13 +29,13 @@ class Register:
         self._index = LeaseIndex()
         self._by_process: dict[ProcessId, set[int]] = {}
         self._by_request: dict[tuple[int, str], int] = {}
-        self._ends: list[tuple[float, int]] = []  # a heap; entries of ended or renewed leases may be among them
+        self._ends: list[tuple[float, int]] = []  # a heap; entries of ended or renewed leases may be in it
 
     def __len__(self) -> int:
         return len(self._leases)
 
     def restore(self) -> None:
-        """Those that an earlier mpsd acknowledged."""
+        """Load the leases that an earlier mpsd acknowledged."""
         for lease in self._store.leases():
             self._enter(lease)
 
@@ -54,11 +54,11 @@ class Register:
         return self._index.match(identity)
 
     def made_by(self, owner_uid: int, request_key: str) -> Lease | None:
-        """The lease that this request of its owner has made, while it is there."""
+        """Return the lease that this request of its owner has made, while it exists."""
         return self.get(self._by_request.get((owner_uid, request_key)))
 
     def processes(self) -> Sequence[ProcessId]:
-        """Those that leases name by pid."""
+        """Return the processes that leases name by pid."""
         return list(self._by_process)
 
     def naming(self, process: ProcessId) -> list[Lease]:
@@ -70,17 +70,17 @@ class Register:
         return lease
 
     def activate(self, lease: Lease, now: float) -> Lease:
-        """It has room now, and its time begins."""
+        """Activate a lease that has room now; its time begins."""
         return self._replace(replace(lease, state=LeaseState.ACTIVE, expires_at=end_of(lease.spec, now)))
 
     def renew(self, lease: Lease, ttl_seconds: float | None, now: float) -> Lease:
-        """One that waits for room has its time later."""
+        """Change the time to live.  For a lease that waits for room, it begins later."""
         spec = replace(lease.spec, ttl_seconds=ttl_seconds)
         is_active = lease.state is LeaseState.ACTIVE
         return self._replace(replace(lease, spec=spec, expires_at=end_of(spec, now) if is_active else None))
 
     def remove(self, leases: Iterable[Lease], process: ProcessId | None = None) -> None:
-        """process: one that has ended, whose grant goes too."""
+        """Remove the leases, and the grant of `process`, which has ended."""
         gone = list(leases)
         self._store.remove([lease.id for lease in gone], process)
         for lease in gone:
@@ -94,7 +94,7 @@ class Register:
                     del self._by_process[named]
 
     def due(self, now: float) -> list[Lease]:
-        """Those whose time is over."""
+        """Return the leases that have expired."""
         found = {}
         while self._ends and self._ends[0][0] <= now:
             lease = self._leases.get(heapq.heappop(self._ends)[1])
@@ -103,7 +103,7 @@ class Register:
         return list(found.values())
 
     def try_again_at(self, lease: Lease, at: float) -> None:
-        """Its end could not be written."""
+        """Schedule another attempt to end the lease, after a failed write."""
         heapq.heappush(self._ends, (at, lease.id))
 
     def next_end(self) -> float | None:
@@ -145,7 +145,7 @@ class Register:
         if lease.expires_at is None:
             return
         heapq.heappush(self._ends, (lease.expires_at, lease.id))
-        if len(self._ends) > 2 * len(self._leases) + _SLACK:  # each renewal leaves one that is out of date
+        if len(self._ends) > 2 * len(self._leases) + _SLACK:  # each renewal leaves an outdated entry
             self._ends = [(each.expires_at, each.id) for each in self._leases.values() if each.expires_at is not None]
             heapq.heapify(self._ends)
 
@@ -155,6 +155,6 @@ def end_of(spec: LeaseSpec, now: float) -> float | None:
 
 
 def process_of(lease: Lease) -> ProcessId | None:
-    """The process that it names by pid, and with which it ends."""
+    """Return the process that it names by pid, and with which it ends."""
     selector = lease.spec.selector
     return ProcessId(int(selector.value), selector.start_time) if selector.kind is SelectorKind.PID else None

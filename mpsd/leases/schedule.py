@@ -1,29 +1,29 @@
-"""When the book has to look at what is over: a sleep that ends earlier if something is due earlier."""
+"""Sleep until the next entry is due: a sleep that ends earlier if something is due earlier."""
 
 import math
 from collections.abc import Callable
 
 import trio
 
-_LONGEST_SECONDS = 60.0  # somebody may set the clock, and then what is due by it comes earlier than the sleep ends
+_LONGEST_SECONDS = 60.0  # if the clock is set, an entry may be due before the sleep ends
 _SHORTEST_SECONDS = 0.02
 
 
 class Schedule:
-    """Guards that nobody sleeps past what is due.  clock: seconds since the epoch."""
+    """Guards that the sleeping task does not sleep past the next due time.  clock: seconds since the epoch."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._until = -math.inf  # when the sleep ends; nobody sleeps: there is nobody to wake
+        self._until = -math.inf  # when the sleep ends; -inf: no task sleeps
         self._earlier = trio.Event()
 
     def expect(self, *times: float | None) -> None:
-        """Something is due then; None is never."""
+        """Announce due times; None is never."""
         if any(at is not None and at < self._until for at in times):
             self._earlier.set()
 
     async def sleep_until(self, *times: float | None) -> None:
-        """The first of these, or what is expected meanwhile."""
+        """Sleep until the first of these times, or an earlier one that is announced in the meantime."""
         now = self._clock()
         first = min((at for at in times if at is not None), default=math.inf)
         seconds = min(max(first - now, _SHORTEST_SECONDS), _LONGEST_SECONDS)

@@ -1,7 +1,7 @@
-"""Leases and the grants of admitted clients, on disk: SQLite with a write-ahead log.
+"""Store leases and the grants of admitted clients on disk: SQLite with a write-ahead log.
 
-Every method is one transaction, and what it wrote is there after a `kill -9` once it has returned, and after a power cut too
-once `settled` has returned.  A file of its own, private to mpsd, since tokens are in it.
+Every method is one transaction, and what it wrote survives a `kill -9` once it has returned, and a power cut too once `settled`
+has returned.  The file is private to mpsd, since it contains tokens.
 Prose: docs/leases.md, "What outlives mpsd".
 """
 
@@ -19,7 +19,7 @@ from mpsd.leases.records import Admitted, Row, admitted_of, admitted_row, lease_
 from mpsd.model import ProcessId
 
 SCHEMA_VERSION = 2
-_UPGRADES = {1: ""}  # version 2 says in a spec what was asked of the SMs too; one without it is read as it is
+_UPGRADES = {1: ""}  # version 2 adds the requested SMs to a spec; a spec of version 1 is read as it is
 _SCHEMA = """
 CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, owner_uid INTEGER NOT NULL, for_all_users INTEGER NOT NULL,
                      state TEXT NOT NULL, created_at REAL NOT NULL, expires_at REAL, spec TEXT NOT NULL);
@@ -46,16 +46,16 @@ class LeaseStore:
     def __init__(self, path: Path, boot_id: str | None = None) -> None:
         self._path = path
         self._written, self._on_disk = 0, 0  # commits
-        self._syncing = trio.Lock()  # one thread at a time: the next one brings all that were committed meanwhile
+        self._syncing = trio.Lock()  # one thread at a time: the next one syncs all that was committed in the meantime
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, "leases and who runs under them", _UPGRADES)
         self.is_new_boot = self._begin_boot(read_boot_id() if boot_id is None else boot_id)
 
     def leases(self) -> list[Lease]:
-        """In the order of their ids."""
+        """Return all leases in the order of their ids."""
         return [lease_of(row) for row in self._read("SELECT * FROM leases ORDER BY id")]
 
     def add(self, lease: Lease) -> Lease:
-        """With the id that it has from now on; no id is given twice."""
+        """Store a new lease; return it with its id, which is never given again."""
         statement = (
             "INSERT INTO leases (owner_uid, for_all_users, state, created_at, expires_at, spec) VALUES (?, ?, ?, ?, ?, ?)"
         )
@@ -63,14 +63,14 @@ class LeaseStore:
         return replace(lease, id=lease_id)
 
     def change(self, lease: Lease) -> None:
-        """Its state, its end, or what it says."""
+        """Store a changed state, end or spec."""
         state, _, expires_at, spec = lease_row(lease)[2:]
         self._write(
             [("UPDATE leases SET state = ?, expires_at = ?, spec = ? WHERE id = ?", (state, expires_at, spec, lease.id))]
         )
 
     def remove(self, lease_ids: Iterable[int], process: ProcessId | None = None) -> None:
-        """These leases, and the grant of a process that has ended, together."""
+        """Remove these leases, and the grant of a process that has ended, in one transaction."""
         writes: list[Write] = [("DELETE FROM leases WHERE id = ?", (lease_id,)) for lease_id in lease_ids]
         if process is not None:
             writes.append(("DELETE FROM grants WHERE pid = ? AND start_time = ?", (process.pid, process.start_time)))
@@ -83,8 +83,10 @@ class LeaseStore:
         self._write([("INSERT OR REPLACE INTO grants VALUES (?, ?, ?, ?, ?, ?)", admitted_row(one))])
 
     async def settled(self) -> None:
-        """Return once the disk has what was written before the call.  Raises UnusablePath where the disk refuses it: it is
-        there until the machine's end."""
+        """Return once all that was written before the call is on disk.
+
+        Raise UnusablePath if the disk refuses it: it is there until the machine ends.
+        """
         wanted = self._written
         async with self._syncing:
             if self._on_disk >= wanted:
@@ -98,7 +100,7 @@ class LeaseStore:
             self._on_disk = written
 
     def watch_statements(self, seen: Callable[[str], object]) -> None:
-        """For tests that cut at every statement: `seen` is called before each is executed."""
+        """Call `seen` before each statement, for tests that end mpsd at every statement."""
         self._db.set_trace_callback(seen)
 
     def close(self) -> None:
@@ -118,7 +120,7 @@ class LeaseStore:
             raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
 
     def _write(self, writes: list[Write]) -> int:
-        """All or nothing; the id of the last row that was inserted."""
+        """Write all or nothing; return the id of the last inserted row."""
         try:
             last = write(self._db, writes)
         except sqlite3.Error as exc:

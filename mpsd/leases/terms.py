@@ -1,6 +1,6 @@
-"""What holds for everybody at the moment: the settings, the GPUs, and who is in which group.
+"""Keep what applies to all leases and clients: the settings, the GPUs, and the groups of users.
 
-Turns them into the limits that the policies count against.
+Computes from them the limits for the policies.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 
 
 class Terms:
-    """Guards that everybody counts by the same settings; `settings` may be replaced while mpsd runs."""
+    """Guards that all limits come from the same settings; `settings` may be replaced while mpsd runs."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Terms:
         return [device for device in self.devices() if not spec.gpus or device.uuid in spec.gpus]
 
     def owner_of(self, uid: int) -> Owner | None:
-        """Whose quotas a client of this user is under; None: an operator, under none."""
+        """Return the owner whose quotas apply to a client of this user; None: an operator, without quotas."""
         if uid in self.settings.operators:
             return None
         return Owner(uid, self._groups.of(uid, self.settings.quota_groups))

@@ -1,4 +1,4 @@
-"""Leases where mpsd is not root: none.  Clients do not pass through it there, so it could not keep what it promised."""
+"""Refuse leases if mpsd is not root: clients do not connect through it then, so it could not enforce a lease."""
 
 from mpsd.errors import BadRequest
 from mpsd.lease import Lease, LeaseSpec
@@ -6,7 +6,7 @@ from mpsd.leases.book import LeaseBook
 
 
 class UnenforcedBook(LeaseBook):
-    """Guards that no lease is given that would limit nobody."""
+    """Guards that no lease is given that would limit no client."""
 
     def create(self, owner_uid: int, spec: LeaseSpec, for_all_users: bool | None = None) -> Lease:
         raise BadRequest("leases need root: without it clients do not pass through mpsd, and nothing would limit them")
