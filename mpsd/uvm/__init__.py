@@ -1,2 +1,4 @@
-"""What mpsd does with the UVM descriptors of its clients: listens for their faults, lays the shield, and holds them until the
-client's work is over.  Prose: docs/uvm.md."""
+"""Use the UVM descriptors of clients: report their faults, map the shield, and hold them until the client's work is over.
+
+Prose: docs/uvm.md.
+"""

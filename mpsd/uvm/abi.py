@@ -1,7 +1,7 @@
-"""The ioctls of the open-source nvidia-uvm module that mpsd uses, and the records of its event queues, as bytes.
+"""Pack and parse the ioctls of the open-source nvidia-uvm module that mpsd uses, and the records of its event queues.
 
-What they look like is in native/include/mpsd_uvm.h; here is what mpsd does with it.  No I/O.  Whatever is read here is
-untrusted: each index is bounded, unknown words are kept as numbers.
+native/include/mpsd_uvm.h has the layouts; this file has mpsd's use of them.  No I/O.  All input is untrusted: each index is
+bounded, unknown codes are kept as numbers.
 """
 
 import re
@@ -21,11 +21,11 @@ MAP_SPARSE: int = lib.MPSD_UVM_MAP_EXTERNAL_SPARSE
 
 STATUS_NAMES = {  # nvstatuscodes.h
     0x00: "done",
-    0x16: "illegal action",  # a descriptor that is no VA space: the second one, or one that is not set up yet
+    0x16: "illegal action",  # a descriptor that is not a VA space: the second one, or one that is not set up yet
     0x1B: "insufficient permissions",
     0x1E: "invalid address",
     0x1F: "invalid argument",
-    0x26: "invalid device",  # no context on this GPU yet, or none that can do it
+    0x26: "invalid device",  # the GPU has no context yet, or none that can do it
     0x51: "no memory",
     0x56: "not supported",
     0x68: "address in use",
@@ -34,7 +34,7 @@ DONE: int = lib.MPSD_UVM_DONE
 ILLEGAL_ACTION: int = lib.MPSD_UVM_ILLEGAL_ACTION
 INVALID_DEVICE: int = lib.MPSD_UVM_INVALID_DEVICE
 ADDRESS_IN_USE: int = lib.MPSD_UVM_ADDRESS_IN_USE
-UNANSWERED: int = lib.MPSD_UVM_UNANSWERED  # what we write where the status comes: it stays where a driver has another layout
+UNANSWERED: int = lib.MPSD_UVM_UNANSWERED  # preset in place of the status: it stays if a driver has another layout
 
 
 def _offset(structure: str, field: str, unit: int = 1) -> int:
@@ -47,17 +47,17 @@ ENTRY_BYTES: int = ffi.sizeof("struct mpsd_uvm_entry")
 QUEUE_ENTRIES = 256  # a power of two; one place stays free
 CONTROL_BYTES = 4096  # a page
 GET_AHEAD, GET_BEHIND, PUT_BEHIND = (_offset("control", name, 4) for name in ("get_ahead", "get_behind", "put_behind"))
-DROPPED = _offset("control", "dropped", 8)  # in words of 8 bytes; those before, in words of 4
+DROPPED = _offset("control", "dropped", 8)  # in words of 8 bytes; the offsets above in words of 4
 DROPPED_COUNTERS: int = lib.MPSD_UVM_DROPPED_COUNTERS
 
 GPU_FAULT_TYPE: int = lib.MPSD_UVM_EVENT_GPU_FAULT
 FATAL_TYPE: int = lib.MPSD_UVM_EVENT_FATAL_FAULT
-# Fatal ones alone: managed memory makes a GPU fault of every page that moves, and each would wake mpsd and fill the queue.
+# Only fatal ones: managed memory makes a GPU fault of every page that moves, and each would wake mpsd and fill the queue.
 ENABLED = 1 << FATAL_TYPE
-ENABLED_WITH_SERVED = ENABLED | 1 << GPU_FAULT_TYPE  # of a client with guards that are to tell of accesses
+ENABLED_WITH_SERVED = ENABLED | 1 << GPU_FAULT_TYPE  # for a client with guards that report accesses
 
-_SHORT_FREE_STATUS = _offset("range", "length")  # where the status of FREE is in versions without a length
-_ENTRY_HEAD_BYTES = _offset("entry", "rest")  # what is read of it
+_SHORT_FREE_STATUS = _offset("range", "length")  # the offset of FREE's status in versions without a length
+_ENTRY_HEAD_BYTES = _offset("entry", "rest")  # the part that is read
 _UUID = re.compile(r"(?:GPU|MIG)-([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 
 
@@ -77,16 +77,16 @@ REASONS = {
     6: "invalid operation",
 }  # fmt: skip
 POISON: int = lib.MPSD_UVM_FAULT_POISON
-# What the client's own access caused.  For the other reasons the driver ends every fault of a batch, innocent ones too.
+# Caused by the client's own access.  For the other reasons the driver ends every fault of a batch, innocent ones too.
 OWN_REASONS = frozenset({1, 2, 3})
 _CPU: int = lib.MPSD_UVM_PROCESSOR_CPU
 
 
 @dataclass(frozen=True, slots=True)
 class UvmEvent:
-    """One record of a queue.  The numbers are the driver's own; fault_text and reason_text say them in words.
+    """One record of a queue.  The numbers are the driver's own; fault_text and reason_text give their meanings.
 
-    access: a word of ACCESSES; empty: one that is not known.  timestamp_ns: of a kernel clock that is not CLOCK_MONOTONIC.
+    access: a word of ACCESSES; empty if unknown.  timestamp_ns: of a kernel clock that is not CLOCK_MONOTONIC.
     """
 
     kind: EventKind
@@ -117,11 +117,11 @@ def status_text(status: int) -> str:
     return f"{name} (0x{status:x})" if name else f"status 0x{status:x}"
 
 
-# -- what goes in; each buffer takes the answer too ------------------------------------------------------------------
+# -- requests; each buffer takes the answer too ----------------------------------------------------------------------
 
 
 def pack_tracker(queue_address: int, control_address: int, descriptor: int) -> bytearray:
-    """V1 entries, of all processors.  The version is read by 550 alone, where the others end before it."""
+    """Pack a tracker with V1 entries, of all processors.  Only 550 reads the version; the others end before it."""
     return _buffer(
         "tracker",
         queue=queue_address,
@@ -142,7 +142,7 @@ def pack_enable(flags: int) -> bytearray:
 
 
 def pack_range(base: int, length: int) -> bytearray:
-    """For CREATE_RANGE and FREE."""
+    """Pack a range for CREATE_RANGE and FREE."""
     return _buffer("range", base=base, length=length)
 
 
@@ -151,12 +151,12 @@ def pack_sparse(base: int, length: int, gpu_uuid: bytes) -> bytearray:
 
 
 def _buffer(structure: str, **values: int | bytes) -> bytearray:
-    """Its status is UNANSWERED."""
+    """Return a buffer whose status is UNANSWERED."""
     made = ffi.new(f"struct mpsd_uvm_{structure} *", {"status": UNANSWERED, **values})
     return bytearray(bytes(ffi.buffer(made)).ljust(BUFFER_BYTES, b"\0"))
 
 
-# -- what comes back -------------------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------------------------
 
 
 def tracker_status(buffer: bytearray) -> int:
@@ -180,7 +180,7 @@ def sparse_status(buffer: bytearray) -> int:
 
 
 def free_status(buffer: bytearray) -> int:
-    """Late versions have no length there, so that the status comes in its place."""
+    """Return the status of FREE: late versions have no length, so the status is in its place."""
     status = _status(buffer, "range")
     return _word(buffer, _SHORT_FREE_STATUS) if status == UNANSWERED else status
 
@@ -194,7 +194,7 @@ def _word(buffer: bytearray, offset: int) -> int:
 
 
 def parse_uuid(uuid: str) -> bytes:
-    """The bytes of "GPU-xxxxxxxx-xxxx-...".  Raises ValueError."""
+    """Return the bytes of "GPU-xxxxxxxx-xxxx-...".  Raise ValueError."""
     match = _UUID.fullmatch(uuid)
     if match is None:
         raise ValueError(f"{uuid!r} is not the UUID of a GPU")
@@ -205,14 +205,20 @@ def parse_uuid(uuid: str) -> bytes:
 
 
 def pending(get: int, put: int) -> Sequence[int]:
-    """The places of the entries that wait, oldest first.  The kernel counts modulo the queue; whatever the counters hold, what
-    comes back are at most QUEUE_ENTRIES - 1 places within it."""
+    """Return the places of the pending entries, oldest first.
+
+    The kernel counts modulo the queue.  For any values of the counters the result is at most QUEUE_ENTRIES - 1 places within
+    it.
+    """
     count = (put - get) % QUEUE_ENTRIES
     return [(get + each) % QUEUE_ENTRIES for each in range(count)]
 
 
 def parse_entry(entry: bytes) -> UvmEvent | None:
-    """None: of another kind, or of the CPU, whose faults hurt its own process alone.  Raises ValueError when it is short."""
+    """Parse an entry; return None for another kind, or for the CPU, whose faults concern only its own process.
+
+    Raise ValueError if it is too short.
+    """
     if len(entry) < _ENTRY_HEAD_BYTES:
         raise ValueError(f"an event entry of {len(entry)} bytes")
     head: Any = ffi.new("struct mpsd_uvm_entry *")
@@ -226,5 +232,5 @@ def parse_entry(entry: bytes) -> UvmEvent | None:
         access=ACCESSES.get(head.access, ""),
         address=head.address,
         timestamp_ns=head.time_ns,
-        reason=head.reason if is_fatal else 0,  # the same byte is the number of an engine in the other
+        reason=head.reason if is_fatal else 0,  # in the other kind the same byte is the number of an engine
     )

@@ -1,7 +1,7 @@
-"""What mpsd does with the UVM descriptors of all its clients: one watch for each, begun by the first connection of a client.
+"""Watch the UVM descriptors of all clients: one watch for each, begun by the first connection of a client.
 
-Where it cannot be done (not root, no tools device, another layout), that is logged once for each reason, and clients run as
-they would without it.  Prose: docs/uvm.md.
+If that is not possible (not root, no tools device, another layout), mpsd logs it once for each reason, and clients run as they
+would without it.  Prose: docs/uvm.md.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,15 +19,18 @@ from mpsd.uvm.standing import UNKNOWN, Standing, UvmSettings
 from mpsd.uvm.watch import InThread, Surroundings, Watch
 
 log = structlog.get_logger()
-_THREADS = 8  # a GPU that keeps its driver waiting must not use up everybody's threads
+_THREADS = 8  # a GPU that keeps its driver waiting must not use up the threads of other tasks
 _SWEEP_SECONDS = 2.0
 _MOST_REASONS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A client to watch.  gpus: the UUIDs of its domain.  has_company: whether its end could hurt somebody: another client is
-    in its domain, and the domain is not in FAULT."""
+    """A client to watch.
+
+    gpus: the UUIDs of its domain.  has_company: whether its end could hurt another client: one is in its domain, and the domain
+    is not in FAULT.
+    """
 
     process: ProcessId
     domain: str
@@ -38,7 +41,7 @@ class Watched:
 class Attachments:
     """Guards that each client is attached at most once, and no more than `settings.most` of them.
 
-    `settings` may be replaced: for the clients that come then.
+    New `settings` apply to clients that connect afterwards.
     """
 
     def __init__(
@@ -72,8 +75,11 @@ class Attachments:
     def watch(
         self, process: ProcessId, domain: str, gpus: tuple[str, ...], has_company: Callable[[], bool], is_roomy: bool = True
     ) -> None:
-        """Called at every connection of a client: the first begins, each later one (a context) makes it look again.  Returns
-        at once, and never fails.  is_roomy: its memory limit leaves room for a context."""
+        """Watch a client; called at each of its connections: the first begins, a later one (a context) makes the watch look
+        again.
+
+        Returns at once, and never fails.  is_roomy: its memory limit leaves room for a context.
+        """
         known = self._watches.get(process)
         if known is not None:
             known.connect(domain, gpus, has_company)
@@ -81,31 +87,31 @@ class Attachments:
             self._begin(Watch(process, domain, gpus, has_company, is_roomy, replace(self.settings), self._around))
 
     def watch_all(self, clients: Iterable[Watched]) -> None:
-        """Those that an earlier mpsd left.  What it laid into them is still there (`ShieldState.KEPT`)."""
+        """Watch the clients of an earlier mpsd.  Their shields are still there (`ShieldState.KEPT`)."""
         for client in clients:
             self.watch(client.process, client.domain, client.gpus, client.has_company)
 
     def note_leaving(self, process: ProcessId) -> None:
-        """A connection of this client has ended, perhaps because the client is ending."""
+        """Note that a connection of this client has ended, perhaps because the client is ending."""
         if (known := self._watches.get(process)) is not None:
             known.note_leaving()
 
     async def guard(self, process: ProcessId, base: int, length: int) -> bool:
-        """From now on its GPU faults there, which the driver served, are told too; whether they will be.  Raises TooMany."""
+        """Report GPU faults in this range even if the driver served them; return whether that is possible.  Raise TooMany."""
         known = self._watches.get(process)
         return known is not None and await known.guard(base, length)
 
     def release(self, process: ProcessId) -> None:
-        """Hold nothing of this client after its end: its GPU work was ended, or there is nobody to save."""
+        """Hold nothing of this client after its end: its GPU work was ended, or no other client needs protection."""
         if (known := self._watches.get(process)) is not None:
             known.release()
 
     def holds(self, process: ProcessId) -> bool:
-        """Whether its GPU address space outlives it for hold_seconds, where it is killed and others are in its domain."""
+        """Return whether its GPU address space outlives it for hold_seconds, if it is killed and others are in its domain."""
         return self.standing(process).held
 
     async def wait_over(self, process: ProcessId) -> None:
-        """Returns when nothing of it is held, and nothing of it is being closed: at once where it was never watched."""
+        """Wait until nothing of the process is held or being closed; return at once if it was never watched."""
         while process in self._watches:
             await self._over.setdefault(process, trio.Event()).wait()  # as long as it lives, and then settings.hold_seconds
 
@@ -115,7 +121,7 @@ class Attachments:
 
     @property
     def absent(self) -> str:
-        """Why some client, or all, cannot be attached; empty: nothing is amiss that is known of."""
+        """Why a client, or all, cannot be attached; empty if no such reason is known."""
         return "switched off" if self.settings.is_idle else "; ".join(sorted(self._reasons))
 
     @property
@@ -125,7 +131,7 @@ class Attachments:
     # -- its life --------------------------------------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled; then everything is given back."""
+        """Run until cancelled; then release everything."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for watch in self._early:
@@ -145,7 +151,7 @@ class Attachments:
             self._nursery.start_soon(self._run, watch)
 
     async def _run(self, watch: Watch) -> None:
-        """Whatever goes wrong in here ends this watch and nothing else."""
+        """Run one watch.  A failure in it ends this watch and nothing else."""
         try:
             await watch.run()
         except Exception:
@@ -156,7 +162,8 @@ class Attachments:
                 over.set()
 
     async def _sweep(self) -> None:
-        """Whoever closed its descriptors, or started another program, makes no connection to tell of it."""
+        """Wake the watches of clients that closed their descriptors, or started another program: they make no connection
+        then."""
         while True:
             await trio.sleep(_SWEEP_SECONDS)
             owners = {holding: watch for watch in self._watches.values() for holding in watch.holdings}

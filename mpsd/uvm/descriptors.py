@@ -1,7 +1,7 @@
-"""Finding another process's descriptors by what they are open on, and duplicating them.
+"""Find another process's descriptors by what they are open on, and duplicate them.
 
-Which process is meant is told by a pidfd, so that nothing is ever taken from a later process with the same pid.  The inspector
-does it, since a client can make whoever takes a descriptor wait, and whoever closes what was taken.
+A pidfd identifies the process, so that nothing is ever taken from a later process with the same pid.  The inspector does the
+work, since a client can delay the process that takes a descriptor, and the process that closes it.
 """
 
 import errno
@@ -17,13 +17,13 @@ _MOST_NUMBERS = 65536  # of a process; CUDA opens its own early
 
 
 class ProcessEnded(Exception):
-    """Nothing of the process is left to be taken."""
+    """The process has ended, and has no descriptors any more."""
 
 
 def find(pid: int, is_wanted: Callable[[str], bool]) -> set[int]:
-    """The numbers of its descriptors whose links are wanted; a client cannot make whoever reads links wait.
+    """Return the numbers of its descriptors with a wanted link; a client cannot delay the reader of links.
 
-    Raises ProcessEnded, Unavailable where mpsd may not look.
+    Raise ProcessEnded, or Unavailable if mpsd may not look.
     """
     folder = f"/proc/{pid}/fd"
     try:
@@ -32,7 +32,7 @@ def find(pid: int, is_wanted: Callable[[str], bool]) -> set[int]:
         raise explained(exc) from exc
     found = set()
     for name in names:
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # closed in the meantime
             if is_wanted(os.readlink(f"{folder}/{name}")):
                 found.add(int(name))
     return found
@@ -46,8 +46,10 @@ def take(
     known: Sequence[Pair] = (),
     device: tuple[int, int] = (0, 0),
 ) -> list[tuple[int, int]]:
-    """Of its descriptors with these links (of a device: with these last names), the numbers, and duplicates that are the
-    caller's.  Raises ProcessEnded, Unavailable."""
+    """Duplicate its descriptors with these links (of a device: with these last names); return numbers and duplicates.
+
+    The duplicates are the caller's.  Raise ProcessEnded or Unavailable.
+    """
     try:
         return inspector.take_now(pid, pidfd, links, known, device)
     except Unreadable as exc:
@@ -57,7 +59,7 @@ def take(
 
 
 def explained(error: OSError) -> Exception:
-    """What an error of either means to the operator."""
+    """Convert an error of `find` or `take` to an exception with its meaning for the operator."""
     match error.errno:
         case errno.ESRCH | errno.ENOENT:
             return ProcessEnded()

@@ -1,8 +1,8 @@
-"""The VA spaces of a real client: its descriptors of /dev/nvidia-uvm, and /dev/nvidia-uvm-tools to listen to them.
+"""The VA spaces of a real client: its descriptors of /dev/nvidia-uvm, and /dev/nvidia-uvm-tools for their events.
 
 Each space is held together with the client's descriptors of /dev/nvidiactl and is closed before them, as the kernel does at the
-end of a process.  A space that outlives them leaks in the server: once two to seven clients with an SM share of their own
-have ended so, every newcomer of that server gets 401 ILLEGAL_STATE (H200, driver 580.159.04; docs/decisions/027).
+end of a process.  A space that outlives them leaks in the server: once two to seven clients with an SM share of their own have
+ended so, every newcomer of that server gets 401 ILLEGAL_STATE (H200, driver 580.159.04; docs/decisions/027).
 """
 
 import ctypes
@@ -36,8 +36,11 @@ class Devices:
     control: Path = CONTROL
 
     def open_spaces(self, process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
-        """Return the spaces that the process has besides `have`; none before it has a control descriptor, which CUDA opens
-        before its first space (NVML opens another).  Raises ProcessEnded, Unavailable."""
+        """Return the spaces that the process has in addition to `have`.
+
+        None before it has a control descriptor, which CUDA opens before its first space (NVML opens another).  Raise
+        ProcessEnded or Unavailable.
+        """
         device, control = _device_of(self.uvm), _device_of(self.control)
         known = [space.pair for space in have]
         numbers = descriptors.find(process.pid, lambda link: os.path.basename(link) == self.uvm.name)
@@ -57,7 +60,7 @@ class Devices:
 
 
 def _device_of(path: Path) -> tuple[int, int]:
-    """Major and minor number.  Raises Unavailable where `path` is no device."""
+    """Return the major and minor number.  Raise Unavailable if `path` is not a device."""
     try:
         kind, major, minor = device_number(str(path))
     except OSError as exc:
@@ -130,8 +133,10 @@ class DeviceSpace:
 
 @dataclass(slots=True)
 class DeviceQueue:
-    """Owns a descriptor of the tools device and the two pieces of memory into which the kernel writes its events; the
-    descriptor goes first, because until then the kernel writes."""
+    """Owns a descriptor of the tools device and the two memory areas into which the kernel writes its events.
+
+    The descriptor is closed first, because until then the kernel writes.
+    """
 
     descriptor: int
     _entries: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, abi.QUEUE_ENTRIES * abi.ENTRY_BYTES))
@@ -146,7 +151,7 @@ class DeviceQueue:
         self._counters = memoryview(self._control).cast("Q")
 
     def listen(self, space: int) -> bool:
-        """False: `space` is no VA space, or not yet.  Raises Unavailable where the driver does not know how."""
+        """Attach the queue; False: `space` is not a VA space, or not yet.  Raise Unavailable if the driver cannot do it."""
         question = abi.pack_tracker(_address(self._entries), _address(self._control), space)
         status = abi.tracker_status(_ask(self.descriptor, abi.INIT_TRACKER, question))
         if status == abi.ILLEGAL_ACTION:
@@ -167,10 +172,10 @@ class DeviceQueue:
 
     def take(self) -> Taken:
         get, put = self._words[abi.GET_BEHIND], self._words[abi.PUT_BEHIND]
-        with self._fence:  # what the kernel wrote before `put` is read after it
+        with self._fence:  # so that entries written before `put` are read after it
             places = abi.pending(get, put)
         raw = [self._entries[at * abi.ENTRY_BYTES : (at + 1) * abi.ENTRY_BYTES] for at in places]
-        with self._fence:  # and the places are given back after that
+        with self._fence:  # and their places are given back after that
             self._words[abi.GET_AHEAD] = self._words[abi.GET_BEHIND] = put % abi.QUEUE_ENTRIES
         events = [event for entry in raw if (event := abi.parse_entry(entry)) is not None]
         return Taken(tuple(events), self._count_lost())
@@ -195,7 +200,7 @@ def _address(memory: mmap.mmap) -> int:
 
 
 def _ask(descriptor: int, request: int, buffer: bytearray) -> bytearray:
-    """Raises Unavailable where the driver has no such request."""
+    """Send the request.  Raise Unavailable if the driver has no such request."""
     try:
         fcntl.ioctl(descriptor, request, buffer, True)
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""From the events of one client to observations: the first fault at once, a flood of them as one line with a count.  Pure."""
+"""Convert the events of one client to observations: the first fault at once, a flood as one line with a count.  Pure."""
 
 from collections.abc import Collection, Sequence
 
@@ -10,10 +10,10 @@ from mpsd.uvm.abi import POISON, EventKind, UvmEvent
 def digest(
     events: Sequence[UvmEvent], lost: int, process: ProcessId, domain: str, gpus: tuple[str, ...], seen_ns: int
 ) -> Observation | None:
-    """What these events, taken together, tell of the client; None: no fatal fault is among them.
+    """Return one observation for these events; None if no fatal fault is among them.
 
-    GPU faults alone are what managed memory does all day (but: digest_guarded).
-    One of the client's own doing is preferred: it is the proof.
+    GPU faults alone are normal for managed memory (but: digest_guarded).  An event of the client's own doing is preferred: it
+    is the proof.
     """
     fatal = [event for event in events if event.kind is EventKind.FATAL]
     if not fatal:
@@ -34,7 +34,8 @@ def digest(
 
 
 def guarded(events: Sequence[UvmEvent], guards: Collection[range]) -> tuple[UvmEvent, ...]:
-    """GPU faults in guards of the client's.  Where a fatal one is among the events, or follows, they are its beginning."""
+    """Return the GPU faults in guards of the client.  If a fatal one is among the events, or follows, they are its
+    beginning."""
     faults = (event for event in events if event.kind is EventKind.GPU_FAULT)
     return tuple(event for event in faults if any(event.address in guard for guard in guards))
 
@@ -42,7 +43,8 @@ def guarded(events: Sequence[UvmEvent], guards: Collection[range]) -> tuple[UvmE
 def digest_guarded(
     events: Sequence[UvmEvent], process: ProcessId, domain: str, gpus: tuple[str, ...], seen_ns: int
 ) -> Observation:
-    """Accesses to guards, none of them fatal: the driver has put an empty page there, and nobody lost anything."""
+    """Return one observation for accesses to guards without a fatal fault: the driver mapped an empty page, and no data were
+    lost."""
     event = events[0]
     words = f"{event.access or 'access'} at 0x{event.address:x}: in a guard that the client has laid between its allocations"
     if len(events) > 1:

@@ -1,4 +1,4 @@
-"""The descriptors of one client that mpsd holds: found, attached, looked after, given back.  Everything here may block."""
+"""Find, attach, check and release the descriptors of one client that mpsd holds.  Every call may block."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from mpsd.uvm.space import Queue, Space, Unavailable
 from mpsd.uvm.standing import UvmSettings
 from mpsd.wire.inspector import Same
 
-# The process, its pidfd, those that it is known to have.  Gives the others; raises ProcessEnded, Unavailable.
+# Arguments: the process, its pidfd, its known spaces.  Returns the others; raises ProcessEnded or Unavailable.
 OpenSpaces = Callable[[ProcessId, int, Sequence[Space]], list[Space]]
 
 
 @dataclass(slots=True, eq=False)
 class Holding:
-    """Owns one space and its queue.  why: why it has no queue, where it should have one."""
+    """Owns one space and its queue.  why: why it has no queue, although it should have one."""
 
     space: Space
     queue: Queue | None = None
@@ -28,7 +28,7 @@ class Holding:
     why: str = ""
 
     def attach(self, process: ProcessId, gpus: tuple[str, ...], settings: UvmSettings, inspector: Inspector) -> None:
-        """As far as is asked for and not there yet."""
+        """Attach what the settings ask for and what is not attached yet."""
         if not self.is_space and (settings.events or settings.shield != "off"):
             self._attach(settings)
         if self.is_space and self.laying is None and settings.shield != "off":
@@ -38,7 +38,7 @@ class Holding:
                 self.why = f"no shield: {exc}"
 
     def _attach(self, settings: UvmSettings) -> None:
-        """A space that cannot be listened to may still have a shield."""
+        """Attach the queue.  A space without events may still have a shield."""
         try:
             queue = self.space.attach()
         except Unavailable as exc:
@@ -63,7 +63,7 @@ def _plan(process: ProcessId, settings: UvmSettings, inspector: Inspector) -> Pl
 
 
 def read_mappings(pid: int, inspector: Inspector) -> list[Mapping]:
-    """The lowest ones; empty where the process has gone, or they are not understood.  Raises Unreadable."""
+    """Return the lowest mappings; empty if the process has gone, or they cannot be parsed.  Raise Unreadable."""
     try:
         return parse_maps(inspector.maps_now(pid).decode(errors="replace"))
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ def read_mappings(pid: int, inspector: Inspector) -> list[Mapping]:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What changed.  lost: those that the client closed, to be closed here too.  why: why nothing more can be found."""
+    """The changes.  lost: those that the client closed, to be closed here too.  why: why nothing more can be found."""
 
     lost: Sequence[Holding] = ()
     found: Sequence[Holding] = ()
@@ -82,14 +82,14 @@ class Look:
 def look(
     process: ProcessId, pidfd: int, have: Sequence[Holding], open_spaces: OpenSpaces, inspector: Inspector
 ) -> Look:
-    """What the client has opened and closed since.  Raises ProcessEnded."""
+    """Return what the client has opened and closed since the last look.  Raise ProcessEnded."""
     closed = find_closed(have, inspector)
     # In this order: a dying process is marked before its descriptors go, and those are what is held for it.
     lost = closed if closed and processes.is_alive(process) else []
     known = [holding.space for holding in have if holding not in lost]
     try:
         return Look(lost, tuple(Holding(space) for space in open_spaces(process, pidfd, known)))
-    except Unavailable as exc:  # of a process that is ending the kernel shows root alone what it has: that is no trouble
+    except Unavailable as exc:  # for an ending process the kernel lets only root look: no trouble
         return Look(lost, why=str(exc) if processes.is_alive(process) else "")
 
 
@@ -101,7 +101,7 @@ def attach_all(
 
 
 def find_closed(holdings: Sequence[Holding], inspector: Inspector) -> list[Holding]:
-    """Those that their clients have closed since, as far as that is known."""
+    """Return the holdings that their clients have closed, as far as that is known."""
     same = inspector.same_now([holding.space.pair for holding in holdings]) if holdings else []
     return [holding for holding, each in zip(holdings, same, strict=True) if each is Same.OTHER]
 

@@ -1,4 +1,4 @@
-"""Laying a shield into one VA space, piece by piece, until every context of the client has it.
+"""Map a shield into one VA space, piece by piece, until every context of the client has it.
 
 Blocks as its space does.  Guards that sparse is mapped only over ranges that were reserved here.
 """
@@ -12,18 +12,18 @@ from mpsd.uvm.standing import ShieldState
 
 @dataclass(slots=True)
 class Laying:
-    """`gpus`: UUIDs; the client may have a context on some of them alone, so the rest is asked for again and again."""
+    """`gpus`: UUIDs; the client may have a context on only some of them, so `attempt` repeats the requests for the others."""
 
     space: Space
     plan: Plan
     gpus: tuple[str, ...]
-    _waiting: dict[Span, set[str]] | None = None  # GPUs on which it is still to be laid; None: nothing is reserved yet
+    _waiting: dict[Span, set[str]] | None = None  # the GPUs that still lack it; None: nothing is reserved yet
     _laid: dict[Span, set[str]] = field(default_factory=dict)
     _kept: int = 0
     _refusals: list[str] = field(default_factory=list)
 
     def attempt(self) -> None:
-        """Once more for what is still missing."""
+        """Try again what is still missing."""
         if self._waiting is None:
             self._waiting = self._reserve()
         for span, gpus in list(self._waiting.items()):

@@ -1,4 +1,4 @@
-"""What a process has mapped where: the lines of /proc/PID/maps, proc(5).  No I/O."""
+"""Parse a process's mappings: the lines of /proc/PID/maps, proc(5).  No I/O."""
 
 import re
 from dataclasses import dataclass
@@ -15,8 +15,10 @@ class Mapping:
 
 
 def parse_maps(text: str) -> list[Mapping]:
-    """Of the file, or its beginning: a last line without its end is left out.  Raises ValueError for anything else that the
-    kernel would not write, also where one mapping does not lie above the one before."""
+    """Parse the file, or its beginning: an incomplete last line is left out.
+
+    Raise ValueError for anything that the kernel would not write, also if one mapping does not lie above the one before.
+    """
     found: list[Mapping] = []
     for line in text.split("\n")[:-1]:
         match = _LINE.fullmatch(line)

@@ -1,15 +1,14 @@
-"""Which addresses of a client may be made harmless: reads give 0, writes vanish, and no fault comes of either.
+"""Plan which addresses of a client become harmless: there reads give 0, writes have no effect, and neither causes a fault.
 
-Mapped over live memory that would destroy it, so a range is laid only where nothing can ever be:
+A shield over live memory would destroy it, so a range is mapped only where there can never be memory:
 
-- CUDA's own ranges begin at 0x2_0000_0000 (measured, driver 580), and cuMemAddressReserve without a wish lies above them.
-- Memory of the host is at the same address for the GPU, so the host's mappings count.  Below 4 MiB there is none: images are
-  linked to 0x400000 (lld: 0x200000; then it is in the list of mappings), a position-independent one and all that mmap(2)
-  chooses lie near the top of the address space, and vm.mmap_min_addr keeps the first 64 KiB free.  MAP_32BIT chooses from
-  1 GiB to 2 GiB.
-- What remains are programs that ask for such an address.  With the memory of CUDA (cuMemAddressReserve, cuMemHostRegister,
-  managed) the driver refuses: the address is in use, which is loud.  Plain host memory there (MAP_FIXED), read by a GPU that
-  shares the host's page tables (HMM, ATS), would read as 0: that is why "low" ends at 4 MiB, and "wide" is not the default.
+- CUDA's own ranges begin at 0x2_0000_0000 (measured, driver 580), and cuMemAddressReserve without a requested address is above.
+- Host memory has the same address for the GPU, so the host's mappings count.  Below 4 MiB there are none: images are linked to
+0x400000 (lld: 0x200000; then it is in the list of mappings), position-independent ones and all addresses that mmap(2) chooses
+are near the top of the address space, and vm.mmap_min_addr keeps the first 64 KiB free.  MAP_32BIT chooses from 1 GiB to 2 GiB.
+- The remaining case is a program that asks for such an address.  For CUDA memory (cuMemAddressReserve, cuMemHostRegister,
+managed) the driver refuses with an error: the address is in use.  Plain host memory there (MAP_FIXED), read by a GPU that
+shares the host's page tables (HMM, ATS), would read as 0: so "low" ends at 4 MiB, and "wide" is not the default.
 
 Pure.  Prose: docs/uvm.md, "The shield".
 """
@@ -22,10 +21,10 @@ from mpsd.uvm.maps import Mapping
 
 ShieldSetting = Literal["off", "low", "wide"]
 
-_PAGE = 64 * 1024  # what the driver can map so; also the first address that it takes
+_PAGE = 64 * 1024  # the granule of such mappings; also the lowest address that the driver takes
 _LOW_END = 4 << 20
 _WIDE_END = 1 << 30
-_IMAGES_BELOW = 4 << 30  # nothing of a position-independent program lies below
+_IMAGES_BELOW = 4 << 30  # a position-independent program has no mapping below
 _FIRST_CHUNK_END = 2 << 20
 
 
@@ -41,15 +40,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Spans to lay, lowest first, each by itself: one that is refused does not cost the others.  why: where it is less than
-    was wished for."""
+    """Spans to map, lowest first, each by itself: a refused one does not affect the others.  why: why it is less than was asked
+    for."""
 
     spans: tuple[Span, ...]
     why: str = ""
 
 
 def plan_shield(mappings: Sequence[Mapping], setting: ShieldSetting) -> Plan:
-    """What may be laid into a process that has these mappings, which are the lowest it has."""
+    """Return the plan for a process with these mappings, which are its lowest."""
     if setting == "off":
         return Plan((), "off")
     if not mappings:
@@ -71,7 +70,7 @@ def plan_shield(mappings: Sequence[Mapping], setting: ShieldSetting) -> Plan:
 
 
 def _chunks(end: int) -> tuple[Span, ...]:
-    """From 64 KiB to `end`: to 2 MiB, and from there each as long as all before it."""
+    """Return the spans from 64 KiB to `end`: to 2 MiB, and from there each as long as all before it."""
     spans = []
     base, chunk_end = _PAGE, _FIRST_CHUNK_END
     while base < end:

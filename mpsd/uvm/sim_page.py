@@ -1,13 +1,13 @@
 """The page by which a simulated client shows its VA space, as bytes (native/sim/include/uvm_space.h).  No I/O.
 
     0   u32 magic 'UVMS'   4  u32 version 1
-    8   u32 attached       mpsd       1 while somebody listens
+    8   u32 attached       mpsd       1 while a queue listens
     12  u32 registered     driver     1 from the moment the client has a context
     16  u64 dropped        driver
     24  u32 range_count    mpsd       written last     28  u32 reserved
     32  { u64 base, length, is_sparse } [64]           mpsd
 
-`Page` works on any writable memory of that size.  The client can write all of it, so nothing in it is believed.
+`Page` works on any writable memory of that size.  The client can write all of it, so mpsd trusts none of its contents.
 """
 
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class Page:
 
     @property
     def ranges(self) -> list[tuple[int, int, bool]]:
-        """Base, length, whether it is sparse."""
+        """Base, length, and whether it is sparse, of each range."""
         count = min(self._words[_COUNT_AT], MOST_RANGES)
         places = [_RANGES_AT + each * _RANGE_WORDS for each in range(count)]
         return [(self._longs[at], self._longs[at + 1], bool(self._longs[at + 2])) for at in places]
@@ -102,7 +102,7 @@ class Page:
         return next((place for place, (b, size, _) in enumerate(self.ranges) if (b, size) == (base, length)), None)
 
     def _write(self, place: int, base: int, length: int) -> None:
-        """Not sparse before it has its address, and no longer when it loses it."""
+        """Write a range.  It is not sparse before it has its address, and no longer when it loses it."""
         at = _RANGES_AT + place * _RANGE_WORDS
         for offset, value in ((2, 0), (0, base), (1, length)):
             self._longs[at + offset] = value

@@ -22,7 +22,7 @@ from mpsd.uvm.space import Answer, Space, Taken, Unavailable, answer
 from mpsd.wire.inspector import Pair
 
 _READ_ENTRIES = 1024  # as many as a FIFO holds
-_SERVER_SECONDS = 0.5  # that a server may take to notice that a client has gone
+_SERVER_SECONDS = 0.5  # for a server to notice that a client has gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class SimulatedDevices:
     inspector: Inspector
 
     def open_spaces(self, process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
-        """Those that the process has besides `have`.  Raises ProcessEnded, Unavailable."""
+        """Return the spaces that the process has in addition to `have`.  Raise ProcessEnded or Unavailable."""
         folder = self.directory.resolve() / "uvm"
         space_path, control_path, events_path = (
             str(folder / f"{process.pid}.{kind}") for kind in ("space", "control", "events")
@@ -62,7 +62,7 @@ class SimulatedDevices:
         return descriptors.take(self.inspector, pid, pidfd, _links(path), known)
 
     def _take_one(self, pid: int, pidfd: int, path: str) -> int | None:
-        """The first of them."""
+        """Take the first descriptor of this path, if any."""
         found = [each for _, each in self._take(pid, pidfd, path)]
         for each in found[1:]:
             os.close(each)
@@ -83,7 +83,7 @@ def _links(path: str) -> list[str]:
 
 
 def _page(descriptor: int) -> tuple[mmap.mmap, Page] | None:
-    """None: it is not made yet.  Raises Unavailable."""
+    """Map the page; None: the client has not made it yet.  Raise Unavailable."""
     try:
         memory = mmap.mmap(descriptor, PAGE_BYTES)
     except (OSError, ValueError):
@@ -115,7 +115,7 @@ class SimulatedSpace:
         if self.events is None:
             return None
         events = os.dup(self.events)
-        _read(events)  # what nobody took is old
+        _read(events)  # old records that no reader took
         self.page.set_attached(True)
         return SimulatedQueue(events, self, self.page.dropped)
 
@@ -123,7 +123,7 @@ class SimulatedSpace:
         return answer(self.page.reserve(base, length))
 
     def lay_sparse(self, base: int, length: int, gpu_uuid: str) -> Answer:
-        """The page knows one GPU."""
+        """Map sparse pages; the page has only one GPU."""
         return answer(self.page.lay_sparse(base, length))
 
     def free(self, base: int, length: int) -> Answer:
@@ -149,8 +149,10 @@ class SimulatedSpace:
 
 
 def _wait_until_seen(path: str) -> None:
-    """As on the device, where to close what a dead client had open takes until its work is off the GPU.  Its server takes the
-    files away then, unless that has died too."""
+    """Wait as on the device, where closing a dead client's descriptors takes until its work is off the GPU.
+
+    Its server removes the files then, unless it has died too.
+    """
     until = time.monotonic() + _SERVER_SECONDS
     while os.path.exists(path) and time.monotonic() < until:
         time.sleep(0.001)
@@ -165,7 +167,7 @@ class SimulatedQueue:
     _dropped: int
 
     def hear_served(self) -> None:
-        """They come in any case."""
+        """Do nothing: the simulator always sends these records."""
 
     def fileno(self) -> int:
         return self.descriptor

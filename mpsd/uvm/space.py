@@ -1,7 +1,7 @@
-"""One VA space of a client, as mpsd sees it: its event queue, ranges laid into it, and that it lives as long as it is held.
+"""One VA space of a client, as mpsd uses it: its event queue, the ranges mapped into it, and its life while mpsd holds it.
 
-The protocol; the driver's is in device.py, the simulator's in simulator.py.  Every call may block in the kernel, `Queue.take`
-and `fileno` alone do not.  Everything closes once; to close it again does nothing.
+This is the protocol; device.py implements it for the driver, simulator.py for the simulator.  Every call may block in the
+kernel, except `Queue.take` and `fileno`.  Closing a second time does nothing.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from mpsd.wire.inspector import Pair
 class Outcome(Enum):
     DONE = "done"
     NOT_YET = "not yet"  # the client has no context on this GPU
-    IN_USE = "in use"  # something is there already
+    IN_USE = "in use"  # the range is mapped already
     NO_SPACE = "no VA space"  # the second descriptor of a client, or one that it has not set up yet
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of asking for a range.  why: in words, where it is not done."""
+    """The result of a request for a range.  why: in words, if it is not done."""
 
     outcome: Outcome
     why: str = ""
@@ -31,23 +31,23 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a queue had.  lost: records for which it had no room, since the last time."""
+    """The contents of a queue.  lost: records for which it had no room, since the last call."""
 
     events: tuple[UvmEvent, ...] = ()
     lost: int = 0
 
 
 class Unavailable(Exception):
-    """It cannot be done here, and trying again soon will not help; says why."""
+    """It is not possible here, and another attempt soon will not help; the text gives the reason."""
 
 
 class Queue(Protocol):
     def fileno(self) -> int:
-        """Readable when there is something to take."""
+        """Return the descriptor, which is readable when the queue has records."""
 
     def take(self) -> Taken: ...
     def hear_served(self) -> None:
-        """From now on GPU faults that the driver has served come too; blocks as a call of `Space`.  Raises Unavailable."""
+        """Enable records of GPU faults that the driver has served; blocks like a call of `Space`.  Raise Unavailable."""
 
     def close(self) -> None: ...
 
@@ -56,19 +56,19 @@ class Space(Protocol):
     """One UVM descriptor of a client, duplicated."""
 
     def attach(self) -> Queue | None:
-        """None: this descriptor is no VA space, or not yet.  Raises Unavailable, OSError."""
+        """Attach a queue; None: this descriptor is not a VA space, or not yet.  Raise Unavailable or OSError."""
 
     def reserve(self, base: int, length: int) -> Answer: ...
 
     def lay_sparse(self, base: int, length: int, gpu_uuid: str) -> Answer:
-        """Only over what `reserve` said DONE to: it replaces whatever is mapped there."""
+        """Map sparse pages, only over a range that `reserve` answered with DONE: it replaces every mapping there."""
 
     def free(self, base: int, length: int) -> Answer:
-        """Take back what `reserve` said DONE to."""
+        """Free a range that `reserve` answered with DONE."""
 
     @property
     def pair(self) -> Pair:
-        """The duplicate, and what the client had: the same open file until the client closes it, or starts another program."""
+        """The duplicate, and the client's number: the same open file until the client closes it, or starts another program."""
 
     def close(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Values: what is asked of the attachments, and how far one has come, for lists of clients.  Pure."""
+"""Values: the settings of the attachments, and the state of one, for lists of clients.  Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,8 +8,8 @@ from mpsd.uvm.shield import ShieldSetting
 
 @dataclass(frozen=True, slots=True)
 class UvmSettings:
-    """events: listen for the faults of each client.  hold, hold_seconds: keep the VA space of a client that was killed, for
-    so long at most, so that the work it had running harms nobody.  most: attachments at once."""
+    """events: listen for the faults of each client.  hold, hold_seconds: keep the VA space of a killed client, for this time at
+    most, so that its running work hurts no other client.  most: attachments at once."""
 
     events: bool = True
     shield: ShieldSetting = "low"
@@ -23,18 +23,18 @@ class UvmSettings:
 
 
 class ShieldState(StrEnum):
-    OFF = "off"  # not asked for, or nowhere in this process
+    OFF = "off"  # not asked for, or not possible in this process
     WAITING = "waiting"  # the client has no context yet
     ON = "on"
-    PARTLY = "partly"  # some of it was refused, or some of its GPUs have no context of this client
-    KEPT = "kept"  # something is there already: what an earlier mpsd laid
+    PARTLY = "partly"  # a part was refused, or some of its GPUs have no context of this client
+    KEPT = "kept"  # the range is in use: by the shield of an earlier mpsd
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """watched: its faults are told at once.  shielded_bytes: how much of its addresses is harmless.  held: its VA space will
-    outlive it, or does.  why: what is less than was asked for, in words."""
+    """watched: its faults are reported at once.  shielded_bytes: the size of its harmless addresses.  held: its VA space will
+    outlive it, or does.  why: the reasons for less than was asked for, in words."""
 
     watched: bool = False
     shield: ShieldState = ShieldState.OFF

@@ -11,8 +11,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def device_number(path: str) -> tuple[int, int, int]:
-    """File type, major and minor of what a path leads to, without asking a file system: one that a user serves may never
-    answer.  Raises OSError."""
+    """Return file type, major and minor number of a path, without asking its file system: a user's may never answer.
+
+    Raise OSError.
+    """
     found = (ctypes.c_ubyte * _STATX_BYTES)()
     if _libc.statx(_AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_TYPE, found) < 0:
         error = ctypes.get_errno()

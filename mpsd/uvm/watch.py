@@ -1,12 +1,12 @@
-"""One client from its first connection to after its end: attached, shielded, listened to, held, let go.
+"""Watch one client from its first connection until after its end: attach, shield, listen, hold, release.
 
-    what the client does                    what is done here
-    connects                                its descriptors are looked for; again soon while there are none
-    makes a context (connects again)        the shield is tried every 5 ms until it holds
-    closes them, starts another program     they are let go, others looked for
-    exits                                   everything is let go at once
-    is killed                               its VA space is held until its work can be over; at once where nobody else is there
-    makes a fatal fault                     told at once; nothing is held afterwards, there is nothing to save
+    the client                              mpsd
+    connects                                looks for its descriptors; again soon while there are none
+    makes a context (connects again)        tries the shield every 5 ms until it holds
+    closes them, starts another program     releases them, looks for others
+    exits                                   releases everything at once
+    is killed                               holds its VA space until its work can be over; not if no other client is there
+    makes a fatal fault                     reports it at once; holds nothing afterwards, since nothing can be saved
 
 Prose: docs/uvm.md.
 """
@@ -37,15 +37,15 @@ from mpsd.uvm.standing import ShieldState, Standing, UvmSettings
 log = structlog.get_logger()
 InThread = Callable[..., Awaitable[Any]]
 
-_EAGER_SECONDS = 0.005  # a context is there some 20 ms after its VA space, and the first kernel may come at once
+_EAGER_SECONDS = 0.005  # a context exists some 20 ms after its VA space, and the first kernel may come at once
 _EAGER_FOR_SECONDS = 2.0
 _LATE_SECONDS = 0.1
 _LATE_FOR_SECONDS = 10.0
 _OFTEN_SECONDS = 0.25
 _SELDOM_SECONDS = 10.0
-_FLOOD_SECONDS = 0.1  # between two observations of one client; meanwhile its queue fills
+_FLOOD_SECONDS = 0.1  # between two observations of one client; its queue fills in that time
 _BREATH_SECONDS = 0.001
-_VERDICT_SECONDS = 0.05  # a fault that is fatal begins as one in a guard does, and is told as fatal at once after that
+_VERDICT_SECONDS = 0.05  # a fatal fault begins like one in a guard, and is reported as fatal at once after that
 _ATTACH_SECONDS = 2.0
 _MOST_GUARDS = 64
 _COMPANY_SECONDS = 0.05
@@ -59,7 +59,7 @@ class Surroundings:
     open_spaces: OpenSpaces
     inspector: Inspector
     publish: Callable[[Observation], None]
-    in_thread: InThread  # the kernel may keep whoever asks waiting
+    in_thread: InThread  # the kernel may delay the caller
     close: InThread  # in threads of its own: a thousand clients that died must not keep the next one without a shield
     tell_absent: Callable[[str], None]
     tell_end: Callable[[str, bool], None]  # the domain of a client that asked for a context, and whether it had one
@@ -67,7 +67,7 @@ class Surroundings:
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """Guards that what was taken of one client is given back once, after it can be of use to nobody."""
+    """Guards that what was taken of one client is released once, after no process can need it."""
 
     process: ProcessId
     domain: str
@@ -83,27 +83,29 @@ class Watch:
     _released: trio.Event = field(default_factory=trio.Event)
     _has_faulted: bool = False
     _seen_ending: Ending | None = None
-    _is_refused: bool = False  # there is no use in looking again before it wakes us
+    _is_refused: bool = False  # another look is useless before something wakes the watch
     _why: str = "its descriptors were not found yet"
     _lost: int = 0
     _guards: list[range] = field(default_factory=list)
     _in_guards: list[UvmEvent] = field(default_factory=list)  # seen, and not known yet whether they are fatal
 
-    # -- for the others --------------------------------------------------------------------------------------------------
+    # -- for other modules -----------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Something happened to the client: look again, and eagerly for a while."""
+        """Look again after an event of the client, and often for a while."""
         self._woken.set()
 
     def connect(self, domain: str, gpus: tuple[str, ...], has_company: Callable[[], bool]) -> None:
-        """Record one more connection of the client, for a context; perhaps in another domain, where the one before fell ill or
-        was another user's."""
+        """Record one more connection of the client, for a context.
+
+        It may be in another domain, if the one before fell ill or was another user's.
+        """
         self.domain, self.gpus, self.has_company = domain, gpus, has_company
         self.connections += 1
         self.wake()
 
     def note_leaving(self) -> None:
-        """One of its connections ended: if it is ending, how is told now, and perhaps not later."""
+        """Record how the client is ending, if it is, after the end of a connection: later this may not be visible."""
         self._seen_ending = how_it_is_ending(self.process) or self._seen_ending
 
     def release(self) -> None:
@@ -111,7 +113,7 @@ class Watch:
         self._released.set()
 
     async def guard(self, base: int, length: int) -> bool:
-        """It has guards there: GPU faults are asked for and told.  False: nobody listens to this client.  Raises TooMany."""
+        """Report GPU faults in this range, where the client has guards; return False if no queue listens.  Raise TooMany."""
         new = range(base, base + length)
         if new not in self._guards and len(self._guards) >= _MOST_GUARDS:
             raise TooMany(f"{_MOST_GUARDS} ranges with guards of pid {self.process.pid} are known")
@@ -145,7 +147,7 @@ class Watch:
     # -- its life --------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Returns when the client has ended and nothing of it is held any more."""
+        """Run until the client has ended and nothing of it is held any more."""
         try:
             pidfd = processes.open_pidfd(self.process)
         except OSError as exc:
@@ -181,7 +183,7 @@ class Watch:
 
     @property
     def _had_context(self) -> bool | None:
-        """Whether the shield could be laid, as it can from the first context on; None: no shield was tried."""
+        """Whether the shield could be mapped, as it can from the first context on; None: no shield was tried."""
         states = [holding.laying.state for holding in self.holdings if holding.laying is not None]
         tried = [state for state in states if state is not ShieldState.OFF]
         return any(state is not ShieldState.WAITING for state in tried) if tried else None
@@ -193,7 +195,7 @@ class Watch:
         return any(holding.is_space or not needs_space for holding in self.holdings)
 
     def _patience(self, age_seconds: float) -> float:
-        """Until the next attempt, if nothing wakes us before; the age is since something happened."""
+        """Return the seconds until the next attempt, if no event comes before; the age is since the last event."""
         layings = [holding.laying for holding in self.holdings if holding.laying is not None]
         if self._is_refused or (self._is_attached and all(laying.is_done for laying in layings)):
             return math.inf
@@ -201,7 +203,7 @@ class Watch:
             return _EAGER_SECONDS
         if self._is_attached:
             is_begun = any(laying.laid_bytes for laying in layings)
-            return _SELDOM_SECONDS if is_begun else _OFTEN_SECONDS  # a context may come by a way that does not pass here
+            return _SELDOM_SECONDS if is_begun else _OFTEN_SECONDS  # a context may come without a connection through mpsd
         return _LATE_SECONDS if age_seconds < _LATE_FOR_SECONDS else math.inf
 
     async def _look(self, pidfd: int, life: trio.Nursery) -> None:
@@ -209,7 +211,7 @@ class Watch:
             have, around = list(self.holdings), self.around
             found = await around.in_thread(look, self.process, pidfd, have, around.open_spaces, around.inspector)
         except ProcessEnded:
-            return  # its pidfd will say so
+            return  # its pidfd shows that
         self.holdings += found.found
         if found.lost:
             self.holdings = [holding for holding in self.holdings if holding not in found.lost]
@@ -238,7 +240,7 @@ class Watch:
                     self._tell_guarded()
 
     def _take(self, queue: Queue) -> float:
-        """Tell what it has; how long to leave it alone then."""
+        """Take the queue's records and report them; return for how long to leave the queue alone."""
         taken = queue.take()
         if taken.lost:
             self._tell_lost(taken.lost)
@@ -253,7 +255,7 @@ class Watch:
         return _FLOOD_SECONDS
 
     def _tell_guarded(self) -> None:
-        """What has stayed without a fatal fault."""
+        """Report the faults in guards that no fatal fault followed."""
         if self._in_guards:
             seen_ns = time.monotonic_ns()
             self.around.publish(digest_guarded(self._in_guards, self.process, self.domain, self.gpus, seen_ns))
@@ -267,10 +269,10 @@ class Watch:
     # -- its end ---------------------------------------------------------------------------------------------------------
 
     async def _see_off(self, pidfd: int) -> None:
-        """Returns when its work harms nobody any more."""
+        """Return when its work can no longer hurt another client."""
         for holding in self.holdings:
             if holding.queue is not None:
-                self._take(holding.queue)  # what it did last
+                self._take(holding.queue)  # its last records
         self._tell_guarded()
         ending = how_ended(pidfd, self.process) or self._seen_ending
         if not self.holdings or not self.settings.hold or (ending is not None and not ending.signal):
@@ -280,7 +282,7 @@ class Watch:
             log.info("uvm.held", pid=self.process.pid, domain=self.domain, ended=str(ending or "unknown"))
             with trio.move_on_after(self.settings.hold_seconds):
                 while self._is_worth_holding:
-                    with trio.move_on_after(_COMPANY_SECONDS):  # who is in its domain is asked, not told
+                    with trio.move_on_after(_COMPANY_SECONDS):  # the clients in its domain are polled
                         await self._released.wait()
             log.info("uvm.released", pid=self.process.pid, seconds=round(trio.current_time() - began, 3))
 
@@ -289,15 +291,18 @@ class Watch:
         return not self._released.is_set() and not self._has_faulted and self.has_company()
 
     async def _let_go(self, holdings: list[Holding]) -> None:
-        """Close these in a thread, once one is free: closing the last descriptor of a dead client takes its work off the GPU,
-        which can take a while.  What is not closed when mpsd leaves, the kernel closes a moment later."""
+        """Close these in a thread, once one is free.
+
+        Closing the last descriptor of a dead client takes its work off the GPU, which can take a while.  What is still open
+        when mpsd ends, the kernel closes a moment later.
+        """
         for holding in holdings:
             if (scope := self._listeners.pop(holding, None)) is not None:
                 scope.cancel()
         if not holdings:
             return
         try:
-            await trio.lowlevel.checkpoint()  # until the listeners have gone
+            await trio.lowlevel.checkpoint()  # until the listeners have ended
             await self.around.close(close_all, holdings)
         except trio.Cancelled:
             with trio.move_on_after(_LEAVE_SECONDS, shield=True):
