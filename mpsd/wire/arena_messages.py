@@ -1,6 +1,6 @@
-"""The parameters of the methods of arenas; all else about parameters is in messages.py.
+"""The parameters of the methods of arenas; messages.py has all others.
 
-Offsets and sizes of allocations are multiples of the driver's granule; that they lie in the window is checked by who knows it.
+Offsets and sizes of allocations are multiples of the driver's granule; the vault checks that they lie in the window.
 """
 
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ class DropMemory:
 
 @dataclass(frozen=True, slots=True)
 class CommitArena:
-    """With a descriptor of the layout, where there is one, and then one of a forward state, where there is one."""
+    """With descriptors of the layout and of a forward state, in this order, as far as the flags announce them."""
 
     id: int = param(ID)
     generation: int = param(_GENERATION)
@@ -79,7 +79,7 @@ class CommitArena:
 
 @dataclass(frozen=True, slots=True)
 class TakeMemory:
-    """What comes behind the offset `after`; without descriptors for what the commit `known` had too."""
+    """The allocations after the offset `after`; without descriptors for those that the commit `known` had too."""
 
     id: int = param(ID)
     after: int | None = param(maybe(whole(0, MOST_WINDOW_BYTES)), None)
@@ -94,7 +94,7 @@ class ArenaId:
 
 @dataclass(frozen=True, slots=True)
 class CloseArena:
-    """openings: only where it was asked for so often."""
+    """openings: close only if the process has opened the arena as many times."""
 
     id: int = param(ID)
     openings: int | None = param(maybe(whole(1, 2**63 - 1)), None)
@@ -108,7 +108,7 @@ class SealArena:
 
 @dataclass(frozen=True, slots=True)
 class ChangeArena:
-    """What is nil stays as it is; a time to live of 0 is none."""
+    """nil keeps a value; a time to live of 0 removes it."""
 
     id: int = param(ID)
     capacity_bytes: int | None = param(maybe(_CAPACITY), None)

@@ -1,8 +1,8 @@
-"""Incidents as the maps that results and events hold, less what whoever reads them may not know.
+"""Convert incidents to the maps of results and events, without the facts that their reader may not see.
 
-A reader is a uid, or None for an operator, who may know everything.  A user knows their own processes by name, and of others
-that they are there; what the accused did, where all of the accused are theirs; and words for people, which may name anybody,
-where everybody who is named is theirs.  docs/protocol.md, "Methods", has every field.
+A reader is a uid, or None for an operator, who may see everything.  Users see the identity of their own processes, and of
+others only that they are there; what the accused did, if all of the accused are theirs; and texts for people, which may name
+any process, if all named processes are theirs.  docs/protocol.md, "Methods", has every field.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,12 +17,12 @@ from mpsd.wire.rpc import size
 
 Map = Mapping[str, Any]
 
-# The facts of an incident that name somebody, or tell of the program that did it.
+# The facts of an incident that name a process, or describe the program that caused it.
 NAMING = frozenset({"culprit", "culprit_key", "address", "kernel", "pc", "suspects", "victims", "evidence", "deeds"})
 
 _MOST_XIDS = 16
-_NAME_CHARACTERS, _KEY_CHARACTERS = 128, 512  # of programs and containers, and of what is made of them
-# A report has to fit into a datagram: so many bytes of each of its lists, from their beginnings.
+_NAME_CHARACTERS, _KEY_CHARACTERS = 128, 512  # of programs and containers, and of keys made of them
+# A report has to fit into a datagram: each of its lists is cut to this number of bytes.
 _PARTIES_BYTES, _DEEDS_BYTES, _EVIDENCE_BYTES = 12_000, 8_000, 24_000
 _NS = 1e9
 
@@ -33,12 +33,12 @@ def xid(number: int) -> Map:
 
 
 def is_party(of: Incident, uid: int) -> bool:
-    """One of this user's processes is named in it."""
+    """Return whether it names one of this user's processes."""
     return any(party.uid == uid for party in of.parties)
 
 
 def incident_facts(of: Incident, reader: int | None = None) -> Map:
-    """What a list and an event tell; numbers for the lists of a report."""
+    """Return the facts for lists and events; numbers in place of the lists of a report."""
     seen = _Seen(of, reader)
     return {
         "number": of.number,
@@ -59,7 +59,7 @@ def incident_facts(of: Incident, reader: int | None = None) -> Map:
 
 
 def incident_report(of: Incident, reader: int | None = None) -> Map:
-    """Everything of one, as far as it fits; `left_out` counts what did not."""
+    """Return the whole incident, as far as it fits; `left_out` counts the rest."""
     seen = _Seen(of, reader)
     suspects, more_suspects = _fitting(of.suspects, seen.party, _PARTIES_BYTES)
     victims, more_victims = _fitting(of.victims, seen.party, _PARTIES_BYTES)
@@ -76,24 +76,24 @@ def incident_report(of: Incident, reader: int | None = None) -> Map:
 
 
 class _Seen:
-    """What of an incident a reader may know."""
+    """The facts of an incident that a reader may see."""
 
     def __init__(self, of: Incident, reader: int | None) -> None:
         self._began_ns, self._reader = of.began_ns, reader
         self._parties = {party.process: party for party in of.parties}
         accused = of.suspects if of.culprit is None else (of.culprit,)
-        self.has_deed = self._is_theirs(accused)  # what was done, and where: it tells of the program that did it
+        self.has_deed = self._is_theirs(accused)  # the fault and its place: it describes the program
         self._has_words = self._is_theirs(_named(of))
 
     def party(self, process: ProcessId | None) -> Map | None:
-        """None where there is nobody; somebody whom the reader may not know has a map of nothing."""
+        """Return None for no process, and a map of empty values for a process that the reader may not identify."""
         if process is None:
             return None
         party = self._parties.get(process, Party(process))
         return _party(party) if self._may_know(party) else _SOMEBODY
 
     def key(self, key: str | None) -> str | None:
-        """Of those who are accused."""
+        """Return the key of the accused, if the reader may see it."""
         return _cut(key, _KEY_CHARACTERS) if key is not None and self.has_deed else None
 
     def observation(self, seen: Observation) -> Map:
@@ -123,14 +123,14 @@ class _Seen:
         return self._reader is None or (party is not None and party.uid == self._reader)
 
     def _is_theirs(self, processes: Collection[ProcessId]) -> bool:
-        """Of nobody nothing is told."""
+        """Return whether all these processes are the reader's; False for an empty list."""
         if self._reader is None:
             return True
         return bool(processes) and all(self._may_know(self._parties.get(process)) for process in processes)
 
 
 def _named(of: Incident) -> set[ProcessId]:
-    """Everybody about whom words may be."""
+    """Return all processes that texts may describe."""
     named = {of.culprit, *of.suspects, *of.victims}
     for each in of.evidence:
         named |= {each.process, *each.present}
@@ -164,7 +164,7 @@ def _where(of: Incident | Observation, *, may_know: bool) -> Map:
 
 
 def _fitting(of: Sequence[Any], show: Callable[[Any], Map | None], room: int) -> tuple[list[Map | None], int]:
-    """The first of them, within so many bytes, and how many were left out."""
+    """Return the first items that fit into this number of bytes, and how many were left out."""
     shown: list[Map | None] = []
     for each in of:
         made = show(each)
@@ -176,5 +176,5 @@ def _fitting(of: Sequence[Any], show: Callable[[Any], Map | None], room: int) ->
 
 
 def _cut(text: str, most: int = TEXT_CHARACTERS) -> str:
-    text = plain(text)  # it may be a stranger's
+    text = plain(text)  # it may come from another user
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,6 +1,6 @@
-"""The inspector's datagrams, as bytes: what is asked of it, and what it answers.
+"""Pack and parse the inspector's datagrams: its requests and its answers.
 
-The specification is native/include/mpsd_inspector.h.  No sockets: descriptors travel beside the bytes.
+The specification is native/include/mpsd_inspector.h.  No sockets: descriptors are sent with the bytes.
 """
 
 import errno
@@ -30,7 +30,7 @@ class Op(IntEnum):
 
 
 class Same(IntEnum):
-    """Whether two descriptors are one open file; UNKNOWN: the kernel does not tell."""
+    """Whether two descriptors are one open file; UNKNOWN: the kernel cannot tell."""
 
     OTHER = 0
     IS_SAME = 1
@@ -48,7 +48,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a process was started with.  program: the base name of its first argument.  variables: those that were asked for."""
+    """How a process was started.  program: the base name of its first argument.  variables: the requested ones."""
 
     program: str
     variables: Mapping[str, str]
@@ -66,7 +66,8 @@ class Question:
 
 
 def pack_question(question: Question, uid: int, deadline_ms: int, asker: int) -> bytes:
-    """uid: to whose share the read counts.  asker: the process whose descriptors the pairs' `own` are."""
+    """Pack a request.  uid: the read counts against this user's share.  asker: the process that has the pairs' `own`
+    descriptors."""
     major, minor = question.device
     head = _REQUEST.pack(
         VERSION, question.op, question.pid, uid, deadline_ms, asker, major, minor, len(question.pairs), 0
@@ -76,7 +77,7 @@ def pack_question(question: Question, uid: int, deadline_ms: int, asker: int) ->
 
 
 def parse_answer(data: bytes) -> tuple[int, bytes]:
-    """The count and the payload.  Raises OSError with the inspector's errno, ProtocolError."""
+    """Return the count and the payload.  Raise OSError with the inspector's errno, or ProtocolError."""
     if len(data) < _ANSWER.size:
         raise ProtocolError(f"the inspector's answer has {len(data)} bytes, and {_ANSWER.size} or more were expected")
     status, count = _ANSWER.unpack_from(data)
@@ -86,7 +87,7 @@ def parse_answer(data: bytes) -> tuple[int, bytes]:
 
 
 def parse_facts(payload: bytes) -> Facts:
-    """Of a name that the environment has twice, the first counts, as for getenv(3)."""
+    """Parse the facts.  If the environment has a name twice, the first counts, as for getenv(3)."""
     program, *entries = payload.removesuffix(b"\0").split(b"\0")
     variables: dict[str, str] = {}
     for entry in entries:

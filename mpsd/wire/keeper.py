@@ -1,6 +1,6 @@
-"""The keeper's datagrams, as bytes: what is asked of it, and what it answers.
+"""Pack and parse the keeper's datagrams: its requests and its answers.
 
-The specification is native/include/mpsd_keeper.h.  No sockets: descriptors travel beside the bytes.
+The specification is native/include/mpsd_keeper.h.  No sockets: descriptors are sent with the bytes.
 """
 
 import struct
@@ -30,7 +30,7 @@ class Op(IntEnum):
 
 
 class Status(IntEnum):
-    """Those that somebody acts on; the others are in the header."""
+    """The statuses that mpsd reacts to; the header has the others."""
 
     OK = 0
     NOT_FOUND = 8
@@ -41,7 +41,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What it holds under a name, as LIST tells; `size` is the note that was given with it."""
+    """What it holds under a name, as LIST returns it; `size` is the note that was given with it."""
 
     name: str
     generation: int
@@ -60,18 +60,18 @@ class Reply:
     payload: bytes
 
     def entries(self) -> list[Entry]:
-        """Of LIST.  Raises ProtocolError."""
+        """Return the entries of a reply to LIST.  Raise ProtocolError."""
         if self.count > PAGE or len(self.payload) != self.count * _ENTRY.size:
             raise ProtocolError(f"the keeper lists {self.count} entries in {len(self.payload)} bytes")
         fields = (_ENTRY.unpack_from(self.payload, index * _ENTRY.size) for index in range(self.count))
         return [Entry(_name(name), generation, size) for name, generation, size, _, _ in fields]
 
     def most_held(self) -> int:
-        """Of STAT: how many descriptors it can hold.  Raises ProtocolError."""
+        """Return how many descriptors it can hold, from a reply to STAT.  Raise ProtocolError."""
         return self._number(2)
 
     def keeper_pid(self) -> int:
-        """Of STAT.  Raises ProtocolError."""
+        """Return its pid, from a reply to STAT.  Raise ProtocolError."""
         return self._number(0)
 
     def _number(self, index: int) -> int:
@@ -83,13 +83,13 @@ class Reply:
 def pack_request(
     op: Op, sequence: int, name: str = "", *, is_quiet: bool = False, generation: int = 0, size: int = 0
 ) -> bytes:
-    """is_quiet: it answers only a refusal."""
+    """Pack a request.  is_quiet: the keeper answers only if it refuses."""
     flags = _QUIET if is_quiet else 0
     return _MESSAGE.pack(MAJOR, MINOR, op, flags, sequence, 0, generation, size, 0, 0, name.encode(), 0, 0)
 
 
 def parse_reply(data: bytes) -> Reply:
-    """Raises ProtocolError."""
+    """Parse a reply.  Raise ProtocolError."""
     if len(data) < _MESSAGE.size:
         raise ProtocolError(f"the keeper answered with {len(data)} bytes")
     _, _, op, flags, sequence, status, _, size, _, count, name, _, _ = _MESSAGE.unpack_from(data)

@@ -1,7 +1,6 @@
 """The parameters of every method, each a frozen value once it has been checked.
 
-Those of arenas are in arena_messages.py.  Which method takes which is in api/table.py; what they mean, in docs/protocol.md,
-"Methods".
+arena_messages.py has those of arenas.  api/table.py assigns them to methods; docs/protocol.md, "Methods", explains them.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from mpsd.stop import Way
 from mpsd.wire.params import array, boolean, choice, label, maybe, number, param, record, table, text, whole, word
 
 VERSION = 1  # of the protocol; another number is another protocol
-MINOR = 4  # counts what was added to it since
+MINOR = 4  # additions to it since
 
 MOST_SECONDS = 1e9  # some thirty years
 MOST_MOMENT = 9e9  # since the epoch: some time after 2250
@@ -39,7 +38,7 @@ _PERCENT = number(0, 100, may_be_least=False)
 
 
 class Level(StrEnum):
-    """Of the elastic policy."""
+    """The levels of the elastic policy."""
 
     INTERACTIVE = "interactive"
     BATCH = "batch"
@@ -53,12 +52,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """Of a method without parameters."""
+    """The parameters of a method without parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Which part of a list: what comes behind `after`."""
+    """A part of a list: the entries after `after`."""
 
     after: int | None = param(maybe(ID), None)
     limit: int = param(whole(1, MOST_PAGE), PAGE)
@@ -73,7 +72,7 @@ class SelectorParams:
 
 @dataclass(frozen=True, slots=True)
 class CreateLease:
-    """`sm_percent` and `sm_count` are two ways to say one thing."""
+    """`sm_percent` and `sm_count` are two ways to give one share."""
 
     name: str = param(_NAME)
     selector: SelectorParams = param(record("selector", SelectorParams))
@@ -110,7 +109,7 @@ class ListLeases(Page):
 
 @dataclass(frozen=True, slots=True)
 class ClientId:
-    """`start_time` tells a process apart from later ones with its pid; 0: whichever has it."""
+    """`start_time` distinguishes a process from later ones with its pid; 0: the present one."""
 
     pid: int = param(PID)
     start_time: int = param(_START_TIME, 0)
@@ -149,7 +148,7 @@ class DomainName:
 
 @dataclass(frozen=True, slots=True)
 class SetLimits:
-    """What is nil stays as it is; a memory limit of 0 is none."""
+    """nil keeps a value; a memory limit of 0 removes it."""
 
     default_active_thread_percentage: float | None = param(maybe(_PERCENT), None)
     default_device_pinned_mem_limit: Mapping[str, int] | None = param(maybe(table(GPU, whole(0, 2**62 - 1), MOST_GPUS)), None)
@@ -163,7 +162,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListIncidents(Page):
-    """`mine`: those that name a process of whoever asks."""
+    """`mine`: those that name a process of the caller."""
 
     domain: str | None = param(maybe(_NAME), None)
     fault_class: FaultClass | None = param(maybe(choice(FaultClass)), None)
@@ -192,7 +191,7 @@ class ReportError:
 
 @dataclass(frozen=True, slots=True)
 class GuardRange:
-    """Addresses in which a client has laid guards of managed memory, and has nothing else that could fault and be served."""
+    """Addresses in which a client has guards of managed memory, and nothing else that could fault and be served."""
 
     base: int = param(_ADDRESS)
     bytes: int = param(whole(1, 2**62 - 1))

@@ -1,7 +1,7 @@
-"""Since which minor version of the protocol each method, parameter and field of a result is there.
+"""The minor version of the protocol that introduced each method, parameter and field of a result.
 
-What is not named here was there from the beginning (minor 0), or came with its method.  Whoever adds something adds it here and
-raises `messages.MINOR`, once for a release.  Topics say it themselves (api/topic_table.py).
+What is not named here was in minor 0, or came with its method.  A change that adds something adds it here and raises
+`messages.MINOR`, once for a release.  Topics have their own version (api/topic_table.py).
 """
 
 from collections.abc import Mapping

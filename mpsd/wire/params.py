@@ -1,7 +1,7 @@
-"""How a parameter is declared, and how a stranger's map becomes a frozen, checked value.
+"""Declare parameters, and convert another user's map to a frozen, checked value.
 
-A message is a frozen dataclass whose fields were made by `param`; everything said about a parameter (type, default, what is
-accepted) is said there, once, and docs/protocol.md is checked against it.  Which messages exist is in messages.py.
+A message is a frozen dataclass whose fields were made by `param`, which has all about a parameter (type, default, what is
+accepted) in one place; docs/protocol.md is checked against it.  messages.py has the messages.
 """
 
 import dataclasses
@@ -28,7 +28,8 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of parameter: in the words of docs/protocol.md, as what makes a value of it or raises Unfit, as JSON Schema."""
+    """A type of parameter: as text for docs/protocol.md, as a function that returns a value or raises Unfit, and as JSON
+    Schema."""
 
     words: str
     parse: Callable[[Any], Any]
@@ -37,7 +38,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """What is known of one parameter."""
+    """The declaration of one parameter."""
 
     name: str
     kind: Kind
@@ -54,13 +55,13 @@ def param(kind: Kind, default: Any = _REQUIRED) -> Any:
 
 
 def walk(message: type) -> Iterator[Param]:
-    """Every parameter of a message, in the order of their declaration."""
+    """Yield every parameter of a message, in the order of declaration."""
     for each in dataclasses.fields(message):
         yield Param(each.name, each.metadata["kind"], each.default)
 
 
 def parse(message: type[M], given: Mapping[str, Any], where: str = "") -> M:
-    """A message from what was sent; raises BadRequest, which names the first thing that is wrong."""
+    """Return a message from a received map; raise BadRequest, which names the first error."""
     known = {each.name: each for each in walk(message)}
     for name in given:
         if name not in known:
@@ -76,7 +77,7 @@ def parse(message: type[M], given: Mapping[str, Any], where: str = "") -> M:
 
 
 def schema_of(message: type) -> Mapping[str, Any]:
-    """The parameters of a message as JSON Schema (2020-12).  Defaults are as they are on the wire."""
+    """Return the parameters of a message as JSON Schema (2020-12).  Defaults are as they are on the wire."""
     named = list(walk(message))
     defaults = {each.name: {} if each.is_required else {"default": plain(each.default)} for each in named}
     return {
@@ -102,7 +103,7 @@ def _shown(value: Any) -> str:
 
 
 def text(least: int, most: int) -> Kind:
-    """Printable text: what is shown to people must not move their cursor.  Bounds are in characters."""
+    """Printable text: it must not move a terminal's cursor.  Bounds are in characters."""
 
     def take(value: Any) -> str:
         if not isinstance(value, str) or not least <= len(value) <= most or not value.isprintable():
@@ -126,7 +127,7 @@ def word(least: int, most: int) -> Kind:
 
 
 def owned_word(most: int) -> Kind:
-    """A name as `word` has them, of at least one character, after a uid and a colon where it is to be that user's."""
+    """A name like `word`, of at least one character, which a uid and a colon may precede to name that user's."""
 
     def take(value: Any) -> str:
         if not isinstance(value, str) or not _OWNED.fullmatch(value) or len(value.rpartition(":")[2]) > most:
@@ -139,7 +140,7 @@ def owned_word(most: int) -> Kind:
 
 
 def label(most: int) -> Kind:
-    """A name as `word` has them, or none at all, that looks like no option and no hidden file."""
+    """A name like `word`, or empty; it cannot look like an option or a hidden file."""
     inner = word(0, most)
 
     def take(value: Any) -> str:
@@ -251,7 +252,7 @@ def table(key: Kind, inner: Kind, most: int) -> Kind:
 
 
 def record(name: str, message: type) -> Kind:
-    """A map with parameters of its own; what is wrong inside it is said by its own name."""
+    """A map with parameters of its own; an error in it names the inner parameter."""
 
     def take(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -262,6 +263,6 @@ def record(name: str, message: type) -> Kind:
 
 
 def _power(most: int) -> str:
-    """Bounds of whole words, as people write them."""
+    """Write a bound of whole numbers as people do."""
     bits = (most + 1).bit_length() - 1
     return f"2^{bits} - 1" if most + 1 == 1 << bits and bits >= 31 else str(most)

@@ -1,4 +1,4 @@
-"""Values of ours as MessagePack has them: nil, booleans, numbers, strings, arrays, maps."""
+"""Convert values to MessagePack's types: nil, booleans, numbers, strings, arrays, maps."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ _LEAST, _MOST = -(2**63), 2**64 - 1
 
 
 def plain(value: Any) -> Any:
-    """Never fails: what has no form there becomes the words for it."""
+    """Never fails: a value without such a form becomes its text."""
     match value:
         case Enum():
             return plain(value.value)

@@ -1,4 +1,5 @@
-"""Leases, grants, domains, arenas and the like as the maps that results hold; docs/protocol.md, "Methods", has every field."""
+"""Convert leases, grants, domains, arenas and other values to the maps of results; docs/protocol.md, "Methods", has every
+field."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,11 +12,11 @@ from mpsd.policy import sm_steps
 
 Map = Mapping[str, Any]
 
-_MOST_READERS = 1024  # that are named: the answer has to fit into a datagram
+_MOST_READERS = 1024  # in the answer, which has to fit into a datagram
 
 
 def lease(of: Lease, clients: int, is_owner: bool, devices: Sequence[Device]) -> Map:
-    """`is_owner`: the asker may be told the token, which is the right to the lease.  devices: of the daemon."""
+    """`is_owner`: the asker may see the token, which is the right to the lease.  devices: of the daemon."""
     spec = of.spec
     own = [device for device in devices if not spec.gpus or device.uuid in spec.gpus]
     return {
@@ -49,7 +50,7 @@ def selector(of: Selector, is_owner: bool) -> Map:
 
 
 def sm_count(of: Grant, devices: Sequence[Device]) -> int | None:
-    """How many SMs a client has of each of its GPUs; None where they differ in it, or it is not known."""
+    """Return how many SMs a client has of each of its GPUs; None if they differ, or it is not known."""
     own = [device for device in devices if not of.gpus or device.uuid in of.gpus]
     return _sm_count(own, lambda each: sm_steps.given(of.sm_percent, each))
 
@@ -146,6 +147,6 @@ def arena(of: Arena) -> Map:
 
 
 def portion(of: Portion) -> Map:
-    """Its descriptors travel beside it."""
+    """The descriptors of the portion are sent with the result."""
     items = [[each.offset, each.bytes, each.since] for each in of.allocations]
     return {"commit": of.arena.commit, "items": items, "next": of.allocations[-1].offset if of.has_more else None}

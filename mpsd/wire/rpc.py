@@ -4,7 +4,7 @@
     [1, id, error, result]     response        error: nil or a map {code, name, message}
     [2, method, params]        notification    params: [map]
 
-Knows frames, and nothing of what methods there are.  Whatever a stranger sends gives a frame or ProtocolError.
+Knows frames, but no methods.  Every datagram of any sender gives a frame or ProtocolError.
 Prose: docs/protocol.md, "Frames".
 """
 
@@ -17,9 +17,9 @@ import msgpack
 from mpsd.errors import MpsdError, ProtocolError
 
 MAX_BYTES = 64 * 1024  # of a datagram; long lists come in pages
-MAX_DEPTH = 8  # arrays and maps in each other; the deepest legitimate request has 4
+MAX_DEPTH = 8  # nested arrays and maps; the deepest legitimate request has 4
 MAX_ENTRIES = 1024  # of one array or map
-MAX_VALUES = 8192  # of a frame, all in all: what a check of it may cost
+MAX_VALUES = 8192  # of a frame in total: bounds the cost of checking it
 MAX_ID = 2**32 - 1
 
 _REQUEST, _RESPONSE, _NOTIFICATION = 0, 1, 2
@@ -34,7 +34,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """`error` is None where there is a result."""
+    """`error` is None if the response has a result."""
 
     id: int
     error: Mapping[str, Any] | None
@@ -51,7 +51,7 @@ Frame = Request | Response | Notification
 
 
 def decode(data: bytes) -> Frame:
-    """The frame that a datagram is.  Raises ProtocolError."""
+    """Return the frame of a datagram.  Raise ProtocolError."""
     if len(data) > MAX_BYTES:
         raise ProtocolError(f"a datagram has more than {MAX_BYTES} bytes")
     try:
@@ -74,7 +74,7 @@ def decode(data: bytes) -> Frame:
 
 
 def encode(frame: Frame) -> bytes:
-    """Raises ProtocolError for a frame that no datagram holds."""
+    """Return the datagram of a frame.  Raise ProtocolError if it is too large."""
     match frame:
         case Request(number, method, params):
             value = [_REQUEST, number, method, [params] if params else []]
@@ -89,17 +89,17 @@ def encode(frame: Frame) -> bytes:
 
 
 def error_map(error: MpsdError) -> dict[str, Any]:
-    """A refusal as responses and `goodbye` carry it."""
+    """Return a refusal as responses and `goodbye` carry it."""
     return {"code": error.code.value, "name": error.code.name, "message": str(error)}
 
 
 def size(value: Any) -> int:
-    """How many bytes a value takes in a frame."""
+    """Return how many bytes a value takes in a frame."""
     return len(msgpack.packb(value))
 
 
 def _map(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-    """A key given twice would mean one thing to us and another to the next reader."""
+    """Refuse a key given twice: mpsd and another reader could take different values."""
     made = dict(pairs)
     if len(made) != len(pairs):
         raise ProtocolError("a map has the same key twice")
@@ -113,7 +113,7 @@ def _refuse_ext(code: int, data: bytes) -> Any:
 
 
 def _check(value: Any) -> None:
-    """Within the bounds, and of nothing but nil, booleans, numbers, strings, arrays and maps."""
+    """Check that a value is within the bounds, and made of nil, booleans, numbers, strings, arrays and maps."""
     values = depth = 0
     level = [value]
     while level:
@@ -147,7 +147,7 @@ def _frame(value: Any) -> Frame:
 
 
 def _is(kind: Any, wanted: int) -> bool:
-    return type(kind) is int and kind == wanted  # True and 1.0 are equal to 1, and neither is a kind
+    return type(kind) is int and kind == wanted  # True and 1.0 are equal to 1, but are not a kind
 
 
 def _id(number: Any) -> int:

@@ -1,4 +1,4 @@
-"""The parameters of the methods of services; all else about parameters is in messages.py."""
+"""The parameters of the methods of services; messages.py has all others."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ MOST_STANDBYS = 8
 _NAME = owned_word(128)
 _GENERATION = whole(0, 2**63 - 1)
 _SERIAL = whole(0, 2**63 - 1)
-_HEARTBEAT = or_zero(number(0.1, 3600))  # below it, who gets on is silent now and again
+_HEARTBEAT = or_zero(number(0.1, 3600))  # with a shorter one, a member that makes progress would be silent now and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class ChangeService:
-    """What is nil stays as it is; 0 takes a reservation away."""
+    """nil keeps a value; 0 removes a reservation."""
 
     name: str = param(_NAME)
     standbys: int | None = param(maybe(whole(0, MOST_STANDBYS)), None)

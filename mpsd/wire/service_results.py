@@ -1,4 +1,4 @@
-"""Services as the maps that results hold; docs/protocol.md, "Methods", has every field."""
+"""Convert services to the maps of results; docs/protocol.md, "Methods", has every field."""
 
 from mpsd.service import HandedOver, Instruction, MemberView, Promotion, ServiceView
 from mpsd.wire.plain import plain

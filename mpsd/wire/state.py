@@ -1,6 +1,6 @@
-"""A forward state's file as bytes, as far as mpsd looks into one: its head.
+"""Parse the head of a forward state's file; mpsd uses no other part of it.
 
-The specification is native/include/mpsd_state.h.  Whoever reads the record proves the rest (clients/c, code/state_reader.h).
+The specification is native/include/mpsd_state.h.  The reader of the record verifies the rest (clients/c, code/state_reader.h).
 """
 
 import struct
@@ -15,19 +15,19 @@ LINE = 64  # bytes
 MOST_BYTES = 1 << 20  # of a record
 CONTROL_AT = 65536
 CONTROL_BYTES = 64
-HEAD = struct.Struct("=HHIQQII")  # and behind it what only readers need
+HEAD = struct.Struct("=HHIQQII")  # only readers need what comes after it
 
 
 @dataclass(frozen=True, slots=True)
 class StateHead:
-    """generation: of the arena's writer that made it.  file_bytes: how long the file is."""
+    """generation: of the arena's writer that made it.  file_bytes: the length of the file."""
 
     generation: int
     file_bytes: int
 
 
 def parse_head(data: bytes) -> StateHead:
-    """Raises BadRequest, which says what was found."""
+    """Parse the head.  Raise BadRequest, which names what was found."""
     if len(data) < HEAD.size:
         raise BadRequest(f"a forward state begins with a head; found: {len(data)} bytes")
     major, minor, magic, generation, _, record_bytes, _ = HEAD.unpack_from(data)
@@ -41,6 +41,6 @@ def parse_head(data: bytes) -> StateHead:
 
 
 def file_bytes(record_bytes: int) -> int:
-    """Of the file that has records of this size."""
+    """Return the size of the file with records of this size."""
     lines = -(-record_bytes // LINE)
     return CONTROL_AT + CONTROL_BYTES + SLOTS * lines * LINE
