@@ -1,4 +1,4 @@
-"""Xid events of NVML (pynvml): waited for in a thread, one at a time."""
+"""Wait for Xid events of NVML (pynvml), in a thread, one at a time."""
 
 import ctypes
 import threading
@@ -20,11 +20,11 @@ class XidEvent:
 class XidEvents:
     """Guards an event set of NVML: it is freed once, and not while a thread waits on it.
 
-    `library`: as of read_devices.  Raises VendorFailed where NVML does not work, or none of the GPUs has such events.
+    `library`: as of read_devices.  Raises VendorFailed if NVML does not work, or no GPU has such events.
     """
 
     def __init__(self, gpus: Iterable[str], library: Path | None = None) -> None:
-        self._lock = threading.Lock()  # protects the two; nothing is called while it is held
+        self._lock = threading.Lock()  # protects the two flags; no function of NVML is called with it
         self._is_waiting = False
         self._is_closed = False
         try:
@@ -44,7 +44,7 @@ class XidEvents:
             raise VendorFailed(f"no GPU has Xid events: {', '.join(found) or 'none was named'}")
 
     def wait(self, milliseconds: int) -> XidEvent | None:
-        """Blocks for so long at most; None: nothing came.  Raises VendorFailed when NVML fails, or after close()."""
+        """Wait for an event for at most this time; None: none came.  Raise VendorFailed when NVML fails, or after close()."""
         with self._lock:
             if self._is_closed:
                 raise VendorFailed("the Xid events are closed")
@@ -61,7 +61,7 @@ class XidEvents:
                 self._free()
 
     def close(self) -> None:
-        """At any time, from any thread: whoever waits then frees it afterwards."""
+        """Close at any time, from any thread; if a thread waits, it frees the set afterwards."""
         with self._lock:
             is_ours = not self._is_closed and not self._is_waiting
             self._is_closed = True
@@ -69,13 +69,13 @@ class XidEvents:
             self._free()
 
     def _end_wait(self) -> bool:
-        """Whether it was closed meanwhile."""
+        """Return whether it was closed in the meantime."""
         with self._lock:
             self._is_waiting = False
             return self._is_closed
 
     def _register(self, gpu: str) -> str:
-        """What stands against it; "" if nothing."""
+        """Register the GPU; return why that failed, or ""."""
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.encode())
             pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
@@ -88,7 +88,7 @@ class XidEvents:
             pynvml.nvmlEventSetFree(self._set)
             pynvml.nvmlShutdown()
         except pynvml.NVMLError:
-            pass  # nothing is left to be freed
+            pass  # nothing is left to free
 
 
 def _text(value: str | bytes) -> str:

@@ -1,4 +1,4 @@
-"""Numbers for Prometheus and a health check, over HTTP: of mpsd's own state alone, no vendor daemon is asked.
+"""Numbers for Prometheus and a health check, over HTTP: only from mpsd's own state, without asking a vendor daemon.
 
 Prose: docs/monitoring.md.
 """

@@ -1,4 +1,4 @@
-"""Where numbers are asked for: a TCP port or a Unix socket, as `metrics.listen` says."""
+"""Open the socket for the metrics: a TCP port or a Unix socket, as `metrics.listen` names it."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from mpsd.errors import UnusablePath
 from mpsd.runtime.sockets import listen
 
 _BACKLOG = 64
-_MODE = 0o666  # the numbers are what mpsd.sock tells everybody too
+_MODE = 0o666  # mpsd.sock gives all users the same numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Door:
 
 
 def open_door(listen: str) -> Door:
-    """Raises OSError."""
+    """Open the listener.  Raise OSError."""
     path = listen.removeprefix(UNIX) if listen.startswith(UNIX) else ""
     sock = _at_path(path) if path else _at_address(listen)
     sock.setblocking(False)
@@ -50,7 +50,7 @@ def _at_address(listen: str) -> socket.socket:
 
 
 def _at_path(path: str) -> socket.socket:
-    """In place of the socket of a dead daemon, and of nothing else.  Raises OSError."""
+    """Listen at the path, replacing the socket of a dead daemon but no other file.  Raise OSError."""
     _refuse_other_file(path)
     try:
         return listen(Path(path), _MODE, socket.SOCK_STREAM)
@@ -62,7 +62,7 @@ def _refuse_other_file(path: str) -> None:
     try:
         is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
     except OSError:
-        return  # it is not there; where it cannot be made, bind says so
+        return  # it does not exist; if it cannot be made, bind reports that
     if not is_socket:
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 

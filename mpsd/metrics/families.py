@@ -1,6 +1,6 @@
-"""What mpsd knows, under the names that Prometheus has for it.  docs/monitoring.md lists them and is checked against this.
+"""Give mpsd's numbers their names for Prometheus.  docs/monitoring.md lists them and is checked against this.
 
-Everything is read from own state when somebody asks; nothing is kept up to date for it.
+Everything is read from mpsd's state on request; nothing is kept up to date for it.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ _ARENA_STATES = ("written", "read", "unheld")
 
 
 class Families(Collector):
-    """Every family, anew for whoever asks."""
+    """Every family, collected anew for each request."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -77,7 +77,8 @@ def _of_clients(source: Source) -> Iterator[Metric]:
 
 
 def _states_of_clients(services: Services) -> Mapping[str, int]:
-    """As client.list tells them, but without a look at each process: whoever a server knows runs."""
+    """Count clients by state as client.list does, but without a check of each process: those that a server lists count as
+    running."""
     domains = services.domains
     running = {pid for view in domains.views() for server in domains.servers(view.name) for pid in server.client_pids}
     waiting = {entry.process for entry in all_waiting(services) if entry.process is not None}
@@ -104,7 +105,7 @@ def _of_leases(source: Source) -> Iterator[Metric]:
 
 
 def _reserved(leases: Iterable[Lease], gpus: list[str]) -> tuple[Mapping[str, float], Mapping[str, int]]:
-    """By GPU: shares and bytes."""
+    """Return shares and bytes by GPU."""
     percents, sizes = dict.fromkeys(gpus, 0.0), dict.fromkeys(gpus, 0)
     for lease in leases:
         if lease.state is LeaseState.ACTIVE:
@@ -216,7 +217,7 @@ def _labelled(name: str, help: str, labels: tuple[str, ...], rows: Iterable[tupl
 
 
 def _counter(name: str, help: str, label: str, values: Mapping[Any, float]) -> Metric:
-    """`name` is what the exposition adds _total to."""
+    """The exposition adds _total to `name`."""
     family = CounterMetricFamily(name, help, labels=(label,))
     for each, value in values.items():
         family.add_metric((str(each),), value)

@@ -1,6 +1,6 @@
-"""One HTTP conversation: a request, an answer, the end.  Whoever is slow, large or wrong is told so, or just closed.
+"""Serve one HTTP request and close the connection.  A slow, large or wrong request gets an error, or is just closed.
 
-What the pages say is server.py's.  Bytes are h11's to read.
+server.py has the pages.  h11 parses the bytes.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ Page = Callable[[], Answer]
 
 
 async def converse(stream: trio.abc.Stream, pages: Mapping[str, Page]) -> str:
-    """Answers one request and closes the stream.  What went wrong, in words; empty: nothing.
+    """Answer one request and close the stream; return what went wrong, in words, or an empty text.
 
     `pages`: by path.  A request's body is not read: no page takes one.
     """
@@ -38,7 +38,7 @@ async def converse(stream: trio.abc.Stream, pages: Mapping[str, Page]) -> str:
             with trio.fail_after(REQUEST_SECONDS):
                 request = await _receive(stream, connection)
             if request is None:
-                return ""  # it looked whether somebody is there
+                return ""  # it only checked whether the port is open
             method, answer = request.method, _answer(request, pages)
         except h11.RemoteProtocolError as exc:
             trouble = str(exc)
@@ -52,7 +52,7 @@ async def converse(stream: trio.abc.Stream, pages: Mapping[str, Page]) -> str:
 
 
 async def _receive(stream: trio.abc.Stream, connection: h11.Connection) -> h11.Request | None:
-    """None where it ended without a word.  Raises RemoteProtocolError, BrokenResourceError."""
+    """Return the request; None if the client ended without one.  Raise RemoteProtocolError or BrokenResourceError."""
     while True:
         event = connection.next_event()
         if isinstance(event, h11.Request):
@@ -86,7 +86,7 @@ def _encode(connection: h11.Connection, answer: Answer, *, has_body: bool) -> by
 
 
 async def _send(stream: trio.abc.Stream, data: bytes) -> str:
-    """What went wrong, in words."""
+    """Send the data; return what went wrong, in words."""
     try:
         with trio.fail_after(SEND_SECONDS):
             await stream.send_all(data)

@@ -1,6 +1,6 @@
-"""What is answered over HTTP: the numbers, and whether all is well.
+"""Build the HTTP pages: the numbers, and the health.
 
-Kept apart from who answers, so that Prometheus' library is loaded by those alone who are asked for numbers.
+Separate from server.py, so that Prometheus' library is loaded only by daemons that serve numbers.
 """
 
 import json
@@ -19,13 +19,13 @@ from mpsd.metrics.source import Source
 
 
 def answerer(source: Source, reuse_seconds: float) -> Callable[[trio.abc.Stream], Awaitable[str]]:
-    """What holds one conversation (http.py, converse)."""
+    """Return a function that serves one connection (http.py, converse)."""
     pages = build(source, reuse_seconds)
     return lambda stream: converse(stream, pages)
 
 
 def build(source: Source, reuse_seconds: float, clock: Callable[[], float] = time.monotonic) -> Mapping[str, Page]:
-    """By path.  reuse_seconds: so long the same numbers are shown again."""
+    """Return the pages by path.  reuse_seconds: for this time the same numbers are shown again."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Families(source))
     ProcessCollector(registry=registry)
@@ -35,7 +35,7 @@ def build(source: Source, reuse_seconds: float, clock: Callable[[], float] = tim
 
 @dataclass(slots=True)
 class Numbers:
-    """Guards that collecting takes no more of the daemon's time, however many ask, than once in reuse_seconds."""
+    """Guards that numbers are collected at most once in reuse_seconds, however many requests come."""
 
     registry: CollectorRegistry
     reuse_seconds: float

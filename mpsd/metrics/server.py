@@ -1,9 +1,9 @@
-"""The metrics of a daemon: what is counted meanwhile, the clock at its doors, and the door at which numbers are asked for.
+"""Serve the metrics of a daemon over HTTP, and count the events and times for them.
 
     /metrics    every number, for Prometheus
-    /healthz    200 while a client that comes would be served, else 503; with the reasons
+    /healthz    200 while a new client would be served, else 503; with the reasons
 
-Prometheus' library and h11 are loaded by `serve`, since most daemons never need it.
+`serve` loads Prometheus' library and h11, since most daemons never need them.
 """
 
 from collections import deque
@@ -22,8 +22,8 @@ from mpsd.metrics.tallies import Tallies
 from mpsd.metrics.timing import Admission, TimedAdmission
 
 log = structlog.get_logger()
-_AGAIN_SECONDS = 5.0  # a daemon that is just ending may still have the port
-_REUSE_SECONDS = 1.0  # numbers are collected at most so often, whoever asks: ten thousand leases take some milliseconds
+_AGAIN_SECONDS = 5.0  # the port may still belong to a daemon that is ending
+_REUSE_SECONDS = 1.0  # numbers are collected at most so often, for all readers: ten thousand leases take some milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class MetricsSettings:
 
 
 class Metrics:
-    """Guards that whoever asks, however often, takes no more of the daemon's time than one collection a second."""
+    """Guards that requests, however many, take no more of the daemon's time than one collection a second."""
 
     def __init__(self, settings: MetricsSettings, events: EventBus) -> None:
-        """Counts from now on."""
+        """Count from now on."""
         self.tallies = Tallies()
         self._settings, self._events = settings, events
         self._open: deque[trio.CancelScope] = deque()  # one a connection, the oldest first
@@ -47,11 +47,11 @@ class Metrics:
     # -- hooks -------------------------------------------------------------------------------------------------------
 
     def took_handshake(self, seconds: float) -> None:
-        """A connection's time with its domain, whether it came about or not."""
+        """Count a connection's time with its domain, even if the handshake failed."""
         self.tallies.handshake.observe(seconds)
 
     def timing(self, admission: Admission) -> TimedAdmission:
-        """The same, and the time of each admission is counted."""
+        """Return the admission with a clock that counts the time of each."""
         return TimedAdmission(admission, self.tallies.admission)
 
     # -- the door ----------------------------------------------------------------------------------------------------
@@ -59,8 +59,8 @@ class Metrics:
     async def serve(
         self, services: Services, readings: Readings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Until cancelled.  Started at once: where it cannot listen it says so, and tries again."""
-        from mpsd.metrics import pages  # with the libraries: not worth their time where nobody asks
+        """Serve until cancelled.  Reports `started` at once: if it cannot listen, it logs that and tries again."""
+        from mpsd.metrics import pages  # with the libraries: they are loaded only for a server
 
         answer = pages.answerer(Source(services, self._events, self.tallies, readings), _REUSE_SECONDS)
 
@@ -85,7 +85,7 @@ class Metrics:
                 return door
 
     async def _take(self, stream: trio.abc.Stream, answer: Callable[[trio.abc.Stream], Awaitable[str]]) -> None:
-        """One conversation.  Whatever goes wrong in here ends it and nothing else."""
+        """Serve one connection.  A failure in it ends this connection and nothing else."""
         with self._place() as scope:
             try:
                 trouble = await answer(stream)
@@ -99,8 +99,10 @@ class Metrics:
 
     @contextmanager
     def _place(self) -> Iterator[trio.CancelScope]:
-        """One of the places, whose scope is cancelled when somebody needs it and there is no other: otherwise whoever holds
-        connections open could keep all others from asking."""
+        """Take a place; if none is free, cancel the oldest connection.
+
+        Otherwise clients that keep connections open could keep all others out.
+        """
         if len(self._open) >= self._settings.max_connections:
             self._open.popleft().cancel()
         with trio.CancelScope() as scope:

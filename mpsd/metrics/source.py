@@ -1,4 +1,4 @@
-"""Everything that a number can come from."""
+"""The sources of all numbers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from mpsd.metrics.tallies import Tallies
 
 
 def none() -> int:
-    """Of what is not there, as the relay of an unprivileged daemon."""
+    """Return 0, for a part that the daemon lacks, as the relay of an unprivileged one."""
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Numbers that somebody else knows, each read when it is asked for."""
+    """Numbers of other modules, each read on request."""
 
     relay_connections: Callable[[], int] = none
     api_connections: Callable[[], int] = none

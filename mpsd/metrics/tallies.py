@@ -1,6 +1,6 @@
-"""What is counted as it happens: events, by what they say, and how long clients had to wait.
+"""Count events by their facts as they happen, and the times that clients waited.
 
-Plain numbers, since this is fed where clients pass; what Prometheus calls them is in families.py.
+Plain numbers, since clients wait while these are updated; families.py has their names for Prometheus.
 """
 
 from bisect import bisect_left
@@ -12,7 +12,7 @@ from typing import Any
 from mpsd.api.events import Event
 from mpsd.model import DomainState
 
-MOST_VALUES = 64  # of one label that comes from outside: each is a time series for whoever stores them
+MOST_VALUES = 64  # of one label from outside: each is a time series for the system that stores them
 OTHER = "other"
 
 ADMISSION_SECONDS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
@@ -23,7 +23,7 @@ HANDSHAKE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 
 
 class Histogram:
-    """How often something took how long.  `bounds`: of the buckets, in seconds, ascending."""
+    """How often an action took how long.  `bounds`: of the buckets, in seconds, ascending."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -35,7 +35,7 @@ class Histogram:
         self.sum += seconds
 
     def cumulated(self) -> list[tuple[str, float]]:
-        """Bounds, and how many took so long at most, as Prometheus has it."""
+        """Return the bounds, and how many took at most so long, as Prometheus has it."""
         found, total = [], 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self._counts, strict=True):
             total += count
@@ -68,7 +68,7 @@ class Tallies:
         if take := _TAKE.get(event.topic):
             take(self, event.facts)
         if event.facts.get("was") == DomainState.DEAD.value and event.topic != "domain.gone":
-            self.vendor_restarts += 1  # whatever it is now: short states are not told
+            self.vendor_restarts += 1  # in any new state: events omit short states
 
     def _take_admitted(self, facts: Mapping[str, Any]) -> None:
         self.admitted["no" if facts.get("lease_id") is None else "yes"] += 1

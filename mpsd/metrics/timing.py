@@ -1,4 +1,4 @@
-"""Admission with a clock: how long clients wait for their grant.  Stands between the relay and the lease book."""
+"""Measure how long clients wait for their grant, between the relay and the lease book."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from mpsd.model import Credentials, ProcessId
 
 
 class Admission(Protocol):
-    """As the relay knows it (relay/entrance.py)."""
+    """The protocol that the relay uses (relay/entrance.py)."""
 
     def grant_of(self, process: ProcessId) -> Grant | None: ...
     def identity_of(self, process: ProcessId) -> Identity | None: ...
@@ -21,7 +21,7 @@ class Admission(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimedAdmission:
-    """Counts those who were let in; who is refused or gives up is counted elsewhere."""
+    """Counts admitted clients; refusals and given up waits are counted elsewhere."""
 
     admission: Admission
     histogram: Histogram
