@@ -1,6 +1,7 @@
 """Convert incidents and blame to JSON text and back, for the store.
 
-Each version reads only its own texts; the store records the version.  Other text raises ValueError, KeyError or TypeError.
+This version reads the texts that it wrote; the store decides by its own version about others.  Other text raises ValueError,
+KeyError or TypeError.
 """
 
 import json
