@@ -78,7 +78,7 @@ class Domain:
     def __post_init__(self) -> None:
         self.guard = Guard(self.gpus)
 
-    # -- what others see ---------------------------------------------------------------------------------------------
+    # -- views -------------------------------------------------------------------------------------------------------
 
     def view(self, defaults: Defaults) -> DomainView:
         """As a policy sees it.  One whose next client would not get the current defaults takes nobody until it would."""
@@ -156,7 +156,7 @@ class Domain:
     def client_pids(self) -> set[int]:
         return {pid for server in self.servers.values() for pid in server.client_pids}
 
-    # -- what happens to it ------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     def join(self, process: ProcessId | None, uid: int | None = None, key: str = "") -> None:
         self.is_public = True
@@ -269,7 +269,7 @@ class Domain:
         self.joined_uid = None
         self.applied_defaults = None
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- questions to the vendor daemon ------------------------------------------------------------------------------
 
     async def fresh_servers(self) -> list[ServerView]:
         """Its servers, asked anew only if something happened since.  Raises VendorFailed."""

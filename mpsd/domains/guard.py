@@ -144,7 +144,7 @@ class Guard:
             for gone in set(table) - pids:
                 del table[gone]
 
-    # -- within ------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------------------------
 
     async def _enter(self, key: object) -> None:
         if not self._waiting and (not self._inside or self._key == key):

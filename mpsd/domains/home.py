@@ -82,7 +82,7 @@ class Home:
         except OSError:
             pass  # its contents are checked in any case
 
-    # -- which process it is -----------------------------------------------------------------------------------------
+    # -- identity of the vendor daemon -------------------------------------------------------------------------------
 
     def record(self, process: ProcessId) -> None:
         """Record the daemon for the next mpsd.  A full disk costs the record; then find_by_pid_file finds the process."""

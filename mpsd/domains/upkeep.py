@@ -146,7 +146,7 @@ class Upkeep:
             raise VendorFailed(f"the server of spare {domain.name} did not start in {seconds:g} s")
         log.info("domain.spare_ready", domain=domain.name, uid=self._pool.last_uid)
 
-    # -- putting back in order ---------------------------------------------------------------------------------------
+    # -- recovery and retirement -------------------------------------------------------------------------------------
 
     async def _reapply(self, domain: Domain) -> None:
         await domain.apply_defaults(self._pool.defaults)

@@ -1,1 +1,1 @@
-"""Leases and admissions while mpsd runs: what was acknowledged is on disk, and what waits is in a queue."""
+"""Leases and admissions while mpsd runs: acknowledged leases are on disk, and waiting entries are in a queue."""

@@ -137,7 +137,7 @@ class LeaseBook:
         return lease
 
     async def settled(self) -> None:
-        """Return once what was changed so far outlives a power cut.  Raises UnusablePath."""
+        """Return once all changes so far outlive a power cut.  Raise UnusablePath."""
         await self._store.settled()
 
     def leases(self) -> Sequence[Lease]:
@@ -209,7 +209,7 @@ class LeaseBook:
         """In order; the first has position 1."""
         return self._admissions.queue()
 
-    # -- life --------------------------------------------------------------------------------------------------------
+    # -- lifetime ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Ends what is over and lets in whose turn has come; lives as long as mpsd."""

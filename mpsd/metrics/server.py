@@ -54,7 +54,7 @@ class Metrics:
         """Return the admission with a clock that counts the time of each."""
         return TimedAdmission(admission, self.tallies.admission)
 
-    # -- the door ----------------------------------------------------------------------------------------------------
+    # -- the server --------------------------------------------------------------------------------------------------
 
     async def serve(
         self, services: Services, readings: Readings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

@@ -1,1 +1,1 @@
-"""What should happen: pure functions over snapshots.  They refuse to know sockets, clocks and processes."""
+"""Decisions: pure functions over snapshots, without sockets, clocks or processes."""

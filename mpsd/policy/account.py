@@ -24,7 +24,7 @@ from mpsd.policy.budgets import (
 from mpsd.policy.pools import Absent, Holding, Pool, is_group, pool_key
 from mpsd.policy.shares import Group, Member
 
-GROUP_LEASES = 4096  # that shares can move among: a deal looks at all of them
+GROUP_LEASES = 4096  # of a group: a deal looks at all of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class ArenaAccount:
             self._by_lease[arena.gpu, arena.lease_id] += growth_bytes
         self._allocations[arena.owner_uid] += allocations
 
-    # -- may it? -----------------------------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------------------------------
 
     def check_arena(self, arena: Arena, bounds: Bounds) -> None:
         """Check whether a new arena, or a new capacity, could ever be filled.  Raise NoRoom."""

@@ -75,7 +75,7 @@ class Contents:
                 return each
         return None
 
-    # -- what is asked -----------------------------------------------------------------------------------------------------
+    # -- plans and views ---------------------------------------------------------------------------------------------------
 
     def plan_put(self, allocations: Sequence[Allocation], window_bytes: int) -> Put:
         """Check a put and return its effect, without changing anything.  Raise BadRequest."""
@@ -115,7 +115,7 @@ class Contents:
     def dropped(self) -> list[Allocation]:
         return [self._committed[offset] for offset in self._dropped]
 
-    # -- what happens ------------------------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------------------------------
 
     def put(self, change: Put) -> None:
         for each in change.added:

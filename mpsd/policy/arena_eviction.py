@@ -16,7 +16,7 @@ def expires_at(arena: Arena) -> float | None:
 def plan_eviction(
     arenas: Iterable[Arena], gpu: str, wanted_bytes: int, uid: int, now: float, settings: VaultSettings
 ) -> list[Arena]:
-    """Choose unheld arenas, the longest unheld first, until they free `wanted_bytes`."""
+    """Choose arenas that the settings allow to evict, the longest unheld first, until they free `wanted_bytes`."""
     may = [arena for arena in arenas if arena.gpu == gpu and arena.used_bytes and _may_go(arena, uid, now, settings)]
     chosen, freed = [], 0
     for arena in sorted(may, key=lambda one: (one.unheld_since or 0.0, one.id)):

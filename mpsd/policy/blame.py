@@ -117,7 +117,7 @@ class Blame:
         return tuple(changes)
 
     def decay(self, now_at: float) -> Sequence[Change]:
-        """Release and clear those whose time is over; forget old faults."""
+        """Release and clear the keys after their time; forget old faults."""
         changes: list[Change] = []
         for case in [each for each in self._cases.values() if each.until <= now_at]:
             changes += self._close(case, "no further fault")
@@ -250,7 +250,7 @@ class Blame:
         return next((case for case in self._cases.values() if key in case.keys), None)
 
     def _bound(self) -> Sequence[Change]:
-        """Drop the oldest beyond the bounds: records, cases, and of convictions first those whose time is over."""
+        """Drop the oldest beyond the bounds: records, cases, and convictions, the expired ones first."""
         changes: list[Change] = []
         while len(self._cases) > MOST_CASES:
             changes += self._close(next(iter(self._cases.values())), "there are too many cases")

@@ -1,6 +1,6 @@
-"""What is remembered of whom faults are blamed on, and the changes that a fault, or time, makes to it.
+"""The stored state of blame, and the changes that a fault, or time, makes to it.
 
-Frozen values.  Keys are those of Party.key, so that they outlive processes, and mpsd.  How they come about: blame.py.
+Frozen values.  Keys are those of Party.key, so that they outlive processes and mpsd.  blame.py makes the changes.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One who faults is among its keys, and who it is is not known.
+    """A set of suspected keys: one of them faults, but it is not known which.
 
     number: of the incident that began it.  last: of the last incident.  rounds: how often its suspects were narrowed down.
     version: how often they were split; a group of an earlier version may still have clients.  until: then they are cleared.
@@ -54,7 +54,7 @@ class CrashRecord:
 
 @dataclass(frozen=True, slots=True)
 class BlameState:
-    """Everything, the oldest first."""
+    """All cases, convictions and records, the oldest first."""
 
     cases: tuple[Case, ...] = ()
     convictions: tuple[Conviction, ...] = ()
@@ -63,7 +63,7 @@ class BlameState:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """These are placed apart from each other, and from everybody else."""
+    """The keys of each group are placed apart from other groups, and from all other clients."""
 
     case: int
     groups: tuple[tuple[str, ...], ...]
@@ -71,7 +71,7 @@ class Suspected:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """No longer suspected.  why: in words for people."""
+    """These keys are no longer suspected.  why: in words for people."""
 
     case: int
     keys: tuple[str, ...]
@@ -98,7 +98,7 @@ Change = Suspected | Cleared | Convicted | Released
 
 
 def event_of(change: Change) -> tuple[str, dict[str, Any]]:
-    """Its topic and facts, as they are published."""
+    """Return the topic and the facts of the event for this change."""
     match change:
         case Convicted(key, number, times, until):
             return "blame.convicted", {"key": key, "number": number, "times": times, "until": until}

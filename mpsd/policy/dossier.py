@@ -101,7 +101,7 @@ class Dossier:
         return self.heard_ns + _QUIET_NS
 
     def publish(self, at_of: AtOf) -> Incident | None:
-        """The Incident with its next revision; None if nothing in it has changed."""
+        """Return the Incident with its next revision; None if nothing in it has changed."""
         made = self._incident(at_of)
         before = self.incident
         if before is not None and replace(made, revision=before.revision) == before:

@@ -63,7 +63,7 @@ def _settles_in(seen: Observation, settle: Settle) -> float | None:
             return settle.sm
         case Source.KERNEL_LOG | Source.NVML | Source.VENDOR_LOG, FaultClass.MMU:
             return settle.mmu
-        case Source.VENDOR_LOG, FaultClass.UNKNOWN | FaultClass.HOST:  # it never says which
+        case Source.VENDOR_LOG, FaultClass.UNKNOWN | FaultClass.HOST:  # it never names the class
             return max(settle.sm, settle.mmu)
     return None
 

@@ -130,7 +130,7 @@ class Fusion:
         )
 
     def note(self, number: int, deed: Deed) -> Sequence[Incident]:
-        """Add an act of mpsd to an incident; do nothing if the incident is no longer kept."""
+        """Add an act of mpsd to an incident; do nothing if mpsd has dropped the incident."""
         dossier = self._dossiers.get(number)
         if dossier is None:
             return ()

@@ -16,7 +16,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 LEAST_PERCENT = 0.1  # gives 8 SMs of 132 (measured)
 _CLOSED_BYTES = MIB  # no context fits (measured)
-_PARTS = 10**4  # of a percent: enough to tell the SMs of any GPU apart
+_PARTS = 10**4  # of a percent: enough to distinguish the SMs of any GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from mpsd.lease import Identity, Lease, Selector, SelectorKind
 from mpsd.policy.cgroup_paths import parse_path
 
-EVERYBODY = -1  # in a user's place
+EVERYBODY = -1  # in place of a user
 
 Key = tuple[str, str | int | bytes, int]  # kind, value, start time
 Place = tuple[Key, int]  # with the user that its leases serve

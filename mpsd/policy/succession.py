@@ -90,8 +90,11 @@ def decide(service: Service, event: Event, at: float, limits: Limits) -> tuple[S
 
 
 def successor(service: Service) -> Member | None:
-    """Who would be promoted now: whom somebody wished for, else one in a domain where nobody has faulted or is silent, else the
-    first of the lowest rank.  Nobody where who serves has what the vault has lost."""
+    """Return the member that would be promoted now: the requested standby if it is ready, else a ready one, preferably in a
+    domain without faulted or silent members, then of the lowest rank.
+
+    Return None while the serving member has memory that the vault has lost.
+    """
     if service.is_empty and service.phase in (Phase.SERVING, Phase.YIELDING):
         return None
     ready = [each for each in service.members if each.standing is Standing.READY and each.process != service.writer]
@@ -216,11 +219,11 @@ def _without(service: Service, process: ProcessId) -> Service:
     return replace(service, members=left, wish=None if service.wish == process else service.wish)
 
 
-# -- what follows --------------------------------------------------------------------------------------------------------
+# -- decisions -----------------------------------------------------------------------------------------------------------
 
 
 def _follow(service: Service, event: Event, at: float, limits: Limits) -> Iterator[tuple[Service, Decision | None]]:
-    """Steps from these facts, each with its decision, until nothing follows."""
+    """Yield the steps that these facts lead to, each with its decision."""
     writer, is_late = service.writer, isinstance(event, Elapsed) and service.deadline is not None and at >= service.deadline
     if writer is not None and isinstance(event, Fenced):
         service = _released(service, writer)
@@ -276,7 +279,7 @@ def _released(service: Service, writer: ProcessId) -> Service:
 
 
 def _uncounted(service: Service) -> Service:
-    """Until it succeeds each promotion is counted, and is the last one."""
+    """Take back the last promotion from the count; every promotion is counted when it starts."""
     return replace(service, promotions=service.promotions[:-1])
 
 

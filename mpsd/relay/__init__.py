@@ -1,1 +1,1 @@
-"""Between a client and its domain: who is calling, and a copier of what it does not read."""
+"""Relay connections between a client and its domain: identify the process, and copy messages without interpreting them."""

@@ -1,4 +1,4 @@
-"""Connecting to a vendor daemon."""
+"""Connect to a vendor daemon."""
 
 import socket
 from typing import Protocol

@@ -111,7 +111,7 @@ class Conversations:
     async def _visit(self, caller: Caller, domain: Domain, limits: Limits) -> End | None:
         """Make one connection to a domain, with these limits in force until the server has read them.
 
-        None: there was no connection.  Raise _NotSet if it is not certain that the limits are set.
+        Return None if the connection failed.  Raise _NotSet if it is not certain that the limits are set.
         """
         pid = caller.credentials.pid or os.getpid()  # as the domain sees it
         async with domain.guard.window(limits, domain.control):
@@ -156,8 +156,8 @@ class Conversations:
         """Wait until the client has arrived: the server may read a newcomer's limits until its log reports the newcomer
         (measured).
 
-        A process begins with a connection that asks only whether there is a daemon: no descriptor is passed on it, so no way to
-        a server can have come of it.
+        A process begins with a connection that only asks for a daemon: no descriptor is passed on it, so it cannot lead to a
+        server.
         """
         patience = _ARRIVAL_SECONDS / (_OFFENDER_SHARE if self.offences[caller.process] else 1)
         self.open[caller.process] -= 1  # now it delays only clients with other limits

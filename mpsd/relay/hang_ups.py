@@ -33,7 +33,7 @@ class HangUps:
                 self._epoll.unregister(connection)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Report hang-ups until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())  # for ever: most clients stay
             for descriptor, _ in self._epoll.poll(0, _EVENTS):

@@ -21,7 +21,7 @@ from mpsd.relay.message import Message, look_at, receive, send, take
 from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
 
 _MOST_REPLAYED = 16  # messages; a handshake has five (measured)
-_MOST_KEPT = 8  # descriptors in these messages: mpsd has each open until the client's turn in the handshake is over
+_MOST_KEPT = 8  # descriptors in these messages: mpsd keeps each open while the client waits for its turn
 _PENDING_SECONDS = 0.02  # a slower daemon has queued the client, and serves others in the meantime
 _REPLAY_SECONDS = 5.0
 _NO_RETURN_SECONDS = 30.0  # a busy machine may take seconds until a client sends
@@ -199,7 +199,7 @@ class Link:
         self._turned.set()
         self._turned = trio.Event()
 
-    # -- the way back ------------------------------------------------------------------------------------------------
+    # -- the transcript ----------------------------------------------------------------------------------------------
 
     def _remember(self, entry: Message | bytes) -> None:
         if self.transcript is None:

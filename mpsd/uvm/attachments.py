@@ -128,7 +128,7 @@ class Attachments:
     def count(self) -> int:
         return len(self._watches)
 
-    # -- its life --------------------------------------------------------------------------------------------------------
+    # -- lifetime --------------------------------------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled; then release everything."""

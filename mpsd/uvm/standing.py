@@ -24,9 +24,9 @@ class UvmSettings:
 
 class ShieldState(StrEnum):
     OFF = "off"  # not asked for, or not possible in this process
-    WAITING = "waiting"  # the client has no context yet
+    WAITING = "waiting"  # before the client's first context
     ON = "on"
-    PARTLY = "partly"  # a part was refused, or some of its GPUs have no context of this client
+    PARTLY = "partly"  # a part was refused, or the client lacks a context on one of its GPUs
     KEPT = "kept"  # the range is in use: by the shield of an earlier mpsd
     REFUSED = "refused"
 

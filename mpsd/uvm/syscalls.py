@@ -1,4 +1,4 @@
-"""A system call for which the standard library has no binding, through libc: statx(2)."""
+"""Call statx(2) through libc: the standard library lacks a binding."""
 
 import ctypes
 import os

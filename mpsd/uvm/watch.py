@@ -144,10 +144,10 @@ class Watch:
             why="; ".join(why for why in whys if why),
         )
 
-    # -- its life --------------------------------------------------------------------------------------------------------
+    # -- lifetime --------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run until the client has ended and nothing of it is held any more."""
+        """Run until the client has ended and mpsd holds none of its descriptors."""
         try:
             pidfd = processes.open_pidfd(self.process)
         except OSError as exc:
@@ -227,7 +227,7 @@ class Watch:
             if why:
                 self.around.tell_absent(why)
 
-    # -- its faults ------------------------------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------------------------
 
     async def _listen(self, queue: Queue, scope: trio.CancelScope) -> None:
         with scope:
@@ -266,7 +266,7 @@ class Watch:
             log.warning("uvm.events_lost", pid=self.process.pid, domain=self.domain, count=lost)
         self._lost += lost
 
-    # -- its end ---------------------------------------------------------------------------------------------------------
+    # -- end of the client -----------------------------------------------------------------------------------------------
 
     async def _see_off(self, pidfd: int) -> None:
         """Return when its work can no longer hurt another client."""

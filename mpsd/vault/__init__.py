@@ -1,1 +1,1 @@
-"""The vault: arenas, who holds them, and the keeper that holds their memory.  Prose: docs/vault.md."""
+"""The vault: arenas, their holders, and the keepers of their memory.  Prose: docs/vault.md."""

@@ -59,7 +59,7 @@ class Arenas:
         self.on_state = filling.on_state
         self.on_told = shelf.on_told
 
-    # -- what is there ---------------------------------------------------------------------------------------------------
+    # -- views -----------------------------------------------------------------------------------------------------------
 
     def arenas(self) -> Sequence[Arena]:
         return [entry.arena for entry in self._shelf.by_id.values()]
@@ -70,7 +70,7 @@ class Arenas:
     def find_id(self, arena_id: int) -> Arena:
         return self._shelf.find_id(arena_id).arena
 
-    # -- one comes, changes, goes ----------------------------------------------------------------------------------------
+    # -- create, change, remove ------------------------------------------------------------------------------------------
 
     async def create(self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None) -> Arena:
         await self._begin()
@@ -159,7 +159,7 @@ class Arenas:
         self._shelf.tell(what, arena, freed_bytes=arena.used_bytes)
         return arena
 
-    # -- who has it open -------------------------------------------------------------------------------------------------
+    # -- holders ---------------------------------------------------------------------------------------------------------
 
     async def open(self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
         await self._begin()
@@ -188,7 +188,7 @@ class Arenas:
         await self._janitor.settled()
         return arena
 
-    # -- what services do with it: no method of the socket -----------------------------------------------------------------
+    # -- for services: not methods of the socket ---------------------------------------------------------------------------
 
     def reserve(self, is_served: Callable[[int], bool]) -> None:
         """Set the test whether an arena, by id, has a service with members: then no process becomes its writer by `open`."""
@@ -219,7 +219,7 @@ class Arenas:
         """Release what mpsd holds of the process as soon as it ends: a request waits for its end."""
         self._holders.hurry(process)
 
-    # -- what is in it ---------------------------------------------------------------------------------------------------
+    # -- contents --------------------------------------------------------------------------------------------------------
 
     async def put(
         self, arena_id: int, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]

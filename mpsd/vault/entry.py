@@ -96,7 +96,7 @@ class Entry:
         newest = self.contents.newest
         return None if newest is None else memory_name(newest.serial)
 
-    # -- who may ---------------------------------------------------------------------------------------------------------
+    # -- permissions -----------------------------------------------------------------------------------------------------
 
     def check_there(self) -> None:
         if self.is_removed:

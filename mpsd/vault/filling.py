@@ -213,7 +213,7 @@ class Filling:
             raise
 
     async def state(self, entry: Entry) -> tuple[KeptState, int] | None:
-        """Return the state with a descriptor of it.  Its generation is the one that its readers find in it: in which it was
+        """Return the state with a descriptor.  Its generation is the one that readers find in the file: in which it was
         made."""
         async with entry.lock:
             entry.check_there()

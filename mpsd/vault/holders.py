@@ -102,7 +102,7 @@ class Holders:
             self._begin(_Wait(process, _uid(process)))
 
     def remove(self, process: ProcessId) -> None:
-        """Stop waiting for a process that has no arena open any more."""
+        """Stop waiting for a process without open arenas."""
         if process in self._ended or process in self._expelled:
             return
         if (wait := self._waits.pop(process, None)) is not None:
@@ -156,7 +156,7 @@ class Holders:
         try:
             with wait.scope:
                 await wait_ended(process)  # for ever: as long as it lives
-            if self._waits.get(process) is wait:  # else it has no arena open any more
+            if self._waits.get(process) is wait:  # else it has closed its arenas
                 self._ended.add(process)
                 await self._fence(process)
                 self._ended.discard(process)

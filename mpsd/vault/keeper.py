@@ -92,7 +92,7 @@ class VaultKeeper:
     def room(self) -> int:
         return self.most_held - len(self.names) - self.reserved
 
-    # -- what is asked of it ---------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------------
 
     async def start(self, launch: Callable[[], object]) -> None:
         """Reach the keeper; call `launch` to start its process if none runs.  Raise KeeperFailed."""
@@ -178,7 +178,7 @@ class VaultKeeper:
         """Close the connection; the keeper continues to run."""
         self._link.close()
 
-    # -- reaching it -----------------------------------------------------------------------------------------------------
+    # -- connection ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _talk(self) -> AsyncIterator[None]:

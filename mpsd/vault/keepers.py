@@ -86,7 +86,7 @@ class VaultKeepers:
     def held(self) -> int:
         return sum(len(keeper.names) for keeper in self._keepers.values())
 
-    # -- what is asked of them -------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------------
 
     async def reach(self) -> None:
         """Connect to the running keepers, and compare: memory that no keeper has is lost.  Raise KeeperFailed."""
@@ -175,7 +175,7 @@ class VaultKeepers:
         for keeper in self._keepers.values():
             keeper.close()
 
-    # -- what a keeper tells ---------------------------------------------------------------------------------------------
+    # -- Owner, for each keeper ------------------------------------------------------------------------------------------
 
     def known(self, number: int) -> ProcessId | None:
         return self._known.get(number)
@@ -201,7 +201,7 @@ class VaultKeepers:
             del self._keepers[keeper.number]
         self._compare()
 
-    # -- which one -------------------------------------------------------------------------------------------------------
+    # -- choice of a keeper ----------------------------------------------------------------------------------------------
 
     def _by_keeper(self, names: Sequence[str]) -> Iterator[tuple[VaultKeeper, list[str]]]:
         for keeper in list(self._keepers.values()):
@@ -263,7 +263,7 @@ class VaultKeepers:
         """Reap the children that have ended."""
         self._processes = [process for process in self._processes if process.poll() is None]
 
-    # -- what should be held ---------------------------------------------------------------------------------------------
+    # -- comparison ------------------------------------------------------------------------------------------------------
 
     def _compare(self) -> None:
         """Compare at once; names that should not be held are dropped soon."""

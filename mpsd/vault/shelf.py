@@ -72,7 +72,7 @@ class Shelf:
         )
         self.add(Entry(row, contents))
 
-    # -- what is there ---------------------------------------------------------------------------------------------------
+    # -- views -----------------------------------------------------------------------------------------------------------
 
     def find(self, name: str) -> Entry:
         if (entry := self.by_name.get(name)) is None:
@@ -120,7 +120,7 @@ class Shelf:
         self._serial += 1
         return self._serial
 
-    # -- what changes ----------------------------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------------------------------
 
     def add(self, entry: Entry) -> Arena:
         arena = entry.become(entry.row)
@@ -185,7 +185,7 @@ class Shelf:
         for each in self.on_told:
             each(what, arena)
 
-    # -- the keeper ------------------------------------------------------------------------------------------------------
+    # -- comparison with the keepers -------------------------------------------------------------------------------------
 
     def compare(self, held: Collection[str], is_all: bool) -> list[str]:
         """Return the names that the keepers should not hold.

@@ -71,7 +71,7 @@ class VaultStore:
         self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _UPGRADES)
         self._begin_boot(read_boot_id() if boot_id is None else boot_id)
 
-    # -- what is there -------------------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------------------
 
     def arenas(self) -> list[Row]:
         """Return all arenas by id, with their holders."""
@@ -95,7 +95,7 @@ class VaultStore:
         )
         return max(serial or 0 for serial in found)
 
-    # -- what happens to an arena --------------------------------------------------------------------------------------------
+    # -- changes of an arena -------------------------------------------------------------------------------------------------
 
     def add(self, arena: Arena) -> int:
         """Store a new arena and return its id; no id is given twice."""

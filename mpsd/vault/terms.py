@@ -36,7 +36,7 @@ class Terms:
         self._holders = holders
         self.is_served: Callable[[int], bool] = lambda arena_id: False
 
-    # -- who comes -------------------------------------------------------------------------------------------------------
+    # -- opening and promotion -------------------------------------------------------------------------------------------
 
     async def open(self, entry: Entry, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
         if access is Access.WRITE:
@@ -122,7 +122,7 @@ class Terms:
         self._shelf.tell("opened", arena, access=access.value, generation=arena.generation, pid=process.pid)
         return arena
 
-    # -- who goes --------------------------------------------------------------------------------------------------------
+    # -- closing and end -------------------------------------------------------------------------------------------------
 
     def step_down(self, entry: Entry, generation: int, process: ProcessId) -> Arena:
         """Make the writer a reader.  A repeated request gets the same answer."""

@@ -53,7 +53,7 @@ class OpenArena:
 
 @dataclass(frozen=True, slots=True)
 class PutMemory:
-    """With a descriptor for each allocation, in their order."""
+    """Needs a descriptor for each allocation, in their order."""
 
     id: int = param(ID)
     generation: int = param(_GENERATION)

@@ -77,7 +77,7 @@ class ChangeService:
 
 @dataclass(frozen=True, slots=True)
 class KeepState:
-    """With the descriptor of a forward state."""
+    """Needs the descriptor of a forward state."""
 
     id: int = param(ID)
     generation: int = param(_GENERATION)
