@@ -163,8 +163,7 @@ class Guard:
             raise
 
     def _leave(self) -> None:
-        """Leave the window.  The next in the queue enter with all directly behind them that have the same key; none
-        overtakes."""
+        """Leave the window.  The next in the queue enter with all directly behind them that have the same key."""
         self._inside -= 1
         if self._inside or not self._waiting:
             return

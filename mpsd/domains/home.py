@@ -113,8 +113,7 @@ class Home:
         return self._identify(int(word), program, owner, inspector) if word.isdecimal() else None
 
     def find_by_socket(self, program: Path, owner: int, inspector: Inspector) -> ProcessId | None:
-        """Return the process that listens at `control`, as the kernel reports it, if the pid file is missing or names
-        another."""
+        """Return the process that listens at `control`, by the kernel: if the pid file is missing or names another."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
             try:
                 probe.connect(str(self.pipe / "control"))
@@ -137,8 +136,7 @@ class Home:
         return process if processes.is_alive(process) else None
 
     def trouble(self, owner: int) -> str:
-        """Return why the files in here are not trusted: another user owns a directory, or may write to it; empty if they
-        are."""
+        """Return why the files in here are not trusted: another user owns a directory, or may write to it; or ""."""
         return next(self._troubles(owner), "")
 
     def _troubles(self, owner: int) -> Iterator[str]:

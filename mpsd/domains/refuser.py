@@ -36,8 +36,7 @@ class Refuser:
         return self._control.process.pid if self._control.process else 0
 
     async def open(self) -> str | None:
-        """Return the pipe directory of a running daemon; None if it cannot start: then refused clients wait, which is
-        safe too."""
+        """Return the pipe directory of a running daemon; None if it cannot start: then refused clients wait, which is safe."""
         if os.geteuid() != 0:
             return None
         async with self._starting:

@@ -205,8 +205,7 @@ class VendorControl:
         return dict(self._program.environment) | directories
 
     async def _launch(self, arguments: list[str], environment: dict[str, str], uid: int | None) -> tuple[int, bytes]:
-        """Start the daemon where no other user reaches it, or where they do if that is not allowed; return status and
-        output."""
+        """Start the daemon where no other user reaches it, or else where they do; return status and output."""
         seconds, launcher = self._program.start_seconds, self._program.launcher
         self.is_exposed = self.was_left_exposed = False
         if launcher is None:

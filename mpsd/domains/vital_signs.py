@@ -43,8 +43,7 @@ async def watch_vital_signs(pool: "Pool") -> None:
 
 
 def look_now(domain: "Domain") -> bool:
-    """Return whether this check finds a new reason why the domain cannot answer.  Two or three reads of /proc/PID/stat, 20 us
-    each."""
+    """Return whether the domain has just become unable to answer.  Two or three reads of /proc/PID/stat, 20 us each."""
     if domain.state not in _LOOKED_AT or domain.hindrance:
         return False
     return domain.find_hindered(look(_signs(domain)))

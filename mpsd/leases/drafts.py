@@ -12,8 +12,7 @@ from mpsd.policy.budgets import Kind, first_blocked, quota_scopes, shortage
 
 
 def with_start_time(spec: LeaseSpec, find_process: Callable[[int], ProcessId | None]) -> LeaseSpec:
-    """Return the spec with the start time of the pid's present process.  Raise BadRequest if the process is missing, or another
-    one."""
+    """Return the spec with the start time of the pid's present process.  Raise BadRequest without the right process."""
     selector = spec.selector
     if selector.kind is not SelectorKind.PID:
         return spec

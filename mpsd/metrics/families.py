@@ -77,8 +77,7 @@ def _of_clients(source: Source) -> Iterator[Metric]:
 
 
 def _states_of_clients(services: Services) -> Mapping[str, int]:
-    """Count clients by state as client.list does, but without a check of each process: those that a server lists count as
-    running."""
+    """Count clients by state like client.list, but without a check of each process: those that a server lists run."""
     domains = services.domains
     running = {pid for view in domains.views() for server in domains.servers(view.name) for pid in server.client_pids}
     waiting = {entry.process for entry in all_waiting(services) if entry.process is not None}

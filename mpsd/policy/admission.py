@@ -46,8 +46,7 @@ def memory_part_of(lease: Lease, gpus: Iterable[str]) -> dict[str, int]:
 
 
 def grant_of_lease(lease: Lease, gpus: Iterable[str], share: int, devices: Sequence[Device] = ()) -> Grant:
-    """Return the grant.  share: millionths of a percent, as dealt, or its part.  devices: all of the daemon, for its
-    explanation."""
+    """Return the grant.  share: millionths of a percent, as dealt, or its part.  devices: all of the daemon."""
     spec, own = lease.spec, [device for device in devices if not lease.spec.gpus or device.uuid in lease.spec.gpus]
     words = "; ".join(filter(None, (why(lease), *_about_share(lease, share, own), renumbering(spec.gpus, devices))))
     keys = {DomainPolicy.OWN: str(lease.id), DomainPolicy.GROUP: group_key(lease)}

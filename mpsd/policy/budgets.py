@@ -92,8 +92,7 @@ def memory_scopes(owner: Owner | None, gpu: str) -> list[Scope]:
 
 
 def lease_amounts(lease: Lease, gpus: Iterable[str], owner: Owner | None) -> dict[Scope, int]:
-    """Return the amounts that an active lease reserves.  It also counts the leases of a GPU, for messages; they have no
-    limit."""
+    """Return the amounts that an active lease reserves.  The number of leases of a GPU is only for messages."""
     spec, domain = lease.spec, domain_name(lease)
     share = to_millionths(spec.sm_percent)
     amounts: dict[Scope, int] = {}
@@ -207,8 +206,7 @@ def first_blocked(
 
 
 def shortage(scope: Scope, amounts: Amounts, limits: Limits, used: Mapping[Scope, int], aside: int = 0) -> str:
-    """Return in words: the requested amount, the used amount and its holders, the limit, and what is set aside for others
-    ahead."""
+    """Return in words: the requested, used and total amount, the holders, and what is set aside for entries ahead."""
     taken, limit = used.get(scope, 0), limits.of(scope) or 0
     if scope.kind is Kind.PROCESSES:
         return f"lease {scope.whose} has {taken} of its {limit} processes"

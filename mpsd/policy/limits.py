@@ -44,8 +44,7 @@ def of_defaults(defaults: Defaults, gpus: Sequence[str]) -> Limits:
 
 
 def of_grant(grant: Grant, gpus: Sequence[str]) -> Limits:
-    """Convert a grant for a domain with these GPUs.  Memory is rounded down to MiB, but never to 0, which would mean no
-    limit."""
+    """Convert a grant for a domain with these GPUs.  Memory is rounded down to MiB, but never to 0, which is no limit."""
     memory = tuple(_whole_mib(grant.memory_bytes[uuid]) if uuid in grant.memory_bytes else 0 for uuid in gpus)
     return Limits(_rounded_up(grant.sm_percent), memory, grant.priority)
 

@@ -40,8 +40,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`max_domains` counts per set of GPUs.  `is_multiuser`: one server serves every user.  `operators`: uids without the
-    bound."""
+    """`max_domains`: for each set of GPUs.  `is_multiuser`: one server serves all users.  `operators`: may take all domains."""
 
     max_domains: int
     is_multiuser: bool = False

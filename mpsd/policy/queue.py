@@ -37,8 +37,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A waiting lease or client, as clients of mpsd see it.  lease_id: the lease, or the client's lease.  process: of a
-    client."""
+    """A waiting lease or client, for display.  lease_id: the lease, or the client's lease.  process: of a client."""
 
     position: int
     uid: int

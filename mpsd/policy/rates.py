@@ -35,8 +35,7 @@ class Rates:
         self._tidied = float("-inf")
 
     def allows(self, key: Hashable, now: float, cost: float = 1.0) -> bool:
-        """Spend `cost` if the key has as much, else count a refusal and return False; a cost above the burst is never
-        allowed."""
+        """Spend `cost` if the key has it, else count a refusal and return False.  A cost above the burst is never allowed."""
         bucket = self._bucket(key, now)
         bucket.level = self._level(bucket, now)
         bucket.at = now

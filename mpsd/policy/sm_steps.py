@@ -75,8 +75,7 @@ def whole(percent: float, devices: Iterable[Device]) -> float:
 
 
 def remainder(reserved_percent: float, devices: Sequence[Device]) -> float:
-    """Return the share that no lease has reserved, for a client whose lease reserves none; at least the smallest possible
-    share."""
+    """Return the share that no lease has reserved, for a client of a lease without a share; at least the smallest share."""
     fewest = (_percent(given(0.0, each), each) for each in devices if each.multiprocessors)
     return whole(max(0.0, FULL_PERCENT - reserved_percent), devices) or max(fewest, default=_UNKNOWN_LEAST_PERCENT)
 

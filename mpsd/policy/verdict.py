@@ -143,8 +143,7 @@ def _who(
 
 
 def confirms(seen: Observation) -> bool:
-    """Return whether the domain's own server reports the fault.  An Xid may name a client that has just moved to another
-    domain."""
+    """Return whether the domain's own server reports the fault.  An Xid may name a client that has just moved elsewhere."""
     return seen.source is Source.VENDOR_LOG
 
 
@@ -168,8 +167,7 @@ def _class_of(evidence: Sequence[Observation], named: ProcessId | None, dead: It
 
 
 def _ended_before(evidence: Sequence[Observation], present: frozenset[ProcessId]) -> frozenset[ProcessId]:
-    """Return the process that explains the fault by its end; an empty set if another client ended or reported an error
-    before."""
+    """Return the process that explains the fault by its end; none if another client ended or reported an error before."""
     signs = [each.seen_ns for each in evidence if tells_of_fault(each)]
     beside = [each for each in evidence if each.source in BESIDE]
     if not signs or not beside:
@@ -218,8 +216,7 @@ def _may_be_mmu(evidence: Iterable[Observation]) -> bool:
 
 
 def _is_contained(evidence: Iterable[Observation]) -> bool:
-    """Return whether the patched module, or a client's guard, absorbed the whole fault, and no sign shows that servers
-    ended."""
+    """Return whether the patched module, or a client's guard, absorbed the whole fault, and no server seems to have ended."""
     told = [each for each in evidence if tells_of_fault(each)]
     proofs = [each for each in told if is_proof(each)]
     by_module = [each.is_contained for each in proofs if each.source is Source.KMOD]

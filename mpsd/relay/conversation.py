@@ -169,8 +169,7 @@ class Conversations:
             self.open[caller.process] += 1
 
     def _burden(self, process: ProcessId | None) -> int:
-        """Return the client's rank in the queue for a domain: a process with many connections, or a slow one, waits for the
-        others."""
+        """Return the client's rank in the queue for a domain: slow processes, and those with many connections, wait longer."""
         return self.open[process] - 1 + self.offences[process]
 
     async def _through(self, caller: Caller, domain: Domain, backend: socket.socket, right: Pass | None) -> End:

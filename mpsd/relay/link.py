@@ -124,8 +124,7 @@ class Link:
             _stop(domain, socket.SHUT_WR)
 
     def _check_speaker(self, message: Message) -> None:
-        """Check the sender: a connection can be given away, but its limits are those of the process that connected.  Raise
-        WrongSpeaker."""
+        """Refuse another sender: a connection can be given away, but its limits are the caller's.  Raise WrongSpeaker."""
         said_by = message.credentials.pid if message.credentials else self.speaker
         if self.speaker and said_by != self.speaker:
             message.close()

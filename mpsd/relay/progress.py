@@ -28,8 +28,7 @@ class Track:
 
     @contextmanager
     def passing(self, direction: int) -> Iterator[None]:
-        """Mark the sending of a message and its removal from the queue; a message that could not be sent is still in the
-        queue."""
+        """Mark the sending of a message and its removal from the queue; if the sending fails, it is still in the queue."""
         at = 2 * self.slot + direction
         before, self._bytes[at] = self._bytes[at], TORN
         after = before

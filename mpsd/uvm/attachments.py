@@ -162,8 +162,7 @@ class Attachments:
                 over.set()
 
     async def _sweep(self) -> None:
-        """Wake the watches of clients that closed their descriptors, or started another program: they make no connection
-        then."""
+        """Wake the watches of clients that closed their descriptors, or started another program, without a connection."""
         while True:
             await trio.sleep(_SWEEP_SECONDS)
             owners = {holding: watch for watch in self._watches.values() for holding in watch.holdings}

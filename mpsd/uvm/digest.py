@@ -34,8 +34,7 @@ def digest(
 
 
 def guarded(events: Sequence[UvmEvent], guards: Collection[range]) -> tuple[UvmEvent, ...]:
-    """Return the GPU faults in guards of the client.  If a fatal one is among the events, or follows, they are its
-    beginning."""
+    """Return the GPU faults in guards of the client.  A fatal fault begins with such events too."""
     faults = (event for event in events if event.kind is EventKind.GPU_FAULT)
     return tuple(event for event in faults if any(event.address in guard for guard in guards))
 
@@ -43,8 +42,7 @@ def guarded(events: Sequence[UvmEvent], guards: Collection[range]) -> tuple[UvmE
 def digest_guarded(
     events: Sequence[UvmEvent], process: ProcessId, domain: str, gpus: tuple[str, ...], seen_ns: int
 ) -> Observation:
-    """Return one observation for accesses to guards without a fatal fault: the driver mapped an empty page, and no data were
-    lost."""
+    """Return one observation for accesses to guards, none fatal: the driver mapped an empty page, and no data were lost."""
     event = events[0]
     words = f"{event.access or 'access'} at 0x{event.address:x}: in a guard that the client has laid between its allocations"
     if len(events) > 1:

@@ -40,8 +40,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Spans to map, lowest first, each by itself: a refused one does not affect the others.  why: why it is less than was asked
-    for."""
+    """Spans to map, lowest first; a refused one does not affect the others.  why: why it is less than was asked for."""
 
     spans: tuple[Span, ...]
     why: str = ""

@@ -112,8 +112,7 @@ class Arenas:
         return self._shelf.change(entry, row)
 
     def _resized(self, entry: Entry, arena: Arena, capacity_bytes: int) -> Arena:
-        """Resize the arena.  Its window grows if the addresses after it are free; it never moves.  Raise NoRoom or
-        BadRequest."""
+        """Resize the arena.  Its window grows if the next addresses are free; it never moves.  Raise NoRoom or BadRequest."""
         capacity, window = check_spec(ArenaSpec(arena.name, arena.gpu, capacity_bytes, max(capacity_bytes, arena.window_bytes)))
         check_fits(arena.name, capacity, next((d for d in self._shelf.around.devices() if d.uuid == arena.gpu), None))
         if capacity < arena.used_bytes:
@@ -268,8 +267,7 @@ class Arenas:
         return await self._filling.state(entry)
 
     async def state_descriptor(self, arena_id: int) -> int:
-        """Return a descriptor of the state for the daemon, which owns it; -1: no state is kept.  Raise NoSuchArena or
-        KeeperFailed."""
+        """Return a descriptor of the state, owned by the daemon; -1 without a state.  Raise NoSuchArena or KeeperFailed."""
         await self._begin()
         found = await self._filling.state(self._shelf.find_id(arena_id))
         return -1 if found is None else found[1]
@@ -289,8 +287,7 @@ class Arenas:
 
 @asynccontextmanager
 async def _owned(descriptors: Collection[int]) -> AsyncIterator[None]:
-    """Close the descriptors at the end, also after an error.  Refused ones may be of any kind, and closing them may take
-    long."""
+    """Close the descriptors at the end, also after an error.  Refused ones may be of any kind, and slow to close."""
     try:
         yield
     except BaseException:

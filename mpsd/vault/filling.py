@@ -59,8 +59,7 @@ class Filling:
     async def _put(
         self, entry: Entry, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
     ) -> bool:
-        """Return whether allocations were replaced.  They are counted before the keeper takes them, for requests of the same
-        time."""
+        """Return whether allocations were replaced.  They are counted before the keeper takes them: other requests may run."""
         shelf, arena = self._shelf, entry.arena
         since = entry.row.commits + 1
         numbered = [Allocation(each.offset, each.bytes, shelf.next_serial(), since=since) for each in allocations]
@@ -213,8 +212,7 @@ class Filling:
             raise
 
     async def state(self, entry: Entry) -> tuple[KeptState, int] | None:
-        """Return the state with a descriptor.  Its generation is the one that readers find in the file: in which it was
-        made."""
+        """Return the state with a descriptor.  Its generation is that in the file: in which it was made."""
         async with entry.lock:
             entry.check_there()
             if (kept := entry.row.state) is None:

@@ -94,8 +94,7 @@ class KeeperLink:
                 return
 
     async def _exchange_some(self, requests: Sequence[Request], replies: list[tuple[Reply, list[int]]]) -> None:
-        """Send some requests, quiet where possible except for the last, whose reply shows that the others were carried out or
-        refused."""
+        """Send some requests; quiet where possible, except the last: its reply shows that the others are done or refused."""
         last = 0
         for request in requests:
             self._sequence = last = (self._sequence + 1) & 0xFFFFFFFF

@@ -28,8 +28,7 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of parameter: as text for docs/protocol.md, as a function that returns a value or raises Unfit, and as JSON
-    Schema."""
+    """A type of parameter: its text in docs/protocol.md, its parser, which raises Unfit, and its JSON Schema."""
 
     words: str
     parse: Callable[[Any], Any]

@@ -1,5 +1,4 @@
-"""Convert leases, grants, domains, arenas and other values to the maps of results; docs/protocol.md, "Methods", has every
-field."""
+"""Convert leases, grants, domains, arenas and others to the maps of results; docs/protocol.md, "Methods", has every field."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
