@@ -47,7 +47,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Guard:
-    """Guards that while a client is connecting its server's limits are that client's.
+    """Guards that while a client is connecting, its server has the limits of that client.
 
     Off until the first client with limits comes: then the vendor's daemon gets no commands, and all clients share one window.
     `baselines`: of each server, what its user or operator has set for it; no client gets more.

@@ -1,5 +1,4 @@
-"""Kill the vendor's processes that survived mpsd's attempts to end them: servers without a daemon, a daemon that never
-listened.
+"""Kill vendor processes that survived mpsd's attempts to end them: servers without a daemon, a daemon that never listened.
 
 mpsd considers only processes of its own records: servers that the daemon listed, children that the daemon had when mpsd killed
 it, and children of mpsd itself, which reaps what it started (runtime/reaper.py).  The environment of a child, which only mpsd

@@ -127,8 +127,11 @@ class Upkeep:
             self._begin(nursery, pool.domains[name], self._warm)
 
     def _spare_due(self, gpus: tuple[str, ...]) -> float:
-        """Return when to start a spare: after a pause in the arrivals, since a server's start slows clients that start at the
-        same time; but not for ever."""
+        """Return when to start a spare.
+
+        It waits for a pause in the arrivals, since a server's start slows clients that start at the same time; but not for
+        ever.
+        """
         since = self._needed_since.setdefault(gpus, trio.current_time())
         return min(self._pool.last_join + _SPARE_PAUSE_SECONDS, since + _SPARE_LATEST_SECONDS)
 

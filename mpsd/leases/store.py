@@ -85,7 +85,7 @@ class LeaseStore:
     async def settled(self) -> None:
         """Return once all that was written before the call is on disk.
 
-        Raise UnusablePath if the disk refuses it: it is there until the machine ends.
+        Raise UnusablePath if the disk refuses it: then it lasts only as long as the machine runs.
         """
         wanted = self._written
         async with self._syncing:

@@ -12,7 +12,7 @@ class Eviction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VaultSettings:
-    """None: no limit.
+    """The bounds of arenas, and which of them may be evicted.  None: no limit.
 
     memory_bytes, memory_share: what all arenas of a GPU may hold together, in bytes or as a part of its memory.  user_...: of
     one user, on each GPU; they do not bind operators.  layout_bytes: of all layouts, in the host's memory.  evicts_all: evict

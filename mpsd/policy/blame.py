@@ -37,8 +37,7 @@ _MOST_SECONDS = 86_400.0  # of quarantine, if it is not configured to be longer
 
 
 class Blame:
-    """Guards that only a client that faulted alone, or was proven to, is convicted; that a key is in one case at most; and
-    bounds.
+    """Guards that only a client that faulted alone or by proof is convicted, that a key is in one case at most, and bounds.
 
     state: all that has to be stored; a Blame that is made from it continues where this one was.
     """

@@ -45,10 +45,10 @@ class Dealer:
         self._standings: dict[int, Standing] = {}
 
     def share(self, lease: Lease, starting: Mapping[int, int], now: float) -> int | None:
-        """Return the share of a client of this active lease that starts now, in millionths of a percent; None: too little is
-        free.
+        """Return the share of a client of this active lease that starts now.
 
-        starting: clients of each lease that are about to start, this one among them.
+        In millionths of a percent; None: too little is free in its group.  starting: clients of each lease that are about to
+        start, including this one.
         """
         if not lease.spec.sm_percent:
             return to_millionths(self._unreserved(lease))

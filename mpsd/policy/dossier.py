@@ -26,12 +26,11 @@ AtOf = Callable[[int], float]
 
 @dataclass(slots=True)
 class Dossier:
-    """Guards that the first process named by a proof stays named, that a verdict rests on the clients present at the time, and
-    bounds.
+    """Guards that the first process named by a proof stays named, that a verdict rests on the clients present, and bounds.
 
     first_ns, last_ns: of the signs of the fault.  heard_ns: when evidence last came in.  renewed_ns, recovered_ns: when its
     domain had fresh servers, before the fault and after it.  named: the process that the first proof convicted.  is_certain:
-    the present clients were known.  others: the culprits of faults in the same domain at the same time.
+    the clients present at the time were known.  others: the culprits of faults in the same domain at the same time.
     """
 
     number: int

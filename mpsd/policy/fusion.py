@@ -4,7 +4,7 @@ The incident that takes an observation; the first row that fits.  "Near" is with
 
 | observation | belongs to |
 |---|---|
-| names a process, but no Xid, nor the vendor's log | the near incident where it was; for a core dump, up to 10 s before |
+| names a process, but no Xid, nor the vendor's log | the near incident where it was; a core dump: also one up to 10 s old |
 | an Xid of the GPU itself | the GPU's device incident, open for 30 s after its last; also near ones of the GPU's domains (1) |
 | names its domain | the domain's incident that is near, or whose servers have ended and are not renewed yet (2) |
 | names only its GPU | of the near incidents of the GPU: one with a matching class, then the nearest |

@@ -1,5 +1,4 @@
-"""Express the limits of one client in the vendor's terms: the commands that set them at a server, and the answers that prove
-it.
+"""Express a client's limits in the vendor's terms: the commands that set them at a server, and the answers that prove it.
 
 A vendor server gives each newcomer the limits that hold at that moment.  Between newcomers the limits are CLOSED: no context
 fits into them (OUT_OF_MEMORY, measured), so a client that is late or early gets an error and never more than it may use.

@@ -42,7 +42,7 @@ class AdmissionSettings:
     memory_oversubscription: float = 1.0
     max_leases: int = 10_000
     max_clients: int = 4096
-    is_short_of_files: bool = False  # max_clients is the number of mpsd's descriptors: each waiting client takes some
+    is_short_of_files: bool = False  # mpsd's descriptors limit max_clients: waiting clients take those that others need
     max_queue: int = 1024
     user_queue: int = 128
     aging_seconds: float = 60.0

@@ -153,11 +153,10 @@ class Conversations:
                 return await self._through(caller, domain, backend, right)
 
     async def _see_arrive(self, caller: Caller, domain: Domain, arrival: Arrival) -> None:
-        """Wait until the client has arrived: the server may read a newcomer's limits until its log reports the newcomer
-        (measured).
+        """Wait until the client has arrived.
 
-        A process begins with a connection that only asks for a daemon: no descriptor is passed on it, so it cannot lead to a
-        server.
+        The server may read a newcomer's limits until its log reports the newcomer (measured: it has by then).  A process begins
+        with a connection that only asks for a daemon: no descriptor is passed on it, so it cannot lead to a server.
         """
         patience = _ARRIVAL_SECONDS / (_OFFENDER_SHARE if self.offences[caller.process] else 1)
         self.open[caller.process] -= 1  # now it delays only clients with other limits

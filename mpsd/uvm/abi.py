@@ -207,8 +207,8 @@ def parse_uuid(uuid: str) -> bytes:
 def pending(get: int, put: int) -> Sequence[int]:
     """Return the places of the pending entries, oldest first.
 
-    The kernel counts modulo the queue.  For any values of the counters the result is at most QUEUE_ENTRIES - 1 places within
-    it.
+    The kernel counts modulo the queue.  Whatever the counters hold, at most QUEUE_ENTRIES - 1 places within the queue come
+    back.
     """
     count = (put - get) % QUEUE_ENTRIES
     return [(get + each) % QUEUE_ENTRIES for each in range(count)]

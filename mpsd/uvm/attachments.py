@@ -75,10 +75,10 @@ class Attachments:
     def watch(
         self, process: ProcessId, domain: str, gpus: tuple[str, ...], has_company: Callable[[], bool], is_roomy: bool = True
     ) -> None:
-        """Watch a client; called at each of its connections: the first begins, a later one (a context) makes the watch look
-        again.
+        """Watch a client; called at each of its connections.
 
-        Returns at once, and never fails.  is_roomy: its memory limit leaves room for a context.
+        The first begins the watch, a later one (a context) makes it look again.  Returns at once, and never fails.  is_roomy:
+        its memory limit leaves room for a context.
         """
         known = self._watches.get(process)
         if known is not None:

@@ -61,10 +61,10 @@ class KeeperLink:
             self._socket = None
 
     async def exchange(self, requests: Sequence[Request]) -> list[tuple[Reply, list[int]]]:
-        """Send the requests; return the replies with their descriptors.  Shielded, because requests that were sent are carried
-        out.
+        """Send the requests; return the replies with their descriptors.
 
-        Raise KeeperFailed; then the connection and all received descriptors are closed.
+        Shielded from cancellation, because requests that were sent are carried out.  Raise KeeperFailed; then the connection
+        and all received descriptors are closed.
         """
         replies: list[tuple[Reply, list[int]]] = []
         try:

@@ -37,8 +37,7 @@ class Memory(Protocol):
 
 
 class VaultKeepers:
-    """Guards that a keeper holds everything that `put` returned from, and that the store is compared with what the keepers
-    hold.
+    """Guards that a keeper holds everything that `put` returned from, and that store and keepers are compared.
 
     most: descriptors that all of them should be able to hold.  compare: called whenever a keeper was reached again or has died,
     before other tasks run; may raise UnusablePath.
