@@ -103,22 +103,23 @@ def test_one_that_died_is_replaced_before_anybody_notices(impatient: Inspector) 
 
 
 def test_many_threads_ask_at_once_and_nothing_is_left() -> None:
-    before, answers = descriptors(), []
+    before, answers, refusals = descriptors(), [], []
 
     def ask() -> None:
         for _ in range(20):
             try:
                 answers.append(INSPECTOR.facts_now(os.getpid(), []))
-            except Unreadable:  # one user may have eight at a time
-                answers.append(None)
+            except Unreadable as exc:  # a very busy machine may not answer within the deadline
+                refusals.append(str(exc))
 
     threads = [threading.Thread(target=ask) for _ in range(6)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    assert (len(answers), descriptors()) == (120, before)
-    assert all(answers), "six are fewer than a user may have"
+    assert (len(answers) + len(refusals), descriptors()) == (120, before)
+    assert answers
+    assert not [each for each in refusals if "too many" in each], "six are fewer than the eight that a user may have"
 
 
 def exchange(inspector: Inspector, request: bytes) -> bytes:
