@@ -1,8 +1,8 @@
-"""Connections that come to a Unix socket, and the order in which they are begun: users take turns, before any work is done.
+"""Accept connections of a Unix socket and begin them in turns: users alternate, before any work is done.
 
-In one turn of the event loop so many are accepted and fewer are begun, at most one of each user; hung-up ones are closed where
-they are accepted (native/include/mpsd_accept.h).  So a storm of one user's connections is sorted within milliseconds, and costs
-the others no more than that.
+Each turn of the event loop accepts a number of connections and begins fewer, at most one of each user; hung-up connections
+are closed when they are accepted (native/include/mpsd_accept.h).  So a storm of one user's connections is sorted within
+milliseconds, and costs other users no more than that.
 """
 
 import errno
@@ -32,21 +32,23 @@ _NO_REQUEST = b""
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A connection, and the ids of the process that made it as this pid and user namespace sees them."""
+    """A connection, and the ids of the process that made it, as mpsd's pid and user namespaces see them."""
 
     sock: socket.socket
     credentials: Credentials
-    is_gone: bool = False  # it has hung up, and may have left descriptors behind
+    is_gone: bool = False  # the peer has hung up, and may have left descriptors in the socket
 
 
 def accept(listener: socket.socket) -> Arrival | None:
-    """The next connection at a non-blocking listener; None where those that were looked at had hung up.  Raises OSError."""
+    """Accept the next connection of a non-blocking listener; None if those examined had hung up.  Raises OSError."""
     return accept_for(listener, -1, _NO_REQUEST)[0]
 
 
 def accept_for(listener: socket.socket, keeper: int, request: bytes) -> tuple[Arrival | None, int]:
-    """As `accept`, and the keeper is given the connection with this request, unless it is gone; and the errno of a keeper that
-    did not take it, or 0."""
+    """Accept as `accept` does, and send the connection to the keeper with this request, unless the peer has hung up.
+
+    Also returns 0, or the errno if the keeper did not take it.
+    """
     out = ffi.new("struct mpsd_arrival *")
     fd = lib.mpsd_accept(listener.fileno(), keeper, request, len(request), out)
     if fd == -errno.ECONNABORTED:
@@ -59,7 +61,7 @@ def accept_for(listener: socket.socket, keeper: int, request: bytes) -> tuple[Ar
 
 
 def accepted(accept_one: Callable[[], Arrival | None], most: int) -> Iterator[Arrival]:
-    """Those who wait, as many as one turn of the event loop has time for.  Raises OSError."""
+    """Yield waiting connections, as many as one turn of the event loop has time for.  Raises OSError."""
     until = time.monotonic() + _TURN_SECONDS
     gone: list[socket.socket] = []
     try:
@@ -81,9 +83,9 @@ def accepted(accept_one: Callable[[], Arrival | None], most: int) -> Iterator[Ar
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Close a stranger's connection; by a thread where something is queued, since descriptors in that may be slow to close."""
+    """Close a connection; in a thread if data is queued, since descriptors in it may be slow to close."""
     with suppress(OSError):
-        sock.shutdown(socket.SHUT_RD)  # from here on nothing more comes
+        sock.shutdown(socket.SHUT_RD)  # no more data can arrive
     if is_empty(sock):
         sock.close()
     else:
@@ -91,16 +93,19 @@ def hang_up(sock: socket.socket) -> None:
 
 
 def _drain_soon(socks: list[socket.socket]) -> None:
-    """By a thread for which nobody waits."""
+    """Drain in a thread that no task waits for."""
     try:
         trio.lowlevel.start_thread_soon(partial(_drain, socks), lambda outcome: None)
-    except RuntimeError:  # mpsd has no thread to spare
+    except RuntimeError:  # mpsd can start no further thread
         _drain(socks)
 
 
 def _drain(socks: Iterable[socket.socket]) -> None:
-    """Descriptors in what was said do not go with the socket: the keeper may have it too, and be the last to close it.  They
-    are closed after it, so that its peer sees the end at once."""
+    """Close connections together with the descriptors queued in them.
+
+    Closing a socket does not drop them if the keeper holds it too.  They are closed after the socket, so that its peer sees the
+    end at once.
+    """
     left: list[int] = []
     for sock in socks:
         with sock, suppress(OSError):
@@ -113,17 +118,17 @@ def _drain(socks: Iterable[socket.socket]) -> None:
 
 
 def _next(sock: socket.socket) -> Descriptors | None:
-    """Those of the next message; None at the end.  Raises OSError."""
+    """Return the descriptors of the next message; None at the end.  Raises OSError."""
     try:
         data, ancillary, _, _ = sock.recvmsg(1, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        return _next(sock)  # told once, before what is queued
+        return _next(sock)  # a reset is reported once, before the queued data
     return received(ancillary) if data or ancillary else None
 
 
 def is_empty(sock: socket.socket) -> bool:
-    """Whether nothing is queued at a connection whose peer can say no more."""
-    for _ in range(2):  # a reset is told once, before what is queued
+    """Return whether no data is queued on a connection whose peer can send no more."""
+    for _ in range(2):  # a reset is reported once, before the queued data
         try:
             data, _, flags, _ = sock.recvmsg(1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             return not data and not flags & socket.MSG_CTRUNC
@@ -174,7 +179,7 @@ def _accept_some(
     share_of: Callable[[int], int],
     may_wait: int,
 ) -> None:
-    """Raises OSError."""
+    """Accept the waiting connections and queue them by user.  Raises OSError."""
     for arrival in accepted(partial(accept, listener), ACCEPTED):
         if oldest := turns.put_newest(share_of(arrival.credentials.uid), arrival, may_wait, MOST_WAITING):
             refuse(oldest)

@@ -1,6 +1,6 @@
-"""The values everything else speaks of: devices, processes, clients, fault domains.
+"""The common values: devices, processes, clients, fault domains.
 
-Frozen, and without behaviour beyond reading themselves.  No I/O, no clock.
+Frozen, without behaviour beyond properties of their own.  No I/O, no clock.
 """
 
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ class Device:
     total_bytes: int
     pci_bus_id: str
     compute_mode: ComputeMode = ComputeMode.DEFAULT
-    multiprocessors: int = 0  # SMs; 0 where they are not known
-    capability: tuple[int, int] = (0, 0)  # compute capability, major and minor; zeros where it is not known
+    multiprocessors: int = 0  # SMs; 0 if not known
+    capability: tuple[int, int] = (0, 0)  # compute capability, major and minor; zeros if not known
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessId:
-    """A process, told apart from later ones that reuse its pid.
+    """A process, distinguished from later ones that reuse its pid.
 
-    start_time: clock ticks after boot, field 22 of /proc/PID/stat; 0 where it cannot be known (other pid namespace).
+    start_time: clock ticks after boot, field 22 of /proc/PID/stat; 0 if it cannot be known (other pid namespace).
     """
 
     pid: int
@@ -42,7 +42,7 @@ class ProcessId:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What SCM_CREDENTIALS carries; pid 0 is a process outside mpsd's pid namespace."""
+    """The contents of SCM_CREDENTIALS; pid 0 is a process outside mpsd's pid namespace."""
 
     pid: int
     uid: int
@@ -53,27 +53,27 @@ class DomainState(StrEnum):
     """The life of a fault domain.
 
     STARTING -> READY <-> FAULT -> (RECYCLING -> READY | STOPPING -> GONE); any state -> DEAD when its vendor daemon dies,
-    DEAD -> STARTING after a backoff.  SILENT and DRAINING are how a READY one looks while its vendor daemon does not answer,
-    and while it is emptied.
+    DEAD -> STARTING after a backoff.  SILENT and DRAINING are shown for a READY one while its vendor daemon does not answer,
+    and while it is being emptied.
     """
 
     STARTING = "starting"  # the vendor's control daemon is being started
     READY = "ready"  # takes clients
-    FAULT = "fault"  # a fatal GPU error: takes nobody until its clients have gone
-    SILENT = "silent"  # its vendor daemon lives and does not answer: takes nobody until it does
-    RECYCLING = "recycling"  # its servers are being replaced; takes nobody for a moment
-    DRAINING = "draining"  # an operator wants it emptied: takes nobody, and goes when its last client has
-    STOPPING = "stopping"  # told to quit
+    FAULT = "fault"  # a fatal GPU error: takes no client until its clients have ended
+    SILENT = "silent"  # its vendor daemon lives and does not answer: takes no client until it does
+    RECYCLING = "recycling"  # its servers are being replaced; takes no client for a moment
+    DRAINING = "draining"  # an operator wants it emptied: takes no client, and ends with its last one
+    STOPPING = "stopping"  # mpsd has sent it quit
     DEAD = "dead"  # its vendor daemon died; restarted after a backoff
     GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
 class DomainView:
-    """What a policy needs to know of one fault domain.
+    """The facts about one fault domain that a policy needs.
 
-    `uid` is the user whose server runs there, None where no server runs.  `clients` counts the places taken of `capacity`:
-    connected contexts and clients on their way.  `gpus` are the UUIDs its vendor daemon was started with.
+    `uid` is the user whose server runs there, None if none runs.  `clients` counts the places taken of `capacity`:
+    connected contexts, and clients that are still connecting.  `gpus` are the UUIDs its vendor daemon was started with.
     """
 
     name: str
@@ -82,7 +82,7 @@ class DomainView:
     uid: int | None
     clients: int
     capacity: int
-    is_public: bool  # has served somebody; a domain that is not public is a spare
+    is_public: bool  # has had a client; a domain that is not public is a spare
     number: int  # order of creation
     key: str = ""  # whom it serves alone: a lease, a group, those in quarantine; empty: everybody
     is_answering: bool = True  # its vendor daemon has answered what it was asked, or was asked a moment ago

@@ -1,7 +1,7 @@
-"""One fault domain: its vendor daemon, the servers and clients it has, and what of that is believed at the moment.
+"""One fault domain: its vendor daemon, its servers and clients, and mpsd's present view of them.
 
-What is believed comes from the daemon's own answers.  It is asked again when its log says that something changed, so a
-question about a quiet domain costs nothing (docs/domains.md, "Where answers come from").
+The view comes from the daemon's own answers.  mpsd asks again when the daemon's log reports a change, so a question about a
+quiet domain costs nothing (docs/domains.md, "Where answers come from").
 """
 
 import math
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 _MIB, _GIB = 1 << 20, 1 << 30
 _STARTING_SECONDS = 15.0
 _MOST_TOLD = 256
-_FROZEN_SECONDS = 2.0  # a newcomer that meets a vendor daemon which has not answered for so long hangs
+_FROZEN_SECONDS = 2.0  # a newcomer at a vendor daemon that has not answered for so long hangs
 _BETWEEN_SECONDS = 10.0  # between two of its connections no list has a client, for long where many wait for their turn
 
 
@@ -46,32 +46,32 @@ class Domain:
     is_public: bool = False
     state: DomainState = DomainState.STARTING
     servers: dict[int, ServerView] = field(default_factory=dict)
-    members: dict[ProcessId, float] = field(default_factory=dict)  # placed here, and when last heard of (trio time)
-    handshakes: Counter[ProcessId | None] = field(default_factory=Counter)  # relayed connections that are open
-    gate: Gate = field(default_factory=Gate)  # who may speak with its vendor daemon
-    guard: Guard = field(init=False)  # limits of each client's own
-    key: str = ""  # whom it serves alone (policy/placement.py)
+    members: dict[ProcessId, float] = field(default_factory=dict)  # placed here, and when last seen (trio time)
+    handshakes: Counter[ProcessId | None] = field(default_factory=Counter)  # open relayed connections
+    gate: Gate = field(default_factory=Gate)  # the turn to send to its vendor daemon
+    guard: Guard = field(init=False)  # the limits of each client
+    key: str = ""  # the key of the clients that it serves (policy/placement.py)
     is_draining: bool = False
     is_worn: bool = False  # drained since newcomers got no context: also clients that end too early bring that about
     contexts: dict[int, Counter[int]] = field(default_factory=dict)  # of each server, by client, from its log
-    applied_defaults: Defaults | None = None  # what its vendor daemon was told
-    served_defaults: Defaults | None = None  # what its server was started with
-    joined_uid: int | None = None  # the user whose client was placed here last
+    applied_defaults: Defaults | None = None  # those that its vendor daemon has
+    served_defaults: Defaults | None = None  # those that its server was started with
+    joined_uid: int | None = None  # the user of the client that was placed here last
     idle_since: float = 0.0
     trouble: str = ""  # why its vendor daemon last failed
-    is_adopted: bool = False  # its servers are older than what mpsd has read of its log
+    is_adopted: bool = False  # its servers are older than the part of its log that mpsd has read
     _ready_since: dict[int, float] = field(default_factory=dict)  # of each server: first seen, or long ago once it is ready
-    fault_since: float = math.inf  # since when it is in FAULT (trio time)
-    suspect_until: float = -math.inf  # something else than its vendor daemon's answers says that it faults (trio time)
-    admitted: dict[int, ProcessId] = field(default_factory=dict)  # by each pid that its servers may know it by
-    adopts_until: float = -math.inf  # clients that an earlier mpsd let in may still come into its lists (trio time)
+    fault_since: float = math.inf  # the start of FAULT (trio time)
+    suspect_until: float = -math.inf  # until then other signs than its vendor daemon's answers show a fault (trio time)
+    admitted: dict[int, ProcessId] = field(default_factory=dict)  # by each pid under which its servers may list it
+    adopts_until: float = -math.inf  # clients that an earlier mpsd admitted may still come into its lists (trio time)
     _line_alarm: LineAlarm = field(default_factory=LineAlarm)
-    _told_arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_TOLD))  # by lines that others can write
-    silenced: trio.Event = field(default_factory=trio.Event)  # set: its vendor daemon did not answer when last asked, or cannot
-    hindrance: str = ""  # why it cannot answer, as its processes and files show without asking it (vital_signs.py)
-    _silent_since: float = math.inf  # when it was asked what it has not answered since
-    unanswered_since: float = math.inf  # the same of a question that is still waited for, or of a client's (trio time)
-    news: trio.Event = field(default_factory=trio.Event)  # set: what is believed may be out of date
+    _told_arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_TOLD))  # from lines that users can write
+    silenced: trio.Event = field(default_factory=trio.Event)  # set: its vendor daemon did not answer the last time, or cannot
+    hindrance: str = ""  # why it cannot answer, as its processes and files show (vital_signs.py)
+    _silent_since: float = math.inf  # the time of the first question without an answer since
+    unanswered_since: float = math.inf  # the same for a pending question, or a client's (trio time)
+    news: trio.Event = field(default_factory=trio.Event)  # set: the view may be out of date
     _asked_at: float = -1.0
     _asking: trio.Lock = field(default_factory=trio.Lock)
 
@@ -81,7 +81,7 @@ class Domain:
     # -- views -------------------------------------------------------------------------------------------------------
 
     def view(self, defaults: Defaults) -> DomainView:
-        """As a policy sees it.  One whose next client would not get the current defaults takes nobody until it would."""
+        """Return the domain as a policy sees it.  It takes no client that would not get the current defaults."""
         state = self.state
         if state is DomainState.READY and self.is_ill:
             state = DomainState.SILENT if self.silenced.is_set() else DomainState.FAULT
@@ -111,20 +111,22 @@ class Domain:
         return self.hindrance if state is DomainState.SILENT else ""
 
     def has_outdated_spare(self, defaults: Defaults) -> bool:
-        """Its server was started ahead of its first client, and with other defaults: to a user it is the next server."""
+        """Return whether a server that was started before its first client has other defaults than now: users expect these."""
         return not self.is_public and bool(self.servers) and self.served_defaults != defaults
 
     @property
     def uid(self) -> int | None:
-        """The user it serves.  That of clients on their way counts before that of a server, which may be yet to start or
-        about to make way."""
+        """The user that it serves.
+
+        Clients that are connecting count before servers, which may not have started yet or may be about to shut down.
+        """
         if self.joined_uid is not None and self.occupancy:
             return self.joined_uid
         return next((server.uid for server in self.servers.values()), None)
 
     @property
     def occupancy(self) -> int:
-        """Places taken: for each process that is connected or on its way as many as it has contexts, and one at least."""
+        """The places taken: for each process that is connected or connecting its number of contexts, at least one."""
         recently = min(self._asked_at, trio.current_time() - _BETWEEN_SECONDS)
         arriving = {p.pid for p, heard_at in self.members.items() if heard_at >= recently or self.handshakes[p]}
         contexts: Counter[int] = sum(self.contexts.values(), Counter())
@@ -132,23 +134,23 @@ class Domain:
 
     @property
     def is_exposed(self) -> bool:
-        """Every user can connect to its vendor daemon, past the relay, and write to its log."""
+        """Whether every user can connect to its vendor daemon, past the relay, and write to its log."""
         return self.control is not None and self.control.is_exposed
 
     @property
     def is_ill(self) -> bool:
-        """Not for somebody who can still go elsewhere: it faults, is said to, or does not answer."""
+        """Whether clients that can still use another domain should: it faults, may fault, or does not answer."""
         is_suspect = trio.current_time() < self.suspect_until
         return self.state is not DomainState.READY or is_suspect or self.silenced.is_set() or self._is_deserted
 
     @property
     def _is_deserted(self) -> bool:
-        """A server died under its clients, and its vendor daemon is yet to say so: newcomers would be given 805 (measured)."""
+        """Whether a server died under its clients, but still counts for its vendor daemon: newcomers get 805 (measured)."""
         return any(server.client_pids and processes.process_id(server.pid) is None for server in self.servers.values())
 
     @property
     def connected(self) -> set[ProcessId]:
-        """Members that its servers know as clients, or that its log has just told to have a context."""
+        """Members that its servers list as clients, or that have a context by its log."""
         pids = self.client_pids.union(*self.contexts.values())
         return {process for process in self.members if process.pid in pids}
 
@@ -166,7 +168,7 @@ class Domain:
 
     @contextmanager
     def handshake(self, process: ProcessId | None) -> Iterator[None]:
-        """While a connection of the process is relayed here."""
+        """Count a connection of the process while it is relayed here."""
         self.handshakes[process] += 1
         try:
             yield
@@ -182,12 +184,12 @@ class Domain:
             self.mark_stale()
 
     def suspect(self, seconds: float) -> None:
-        """For a while it takes nobody: its vendor server is slow to say that it faults."""
+        """Take no clients for this time: the vendor server is slow to report its fault."""
         self.suspect_until = trio.current_time() + seconds
         self.mark_stale()
 
     def find_hindered(self, hindrance: str) -> bool:
-        """Take note of why it cannot answer, or ("") that nothing shows why: then it is asked.  True: that is new."""
+        """Note why it cannot answer, or ("") that no sign shows why: then mpsd asks it.  Return whether this is new."""
         if hindrance == self.hindrance:
             return False
         self.hindrance = hindrance
@@ -200,7 +202,7 @@ class Domain:
 
     @property
     def is_long_silent(self) -> bool:
-        """It has not answered for so long that it is replaced if it serves nobody."""
+        """Whether it has not answered for so long that mpsd replaces it if it has no clients."""
         return self.silenced.is_set() and trio.current_time() - self._silent_since >= self.control.silence_seconds
 
     def mark_stale(self) -> None:
@@ -232,7 +234,7 @@ class Domain:
         self.mark_stale()
 
     def is_plausible(self, news: News) -> bool:
-        """Whether the line is about a server of this domain: one that is listed, or a child of its vendor daemon."""
+        """Return whether the line is about a server of this domain: one that is listed, or a child of its vendor daemon."""
         server_pid = news.pid if isinstance(news, log_lines.Servers) else news.server_pid
         if server_pid in self.servers or isinstance(news, log_lines.ServerExited):
             return True
@@ -240,22 +242,22 @@ class Domain:
         return vendor is not None and processes.parent(server_pid) == vendor.pid
 
     def admit(self, process: ProcessId) -> None:
-        """It may become a client: called before anything that it says reaches the vendor daemon."""
+        """Note a process that may become a client, before its first message reaches the vendor daemon."""
         for pid in processes.namespace_pids(process.pid) if self.admitted.get(process.pid) != process else ():
             self.admitted[pid] = process
 
     @property
     def asked_at(self) -> float:
-        """When the question was asked whose answer is what is believed (trio time)."""
+        """The time of the question whose answer is the present view (trio time)."""
         return self._asked_at
 
     @property
     def strangers(self) -> frozenset[int]:
-        """Clients that its servers list and that nobody has let in."""
-        return frozenset(self.client_pids - self.admitted.keys() - {os.getpid()})  # ours: of processes that have no pid here
+        """Clients that its servers list, but that mpsd did not admit."""
+        return frozenset(self.client_pids - self.admitted.keys() - {os.getpid()})  # mpsd: for processes without a pid here
 
     def forget(self) -> None:
-        """Its vendor daemon is gone, and with it every server and context."""
+        """Forget all servers and contexts: the vendor daemon has ended."""
         self.servers.clear()
         self.members.clear()
         self.admitted.clear()
@@ -272,13 +274,13 @@ class Domain:
     # -- questions to the vendor daemon ------------------------------------------------------------------------------
 
     async def fresh_servers(self) -> list[ServerView]:
-        """Its servers, asked anew only if something happened since.  Raises VendorFailed."""
+        """Return its servers, asked anew only if something has happened since.  Raise VendorFailed."""
         if self.news.is_set():
             await self.refresh()
         return list(self.servers.values())
 
     async def refresh(self) -> None:
-        """Ask for servers, states and clients.  Those who ask at the same time share one answer."""
+        """Ask for servers, states and clients.  Concurrent callers share one answer."""
         async with self._asking:
             if not self.news.is_set():
                 return
@@ -295,7 +297,7 @@ class Domain:
                     self.silenced.set()
                 raise
             self.unanswered_since = math.inf
-            if not self.hindrance:  # else its control daemon answers, and its server cannot
+            if not self.hindrance:  # else its control daemon answers, but its server cannot
                 self._hear_well()
             for pid in self.client_pids.intersection(told):
                 self.guard.hear(pid)
@@ -315,11 +317,11 @@ class Domain:
         self.guard.forget_servers_but(set(servers))
         self._forget_admitted()
         is_faulty = any(server.status == "FAULT" for server in servers.values())
-        if is_faulty and self.state in (DomainState.STARTING, DomainState.READY):  # starting: one that is being adopted
+        if is_faulty and self.state in (DomainState.STARTING, DomainState.READY):  # starting: it is being adopted
             self._fail()
 
     def _forget_admitted(self) -> None:
-        """Those that have ended and are listed no more; a pid that is listed stays explained until it is not."""
+        """Forget admitted processes that have ended and are no longer listed; a listed pid stays known."""
         if trio.current_time() < self.adopts_until:
             for process in filter(None, map(processes.process_id, self.strangers)):
                 self.admit(process)
@@ -329,7 +331,7 @@ class Domain:
                 del self.admitted[pid]
 
     def fail(self) -> None:
-        """Something that cannot be made up says that it faults, and may be over before its server is asked."""
+        """Note a fault that no user can forge; it may be over before the server is asked."""
         if self.state is DomainState.READY:
             self._fail()
             self.mark_stale()
@@ -340,13 +342,15 @@ class Domain:
 
     @property
     def has_recovered(self) -> bool:
-        """In FAULT, and its servers say that it is over and every client of it has gone (nobody new was let in)."""
+        """Whether it is in FAULT, but its servers report no fault and no client (no new client was admitted)."""
         still = any(server.status == "FAULT" or server.client_pids for server in self.servers.values())
         return self.state is DomainState.FAULT and not still and not self.news.is_set()
 
     async def _ask(self) -> dict[int, ServerView]:
-        """A server that is starting is not asked about: a vendor daemon that is, while the server reports to it, can hang
-        (measured, two GPUs)."""
+        """Ask the vendor daemon, but not about a server that is starting.
+
+        While that server reports to it, the daemon can hang at such a question (measured, two GPUs).
+        """
         servers = {}
         for pid in _pids(await self.control.command("get_server_list")):
             status, clients = "INITIALIZING", []
@@ -358,15 +362,18 @@ class Domain:
         return servers
 
     def _is_started(self, pid: int) -> bool:
-        """Its log said so, or it was there before mpsd was, or it has been there for so long that the log is not to be had."""
+        """Return whether the server has started: by its log, or it is older than mpsd or than _STARTING_SECONDS."""
         now = trio.current_time()
         since = self._ready_since.setdefault(pid, -math.inf if self.is_adopted else now)
         return now - since > _STARTING_SECONDS
 
 
     async def apply_defaults(self, defaults: Defaults) -> None:
-        """Make its next server start with these; with closed limits where each client gets its own, as a server that starts
-        unasked gives them to its first client.  Raises VendorFailed, and then takes nobody until told again."""
+        """Make its next server start with these defaults; with closed limits where each client gets its own.
+
+        Closed, because a server that starts unasked gives its limits to its first client.  Raise VendorFailed; then the domain
+        takes no clients until a later call succeeds.
+        """
         self.applied_defaults = None
         wanted = limits.of_defaults(defaults, self.gpus)
         if self.guard.is_on:
@@ -379,10 +386,10 @@ class Domain:
 
 
 def _format_limit(limit_bytes: int) -> str:
-    """In the vendor's own unit; 0M removes a limit.  Whole MiB, rounded down: never above what was asked."""
+    """Format in the vendor's own unit; 0M removes a limit.  Whole MiB, rounded down: never more than the requested limit."""
     return f"{limit_bytes // _GIB}G" if limit_bytes % _GIB == 0 and limit_bytes else f"{limit_bytes // _MIB}M"
 
 
 def _pids(text: str) -> list[int]:
-    """Of an answer; what is none is left out."""
+    """Parse the pids of an answer; other words are left out."""
     return [int(word) for word in text.split() if word.isdecimal() and len(word) <= 10]

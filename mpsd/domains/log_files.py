@@ -1,4 +1,4 @@
-"""Following the two log files of one domain: whole lines, once each, in the order they were written."""
+"""Follow the two log files of one domain: whole lines, once each, in the order in which they were written."""
 
 import os
 from pathlib import Path

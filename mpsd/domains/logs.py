@@ -1,4 +1,4 @@
-"""From a domain's private logs to the public ones, and to what mpsd believes about the domain."""
+"""Follow a domain's private logs: publish their lines, and update the view of the domain."""
 
 import contextlib
 import errno
@@ -30,14 +30,14 @@ _BURST_SECONDS = 0.01  # lines come in bursts; reading each at once would slow t
 
 
 class Positions(Protocol):
-    """How far each log has been read, kept across restarts of mpsd."""
+    """The read position in each log, kept across restarts of mpsd."""
 
     def save_log_position(self, path: str, position: int) -> None: ...
     def log_position(self, path: str) -> int | None: ...
 
 
 async def keep_log_room(domain: Domain) -> None:
-    """For a vendor daemon that was just started: without its news mpsd does not know who is there.  Raises VendorFailed."""
+    """Reserve disk space for the logs of a new vendor daemon: mpsd identifies clients by them.  Raise VendorFailed."""
     for name in LOG_NAMES:
         if await trio.to_thread.run_sync(keep_room, domain.control.log_directory / name, _ROOM_BYTES) == errno.ENOSPC:
             raise VendorFailed(f"the disk of the state directory is full: no room for {domain.control.log_directory / name}")
@@ -49,9 +49,9 @@ async def follow_logs(
     publish: Callable[[Domain, str, LogLine | str], None],
     hear: Callable[[Domain, News], None],
 ) -> None:
-    """Runs until cancelled, or until they cannot be read: then what is believed of the domain is only asked now and then.
+    """Follow the logs until cancelled, or until they cannot be read: then mpsd only asks the domain now and then.
 
-    Every line is published once, in its file's order; own command sessions are left out.  hear: is told what the lines tell.
+    Every line is published once, in its file's order, except those of mpsd's own commands.  hear: gets the news of the lines.
     """
     try:
         await _follow(domain, positions, publish, hear)
@@ -124,14 +124,14 @@ class _Room:
         self._position = -_ROOM_BYTES
 
     async def follow(self, position: int) -> None:
-        """What is before the position has been read; nobody else reads it."""
+        """Keep the room; all before the position has been read, and has no other reader."""
         is_due = position - self._position >= _ROOM_BYTES // 2 or position < self._position
         if is_due and not await trio.to_thread.run_sync(keep_room, self._path, _ROOM_BYTES, position):
             self._position = position
 
 
 def _watch(directory: Path, stack: contextlib.ExitStack) -> Callable[[], Awaitable[None]]:
-    """What returns after a change; looks by itself now and then where the kernel has no watch to give."""
+    """Return a function that waits for a change; it polls if the kernel has no watch left."""
     try:
         watch = DirectoryWatch(directory)
     except OSError as exc:
@@ -179,5 +179,5 @@ def _take(
 
 
 def is_of_file(line: LogLine, name: str) -> bool:
-    """Whether this file is where such a line is written: servers write into server.log, by a FIFO, and not into control.log."""
+    """Return whether such a line belongs into this file: servers write into server.log, by a FIFO, and not into control.log."""
     return (line.source == "Control") == (name == "control.log")

@@ -1,4 +1,4 @@
-"""Clients that may run and wait for a fault domain: who, since when, and why."""
+"""List the admitted clients that wait for a fault domain: since when, and why."""
 
 import time
 from collections.abc import Iterator
@@ -32,14 +32,14 @@ class PlacementWait:
 
 
 class PlacementWaits:
-    """Guards that a process is listed while one of its connections waits, and no longer."""
+    """Guards that a process is listed exactly while one of its connections waits."""
 
     def __init__(self) -> None:
         self._waits: dict[ProcessId, PlacementWait] = {}
 
     @contextmanager
     def begin(self, process: ProcessId | None, uid: int) -> Iterator[None]:
-        """While one connection of the process waits; None is a process that mpsd cannot see, and does not list."""
+        """List the process while one of its connections waits; None: a process that mpsd cannot see, and does not list."""
         if process is None:
             yield
             return
@@ -71,5 +71,5 @@ class PlacementWaits:
         )
 
     def listed(self) -> list[PlacementWait]:
-        """Those whose reason is known, by their time of arrival."""
+        """Return the waits with a known reason, by their time of arrival."""
         return [wait for wait in self._waits.values() if wait.reason]

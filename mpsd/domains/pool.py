@@ -1,7 +1,7 @@
-"""All fault domains: creating, placing, restarting, adopting them.
+"""Create, fill, restart and adopt the fault domains.
 
-Each domain has one task that lives as long as the domain (life.py); upkeep.py decides about spares and recycling.  Everything
-that waits for a change waits on `changed()`.
+Each domain has one task that lives as long as the domain (life.py); upkeep.py decides about spares and recycling.  All waits
+for a change of any domain use `changed()`.
 """
 
 import math
@@ -31,12 +31,12 @@ from mpsd.process_ending import Ending
 from mpsd.process_watch import wait_ended
 
 log = structlog.get_logger()
-_FIRST = "default"  # the others are called d2, d3, ...
+_FIRST = "default"  # the others are d2, d3, ...
 _NEW_USER = -1  # no user has this uid
 
 
 class Store(Protocol):
-    """What outlives mpsd of the domains (runtime/store.py)."""
+    """The database of the domains, which outlives mpsd (runtime/store.py)."""
 
     def save_domain(self, name: str, number: int, gpus: Iterable[str], is_public: bool, key: str = "") -> None: ...
     def forget_domain(self, name: str) -> None: ...
@@ -61,15 +61,15 @@ class PoolSettings:
     restart_seconds: float
     restart_max_seconds: float
     is_multiuser: bool
-    vendor_options: tuple[str, ...]  # what its daemons are started with besides -d
+    vendor_options: tuple[str, ...]  # options of its daemons in addition to -d
     visible_devices: str | None  # the daemon's own CUDA_VISIBLE_DEVICES, passed on as it is
     recycle_seconds: float = 0.0  # a domain in FAULT for longer is restarted without its clients; 0: never
-    is_guarded: bool = False  # nobody gets in but through mpsd, even before anybody has limits (domains/guard.py)
+    is_guarded: bool = False  # clients get in only through mpsd, even before any client has limits (domains/guard.py)
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Why a GPU takes nobody, and since when, in seconds since the epoch."""
+    """Why a GPU takes no new client, and since when, in seconds since the epoch."""
 
     why: str
     since_at: float
@@ -77,7 +77,7 @@ class Drained:
 
 @dataclass(slots=True)
 class Pool:
-    """Guards the set of domains, and who is a member of which."""
+    """Guards the set of domains, and which process is a member of which."""
 
     settings: PoolSettings
     program: VendorProgram
@@ -86,12 +86,12 @@ class Pool:
     store: Store
     publish: Callable[[Domain, str, LogLine | str], None]  # takes a domain's log line for the public log
     domains: dict[str, Domain] = field(default_factory=dict)
-    on_adopted: Callable[[ProcessId, Domain], None] = lambda process, domain: None  # told of who was let in by an earlier mpsd
-    on_gone: Callable[[ProcessId, Ending | None], None] = lambda process, ending: None  # told of the end of a member
+    on_adopted: Callable[[ProcessId, Domain], None] = lambda process, domain: None  # for clients that an earlier mpsd admitted
+    on_gone: Callable[[ProcessId, Ending | None], None] = lambda process, ending: None  # called after the end of a member
     avoid: Callable[[ProcessId], frozenset[str]] = lambda process: frozenset()  # domains of the others of its service
-    on_news: Callable[[Domain, News], None] = lambda domain, news: None  # told of what a domain's log tells
+    on_news: Callable[[Domain, News], None] = lambda domain, news: None  # called with the news of a domain's log
     is_stopping: bool = False
-    drained: dict[str, Drained] = field(default_factory=dict)  # GPUs that take nobody, by their UUIDs
+    drained: dict[str, Drained] = field(default_factory=dict)  # GPUs that take no new client, by their UUIDs
     waits: PlacementWaits = field(default_factory=PlacementWaits)
     last_join: float = -math.inf  # trio time
     last_uid: int = 0  # the user for whom a spare's server is started
@@ -125,14 +125,14 @@ class Pool:
         raise NoSuchServer(f"Server {pid} not found")
 
     def domain_of_process(self, pid: int) -> Domain | None:
-        """The domain that a vendor server or a client belongs to."""
+        """Return the domain of a vendor server or a client."""
         for domain in self.domains.values():
             if pid in domain.servers or pid in domain.client_pids or any(p.pid == pid for p in domain.members):
                 return domain
         return None
 
     def default_domain(self) -> Domain:
-        """The one that speaks for all where only one can: the oldest that is alive, of all GPUs."""
+        """Return the domain that answers for all where only one can: the oldest that is alive, of all GPUs."""
         ours = [d for d in self.domains.values() if d.gpus == self.gpus]
         alive = [d for d in ours if d.state in (DomainState.READY, DomainState.FAULT, DomainState.RECYCLING)]
         if not alive:
@@ -140,7 +140,7 @@ class Pool:
         return min(alive, key=lambda domain: domain.number)
 
     def notify(self) -> None:
-        """Something changed: wake whoever waits for it."""
+        """Wake all tasks that wait for a change."""
         self._hopeless.clear()
         self._change.set()
         self._change = trio.Event()
@@ -149,7 +149,7 @@ class Pool:
         await self._change.wait()
 
     def hear(self, domain: Domain, news: News) -> None:
-        """What a domain's log tells; what is about no server of the domain is dropped."""
+        """Take the news of a domain's log; drop what is about no server of the domain."""
         if not domain.is_plausible(news):
             return
         domain.hear(news)
@@ -159,7 +159,7 @@ class Pool:
     # -- placing -----------------------------------------------------------------------------------------------------
 
     def placement_of_a_newcomer(self) -> Join | Create | Wait:
-        """Where a client of a user who has no domain would go now."""
+        """Return where a client of a user without a domain would go now."""
         return self._decide(Ask(_NEW_USER, frozenset(self.gpus)), None)
 
     async def place(self, ask: Ask, process: ProcessId | None) -> Domain:
@@ -189,7 +189,7 @@ class Pool:
         return decision if isinstance(decision, Wait) else None
 
     def place_now(self, ask: Ask, process: ProcessId | None) -> Domain | None:
-        """The domain this process is in, or one that takes it at once; None when it has to wait.  Raises Stopping."""
+        """Return the domain of this process, or one that takes it at once; None when it has to wait.  Raise Stopping."""
         if self.is_stopping:
             raise Stopping("mpsd is quitting and takes no new clients")
         home = self.home_of(process) if process else None
@@ -211,19 +211,21 @@ class Pool:
         return place(ask, self.views(), self.rules(ask.gpus))
 
     def drain_gpu(self, uuid: str, why: str) -> None:
-        """From now on nobody new is placed where this GPU is; who is there may go on as far as the GPU lets them."""
+        """Place no new client where this GPU is; present ones may continue as far as the GPU lets them."""
         self.drained.setdefault(uuid, Drained(why, time.time()))
         self.notify()
 
     def restore_gpu(self, uuid: str) -> bool:
-        """It takes clients again.  False: it was not drained."""
+        """Let the GPU take clients again.  Return False if it was not drained."""
         was_drained = self.drained.pop(uuid, None) is not None
         self.notify()
         return was_drained
 
     def _is_bound(self, home: Domain, process: ProcessId | None) -> bool:
-        """Whether it stays in the domain it was placed in.  All contexts of a process are in one domain; a process that has
-        none there yet leaves one that has fallen ill."""
+        """Return whether the process stays in its domain.
+
+        All contexts of a process are in one domain; a process without one there leaves a domain that has fallen ill.
+        """
         if home.state in (DomainState.DEAD, DomainState.GONE, DomainState.STOPPING):
             return False
         if home.is_ill and process not in home.connected:
@@ -241,7 +243,7 @@ class Pool:
         return domain
 
     def watch(self, domain: Domain, process: ProcessId | None) -> None:
-        """See to it that the process is no member any more once it has ended."""
+        """Remove the process from the members once it has ended."""
         if process is not None and self._nursery is not None:
             self._nursery.start_soon(self._watch, domain, process)
 
@@ -254,7 +256,7 @@ class Pool:
     # -- domains -----------------------------------------------------------------------------------------------------
 
     def create(self, gpus: tuple[str, ...], name: str | None = None, number: int | None = None) -> Domain:
-        """Begin a domain; it is STARTING until its vendor daemon listens."""
+        """Create a domain; it is STARTING until its vendor daemon listens."""
         number = number or self._next_number
         self._next_number = max(self._next_number, number + 1)
         name = name or (_FIRST if number == 1 else f"d{number}")
@@ -268,8 +270,10 @@ class Pool:
         return domain
 
     def adopt(self, name: str, number: int, gpus: tuple[str, ...], is_public: bool, key: str) -> None:
-        """Take over a domain that an earlier mpsd made.  One whose vendor daemon has died is started again if it was
-        the first, and cleared away otherwise."""
+        """Take over a domain of an earlier mpsd.
+
+        If its vendor daemon has died, it is started again for the first domain; another domain is removed.
+        """
         control = VendorControl(self.program, self.settings.home / name)
         if control.adopt() is None and number != 1:
             self._clear(name)
@@ -282,9 +286,9 @@ class Pool:
         log.info("domain.adopted", domain=name, vendor_pid=domain.control.process and domain.control.process.pid)
 
     def _adopt_forgotten(self, known: set[str]) -> None:
-        """Domains whose vendor daemon runs and that the database does not have.
+        """Take over domains with a running vendor daemon that the database does not have.
 
-        Their clients go on.  With which limits is not known, so they take nobody new and go when the last client has.
+        Their clients continue.  Their limits are not known, so these domains take no new client and end after their last one.
         """
         for home in sorted(self.settings.home.glob("*")):
             if home.name in known or (number := number_of(home.name)) is None:
@@ -301,7 +305,7 @@ class Pool:
             log.warning("domain.forgotten", domain=home.name, vendor_pid=process.pid, effect=effect)
 
     async def run(self, known: Iterable[tuple[str, int, tuple[str, ...], bool, str]], *, task_status: trio.TaskStatus) -> None:
-        """Lives as long as mpsd.  Started once the domains of an earlier mpsd are adopted."""
+        """Run as long as mpsd; report `started` once the domains of an earlier mpsd are adopted."""
         async with trio.open_nursery() as self._nursery:
             rows = sorted(known, key=lambda row: row[1])
             for row in rows:
@@ -314,18 +318,20 @@ class Pool:
             await trio.sleep_forever()  # the domains' tasks end when the nursery is cancelled
 
     async def settled(self) -> None:
-        """Returns once every domain takes clients or has failed to: until then the process at the next connection may be a
-        client of any of them.  Raises VendorFailed if the first domain cannot be started."""
+        """Wait until every domain takes clients or has failed: until then a connecting process may be a client of any of them.
+
+        Raise VendorFailed if the first domain cannot be started.
+        """
         while any(domain.state is DomainState.STARTING and not domain.trouble for domain in self.domains.values()):
             await self.changed()
         if self._has_adopted:
-            return  # clients may be running: whatever is wrong, mpsd is there for them
+            return  # clients may be running: in spite of any failure, mpsd serves them
         for domain in self.domains.values():
             if domain.state is DomainState.DEAD:
                 raise VendorFailed(f"the first fault domain does not start: {domain.trouble}")
 
     def remove(self, domain: Domain) -> None:
-        """It has gone for good."""
+        """Remove a domain that has ended for good."""
         domain.state = DomainState.GONE
         del self.domains[domain.name]
         self._clear(domain.name)
@@ -337,7 +343,7 @@ class Pool:
         shutil.rmtree(self.settings.home / name, ignore_errors=True)
 
     def begin_guarding(self, domain: Domain) -> None:
-        """Of a domain without servers: those to come give nothing to whoever finds the domain's own socket."""
+        """Guard a domain without servers, so that its servers give nothing to clients at the domain's own socket."""
         if self.settings.is_guarded:
             domain.guard.is_on = True
             self.store.save_baselines(domain.name, {})
@@ -345,8 +351,10 @@ class Pool:
     # -- settings ----------------------------------------------------------------------------------------------------
 
     async def set_defaults(self, defaults: Defaults) -> None:
-        """Limits of servers that start from now on.  Raises VendorFailed if a domain does not take them; that domain
-        then takes no clients until it has."""
+        """Set the limits of servers that start from now on.
+
+        Raise VendorFailed if a domain does not take them; that domain then takes no clients until it has.
+        """
         self.store.save_defaults(defaults)
         self.defaults = defaults
         failures: list[VendorFailed] = []
@@ -362,7 +370,7 @@ class Pool:
 
 
 def number_of(name: str) -> int | None:
-    """Of the domain that has this name; None for a name that no domain has."""
+    """Return the number of the domain with this name; None if no domain can have it."""
     if name == _FIRST:
         return 1
     digits = name.removeprefix("d")
@@ -371,5 +379,5 @@ def number_of(name: str) -> int | None:
 
 
 def _kind(reason: str) -> str:
-    """Without what its domains are doing."""
+    """Return the reason without the states of its domains."""
     return reason.partition(":")[0]

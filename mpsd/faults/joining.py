@@ -1,4 +1,4 @@
-"""The one place that builds what sees faults and acts on them, and joins it with the pool and the leases."""
+"""The one place that builds the fault sources and reactions, and connects them with the pool and the leases."""
 
 import time
 from functools import partial
@@ -59,7 +59,7 @@ def join_faults(
 def _introduce(
     pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attachments, policy: KmodPolicy, facts: ClientFacts
 ) -> None:
-    """Who is told when a client comes and goes, and what the domains' logs tell."""
+    """Connect the callbacks: for clients that come and go, and for lines of the domains' logs."""
 
     def arrived(process: ProcessId, domain: Domain, is_new: bool) -> None:
         grant = book.grant_of(process)
@@ -86,13 +86,13 @@ def _introduce(
 
 
 def _has_company(domain: Domain, process: ProcessId) -> bool:
-    """Whether its end could hurt somebody."""
+    """Return whether the client's end could harm another client."""
     others = {*domain.members, *domain.connected} - {process}
     return domain.state is not DomainState.FAULT and (bool(others) or len(domain.client_pids - {process.pid}) > 0)
 
 
 def _describe(book: LeaseBook, facts: ClientFacts, process: ProcessId) -> Party:
-    """A client as people know it, while it lives."""
+    """Return a client's facts for people; call it while the client lives."""
     identity, grant = book.identity_of(process), book.grant_of(process)
     uid = book.uid_of(process)
     if uid is None and (owner := processes.owner(process.pid)) is not None:

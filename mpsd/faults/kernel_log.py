@@ -1,11 +1,13 @@
-"""The kernel log as the first to tell of a fault: 12 to 130 ms after the launch, where the vendor's server says so after up to
-660 ms, and lets newcomers in meanwhile that then fail with 807 (measured on an H200).
+"""The kernel log as a source of faults, and the first: it has a fault 12 to 130 ms after the launch.
 
-A record can be read at once, but who waits for it is woken only when the console has been written (printk's vprintk_emit): 2.6
-to 4.4 ms after the record's stamp where that is a serial line; NVML's event came 3 ms before the log could be read so (H200
-machine, 22 November 2026).  So while a standby waits to take over, a thread looks whether there is something.
+The vendor's server reports it after up to 660 ms, and until then admits new clients, which then fail with 807 (measured on an
+H200).
 
-Not required: where it cannot be read (a container without /dev/kmsg, no privilege), that is logged once.
+A record can be read at once, but a reader that waits is woken only when the console has been written (printk's vprintk_emit):
+2.6 to 4.4 ms after the record's stamp if the console is a serial line; NVML's event came 3 ms before the log could be read so
+(H200 machine, 22 November 2026).  So while a standby waits to take over, a thread polls the log.
+
+The log is optional: if it cannot be read (a container without /dev/kmsg, no privilege), that is logged once.
 """
 
 import os
@@ -34,10 +36,10 @@ _RECORD_BYTES = 8192  # the kernel's bound on one record
 
 
 class KernelLog:
-    """Publishes each Xid as it is, and hands it on as an observation.  absent: why nothing is read; "" while it is.
+    """Publishes each Xid as an event, and as an observation.  absent: why the log is not read; "" while it is.
 
-    domain_of: that a server, or a client, belongs to.  devices: those whose UUIDs it can name.  haste: whether the device is
-    looked at every `interval` seconds; 0: never.
+    domain_of: the domain of a server's or client's pid.  devices: those whose UUIDs it can name.  haste: while it is on, a
+    thread polls the device every `interval` seconds; 0: never.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class KernelLog:
         self._haste, self._interval_ns = haste or Haste(), round(interval * 1e9)
 
     async def run(self, publish: Callable[[Observation], None]) -> None:
-        """Until cancelled; returns where the log cannot be read."""
+        """Run until cancelled; return if the log cannot be read."""
         self.absent = ""
         if not _is_device(self._path):
             await self._take(_follow_file(self._path), publish)
@@ -93,18 +95,18 @@ class KernelLog:
 
 
 async def _after_others() -> None:
-    """When all who can go on now, as a standby that is promoted, have done so: within one turn their order is nobody's."""
+    """Let all tasks that can run, such as a promoted standby's, run first: twice, as the order within one turn is arbitrary."""
     for _ in range(2):
         await trio.lowlevel.checkpoint()
 
 
 def _is_device(path: Path) -> bool:
-    """Whether it is the kernel's; what is not, is the simulator's file, which need not be there yet."""
+    """Return whether the path is the kernel's device; any other is the simulator's file, which need not exist yet."""
     return path == KERNEL_LOG
 
 
 def _size_of(path: Path) -> int:
-    """0 where there is no such file yet."""
+    """Return the file's size; 0 if it does not exist yet."""
     return path.stat().st_size if path.exists() else 0
 
 
@@ -119,11 +121,14 @@ def _open_at_end(path: Path) -> int:
 
 
 class _Device:
-    """Guards that one task reads, whoever says that there is something: the kernel, or a thread that looks.  Takes `device`."""
+    """Guards that only one task reads, whether the kernel or the polling thread found a record.
+
+    Takes ownership of `device`.
+    """
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self._seen = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # by the thread
+        self._seen = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # written by the thread
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._either = select.epoll()
         self._either.register(device, select.EPOLLIN)
@@ -143,13 +148,16 @@ class _Device:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._seen)
             except BrokenPipeError:
-                continue  # records were overwritten before they were read; reading goes on after the gap
+                continue  # records were overwritten before they were read; continue after the gap
             else:
                 yield record.decode(errors="replace")
                 await trio.lowlevel.checkpoint()
 
     async def look(self, haste: Haste, interval_ns: int) -> None:
-        """Until cancelled: in haste.  The thread is ended at once, and waited for, since it uses the descriptors."""
+        """Poll while haste is on, until cancelled.
+
+        The thread is stopped at once, and joined, since it uses the descriptors.
+        """
         while True:
             turning = haste.turning
             if not haste.is_on or not interval_ns:
@@ -164,19 +172,19 @@ class _Device:
             os.eventfd_read(self._stop)
 
     async def _look(self, interval_ns: int) -> None:
-        """In a thread, without the interpreter's lock, until it is told to stop."""
+        """Poll in a thread, without the interpreter's lock, until it is stopped."""
         descriptors = self._device, self._seen, self._stop
         try:
             done = await trio.to_thread.run_sync(lib.mpsd_look, *descriptors, interval_ns, limiter=trio.CapacityLimiter(1))
             why = os.strerror(-done) if done else ""
-        except RuntimeError as exc:  # there is no thread to be had
+        except RuntimeError as exc:  # no thread can be started
             why = str(exc)
         if why:
             log.warning("faults.not_looked", why=why, effect="a standby takes over some milliseconds later")
 
 
 async def _follow_file(path: Path) -> AsyncGenerator[str, None]:
-    """The file that stands for the device in the simulator."""
+    """Yield the lines of the file that replaces the device in the simulator."""
     watch = DirectoryWatch(path.parent)
     try:
         file = LogFile(path, _size_of(path))

@@ -1,4 +1,4 @@
-"""NVML's Xid events as a source: that a GPU had an Xid, and which.  They tell neither whose it was nor the domain.
+"""NVML's Xid events as a source: the GPU and the number of an Xid, but neither the process nor the domain.
 
 For where the kernel log cannot be read: it says the same, and more, a millisecond sooner.
 """
@@ -15,13 +15,13 @@ from mpsd.fault import Observation, Source
 from mpsd.policy.xids import meaning_of
 
 log = structlog.get_logger()
-_WAIT_MS = 2000  # a wait that was abandoned ends by then
+_WAIT_MS = 2000  # a wait that was abandoned ends within this time
 
 
 class NvmlEvents:
     """Guards one waiting thread.  gpus: UUIDs.  library: as of gpu.nvml.read_devices.
 
-    absent: why nothing is heard; "" while it is.
+    absent: why no events come; "" while they do.
     """
 
     def __init__(self, gpus: Sequence[str], library: Path | None = None) -> None:
@@ -30,8 +30,8 @@ class NvmlEvents:
         self._library = library
 
     async def run(self, publish: Callable[[Observation], None]) -> None:
-        """Until cancelled; returns where NVML does not work, or works no longer."""
-        from mpsd.gpu.xid_events import XidEvents  # pynvml is large: loaded by those who ask
+        """Run until cancelled; return if NVML does not work, or stops working."""
+        from mpsd.gpu.xid_events import XidEvents  # pynvml is large: loaded only here
 
         try:
             events = await trio.to_thread.run_sync(XidEvents, self._gpus, self._library)

@@ -1,4 +1,4 @@
-"""Xid records of /dev/kmsg, as the NVIDIA driver writes them, told apart from records into which a user can bring text.
+"""Xid records of /dev/kmsg, as the NVIDIA driver writes them, distinguished from records into which a user can bring text.
 
     4,1234,5678901,c;NVRM: Xid (PCI:0000:00:06): 43, pid=22078, name=nvidia-cuda-mps, channel 0x0000000a
     | |    |       | the message
@@ -19,11 +19,11 @@ at the beginning of the record) and the name of its file (255 bytes, further on)
   hold that: "NVRM: Xid (PCI:" alone has 15 bytes, so what the kernel writes after the name stands where the place must begin;
 - it is no continuation of another record ("+", which old kernels write).
 
-/dev/kmsg escapes a line feed in a message, so that a name cannot begin a record.  All that makes a forgery hard, and not
+/dev/kmsg escapes a line feed in a message, so that a name cannot begin a record.  All this makes a forgery hard, but not
 impossible (nft's "log prefix" with net.netfilter.nf_log_all_netns=1 begins a record with any text, at any level).
 
-Under MPS the pid is a server's (13, 43) or that of *any* client of the faulting server, guilty or not (31): it tells the fault
-domain, never the culprit (FACTS.md).
+Under MPS the pid is a server's (13, 43) or that of *any* client of the faulting server, guilty or not (31): it identifies the
+fault domain, never the culprit (FACTS.md).
 """
 
 import re
@@ -45,13 +45,13 @@ _ADDRESS = re.compile(r"faulted @ 0x(?P<high>[0-9a-f]{1,8})_(?P<low>[0-9a-f]{8})
 _ACCESS = re.compile(r"ACCESS_TYPE_(?:VIRT|PHYS)_(?P<access>READ|WRITE|ATOMIC|PREFETCH)")
 _PLACE = re.compile(r"(?P<domain>[0-9a-f]{4,8}):(?P<bus>[0-9a-f]{2}):(?P<device>[0-9a-f]{2})", re.IGNORECASE)
 
-# The kernel's clock may be another one than CLOCK_MONOTONIC; further apart than this, it is.
+# The kernel's clock may differ from CLOCK_MONOTONIC; if they are further apart than this, it does.
 _CLOCKS_APART_NS = 2 * 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """`pid` is None where the line names no process; address and access of an MMU fault.
+    """A parsed record.  pid: None if the line names no process.  address, access: of an MMU fault.
 
     logged_ns: of the kernel's clock.  text: the message.
     """
@@ -84,7 +84,10 @@ def parse_xid(record: str) -> Xid | None:
 
 
 def observe(xid: Xid, domain: str, devices: Iterable[Device], now_ns: int) -> Observation:
-    """domain: of the process that it names, "" if none.  That process is not passed on: it may be an innocent."""
+    """Return the observation.  domain: of the named process, "" if none.
+
+    The process itself is left out: it may be innocent.
+    """
     is_stamp_good = 0 <= now_ns - xid.logged_ns <= _CLOCKS_APART_NS
     return Observation(
         Source.KERNEL_LOG,
@@ -100,7 +103,10 @@ def observe(xid: Xid, domain: str, devices: Iterable[Device], now_ns: int) -> Ob
 
 
 def gpu_at(place: str, devices: Iterable[Device]) -> str:
-    """The UUID of the device that the kernel calls PCI:0000:00:06 and NVML 00000000:00:06.0; "" if it is none of these."""
+    """Return the UUID of the device at a place in the kernel's notation; "" if `devices` lacks it.
+
+    The kernel's PCI:0000:00:06 is NVML's 00000000:00:06.0.
+    """
     found = _numbers(place)
     return next((device.uuid for device in devices if found and _numbers(device.pci_bus_id) == found), "")
 

@@ -1,7 +1,7 @@
-"""Devices as NVML sees them (pynvml), reduced to those that CUDA_VISIBLE_DEVICES names.
+"""Read devices from NVML (pynvml), reduced to those that CUDA_VISIBLE_DEVICES names.
 
-CUDA's ordinals follow CUDA_DEVICE_ORDER; NVML counts by PCI bus.  On machines with unlike GPUs the two can differ, so ordinals
-there should be avoided in favour of UUIDs (CUDA programming guide, environment variables).
+CUDA's ordinals follow CUDA_DEVICE_ORDER; NVML counts by PCI bus.  On machines with unlike GPUs the two can differ, so use UUIDs
+there in place of ordinals (CUDA programming guide, environment variables).
 """
 
 import ctypes
@@ -25,10 +25,10 @@ _CORES_SINCE_HOPPER = 128
 
 
 def read_devices(visible: str | None, library: Path | None = None) -> tuple[Device, ...]:
-    """The devices to serve, in order.  `visible`: CUDA_VISIBLE_DEVICES, None for all.  Blocks for milliseconds to a second.
+    """Return the devices to serve, in order.  Blocks for milliseconds to a second.
 
-    `library`: the simulator's NVML; loaded first, it answers to the name that pynvml looks for.
-    Raises VendorFailed when NVML does not work here, NoSuchDevice when no device is left.
+    `visible`: CUDA_VISIBLE_DEVICES, None for all.  `library`: the simulator's NVML; it is loaded first, under the name that
+    pynvml looks for.  Raise VendorFailed if NVML does not work here, NoSuchDevice if no device is left.
     """
     try:
         if library is not None:
@@ -50,7 +50,7 @@ def read_devices(visible: str | None, library: Path | None = None) -> tuple[Devi
 
 
 def choose_visible(devices: Sequence[Device], visible: str | None) -> tuple[Device, ...]:
-    """As CUDA reads the variable: the words up to the first that names no device; a device twice makes none visible."""
+    """Choose as CUDA does: the words up to the first that names no device; a device twice makes none visible."""
     if visible is None:
         return tuple(devices)
     chosen: list[Device] = []
@@ -89,7 +89,7 @@ def _read(index: int) -> Device:
 
 
 def _multiprocessors(handle: pynvml.c_nvmlDevice_t) -> int:
-    """NVML counts cores; 0 where it does not, or where it is not known how many an SM has."""
+    """Return the number of SMs, from NVML's number of cores; 0 if NVML or the cores of an SM are not known."""
     try:
         cores = int(pynvml.nvmlDeviceGetNumGpuCores(handle))
     except pynvml.NVMLError:

@@ -1,7 +1,7 @@
 """LeaseBook: the one owner of leases and admissions while mpsd runs.
 
-Decisions are policy's (mpsd/policy/), what must outlive mpsd is in the store before anybody is told.  Everything but waiting is
-done at once, without a moment at which another task could see it half done.  Prose: docs/leases.md.
+mpsd/policy/ makes the decisions; the store has all that must outlive mpsd before any caller gets an answer.  Except for waits,
+each change happens at once: no other task can see it half done.  Prose: docs/leases.md.
 """
 
 import time
@@ -35,16 +35,16 @@ from mpsd.policy.specs import check_spec, check_ttl
 from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 
 log = structlog.get_logger()
-_RANKS_SECONDS = 1.0  # ranks of a long queue rise all the time; who goes in by that alone can wait so long
-_LOOK_SECONDS = 20.0  # between looks at the processes that nobody else watches; clients in a domain are watched there
-_LOOKS_AT_ONCE = 64  # then others have their turn
-_LOOKS_A_ROUND = 1000  # more processes are looked at less often
-_AGAIN_SECONDS = 5.0  # until what could not be written is tried again
+_RANKS_SECONDS = 1.0  # ranks of a long queue rise all the time; an entry that goes in only because of that can wait so long
+_LOOK_SECONDS = 20.0  # between checks of the processes that no other task watches; clients in a domain are watched there
+_LOOKS_AT_ONCE = 64  # then other tasks run
+_LOOKS_A_ROUND = 1000  # more processes are checked less often
+_AGAIN_SECONDS = 5.0  # until a failed write is tried again
 NO_FACTS: Mapping[str, object] = MappingProxyType({})
 
 
 class LeaseBook:
-    """Guards that nobody gets what somebody else has been promised."""
+    """Guards that no lease or client gets what another has reserved."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class LeaseBook:
         groups: UnixGroups | None = None,
         ranges: UidRanges = NO_RANGES,
     ) -> None:
-        """Takes over what an earlier mpsd left in the store.  Raises UnusablePath.
+        """Restore what an earlier mpsd left in the store.  Raise UnusablePath.
 
         clock: seconds since the epoch.  find_process: the process that has a pid; None where none has.
         ranges: whose uids count as one user.
@@ -82,7 +82,7 @@ class LeaseBook:
         return self._terms.settings
 
     def configure(self, settings: AdmissionSettings) -> None:
-        """Other settings from now on.  Leases and grants that are there stay as they are."""
+        """Use other settings from now on.  Present leases and grants stay as they are."""
         self._terms.configure(settings)
         self._admissions.advance()
         self._schedule.expect(self._terms.clock())
@@ -90,11 +90,10 @@ class LeaseBook:
     # -- leases ------------------------------------------------------------------------------------------------------
 
     def create(self, owner_uid: int, spec: LeaseSpec, for_all_users: bool | None = None) -> Lease:
-        """ACTIVE, or QUEUED where it does not fit and may wait; the one that is there where its request is repeated.
+        """Create a lease: ACTIVE, or QUEUED if it does not fit and may wait; return the present one for a repeated request.
 
-        Raises BadRequest, NoSuchDevice, NotAllowed, NoRoom, TooMany.
-
-        for_all_users: an operator made it, and it serves whatever processes it names; None: where `owner_uid` is an operator's.
+        for_all_users: an operator made it, and it serves all processes that it names; None: decide by `owner_uid`.  Raise
+        BadRequest, NoSuchDevice, NotAllowed, NoRoom or TooMany.
         """
         is_for_all = owner_uid in self.settings.operators if for_all_users is None else for_all_users
         spec = with_start_time(check_spec(spec, self._terms.devices()), self._find_process)
@@ -123,7 +122,7 @@ class LeaseBook:
         return self._register.find(lease.id)
 
     def renew(self, lease_id: int, ttl_seconds: float | None) -> Lease:
-        """From now on it lasts so long; None: until it is released."""
+        """Renew the lease for this time from now on; None: until it is released."""
         check_ttl(ttl_seconds)
         lease = self._register.renew(self._register.find(lease_id), ttl_seconds, self._terms.clock())
         self._news.of_lease("renewed", lease)
@@ -131,7 +130,7 @@ class LeaseBook:
         return lease
 
     def release(self, lease_id: int) -> Lease:
-        """As it was.  Its clients keep what they have until they end."""
+        """End the lease and return its last value.  Its clients keep what they have until they end."""
         lease = self._register.find(lease_id)
         self._end_leases([lease], "released")
         return lease
@@ -149,9 +148,9 @@ class LeaseBook:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant:
-        """What it may use; waits as long as it must.  Raises Refused.  The same answer for a process that asks again.
+        """Return the client's grant; wait as long as necessary.  The same process always gets the same answer.  Raise Refused.
 
-        told: is called with each new reason for waiting.  Cancelled, it gives up its place.
+        told: called with each new reason for waiting.  If the call is cancelled, the client loses its place.
         """
         if process is None:
             return await self._admit_unseen(credentials, told)
@@ -170,11 +169,11 @@ class LeaseBook:
         return MappingProxyType(self._clients.grants)
 
     def adopt(self, process: ProcessId, credentials: Credentials) -> Grant:
-        """Of a client that an earlier mpsd let in; one that is not in the store had no lease."""
+        """Return the grant of a client that an earlier mpsd admitted; one that is not in the store had no lease."""
         return self._clients.grants.get(process) or self._clients.take_in(process, credentials)
 
     def leave(self, process: ProcessId) -> None:
-        """It has ended: what it held is free, and leases that name its pid end."""
+        """Free what an ended process held, and end the leases that name its pid."""
         named = self._register.naming(process)
         was_client = self._clients.remove(process, is_stored=not named)
         if named:
@@ -183,36 +182,36 @@ class LeaseBook:
             self._admissions.catch_up()
 
     def observe(self, process: ProcessId, busy: float, seconds: float) -> None:
-        """For `seconds` a client used this fraction of its share: what the elastic policy goes by."""
+        """Note for the elastic policy that for `seconds` a client used this fraction of its share."""
         grant = self._clients.grants.get(process)
         if grant is not None and (lease := self._register.get(grant.lease_id)) is not None:
             self._dealer.observe(lease, busy, seconds, self._terms.clock())
 
     def identity_of(self, process: ProcessId) -> Identity | None:
-        """Of a client, or of one that waits."""
+        """Return the identity of a client, or of a process that waits."""
         entry = self._admissions.line.find(process)
         if entry is not None and entry.client is not None:
             return entry.client.identity
         return self._clients.identity_of(process, self._identify)
 
     def uid_of(self, process: ProcessId) -> int | None:
-        """The same, for who needs no more: nothing is read from /proc."""
+        """Return the uid of a client, or of a process that waits, without reading /proc."""
         entry = self._admissions.line.find(process)
         return entry.uid if entry is not None else self._clients.uid_of(process)
 
     @property
     def queued(self) -> int:
-        """Places of the queue that are taken."""
+        """The number of taken places in the queue."""
         return len(self._admissions.line)
 
     def queue(self) -> Sequence[QueueEntry]:
-        """In order; the first has position 1."""
+        """Return the queue in order; the first entry has position 1."""
         return self._admissions.queue()
 
     # -- lifetime ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Ends what is over and lets in whose turn has come; lives as long as mpsd."""
+        """End what is over and admit entries in their turn, as long as mpsd lives."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look_after_processes)
             while True:
@@ -249,11 +248,11 @@ class LeaseBook:
     def _end_leases_of_dead(self, leases: Sequence[Lease], process: ProcessId) -> None:
         try:
             self._end_leases(leases, "released", {"reason": "its process has ended"}, process)
-        except UnusablePath as exc:  # the next look at processes finds it again
+        except UnusablePath as exc:  # the next check of the processes finds it again
             log.error("store.failed", statement="the end of a process with leases", why=str(exc))
 
     async def _look_after_processes(self) -> None:
-        """Those that leases name need not be clients; and a client may end between being let in and being placed."""
+        """Check processes that leases name, which need not be clients, and clients, which may end before they are placed."""
         while True:
             everybody = {*self._register.processes(), *self._clients.grants}
             await trio.sleep(_LOOK_SECONDS * max(1.0, len(everybody) / _LOOKS_A_ROUND))
@@ -266,14 +265,14 @@ class LeaseBook:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     async def _admit_unseen(self, credentials: Credentials, told: Callable[[str], None]) -> Grant:
-        """A process in another pid namespace: its end would not be seen, so it gets nothing that is counted."""
+        """Admit a process in another pid namespace: mpsd would not see its end, so it gets nothing that is counted."""
         why = refusal_of(None, self.settings)
         if not why:
             self._news.admitted(None, credentials, UNSEEN)
             return UNSEEN
         if not may_be_told(self.settings):
             told(why)
-            await trio.sleep_forever()  # as configured; its connection ends it
+            await trio.sleep_forever()  # as configured; its connection ends the wait
         refused = Refused(self.settings.refuse_with, why)
         self._news.refused(None, credentials, refused)
         raise refused
@@ -282,7 +281,7 @@ class LeaseBook:
         return self._find_process(process.pid) == process
 
     def _restore(self, is_new_boot: bool) -> None:
-        """What has ended while no mpsd was there ends now."""
+        """Restore the leases and clients; end what ended while no mpsd ran."""
         self._register.restore()
         now = self._terms.clock()
         for process in self._register.processes():

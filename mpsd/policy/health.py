@@ -1,4 +1,4 @@
-"""Whether a client that starts now would be served, decided from facts that mpsd keeps up to date (runtime/health.py).
+"""Decide whether a client that starts now would be served, from facts that mpsd keeps up to date (runtime/health.py).
 
 Each problem names what was found and what to do.  Prose: docs/monitoring.md, "Health".
 """
@@ -11,15 +11,16 @@ from mpsd.policy.placement import Create, Join, Wait
 
 LEAST_FREE_BYTES = 256 << 10  # a database takes up to 50 KiB at its first writes, a vendor daemon's files up to 20
 LEAST_FREE_FILES = 32  # a domain makes a dozen
-LATE_SECONDS = 5.0  # looks are every half second, and later on a busy machine
+LATE_SECONDS = 5.0  # checks run every half second, and later on a busy machine
 _FAILED = (DomainState.DEAD, DomainState.SILENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What a look at the state directory found.  trouble: why it is not the directory that mpsd was started with; "": it is.
+    """The result of a check of the state directory.
 
-    free_files: None where the file system has no fixed number of files.  damaged: databases that were removed or truncated.
+    trouble: why it is not the directory that mpsd was started with; "": it is.  free_files: None where the file system has no
+    fixed number of files.  damaged: databases that were removed or truncated.
     """
 
     path: str
@@ -32,7 +33,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known when somebody asks.
+    """The facts at the time of a request.
 
     placement: where a client of a user who has no domain would go.  storage: None before the first look at it.  seen_seconds:
     how long ago that look was.  unwritten: why what mpsd knows of its domains could not be stored; "": it could.
@@ -60,7 +61,7 @@ class Facts:
 
 
 def problems(facts: Facts) -> list[str]:
-    """Why a client that starts now might not be served, or what it is granted not be kept; empty when all is well."""
+    """Return why a client that starts now might not be served, or its grant not be kept; empty if all is well."""
     if facts.is_stopping:
         return ["mpsd is quitting and takes no new clients"]
     found = (_of_domains(facts), _of_doors(facts), _of_storage(facts), _of_rooms(facts))
@@ -123,7 +124,7 @@ def _of_storage(facts: Facts) -> Iterator[str]:
 
 
 def _lack(storage: Storage) -> str:
-    """Empty where there is room."""
+    """Return what is lacking; empty if nothing is."""
     if storage.free_bytes < LEAST_FREE_BYTES:
         return f"{storage.free_bytes >> 10} KiB are free, {LEAST_FREE_BYTES >> 10} are needed"
     if storage.free_files is not None and storage.free_files < LEAST_FREE_FILES:

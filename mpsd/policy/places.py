@@ -1,18 +1,18 @@
-"""How the places for connections are divided among users.  Pure.
+"""Divide the places for connections among users.  Pure.
 
     all places
     |-- for everybody: each user at most `per_user`, and no more than `times_free` times what is free of these
     |-- `first`: for users who have fewer than `few` places
     `-- `operators`: for operators
 
-So a few users who take all they can get leave something for everybody, and it takes as many users as `first` has places to lock
-the next one out.  Nothing is taken away from a user who has it.
+So a few users with as many places as they can get leave some for others, and only as many users as `first` has places can lock
+the next one out.  No user loses a place.
 """
 
 from dataclasses import dataclass
 from enum import Enum, auto
 
-# One user alone gets four fifths of what is for everybody, two get four ninths each.
+# One user alone gets four fifths of the shared places, two get four ninths each.
 _TIMES_FREE = 4
 
 
@@ -20,8 +20,8 @@ class Hindrance(Enum):
     """Why a user gets no further place."""
 
     OWN = auto()  # this user has as many as a user may have
-    SHARE = auto()  # what is left is for users who have fewer
-    ALL = auto()  # there is none
+    SHARE = auto()  # the places left are for users who have fewer
+    ALL = auto()  # no place is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Places:
     times_free: int = _TIMES_FREE
 
     def hindrance(self, own: int, total: int, is_operator: bool) -> Hindrance | None:
-        """Of a user who has `own` of `total` places that are taken; None where one more is to be had."""
+        """Return why a user with `own` of `total` taken places gets no other; None if it does."""
         if own >= self.per_user:
             return Hindrance.OWN
         left = self.most - total - (0 if is_operator else self.operators)

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """Guards that no user gets a second turn while another waits for a first, and that each user's things keep their order."""
+    """Guards that no user gets a second turn while another waits for a first, and that each user's entries keep their order."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, deque[T]] = {}  # by uid, in the order of their turns; none is empty
@@ -25,7 +25,7 @@ class Turns(Generic[T]):
             yield from waiting
 
     def of(self, uid: int) -> int:
-        """How many things of this user wait."""
+        """Return how many entries of this user wait."""
         return len(self._waiting.get(uid, ()))
 
     def put(self, uid: int, thing: T) -> None:
@@ -52,7 +52,7 @@ class Turns(Generic[T]):
         return waiting.popleft()
 
     def take(self, most: int) -> list[T]:
-        """One thing of each of at most so many users, who go to the end of the line."""
+        """Take one entry of each of at most so many users, who go to the end of the queue."""
         taken = []
         for uid in list(self._waiting)[:most]:
             waiting = self._waiting.pop(uid)

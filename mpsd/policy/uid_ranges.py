@@ -1,4 +1,4 @@
-"""Whose share a uid counts against: the uids of one range of /etc/subuid have one share, since one user can be all of them.
+"""Map a uid to its share of a limit: one user can own all uids of a range of /etc/subuid, so they have one share.
 
 A long range is divided into blocks of 65,536 uids with a share each: container runtimes (users kubelet, containers, lxd) give
 each container such a block of one range.  Ranges of root are left out: root gives them to many users.  Prose: docs/security.md.
@@ -15,7 +15,7 @@ _BLOCK_UIDS = 65536  # of one container with a user namespace of its own
 
 @dataclass(frozen=True, slots=True)
 class UidRanges:
-    """ranges: the first uid and the uid behind the last of each, in their order."""
+    """ranges: the first uid of each range and the first uid after it, in order."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
@@ -32,7 +32,7 @@ NO_RANGES = UidRanges()
 
 
 def parse(text: str) -> UidRanges:
-    """The lines OWNER:FIRST:COUNT of subuid(5); what is no such line is passed over."""
+    """Parse the lines OWNER:FIRST:COUNT of subuid(5); skip other lines."""
     found = []
     for line in text.splitlines()[:_MOST_RANGES]:
         owner, first, count = [*(word.strip() for word in line.split(":")), "", ""][:3]

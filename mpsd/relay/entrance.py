@@ -1,6 +1,6 @@
-"""What a client may use, and the fault domain that takes it; it waits here for both.
+"""Get a client's grant and the fault domain that takes it; the client waits here for both.
 
-A client without a lease, where that is allowed, is let through at once.  Prose: docs/leases.md, docs/domains.md.
+A client without a lease, where that is allowed, passes at once.  Prose: docs/leases.md, docs/domains.md.
 """
 
 from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ _LONGEST_PAUSE_SECONDS = 30.0  # between two attempts to read a client
 
 
 class Admission(Protocol):
-    """Says what a client may use (leases/book.py)."""
+    """Decides what a client may use (leases/book.py)."""
 
     def grant_of(self, process: ProcessId) -> Grant | None: ...
     def identity_of(self, process: ProcessId) -> Identity | None: ...
@@ -44,28 +44,28 @@ class Reader(Protocol):
     """Reads what a client was started with (client_facts.py)."""
 
     async def read(self, process: ProcessId) -> Facts:
-        """Raises Unreadable."""
+        """Return the facts.  Raise Unreadable."""
 
 
 class Separation(Protocol):
-    """Says who is kept apart because of faults, and who has to wait before it starts (faults/desk.py)."""
+    """Decides which clients are kept apart because of faults, and which have to wait before they start (faults/desk.py)."""
 
     def key_of(self, process: ProcessId) -> str:
-        """Of the domain it is placed in; empty: anywhere."""
+        """Return the key of the domain for the process; empty: any domain."""
 
     def pause_of(self, process: ProcessId) -> float:
-        """Seconds; 0: it may start."""
+        """Return the seconds that it has to wait; 0: it may start."""
 
     def arrived(self, process: ProcessId, domain: Domain) -> None:
-        """It is placed there; told for each of its connections."""
+        """Note the domain in which it is placed; called for each of its connections."""
 
     def hung_up(self, process: ProcessId) -> None:
-        """One of its connections has ended."""
+        """Note that one of its connections has ended."""
 
 
 @dataclass(slots=True)
 class Entrance:
-    """Guards that nobody is placed before it is known who is where, and what everybody may use."""
+    """Guards that no client is placed before mpsd knows which clients are in which domain, and what each may use."""
 
     pool: Pool
     admission: Admission
@@ -73,11 +73,13 @@ class Entrance:
     is_per_gpu: bool
     reader: Reader
     may_place: trio.Event = field(default_factory=trio.Event)  # set: every domain that a caller may be in is known
-    _wishes: dict[object, str] = field(default_factory=dict)  # a domain, for the next process that is like one that ran
+    _wishes: dict[object, str] = field(default_factory=dict)  # a domain, for the next process with the same lease or cgroup
 
     def wish(self, process: ProcessId, uid: int | None, domain: str) -> None:
-        """The next process with the same lease goes there, if it can; without a lease, the next of that user in the same
-        cgroup.  The oldest wish is forgotten where there are too many."""
+        """Request a domain for the next process with the same lease; without a lease, of that user in the same cgroup.
+
+        At the bound the oldest request is forgotten.
+        """
         while len(self._wishes) >= _MOST_WISHES:
             del self._wishes[next(iter(self._wishes))]
         self._wishes[self._likeness(process, uid)] = domain
@@ -90,7 +92,7 @@ class Entrance:
         return (uid, identity.cgroups if identity else ())
 
     async def find_place(self, caller: Caller) -> tuple[Domain, Grant] | None:
-        """What it may use, and a domain that takes it; None when its process ends first.  Raises Refused, Stopping."""
+        """Return its grant and a domain that takes it; None if its process ends first.  Raise Refused or Stopping."""
         process = caller.process
         grant = self.admission.grant_of(process) if process else None
         is_free = process is None or not self._pause_of(process)
@@ -110,7 +112,7 @@ class Entrance:
         if trouble:
             raise trouble
         if not found and process is not None:
-            self.admission.leave(process)  # it may have been let in at the moment of its end
+            self.admission.leave(process)  # it may have been admitted at the moment of its end
         return self._placed(caller, *found[0]) if found else None
 
     def _placed(self, caller: Caller, domain: Domain, grant: Grant) -> tuple[Domain, Grant]:
@@ -119,7 +121,7 @@ class Entrance:
         return domain, grant
 
     async def _read(self, caller: Caller) -> str:
-        """What it was started with, for each of its connections anew.  Why that cannot be read; empty where it was."""
+        """Read what it was started with, anew for each of its connections; return why that failed, or an empty text."""
         if caller.process is None:
             return ""
         try:
@@ -151,11 +153,11 @@ class Entrance:
         return await self.pool.place(self._ask(caller, grant), caller.process), grant
 
     def _pause_of(self, process: ProcessId) -> float:
-        """One that has a place keeps it."""
+        """Return its pause; a process that has a place keeps it."""
         return 0.0 if self.pool.home_of(process) is not None else self.separation.pause_of(process)
 
     async def _wait_until_read(self, caller: Caller, unread: str, told: Callable[[str], None]) -> None:
-        """One that cannot be read might lift its limits: it gets no further, and is tried again and again."""
+        """Retry until the process can be read: one that cannot be read might lift its limits."""
         pause = 1.0
         while unread:
             told(unread)
@@ -164,7 +166,7 @@ class Entrance:
             unread = await self._read(caller)
 
     async def _unless_stopping(self, act: Callable[[], Awaitable[_T]]) -> _T:
-        """No longer than mpsd takes clients.  Raises Stopping, and what `act` raises of Refused."""
+        """Return the result of `act`, or raise Stopping once mpsd takes no new clients.  Raise Refused if `act` does."""
         found: list[_T] = []
         trouble: Refused | None = None
         async with trio.open_nursery() as nursery:
@@ -186,7 +188,7 @@ class Entrance:
         scope.cancel()
 
     def limits(self, caller: Caller, domain: Domain, grant: Grant) -> Limits:
-        """In the domain's own terms.  Raises Refused for a client that would lift its limit."""
+        """Return the limits in the domain's terms.  Raise Refused for a client that would lift its limit."""
         if grant.memory_bytes and caller.process:
             variable = caller.facts.variables.get(PINNED_VARIABLE)
             visible = {uuid: ordinal for ordinal, uuid in enumerate(domain.gpus)}
@@ -205,8 +207,11 @@ class Entrance:
         return Ask(uid, self._gpus_of(caller, grant), key, wish)
 
     def _gpus_of(self, caller: Caller, grant: Grant) -> frozenset[str]:
-        """Those of its lease.  Else a client that names one GPU by UUID is served by a domain of that GPU alone; ordinals would
-        mean another GPU there (the daemon's CUDA_VISIBLE_DEVICES renumbers), so they keep to the domains of all GPUs."""
+        """Return the GPUs of its lease, or else of its domain.
+
+        A client that names one GPU by UUID gets a domain of only that GPU.  One that names ordinals gets a domain of all GPUs:
+        in another the ordinals would mean other GPUs (the daemon's CUDA_VISIBLE_DEVICES renumbers).
+        """
         everything = frozenset(self.pool.gpus)
         if grant.gpus and frozenset(grant.gpus) <= everything:
             return frozenset(grant.gpus)

@@ -1,4 +1,4 @@
-"""What operators do with fault domains and with the places of clients (api/services.py, Domains), over the pool."""
+"""Operators' actions on fault domains and on the placement of clients (api/services.py, Domains), over the pool."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -18,7 +18,7 @@ _SHIELDED = (ShieldState.ON, ShieldState.KEPT)
 
 
 class DomainOperations:
-    """Guards that nothing here waits for a vendor daemon, but where it changes something there."""
+    """Guards that only methods that change a vendor daemon wait for it."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ _AGAIN_SECONDS = 5.0  # between attempts to open a file that could not be opened
 
 
 class PublicLog:
-    """Guards the two files; a full or broken disk costs lines (counted), never the daemon."""
+    """Guards the two files; a full or broken disk loses lines (counted), and never stops the daemon."""
 
     def __init__(self, directory: Path, public_pipe: str, echo: bool, tell: Callable[..., None]) -> None:
         self._directory = directory
@@ -69,21 +69,21 @@ class PublicLog:
         return troubles
 
     def write(self, text: str) -> None:
-        """A line of mpsd's own, as the vendor's control daemon would write it."""
+        """Write a line of mpsd's own, as the vendor's control daemon would write it."""
         now = time.time()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now)) + f".{int(now * 1000) % 1000:03d}"
         head = f"[{stamp} Control {os.getpid():5d}] "
         self._append("control.log", "\n".join(head + line for line in text.rstrip("\n").split("\n")))
 
     def publish(self, domain: Domain, name: str, line: LogLine | str) -> None:
-        """A line of a domain's log."""
+        """Write a line of a domain's log."""
         if isinstance(line, LogLine):
             text = line.text.replace(str(domain.control.pipe_directory), self._public_pipe)
             line = f"[{line.stamp} {line.source} {line.pid:5d}] {text}"
         self._append(name, f"{line} (domain {domain.name})")
 
     def _append(self, name: str, line: str) -> None:
-        data = (visible(line, keep="\n\t") + "\n").encode(errors="replace")  # it may repeat a client's name
+        data = (visible(line, keep="\n\t") + "\n").encode(errors="replace")  # it may contain a client's name
         if self._echo:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
@@ -108,5 +108,5 @@ class PublicLog:
 
 
 def _is_removed(file: int) -> bool:
-    """Nobody could read what is written there.  A file that was only renamed has its name until SIGHUP."""
+    """Return whether the file has no name, so that its lines would be lost.  After a rotation it has one until SIGHUP."""
     return os.fstat(file).st_nlink == 0

@@ -14,8 +14,8 @@ from mpsd.wire import results
 from mpsd.wire.messages import ClientId, MoveClient, Page
 from mpsd.wire.results import Map
 
-_TERMINATED = "0"  # the vendor's answer where it worked; any other is a CUDA error
-_NOBODY = -1  # a user that nobody is
+_TERMINATED = "0"  # the vendor's answer on success; any other is a CUDA error
+_NOBODY = -1  # the uid of no user
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Clients:
         return {**self.grants, **self.views, **self.waiting}
 
     def find(self, ask: ClientId | MoveClient) -> ProcessId:
-        """Raises NoSuchClient."""
+        """Return the client with this pid.  Raises NoSuchClient."""
         for process in self.all():
             if process.pid == ask.pid and ask.start_time in (0, process.start_time):
                 return process
@@ -56,12 +56,12 @@ class Clients:
         return entry.uid if entry else None
 
     def owner(self, process: ProcessId) -> int:
-        """Of one that has ended it is nobody, so that only operators see it."""
+        """Return the owner's uid; for a process that has ended, the uid of no user, so that only operators see it."""
         uid = self.uid(process)
         return _NOBODY if uid is None else uid
 
     def show(self, process: ProcessId) -> Map:
-        """No name and no token of a lease: lease.get tells those who may know."""
+        """Return the entry of a client, without the name and the token of its lease, which only lease.get returns."""
         view, grant = self.views.get(process), self.grants.get(process)
         return {
             **results.process(process),

@@ -1,6 +1,6 @@
 """service.enlist, join, ready, follow, serving, yielded, failed, leave; get, list, handover, change.
 
-A member is a process, and not a connection: connections come and go.
+A process is a member, not a connection: it may reconnect.
 """
 
 
@@ -26,11 +26,11 @@ from mpsd.wire.service_messages import (
     ServiceTerm,
 )
 
-_NOBODY = -1  # a user that nobody is
+_NOBODY = -1  # the uid of no user
 
 
 def failover_of(services: Services) -> Failover:
-    """Raises KeeperFailed."""
+    """Return the failover services.  Raises KeeperFailed if this mpsd has none."""
     if services.failover is None:
         raise KeeperFailed("this mpsd keeps no memory, and has no services")
     return services.failover
@@ -99,13 +99,13 @@ async def leave(call: Call[ServiceId]) -> Map:
     return {}
 
 
-# -- those who look, and owners --------------------------------------------------------------------------------------------
+# -- status, and the owner's changes ---------------------------------------------------------------------------------------
 
 
 async def get(call: Call[GetService]) -> Map:
     ask = call.ask
     arena = find_named(arenas_of(call.services), ask.name)
-    if not call.peer.is_operator:  # a user's starter obeys what the settings say; an operator's looks at the owner
+    if not call.peer.is_operator:  # a user's starter obeys the settings; an operator's starter checks the owner itself
         check_whose(call.peer, ask.name, arena)
     return service_results.service(await failover_of(call.services).get(arena.id, ask.after, ask.wait_seconds))
 
@@ -123,12 +123,12 @@ async def handover(call: Call[Handover]) -> Map:
 
 
 def told_handover(result: Map) -> str:
-    """For the audit."""
+    """Describe the result for the audit."""
     return f"pid {result['from_pid']} to pid {result['to_pid']} in {result['seconds']:.3f} s"
 
 
 def _check_memory(call: Call[ChangeService], gpu: str) -> None:
-    """What no member could ever have would end as one standby fewer."""
+    """Refuse memory that no GPU of the service has: otherwise it would only show as one standby fewer.  Raises BadRequest."""
     device = next((device for device in call.services.board.devices if device.uuid == gpu), None)
     if device is not None and (call.ask.memory_bytes or 0) > device.total_bytes:
         raise BadRequest(f"memory_bytes: found {call.ask.memory_bytes}; {gpu} has {device.total_bytes}")
