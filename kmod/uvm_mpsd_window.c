@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
 /*
- * Windows of sparse entries.  The calls are those of uvm_map_external_sparse_on_gpu(), so nothing of UVM's is used anew.
+ * Windows of sparse entries.  It makes the calls of uvm_map_external_sparse_on_gpu() and no others.
  *
- * A window is known to nobody but its page-table entries' reference counts: the client may map something over it later, and
- * then has its own memory there, or loses it; nobody else's is in the same page tables.
+ * Only the reference counts of its page-table entries record a window: the client may map memory over it later, and then has
+ * that memory there, or loses it; the page tables belong to this client alone.
  */
 #include <linux/ktime.h>
 #include <linux/minmax.h>
@@ -13,22 +13,22 @@
 #include "uvm_mpsd_compat.h"
 #include "uvm_mpsd_window.h"
 
-/* An access that was on its way when a window was laid comes back within this; measured values are a tenth of it. */
+/* An access in flight when a window was laid is replayed within this time; measured values are a tenth. */
 #define SETTLE_NS (10 * NSEC_PER_MSEC)
-/* Then the entries are written again, so often: what faults after that is not helped by them. */
+/* Then the entries are written again, at most this often: they do not help an access that still faults. */
 #define RENEWALS_MAX 64
 
 /*
- * RM, in the GPU's firmware, can have page tables of its own for a part of a VA space, and UVM does not know of them: a table
- * of ours there would replace them (gpu_vaspace.c of the open modules: SPLIT_VAS_SERVER_RM_MANAGED_VA_START, _SIZE).  In a VA
- * space that begins above this part it is elsewhere (gvaspaceReserveSplitVaSpace(), `vasStart`), and UVM is not told where.
+ * RM, in the GPU's firmware, can have page tables for a part of a VA space that UVM does not know: a table
+ * written there by this module would replace them (gpu_vaspace.c of the open modules: SPLIT_VAS_SERVER_RM_MANAGED_VA_START, _SIZE).  In a VA
+ * space that begins above this part, the part is elsewhere (gvaspaceReserveSplitVaSpace(), `vasStart`), and UVM does not learn where.
  * UVM meets neither: RM hands over externally owned VA spaces alone (nvGpuOpsDupAddressSpace(): NV_ERR_INVALID_FLAGS), and
- * those have no such part (vaspace_api.c: DISABLE_SPLIT_VAS).  This one is left out all the same: it costs nothing.
+ * those have no such part (vaspace_api.c: DISABLE_SPLIT_VAS).  The module leaves this part out all the same: that costs nothing.
  */
 #define FIRMWARE_START SZ_4G
 #define FIRMWARE_END (FIRMWARE_START + SZ_512M - 1)
 
-/* Where a window could go.  range: NULL in a hole.  map: NULL unless something is mapped at `address`; borrowed under its
+/* A place for a window.  range: NULL in a hole.  map: NULL unless `address` is mapped; borrowed under its
  * tree's lock.
  */
 struct place {
@@ -56,7 +56,7 @@ static bool is_in_hole(const struct place *place, NvU64 start, NvU64 end)
 	return uvm_va_space_range_empty(va_space, start, end) && mpsd_hmm_is_empty(va_space, start, end);
 }
 
-/* The lock of the range's tree of mappings is held where there is a range. */
+/* If `range` is set, the caller holds the lock of its tree of mappings. */
 static bool fits(const struct place *place, NvU64 start, NvU64 end)
 {
 	if (!uvm_gpu_can_address(place->gpu_va_space->gpu, start, end - start + 1))
@@ -84,8 +84,8 @@ static enum mpsd_fault_why why_nothing_fits(const struct place *place)
 }
 
 /*
- * 64 KiB pages are what UVM promises for sparse; an entry for one hides what is mapped below it in pages of 4 KiB, so
- * beside such pages the window is made of 4 KiB.  In a mapping it has the mapping's pages: its entries are what the GPU sees.
+ * UVM promises 64 KiB pages for sparse entries; such an entry hides 4 KiB pages mapped below it, so next to such pages the
+ * window has 4 KiB pages.  In a mapping it has the mapping's pages: its entries are what the GPU sees.
  */
 static enum mpsd_fault_why choose(const struct place *place, NvU64 most_bytes, struct span *span)
 {
@@ -108,7 +108,7 @@ static enum mpsd_fault_why choose(const struct place *place, NvU64 most_bytes, s
 	return why_nothing_fits(place);
 }
 
-/* Writes the entries and has the GPU forget old ones.  Waits for the GPU's copy engine. */
+/* Writes the entries and invalidates the GPU's old ones.  Waits for the GPU's copy engine. */
 static NV_STATUS write_entries(struct mpsd_window *window)
 {
 	NV_STATUS status = uvm_page_table_range_vec_write_ptes(window->entries, UVM_MEMBAR_SYS, sparse_entry, NULL);
@@ -147,8 +147,8 @@ static enum mpsd_fault_why lay_at(const struct place *place, NvU64 bytes, struct
 }
 
 /*
- * `place->range` is external: what CUDA allocates, maps and imports.  Its lock is held until the entries are written, so
- * that nothing is mapped there in between.
+ * `place->range` is external: memory that CUDA allocates, maps and imports.  The function holds its lock until the entries are
+ * written, so that no mapping is made there before.
  */
 static enum mpsd_fault_why lay_in_range(struct place *place, NvU64 bytes, struct mpsd_window **window)
 {
@@ -159,7 +159,7 @@ static enum mpsd_fault_why lay_in_range(struct place *place, NvU64 bytes, struct
 	uvm_mutex_lock(&tree->lock);
 	place->map = uvm_ext_gpu_map_iter_first(place->range, gpu, place->address, place->address);
 	if (place->map && (!place->map->pt_range_vec.ranges || place->map->pt_range_vec.page_size > UVM_PAGE_SIZE_2M))
-		why = MPSD_FAULT_WHY_BUSY; /* being mapped at this moment, or in pages that sparse is not known to work for */
+		why = MPSD_FAULT_WHY_BUSY; /* being mapped now, or in pages for which sparse was not tried */
 	else
 		why = lay_at(place, bytes, window);
 	uvm_mutex_unlock(&tree->lock);
@@ -198,7 +198,7 @@ enum mpsd_fault_why mpsd_window_renew(struct mpsd_window *window)
 
 void mpsd_window_lift(struct mpsd_window *window)
 {
-	(void)uvm_page_table_range_vec_clear_ptes(window->entries, UVM_MEMBAR_NONE); /* nobody can access them any more */
+	(void)uvm_page_table_range_vec_clear_ptes(window->entries, UVM_MEMBAR_NONE); /* no access can reach them any longer */
 	uvm_page_table_range_vec_destroy(window->entries);
 	kfree(window);
 }

@@ -155,7 +155,7 @@ async def _run(
         inspector = Inspector()
         inspector.start()
         opened.callback(inspector.close)
-        parts = (*stores, audit, inspector, allowance)
+        parts = (*stores, audit, inspector, allowance, places.subordinate_uids())
         found = Found(config, invocation, environ, claim, public, devices, is_privileged, *parts)
         daemon = _build(found)
         daemon.on_signal = Signals(config, invocation, journal, public, audit, allowance).take
@@ -250,12 +250,12 @@ def _build(found: Found) -> Daemon:
         failover,
         lambda: ending.ends_at,
     )
-    api = Api(services, settings.api(config), events, found.audit, places.subordinate_uids())
+    api = Api(services, settings.api(config), events, found.audit, found.ranges)
     daemon = Daemon(
         claim.pipe,
         pool,
         upkeep,
-        Sessions(board, found.public.write, settings.sessions(config), places.subordinate_uids()),
+        Sessions(board, found.public.write, settings.sessions(config), found.ranges),
         ending,
         found.store,
         notifier,
@@ -299,8 +299,7 @@ def _ends_strangers(action: str, domain: Domain) -> bool:
 def _open_book(found: Found, pool: Pool, facts: ClientFacts, events: EventBus) -> LeaseBook:
     make = LeaseBook if found.is_privileged else UnenforcedBook
     admission = settings.admission(found.config, found.budget)
-    ranges = places.subordinate_uids()
-    return make(found.lease_store, lambda: pool.devices, admission, facts.identify, events.publish, ranges=ranges)
+    return make(found.lease_store, lambda: pool.devices, admission, facts.identify, events.publish, ranges=found.ranges)
 
 
 def _build_health(found: Found, pool: Pool, book: LeaseBook, keeper: KeeperClient | None) -> Health:
@@ -333,7 +332,7 @@ def _build_relay(
     refusals = Refusals(refuser, config.relay.turn_seconds)
     relay_settings = settings.relay(config, found.is_privileged)
     conversations = Conversations(pool, keeper, progress, relay_settings, entrance, refusals)
-    return Relay(conversations, places.subordinate_uids()), keeper
+    return Relay(conversations, found.ranges), keeper
 
 
 def _owner_uid(process: ProcessId) -> int | None:

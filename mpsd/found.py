@@ -12,6 +12,7 @@ from mpsd.leases.store import LeaseStore
 from mpsd.model import Device
 from mpsd.options import Config
 from mpsd.policy.descriptor_budget import Budget
+from mpsd.policy.uid_ranges import UidRanges
 from mpsd.runtime.claim import Claim
 from mpsd.runtime.public_log import PublicLog
 from mpsd.runtime.store import SqliteStore
@@ -37,3 +38,4 @@ class Found:
     audit: Audit
     inspector: Inspector
     budget: Budget
+    ranges: UidRanges

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the files of the front end share.  It speaks to mpsd and knows no command of its own but `quit`. */
+/* Shared declarations of the front end.  It forwards commands to mpsd, and interprets only `quit`. */
 #ifndef MPSD_CONTROL_H
 #define MPSD_CONTROL_H
 
@@ -18,8 +18,8 @@
 #define MPSD_END_SECONDS 600 /* for the answer to `quit -t N` after N seconds: clients and domains are ended by then */
 #endif
 
-#define CONTROL_PIPE_DIRECTORY "/tmp/nvidia-mps"    /* where CUDA_MPS_PIPE_DIRECTORY says nothing */
-#define CONTROL_LOG_DIRECTORY "/var/log/nvidia-mps" /* where CUDA_MPS_LOG_DIRECTORY says nothing */
+#define CONTROL_PIPE_DIRECTORY "/tmp/nvidia-mps"    /* the default of CUDA_MPS_PIPE_DIRECTORY */
+#define CONTROL_LOG_DIRECTORY "/var/log/nvidia-mps" /* the default of CUDA_MPS_LOG_DIRECTORY */
 
 /* ---- options.c: argv becomes a request; no output, no files ---- */
 
@@ -53,7 +53,7 @@ typedef int lines_sink(void *context, const char *text, uint64_t length);
 
 struct lines { /* all zero to begin with */
 	char text[LINES_LIMIT + 1]; /* one more, for a CR that does not count */
-	uint64_t length;            /* of the current line so far, also what was not kept */
+	uint64_t length;            /* of the current line so far, dropped bytes included */
 	char last;                  /* its last byte */
 	bool open;                  /* a byte came since the last newline */
 	bool cut;                   /* a NUL came: the rest of this line is dropped */
@@ -62,31 +62,31 @@ struct lines { /* all zero to begin with */
 int lines_feed(struct lines *lines, const char *bytes, size_t count, lines_sink *sink, void *context);
 int lines_finish(struct lines *lines, lines_sink *sink, void *context);
 
-/* ---- quit.c: what `quit` says; no I/O ---- */
+/* ---- quit.c: parse `quit`; no I/O ---- */
 
 bool quit_parse(const char *command, size_t length, int64_t *seconds);
 
-/* ---- visible.c: which bytes of a text a terminal only shows; no I/O ---- */
+/* ---- visible.c: escape control characters; no I/O ---- */
 
 size_t visible_length(const char *text, size_t count);
 
-/* ---- output.c: what is printed ---- */
+/* ---- output.c: print to stdout and stderr ---- */
 
 #define INTERPRETER_PATH_BYTES 4096
 
 struct output {
-	bool is_lost; /* stdout or stderr could not be written; said once */
+	bool is_lost; /* stdout or stderr could not be written; reported once */
 };
 
 void output_write(struct output *output, int fd, const char *bytes, size_t count);
 void output_say(struct output *output, int fd, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* ---- session.c: one conversation with the daemon ---- */
+/* ---- session.c: one connection to the daemon ---- */
 
 struct session {
 	int socket;
-	int daemon_pid;    /* who listens, for waiting until it is gone; 0 when unknown */
+	int daemon_pid;    /* the listening process, to wait for its end; 0 if unknown */
 	int status;        /* the last status that was not 0 */
 	struct output output;
 };
@@ -114,7 +114,7 @@ void help_print_version(void);
 
 /* A directory variable; unset and empty are the same. */
 const char *control_directory(const char *variable, const char *otherwise);
-/* Milliseconds on a clock that nobody sets. */
+/* Milliseconds of the monotonic clock. */
 int64_t control_now_ms(void);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Session: one conversation with the daemon over PIPE_DIR/mpsd-ui (AF_UNIX, SOCK_SEQPACKET).
+/* Session: one connection to the daemon over PIPE_DIR/mpsd-ui (AF_UNIX, SOCK_SEQPACKET).
  *
  *     front end                      daemon: root's, or of the caller's own user (connect_to)
  *     "mpsd-ui 1"              ->
@@ -34,7 +34,7 @@
 static const char cannot_find[] = "Cannot find MPS control daemon process\n";
 static const char cannot_send[] = "Cannot send command to MPS control daemon process\n";
 
-/* 0: something can be received, or the peer is gone.  -ETIMEDOUT: neither.  until_ms < 0: wait forever. */
+/* Returns 0 when the socket is readable or closed by the peer, else -ETIMEDOUT.  until_ms < 0: wait forever. */
 static int wait_readable(int fd, int64_t until_ms)
 {
 	for (;;) {
@@ -54,7 +54,7 @@ static int wait_readable(int fd, int64_t until_ms)
 	}
 }
 
-/* The length of the next datagram, at most `size`; 0 or -errno when the conversation is over. */
+/* Returns the length of the next datagram, at most `size`; 0 or -errno when the connection has ended. */
 static ssize_t receive(int fd, char *buffer, size_t size, int64_t until_ms)
 {
 	ssize_t length;
@@ -64,13 +64,13 @@ static ssize_t receive(int fd, char *buffer, size_t size, int64_t until_ms)
 		return rc;
 	do
 		length = recv(fd, buffer, size, MSG_TRUNC | MSG_DONTWAIT);
-	while (length < 0 && (errno == EINTR || errno == ECONNRESET)); /* reset: told once, before what is queued */
+	while (length < 0 && (errno == EINTR || errno == ECONNRESET)); /* the kernel reports a reset once, before queued data */
 	if (length < 0)
 		return -errno;
 	return (size_t)length > size ? -EMSGSIZE : length;
 }
 
-/* In so many seconds, at most some 366 days; FOREVER: never. */
+/* Returns the time in so many seconds, at most about 366 days; FOREVER: never. */
 static int64_t deadline(int64_t seconds)
 {
 	return seconds == FOREVER ? FOREVER : control_now_ms() + seconds * 1000;
@@ -86,7 +86,7 @@ static int send_datagram(int fd, const char *bytes, size_t count)
 	return done < 0 ? -errno : 0;
 }
 
-/* waited: how many seconds for an answer. */
+/* waited: seconds that the front end waited for the answer. */
 static int say_broken(struct session *session, int why, int64_t waited)
 {
 	if (why == -ETIMEDOUT || why == -EAGAIN)
@@ -167,7 +167,7 @@ static int connect_to(struct session *session, const struct sockaddr_un *address
 	return rc;
 }
 
-/* Both sides name their version first.  0, or -errno once it has been said. */
+/* Both sides name their version first.  Returns 0, or -errno after it printed why. */
 static int greet(struct session *session)
 {
 	char reply[REPLY_BYTES];
@@ -175,14 +175,14 @@ static int greet(struct session *session)
 	bool printed;
 	int rc = send_datagram(session->socket, VERSION, strlen(VERSION));
 
-	if (rc && rc != -EPIPE && rc != -ECONNRESET) /* these: it may have said why, and left */
+	if (rc && rc != -EPIPE && rc != -ECONNRESET) /* these: the daemon may have sent the reason before it closed */
 		return say_broken(session, rc, MPSD_WAIT_SECONDS);
 	length = receive(session->socket, reply, sizeof(reply), deadline(MPSD_WAIT_SECONDS));
 	if (length <= 0)
 		return say_broken(session, (int)length, MPSD_WAIT_SECONDS);
 	if ((size_t)length == strlen(VERSION) && memcmp(reply, VERSION, (size_t)length) == 0)
 		return 0;
-	if (reply[0] == 'E') { /* it says itself why it will not talk */
+	if (reply[0] == 'E') { /* the daemon refuses, and sends the reason */
 		output_write(&session->output, STDERR_FILENO, reply + 1, (size_t)length - 1);
 		rc = take_replies(session, MPSD_WAIT_SECONDS, &printed);
 		session->status = session->status ? session->status : 1;
@@ -193,7 +193,7 @@ static int greet(struct session *session)
 	return -EPROTO;
 }
 
-/* Connects and greets.  0, or -errno once it has been said; session_close() in both cases. */
+/* Connects and greets.  Returns 0, or -errno after it printed why; call session_close() in both cases. */
 int session_open(struct session *session, const char *pipe_directory)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -214,7 +214,7 @@ int session_open(struct session *session, const char *pipe_directory)
 	return rc ? rc : greet(session);
 }
 
-/* Whether `pid` is a process that callers would take for the daemon. */
+/* Returns whether `pid` is a process that callers would take for the daemon. */
 static bool is_daemon(int pid)
 {
 	char path[32], argv0[INTERPRETER_PATH_BYTES];
@@ -259,25 +259,25 @@ static void wait_until_gone(struct session *session)
 	close(process);
 }
 
-/* Runs one command.  0: the next may follow.  -errno, said: no more can. */
+/* Runs one command.  Returns 0 if another may follow, or -errno after it printed why. */
 int session_run(struct session *session, const char *command, size_t length)
 {
 	int64_t seconds, wait = MPSD_WAIT_SECONDS;
 	bool quits = quit_parse(command, length, &seconds), printed;
 	int rc = length ? send_datagram(session->socket, command, length)
-			: send_datagram(session->socket, " ", 1); /* an empty datagram would read as the end */
+			: send_datagram(session->socket, " ", 1); /* an empty datagram would mean the end */
 
 	if (rc)
 		return say_broken(session, rc, MPSD_WAIT_SECONDS);
 	if (quits) /* is answered when the last client has finished its work: forever, without a number of seconds */
 		wait = seconds < 0 ? FOREVER : seconds + MPSD_END_SECONDS;
 	rc = take_replies(session, wait, &printed);
-	if (rc == 0 && quits && !printed) /* one that is refused says so */
+	if (rc == 0 && quits && !printed) /* a refused `quit` prints a reason */
 		wait_until_gone(session);
 	return rc;
 }
 
-/* Ends the conversation and gives the exit status. */
+/* Ends the connection and returns the exit status. */
 int session_close(struct session *session)
 {
 	if (session->socket >= 0)

@@ -232,7 +232,7 @@ int start_daemon(const struct options *options)
 	if (options->mode == OPTIONS_BACKGROUND)
 		return start_background(&interpreter, words);
 	tighten_umask();
-	execv(interpreter.path, words); /* every descriptor stays: systemd may have left some for the daemon */
+	execv(interpreter.path, words);
 	printf("%s: %s: %s\n", cannot_start, interpreter.path, strerror(errno));
 	return 1;
 }

@@ -20,12 +20,14 @@ from mpsd.errors import VendorFailed
 from mpsd.policy.rates import Rate, Rates
 
 log = structlog.get_logger()
+Hear = Callable[[Domain, News], None]
+Publish = Callable[[Domain, str, LogLine | str], None]  # of a line of the domain's log of that name
 LOG_NAMES = ("control.log", "server.log")
 _POLL_SECONDS = 0.25
-_ROOM_BYTES = 64 << 10  # on the disk for each log: 400 starts; a full disk then keeps no news from mpsd
+_ROOM_BYTES = 64 << 10  # on the disk for each log: 400 starts; mpsd then gets the news also when the disk is full
 _RATE = Rate(burst=4 << 20, per_second=256 << 10)  # bytes of one log: 20,000 of the vendor's lines at once, then 1,200 a second
-_LINE_COST = 100  # bytes that a line counts beside its text: what it costs however short it is
-_TELL_SECONDS = 10.0
+_LINE_COST = 100  # bytes that each line counts in addition to its text
+_REPORT_SECONDS = 10.0
 _BURST_SECONDS = 0.01  # lines come in bursts; reading each at once would slow the handshakes that cause them
 
 
@@ -46,8 +48,8 @@ async def keep_log_room(domain: Domain) -> None:
 async def follow_logs(
     domain: Domain,
     positions: Positions,
-    publish: Callable[[Domain, str, LogLine | str], None],
-    hear: Callable[[Domain, News], None],
+    publish: Publish,
+    hear: Hear,
 ) -> None:
     """Follow the logs until cancelled, or until they cannot be read: then mpsd only asks the domain now and then.
 
@@ -62,58 +64,79 @@ async def follow_logs(
 async def _follow(
     domain: Domain,
     positions: Positions,
-    publish: Callable[[Domain, str, LogLine | str], None],
-    hear: Callable[[Domain, News], None],
+    publish: Publish,
+    hear: Hear,
 ) -> None:
     directory = domain.control.log_directory
     own = OwnCommands()
     with contextlib.ExitStack() as stack:
         changed = _watch(directory, stack)
-        files = [
-            (_Flow(domain, name), LogFile(directory / name, positions.log_position(str(directory / name)) or 0))
-            for name in LOG_NAMES
-        ]
-        for _, file in files:
-            stack.callback(file.close)
-        rooms = {name: _Room(directory / name) for name in LOG_NAMES}
+        logs = [_Log(domain, name, positions, own, publish, hear) for name in LOG_NAMES]
+        for each in logs:
+            stack.callback(each.file.close)
         while True:
             has_more = is_flooded = False
-            for flow, file in files:
-                before, path = file.position, directory / flow.name
-                has_more |= _read(flow, file, own, publish, hear)
-                is_flooded |= flow.left_out > 0
-                if file.position != before:
-                    positions.save_log_position(str(path), file.position)
-                await rooms[flow.name].follow(file.position)
-                flow.tell(publish)
+            for each in logs:
+                before = each.file.position
+                has_more |= each.read()
+                is_flooded |= each.left_out > 0
+                if each.file.position != before:
+                    positions.save_log_position(str(each.path), each.file.position)
+                await each.room.follow(each.file.position)
+                each.report_left_out()
             if not has_more:
-                with trio.move_on_after(_TELL_SECONDS if is_flooded else math.inf):
+                with trio.move_on_after(_REPORT_SECONDS if is_flooded else math.inf):
                     await changed()
             # With limits of each client's own, clients wait for what the lines say.
             await trio.sleep(0 if domain.guard.is_on and not is_flooded else _BURST_SECONDS)
 
 
-class _Flow:
-    """Guards that the lines of one log take a bounded part of mpsd's time and of the public log, and that those left out are
+class _Log:
+    """Guards that the lines of one log take a bounded part of mpsd's time and of the public log, and that omitted lines are
     counted there."""
 
-    def __init__(self, domain: Domain, name: str) -> None:
-        self.domain, self.name = domain, name
-        self.left_out = 0  # lines, not told yet
+    def __init__(
+        self, domain: Domain, name: str, positions: Positions, own: OwnCommands, publish: Publish, hear: Hear
+    ) -> None:
+        self.path = domain.control.log_directory / name
+        self.file = LogFile(self.path, positions.log_position(str(self.path)) or 0)
+        self.room = _Room(self.path)
+        self.left_out = 0  # lines since the last report
+        self._domain, self._name, self._own = domain, name, own
+        self._publish, self._hear = publish, hear
         self._rates = Rates(_RATE)
-        self._told_at = -math.inf
+        self._reported_at = -math.inf
 
-    def allows(self, text: str) -> bool:
-        return self._rates.allows(self.name, trio.current_time(), len(text) + _LINE_COST)
+    def read(self) -> bool:
+        """Take as many lines as one turn of the event loop has time for; return whether there may be more."""
+        lines = self.file.read_lines()
+        for number, text in enumerate(lines):
+            if not self._rates.allows(self._name, trio.current_time(), len(text) + _LINE_COST):
+                self.left_out += len(lines) - number + self.file.skip_lines()
+                self._domain.mark_stale()
+                break
+            self._take(text)
+        return bool(lines)
 
-    def tell(self, publish: Callable[[Domain, str, LogLine | str], None]) -> None:
-        """Report the lines that were left out, now and then."""
-        if not self.left_out or trio.current_time() < self._told_at + _TELL_SECONDS:
+    def report_left_out(self) -> None:
+        """Report the omitted lines, at most once in _REPORT_SECONDS."""
+        if not self.left_out or trio.current_time() < self._reported_at + _REPORT_SECONDS:
             return
-        publish(self.domain, self.name, f"{self.left_out} lines are left out here: they came too fast")
+        self._publish(self._domain, self._name, f"{self.left_out} lines are left out here: they came too fast")
         effect = "mpsd asks the vendor daemon what they may have told"
-        log.warning("logs.flooded", domain=self.domain.name, file=self.name, lines=self.left_out, effect=effect)
-        self.left_out, self._told_at = 0, trio.current_time()
+        log.warning("logs.flooded", domain=self._domain.name, file=self._name, lines=self.left_out, effect=effect)
+        self.left_out, self._reported_at = 0, trio.current_time()
+
+    def _take(self, text: str) -> None:
+        line = parse_line(text)
+        if line is None:
+            self._publish(self._domain, self._name, text)
+            return
+        if self._name == "control.log" and self._own.is_own(line):
+            return
+        self._publish(self._domain, self._name, line)
+        if is_of_file(line, self._name) and (news := read_news(line)):
+            self._hear(self._domain, news)
 
 
 class _Room:
@@ -139,43 +162,6 @@ def _watch(directory: Path, stack: contextlib.ExitStack) -> Callable[[], Awaitab
         return functools.partial(trio.sleep, _POLL_SECONDS)
     stack.callback(watch.close)
     return watch.changed
-
-
-def _read(
-    flow: _Flow,
-    file: LogFile,
-    own: OwnCommands,
-    publish: Callable[[Domain, str, LogLine | str], None],
-    hear: Callable[[Domain, News], None],
-) -> bool:
-    """Take as many lines as one turn of the event loop has time for; return whether there may be more."""
-    lines = file.read_lines()
-    for number, text in enumerate(lines):
-        if not flow.allows(text):
-            flow.left_out += len(lines) - number + file.skip_lines()
-            flow.domain.mark_stale()
-            break
-        _take(flow.domain, flow.name, text, own, publish, hear)
-    return bool(lines)
-
-
-def _take(
-    domain: Domain,
-    name: str,
-    text: str,
-    own: OwnCommands,
-    publish: Callable[[Domain, str, LogLine | str], None],
-    hear: Callable[[Domain, News], None],
-) -> None:
-    line = parse_line(text)
-    if line is None:
-        publish(domain, name, text)
-        return
-    if name == "control.log" and own.is_own(line):
-        return
-    publish(domain, name, line)
-    if is_of_file(line, name) and (news := read_news(line)):
-        hear(domain, news)
 
 
 def is_of_file(line: LogLine, name: str) -> bool:

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd/session.h: talking to mpsd.  A session connects again by itself when mpsd was restarted, and then repeats what may be
- * repeated.  All may be called from any thread; one request of a session at a time is on its way, besides one of an arena's that
- * is answered later.
+ * mpsd/session.h: a connection to mpsd.  A session reconnects when mpsd was restarted, and then repeats requests that may be
+ * repeated.  Every function may be called from any thread; a session has one request in flight at a time, and one request of an
+ * arena that mpsd answers later.
  *
  * Results are 0 or more, or -errno:
  *
  *   -EINVAL        mpsd: BAD_REQUEST; or an argument of the call itself
- *   -EACCES        NOT_ALLOWED               -ENODEV   NO_SUCH_DEVICE     -ENOENT   NO_SUCH_ARENA, and whatever else is not there
+ *   -EACCES        NOT_ALLOWED               -ENODEV   NO_SUCH_DEVICE     -ENOENT   NO_SUCH_ARENA, and other missing objects
  *   -EBUSY         ARENA_BUSY                -ESTALE   STALE_GENERATION   -EROFS    ARENA_SEALED
  *   -ENOSPC        NO_ROOM                   -EUSERS   TOO_MANY           -ENOSYS   NO_SUCH_METHOD: an older mpsd
- *   -EREMOTEIO     any other refusal; mpsd_error_code() says which
+ *   -EREMOTEIO     any other refusal; mpsd_error_code() returns it
  *   -EPERM         another user listens where mpsd should be, not root or this program's own: nothing was sent
- *   -ECONNREFUSED  nobody is there, and nobody came in time
- *   -ECONNRESET    mpsd went away with a request that may not be repeated: it was carried out, or not
- *   -ETIMEDOUT     no answer in time         -EPROTO   what came is not the protocol
+ *   -ECONNREFUSED  no process listens, and none began to in time
+ *   -ECONNRESET    mpsd ended during a request that may not be repeated: it may have been carried out
+ *   -ETIMEDOUT     no answer in time         -EPROTO   mpsd sent an invalid message
  *   -ECHILD        the session is a parent's: after fork, open another
  *   -ENOMEM        no memory, of the process or (mpsd_error_cuda() is 2) of the GPU
  */
@@ -26,7 +26,7 @@ enum { /* in one datagram, either way */
 	MPSD_DESCRIPTORS = 128
 };
 
-enum mpsd_code { /* of refusals, as docs/errors.md has them */
+enum mpsd_code { /* codes of refusals; docs/errors.md lists them */
 	MPSD_BAD_REQUEST = 1,
 	MPSD_NOT_ALLOWED = 2,
 	MPSD_NO_SUCH_DEVICE = 5,
@@ -52,22 +52,23 @@ struct mpsd_answer {
 };
 
 /* path: of the socket; NULL: mpsd.sock in $MPSD_PIPE_DIRECTORY (set where CUDA was led into a
- * domain's own directory), in $CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps.  program: what mpsd's log calls us.
- * Nobody there is a failure at once.  NULL: errno says why, and `why` (room bytes, may be NULL) in words. */
+ * domain's own directory), in $CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps.  program: the name for mpsd's log.
+ * Fails at once if no process listens.  Returns NULL with errno, and the reason in `why` (room bytes, may be NULL). */
 MPSD_API struct mpsd_session *mpsd_session_open(const char *path, const char *program, char *why, size_t room);
-/* After its arenas.  In a child after fork: frees the memory and closes the descriptor, and says nothing.  NULL is taken. */
+/* Close it after its arenas.  In a child after fork: frees the memory and closes the descriptor, and sends nothing.  NULL is
+ * allowed. */
 MPSD_API void mpsd_session_close(struct mpsd_session *session);
-/* How long an mpsd that went away is waited for (10 s), and each answer (30 s). */
+/* Seconds to wait for a restarted mpsd (default 10), and for each answer (30). */
 MPSD_API void mpsd_session_patience(struct mpsd_session *session, double reconnect_seconds, double answer_seconds);
 
-/* The last failure of this thread on this session, or on an arena of it: what was asked, what was found.  The text stays
+/* The last failure of this thread on this session, or on one of its arenas: the request and the finding.  The text stays
  * until this thread's next failure on it.  "" and 0 before the first. */
 MPSD_API const char *mpsd_error(struct mpsd_session *session);
-MPSD_API int mpsd_error_code(struct mpsd_session *session); /* enum mpsd_code or another of mpsd's; 0: mpsd refused nothing */
-MPSD_API int mpsd_error_cuda(struct mpsd_session *session); /* CUresult; 0: no call of the driver failed */
+MPSD_API int mpsd_error_code(struct mpsd_session *session); /* enum mpsd_code or another of mpsd's; 0: no refusal */
+MPSD_API int mpsd_error_cuda(struct mpsd_session *session); /* CUresult; 0: no driver call failed */
 
-/* Any method.  params: one packed map, or nothing (NULL).  fds are borrowed.  is_repeatable: carrying it out twice is as good
- * as once.  wait_seconds: how much longer than usual the answer may take.  answer may be NULL. */
+/* Any method.  params: one packed map, or nothing (NULL).  fds are borrowed.  is_repeatable: the method is
+ * idempotent.  wait_seconds: additional time for the answer.  answer may be NULL. */
 MPSD_API int mpsd_call(struct mpsd_session *session, const char *method, const void *params, size_t params_bytes, const int *fds,
 		       unsigned fd_count, int is_repeatable, double wait_seconds, struct mpsd_answer *answer);
 MPSD_API void mpsd_answer_clear(struct mpsd_answer *answer);
