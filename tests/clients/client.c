@@ -64,6 +64,7 @@ void client_options(struct client *client, const char *name, int *argc, char **a
 	client->json = client_flag(argc, argv, "--json");
 	start = client_option(argc, argv, "--start-ns", NULL);
 	client->start_ns = start ? strtoull(start, NULL, 10) : client->main_ns;
+	client->ordinal = atoi(client_option(argc, argv, "--device", "0"));
 	setvbuf(stdout, NULL, _IOLBF, 0);
 }
 
@@ -110,8 +111,10 @@ void client_start(struct client *client)
 	CLIENT_CHECK(client, cuInit(0), EXIT_START);
 	client->init_ms = client_ms_since(before);
 	before = client_now_ns();
-	CLIENT_CHECK(client, cuDeviceGet(&client->device, 0), EXIT_START);
-	CLIENT_CHECK(client, cuDevicePrimaryCtxRetain(&client->context, client->device), EXIT_START);
+	for (int i = 0; i <= client->ordinal; i++) {
+		CLIENT_CHECK(client, cuDeviceGet(&client->device, i), EXIT_START);
+		CLIENT_CHECK(client, cuDevicePrimaryCtxRetain(&client->context, client->device), EXIT_START);
+	}
 	CLIENT_CHECK(client, cuCtxSetCurrent(client->context), EXIT_START);
 	client->context_ms = client_ms_since(before);
 	CLIENT_CHECK(client, cuModuleLoadData(&client->module, kernels_ptx), EXIT_START);

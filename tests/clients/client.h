@@ -18,6 +18,7 @@ struct client {
 	uint64_t main_ns;  /* when main() began */
 	uint64_t start_ns; /* --start-ns: when our parent started us; else main_ns */
 	double init_ms, context_ms;
+	int ordinal; /* --device: of the devices that it sees; it works there, and has a context on each one before it too */
 	CUdevice device;
 	CUcontext context;
 	CUmodule module;
@@ -27,7 +28,7 @@ extern const char kernels_ptx[];
 
 uint64_t client_now_ns(void); /* CLOCK_MONOTONIC */
 double client_ms_since(uint64_t then_ns);
-/* Takes --json and --start-ns out of argv; what is left is the program's own. */
+/* Takes --json, --start-ns and --device out of argv; what is left is the program's own. */
 void client_options(struct client *client, const char *name, int *argc, char **argv);
 const char *client_option(int *argc, char **argv, const char *option, const char *otherwise);
 bool client_flag(int *argc, char **argv, const char *option);

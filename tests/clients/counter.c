@@ -85,7 +85,7 @@ int main(int argc, char **argv)
 	run.cycles = (uint64_t)(atof(client_option(&argc, argv, "--kernel-us", "100")) * CYCLES_PER_US);
 	mem_bytes = strtoull(client_option(&argc, argv, "--mem", "0"), NULL, 10) << 20;
 	if (argc > 1 || run.tick_ms <= 0)
-		client_usage("counter [--seconds S] [--ms MS] [--kernel-us US] [--mem MiB] [--json] [--start-ns NS]");
+		client_usage("counter [--seconds S] [--ms MS] [--kernel-us US] [--mem MiB] [--json] [--start-ns NS] [--device N]");
 	prepare(&client, &run, mem_bytes);
 	count(&client, &run);
 	return 0;

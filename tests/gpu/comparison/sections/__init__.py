@@ -72,7 +72,7 @@ SECTIONS = (
     Section("latch", 30, latch.run),
     Section("limits", 100, limits.run),
     Section("newcomers", 110, newcomers.run),
-    Section("two_gpus", 120, two_gpus.run),
+    Section("two_gpus", 330, two_gpus.run),
     Section("crowd", 40, crowd.run),
     Section("restart", 30, restart.run),
     Section("silence", 40, silence.run),
