@@ -5,7 +5,9 @@ each container such a block of one range.  Ranges of root are left out: root giv
 """
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 _ROOT = ("root", "0")
 _LAST_UID = 2**32 - 2
@@ -15,20 +17,36 @@ _BLOCK_UIDS = 65536  # of one container with a user namespace of its own
 
 @dataclass(frozen=True, slots=True)
 class UidRanges:
-    """ranges: the first uid of each range and the first uid after it, in order."""
+    """starts: the uids where another range becomes the innermost one, in order.  firsts: its first uid; None: no range."""
 
-    ranges: tuple[tuple[int, int], ...] = ()
+    starts: tuple[int, ...] = ()
+    firsts: tuple[int | None, ...] = ()
 
     def share_of(self, uid: int) -> int:
         """The first uid of its block of the innermost range that has it; itself where no range has it."""
-        for place in range(bisect_right(self.ranges, (uid, _LAST_UID)) - 1, -1, -1):
-            first, end = self.ranges[place]
-            if uid < end:
-                return uid - (uid - first) % _BLOCK_UIDS
-        return uid
+        place = bisect_right(self.starts, uid) - 1
+        first = self.firsts[place] if place >= 0 else None
+        return uid if first is None else uid - (uid - first) % _BLOCK_UIDS
 
 
 NO_RANGES = UidRanges()
+
+
+def of_ranges(ranges: Iterable[tuple[int, int]]) -> UidRanges:
+    """Return the shares of these ranges, each its first uid and the first uid after it; they may overlap."""
+    beginning = sorted(set(ranges), reverse=True)
+    starts: list[int] = []
+    firsts: list[int | None] = []
+    around: list[tuple[int, int]] = []  # a heap: minus the first uid and the end of the ranges that may have `uid`
+    for uid in sorted({edge for each in beginning for edge in each}):
+        while beginning and beginning[-1][0] == uid:
+            first, end = beginning.pop()
+            heappush(around, (-first, -end))
+        while around and -around[0][1] <= uid:
+            heappop(around)
+        starts.append(uid)
+        firsts.append(-around[0][0] if around else None)
+    return UidRanges(tuple(starts), tuple(firsts))
 
 
 def parse(text: str) -> UidRanges:
@@ -40,7 +58,7 @@ def parse(text: str) -> UidRanges:
             continue
         if 0 < int(first) <= _LAST_UID:
             found.append((int(first), int(first) + int(count)))
-    return UidRanges(tuple(sorted(found)))
+    return of_ranges(found)
 
 
 def _is_number(text: str) -> bool:

@@ -14,7 +14,7 @@ import trio
 from mpsd import arrivals
 from mpsd.arrivals import Arrival, accept, accept_for, accepted, hang_up, is_empty, serve_in_turn
 from mpsd.model import Credentials
-from mpsd.policy.uid_ranges import UidRanges
+from mpsd.policy.uid_ranges import of_ranges
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_connection_with_words_in_it_is_closed_too() -> None:
         assert far.recv(1) == b""
 
 
-SUBORDINATE = UidRanges(((900, 1000),))
+SUBORDINATE = of_ranges([(900, 1000)])
 
 
 @pytest.mark.parametrize(
