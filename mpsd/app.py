@@ -41,6 +41,7 @@ from mpsd.metrics.server import Metrics
 from mpsd.metrics.source import Readings
 from mpsd.model import Device, ProcessId
 from mpsd.options import Config
+from mpsd.policy.uid_ranges import UidRanges
 from mpsd.probes import Grade, probe_pid_namespace, probe_shared_memory
 from mpsd.relay.conversation import Conversations
 from mpsd.relay.entrance import Admission, Entrance
@@ -83,8 +84,9 @@ _HOLDERS_DESCRIPTORS = MOST_HOLDERS + MOST_WATCHED
 
 def main(config: Config, invocation: Invocation) -> int:
     """Run the daemon and return the exit status.  A refusal to start reaches the front end, which prints it."""
+    ranges = places.subordinate_uids()
     journal = open_journal(
-        config.log, foreground=invocation.foreground, log_directory=config.log_directory, terminal=sys.stderr
+        config.log, foreground=invocation.foreground, log_directory=config.log_directory, terminal=sys.stderr, ranges=ranges
     )
     environ = dict(os.environ)
     claim = None
@@ -92,7 +94,7 @@ def main(config: Config, invocation: Invocation) -> int:
         state = places.state_directory(config, os.geteuid(), environ)
         claim = Claim(Path(config.pipe_directory), Path(config.log_directory), state, (*DOORS, UI_SOCKET, API_SOCKET))
         claim.take()
-        return trio.run(_run, config, invocation, environ, claim, journal)
+        return trio.run(_run, config, invocation, environ, claim, journal, ranges)
     except BaseException as exc:
         refusal = _refusal_in(exc)
         if refusal is None:
@@ -130,6 +132,7 @@ async def _run(
     environ: Mapping[str, str],
     claim: Claim,
     journal: Journal,
+    ranges: UidRanges,
 ) -> int:
     is_privileged = may_impersonate()
     _check_enforceable(config, is_privileged)
@@ -147,15 +150,15 @@ async def _run(
         opened.callback(fault_store.close)
         vault_store = VaultStore(claim.state_directory / "vault.db")
         opened.callback(vault_store.close)
-        audit = open_audit(str(claim.log_directory), config.log)
+        audit = open_audit(str(claim.log_directory), config.log, ranges)
         opened.callback(audit.close)
         service_store = ServiceStore(claim.state_directory / "services.db")
         opened.callback(service_store.close)
         stores = store, lease_store, fault_store, vault_store, service_store
-        inspector = Inspector()
+        inspector = Inspector(ranges=ranges)
         inspector.start()
         opened.callback(inspector.close)
-        parts = (*stores, audit, inspector, allowance, places.subordinate_uids())
+        parts = (*stores, audit, inspector, allowance, ranges)
         found = Found(config, invocation, environ, claim, public, devices, is_privileged, *parts)
         daemon = _build(found)
         daemon.on_signal = Signals(config, invocation, journal, public, audit, allowance).take

@@ -21,6 +21,7 @@ import trio
 from mpsd import processes
 from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.places import native_directory
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 from mpsd.wire import inspector as wire
 from mpsd.wire.inspector import Facts, Op, Pair, Question, Same
 
@@ -40,10 +41,13 @@ class Unreadable(Exception):
 class Inspector:
     """Guards the inspector's process: started at the first request, replaced when it does not answer.  Any thread may use it.
 
-    program: mpsd-inspector; None: the one of this installation.
+    program: mpsd-inspector; None: the one of this installation.  ranges: whose uids count as one user.
     """
 
-    def __init__(self, program: Path | None = None, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+    def __init__(
+        self, program: Path | None = None, deadline_seconds: float = DEADLINE_SECONDS, ranges: UidRanges = NO_RANGES
+    ) -> None:
+        self._share_of = ranges.share_of
         self._program = program or native_directory() / "inspector" / "mpsd-inspector"
         self._deadline_seconds = deadline_seconds
         self._lock = threading.Lock()  # protects the three below; no other lock is taken while it is held
@@ -171,8 +175,8 @@ class Inspector:
     def _send(self, question: Question, pidfd: int = -1) -> tuple[socket.socket, int]:
         """Send a question; return the socket for the answer, and the inspector's pid.  Raises OSError."""
         deadline_ms = max(1, int(self._deadline_seconds * 1000))
-        uid = processes.real_uid(question.pid) if question.pid else 0
-        request = wire.pack_question(question, uid, deadline_ms, os.getpid())
+        share = self._share_of(processes.real_uid(question.pid)) if question.pid else 0
+        request = wire.pack_question(question, share, deadline_ms, os.getpid())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:

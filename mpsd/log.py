@@ -18,6 +18,7 @@ from structlog.typing import EventDict
 
 from mpsd.log_options import Log
 from mpsd.policy.rates import OTHERS, Rate, Rates
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 from mpsd.sink import LogFile, Rotation, Sink, write_all
 from mpsd.visible import visible
 
@@ -37,8 +38,9 @@ Render = Callable[[EventDict], str]
 class Journal:
     """The open log of this process; `open_journal` makes it; it is closed last."""
 
-    def __init__(self, render: Render, write: Callable[[bytes], None], file: LogFile | None) -> None:
-        self._render, self._file = render, file
+    def __init__(self, render: Render, write: Callable[[bytes], None], file: LogFile | None, ranges: UidRanges) -> None:
+        """ranges: whose uids count as one user."""
+        self._render, self._file, self._share_of = render, file, ranges.share_of
         self._sink = Sink(write, note=self._tell_lost)
         self._operators = {0, os.geteuid()}
         self._users, self._anybodys = Rates(_USERS_RATE), Rates(_ANYBODYS_RATE)
@@ -88,9 +90,10 @@ class Journal:
         event, uid = facts.get("event", ""), facts.get("uid", facts.get("owner_uid"))
         if uid in self._operators or method == "critical":
             return facts
+        share = uid if uid is None else self._share_of(uid)
         with self._counting:
             rates = self._anybodys if uid is None else self._users
-            is_allowed = rates.allows((event, uid), time.monotonic())
+            is_allowed = rates.allows((event, share), time.monotonic())
         if not is_allowed:
             raise structlog.DropEvent
         return facts
@@ -109,7 +112,9 @@ class _SinkLogger:
         self.debug = self.info = self.warning = self.error = self.critical = self.msg = sink.put
 
 
-def open_journal(settings: Log, *, foreground: bool, log_directory: str, terminal: TextIO) -> Journal:
+def open_journal(
+    settings: Log, *, foreground: bool, log_directory: str, terminal: TextIO, ranges: UidRanges = NO_RANGES
+) -> Journal:
     """Open the log: standard error in the foreground, LOG_DIR/mpsd.log in the background.
 
     Never fails: lines that cannot be written are counted.
@@ -119,10 +124,10 @@ def open_journal(settings: Log, *, foreground: bool, log_directory: str, termina
     render: Render = (lambda facts: render_human(facts, colours=colours)) if human else render_json
     if foreground:
         descriptor = terminal.fileno()
-        journal = Journal(render, lambda line: write_all(descriptor, line), None)
+        journal = Journal(render, lambda line: write_all(descriptor, line), None, ranges)
     else:
         file = LogFile(os.path.join(log_directory, FILE_NAME), rotation(settings))
-        journal = Journal(render, file.append, file)
+        journal = Journal(render, file.append, file, ranges)
     journal.configure(settings)
     return journal
 

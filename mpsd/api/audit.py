@@ -24,6 +24,7 @@ from mpsd.api.authority import Peer
 from mpsd.log import rotation
 from mpsd.log_options import Log
 from mpsd.policy.rates import Rate, Rates
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 from mpsd.sink import LogFile, Sink
 from mpsd.syslog import Severity, send_lines
 
@@ -42,11 +43,12 @@ class Trail(Enum):
 
 
 # In bytes.  A user who changes things without pause writes 11 MB a day: with the defaults of `log.max_bytes` and `log.kept`,
-# 256 MiB, another user's line survives three weeks of that.
+# 256 MiB, another user's line survives three weeks of that, and more than a day of what all users together may write.
 _RATES = {
     Trail.USERS: Rate(burst=1 << 20, per_second=128),
     Trail.REFUSED: Rate(burst=1 << 18, per_second=64),
 }
+_USERS_IN_TOTAL = 16  # all users together may write as much as so many
 _SEVERITIES = {
     Trail.OPERATORS: Severity.NOTICE,
     Trail.USERS: Severity.NOTICE,
@@ -58,14 +60,18 @@ class Audit:
     """Guards that each change is recorded, and that no user takes more than their share of the files."""
 
     def __init__(
-        self, files: Mapping[Trail, LogFile], syslog_path: str = "", clock: Callable[[], float] = time.monotonic
+        self,
+        files: Mapping[Trail, LogFile],
+        syslog_path: str = "",
+        ranges: UidRanges = NO_RANGES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """syslog_path: the path of the syslog socket; empty for none."""
-        self._files, self._clock = files, clock
+        """syslog_path: the path of the syslog socket; empty for none.  ranges: whose uids count as one user."""
+        self._files, self._clock, self._share_of = files, clock, ranges.share_of
         self._sinks = {trail: [_sink(file.append)] for trail, file in files.items()}
         for trail in files if syslog_path else ():
             self._sinks[trail].append(_sink(partial(send_lines, syslog_path, _SEVERITIES[trail])))
-        self._rates = {trail: Rates(rate) for trail, rate in _RATES.items()}
+        self._rates = {trail: Rates(rate, rate.times(_USERS_IN_TOTAL)) for trail, rate in _RATES.items()}
 
     @property
     def lost(self) -> int:
@@ -79,7 +85,7 @@ class Audit:
         log.info("audit", **facts)
         line = _line({"event": "refusal" if is_refused else "change", **facts})
         trail = Trail.REFUSED if is_refused else Trail.OPERATORS if peer.is_operator else Trail.USERS
-        if peer.is_operator or self._rates[trail].allows(peer.uid, self._clock(), len(line)):
+        if peer.is_operator or self._rates[trail].allows(self._share_of(peer.uid), self._clock(), len(line)):
             self._put(trail, line)
 
     def configure(self, settings: Log) -> None:
@@ -106,10 +112,10 @@ class Audit:
             sink.put(line)
 
 
-def open_audit(log_directory: str, settings: Log) -> Audit:
+def open_audit(log_directory: str, settings: Log, ranges: UidRanges = NO_RANGES) -> Audit:
     """Open the audit.  Never fails: lines that cannot be written are counted."""
     files = {trail: LogFile(os.path.join(log_directory, trail.value), rotation(settings), _MODE) for trail in Trail}
-    return Audit(files, settings.audit_socket)
+    return Audit(files, settings.audit_socket, ranges)
 
 
 def _sink(write: Callable[[bytes], None]) -> Sink:

@@ -14,6 +14,8 @@ from mpsd.errors import BadRequest, TooMany, UnusablePath
 from mpsd.failover.desk import Desk
 from mpsd.failover.store import Plan, ServiceStore
 from mpsd.model import ProcessId
+from mpsd.policy.client_slots import hindrance_of_slots
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 
 log = structlog.get_logger()
 MOST = 4096
@@ -36,8 +38,9 @@ FindPlace = Callable[[frozenset[str]], Awaitable[Place]]
 class Enlisted:
     """Guards that members of one service are kept apart, and that the number of enlisted processes is bounded."""
 
-    def __init__(self, desk: Desk, store: ServiceStore, find_place: FindPlace | None) -> None:
-        """Load the stored plans.  Raises UnusablePath."""
+    def __init__(self, desk: Desk, store: ServiceStore, find_place: FindPlace | None, ranges: UidRanges = NO_RANGES) -> None:
+        """Load the stored plans.  ranges: whose uids count as one user.  Raises UnusablePath."""
+        self._share_of = ranges.share_of
         self._desk, self._store, self._find_place = desk, store, find_place
         self._plans = store.plans()
         self._one_at_a_time = trio.Lock()  # so that each placement knows the one before
@@ -70,8 +73,12 @@ class Enlisted:
     def _check_room(self, uid: int) -> None:
         if len(self._plans) >= MOST:
             raise TooMany(f"{MOST} processes are enlisted, and no more may be")
-        if uid != _ROOT and sum(plan.by == uid for plan in self._plans.values()) >= MOST_OF_USER:
-            raise TooMany(f"{MOST_OF_USER} processes of user {uid} are enlisted, and no more may be")
+        share = self._share_of(uid)
+        own = sum(self._share_of(plan.by) == share for plan in self._plans.values())
+        if kept := hindrance_of_slots(MOST, own, len(self._plans), uid == _ROOT, "enlisted processes"):
+            raise TooMany(kept)
+        if uid != _ROOT and own >= MOST_OF_USER:
+            raise TooMany(f"{MOST_OF_USER} processes of user {share} are enlisted, and no more may be")
 
     def _keep(self, process: ProcessId, plan: Plan) -> None:
         """Store a plan.  A failure is only logged: the plan is needed only if mpsd is killed."""

@@ -44,7 +44,7 @@ def join_failover(
 
     around = Around(domain_of, fault_since, gpus_of, _ending(stopper, pool), events.publish)
     desk = Desk(vault.arenas, around, found.service_store, settings.failover(found.config))
-    enlisted = Enlisted(desk, found.service_store, None if found.is_privileged else _finding(pool))
+    enlisted = Enlisted(desk, found.service_store, None if found.is_privileged else _finding(pool), found.ranges)
     failover = Failover(desk, enlisted, Servers(desk, pool), vault.arenas.ready)
     vault.arenas.reserve(desk.is_served)
     vault.arenas.on_told.append(desk.heard_of)

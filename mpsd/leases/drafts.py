@@ -8,7 +8,8 @@ from mpsd.lease import Lease, LeaseSpec, SelectorKind
 from mpsd.leases.terms import Terms
 from mpsd.model import ProcessId
 from mpsd.policy.account import GROUP_LEASES, Account
-from mpsd.policy.budgets import Kind, first_blocked, quota_scopes, shortage
+from mpsd.policy.budgets import Kind, Level, Scope, first_blocked, quota_scopes, shortage
+from mpsd.policy.client_slots import hindrance_of_slots
 
 
 def with_start_time(spec: LeaseSpec, find_process: Callable[[int], ProcessId | None]) -> LeaseSpec:
@@ -34,10 +35,14 @@ def check_draft(draft: Lease, count: int, account: Account, terms: Terms) -> Non
     selector, owner = draft.spec.selector, terms.owner_of_lease(draft)
     if selector.kind is SelectorKind.UID and not draft.for_all_users and int(selector.value) != draft.owner_uid:
         raise NotAllowed(f"a lease of user {draft.owner_uid} cannot serve the processes of user {selector.value}")
-    if count >= terms.settings.max_leases:
+    most = terms.settings.max_leases
+    if count >= most:
         raise TooMany(f"there are {count} leases, as many as there may be (max_leases)")
     amounts = dict.fromkeys(quota_scopes(owner, Kind.LEASES), 1)
     limits, used = terms.limits(account.places), account.ledger.used
+    own = used.get(Scope(Level.USER, Kind.LEASES, str(owner.uid)), 0) if owner else 0
+    if kept := hindrance_of_slots(most, own, count, owner is None, "leases"):
+        raise TooMany(f"{kept} (max_leases)")
     if blocked := first_blocked(amounts, limits.of, used, {}):
         raise NoRoom(shortage(blocked, amounts, limits, used))
     if not account.has_room_in_group(draft, terms.gpus_of(draft.spec)):

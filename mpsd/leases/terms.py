@@ -42,10 +42,13 @@ class Terms:
         return [device for device in self.devices() if not spec.gpus or device.uuid in spec.gpus]
 
     def owner_of(self, uid: int) -> Owner | None:
-        """Return the owner whose quotas apply to a client of this user; None: an operator, without quotas."""
+        """Return the owner whose quotas apply to a client of this user; None: an operator, without quotas.
+
+        All uids of a range of /etc/subuid have the quotas of one user.
+        """
         if uid in self.settings.operators:
             return None
-        return Owner(uid, self._groups.of(uid, self.settings.quota_groups))
+        return Owner(self.share_of(uid), self._groups.of(uid, self.settings.quota_groups))
 
     def owner_of_lease(self, lease: Lease) -> Owner | None:
         return None if lease.for_all_users else self.owner_of(lease.owner_uid)

@@ -1,13 +1,14 @@
 """Count how much arenas hold by GPU, user and lease, and check whether more fits.  Pure."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mpsd.arena import Arena
 from mpsd.errors import NoRoom
 from mpsd.legacy.quantities import GIB, MIB
 from mpsd.policy.arena_settings import VaultSettings
+from mpsd.policy.client_slots import hindrance_of_slots
 
 _WINDOWS_OF_USER = 6 << 40  # bytes of addresses: an eighth of the total
 _USERS_SHARE = 8  # one user's layouts may take an eighth of all
@@ -38,11 +39,13 @@ class Bounds:
 class ArenaAccount:
     """Guards that each byte is counted once: `move` is the only way to count."""
 
-    def __init__(self) -> None:
+    def __init__(self, share_of: Callable[[int], int] = int) -> None:
+        """share_of: the uid that an owner's uid counts as."""
+        self._share_of = share_of
         self._by_gpu: Counter[str] = Counter()
         self._by_user: Counter[tuple[str, int]] = Counter()
         self._by_lease: Counter[tuple[str, int]] = Counter()
-        self._allocations: Counter[int] = Counter()  # by uid
+        self._allocations: Counter[int] = Counter()  # by the uid whose share they are of
         self._layouts: Counter[int] = Counter()
         self._arenas: Counter[int] = Counter()
         self._windows: Counter[int] = Counter()
@@ -64,9 +67,10 @@ class ArenaAccount:
         self._count(arena, -1)
 
     def _count(self, arena: Arena, sign: int) -> None:
-        self._arenas[arena.owner_uid] += sign
-        self._windows[arena.owner_uid] += sign * arena.window_bytes
-        self._layouts[arena.owner_uid] += sign * arena.layout_bytes
+        share = self._share_of(arena.owner_uid)
+        self._arenas[share] += sign
+        self._windows[share] += sign * arena.window_bytes
+        self._layouts[share] += sign * arena.layout_bytes
 
     def change(self, old: Arena, new: Arena) -> None:
         """Count the arena with a new window or layout."""
@@ -76,10 +80,11 @@ class ArenaAccount:
     def move(self, arena: Arena, growth_bytes: int, allocations: int) -> None:
         """Count a growth of the arena, or a decrease if negative."""
         self._by_gpu[arena.gpu] += growth_bytes
-        self._by_user[arena.gpu, arena.owner_uid] += growth_bytes
+        share = self._share_of(arena.owner_uid)
+        self._by_user[arena.gpu, share] += growth_bytes
         if arena.lease_id is not None:
             self._by_lease[arena.gpu, arena.lease_id] += growth_bytes
-        self._allocations[arena.owner_uid] += allocations
+        self._allocations[share] += allocations
 
     # -- checks ------------------------------------------------------------------------------------------------------------
 
@@ -91,9 +96,11 @@ class ArenaAccount:
 
     def check_number(self, arena: Arena, bounds: Bounds) -> None:
         """Check whether one more arena may exist.  Raise NoRoom."""
-        uid, settings = arena.owner_uid, bounds.settings
+        uid, settings = self._share_of(arena.owner_uid), bounds.settings
         if self.arenas >= settings.max_arenas:
             raise NoRoom(f"there are {self.arenas} arenas, and no more may be (vault.max_arenas)")
+        if kept := hindrance_of_slots(settings.max_arenas, self._arenas[uid], self.arenas, bounds.is_free(arena), "arenas"):
+            raise NoRoom(f"{kept} (vault.max_arenas)")
         if bounds.is_free(arena):
             return
         if self._arenas[uid] >= settings.user_arenas:
@@ -114,7 +121,7 @@ class ArenaAccount:
             self._check_allocations(arena, allocations, bounds)
 
     def _check_allocations(self, arena: Arena, more: int, bounds: Bounds) -> None:
-        uid, settings = arena.owner_uid, bounds.settings
+        uid, settings = self._share_of(arena.owner_uid), bounds.settings
         if self.allocations + more > settings.max_allocations:
             raise NoRoom(f"{self.allocations} allocations are held, and {more} more do not fit (vault.max_allocations)")
         if not bounds.is_free(arena) and self._allocations[uid] + more > settings.user_allocations:
@@ -125,13 +132,13 @@ class ArenaAccount:
         """Check the size of a new layout.  Raise NoRoom."""
         most = bounds.settings.layout_bytes
         own = most if bounds.is_free(arena) else most // _USERS_SHARE
-        growth = size - arena.layout_bytes
-        if growth > 0 and (self._layouts.total() + growth > most or self._layouts[arena.owner_uid] + growth > own):
+        growth, of_user = size - arena.layout_bytes, self._layouts[self._share_of(arena.owner_uid)]
+        if growth > 0 and (self._layouts.total() + growth > most or of_user + growth > own):
             raise NoRoom(f"a layout of {size} bytes: those of user {arena.owner_uid} may have {_size(own)} (vault.layouts)")
 
     def _amounts(self, arena: Arena, bounds: Bounds) -> tuple[tuple[str, int, int | None], ...]:
         """Return for each bound: the name of its owner, the used bytes, the limit."""
-        gpu, uid, lease = arena.gpu, arena.owner_uid, arena.lease_id
+        gpu, uid, lease = arena.gpu, self._share_of(arena.owner_uid), arena.lease_id
         of_lease = 0 if lease is None else self._by_lease[gpu, lease]
         return (
             ("all arenas of the GPU", self._by_gpu[gpu], bounds.of_gpu),

@@ -1,7 +1,8 @@
-"""Which of the machine's client slots are kept for users with few clients, and for operators.  Pure.
+"""Which of the machine's client slots, and of its leases, are kept for users with few, and for operators.  Pure.
 
 A process has its slot until it ends, also without a connection or a context, so one user can hold as many slots as it has
-processes.  Below the kept slots nothing is divided: one user alone may take all of them.  Prose: docs/leases.md, "Budgets".
+processes.  Below what is kept nothing is divided: one user alone may take all of it, within its quota.  Prose: docs/leases.md,
+"Budgets".
 """
 
 from mpsd.policy.places import Hindrance, Places
@@ -11,10 +12,11 @@ _OPERATORS_SHARE = 4  # of these, one in so many is for operators alone
 _FEW = 4
 
 
-def hindrance_of_slots(most: int, own: int, total: int, is_operator: bool) -> str:
+def hindrance_of_slots(most: int, own: int, total: int, is_operator: bool, what: str = "clients") -> str:
     """Return why a user with `own` of the `total` clients gets no kept slot, in words without changing figures.
 
-    Empty if the slots in use do not reach the kept ones, and if no slot is left: budgets.py says that, with the figures.
+    Empty if the slots in use do not reach the kept ones, and if no slot is left: the caller says that, with the figures.
+    `what`: the name of what is counted.
     """
     if total >= most:
         return ""
@@ -25,5 +27,5 @@ def hindrance_of_slots(most: int, own: int, total: int, is_operator: bool) -> st
     if hindrance is None:
         return ""
     if hindrance is Hindrance.ALL:
-        return f"clients: the last {operators} of {most} are kept for operators"
-    return f"clients: the last {kept} of {most} are kept for operators and for users with fewer than {_FEW} clients"
+        return f"{what}: the last {operators} of {most} are kept for operators"
+    return f"{what}: the last {kept} of {most} are kept for operators and for users with fewer than {_FEW} {what}"

@@ -18,31 +18,49 @@ class Rate:
     burst: float
     per_second: float
 
+    def times(self, number: int) -> "Rate":
+        return Rate(self.burst * number, self.per_second * number)
+
 
 @dataclass(slots=True)
 class _Bucket:
+    rate: Rate
     level: float  # the amount that may still be spent
     at: float  # the time of `level`
     suppressed: int = 0  # refusals that are not reported yet
 
+    def level_at(self, now: float) -> float:
+        return min(self.rate.burst, self.level + (now - self.at) * self.rate.per_second)
+
+    def fill(self, now: float) -> None:
+        self.level, self.at = self.level_at(now), now
+
 
 class Rates:
-    """Guards that no key spends more than its rate, and that each refusal is counted until it is reported."""
+    """Guards that no key spends more than its rate, nor all together more than `total`.
 
-    def __init__(self, rate: Rate, most_keys: int = _MOST_KEYS) -> None:
-        self._rate, self._most = rate, most_keys
+    Each refusal is counted until it is reported.
+    """
+
+    def __init__(self, rate: Rate, total: Rate | None = None, most_keys: int = _MOST_KEYS) -> None:
+        self._rate, self._total, self._most = rate, total, most_keys
+        self._sum: _Bucket | None = None
         self._buckets: dict[Hashable, _Bucket] = {}
         self._tidied = float("-inf")
 
     def allows(self, key: Hashable, now: float, cost: float = 1.0) -> bool:
         """Spend `cost` if the key has it, else count a refusal and return False.  A cost above the burst is never allowed."""
         bucket = self._bucket(key, now)
-        bucket.level = self._level(bucket, now)
-        bucket.at = now
-        if bucket.level < cost:
+        if self._sum is None and self._total is not None:
+            self._sum = _Bucket(self._total, self._total.burst, now)
+        spent = [bucket] if self._sum is None else [bucket, self._sum]
+        for each in spent:
+            each.fill(now)
+        if any(each.level < cost for each in spent):
             bucket.suppressed += 1
             return False
-        bucket.level -= cost
+        for each in spent:
+            each.level -= cost
         return True
 
     def take_suppressed(self) -> Mapping[Hashable, int]:
@@ -57,7 +75,7 @@ class Rates:
             self._tidy(now)
             if len(self._buckets) >= self._most:
                 key = OTHERS
-        return self._buckets.setdefault(key, _Bucket(self._rate.burst, now))
+        return self._buckets.setdefault(key, _Bucket(self._rate, self._rate.burst, now))
 
     def _tidy(self, now: float) -> None:
         """Forget keys with a full bucket: a new bucket would be the same."""
@@ -65,8 +83,5 @@ class Rates:
             return
         self._tidied = now
         for key, bucket in list(self._buckets.items()):
-            if not bucket.suppressed and self._level(bucket, now) >= self._rate.burst:
+            if not bucket.suppressed and bucket.level_at(now) >= self._rate.burst:
                 del self._buckets[key]
-
-    def _level(self, bucket: _Bucket, now: float) -> float:
-        return min(self._rate.burst, bucket.level + (now - bucket.at) * self._rate.per_second)

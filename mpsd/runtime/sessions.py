@@ -36,6 +36,7 @@ _CHUNK_BYTES = 16 * 1024 - 1
 _SEND_SECONDS = 30.0
 _ROOM_SECONDS = 0.1
 _LINES_RATE = Rate(burst=1 << 18, per_second=64)  # bytes of control.log for one user's commands: 5 MB a day at most
+_USERS_IN_TOTAL = 16  # all users together may write as much as so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Sessions:
         self.settings = settings
         self._ranges = ranges
         self._open: set[_Session] = set()
-        self._lines = Rates(_LINES_RATE)
+        self._lines = Rates(_LINES_RATE, _LINES_RATE.times(_USERS_IN_TOTAL))
         self._ended = trio.Event()
 
     async def serve(self, listener: socket.socket, nursery: trio.Nursery) -> None:
@@ -203,7 +204,7 @@ class Sessions:
 
     def _write(self, caller: Caller, text: str) -> None:
         """Write to control.log, as the vendor's daemon does; a limit keeps users other than operators from filling the disk."""
-        if caller.is_owner or self._lines.allows(caller.uid, trio.current_time(), len(text)):
+        if caller.is_owner or self._lines.allows(self._ranges.share_of(caller.uid), trio.current_time(), len(text)):
             self._write_log(text)
 
     def tell_suppressed(self) -> None:

@@ -49,7 +49,7 @@ def join_vault(
             entry.queue and entry.arena.writer == process for entry in shelf.by_id.values()
         )
 
-    around = Surroundings(devices, lease_bytes, events.publish)
+    around = Surroundings(devices, lease_bytes, events.publish, ranges=found.ranges)
     shelf = Shelf(store, around, settings.vault(config))
     program = places.native_directory() / "keeper" / "mpsd-keeper"
     keeper = VaultKeepers(program, found.claim.state_directory / KEEPER, config.vault.max_allocations, shelf.compare, store)

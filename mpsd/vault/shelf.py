@@ -21,6 +21,7 @@ from mpsd.policy.arena_account import ArenaAccount, Bounds
 from mpsd.policy.arena_contents import Contents
 from mpsd.policy.arena_eviction import expires_at
 from mpsd.policy.arena_settings import VaultSettings
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 from mpsd.vault.entry import Entry, serial_of
 from mpsd.vault.store import Row, VaultStore
 
@@ -32,12 +33,13 @@ LeaseBytes = Callable[[int, str], int | None]  # of a lease on a GPU; None: no l
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The parts of the daemon that the vault uses.  clock: seconds since the epoch."""
+    """The parts of the daemon that the vault uses.  clock: seconds since the epoch.  ranges: whose uids count as one user."""
 
     devices: Callable[[], Sequence[Device]]
     lease_bytes: LeaseBytes
     publish: Callable[[str, Mapping[str, object]], None]
     clock: Callable[[], float] = time.time
+    ranges: UidRanges = NO_RANGES
 
 
 class Shelf:
@@ -47,7 +49,7 @@ class Shelf:
         """Load the arenas.  Raise UnusablePath."""
         self.settings = settings
         self.around = around
-        self.account = ArenaAccount()
+        self.account = ArenaAccount(around.ranges.share_of)
         self.by_id: dict[int, Entry] = {}
         self.by_name: dict[str, Entry] = {}
         self.ends: dict[int, float] = {}  # expiry times of unheld arenas; an arena that is opened stays in it until then

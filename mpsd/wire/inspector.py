@@ -66,7 +66,7 @@ class Question:
 
 
 def pack_question(question: Question, uid: int, deadline_ms: int, asker: int) -> bytes:
-    """Pack a request.  uid: the user that the read counts for.  asker: the process with the pairs' `own` descriptors."""
+    """Pack a request.  uid: the user that the read counts against.  asker: the process with the pairs' `own` descriptors."""
     major, minor = question.device
     head = _REQUEST.pack(
         VERSION, question.op, question.pid, uid, deadline_ms, asker, major, minor, len(question.pairs), 0

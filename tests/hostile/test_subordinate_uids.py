@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from mpsd_client import Disconnected, calls
+from mpsd_client import Disconnected, Refused, Selector, calls
 
 from tests.hostile.attacker import attacking
 from tests.integration.machine import FRONT_END, Machine
@@ -35,7 +35,10 @@ def granted(machine: Machine) -> Machine:
         pytest.skip("no /etc/subuid on this machine")
     file = machine.place / "subuid"
     file.write_text(f"eve:{FIRST}:65536\n")
-    machine.configure("[relay]\nmax_connections = 64\n[api]\nmax_connections = 128\nmax_per_user = 16\n")
+    machine.configure(
+        "[relay]\nmax_connections = 64\n[api]\nmax_connections = 128\nmax_per_user = 16\n"
+        "[admission]\nmax_leases = 64\nuser_leases = 16\n[vault]\nmax_arenas = 64\nuser_arenas = 16\n"
+    )
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", GRANTED, str(file), str(FRONT_END), "-d"], env=machine.variables, cwd="/",
         capture_output=True, text=True, timeout=60, check=False,
@@ -57,3 +60,19 @@ def test_many_uids_of_one_user_keep_no_client_out(granted: Machine) -> None:
     """Each has one silent connection at the relay."""
     with attacking(STAY, granted.pipe / "control", FIRST, 80, uid=0):
         granted.counter(uid=INNOCENT).ready(8.0)
+
+
+def test_many_uids_of_one_user_leave_leases_and_arenas_for_others(granted: Machine) -> None:
+    """A lease and an arena for each uid: 64 took all, of root too."""
+    for uid in range(FIRST, FIRST + 16):
+        with granted.mpsd(uid) as mpsd:
+            mpsd.ask(calls.lease_create("mine", Selector.of_uid(uid), memory_bytes={"0": 1 << 20}))
+            mpsd.ask(calls.arena_create(f"mine-{uid}", "0", 2 << 20))
+    with granted.mpsd(FIRST + 16) as mpsd:
+        with pytest.raises(Refused, match="quota of user 100000, leases: 1 asked, 16 of 16 taken"):
+            mpsd.ask(calls.lease_create("mine", Selector.of_uid(FIRST + 16), memory_bytes={"0": 1 << 20}))
+        with pytest.raises(Refused, match="user 100000 has 16 arenas"):
+            mpsd.ask(calls.arena_create("one-more", "0", 2 << 20))
+    with granted.mpsd(INNOCENT) as mpsd:
+        mpsd.ask(calls.lease_create("other", Selector.of_uid(INNOCENT), memory_bytes={"0": 1 << 20}))
+        mpsd.ask(calls.arena_create("other", "0", 2 << 20))

@@ -10,7 +10,8 @@ import threading
 import time
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import structlog
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from mpsd import processes
 from mpsd.inspector import Inspector, Unreadable
+from mpsd.policy.uid_ranges import parse
 from mpsd.wire import inspector as wire
 from mpsd.wire.inspector import Op, Question
 from tests.descriptors import descriptors
@@ -91,6 +93,33 @@ async def test_one_that_does_not_answer_is_replaced(impatient: Inspector) -> Non
         assert await impatient.facts(os.getpid(), ["NOTHING"]) is not None
     assert impatient.pid not in (0, before)
     assert [line["event"] for line in lines] == ["inspector.replaced"]
+
+
+RECORDER = """#!{python} -IS
+import os, socket
+request, *_ = socket.recv_fds(socket.socket(fileno=3), 65536, 4)
+with open({path!r}, "wb") as file:
+    file.write(request)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
+def test_the_uids_of_one_range_have_one_share_of_its_places(tmp_path: Path) -> None:
+    """Reads that their users let hang, as any of 65,536 users, took all of them."""
+    program = tmp_path / "recorder"
+    program.write_text(RECORDER.format(python=sys.executable, path=str(tmp_path / "request")))
+    program.chmod(0o700)
+    inspector = Inspector(program, deadline_seconds=20.0, ranges=parse("eve:100000:65536\n"))
+    reader = subprocess.Popen(["sleep", "60"], user=100_777)
+    try:
+        with suppress(OSError, Unreadable):
+            inspector.facts_now(reader.pid, [])
+    finally:
+        inspector.close()
+        reader.kill()
+        reader.wait()
+    request = (tmp_path / "request").read_bytes()
+    assert request == wire.pack_question(Question(Op.FACTS, reader.pid), 100_000, 20_000, os.getpid())
 
 
 def test_one_that_died_is_replaced_before_anybody_notices(impatient: Inspector) -> None:

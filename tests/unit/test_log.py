@@ -13,6 +13,7 @@ import structlog
 
 from mpsd.log import Journal, open_journal, render_human
 from mpsd.log_options import Log
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges, parse
 
 TIME = "2026-11-20T12:00:00.123+00:00"
 
@@ -23,8 +24,10 @@ def fresh_structlog() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def open_file_journal(directory: Path, **settings: object) -> Journal:
-    return open_journal(Log(**settings), foreground=False, log_directory=str(directory), terminal=io.StringIO())  # type: ignore[arg-type]
+def open_file_journal(directory: Path, ranges: UidRanges = NO_RANGES, **settings: object) -> Journal:
+    terminal = io.StringIO()
+    log = Log(**settings)  # type: ignore[arg-type]
+    return open_journal(log, foreground=False, log_directory=str(directory), terminal=terminal, ranges=ranges)
 
 
 def read_events(directory: Path) -> list[dict[str, object]]:
@@ -80,6 +83,17 @@ def test_one_user_writes_so_many_lines_of_an_event_and_the_others_are_counted(tm
     assert (uids["client.waiting", 1000], uids["relay.evicted", 65534], uids["client.waiting", 0]) == (1, 1, 1000)
     [told] = [event for event in events if event["event"] == "log.suppressed"]
     assert (told["of"], told["uid"], told["lines"]) == ("client.waiting", 65534, 1000 - shown)
+
+
+def test_the_uids_of_one_range_are_one_user(tmp_path: Path) -> None:
+    journal = open_file_journal(tmp_path, parse("eve:100000:65536\n"))
+    for uid in range(100_000, 101_000):
+        structlog.get_logger().info("client.waiting", uid=uid)
+    journal.close()
+    events = read_events(tmp_path)
+    [told] = [event for event in events if event["event"] == "log.suppressed"]
+    assert (told["uid"], told["lines"]) == (100_000, 1000 - len(events) + 1)
+    assert len(events) < 100
 
 
 def test_lines_that_name_no_user_are_limited_too(tmp_path: Path) -> None:

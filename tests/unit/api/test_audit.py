@@ -6,6 +6,7 @@ import re
 import socket
 import stat
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from mpsd.api.audit import Audit, Trail, open_audit
 from mpsd.log_options import Log
+from mpsd.policy.uid_ranges import parse
 from mpsd.sink import LogFile, Rotation
 from mpsd.syslog import Severity, send_lines
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, audit_in, open_house
@@ -84,6 +86,24 @@ def test_one_user_cannot_fill_a_trail_and_what_is_left_out_is_counted(tmp_path: 
     assert found[-1]["event"] == "lines_suppressed"
     assert (found[-1]["uid"], found[-1]["lines"]) == (STRANGER.uid, 8000 - len(found) + 3)
     assert [line["uid"] for line in found[-3:-1]] == [OWNER.uid, OPERATOR.uid]
+
+
+def test_the_uids_of_one_range_are_one_user_and_all_users_have_a_bound(tmp_path: Path) -> None:
+    now = 0.0
+    files = {trail: LogFile(str(tmp_path / trail.value), Rotation()) for trail in Trail}
+    audit = Audit(files, ranges=parse("eve:100000:65536\n"), clock=lambda: now)
+    what = {"name": "x" * 4000}
+    for uid in range(100_000, 100_400):
+        audit.record(replace(OWNER, uid=uid), "lease.create", what, "done")
+    audit.record(OWNER, "lease.create", what, "done")
+    for uid in range(200_000, 206_000):
+        audit.record(replace(OWNER, uid=uid), "lease.create", what, "done")
+    audit.close()
+    found = [line for line in lines(tmp_path, Trail.USERS) if line["event"] == "change"]
+    of_range = sum(100_000 <= int(str(line["uid"])) < 165_536 for line in found)
+    assert 200 < of_range < 300, "a megabyte"
+    assert any(line["uid"] == OWNER.uid for line in found)
+    assert (tmp_path / USERS).stat().st_size < 18 << 20, "sixteen users' part"
 
 
 def test_a_syslog_daemon_gets_what_must_not_be_lost(tmp_path: Path) -> None:

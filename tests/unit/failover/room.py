@@ -22,6 +22,7 @@ from mpsd.fault import FaultClass, Observation, Source
 from mpsd.model import ProcessId
 from mpsd.policy.fault_fence import Settle
 from mpsd.policy.succession_words import Limits, Phase
+from mpsd.policy.uid_ranges import parse
 from mpsd.service import Instruction, ServiceView
 
 OWNER = 1000
@@ -192,7 +193,7 @@ class Room:
             self.vault.told = self.desk.heard_of
             ready = trio.Event()
             ready.set()
-            enlisted = Enlisted(self.desk, store, self.find_place)
+            enlisted = Enlisted(self.desk, store, self.find_place, parse("eve:100000:65536\n"))
             self.failover = Failover(self.desk, enlisted, NoServers(), ready)  # type: ignore[arg-type]
             self.enlisted = enlisted
             async with trio.open_nursery() as nursery:

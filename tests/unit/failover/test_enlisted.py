@@ -81,10 +81,10 @@ async def test_they_are_counted(room, autojump_clock: MockClock, monkeypatch):
             await room.failover.enlist("llm", OWNER, process, uid)
             await room.failover.enlist("llm", OWNER, process, uid)  # once more is no more
 
-        await enlist(1000)
-        await enlist(1000)
-        with pytest.raises(TooMany, match="of user 1000"):
-            await enlist(1000)
+        await enlist(100_001)
+        await enlist(100_002)
+        with pytest.raises(TooMany, match="of user 100000"):  # the same person
+            await enlist(100_003)
         await enlist(0)
         await enlist(0)
         for uid in (0, 2000):

@@ -8,6 +8,7 @@ from mpsd.failover.joining import join_failover
 from mpsd.failover.store import ServiceStore
 from mpsd.faults.haste import Haste
 from mpsd.options import Config
+from mpsd.policy.uid_ranges import NO_RANGES
 from mpsd.service import Order
 
 
@@ -84,7 +85,7 @@ def test_what_sees_faults_is_told(tmp_path):
     faults = SimpleNamespace(desk=SimpleNamespace(on_seen=[]), haste=Haste())
     arenas = SimpleNamespace(arenas=list, ready=None, reserve=lambda is_served: None, on_told=[], on_state=[])
     store = ServiceStore(tmp_path / "services.db")
-    found = SimpleNamespace(config=Config(), service_store=store, is_privileged=True)
+    found = SimpleNamespace(config=Config(), service_store=store, is_privileged=True, ranges=NO_RANGES)
     events = SimpleNamespace(publish=None)
     failover = join_failover(found, SimpleNamespace(), SimpleNamespace(arenas=arenas), None, faults, events)
     assert not faults.haste.is_on

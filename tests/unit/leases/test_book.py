@@ -9,6 +9,7 @@ from trio.testing import MockClock
 from mpsd.errors import BadRequest, NoRoom, NoSuchDevice, NoSuchLease, NotAllowed, TooMany
 from mpsd.lease import DomainPolicy, LeaseState, Selector, SelectorKind
 from mpsd.policy.settings import AdmissionSettings, Quota
+from mpsd.policy.uid_ranges import parse
 from tests.unit.leases.world import (
     ALICE,
     BOB,
@@ -205,6 +206,36 @@ def test_a_user_has_only_so_many(world):
         world.book.create(ALICE, spec(1))
     world.book.create(BOB, spec(1, by_uid(BOB)))
     world.book.create(ROOT, spec(1))
+
+
+def test_the_uids_of_one_range_have_one_quota(tmp_path):
+    """Eve acts as any of 65,536 users, and took all leases."""
+    world = World(tmp_path, AdmissionSettings(user_leases=2, user_memory_bytes=10 * GIB), parse("eve:100000:65536\n"))
+    world.book.create(100_001, spec(1, by_uid(100_001), memory_bytes={"0": 6 * GIB}))
+    with pytest.raises(NoRoom, match="quota of user 100000, GPU-aaaaaaaa, memory: 6144 MiB asked, 6144 MiB of"):
+        world.book.create(100_002, spec(1, by_uid(100_002), memory_bytes={"0": 6 * GIB}))
+    world.book.create(100_002, spec(1, by_uid(100_002)))
+    with pytest.raises(NoRoom, match="quota of user 100000, leases: 1 asked, 2 of 2 taken"):
+        world.book.create(100_003, spec(1, by_uid(100_003)))
+    world.book.create(BOB, spec(1, by_uid(BOB)))
+
+
+def test_the_last_leases_are_for_users_with_few_and_for_operators(world):
+    """A user without a quota took all of them, from root too."""
+    world.change(user_leases=None, max_leases=64)
+    for _ in range(56):
+        world.book.create(ALICE, spec(0.1))
+    with pytest.raises(TooMany, match="leases: the last 8 of 64 are kept for operators and for users with fewer than 4 leases"):
+        world.book.create(ALICE, spec(0.1))
+    for uid in (BOB, 1002):
+        for _ in range(3):
+            world.book.create(uid, spec(0.1, by_uid(uid)))
+    with pytest.raises(TooMany, match="leases: the last 2 of 64 are kept for operators"):
+        world.book.create(1003, spec(0.1, by_uid(1003)))
+    for _ in range(2):
+        world.book.create(ROOT, spec(0.1))
+    with pytest.raises(TooMany, match="there are 64 leases"):
+        world.book.create(ROOT, spec(0.1))
 
 
 def test_a_users_quota_of_shares_and_memory_is_for_each_gpu(world):

@@ -11,6 +11,7 @@ from mpsd.policy.arena_account import ArenaAccount, Bounds
 from mpsd.policy.arena_eviction import expires_at, plan_eviction
 from mpsd.policy.arena_settings import Eviction, VaultSettings
 from mpsd.policy.arena_specs import MOST_READERS, check_readers, check_spec
+from mpsd.policy.uid_ranges import parse
 
 GIB = 1 << 30
 USER, OTHER, OPERATOR = 1000, 1001, 0
@@ -128,6 +129,35 @@ def test_layouts_have_a_limit_too(uid, has, size, is_allowed):
         return
     with pytest.raises(NoRoom, match="layouts"):
         made.check_layout(one, size, BOUNDS)
+
+
+def test_the_uids_of_one_range_have_one_share():
+    """Eve acts as any of 65,536 users."""
+    made = ArenaAccount(parse("eve:100000:65536\n").share_of)
+    for number, uid in enumerate((100_001, 100_002)):
+        one = arena(uid, number=number, layout_bytes=500)
+        made.add(one)
+        made.move(one, 3 * GIB, 3)
+    third = arena(100_003)
+    for check in (
+        lambda: made.check_number(third, BOUNDS),
+        lambda: made.check_growth(third, GIB, 0, BOUNDS),
+        lambda: made.check_growth(third, 0, 1, BOUNDS),
+        lambda: made.check_layout(third, 1, BOUNDS),
+    ):
+        with pytest.raises(NoRoom, match=r"user 10000[03]"):
+            check()
+    made.check_number(arena(OTHER), BOUNDS)
+
+
+def test_the_last_arenas_are_for_users_with_few_and_for_operators():
+    """Four users with the default quota took all."""
+    bounds = replace(BOUNDS, settings=replace(SETTINGS, max_arenas=64, user_arenas=60))
+    made = account(*[(USER, 0, 0)] * 56)
+    with pytest.raises(NoRoom, match="arenas: the last 8 of 64 are kept"):
+        made.check_number(arena(), bounds)
+    made.check_number(arena(OTHER), bounds)
+    made.check_number(arena(OPERATOR), bounds)
 
 
 def test_what_came_and_went_is_counted_as_nothing():

@@ -18,6 +18,14 @@ def test_one_key_takes_nothing_from_another() -> None:
     assert rates.allows("b", 0.0)
 
 
+def test_all_keys_together_have_a_bound() -> None:
+    """A refusal for the sake of the sum costs its key nothing."""
+    rates = Rates(SLOW, SLOW.times(2))
+    assert [rates.allows(key, 0.0) for key in "aaabbbccc"] == [True] * 6 + [False] * 3
+    assert rates.take_suppressed() == {"c": 3}
+    assert [rates.allows("c", 1.0) for _ in range(2)] == [True, False]
+
+
 def test_what_was_suppressed_is_told_once() -> None:
     rates = Rates(SLOW)
     for _ in range(10):
