@@ -286,6 +286,7 @@ class Domain:
                 return
             self.news = trio.Event()
             asked_at, told = trio.current_time(), tuple(self._told_arrivals)
+            known = self._ready_since.keys() | self.contexts.keys()  # the log may tell of another one during the question
             self._told_arrivals.clear()
             self.unanswered_since = min(self.unanswered_since, asked_at)
             try:
@@ -296,6 +297,9 @@ class Domain:
                 if trio.current_time() - self._silent_since >= self.control.silence_seconds:
                     self.silenced.set()
                 raise
+            for gone in known - self.servers.keys():
+                self.contexts.pop(gone, None)
+                self._ready_since.pop(gone, None)
             self.unanswered_since = math.inf
             if not self.hindrance:  # else its control daemon answers, but its server cannot
                 self._hear_well()
@@ -310,10 +314,6 @@ class Domain:
     def _believe(self, servers: dict[int, ServerView], asked_at: float) -> None:
         self.servers = servers
         self._asked_at = asked_at
-        for gone in set(self.contexts) - set(servers):
-            del self.contexts[gone]
-        for gone in set(self._ready_since) - set(servers):
-            del self._ready_since[gone]
         self.guard.forget_servers_but(set(servers))
         self._forget_admitted()
         is_faulty = any(server.status == "FAULT" for server in servers.values())
@@ -366,7 +366,6 @@ class Domain:
         now = trio.current_time()
         since = self._ready_since.setdefault(pid, -math.inf if self.is_adopted else now)
         return now - since > _STARTING_SECONDS
-
 
     async def apply_defaults(self, defaults: Defaults) -> None:
         """Make its next server start with these defaults; with closed limits where each client gets its own.

@@ -1,0 +1,58 @@
+"""When a server counts as started: until then its vendor daemon must not be asked about it."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+import trio
+
+from mpsd import processes
+from mpsd.domains.domain import Domain
+from mpsd.domains.log_lines import ServerReady
+from mpsd.model import DomainState
+
+GPUS = ("GPU-a",)
+
+
+class Vendor:
+    """A vendor daemon that answers the first question only when the test lets it."""
+
+    is_exposed = False
+    process = None
+    silence_seconds = 60.0
+
+    def __init__(self) -> None:
+        self.listed = ""
+        self.is_asked, self.may_answer = trio.Event(), trio.Event()
+
+    async def command(self, line: str) -> str:
+        listed = self.listed
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return {"get_server_list": listed}.get(line, "ACTIVE" if line.startswith("get_server_status") else "77")
+
+
+@pytest.fixture
+def server() -> Iterator[int]:
+    """Yield the pid of a process that lives."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
+
+
+async def test_a_server_that_gets_ready_during_a_question_is_asked_about_at_the_next(
+    server: int, autojump_clock: object
+) -> None:
+    vendor = Vendor()
+    domain = Domain("default", 1, GPUS, vendor, 48, state=DomainState.READY)  # type: ignore[arg-type]
+    domain.mark_stale()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(domain.refresh)
+        await vendor.is_asked.wait()
+        vendor.listed = f"{server}\n"  # after the daemon has made its answer
+        domain.hear(ServerReady(server))
+        vendor.may_answer.set()
+    assert domain.servers == {}
+    await domain.refresh()
+    assert {(each.pid, each.status, each.client_pids) for each in domain.servers.values()} == {(server, "ACTIVE", (77,))}
+    assert processes.is_alive(processes.process_id(server))  # type: ignore[arg-type]
