@@ -20,6 +20,7 @@ from mpsd.api.services import Services
 from mpsd.client_facts import ClientFacts
 from mpsd.config import Invocation
 from mpsd.domains.domain import Domain
+from mpsd.domains.life import live
 from mpsd.domains.pool import Pool
 from mpsd.domains.refuser import Refuser
 from mpsd.domains.upkeep import Upkeep
@@ -212,7 +213,11 @@ def _build_pool(found: Found) -> Pool:
     vendor = settings.vendor(found.config, found.environ, found.inspector, is_relayed=found.is_privileged)
     pool_settings = settings.pool(found.config, found.invocation, found.claim.state_directory)
     defaults = found.store.defaults() or settings.defaults(found.config, found.devices)
-    return Pool(pool_settings, vendor, found.devices, defaults, found.store, found.public.publish)
+    return Pool(pool_settings, vendor, found.devices, defaults, found.store, found.public.publish, live)
+
+
+def _wish(relayed: tuple[Relay, KeeperClient] | None) -> Callable[[ProcessId, int | None, str], None] | None:
+    return None if relayed is None else relayed[0].conversations.entrance.wish
 
 
 def _build(found: Found) -> Daemon:
@@ -236,7 +241,7 @@ def _build(found: Found) -> Daemon:
     health = _build_health(found, pool, book, relayed and relayed[1])
     services = Services(
         book,
-        DomainOperations(pool, upkeep, relayed and relayed[0].conversations.entrance, faults.attachments.standing, book.uid_of),
+        DomainOperations(pool, upkeep, _wish(relayed), faults.attachments.standing, book.uid_of),
         board,
         stopper,
         faults.desk,
@@ -273,7 +278,7 @@ def _build(found: Found) -> Daemon:
         claim.restore,
         _ignore_signal,
     )
-    daemon.beside += [health.run, partial(watch_vital_signs, pool)]
+    daemon.beside += [health.run, partial(watch_vital_signs, pool.domains, pool.notify)]
     return daemon
 
 

@@ -1,22 +1,18 @@
 """Set the limits of one client at its domain, before its connection goes there."""
 
-from typing import TYPE_CHECKING
-
 import structlog
 
 from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
 from mpsd.domains.servers import ensure_server
 from mpsd.errors import MpsdError
 from mpsd.policy import limits as terms
 from mpsd.policy.limits import Limits
 
-if TYPE_CHECKING:
-    from mpsd.domains.pool import Pool
-
 log = structlog.get_logger()
 
 
-async def enforce(pool: "Pool", domain: Domain, uid: int, limits: Limits) -> None:
+async def enforce(pool: Pool, domain: Domain, uid: int, limits: Limits) -> None:
     """Set the limits inside the guard's window for them.  Raise MpsdError; then the client may not be admitted."""
     guard, defaults = domain.guard, terms.of_defaults(pool.defaults, domain.gpus)
     if not guard.is_on:
@@ -32,7 +28,7 @@ async def enforce(pool: "Pool", domain: Domain, uid: int, limits: Limits) -> Non
         pool.store.save_baselines(domain.name, guard.baselines)
 
 
-async def _turn_on(pool: "Pool", domain: Domain) -> None:
+async def _turn_on(pool: Pool, domain: Domain) -> None:
     guard = domain.guard
     servers = [server.pid for server in await domain.fresh_servers()]
     await guard.turn_on(servers, terms.of_defaults(pool.defaults, domain.gpus), domain.control)

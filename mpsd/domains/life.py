@@ -1,19 +1,15 @@
 """Run one fault domain: start or adopt its vendor daemon, follow it while it lives, start it again when it dies."""
 
-from typing import TYPE_CHECKING
-
 import structlog
 import trio
 
 from mpsd import processes
 from mpsd.domains.domain import Domain
 from mpsd.domains.logs import follow_logs, keep_log_room
+from mpsd.domains.pool import Pool
 from mpsd.domains.vendor import EXPOSED
 from mpsd.errors import MpsdError, VendorFailed
 from mpsd.model import DomainState
-
-if TYPE_CHECKING:
-    from mpsd.domains.pool import Pool
 
 log = structlog.get_logger()
 _SETTLED_SECONDS = 60.0  # a vendor daemon that lived this long starts with a short backoff when it dies
@@ -22,7 +18,7 @@ _CONFIRM_SECONDS = 0.25  # between questions to a domain that may fault
 _ADOPTION_SECONDS = 3.0  # by then a client that an earlier mpsd admitted is in its server's list
 
 
-async def live(pool: "Pool", domain: Domain) -> None:
+async def live(pool: Pool, domain: Domain) -> None:
     """Run the domain from STARTING to GONE; restart its vendor daemon with growing pauses."""
     pause = pool.settings.restart_seconds
     while True:
@@ -47,7 +43,7 @@ async def live(pool: "Pool", domain: Domain) -> None:
     pool.remove(domain)
 
 
-async def _bring_up(pool: "Pool", domain: Domain) -> None:
+async def _bring_up(pool: Pool, domain: Domain) -> None:
     is_new = not domain.control.is_alive()
     if is_new:
         is_all = domain.gpus == pool.gpus
@@ -88,7 +84,7 @@ async def _bring_up(pool: "Pool", domain: Domain) -> None:
     pool.notify()
 
 
-async def _serve(pool: "Pool", domain: Domain) -> None:
+async def _serve(pool: Pool, domain: Domain) -> None:
     """Follow the logs and keep the view up to date while the vendor daemon lives."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follow_logs, domain, pool.store, pool.publish, pool.hear)
@@ -101,7 +97,7 @@ async def _serve(pool: "Pool", domain: Domain) -> None:
         raise VendorFailed(f"the vendor's control daemon of domain {domain.name} died")
 
 
-async def _keep_fresh(pool: "Pool", domain: Domain) -> None:
+async def _keep_fresh(pool: Pool, domain: Domain) -> None:
     while True:
         suspect_seconds = domain.suspect_until - trio.current_time()
         is_suspect = suspect_seconds > 0

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,6 @@ import structlog
 import trio
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.life import live
 from mpsd.domains.log_lines import LogLine, News
 from mpsd.domains.placement_waits import PlacementWaits
 from mpsd.domains.vendor import VendorControl, VendorProgram
@@ -85,6 +84,7 @@ class Pool:
     defaults: Defaults
     store: Store
     publish: Callable[[Domain, str, LogLine | str], None]  # takes a domain's log line for the public log
+    run_domain: Callable[["Pool", Domain], Awaitable[None]]  # runs a domain as long as it lives (life.py)
     domains: dict[str, Domain] = field(default_factory=dict)
     on_adopted: Callable[[ProcessId, Domain], None] = lambda process, domain: None  # for clients that an earlier mpsd admitted
     on_gone: Callable[[ProcessId, Ending | None], None] = lambda process, ending: None  # called after the end of a member
@@ -265,7 +265,7 @@ class Pool:
         self.domains[name] = domain
         self.store.save_domain(name, number, gpus, False)
         assert self._nursery is not None, "domains live in run()"
-        self._nursery.start_soon(live, self, domain)
+        self._nursery.start_soon(self.run_domain, self, domain)
         self.notify()
         return domain
 

@@ -6,18 +6,14 @@ Prose: docs/domains.md, "A domain that cannot answer".
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import trio
 
 from mpsd import processes
+from mpsd.domains.domain import Domain
 from mpsd.model import DomainState
-
-if TYPE_CHECKING:
-    from mpsd.domains.domain import Domain
-    from mpsd.domains.pool import Pool
 
 SECONDS = 0.5
 _STOPPED = {"T": "is stopped (SIGSTOP): continue it by", "t": "is stopped under a debugger: let it go on, or"}
@@ -32,28 +28,29 @@ class Signs:
     socket: str
 
 
-async def watch_vital_signs(pool: "Pool") -> None:
+async def watch_vital_signs(domains: Mapping[str, Domain], notify: Callable[[], None]) -> None:
     """Check all domains as long as mpsd lives, in a thread: a file system that hangs stops the thread, not the loop."""
     while True:
-        found = await trio.to_thread.run_sync(_look_at_all, {d.name: _signs(d) for d in _alive(pool)}, abandon_on_cancel=True)
-        for domain in _alive(pool):
+        signs = {domain.name: _signs(domain) for domain in _alive(domains)}
+        found = await trio.to_thread.run_sync(_look_at_all, signs, abandon_on_cancel=True)
+        for domain in _alive(domains):
             if domain.find_hindered(found.get(domain.name, domain.hindrance)):
-                pool.notify()
+                notify()
         await trio.sleep(SECONDS)
 
 
-def look_now(domain: "Domain") -> bool:
+def look_now(domain: Domain) -> bool:
     """Return whether the domain has just become unable to answer.  Two or three reads of /proc/PID/stat, 20 us each."""
     if domain.state not in _LOOKED_AT or domain.hindrance:
         return False
     return domain.find_hindered(look(_signs(domain)))
 
 
-def _alive(pool: "Pool") -> list["Domain"]:
-    return [domain for domain in pool.domains.values() if domain.state in _LOOKED_AT]
+def _alive(domains: Mapping[str, Domain]) -> list[Domain]:
+    return [domain for domain in domains.values() if domain.state in _LOOKED_AT]
 
 
-def _signs(domain: "Domain") -> Signs:
+def _signs(domain: Domain) -> Signs:
     control = [("vendor daemon", domain.control.process.pid)] if domain.control.process else []
     return Signs((*control, *(("vendor server", pid) for pid in domain.servers)), domain.control.socket_path("control"))
 

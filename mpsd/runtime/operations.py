@@ -11,7 +11,6 @@ from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import BadRequest, NoSuchDomain, TooMany
 from mpsd.legacy.board import ServerView
 from mpsd.model import DomainState, DomainView, ProcessId
-from mpsd.relay.entrance import Entrance
 from mpsd.uvm.standing import ShieldState, Standing
 
 _SHIELDED = (ShieldState.ON, ShieldState.KEPT)
@@ -24,16 +23,19 @@ class DomainOperations:
         self,
         pool: Pool,
         upkeep: Upkeep,
-        entrance: Entrance | None,
+        wish: Callable[[ProcessId, int | None, str], None] | None,
         standing: Callable[[ProcessId], Standing],
         uid_of: Callable[[ProcessId], int | None],
     ) -> None:
-        """uid_of: the user of a client that admission knows; None for others."""
+        """wish: sets the domain of a client's next start; None: unprivileged, where clients are not placed one by one.
+
+        uid_of: the user of a client that admission knows; None for others.
+        """
         self._pool = pool
         self._upkeep = upkeep
         self._standing = standing
         self._uid_of = uid_of
-        self._entrance = entrance  # None: unprivileged, where clients are not placed one by one
+        self._wish = wish
 
     def views(self) -> Sequence[DomainView]:
         return self._pool.views()
@@ -86,10 +88,10 @@ class DomainOperations:
         self._pool.notify()
 
     async def move(self, process: ProcessId, domain: str) -> None:
-        if self._entrance is None:
+        if self._wish is None:
             raise BadRequest("without root mpsd does not place clients one by one")
         self._find(domain)
-        self._entrance.wish(process, _uid_now(process), domain)
+        self._wish(process, _uid_now(process), domain)
 
     def _find(self, name: str) -> Domain:
         try:

@@ -35,10 +35,10 @@ _WORDS = "reads the words of whoever starts it, with their own rights"
 _BESIDE = "receives; what it received is read by a module that is driven"
 NOT_FUZZED: dict[str, str] = {
     "mpsd/__main__.py": _WORDS,
-    "mpsd/accept.py": "reads an option of the configuration, which is root's; tests/unit/test_config.py has random ones",
+    "mpsd/accept.py": "reads an option of the configuration, which is root's; the tests have random ones",
     "mpsd/api/page.py": "writes and reads docs/protocol.md",
     "mpsd/arrivals.py": "receives of strangers to close what comes, and reads none of it",
-    "mpsd/config.py": "reads the configuration, which is root's; tests/unit/test_config.py has random ones",
+    "mpsd/config.py": "reads the configuration, which is root's; the tests have random ones",
     "mpsd/descriptors.py": _KERNEL,
     "mpsd/domains/inotify.py": _KERNEL,
     "mpsd/domains/leftovers.py": "reads numbers of /proc/PID/task/TID/children",

@@ -17,7 +17,7 @@ class FullPool(Pool):
     """No domain takes anybody; counts how often one was looked for."""
 
     def __init__(self) -> None:
-        super().__init__(None, None, (), None, None, None)  # type: ignore[arg-type]
+        super().__init__(None, None, (), None, None, None, None)  # type: ignore[arg-type]
         self.decided = 0
         self.why, self.is_own = "full", False
 

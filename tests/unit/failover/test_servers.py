@@ -19,7 +19,7 @@ def server():
 
 
 def domain_with(server: Holder, *pids: int) -> tuple[Pool, Domain]:
-    pool = Pool(None, None, (), None, None, None)  # type: ignore[arg-type]
+    pool = Pool(None, None, (), None, None, None, None)  # type: ignore[arg-type]
     domain = pool.domains["a"] = Domain("a", 1, ("GPU-a",), None, 48, state=DomainState.READY)  # type: ignore[arg-type]
     pid = server.process.pid
     domain.servers = {pid: ServerView(pid, 0, "ACTIVE", pids, "a", domain.gpus)}

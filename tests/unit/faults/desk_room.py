@@ -37,7 +37,7 @@ class DeskRoom:
     def __init__(self, path: Path, settings: FaultSettings = SETTINGS, watches_since: int | None = None) -> None:
         self.path = path / "faults.db"
         self.store = FaultStore(self.path)
-        self.pool = Pool(None, None, (), None, None, None)
+        self.pool = Pool(None, None, (), None, None, None, None)
         self.events: list[tuple[str, dict]] = []
         self.told: list[Incident] = []
         self.desk = FaultDesk(

@@ -20,7 +20,7 @@ THIS = processes.process_id(os.getpid())
 
 def operations(members: list[ProcessId], strangers: tuple[int, ...] = ()) -> DomainOperations:
     """Over one domain with these members, of user 1000 to admission, and clients that only its server knows."""
-    pool = Pool(None, None, (), None, None, None)  # type: ignore[arg-type]
+    pool = Pool(None, None, (), None, None, None, None)  # type: ignore[arg-type]
     domain = Domain("d1", 1, (), None, 48)  # type: ignore[arg-type]
     domain.members = dict.fromkeys(members, 0.0)
     pids = (*(process.pid for process in members), *strangers)

@@ -40,7 +40,7 @@ class Room:
     def __init__(self, is_ended: bool) -> None:
         self.vendor = Vendor()
         self.domain = Domain("default", 1, GPUS, self.vendor, 48, state=DomainState.READY)  # type: ignore[arg-type]
-        self.pool = Pool(None, None, (), None, None, None)  # type: ignore[arg-type]
+        self.pool = Pool(None, None, (), None, None, None, None)  # type: ignore[arg-type]
         self.pool.domains["default"] = self.domain
         self.events: list[tuple[str, object]] = []
         self.strangers = Strangers(self.pool, lambda domain: is_ended, self._publish)
