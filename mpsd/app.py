@@ -213,7 +213,8 @@ def _build_pool(found: Found) -> Pool:
     vendor = settings.vendor(found.config, found.environ, found.inspector, is_relayed=found.is_privileged)
     pool_settings = settings.pool(found.config, found.invocation, found.claim.state_directory)
     defaults = found.store.defaults() or settings.defaults(found.config, found.devices)
-    return Pool(pool_settings, vendor, found.devices, defaults, found.store, found.public.publish, live)
+    store, public = found.store, found.public.publish
+    return Pool(pool_settings, vendor, found.devices, defaults, store, public, live, ranges=found.ranges)
 
 
 def _wish(relayed: tuple[Relay, KeeperClient] | None) -> Callable[[ProcessId, int | None, str], None] | None:

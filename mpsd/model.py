@@ -88,4 +88,5 @@ class DomainView:
     is_answering: bool = True  # its vendor daemon has answered what it was asked, or was asked a moment ago
     is_exposed: bool = False  # every user can connect to its vendor daemon, past the relay
     trouble: str = ""  # why it is DEAD or SILENT, as far as that is known
+    users: frozenset[int] = frozenset()  # of its clients, as far as mpsd knows them
     is_worn: bool = False  # it is DRAINING since newcomers got no context there

@@ -61,7 +61,7 @@ class Domains:
     """Fault domains: their number, size and lifetime."""
 
     spares: int = option(1, "Hot spares kept ready per GPU set, started and without clients.", accept=between(0, 8))
-    max_domains: int = option(8, "Most fault domains per GPU set, spares included.", accept=between(1, 64))
+    max_domains: int = option(8, "Most fault domains on each GPU, spares included.", accept=between(1, 64))
     clients_per_server: int = option(
         48,
         "Clients one vendor server takes before the next domain is used. 48 for driver 580; 60 from 590.",

@@ -57,6 +57,7 @@ class Domain:
     applied_defaults: Defaults | None = None  # those that its vendor daemon has
     served_defaults: Defaults | None = None  # those that its server was started with
     joined_uid: int | None = None  # the user of the client that was placed here last
+    uids: dict[ProcessId, int] = field(default_factory=dict)  # of its members
     idle_since: float = 0.0
     trouble: str = ""  # why its vendor daemon last failed
     is_adopted: bool = False  # its servers are older than the part of its log that mpsd has read
@@ -89,21 +90,12 @@ class Domain:
             state = DomainState.DRAINING
         if state is DomainState.READY and (self.applied_defaults != defaults or self.has_outdated_spare(defaults)):
             state = DomainState.RECYCLING
+        present, is_answering = self._present, trio.current_time() - self.unanswered_since < _FROZEN_SECONDS
+        users = frozenset(uid for process, uid in self.uids.items() if process.pid in present)
         return DomainView(
-            self.name,
-            state,
-            frozenset(self.gpus),
-            self.uid,
-            self.occupancy,
-            self.capacity,
-            self.is_public,
-            self.number,
-            self.key,
-            trio.current_time() - self.unanswered_since < _FROZEN_SECONDS,
-            self.is_exposed,
-            self._trouble(state),
-            self.is_worn,
-        )
+            self.name, state, frozenset(self.gpus), self.uid, self.occupancy, self.capacity, self.is_public, self.number,
+            self.key, is_answering, self.is_exposed, self._trouble(state), users, self.is_worn,
+        )  # fmt: skip
 
     def _trouble(self, state: DomainState) -> str:
         if state in (DomainState.DEAD, DomainState.STARTING):
@@ -127,10 +119,15 @@ class Domain:
     @property
     def occupancy(self) -> int:
         """The places taken: for each process that is connected or connecting its number of contexts, at least one."""
+        contexts: Counter[int] = sum(self.contexts.values(), Counter())
+        return sum(max(1, contexts[pid]) for pid in self._present)
+
+    @property
+    def _present(self) -> set[int]:
+        """The pids of the processes that are connected or connecting."""
         recently = min(self._asked_at, trio.current_time() - _BETWEEN_SECONDS)
         arriving = {p.pid for p, heard_at in self.members.items() if heard_at >= recently or self.handshakes[p]}
-        contexts: Counter[int] = sum(self.contexts.values(), Counter())
-        return sum(max(1, contexts[pid]) for pid in arriving | self.client_pids)
+        return arriving | self.client_pids
 
     @property
     def is_exposed(self) -> bool:
@@ -165,6 +162,8 @@ class Domain:
         self.joined_uid, self.key = uid, key
         if process is not None:
             self.members.setdefault(process, trio.current_time())
+            if uid is not None:
+                self.uids[process] = uid
 
     @contextmanager
     def handshake(self, process: ProcessId | None) -> Iterator[None]:
@@ -181,6 +180,7 @@ class Domain:
 
     def leave(self, process: ProcessId | None) -> None:
         if process is not None and self.members.pop(process, None) is not None:
+            self.uids.pop(process, None)
             self.mark_stale()
 
     def suspect(self, seconds: float) -> None:
@@ -260,6 +260,7 @@ class Domain:
         """Forget all servers and contexts: the vendor daemon has ended."""
         self.servers.clear()
         self.members.clear()
+        self.uids.clear()
         self.admitted.clear()
         self.contexts.clear()
         self._ready_since.clear()

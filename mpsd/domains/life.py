@@ -75,6 +75,7 @@ async def _bring_up(pool: Pool, domain: Domain) -> None:
         if process := processes.process_id(pid):
             domain.is_public = True
             domain.members.setdefault(process, trio.current_time())
+            domain.uids[process] = processes.real_uid(pid)
             pool.watch(domain, process)
             pool.on_adopted(process, domain)
     if domain.state is DomainState.STARTING:

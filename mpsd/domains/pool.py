@@ -26,6 +26,7 @@ from mpsd.legacy.board import Defaults
 from mpsd.model import ComputeMode, Device, DomainState, DomainView, ProcessId
 from mpsd.policy.limits import Limits
 from mpsd.policy.placement import Ask, Create, Join, Rules, Wait, place
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 from mpsd.process_ending import Ending
 from mpsd.process_watch import wait_ended
 
@@ -93,6 +94,7 @@ class Pool:
     is_stopping: bool = False
     drained: dict[str, Drained] = field(default_factory=dict)  # GPUs that take no new client, by their UUIDs
     waits: PlacementWaits = field(default_factory=PlacementWaits)
+    ranges: UidRanges = NO_RANGES  # whose uids count as one user
     last_join: float = -math.inf  # trio time
     last_uid: int = 0  # the user for whom a spare's server is started
     _has_adopted: bool = False
@@ -113,7 +115,8 @@ class Pool:
 
     def rules(self, gpus: frozenset[str]) -> Rules:
         exclusive = any(d.compute_mode is ComputeMode.EXCLUSIVE_PROCESS for d in self.devices if d.uuid in gpus)
-        return Rules(self.settings.max_domains, self.settings.is_multiuser, exclusive, frozenset({0, os.geteuid()}))
+        operators = frozenset({0, os.geteuid()})
+        return Rules(self.settings.max_domains, self.settings.is_multiuser, exclusive, operators, self.ranges)
 
     def home_of(self, process: ProcessId | None) -> Domain | None:
         return next((domain for domain in self.domains.values() if process in domain.members), None)
@@ -185,6 +188,8 @@ class Pool:
         """Begin the domain that it needs; else why it waits."""
         decision = self._decide(ask, process)
         if isinstance(decision, Create):
+            for name in decision.instead:
+                self.domains[name].is_draining = True  # upkeep.py retires it
             self.create(tuple(uuid for uuid in self.gpus if uuid in decision.gpus))
         return decision if isinstance(decision, Wait) else None
 

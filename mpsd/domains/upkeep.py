@@ -109,8 +109,8 @@ class Upkeep:
         pool, now = self._pool, trio.current_time()
         ours = [domain for domain in pool.domains.values() if domain.gpus == gpus]
         idle = frozenset(d.name for d in ours if now - d.idle_since > pool.settings.idle_seconds)
-        views = [domain.view(pool.defaults) for domain in ours]
-        plan = plan_spares(views, idle - self._busy, pool.settings.spares, pool.rules(frozenset(gpus)))
+        whole = frozenset(gpus)
+        plan = plan_spares(whole, pool.views(), idle - self._busy, pool.settings.spares, pool.rules(whole))
         for name in plan.retire:
             self._begin(nursery, pool.domains[name], self.retire)
         if not (plan.create or plan.warm):
@@ -119,7 +119,7 @@ class Upkeep:
         if now < self._spare_due(gpus):
             return
         pool.devices = await self._read_devices()  # an operator may have changed the compute mode
-        if pool.rules(frozenset(gpus)).is_exclusive:
+        if pool.rules(whole).is_exclusive:
             return
         for _ in range(plan.create):
             pool.create(gpus)

@@ -6,9 +6,10 @@ The rules, in order (docs/domains.md, "Placement"):
 2. only domains that are READY and have a free place; with clients, only those of the same key and the same user;
 3. of these one without others of its service; then the requested one; then one with the same key; then the fullest,
    because two busy domains on one GPU time-slice; then one that has served before; then the oldest;
-4. if none is left, or others of its service are in all of them: create one while the bound allows it, or wait for one
-   that is starting; the last quarter of the domains is for users without one, so a user who has a domain gets none of them,
-   unless it is an operator;
+4. if none is left, or others of its service are in all of them: create one while the bound of each of its GPUs allows it,
+   in place of a spare of other GPUs if need be, or wait for one that is starting; the last quarter of a GPU's domains is for
+   users without one, so a user who has a domain there gets none of them, unless it is an operator.  If one server serves all
+   users, a user who has clients in a domain joins none of the others then;
 5. else one where others of its service are;
 6. else wait, and give the reason.
 
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpsd.model import DomainState, DomainView
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`max_domains`: for each set of GPUs.  `is_multiuser`: one server serves all users.  `operators`: may take all domains."""
+    """`max_domains`: on each GPU.  `is_multiuser`: one server serves all users.  `operators`: may take all domains.  `ranges`:
+    whose uids count as one user."""
 
     max_domains: int
     is_multiuser: bool = False
     is_exclusive: bool = False
     operators: frozenset[int] = frozenset()
+    ranges: UidRanges = NO_RANGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,10 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Create:
+    """instead: empty domains of other GPUs that are retired for it, since a GPU has no room for another."""
+
     gpus: frozenset[str]
+    instead: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +82,13 @@ _MOST_DEAD = 2  # if these do not start, another will not either, and would only
 
 
 def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Create | Wait:
-    ours = [domain for domain in domains if domain.gpus == ask.gpus and domain.state is not DomainState.GONE]
+    alive = [domain for domain in domains if domain.state is not DomainState.GONE]
+    ours = [domain for domain in alive if domain.gpus == ask.gpus]
     open_to_ask = [domain for domain in ours if _may_join(ask, domain, rules)]
-    if _has_enough(ask, ours, rules):
-        theirs = [domain for domain in open_to_ask if domain.clients]
+    if _has_enough(ask, alive, rules):
+        theirs = [domain for domain in open_to_ask if domain.clients and _is_of(ask, domain, rules)]
         if not theirs:
-            return Wait(_KEPT, _is_own_doing(ask, ours))
+            return Wait(_KEPT, _is_own_doing(ask, [each for each in alive if each.gpus & ask.gpus], rules))
         return _join(ask, [each for each in theirs if each.name not in ask.avoid] or theirs)
     if apart := [domain for domain in open_to_ask if domain.name not in ask.avoid]:
         return _join(ask, apart)
@@ -90,24 +98,87 @@ def place(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> Join | Creat
     dead = [domain for domain in ours if domain.state is DomainState.DEAD]
     if len(dead) >= _MOST_DEAD and not open_to_ask:
         return Wait(f"no further fault domain starts: {', '.join(map(_in_words, dead))}")
-    if len(ours) < (1 if rules.is_exclusive else rules.max_domains):
-        return Create(ask.gpus)
-    return _join(ask, open_to_ask) if open_to_ask else Wait(_why(ours, rules), bool(ask.key) or _is_own_doing(ask, ours))
+    full, instead = _full_gpu(ask.gpus, alive, rules)
+    if full is None:
+        return Create(ask.gpus, instead)
+    if open_to_ask:
+        return _join(ask, open_to_ask)
+    taken = _using(full, ask.gpus, alive) if full else ours
+    return Wait(_why(ask, full, taken, rules), bool(ask.key) or _is_own_doing(ask, taken, rules))
 
 
-def _has_enough(ask: Ask, ours: Sequence[DomainView], rules: Rules) -> bool:
-    """Return whether this user gets no further domain: the last ones are kept for users without one."""
-    if rules.is_multiuser or rules.is_exclusive or ask.uid in rules.operators:
+def room(gpus: frozenset[str], domains: Sequence[DomainView], rules: Rules) -> int:
+    """Return how many more domains of these GPUs there may be."""
+    if rules.is_exclusive:
+        return 1 - sum(domain.gpus == gpus for domain in domains)
+    return min((_room_on(gpu, gpus, domains, rules) for gpu in gpus), default=rules.max_domains - len(domains))
+
+
+def _room_on(gpu: str, gpus: frozenset[str], domains: Sequence[DomainView], rules: Rules) -> int:
+    """Return the room on one GPU.  Of the domains that are being retired, one does not count: its successor may start."""
+    using = _using(gpu, gpus, domains)
+    return rules.max_domains - len(using) + any(_is_leaving(domain) for domain in using)
+
+
+def _using(gpu: str, gpus: frozenset[str], domains: Sequence[DomainView]) -> list[DomainView]:
+    """Return the domains that use the GPU.  The first domain, which always stays, takes no place from domains of other GPUs."""
+    return [domain for domain in domains if gpu in domain.gpus and (domain.number > 1 or domain.gpus == gpus)]
+
+
+def _is_leaving(domain: DomainView) -> bool:
+    is_empty = domain.state is DomainState.DRAINING and not domain.clients and domain.number > 1
+    return domain.state is DomainState.STOPPING or is_empty
+
+
+def _full_gpu(gpus: frozenset[str], domains: Sequence[DomainView], rules: Rules) -> tuple[str | None, tuple[str, ...]]:
+    """Return a GPU without room for another domain of these GPUs; or None, and the domains to retire for it.
+
+    An empty text in place of the GPU: all of them.
+    """
+    if room(gpus, domains, rules) > 0:
+        return None, ()
+    if rules.is_exclusive:
+        return "", ()
+    instead: set[str] = set()
+    for gpu in sorted(gpus):
+        if _room_on(gpu, gpus, domains, rules) > 0:
+            continue
+        using = _using(gpu, gpus, domains)
+        spares = [each.name for each in using if each.gpus != gpus and each.state is DomainState.READY and not each.clients]
+        if not spares or any(_is_leaving(domain) for domain in using):
+            return gpu, ()
+        if not instead.intersection(spares):
+            instead.add(spares[-1])
+    return (None, tuple(sorted(instead))) if gpus else ("", ())
+
+
+def _has_enough(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> bool:
+    """Return whether this user gets no further domain: the last ones on a GPU are kept for users without one there."""
+    if rules.is_exclusive or ask.uid in rules.operators:
         return False
-    taken = [domain for domain in ours if domain.clients]
-    kept, left = rules.max_domains // _KEPT_SHARE, rules.max_domains - len(taken)
-    return 0 < left <= kept and any(domain.uid == ask.uid for domain in taken)
+    kept = rules.max_domains // _KEPT_SHARE
+    for gpu in ask.gpus:
+        taken = [domain for domain in domains if gpu in domain.gpus and domain.clients]
+        left = rules.max_domains - len(taken)
+        if left > kept or (left <= 0 and not (kept and rules.is_multiuser)):
+            continue
+        if any(_is_of(ask, domain, rules) for domain in taken):
+            return True
+    return False
 
 
-def _is_own_doing(ask: Ask, ours: Sequence[DomainView]) -> bool:
+def _is_of(ask: Ask, domain: DomainView, rules: Rules) -> bool:
+    """Return whether clients of this user are in the domain."""
+    share_of = rules.ranges.share_of
+    users = domain.users or {domain.uid}
+    return any(uid is not None and share_of(uid) == share_of(ask.uid) for uid in users)
+
+
+def _is_own_doing(ask: Ask, domains: Sequence[DomainView], rules: Rules) -> bool:
     """Whether this user's own clients fill, faulted, stopped or wore out a domain, so that it takes no further one."""
     return any(
-        domain.uid == ask.uid and domain.clients and (domain.state in _CLOSED_BY_CLIENTS or domain.is_worn) for domain in ours
+        _is_of(ask, domain, rules) and domain.clients and (domain.state in _CLOSED_BY_CLIENTS or domain.is_worn)
+        for domain in domains
     )
 
 
@@ -127,10 +198,11 @@ def _preference(ask: Ask, domain: DomainView) -> tuple[bool, bool, int, bool, in
     return (domain.name != ask.wish, domain.key != ask.key, -domain.clients, not domain.is_public, domain.number)
 
 
-def _why(domains: Sequence[DomainView], rules: Rules) -> str:
+def _why(ask: Ask, gpu: str, domains: Sequence[DomainView], rules: Rules) -> str:
     if rules.is_exclusive:
         return f"the GPU is in EXCLUSIVE_PROCESS mode and its only domain is {domains[0].state.value}"
-    return f"all {len(domains)} domains are taken: {', '.join(map(_in_words, domains))}"
+    of_gpu = "" if all(domain.gpus == ask.gpus for domain in domains) else f" of {gpu}"
+    return f"all {len(domains)} domains{of_gpu} are taken: {', '.join(map(_in_words, domains))}"
 
 
 def _in_words(domain: DomainView) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpsd.model import DomainState, DomainView
-from mpsd.policy.placement import Rules
+from mpsd.policy.placement import Rules, room
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,15 @@ class SparePlan:
     retire: tuple[str, ...] = ()
 
 
-def plan_spares(domains: Sequence[DomainView], idle: frozenset[str], wanted: int, rules: Rules) -> SparePlan:
-    """Plan the spares for one set of GPUs.  `idle`: the domains without clients for longer than configured."""
-    alive = [domain for domain in domains if domain.state is not DomainState.GONE]
+def plan_spares(
+    gpus: frozenset[str], domains: Sequence[DomainView], idle: frozenset[str], wanted: int, rules: Rules
+) -> SparePlan:
+    """Plan the spares for one set of GPUs, within the bound of each GPU.
+
+    `domains`: of all GPUs.  `idle`: those without clients for longer than configured.
+    """
+    everywhere = [domain for domain in domains if domain.state is not DomainState.GONE]
+    alive = [domain for domain in everywhere if domain.gpus == gpus]
     in_use = any(domain.clients for domain in alive)
     if rules.is_exclusive or not wanted or not in_use:
         return SparePlan(retire=_surplus(alive, idle, keep=0))
@@ -33,7 +39,7 @@ def plan_spares(domains: Sequence[DomainView], idle: frozenset[str], wanted: int
     dead = sum(domain.state is DomainState.DEAD for domain in alive)
     if dead > wanted:
         missing = 0  # if none of these starts, another one will not either
-    create = max(0, min(missing, rules.max_domains - len(alive)))
+    create = max(0, min(missing, room(gpus, everywhere, rules)))
     return SparePlan(create, cold, _surplus(alive, idle, keep=wanted))
 
 

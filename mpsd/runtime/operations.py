@@ -11,6 +11,7 @@ from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import BadRequest, NoSuchDomain, TooMany
 from mpsd.legacy.board import ServerView
 from mpsd.model import DomainState, DomainView, ProcessId
+from mpsd.policy.placement import room
 from mpsd.uvm.standing import ShieldState, Standing
 
 _SHIELDED = (ShieldState.ON, ShieldState.KEPT)
@@ -69,11 +70,10 @@ class DomainOperations:
         return _uid_now(process) if known is None else known
 
     async def create(self, gpus: tuple[str, ...]) -> str:
-        ours = [domain for domain in self._pool.domains.values() if frozenset(domain.gpus) == frozenset(gpus)]
         rules = self._pool.rules(frozenset(gpus))
         most = 1 if rules.is_exclusive else rules.max_domains
-        if len(ours) >= most:
-            raise TooMany(f"there are {len(ours)} domains of these GPUs, and {most} are the most (domains.max_domains)")
+        if room(frozenset(gpus), self._pool.views(), rules) <= 0:
+            raise TooMany(f"one of these GPUs has {most} domains, and may not have more (domains.max_domains)")
         return self._pool.create(tuple(uuid for uuid in self._pool.gpus if uuid in gpus)).name
 
     async def drain(self, name: str) -> None:

@@ -8,6 +8,7 @@ from mpsd_client import Disconnected, Refused, Selector, calls
 
 from tests.hostile.attacker import attacking
 from tests.integration.machine import FRONT_END, Machine
+from tests.integration.process import wait_for
 
 FIRST, INNOCENT = 100_000, 1000
 # Of mpsd's mount namespace alone.
@@ -37,6 +38,7 @@ def granted(machine: Machine) -> Machine:
     file.write_text(f"eve:{FIRST}:65536\n")
     machine.configure(
         "[relay]\nmax_connections = 64\n[api]\nmax_connections = 128\nmax_per_user = 16\n"
+        "[domains]\nspares = 0\nmax_domains = 4\n"
         "[admission]\nmax_leases = 64\nuser_leases = 16\n[vault]\nmax_arenas = 64\nuser_arenas = 16\n"
     )
     done = subprocess.run(
@@ -76,3 +78,12 @@ def test_many_uids_of_one_user_leave_leases_and_arenas_for_others(granted: Machi
     with granted.mpsd(INNOCENT) as mpsd:
         mpsd.ask(calls.lease_create("other", Selector.of_uid(INNOCENT), memory_bytes={"0": 1 << 20}))
         mpsd.ask(calls.arena_create("other", "0", 2 << 20))
+
+
+def test_many_uids_of_one_user_leave_domains_for_others(granted: Machine) -> None:
+    """Each uid has a server of its own: four took all domains."""
+    for uid in range(FIRST, FIRST + 3):
+        granted.counter(uid=uid).ready(10.0)
+    granted.counter(uid=FIRST + 3)
+    wait_for("the fourth to wait", lambda: any("kept for" in line["reason"] for line in granted.journal("client.waiting")))
+    granted.counter(uid=INNOCENT).ready(20.0)

@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 from mpsd.model import DomainState, DomainView
 from mpsd.policy.placement import Ask, Create, Join, Rules, Wait, place
 from mpsd.policy.spares import SparePlan, plan_spares
+from mpsd.policy.uid_ranges import parse
 
 GPU = frozenset({"GPU-a"})
 OTHER_GPU = frozenset({"GPU-b"})
 RULES = Rules(max_domains=3)
 READY, FAULT, DEAD, STARTING = DomainState.READY, DomainState.FAULT, DomainState.DEAD, DomainState.STARTING
-SILENT = DomainState.SILENT
+SILENT, STOPPING = DomainState.SILENT, DomainState.STOPPING
 
 
-def view(name, state=READY, clients=0, uid=None, public=True, gpus=GPU, capacity=48, number=None, key=""):
-    return DomainView(name, state, gpus, uid, clients, capacity, public, number or int(name[1:]), key)
+def view(name, state=READY, clients=0, uid=None, public=True, gpus=GPU, capacity=48, number=None, key="", users=()):
+    number = number or int(name[1:])
+    return DomainView(name, state, gpus, uid, clients, capacity, public, number, key, users=frozenset(users))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,128 @@ KEPT = Wait("its user has fault domains, and the others are kept for users who h
 )
 def test_the_last_quarter_is_for_users_who_have_none(domains, ask, rules, expected):
     assert place(ask, domains, rules) == expected
+
+
+EVE, RANGES = 100_000, parse("eve:100000:65536\n")
+OF_ONE_RANGE = [view(f"d{n}", clients=1, uid=EVE + n) for n in range(1, 7)]
+
+
+def test_the_uids_of_one_range_are_one_user():
+    """Eve acts as any of 65,536 users, and took all domains."""
+    rules = Rules(8, ranges=RANGES)
+    assert place(Ask(EVE + 7, GPU), OF_ONE_RANGE, rules) == KEPT
+    assert place(Ask(EVE + 6, GPU), OF_ONE_RANGE, rules) == Join("d6")
+    assert place(Ask(1000, GPU), OF_ONE_RANGE, rules) == Create(GPU)
+
+
+SHARED = [view(f"d{n}", clients=48, uid=9, users=(7, 9)) for n in range(1, 7)]
+SEVENTH, EIGHTH = (view(f"d{n}", clients=3, uid=1, users=(1,)) for n in (7, 8))
+MULTIUSER = Rules(8, is_multiuser=True)
+
+
+@pytest.mark.parametrize(
+    ("domains", "uid", "rules", "expected"),
+    [
+        pytest.param(SHARED, 7, MULTIUSER, KEPT, id="who has clients in some"),
+        pytest.param(SHARED, 1, MULTIUSER, Create(GPU), id="who has none"),
+        pytest.param([*SHARED, SEVENTH], 7, MULTIUSER, KEPT, id="nor with others"),
+        pytest.param([*SHARED, SEVENTH], 2, MULTIUSER, Join("d7"), id="with others, who has none"),
+        pytest.param([*SHARED, view("d7", clients=3, uid=1, users=(1, 7))], 7, MULTIUSER, Join("d7"), id="where it is"),
+        pytest.param([*SHARED, SEVENTH, EIGHTH], 7, MULTIUSER, KEPT, id="when all are taken"),
+        pytest.param([view("d1", clients=3, uid=9, users=(9,))], 7, MULTIUSER, Join("d1"), id="until then with others"),
+        pytest.param(SHARED, 7, replace(MULTIUSER, operators=frozenset({7})), Create(GPU), id="operators may"),
+    ],
+)
+def test_where_one_server_serves_all_users_each_has_a_share_too(domains, uid, rules, expected):
+    """One user's clients filled all domains, or took them by keys of their own."""
+    assert place(Ask(uid, GPU), domains, rules) == expected
+
+
+A, B, C = "GPU-a", "GPU-b", "GPU-c"
+
+
+def on(*gpus):
+    return frozenset(gpus)
+
+
+def domains_of(*sets, clients=1, state=READY, first=2):
+    return [view(f"d{n}", state, clients, n, gpus=gpus) for n, gpus in enumerate(sets, first)]
+
+
+FULL = domains_of(on(A), on(A, B), on(A, C))
+
+
+@pytest.mark.parametrize(
+    ("domains", "gpus", "expected"),
+    [
+        pytest.param(FULL[:2], on(A, B, C), Create(on(A, B, C)), id="one more on GPU-a"),
+        pytest.param(FULL, on(B), Create(on(B)), id="GPU-b has room"),
+        pytest.param(FULL, on(B, C), Create(on(B, C)), id="both have"),
+        pytest.param([view("d1", clients=1, uid=0, gpus=on(A, B, C)), *FULL[1:]], on(A), Create(on(A)), id="beside the first"),
+        pytest.param(
+            [*FULL[1:], view("d7", gpus=on(A))], on(A, B, C), Create(on(A, B, C), ("d7",)), id="in place of a spare"
+        ),
+        pytest.param(
+            [*domains_of(on(A), on(A), on(B), on(B)), view("d7", gpus=on(A, C)), view("d8", gpus=on(B, C))],
+            on(A, B),
+            Create(on(A, B), ("d7", "d8")),
+            id="in place of one on each",
+        ),
+        pytest.param(
+            [*domains_of(on(A), on(A), on(B), on(B)), view("d7", gpus=on(A, B, C))],
+            on(A, B),
+            Create(on(A, B), ("d7",)),
+            id="one on both is enough",
+        ),
+        pytest.param([*FULL[1:], *domains_of(on(A), state=STOPPING)], on(A, B, C), Create(on(A, B, C)), id="one ends"),
+        pytest.param(
+            [*FULL, *domains_of(on(A), clients=0, state=DomainState.DRAINING, first=6)],
+            on(A, B, C),
+            Wait("all 4 domains of GPU-a are taken: d2 ready 1/48 uid 2, d3 ready 1/48 uid 3, d4 ready 1/48 uid 4, "
+                 "d6 draining 0/48 uid 6"),
+            id="it has its successor",
+        ),
+        pytest.param(
+            FULL,
+            on(A, B, C),
+            Wait("all 3 domains of GPU-a are taken: d2 ready 1/48 uid 2, d3 ready 1/48 uid 3, d4 ready 1/48 uid 4"),
+            id="none is left",
+        ),
+    ],
+)  # fmt: skip
+def test_the_bound_is_of_each_gpu_whatever_else_its_domains_use(domains, gpus, expected):
+    """It was of each set of GPUs: of 8 GPUs there are 255."""
+    assert place(Ask(99, gpus), domains, RULES) == expected
+
+
+def test_a_share_is_of_each_gpu_too():
+    mine = [view(f"d{n}", clients=1, uid=7, gpus=gpus) for n, gpus in enumerate((on(A), on(A, B), on(A, C)), 2)]
+    assert place(Ask(7, on(A, B, C)), mine, Rules(4)) == KEPT
+    assert place(Ask(8, on(A, B, C)), mine, Rules(4)) == Create(on(A, B, C))
+    assert place(Ask(7, on(B)), mine, Rules(4)) == Create(on(B))
+
+
+SETS = st.sampled_from([on(A), on(B), on(A, B), on(A, C), on(A, B, C)])
+
+
+@given(st.lists(st.tuples(SETS, st.integers(1, 4), st.booleans()), max_size=60))
+def test_however_clients_ask_no_gpu_has_more_domains_than_the_bound(asks):
+    """Each gets a domain of its own while there is room; some end at once and leave an empty one.  One more may be ending."""
+    domains, number, rules = [view("d1", gpus=on(A, B, C))], 1, Rules(3)
+    for gpus, uid, ends in asks:
+        decision = place(Ask(uid, gpus, key=f"own:{number}"), domains, rules)
+        spares = plan_spares(gpus, domains, frozenset(), 1, rules)
+        made = [decision.gpus] if isinstance(decision, Create) else [gpus] * spares.create
+        gone = decision.instead if isinstance(decision, Create) else ()
+        domains = [replace(d, state=STOPPING) if d.name in gone else d for d in domains]
+        for each in made:
+            number += 1
+            domains.append(view(f"d{number}", clients=0 if ends else 1, uid=uid, gpus=each, key=f"own:{number}"))
+        for gpu in (A, B, C):
+            using = [d for d in domains if gpu in d.gpus and d.number > 1]
+            assert sum(d.state is READY for d in using) <= 3
+            assert len(using) <= 4
+        domains = [d for d in domains if d.state is READY]
 
 
 def closed(state, **facts):
@@ -192,15 +316,15 @@ def test_nobody_is_placed_where_it_cannot_be_served(domains, uid, multiuser, exc
     ],
 )
 def test_spares(domains, idle, expected):
-    assert plan_spares(domains, frozenset(idle), 1, RULES) == expected
+    assert plan_spares(GPU, domains, frozenset(idle), 1, RULES) == expected
 
 
 @pytest.mark.parametrize(("dead", "wanted", "created"), [(0, 1, 1), (1, 1, 1), (2, 1, 0), (2, 2, 2), (3, 2, 0), (1, 0, 0)])
 def test_where_none_can_start_spares_do_not_take_all_domains(dead, wanted, created):
     """As on a full disk: each that dies would make another one necessary."""
     domains = [view("d1", clients=1, uid=0), *(view(f"d{n}", DEAD) for n in range(2, 2 + dead))]
-    assert plan_spares(domains, frozenset(), wanted, Rules(8)) == SparePlan(create=created)
+    assert plan_spares(GPU, domains, frozenset(), wanted, Rules(8)) == SparePlan(create=created)
 
 
 def test_no_spare_in_exclusive_mode():
-    assert plan_spares([view("d1", clients=1, uid=0)], frozenset(), 1, Rules(3, is_exclusive=True)) == SparePlan()
+    assert plan_spares(GPU, [view("d1", clients=1, uid=0)], frozenset(), 1, Rules(3, is_exclusive=True)) == SparePlan()
