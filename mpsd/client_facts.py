@@ -13,7 +13,8 @@ from mpsd.model import Credentials, ProcessId
 from mpsd.wire.inspector import Facts
 
 PINNED_VARIABLE, DEVICES_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_VISIBLE_DEVICES"
-_VARIABLES = (cgroups.TOKEN_VARIABLE, PINNED_VARIABLE, DEVICES_VARIABLE)
+JOB_NAME_VARIABLE = "SLURM_JOB_NAME"  # users choose the names of their jobs, so a false one gains a user nothing
+_VARIABLES = (cgroups.TOKEN_VARIABLE, PINNED_VARIABLE, DEVICES_VARIABLE, JOB_NAME_VARIABLE)
 _MOST = 16384  # processes; above it the one whose facts were read least recently is forgotten
 NOTHING = Facts("", {})
 
@@ -45,6 +46,10 @@ class ClientFacts:
         """Return the name of its program; if it was not read, the kernel's command name."""
         known = self._known.get(process)
         return known.program if known and known.program else processes.command(process.pid)
+
+    def job_name_of(self, process: ProcessId) -> str:
+        """Return the name of its Slurm job, which repeats although the job's number does not; empty if it was not read."""
+        return self._known.get(process, NOTHING).variables.get(JOB_NAME_VARIABLE, "")
 
     def forget(self, process: ProcessId) -> None:
         """Forget a process that has ended."""

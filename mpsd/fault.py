@@ -38,7 +38,8 @@ class Party:
     """A client as people know it, noted while it lived.
 
     uid: None if it was never known.  program: base name of argv[0].  container: a container id, a Slurm job or a systemd unit,
-    from its cgroup.  lease_id: None without a lease.
+    from its cgroup.  lease_id: None without a lease.  lasting: a name of it that its next start has too, with its kind
+    (policy/cgroup_paths.py, lasting_name); empty if mpsd knows none.
     """
 
     process: ProcessId
@@ -46,10 +47,11 @@ class Party:
     program: str = ""
     container: str = ""
     lease_id: int | None = None
+    lasting: str = ""
 
     @property
     def key(self) -> str:
-        """The identity that a restart keeps: the lease, else container and user, else user and program.
+        """The identity that a restart keeps: the lease, else lasting name and user, else user and program.
 
         If its user was never known, the key is the process alone, so that unknown clients share no key.
         """
@@ -57,9 +59,21 @@ class Party:
             return f"lease:{self.lease_id}"
         if self.uid is None:
             return f"process:{self.process.pid}:{self.process.start_time}"
-        if self.container:
-            return f"container:{self.container}:{self.uid}"
+        if self.lasting:
+            return f"{self.lasting}:{self.uid}"
         return f"user:{self.uid}:{self.program}"
+
+    @property
+    def wider_keys(self) -> tuple[str, ...]:
+        """The keys that contain this one, the narrowest first and the user last; empty if the user was never known.
+
+        A client can come under a new key: in a new container, under a new lease, or as a copy of its program with another name.
+        Its wider keys stay the same.
+        """
+        if self.uid is None:
+            return ()
+        names = [f"{self.lasting}:{self.uid}"] if self.lasting else []
+        return (*(each for each in [*names, f"user:{self.uid}:{self.program}"] if each != self.key), f"user:{self.uid}")
 
 
 @dataclass(frozen=True, slots=True)

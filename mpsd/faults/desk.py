@@ -231,9 +231,10 @@ class FaultDesk:
         text = f"pid {process.pid} ended, {ending or 'how is not known'}"
         self.see(Observation(Source.PROCESS, self._clock(), fault_class, domain=domain, process=process, text=text))
 
-    def key_of(self, process: ProcessId) -> str:
+    def key_of(self, process: ProcessId, is_grouped: bool = False) -> str:
         """Return the key of the domain in which faults require the client to be placed; empty: any domain."""
-        return self._blame.placement(self._party(process).key, time.time())
+        party = self._party(process)
+        return self._blame.placement(party.key, time.time(), () if is_grouped else party.wider_keys)
 
     def pause_of(self, process: ProcessId) -> float:
         """Return the seconds until the client may start."""

@@ -97,8 +97,10 @@ def _describe(book: LeaseBook, facts: ClientFacts, process: ProcessId) -> Party:
     uid = book.uid_of(process)
     if uid is None and (owner := processes.owner(process.pid)) is not None:
         uid = owner[0]
-    container = identity.container if identity else cgroup_paths.describe(cgroups.paths(process.pid))
-    return Party(process, uid, facts.program_of(process), container, grant.lease_id if grant else None)
+    paths = identity.cgroups if identity else cgroups.paths(process.pid)
+    program = facts.program_of(process)
+    lasting = cgroup_paths.lasting_name(paths, facts.job_name_of(process), program)
+    return Party(process, uid, program, cgroup_paths.describe(paths), grant.lease_id if grant else None, lasting)
 
 
 def _open_spaces(found: Found) -> OpenSpaces:

@@ -1,20 +1,23 @@
 """List convictions, suspicions, pauses and drained GPUs for operators."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from mpsd.api.services import Standing, StandingKind
 from mpsd.domains.pool import Drained
-from mpsd.policy.blame import Blame
+from mpsd.policy.blame import Blame, needed
 
 
 def standings(blame: Blame, drained: Mapping[str, Drained], now_at: float) -> Iterator[Standing]:
     state = blame.state
     faults = {record.key: record.faults for record in state.records}
     for conviction in state.convictions:
-        if not conviction.is_released and now_at < conviction.until:
-            times = [at for _, at in faults.get(conviction.key, ())]
-            since = max(times, default=now_at)
+        if conviction.binds(now_at):
+            since = _last_fault(faults.get(conviction.key, ()), now_at)
             yield Standing(conviction.key, StandingKind.CONVICTED, since, conviction.until, conviction.times, conviction.number)
+    for key, within in blame.wider_quarantines(now_at).items():
+        since = max(_last_fault(faults.get(each.key, ()), now_at) for each in within)
+        until = within[needed(within[0], key) - 1].until
+        yield Standing(key, StandingKind.CONVICTED, since, until, sum(each.times for each in within), within[0].number)
     for case in state.cases:
         for number, group in enumerate(case.groups):
             for key in group:
@@ -24,3 +27,8 @@ def standings(blame: Blame, drained: Mapping[str, Drained], now_at: float) -> It
             yield Standing(key, StandingKind.PAUSED, max(at for _, at in times_of), now_at + pause, len(times_of))
     for uuid, each in drained.items():
         yield Standing(uuid, StandingKind.DRAINED, each.since_at)
+
+
+def _last_fault(faults: Sequence[tuple[int, float]], now_at: float) -> float:
+    """Return the time of the last of a key's faults; now if none is recorded any more."""
+    return max((at for _, at in faults), default=now_at)

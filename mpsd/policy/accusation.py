@@ -33,6 +33,12 @@ def convicted_key(incident: Incident) -> str | None:
     return next(iter(found))
 
 
+def wider_keys(incident: Incident, key: str) -> tuple[str, ...]:
+    """Return the keys that contain the key of an accused; the first accused process of this key decides."""
+    parties = (incident.party(process) for process in accused(incident))
+    return next((party.wider_keys for party in parties if party is not None and party.key == key), ())
+
+
 def hurt(incident: Incident) -> int:
     """Return how many innocent clients lost their contexts: the victims, and all suspects but one."""
     lost = {*incident.suspects} - gone_before(incident.evidence)

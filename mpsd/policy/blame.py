@@ -15,16 +15,20 @@ The effect of an incident; the first row that fits.  Its suspects' keys are take
 So of n suspects in k groups, one that faults again and again is convicted after at most ceil(log_k n) + 1 further faults, if
 groups are placed apart.  HOST and DEVICE convict and suspect no client: a kill or broken memory is not a client's fault.
 
+A culprit that comes back under a new name has a new key, in the same wider keys (mpsd/fault.py, Party.wider_keys).  While
+enough keys within a wider one are in quarantine, all other new clients of the wider one are placed apart too, together.  A
+pause binds the key alone: it would cost innocent clients time.
+
 Pure: time is given, in seconds since the epoch.  Prose: docs/faults.md, "Blame without proof".
 """
 
 import itertools
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from mpsd.fault import Incident
-from mpsd.policy.accusation import accused, convicted_key, keys
+from mpsd.policy.accusation import accused, convicted_key, keys, wider_keys
 from mpsd.policy.blame_state import BlameState, Case, Change, Cleared, Convicted, Conviction, CrashRecord, Released, Suspected
 from mpsd.policy.fault_settings import FaultSettings
 
@@ -33,6 +37,7 @@ MOST_KEYS = 1024  # convicted, and as many with a record
 _MOST_FAULTS = 32  # in a record
 _MOST_PARDONED = 64
 _MOST_SUSPECTED = 256
+_KEYS_FOR_A_WIDER_ONE, _KEYS_FOR_A_USER = 2, 3  # in quarantine at the same time, to count for it
 _MOST_SECONDS = 86_400.0  # of quarantine, if it is not configured to be longer
 
 
@@ -67,7 +72,7 @@ class Blame:
         if not (those := accused(incident)):
             return self._undo(incident.number, "")
         if (guilty := convicted_key(incident)) is not None:
-            return self._convict(guilty, incident.number, now_at)
+            return self._convict(guilty, wider_keys(incident, guilty), incident.number, now_at)
         of_all = keys(incident, those)
         known = frozenset(each for each in of_all if each is not None)
         taken_back = self._take_back(incident.number)
@@ -77,18 +82,30 @@ class Blame:
             return (*taken_back, *self._prolong(incident.number, known, now_at))
         return (*taken_back, *self._suspect(incident.number, known, now_at))
 
-    def placement(self, key: str, now_at: float) -> str:
-        """Return the key of the domain that the client has to be placed in; empty if it shares one with others."""
+    def placement(self, key: str, now_at: float, wider: Sequence[str] = ()) -> str:
+        """Return the key of the domain that the client has to be placed in; empty if it shares one with others.
+
+        wider: the keys that contain it, the narrowest first.
+        """
         if not self._settings.quarantine:
             return ""
         conviction = self._convictions.get(key)
-        if conviction is not None and now_at < conviction.until and not conviction.is_released:
+        if conviction is not None and conviction.binds(now_at):
             return f"quarantine:{key}"
         case = self._case_of(key)
-        if case is None or now_at >= case.until:
-            return ""
-        index = next(index for index, group in enumerate(case.groups) if key in group)
-        return f"suspects:{case.number}:{case.version}.{index}"
+        if case is not None and now_at < case.until:
+            index = next(index for index, group in enumerate(case.groups) if key in group)
+            return f"suspects:{case.number}:{case.version}.{index}"
+        apart = self.wider_quarantines(now_at) if wider else {}
+        return next((f"quarantine:{each}" for each in wider if each in apart), "")
+
+    def wider_quarantines(self, now_at: float) -> dict[str, tuple[Conviction, ...]]:
+        """Return the wider keys whose new clients are placed apart, and the convictions within each, the last to end first."""
+        found: dict[str, list[Conviction]] = {}
+        for each in sorted(self._convictions.values(), key=lambda one: one.until, reverse=True):
+            for wider in each.wider if each.binds(now_at) else ():
+                found.setdefault(wider, []).append(each)
+        return {key: tuple(those) for key, those in found.items() if len(those) >= needed(those[0], key)}
 
     def pause(self, key: str, now_at: float) -> float:
         """Return for how many seconds the key's client may not start."""
@@ -103,8 +120,10 @@ class Blame:
         return max(0.0, min(whole, max(times) + whole - now_at))
 
     def pardon(self, key: str) -> Sequence[Change]:
-        """Forget all convictions, suspicions and faults of the key."""
+        """Forget all convictions, suspicions and faults of the key, and of the keys that it contains."""
         changes: list[Change] = []
+        for inner in [each.key for each in self._convictions.values() if key in each.wider]:
+            changes += self.pardon(inner)
         self._pardoned.extend(number for number, _ in self._faults(key))
         self._records.pop(key, None)
         if (conviction := self._convictions.pop(key, None)) is not None:
@@ -139,7 +158,7 @@ class Blame:
 
     # -- convictions -------------------------------------------------------------------------------------------------
 
-    def _convict(self, key: str, number: int, now_at: float) -> Sequence[Change]:
+    def _convict(self, key: str, wider: tuple[str, ...], number: int, now_at: float) -> Sequence[Change]:
         before = self._convictions.get(key)
         if number in dict(self._faults(key)) or (before is not None and before.number == number):
             return ()
@@ -152,7 +171,7 @@ class Blame:
         times = before.times + 1 if before is not None else 1
         seconds = self._quarantine_seconds(times)
         self._convictions.pop(key, None)
-        self._convictions[key] = Conviction(key, number, times, now_at + seconds, now_at + 2 * seconds)
+        self._convictions[key] = Conviction(key, number, times, now_at + seconds, now_at + 2 * seconds, wider=wider)
         changes.append(Convicted(key, number, times, now_at + seconds))
         return (*changes, *self._bound())
 
@@ -256,7 +275,18 @@ class Blame:
         while len(self._records) > MOST_KEYS:
             del self._records[next(iter(self._records))]
         while len(self._convictions) > MOST_KEYS:
-            oldest = min(self._convictions.values(), key=lambda each: (not each.is_released, each.until))
-            del self._convictions[oldest.key]
-            changes.append(Released(oldest.key, "there are too many convictions"))
+            excess = _first_to_go(self._convictions.values())
+            del self._convictions[excess.key]
+            changes.append(Released(excess.key, "there are too many convictions"))
         return changes
+
+
+def _first_to_go(convictions: Collection[Conviction]) -> Conviction:
+    """Return an expired one, else the oldest of the user with the most: new names of one user push out none of another."""
+    of_user = Counter(each.wider[-1:] for each in convictions)
+    return min(convictions, key=lambda each: (not each.is_released, -of_user[each.wider[-1:]], each.until))
+
+
+def needed(conviction: Conviction, wider: str) -> int:
+    """Return how many keys in quarantine within the wider key place its other clients apart too."""
+    return _KEYS_FOR_A_USER if wider == conviction.wider[-1] else _KEYS_FOR_A_WIDER_ONE

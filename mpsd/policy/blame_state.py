@@ -33,7 +33,7 @@ class Case:
 class Conviction:
     """number: of the last incident that it was convicted for.  times: how often.  until: then it is released.
 
-    forget_at: until then another conviction counts as one more.
+    forget_at: until then another conviction counts as one more.  wider: the keys that contain it, the user's last.
     """
 
     key: str
@@ -42,6 +42,10 @@ class Conviction:
     until: float
     forget_at: float
     is_released: bool = False
+    wider: tuple[str, ...] = ()
+
+    def binds(self, now_at: float) -> bool:
+        return now_at < self.until and not self.is_released
 
 
 @dataclass(frozen=True, slots=True)

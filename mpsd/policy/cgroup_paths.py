@@ -63,6 +63,10 @@ _JOB = re.compile(r"job_\d+")
 _STEP = re.compile(r"step_\w+")
 _UNIT = re.compile(r".+\.(?:service|scope|slice)")
 _USER_MANAGER = re.compile(r"user@\d+\.service")
+# Made by systemd-run, and by a socket with Accept=yes for one connection.
+_TRANSIENT_SERVICE = re.compile(r"(?:run-(?:[ru]?[0-9a-f]+|p\d+-i\d+)|.+@\d+-.*)\.service")
+_OUTER = (PartKind.POD, PartKind.CONTAINER, PartKind.JOB)
+_JOB_NAME_CHARACTERS = 64
 
 
 def parse_path(path: str) -> tuple[Part, ...]:
@@ -89,6 +93,32 @@ def describe(paths: Iterable[str]) -> str:
     parts = [part for path in paths for part in parse_path(path) if part.kind is not PartKind.OTHER]
     best = min(parts, key=lambda part: (order.index(part.kind), -part.depth), default=None)
     return best.identifier if best else ""
+
+
+def lasting_name(paths: Iterable[str], job_name: str, program: str) -> str:
+    """Return the name that the next start of the same work has too: pod:UID, container:ID, job:NAME:PROGRAM or unit:NAME.
+
+    A restarted container keeps its pod; a job has a new number each time, so its name counts (job_name, empty if not known);
+    names of sessions and other scopes are new each time.  A name that was chosen inside a container counts only after that of
+    the outer one, so that no container takes another's name.  Empty if no part of the paths has such a name.
+    """
+    parsed = [parse_path(path) for path in paths]
+    for parts in parsed:
+        outer = next((part for part in parts if part.kind in _OUTER and not part.is_chosen_inside), None)
+        if outer is not None and outer.kind is PartKind.JOB:
+            return f"job:{job_name[:_JOB_NAME_CHARACTERS]}:{program}" if job_name else ""
+        if outer is not None:
+            inner = [part for part in parts if part.kind in _OUTER and part.is_chosen_inside]
+            best = min(inner, key=lambda part: (part.kind is not PartKind.POD, -part.depth), default=None)
+            return f"{outer.kind.value}:{outer.identifier}" + (f"/{best.identifier}" if best else "")
+    units = [part.name for parts in parsed for part in reversed(parts) if _is_lasting_unit(part)]
+    return f"unit:{units[0]}" if units else ""
+
+
+def _is_lasting_unit(part: Part) -> bool:
+    if part.kind is not PartKind.UNIT or part.is_chosen_inside or not part.name.endswith(".service"):
+        return False
+    return not (_USER_MANAGER.fullmatch(part.name) or _TRANSIENT_SERVICE.fullmatch(part.name))
 
 
 def _recognise(name: str, job: str | None) -> tuple[PartKind, str]:

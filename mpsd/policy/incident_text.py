@@ -45,7 +45,7 @@ def blame_of(text: str) -> BlameState:
     said: Fields = json.loads(text)
     return BlameState(
         tuple(Case(**each | {"groups": tuple(map(tuple, each["groups"]))}) for each in said["cases"]),
-        tuple(Conviction(**each) for each in said["convictions"]),
+        tuple(Conviction(**each | {"wider": tuple(each.get("wider", ()))}) for each in said["convictions"]),
         tuple(CrashRecord(each["key"], tuple((number, at) for number, at in each["faults"])) for each in said["records"]),
     )
 

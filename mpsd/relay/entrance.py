@@ -50,8 +50,12 @@ class Reader(Protocol):
 class Separation(Protocol):
     """Decides which clients are kept apart because of faults, and which have to wait before they start (faults/desk.py)."""
 
-    def key_of(self, process: ProcessId) -> str:
-        """Return the key of the domain for the process; empty: any domain."""
+    def key_of(self, process: ProcessId, is_grouped: bool = False) -> str:
+        """Return the key of the domain for the process; empty: any domain.
+
+        is_grouped: its lease places it in the domain of a group; then only its own key counts, since a domain for the clients
+        of a wider key would bring it together with others.
+        """
 
     def pause_of(self, process: ProcessId) -> float:
         """Return the seconds that it has to wait; 0: it may start."""
@@ -199,7 +203,7 @@ class Entrance:
     def _ask(self, caller: Caller, grant: Grant) -> Ask:
         key = "" if grant.domain is DomainPolicy.SHARED else f"{grant.domain}:{grant.domain_key}"
         if grant.domain is not DomainPolicy.OWN and caller.process is not None:
-            key = self.separation.key_of(caller.process) or key
+            key = self.separation.key_of(caller.process, is_grouped=grant.domain is DomainPolicy.GROUP) or key
         uid = caller.credentials.uid
         wish = ""
         if self._wishes and self.pool.home_of(caller.process) is None:

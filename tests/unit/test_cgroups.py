@@ -12,7 +12,7 @@ from mpsd import processes
 from mpsd.cgroups import TOKEN_VARIABLE, identify, parse_cgroups
 from mpsd.client_facts import ClientFacts
 from mpsd.model import Credentials, ProcessId
-from mpsd.policy.cgroup_paths import MOST_DEPTH, PartKind, describe, parse_path
+from mpsd.policy.cgroup_paths import MOST_DEPTH, PartKind, describe, lasting_name, parse_path
 from tests.inspecting import INSPECTOR
 
 ID = "9ec39b91f3d70e1beff50a308f77067065ea6be0d91a3378375056cd4422cf3d"
@@ -200,3 +200,40 @@ def test_a_pid_that_means_another_process_meanwhile_says_nothing() -> None:
 def test_a_token_is_not_printed() -> None:
     found = identify(None, Credentials(0, 1, 1))
     assert "token" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        pytest.param("/system.slice/slurmstepd.scope/job_42/step_0/user/task_0", "job:train:python3", id="Slurm, v2"),
+        pytest.param("/slurm/uid_1000/job_42/step_batch/task_0", "job:train:python3", id="Slurm, v1"),
+        pytest.param(f"/kubepods/besteffort/pod{POD}/{ID}", f"pod:{POD}", id="Kubernetes, cgroupfs driver"),
+        pytest.param(
+            f"/kubepods.slice/kubepods-pod{POD_}.slice/cri-containerd-{ID}.scope", f"pod:{POD}", id="Kubernetes, systemd driver"
+        ),
+        pytest.param(f"/system.slice/containerd.service/kubepods-pod{POD_}.slice:cri-containerd:{ID}", f"pod:{POD}", id="k3s"),
+        pytest.param(f"/system.slice/docker-{ID}.scope", f"container:{ID}", id="docker"),
+        pytest.param(f"/docker/{OTHER}/kubepods/besteffort/pod{POD}/{ID}", f"container:{OTHER}/{POD}", id="kind"),
+        pytest.param("/user.slice/user-7.slice/session-3.scope", "", id="a session is new at each login"),
+        pytest.param("/user.slice/user-7.slice/user@7.service/app.slice/a.service", "", id="users name their own units"),
+        pytest.param("/system.slice/llm@1.service", "unit:llm@1.service", id="a unit"),
+        pytest.param("/system.slice/run-u12.service", "", id="systemd-run"),
+        pytest.param("/system.slice/run-p12-i34.service", "", id="systemd-run since 256"),
+        pytest.param("/system.slice/ssh@4-10.0.0.1:22-10.0.0.2:999.service", "", id="a service for one connection"),
+        pytest.param("/process_api/084740a0102e4af1d9d967548f4265af", "", id="unknown"),
+    ],
+)
+def test_a_lasting_name_is_the_same_at_the_next_start(path: str, name: str) -> None:
+    assert lasting_name([path], "train", "python3") == name
+
+
+def test_a_container_takes_no_other_containers_lasting_name() -> None:
+    """A container that may write its own cgroups would otherwise have its faults held against the other one."""
+    victim = f"/kubepods/besteffort/pod{POD}/{ID}"
+    forged = f"/docker/{OTHER}{victim}"
+    assert lasting_name([victim], "", "") != lasting_name([forged], "", "")
+    assert lasting_name([forged], "", "").startswith(f"container:{OTHER}/")
+
+
+def test_a_job_without_a_name_has_no_lasting_one() -> None:
+    assert lasting_name(["/slurm/uid_1000/job_42/step_0"], "", "python3") == ""

@@ -1,5 +1,6 @@
 """Blame: who is placed apart, who is cleared, who is convicted, and for how long.  Processes here are called by their keys."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from mpsd.model import ProcessId
 from mpsd.policy.blame import MOST_CASES, MOST_KEYS, Blame
 from mpsd.policy.blame_state import Cleared, Convicted, Released, Suspected
 from mpsd.policy.fault_settings import FaultSettings
+from mpsd.policy.incident_text import blame_of, blame_text
 
 SETTINGS = FaultSettings()
 ACCUSED = (Confidence.PROVEN, Confidence.ALONE, Confidence.LEFT)
@@ -321,3 +323,64 @@ def test_what_is_remembered_is_bounded():
     assert (len(state.cases), len(state.convictions), len(state.records)) == (MOST_CASES, MOST_KEYS, MOST_KEYS)
     assert key("a") not in {each.key for each in state.convictions}
     assert state.cases[-1].number == 10_000 + 2 + MOST_KEYS
+
+
+def of_user(number, program, uid=7):
+    process = ProcessId(number, 1)
+    return replace(alone(number, program), culprit=process, parties=(Party(process, uid, program, "", None, f"pod:{number}"),))
+
+
+def placed(blame: Blame, program: str, now: float = 0.0, uid: int = 7, pod: str = "new") -> str:
+    party = Party(ProcessId(999, 1), uid, program, "", None, f"pod:{pod}")
+    return blame.placement(party.key, now, party.wider_keys)
+
+
+def test_two_of_one_program_place_its_next_start_apart_whatever_its_pod() -> None:
+    blame = Blame(SETTINGS)
+    blame.take(of_user(1, "a"), 0.0)
+    assert placed(blame, "a") == ""
+    blame.take(of_user(2, "a"), 0.0)
+    assert placed(blame, "a") == "quarantine:user:7:a"
+    assert placed(blame, "a", pod="1") == "quarantine:pod:1:7", "its own key counts first"
+    assert placed(blame, "b") == ""
+    assert placed(blame, "a", uid=8) == ""
+    assert blame.pause("pod:new:7", 0.0) == 0.0
+
+
+def test_three_names_of_one_user_place_all_their_new_ones_apart_until_they_end() -> None:
+    blame = Blame(SETTINGS)
+    for number, program in enumerate("abc", 1):
+        assert placed(blame, "d") == ""
+        blame.take(of_user(number, program), 0.0)
+    blame = Blame(SETTINGS, blame_of(blame_text(blame.state)))
+    assert placed(blame, "d") == "quarantine:user:7"
+    assert placed(blame, "d", uid=8) == ""
+    assert placed(blame, "d", now=SETTINGS.quarantine_seconds) == ""
+    assert [change.key for change in blame.pardon("user:7")] == ["pod:1:7", "pod:2:7", "pod:3:7"]
+    assert placed(blame, "d") == ""
+
+
+def test_a_proof_withdrawn_withdraws_the_wider_quarantine() -> None:
+    blame = Blame(SETTINGS)
+    blame.take(of_user(1, "a"), 0.0)
+    blame.take(of_user(2, "a"), 0.0)
+    blame.take(replace(of_user(2, "a"), fault_class=FaultClass.HOST, revision=2), 0.0)
+    assert placed(blame, "a") == ""
+
+
+def test_a_user_with_many_names_pushes_out_no_other_users_conviction() -> None:
+    blame = Blame(SETTINGS)
+    blame.take(of_user(1, "other", uid=8), 0.0)
+    for number in range(2, MOST_KEYS + 3):
+        blame.take(of_user(number, "a"), 1.0)
+    assert len(blame.state.convictions) == MOST_KEYS
+    assert placed(blame, "other", now=1.0, uid=8, pod="1") == "quarantine:pod:1:8"
+
+
+def test_a_state_without_wider_keys_is_read() -> None:
+    """Versions before wider keys wrote it."""
+    blame = Blame(SETTINGS)
+    blame.take(alone(1, "a"), 0.0)
+    text = json.loads(blame_text(blame.state))
+    del text["convictions"][0]["wider"]
+    assert blame_of(json.dumps(text)).convictions[0].wider == ()

@@ -31,7 +31,7 @@ class DeadControl:
 class NobodyApart:
     """Nobody is kept apart, or has to wait, because of faults."""
 
-    def key_of(self, process: ProcessId) -> str:
+    def key_of(self, process: ProcessId, is_grouped: bool = False) -> str:
         return ""
 
     def pause_of(self, process: ProcessId) -> float:
