@@ -192,7 +192,7 @@ class Connection:
                     continue  # a subscriber need not send anything
                 raise Idle(f"nothing was said for {seconds:g} s" + ("" if self._has_greeted else ", not even hello"))
             try:
-                return receive_now(self.sock)
+                return receive_now(self.sock, MAX_BYTES)
             except (BlockingIOError, ConnectionResetError):
                 continue  # a reset is reported once, before the queued data
 

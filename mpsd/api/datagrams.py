@@ -26,9 +26,12 @@ class Datagram:
     descriptors: Descriptors
 
 
-def receive_now(sock: socket.socket) -> Datagram:
-    """Receive one datagram without waiting.  Raises BlockingIOError if none is queued, OSError."""
-    data, ancillary, flags, _ = sock.recvmsg(MAX_BYTES, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+def receive_now(sock: socket.socket, most_bytes: int) -> Datagram:
+    """Receive one datagram without waiting; a longer one is cut, and its flags say so.
+
+    Raises BlockingIOError if none is queued, OSError.
+    """
+    data, ancillary, flags, _ = sock.recvmsg(most_bytes, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     return Datagram(data, flags, received(ancillary))
 
 

@@ -30,6 +30,7 @@ from mpsd.policy.rates import Rate, Rates
 from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 
 log = structlog.get_logger()
+_COMMAND_BYTES = 64 * 1024  # a longer command is cut, and refused like any over grammar.MAX_LINE_BYTES
 GREETING = b"mpsd-ui 1"
 MAX_COMMAND_BYTES = 4096
 _CHUNK_BYTES = 16 * 1024 - 1
@@ -73,7 +74,7 @@ class _Session:
                 await trio.lowlevel.wait_readable(self.connection)
                 await trio.lowlevel.checkpoint_if_cancelled()  # otherwise the command would be cut off in the middle
                 try:
-                    datagram = receive_now(self.connection)
+                    datagram = receive_now(self.connection, _COMMAND_BYTES)
                 except (BlockingIOError, ConnectionResetError):
                     continue  # a reset is reported once, before the commands that are still queued
                 await datagram.descriptors.close_strange()  # no command takes any
