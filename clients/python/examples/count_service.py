@@ -24,16 +24,15 @@ def next_of(value: int) -> int:
 
 
 class Gpu:
-    """The CUDA driver, with the primary context, a stream and a scratch cell."""
+    """The CUDA driver, with the primary context and a stream."""
 
     def __init__(self) -> None:
         self.driver = ctypes.CDLL("libcuda.so.1")
-        context, self.stream, self.scratch = c_void_p(), c_void_p(), c_uint64()
+        context, self.stream = c_void_p(), c_void_p()
         self.call("cuInit", 0)
         self.call("cuDevicePrimaryCtxRetain", byref(context), 0)
         self.call("cuCtxSetCurrent", context)
         self.call("cuStreamCreate", byref(self.stream), 0)
-        self.call("cuMemAlloc_v2", byref(self.scratch), c_size_t(4))
 
     def call(self, name: str, *arguments: Any) -> None:
         if status := getattr(self.driver, name)(*arguments):
@@ -48,12 +47,6 @@ class Gpu:
         value = c_uint32()
         self.call("cuMemcpyDtoH_v2", byref(value), c_uint64(address), c_size_t(4))
         return value.value
-
-    def warm_up(self) -> None:
-        """Do the work that the first step would otherwise wait for, on private memory: another process may still own the
-        arena's."""
-        self.write(self.scratch.value, 0)
-        self.read(self.scratch.value)
 
 
 class Report:
@@ -93,10 +86,17 @@ def main() -> int:
     )
     gpu = Gpu()
     report("context")
-    service.open()
+    arena = service.open()
     report("opened")
-    gpu.warm_up()
-    report("warm")
+
+    @service.on_commit
+    def rehearse(arena: Arena) -> None:
+        """Do all that the first step would wait for, on copies of the memory, which another process may be writing."""
+        service.rehearse(lambda: gpu.write(place(arena, 0), gpu.read(place(arena, 1))))
+        report("warm")
+
+    if arena.layout is not None:
+        rehearse(arena)
     try:
         return serve(service, gpu, asked, report)
     except Dismissed as exc:

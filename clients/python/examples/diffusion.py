@@ -125,14 +125,6 @@ class Sampler:
     def noise(self, number: int) -> torch.Generator:
         return torch.Generator(self.latents.device).manual_seed((self.asked.seed << 32) + number)
 
-    def warm_up(self) -> None:
-        """Make steps in private memory, to load kernels and to allocate the workspaces of libraries."""
-        source, target = torch.zeros_like(self.latents)
-        for _ in range(3):
-            self.advance(0, source, target)
-        if self.latents.is_cuda:
-            torch.cuda.synchronize()
-
     def write(self) -> dict[str, str]:
         """Write the image atomically; return digests of the image and of the data that it was made from."""
         latents = self.latents[self.asked.steps % 2]
@@ -199,7 +191,7 @@ def run_plain(asked: argparse.Namespace, report: Report) -> None:
     report("context")
     model.fill(asked.seed)
     sampler = Sampler(asked, model, latents)
-    sampler.warm_up()
+    sampler.step(0)  # loads kernels
     report("warm")
     sampler.begin()
     sample(sampler, 0, report, lambda step: None, lambda: False)
@@ -211,7 +203,7 @@ def run_service(asked: argparse.Namespace, report: Report) -> None:
     report("begin")
     try:  # create the service before CUDA begins: mpsd then places this process apart from the other members
         with Service(asked.service, capacity=CAPACITY_BYTES, schema={"step": "uint64"}, ttl=UNHELD_SECONDS) as service:
-            Member(asked, report).run(service)
+            Member(asked, report, service).run()
     except Dismissed as told:  # all its data is in the arena; the starter of this process starts a new one
         print(f"diffusion.py: {told}", file=sys.stderr)
         sys.exit(DISMISSED)
@@ -220,12 +212,13 @@ def run_service(asked: argparse.Namespace, report: Report) -> None:
 class Member:
     """A member of the service: makes the image, or waits for its promotion."""
 
-    def __init__(self, asked: argparse.Namespace, report: Report) -> None:
-        self.asked, self.report = asked, report
+    def __init__(self, asked: argparse.Namespace, report: Report, service: "Service") -> None:
+        self.asked, self.report, self.service = asked, report, service
         self.about = {name: getattr(asked, name) for name in ("steps", "seed", "eta", "layers", "width", "size")}
         self.sampler: Sampler | None = None
 
-    def run(self, service: "Service") -> None:
+    def run(self) -> None:
+        service = self.service
         torch.cuda.init()
         torch.cuda.synchronize()
         self.report("context")
@@ -243,7 +236,7 @@ class Member:
             self.report("yielded")
 
     def adopt(self, arena: "Arena") -> None:
-        """Map the memory that another member has built; it is read-only until this member is promoted."""
+        """Map the memory that another member has built, which is read-only until this member is promoted; rehearse a step."""
         from mpsd_client.torch import load, load_into
 
         if arena.extra != self.about:
@@ -251,8 +244,8 @@ class Member:
         with torch.device("meta"):
             model, _ = skeleton(self.asked)
         load_into(arena, model)
-        self.sampler = Sampler(self.asked, model, load(arena)["latents"])
-        self.sampler.warm_up()
+        sampler = self.sampler = Sampler(self.asked, model, load(arena)["latents"])
+        self.service.rehearse(lambda: sampler.step(0), writes=["latents"])
         self.report("warm")
 
     def build(self, arena: "Arena") -> Sampler:

@@ -131,15 +131,6 @@ class Training:
         images = torch.randn(count, 3, self.asked.size, self.asked.size, generator=generator, device=device)
         return images + labels.view(-1, 1, 1, 1) / 5, labels
 
-    def warm_up(self) -> None:
-        """Make a step into private memory, to load kernels and to allocate the workspaces of libraries; then free it."""
-        private = {name: torch.empty_like(each) for name, each in self.sets[1].items()}
-        self.advance(0, self.sets[0], private, torch.empty(()))
-        del private
-        self.finish()
-        if self.losses.is_cuda:
-            torch.cuda.empty_cache()
-
     def finish(self) -> None:
         if self.losses.is_cuda:
             torch.cuda.synchronize()
@@ -205,7 +196,7 @@ def run_plain(asked: argparse.Namespace, report: Report) -> None:
         training = Training(asked, *allocate(asked.steps))
     report("context")
     training.begin()
-    training.warm_up()
+    training.step(0)  # loads kernels, and changes nothing that step 0 reads
     report("warm")
     train(training, 0, report, lambda step: None, lambda: False)
 
@@ -216,7 +207,7 @@ def run_service(asked: argparse.Namespace, report: Report) -> None:
     report("begin")
     try:  # create the service before CUDA begins: mpsd then places this process apart from the other members
         with Service(asked.service, capacity=CAPACITY_BYTES, schema={"step": "uint64"}, ttl=UNHELD_SECONDS) as service:
-            Member(asked, report).run(service)
+            Member(asked, report, service).run()
     except Dismissed as told:  # all its data is in the arena; the starter of this process starts a new one
         print(f"train_resnet.py: {told}", file=sys.stderr)
         sys.exit(DISMISSED)
@@ -225,12 +216,13 @@ def run_service(asked: argparse.Namespace, report: Report) -> None:
 class Member:
     """A member of the service: trains, or waits for its promotion."""
 
-    def __init__(self, asked: argparse.Namespace, report: Report) -> None:
-        self.asked, self.report = asked, report
+    def __init__(self, asked: argparse.Namespace, report: Report, service: "Service") -> None:
+        self.asked, self.report, self.service = asked, report, service
         self.about = {name: getattr(asked, name) for name in ("steps", "seed", "batch", "size")}
         self.training: Training | None = None
 
-    def run(self, service: "Service") -> None:
+    def run(self) -> None:
+        service = self.service
         torch.cuda.init()
         torch.cuda.synchronize()
         self.report("context")
@@ -248,14 +240,16 @@ class Member:
             self.report("yielded")
 
     def adopt(self, arena: "Arena") -> None:
-        """Map the memory that another member has built; it is read-only until this member is promoted."""
+        """Map the memory that another member has built, which is read-only until this member is promoted; rehearse a step."""
         from mpsd_client.torch import load
 
         if arena.extra != self.about:
             raise SystemExit(f"arena {arena.name} is of another training: {arena.extra}: remove it, or use another name")
         found = load(arena)
-        self.training = Training(self.asked, [part(found, "sets.0."), part(found, "sets.1.")], found["losses"])
-        self.training.warm_up()
+        training = self.training = Training(self.asked, [part(found, "sets.0."), part(found, "sets.1.")], found["losses"])
+        self.service.rehearse(lambda: training.step(0), writes=["sets.1", "losses"], times=1)
+        if training.losses.is_cuda:
+            torch.cuda.empty_cache()  # several GB of activations
         self.report("warm")
 
     def build(self, arena: "Arena") -> Training:

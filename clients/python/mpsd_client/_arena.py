@@ -12,12 +12,13 @@ Prose: mpsd's docs/python.md; docs/vault.md says which memory mpsd keeps, and wh
 import errno
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from mpsd_client import _layout
+from mpsd_client import _cuda, _layout
+from mpsd_client._copies import copy_blocks, restore
 from mpsd_client._entrance import Entrance
 from mpsd_client._layout import DATA_TYPES, Layout, LayoutError, Spans, TensorSpec
 from mpsd_client._native import ffi, lib
@@ -220,6 +221,7 @@ class Arena(Window):
         this process is the writer, and has uncommitted changes).
         """
         with self._working() as handle:
+            self._require_no_rehearsal()
             changed = self._session.check(lib.mpsd_arena_refresh(handle))
             if changed:
                 self._layout, self._tensors, self._spans = self._fetch_layout(), None, None
@@ -230,6 +232,51 @@ class Arena(Window):
         driver handles a fault, this change takes 20 to 280 ms (H200); so a standby makes it in advance."""
         with self._working() as handle:
             return bool(self._session.check(lib.mpsd_arena_set_writable(handle, is_writable)))
+
+    @contextmanager
+    def _rehearsal(self, writes: Iterable[str] | None) -> Iterator[None]:
+        """Map private copies of the memory in place of the arena's inside the `with` block: all of it, or the blocks with the
+        tensors `writes`.  The rest is mapped read-only meanwhile.
+
+        Raises LayoutError for an unknown tensor; MemoryError without room for the copies; CudaError, after which some of the
+        arena may not be mapped."""
+        with self._working():
+            self._require_no_rehearsal()
+            blocks = self.blocks() if writes is None else self._blocks_of(writes)
+            was_writable = self._set_writable(False)
+            try:
+                _cuda.call("cuCtxSynchronize")
+                copies = copy_blocks(self.device, blocks)
+            except BaseException:
+                if was_writable:
+                    self._set_writable(True)
+                raise
+            self._is_rehearsing = True
+        try:
+            yield
+        finally:
+            with self._working():
+                try:
+                    _cuda.call("cuCtxSynchronize")
+                finally:
+                    self._is_rehearsing = False
+                    restore(self.device, copies)
+                    if was_writable:
+                        self._set_writable(True)
+
+    def _blocks_of(self, names: Iterable[str]) -> list[Block]:
+        """Return the blocks with these tensors: NAME itself, or NAME.anything."""
+        tensors, spans = self._read().tensors, []
+        for name in names:
+            found = [spec for each, spec in tensors.items() if each == name or each.startswith(f"{name}.")]
+            if not found:
+                raise LayoutError(f"arena {self.name} has no tensor {name}, nor {name}.*")
+            spans += [(spec.offset, spec.offset + spec.bytes) for spec in found]
+        return [
+            block
+            for block in self.blocks()
+            if any(first < block.offset + block.bytes and block.offset < end for first, end in spans)
+        ]
 
     def _promoted(self, generation: int) -> None:
         """Become the writer of this generation, after mpsd's promotion (Service)."""

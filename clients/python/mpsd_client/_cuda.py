@@ -31,6 +31,11 @@ def _call(driver: Any, name: str, *arguments: Any) -> None:
         raise CudaError(status, f"{name} failed")
 
 
+def call(name: str, *arguments: Any) -> None:
+    """Call a function of the driver by its name.  Raises CudaError."""
+    _call(_driver(), name, *arguments)
+
+
 def device_of(gpu: str) -> int:
     """Return the ordinal of a GPU (`GPU-...`) in this process.  Raises LookupError if the GPU is not visible here."""
     driver, count, bytes_ = _driver(), c_int(), (c_char * 16)()

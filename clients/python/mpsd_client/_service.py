@@ -2,7 +2,8 @@
 
     service = Service("llm", capacity=8 << 30, schema={"step": "uint64"})      # before CUDA begins in this process
     arena = service.open()                                                     # mapped to read
-    ...                                                                        # build or adopt; warm up
+    ...                                                                        # build or adopt
+    service.rehearse(step)                                                     # on copies: the first real one is fast
     with service.active() as term:                                             # waits for the promotion of this process
         while not term.is_over:
             ...                                                                # a step, and the GPU has finished it
@@ -15,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TypeVar
@@ -29,6 +30,7 @@ from mpsd_client._errors import Dismissed, ErrorCode, MpsdError, Refused
 from mpsd_client._following import LEAVE, STANDBY, Following, Told, dismissed
 from mpsd_client._place import socket_path
 from mpsd_client._record import Schema
+from mpsd_client._rehearsal import TIMES, rehearse
 from mpsd_client._state import State
 from mpsd_client._term import Term
 from mpsd_client._values import Instruction
@@ -74,7 +76,8 @@ class Service:
         self._path = socket_path(path)  # before enlisting, which may change the directory that CUDA uses
         self._pid = os.getpid()
         self._lock = threading.RLock()  # protects the fields below
-        self._waiting = threading.Lock()  # held by the thread inside standby(); never taken with _lock held
+        self._waiting = threading.Lock()  # held by the thread inside standby() or rehearse(); never taken with _lock held
+        self._waiter = 0  # that thread
         self._arena: Arena | None = None
         self._following: Following | None = None
         self._term: Term | None = None
@@ -128,17 +131,33 @@ class Service:
         exceptions of callbacks.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._check()
-        with self._lock:
-            arena, following = self._arena, self._following
-            if arena is None or following is None:
-                raise RuntimeError(f"service {self.name} is not open")
-            if self._term is not None or not self._waiting.acquire(blocking=False):
-                raise RuntimeError(f"service {self.name}: this process serves, or waits for that, already")
-        try:
+        with self._as_waiter() as (arena, following):
             return self._wait(arena, following, deadline)
-        finally:
-            self._waiting.release()
+
+    def rehearse(self, step: Callable[[], object], *, writes: Iterable[str] | None = None, times: int = TIMES) -> bool:
+        """Run `step` on private copies of the arena's memory, mapped at its addresses: this loads, allocates and caches what
+        the first step of a term would otherwise wait for.  Call it in the thread that will serve, after adopting the contents,
+        and before `standby`, or in `on_commit`.
+
+        The copies are gone afterwards, and the default random generators are as before.  `step` must not publish or answer
+        anything.  It has to leave this process's other memory as it may be in a term.
+
+        writes: names of all tensors that `step` writes, or the parts of their names before a dot; None: copy the whole arena.
+        A write to another tensor is a fault of this process, as before a promotion.  Copies take at most half of the GPU's free
+        memory.
+
+        Return whether all runs were made; False if the arena is empty, if this process serves, if the copies do not fit
+        (logged), or if the promotion of this process came: then no further run begins.  Raises the exceptions of `step`;
+        LayoutError; CudaError; RuntimeError if another thread waits or rehearses.
+        """
+        if self._term is not None:  # its memory is the real one
+            return False
+        with self._as_waiter(is_nested=True) as (arena, following):
+
+            def may_go_on() -> bool:
+                return not self._is_closed and following.told.what.order == STANDBY
+
+            return arena.layout is not None and may_go_on() and rehearse(arena, step, writes, times, may_go_on)
 
     def active(self, timeout: float | None = None) -> Term:
         """Wait as `standby` does, but raise TimeoutError at the timeout: `with service.active() as term`."""
@@ -227,6 +246,25 @@ class Service:
                 raise
             return exc
         return None
+
+    @contextmanager
+    def _as_waiter(self, is_nested: bool = False) -> Iterator[tuple[Arena, Following]]:
+        """Make this thread the only one that waits or rehearses.  is_nested: it may be waiting, and be in a callback."""
+        self._check()
+        with self._lock:
+            arena, following = self._arena, self._following
+            if arena is None or following is None:
+                raise RuntimeError(f"service {self.name} is not open")
+            is_waiting = is_nested and self._waiter == threading.get_ident()
+            if self._term is not None or not (is_waiting or self._waiting.acquire(blocking=False)):
+                raise RuntimeError(f"service {self.name}: this process serves, waits for that, or rehearses already")
+            before, self._waiter = self._waiter, threading.get_ident()
+        try:
+            yield arena, following
+        finally:
+            self._waiter = before
+            if not is_waiting:
+                self._waiting.release()
 
     # -- to wait -----------------------------------------------------------------------------------------------------
 
@@ -337,8 +375,9 @@ class Service:
 @contextmanager
 def capturing() -> Iterator[None]:
     """Map the arenas of services writable inside the `with` block.  A capture runs nothing, but CUDA refuses (error 1) to
-    capture a copy into memory that is mapped read-only."""
-    arenas = [service._arena for service in list(_services) if service._arena is not None and not service._is_closed]
+    capture a copy into memory that is mapped read-only.  What a rehearsal writes is mapped writable already."""
+    opened = [service._arena for service in list(_services) if service._arena is not None and not service._is_closed]
+    arenas = [arena for arena in opened if not arena._is_rehearsing]
     before = [(arena, arena._set_writable(True)) for arena in arenas]
     try:
         yield

@@ -50,6 +50,7 @@ class Window:
         self._exports = Exports()
         self._lent: weakref.WeakSet[Tensor] = weakref.WeakSet()  # tensors whose addresses another library has asked for
         self._before_close: Callable[[], None] | None = None
+        self._is_rehearsing = False  # its addresses show copies (_copies), which must not be unmapped or made read-only
         self.attached: Any = None  # mpsd_client.torch keeps an object here while the arena is open
         self.device = int(lib.mpsd_arena_device(handle))
         self.is_writable = is_writable
@@ -184,6 +185,7 @@ class Window:
             if self._pid != os.getpid():
                 self.forget()
                 return
+            self._require_no_rehearsal()
             if self._before_close is not None:
                 self._before_close()
             self._require_nobody()
@@ -204,6 +206,10 @@ class Window:
             if handle is not None:
                 lib.mpsd_arena_forget(handle)
                 self._session.close()
+
+    def _require_no_rehearsal(self) -> None:
+        if self._is_rehearsing:
+            raise BufferError(f"arena {self.name} is in a rehearsal: wait for its end")
 
     def _require_nobody(self) -> None:
         if self.lent:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from mpsd_client import Arena, LayoutError, Service
 from mpsd_client._layout import DATA_TYPES
-from mpsd_client.torch import adopt, capture, keep, load, load_into, pool, save
+from mpsd_client.torch import adopt, capture, keep, load, load_into, pool, rng_state, save
 from torch import Tensor, nn
 
 MIB = 1 << 20
@@ -254,6 +254,46 @@ def stand_by(name: str) -> None:
         mapped_ms=(mapped_ns - term.promoted_ns) / 1e6,
         replayed_ms=(done_ns - mapped_ns) / 1e6,
     )
+
+
+def rehearse(name: str) -> None:
+    """A step is rehearsed, captured without a warm-up of its own, and replayed in another rehearsal: the arena is as it was,
+    and the graph writes to it when it may."""
+    service = Service(name, capacity=64 * MIB, schema={"step": "uint64"})  # before CUDA begins
+    x = torch.ones(16, 256, device=CUDA)
+    arena = service.open()
+    found = load(arena)
+    weights, out = found["weights"], found["out"]
+    wanted = x @ weights
+    seen: list[bool] = []
+
+    def step() -> None:
+        out.copy_(x @ weights)  # a kernel, and a copy where PyTorch makes it one
+        out.add_(torch.rand(1, device=CUDA) * 0 + 1)
+
+    def watched() -> None:
+        step()
+        seen.append(torch.equal(out, wanted + 1))
+
+    def replay() -> None:
+        out.zero_()
+        graph.replay()
+        seen.append(torch.equal(out, wanted + 1))
+
+    generator, began_ns = rng_state(), time.monotonic_ns()
+    seen.append(service.rehearse(watched))
+    took_ms = (time.monotonic_ns() - began_ns) / 1e6
+    seen += [not bool(out.any()), rng_state() == generator]
+    graph = capture(step)
+    seen += [service.rehearse(replay, writes=["out"]), not bool(out.any())]
+    with service.active(60.0) as term:
+        began_ns = time.monotonic_ns()
+        graph.replay()
+        torch.cuda.synchronize()
+        done_ns = time.monotonic_ns()
+        seen.append(torch.equal(out, wanted + 1))
+        term.publish(step=1)
+    say(is_right=seen, pieces=len(arena.blocks()), rehearsed_ms=took_ms, replayed_ms=(done_ns - began_ns) / 1e6)
 
 
 if __name__ == "__main__":

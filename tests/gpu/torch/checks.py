@@ -192,6 +192,21 @@ def promoted(name: str, writer: str) -> str:
     return f"{said['pieces']} pieces: {took}"
 
 
+def check_a_rehearsal_writes_to_copies(name: str) -> str:
+    return rehearsed(name, "write_pieces")
+
+
+def check_a_rehearsal_of_many_pieces_writes_to_copies(name: str) -> str:
+    return rehearsed(name, "write_many_pieces")
+
+
+def rehearsed(name: str, writer: str) -> str:
+    act(writer, name, -signal.SIGKILL)
+    said = act("rehearse", name)
+    assert all(said["is_right"]), f"rehearsals, the arena after each, the generator, the term: {said['is_right']}"
+    return f"{said['pieces']} pieces: rehearsed in {said['rehearsed_ms']:.0f} ms, replayed within {said['replayed_ms']:.2f} ms"
+
+
 CHECKS = {each.removeprefix("check_"): found for each, found in list(globals().items()) if each.startswith("check_")}
 
 

@@ -3,8 +3,8 @@
 import os
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,7 @@ class FakeArena:
     is_writable: bool = False
     is_unlocked: bool = False  # as a standby's memory is, that the GPU would let it write
     unlock_trouble: BaseException | None = None
+    _is_rehearsing: bool = False
 
     def __post_init__(self) -> None:
         self._session = Session(self.path)
@@ -202,6 +203,16 @@ class FakeArena:
             raise self.unlock_trouble
         before, self.is_unlocked = self.is_unlocked, is_writable
         return before
+
+    @contextmanager
+    def _rehearsal(self, writes: object) -> Iterator[None]:
+        self._do(f"copies of {'all' if writes is None else writes}")
+        self._is_rehearsing = True
+        try:
+            yield
+        finally:
+            self._is_rehearsing = False
+            self.done.append("restored")
 
     def _promoted(self, generation: int) -> None:
         self._do(f"promoted {generation}")

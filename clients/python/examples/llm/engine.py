@@ -20,6 +20,9 @@ class Engine(Protocol):
     """An engine.  In an arena, two parts of its memory outlive the process: the cache of keys and values, in pages, and the
     history, the tokens of every slot.  All operations are idempotent, also after an interruption."""
 
+    writes: tuple[str, ...]
+    """The names of the tensors in the arena that a step writes."""
+
     @property
     def vocab(self) -> int:
         """The size of the vocabulary."""

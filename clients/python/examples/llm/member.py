@@ -57,6 +57,7 @@ class Member:
         self.size = Size.of(options.slots, options.length, options.page, options.pages)
         self.maker = maker_of(options, self.size)
         self.is_stopping = threading.Event()
+        self.service: Any = None
 
     def heed_signals(self) -> None:
         """From now on, SIGTERM and Ctrl-C end the member after the current step."""
@@ -68,7 +69,7 @@ class Member:
         from mpsd_client import Service
 
         options, maker = self.options, self.maker
-        service = Service(
+        service = self.service = Service(
             options.service,
             capacity=maker.capacity_bytes,
             schema=schema(self.size),
@@ -94,8 +95,16 @@ class Member:
                         self.report.say("yielded", generation=term.generation)
 
     def _adopt(self, arena: Any) -> None:
-        """Map the arena as committed: after this, the member lacks only the right to write."""
+        """Map the arena as committed, and rehearse a step without requests: after this, the member lacks only the right to
+        write."""
         self.maker.adopt(arena)
+        engine = self.maker.engine
+
+        def step() -> None:
+            engine.launch(None, is_step=True)
+            engine.wait()
+
+        self.service.rehearse(step, writes=engine.writes)
         self.report.say("warm")
         settle()
 

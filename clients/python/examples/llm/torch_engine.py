@@ -25,6 +25,8 @@ class TorchEngine:
     that load kernels and allocate the workspaces of libraries use a private cache with a single page.
     """
 
+    writes = ("kv", "history")
+
     def __init__(self, shape: Shape, size: Size, device: str = "cuda") -> None:
         be_deterministic()
         torch.set_grad_enabled(False)  # for this thread, the only one that computes

@@ -70,6 +70,7 @@ class ToyEngine:
     pace_seconds: the least duration of a step, as a GPU would take some time."""
 
     vocab = VOCAB
+    writes = ("cache", "history")
 
     def __init__(self, size: Size, cache: Memory, history: Memory, pace_seconds: float = 0.0) -> None:
         self._size, self._cache, self._history, self._pace_seconds = size, cache, history, pace_seconds
