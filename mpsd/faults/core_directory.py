@@ -5,16 +5,20 @@
         kept/           mode 0711, mpsd's alone: dumps with an exception, for their owners, who get the name
             core.HOST.PID.SECONDS
 
-All files there are untrusted.  A file counts if it is a regular one with one name; it belongs to its owner, and is complete
-once its writer has closed it, or has not touched it for a while.  A dump that was read is deleted or kept; any other file is
-deleted after a minute, and the oldest sooner when the limit is exceeded.  As in any temporary directory, a user can still fill
-it between two looks, continue to write a deleted file that is open, or make directories; that counts against the user's quota.
+All files there are untrusted.  A file counts if it is a regular one with one name, in the file system of the directory: a user
+can mount a file system on a file of theirs, which then may never answer.  It belongs to its owner, and is complete once its
+writer has closed it, or has not touched it for a while, and no process has it open for writing.  A dump that was read is
+deleted or kept; any other file is deleted after a minute, and the oldest sooner when the limit is exceeded.  As in any
+temporary directory, a user can still fill it between two looks, continue to write a deleted file that is open, or make
+directories; that counts against the user's quota.
 Prose: docs/faults.md.
 """
 
 import contextlib
+import fcntl
 import os
 import re
+import signal
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -43,7 +47,8 @@ _MOST_FILES = 256
 class Dump:
     """A dump that was read.  core: None if it could not be parsed, `why` has the reason.
 
-    age_seconds: since it was written.  kept_as: "" if deleted.
+    age_seconds: since it was written.  kept_as: "" if deleted.  may_change: mpsd could not keep other processes from writing to
+    it while it read it, since the file system has no leases.
     """
 
     name: str
@@ -54,6 +59,7 @@ class Dump:
     why: str = ""
     kept_as: str = ""
     file: FileId = (0, 0)
+    may_change: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +137,14 @@ class CoreDirectory:
         if descriptor is None:
             return None
         try:
-            return self._take(file.name, descriptor, os.fstat(descriptor))
+            return self._take(file.name, descriptor, may_change=not _keep_writers_out(descriptor))
+        except BlockingIOError:
+            return None  # a process has it open for writing: read later, or removed
         finally:
             os.close(descriptor)
 
-    def _take(self, name: str, descriptor: int, found: os.stat_result) -> Dump | None:
+    def _take(self, name: str, descriptor: int, *, may_change: bool) -> Dump | None:
+        found = os.fstat(descriptor)
         matched = _NAME.fullmatch(name)
         assert matched is not None, "only such files are complete"
         age_seconds = max(self._clock() - found.st_ctime, 0.0)
@@ -147,7 +156,8 @@ class CoreDirectory:
                 return None  # its writer may open it again
             why = str(exc)
         kept_as = self._put_away(name, descriptor, int(found.st_ctime), core is not None and core.has_exception)
-        return Dump(name, int(matched[1]), found.st_uid, age_seconds, core, why, kept_as, (found.st_dev, found.st_ino))
+        file = (found.st_dev, found.st_ino)
+        return Dump(name, int(matched[1]), found.st_uid, age_seconds, core, why, kept_as, file, may_change)
 
     def _put_away(self, name: str, descriptor: int, seconds: int, is_worth_keeping: bool) -> str:
         """Keep or delete the file; return where it is kept, "" if it is deleted.
@@ -202,14 +212,43 @@ def _open_regular(name: str, directory: int) -> int | None:
 
     Raises OSError.
     """
-    looked_at = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with _open_path(name, directory) as looked_at:
+        if looked_at is None:
+            return None
         found = os.fstat(looked_at)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             return None
         return os.open(_path_of(looked_at), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+@contextlib.contextmanager
+def _open_path(name: str, directory: int) -> Iterator[int | None]:
+    """Open the path alone, which asks no file system of a mount on it; None if there is one.  Raises OSError."""
+    found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        yield found if _mount_of(found) == _mount_of(directory) else None
     finally:
-        os.close(looked_at)
+        os.close(found)
+
+
+def _mount_of(descriptor: int) -> str:
+    with open(f"/proc/self/fdinfo/{descriptor}") as facts:
+        return next(line for line in facts if line.startswith("mnt_id:"))
+
+
+def _keep_writers_out(descriptor: int) -> bool:
+    """Take a lease: a process that opens the file for writing waits until mpsd closes it.  False if there are no leases.
+
+    Raises BlockingIOError if a process has it open for writing.
+    """
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # sent when a process waits; ignored, unlike SIGIO
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
 
 
 def _path_of(descriptor: int) -> str:
@@ -218,14 +257,15 @@ def _path_of(descriptor: int) -> str:
 
 
 def _files(directory: int) -> Iterator[_File]:
-    """Yield all entries but directories; the first few thousand."""
+    """Yield all entries but directories and mounts; the first few thousand."""
     with os.scandir(directory) as entries:
         for entry in islice(entries, _MOST_SEEN):
             try:
-                found = entry.stat(follow_symlinks=False)
+                with _open_path(entry.name, directory) as looked_at:
+                    found = os.fstat(looked_at) if looked_at is not None else None
             except OSError:
                 continue
-            if not stat.S_ISDIR(found.st_mode):
+            if found is not None and not stat.S_ISDIR(found.st_mode):
                 yield _File(entry.name, found.st_blocks * 512, found.st_ctime)
 
 

@@ -8,9 +8,10 @@ namespace, is in the file's name, if exactly one matches.  A client can still ac
 Prose: docs/faults.md, "Core dumps".
 """
 
+import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import structlog
@@ -107,33 +108,42 @@ class CoreDumps:
         closed: frozenset[str] = frozenset()
         while True:
             began = trio.current_time()
-            dumps = await trio.to_thread.run_sync(directory.look, closed)  # not abandoned: it uses the descriptors
-            if self._writers is not None:
-                self._writers.drain()  # every event, since the kernel's queue is bounded
-            self._tell(dumps, publish)
+            # In a thread, since it reads files and /proc; not abandoned, since it uses the descriptors.
+            found = await trio.to_thread.run_sync(self._look, directory, closed)
+            self._tell(found, publish)
             # Pause as long as it took, however many files come: parsing holds the interpreter's lock.
             await trio.sleep(trio.current_time() - began)
             closed = frozenset()
             with trio.move_on_after(0 if directory.has_more else _LOOK_SECONDS):
                 closed = await watch.names()
 
-    def _tell(self, dumps: Iterable[Dump], publish: Callable[[Observation], None]) -> None:
+    def _look(self, directory: CoreDirectory, closed: Collection[str]) -> list[tuple[Dump, frozenset[Lineage]]]:
+        """Return the dumps with their writers."""
+        dumps = directory.look(closed)
+        if self._writers is None:
+            return [(dump, frozenset()) for dump in dumps]
+        self._writers.drain()  # every event, also without a dump, since the kernel's queue is bounded
+        return [(dump, self._writers.take(dump.file)) for dump in dumps]
+
+    def _tell(self, found: Iterable[tuple[Dump, frozenset[Lineage]]], publish: Callable[[Observation], None]) -> None:
         refused = []
-        for dump in dumps:
+        for dump, writers in found:
             if dump.core is None:
                 refused.append(dump)
                 continue
             seen_ns = time.monotonic_ns() - int(dump.age_seconds * 1e9)
-            publish(observe(dump, dump.core, self._owner(dump, seen_ns), seen_ns, is_certain=self._writers is not None))
+            is_certain = self._writers is not None and not dump.may_change
+            publish(observe(dump, dump.core, self._owner(dump, writers, seen_ns), seen_ns, is_certain=is_certain))
         if refused:  # one line, however many a user sends
             first = refused[0]
             log.info("faults.core_dump_refused", count=len(refused), file=first.name, uid=first.uid, why=first.why)
 
-    def _owner(self, dump: Dump, written_ns: int) -> ProcessId | None:
+    def _owner(self, dump: Dump, writers: frozenset[Lineage], written_ns: int) -> ProcessId | None:
         clients = list(self._clients_of(dump.uid))
         if self._writers is not None:
-            there = [process for process in clients if self._lived(process, written_ns)]
-            return find_writer(self._writers.take(dump.file), there)
+            written_at = time.clock_gettime(time.CLOCK_BOOTTIME) - dump.age_seconds
+            there = [each for each in clients if has_begun(each, written_at) and self._lived(each, written_ns)]
+            return find_writer(writers, there)
         for process in clients:
             if process not in self._inside:
                 self.meet(process)
@@ -156,6 +166,11 @@ def find_writer(lineages: Iterable[Lineage], clients: Iterable[ProcessId]) -> Pr
     latest = {process.pid: process for process in sorted(clients, key=lambda process: process.start_time)}
     found = {next((latest[pid] for pid in lineage if pid in latest), None) for lineage in lineages}
     return found.pop() if len(found) == 1 else None
+
+
+def has_begun(process: ProcessId, at_seconds: float) -> bool:
+    """Return whether the process had started by then, in seconds since boot: a later one may have the pid of a writer."""
+    return process.start_time <= at_seconds * os.sysconf("SC_CLK_TCK")
 
 
 def find_owner(pid: int, clients: Iterable[ProcessId], inside: Mapping[ProcessId, int]) -> ProcessId | None:

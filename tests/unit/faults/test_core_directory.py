@@ -1,6 +1,8 @@
 """The directory of core dumps: what counts as one, what is kept, and that nobody fills it."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -197,3 +199,65 @@ def test_what_was_read_is_kept_whatever_its_name_means_by_then(cores, tmp_path, 
     assert [path.name for path in kept] == [dump.kept_as.removeprefix("kept/")]
     assert not kept[0].is_symlink()
     assert kept[0].read_bytes() == CULPRIT
+
+
+def test_a_dump_that_a_process_can_still_write_to_is_not_read(cores):
+    """It closed it once, and another open file of it stays: it could change what mpsd reads."""
+    cores.write("core.1", CULPRIT)
+    with (cores.path / "core.1").open("r+b"):
+        assert cores.look("core.1") == []
+    (dump,) = cores.look("core.1")
+    assert (dump.core.has_exception, dump.may_change) == (True, False)
+
+
+def test_writers_wait_while_a_dump_is_read(cores, monkeypatch):
+    refused = []
+
+    def parse(read, size):
+        try:
+            os.close(os.open(cores.path / "core.1", os.O_WRONLY | os.O_NONBLOCK))
+        except BlockingIOError:
+            refused.append("core.1")
+        return parse_core(read, size)
+
+    monkeypatch.setattr(core_directory, "parse_core", parse)
+    cores.write("core.1", CULPRIT)
+    assert cores.look("core.1")
+    assert refused == ["core.1"]
+
+
+# Mounts a FUSE file system that answers nothing, on a file of a user, in a mount namespace of its own; then mpsd's look.
+HANGS = """
+import ctypes, os, sys
+from pathlib import Path
+from mpsd.faults.core_directory import CoreDirectory
+libc = ctypes.CDLL(None, use_errno=True)
+path = Path(sys.argv[1])
+directory = CoreDirectory(path, 2, 1 << 24)
+(path / "core.1").write_bytes(b"")
+(path / "core.2").write_bytes(Path(sys.argv[2]).read_bytes())
+device = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={device},rootmode=100000,user_id=0,group_id=0,allow_other"
+if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None) or libc.mount(
+    b"fuse", os.fsencode(path / "core.1"), b"fuse", 0, options.encode()
+):
+    sys.exit(f"skip: {os.strerror(ctypes.get_errno())}")
+directory = CoreDirectory(path, 2, 1 << 24)
+print("looks", flush=True)
+print([dump.name for dump in directory.look(["core.1", "core.2"])], flush=True)
+"""
+
+
+@pytest.mark.root
+def test_a_file_system_that_a_user_mounts_on_a_file_is_not_asked(tmp_path):
+    (tmp_path / "sample").write_bytes(CULPRIT)
+    words = [sys.executable, "-c", HANGS, tmp_path / "cores", tmp_path / "sample"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as look:
+        try:
+            out, err = look.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            look.kill()  # its descriptor of /dev/fuse was the only one, so that its wait ends
+            out, err = look.communicate()
+    if err.startswith("skip:"):
+        pytest.skip(err)
+    assert out == "looks\n['core.2']\n", f"it waits: {out}{err}"

@@ -15,7 +15,7 @@ import trio.testing
 from mpsd.fault import FaultClass, Observation, Source
 from mpsd.faults import core_dumps
 from mpsd.faults.core_directory import Dump
-from mpsd.faults.core_dumps import CoreDumps, environment, find_owner, find_writer, observe, pid_inside
+from mpsd.faults.core_dumps import CoreDumps, environment, find_owner, find_writer, has_begun, observe, pid_inside
 from mpsd.faults.core_file import parse_core
 from mpsd.model import ProcessId
 from tests.unit.faults import core_builder as made
@@ -167,6 +167,12 @@ async def test_a_dump_is_of_whoever_wrote_it(tmp_path, clients, is_ours):
             seen = await receive.receive()
         nursery.cancel_scope.cancel()
     assert (seen.process, seen.is_proof) == ((clients[0], True) if is_ours else (None, False))
+
+
+def test_a_process_that_began_after_the_writing_is_not_the_writer():
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert has_begun(ProcessId(100, 50 * ticks), 50.0)
+    assert not has_begun(ProcessId(100, 50 * ticks + 1), 50.0)
 
 
 WRITE = "import shutil, sys; sys.stdin.read(); shutil.copyfile(sys.argv[1], sys.argv[2])"

@@ -1,8 +1,12 @@
 """Who wrote a file, as the kernel tells it."""
 
+import ctypes
 import os
+import signal
+import struct
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -45,6 +49,28 @@ def test_the_writer_is_known_even_when_it_has_gone(tmp_path, writers):
     assert writers.take(file_id(tmp_path / "a")) == frozenset()
 
 
+def test_a_later_process_with_its_pid_is_not_its_writer(tmp_path, writers):
+    pid = write_as_another(tmp_path / "a")
+    later = fork_with_pid(pid)
+    if not later:
+        pytest.skip(f"pid {pid} cannot be had again")
+    try:
+        assert writers.take(file_id(tmp_path / "a")) == {(pid,)}
+    finally:
+        os.kill(later, signal.SIGKILL)
+        os.waitpid(later, 0)
+
+
+def fork_with_pid(pid) -> int:
+    """The pid of a child that waits; 0 where that pid is not free.  clone3(2): set_tid."""
+    set_tid = (ctypes.c_int * 1)(pid)
+    arguments = struct.pack("10Q", 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(set_tid), 1)
+    made = ctypes.CDLL(None).syscall(435, arguments, len(arguments))
+    if made == 0:
+        signal.pause()
+    return max(made, 0)
+
+
 def test_a_writer_that_is_there_has_parents(tmp_path, writers):
     (tmp_path / "a").write_text("x")
     (lineage,) = writers.take(file_id(tmp_path / "a"))
@@ -81,6 +107,34 @@ def test_what_is_remembered_is_bounded_and_no_descriptor_stays(tmp_path, writers
     assert writers.take((0, 0)) == frozenset()
     assert len(writers._found) == 3
     assert descriptors() == before
+
+
+LEASE = """
+import fcntl, os, signal, sys
+os.close(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT, 0o666))
+kept = os.open(sys.argv[1], os.O_RDONLY)
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fcntl.fcntl(kept, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("leased", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_no_lease_on_a_file_makes_mpsd_wait(tmp_path, writers):
+    """The kernel opens the file of each event: for up to 45 s, while its owner does not give up the lease."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LEASE, tmp_path / "a"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "leased\n"
+        pid = write_as_another(tmp_path / "b")
+        taken = []
+        reader = threading.Thread(target=lambda: taken.append(writers.take(file_id(tmp_path / "b"))), daemon=True)
+        reader.start()
+        reader.join(10)
+        waited = reader.is_alive()
+        other.kill()
+        reader.join()
+    assert (taken, waited) == ([{(pid,)}], False)
 
 
 def test_a_directory_that_is_not_there_is_an_error(tmp_path):
