@@ -4,7 +4,8 @@
     gru_member.py --plain --steps 5000          the same model without mpsd
 
 It prints JSON lines: "standby"; "rehearsed"; "promoted"; "first": the milliseconds of the first step of a term, until the GPU
-has finished it, and of its publish; "steady": the same of the later steps, their median; "step": a number of steps, and the
+has finished it, and of its publish; "steady": the same of the later steps, their median; "split": of the
+first step's, those until its record was read, and then until its kernels were launched; "step": a number of steps, and the
 digest of all tokens up to it.
 """
 
@@ -57,6 +58,7 @@ class Sampler:
 
     def __init__(self, model: Model, hidden: Tensor, tokens: Tensor) -> None:
         self.model, self.hidden, self.tokens = model, hidden, tokens
+        self.launched_ns = 0  # when the last step was, and the wait for the GPU began
 
     def step(self, number: int) -> list[int]:
         """Draw a token for each stream; the GPU has finished then."""
@@ -65,6 +67,7 @@ class Sampler:
         drawn = torch.multinomial(torch.softmax(scores, -1), 1)[:, 0]
         self.hidden[target].copy_(hidden)
         self.tokens[target].copy_(drawn)
+        self.launched_ns = time.monotonic_ns()
         return [int(each) for each in drawn.tolist()]
 
     def warm_up(self) -> None:
@@ -133,7 +136,7 @@ class Member:
         return Sampler(model, hidden, tokens)
 
     def serve(self, term: Term, began_ns: int) -> None:
-        step, digest = 0, bytes(32)
+        first_ns, step, digest = began_ns, 0, bytes(32)
         sampler = self.sampler or self.build(term.arena)
         if term.record:
             step, digest = int(term.record["step"]), bytes(term.record["digest"])
@@ -141,10 +144,13 @@ class Member:
         else:
             torch.manual_seed(SEED)
         times: list[tuple[int, int]] = []
+        prepared_ns = time.monotonic_ns()
+        launched_ns = 0
         told: list[tuple[int, str]] = []
         while not term.is_over:
             digest = chained(digest, sampler.step(step))
             done_ns = time.monotonic_ns()
+            launched_ns = launched_ns or sampler.launched_ns
             step += 1
             term.publish(step=step, rng=rng_state(), digest=digest)
             told += [(step, digest.hex())] if step % EVERY == 0 else []
@@ -152,6 +158,7 @@ class Member:
                 times.append((done_ns - began_ns, time.monotonic_ns() - done_ns))
                 if len(times) == SKIPPED + MEASURED:
                     self.tell(term, step, times)
+                    say("split", prepared_ms=(prepared_ns - first_ns) / 1e6, launched_ms=(launched_ns - prepared_ns) / 1e6)
                 began_ns = time.monotonic_ns()
                 continue
             for number, known in told:

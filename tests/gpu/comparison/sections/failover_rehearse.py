@@ -30,10 +30,13 @@ CHECKS = ("a_rehearsal_writes_to_copies", "a_rehearsal_of_many_pieces_writes_to_
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Milliseconds: the first step of a term, its publish, the second step, the one in the middle."""
+    """Milliseconds: the first step of a term, and of that until its record was read, and from there until its kernels were
+    launched; its publish, the second step, the one in the middle."""
 
     way: str
     first: float
+    prepared: float
+    launched: float
     publish: float
     second: float
     steady: float
@@ -51,15 +54,23 @@ def run(stage: Stage) -> None:
     system.start()
     system.warm(10)
     digests: dict[int, set[str]] = {}
-    for service, words in (("gru", ()), ("gru-cold", ("--cold",))):
-        trials = _trials(stage, system, service, words, digests)
+    for service, words, leave_seconds in (("gru", (), 80.0), ("gru-cold", ("--cold",), END_SECONDS)):
+        trials = _trials(stage, system, service, words, digests, leave_seconds)
         _report(stage, "rehearsed" if not words else "warmed up without sampling", trials, is_goal=not words)
     _compare(stage, system, digests)
     system.quit()
 
 
-def _trials(stage: Stage, system: System, service: str, words: tuple[str, ...], digests: dict[int, set[str]]) -> list[Trial]:
-    """Every other time the active is killed, and hands over.  digests: of each number of steps, what was reported."""
+def _trials(
+    stage: Stage,
+    system: System,
+    service: str,
+    words: tuple[str, ...],
+    digests: dict[int, set[str]],
+    leave_seconds: float,
+) -> list[Trial]:
+    """Every other time the active is killed, and hands over.  digests: of each number of steps, what was reported.
+    leave_seconds: of the section's time, for what comes after."""
     seen: list[Client] = []
     found: list[Trial] = []
 
@@ -71,6 +82,8 @@ def _trials(stage: Stage, system: System, service: str, words: tuple[str, ...], 
     crew = Crew(stage, system, service, start, wanted=min(MEMBERS, wanted + 1), fewest=2, calm=CALM_SECONDS)
     try:
         for number in range(wanted):
+            if stage.left() < leave_seconds:
+                break
             crew.wanted = min(crew.wanted, wanted - number + 1)
             found.append(_trial(crew, (failover.KILLED, failover.HANDED_OVER)[number % 2]))
     except SystemFailed as error:
@@ -104,11 +117,13 @@ def _trial(crew: Crew, way: str) -> Trial:
         with Mpsd(crew.system.pipe / "mpsd.sock", program="compare", timeout_seconds=EVENT_SECONDS + 5) as mpsd:
             mpsd.ask(calls.service_handover(crew.service, wait_seconds=EVENT_SECONDS))
     standby = crew.successor(active, since_ns)
-    first, steady = (vault.said(standby, event, EVENT_SECONDS) for event in ("first", "steady"))
+    first, steady, split = (vault.said(standby, event, EVENT_SECONDS) for event in ("first", "steady", "split"))
     end_all([active])
     return Trial(
         way,
         first=float(first["step_ms"]),
+        prepared=float(split["prepared_ms"]),
+        launched=float(split["launched_ms"]),
         publish=float(first["publish_ms"]),
         second=float(first["second_ms"]),
         steady=float(steady["step_ms"]),
@@ -131,7 +146,8 @@ def _report(stage: Stage, name: str, trials: list[Trial], is_goal: bool) -> None
             ratio=f"{figures.median(ratios):.2f} (worst {max(ratios):.2f})",
             goal=f"<= {MOST_RATIO:g}, in the middle" if is_goal else "",
             met=(figures.median(ratios) or 0.0) <= MOST_RATIO if is_goal else None,
-            remark=f"n={len(ours)}; its publish {_ms([each.publish for each in ours])}; "
+            remark=f"n={len(ours)}; record {_ms([each.prepared for each in ours])}; "
+            f"launch {_ms([each.launched for each in ours])}; its publish {_ms([each.publish for each in ours])}; "
             f"the second step {_ms([each.second for each in ours])}; all: {' '.join(f'{each:.2f}' for each in first)}",
         )
 
