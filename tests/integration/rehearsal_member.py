@@ -36,6 +36,7 @@ class Member:
         self.asked, self.report, self.runs = asked, Report(asked.report), 0
         self.service = Service(asked.service, capacity=4 << 30, schema={"step": "uint64"})
         self.gpu = Gpu()
+        self.seen: list[int] = []  # what the first run began with
 
     def counts(self) -> list[int]:
         return [self.gpu.read(self.arena[name].address) for name in NAMES]
@@ -48,6 +49,7 @@ class Member:
     def rehearsed(self) -> None:
         """What is run in place of a step of the term."""
         self.runs += 1
+        self.seen = self.seen or self.counts()
         random.random()
         if self.asked.what == "some":
             self.step(("written",))
@@ -75,7 +77,7 @@ class Member:
         except (ValueError, BufferError) as exc:
             done, why = None, str(exc)
         self.report(
-            "rehearsed", done=done, why=why, runs=self.runs, before=before, counts=self.counts(),
+            "rehearsed", done=done, why=why, runs=self.runs, seen=self.seen, before=before, counts=self.counts(),
             is_generator_kept=random.getstate() == generator, is_writable=self.may_write(),
         )  # fmt: skip
 

@@ -56,6 +56,7 @@ def test_a_rehearsal_changes_nothing_but_is_run_three_times(what: str, machine: 
     standby = start(machine, what, what)
     found = standby.wait("rehearsed", SECONDS)
     assert (found["done"], found["runs"]) == (True, 3)
+    assert 0 < found["before"][0] <= found["seen"][0] <= found["counts"][0], "its copies are not of the active's memory"
     assert found["is_generator_kept"]
     assert not found["is_writable"]
     wait_until_ready(machine, what, standby, SECONDS)
