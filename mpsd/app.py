@@ -30,6 +30,7 @@ from mpsd.failover.ends import MOST as MOST_WATCHED
 from mpsd.failover.joining import join_failover
 from mpsd.failover.store import ServiceStore
 from mpsd.faults.desk import FaultDesk
+from mpsd.faults.faults import Faults
 from mpsd.faults.joining import join_faults
 from mpsd.faults.store import FaultStore
 from mpsd.found import Found
@@ -239,7 +240,7 @@ def _build(found: Found) -> Daemon:
     _time_handshakes(relayed, metrics)
     ending = Ending(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
-    health = _build_health(found, pool, book, relayed and relayed[1])
+    health = _build_health(found, pool, book, relayed and relayed[1], faults)
     services = Services(
         book,
         DomainOperations(pool, upkeep, _wish(relayed), faults.attachments.standing, book.uid_of),
@@ -311,7 +312,7 @@ def _open_book(found: Found, pool: Pool, facts: ClientFacts, events: EventBus) -
     return make(found.lease_store, lambda: pool.devices, admission, facts.identify, events.publish, ranges=found.ranges)
 
 
-def _build_health(found: Found, pool: Pool, book: LeaseBook, keeper: KeeperClient | None) -> Health:
+def _build_health(found: Found, pool: Pool, book: LeaseBook, keeper: KeeperClient | None, faults: Faults) -> Health:
     return Health(
         pool,
         book,
@@ -319,6 +320,7 @@ def _build_health(found: Found, pool: Pool, book: LeaseBook, keeper: KeeperClien
         lambda: found.claim.pipe.missing,
         lambda: keeper.is_there if keeper else None,
         lambda: found.store.trouble,
+        lambda: faults.sources.lost_gpus,
     )
 
 

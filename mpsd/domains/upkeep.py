@@ -118,7 +118,10 @@ class Upkeep:
             return
         if now < self._spare_due(gpus):
             return
-        pool.devices = await self._read_devices()  # an operator may have changed the compute mode
+        try:
+            pool.devices = await self._read_devices()  # an operator may have changed the compute mode
+        except MpsdError as exc:  # NVML lost a GPU: spares of the others are made all the same
+            log.warning("upkeep.failed", why=str(exc))
         if pool.rules(whole).is_exclusive:
             return
         for _ in range(plan.create):

@@ -119,15 +119,16 @@ def _build_sources(
         "uvm_events": UvmEvents(attachments),
         "kernel_log": KernelLog(kernel_log, desk.domain_of_pid, events.publish, found.devices, haste, interval),
     }
+    nvml = NvmlEvents([device.uuid for device in found.devices], library)
     if config.faults.nvml_events == "on":
-        by_name["nvml"] = NvmlEvents([device.uuid for device in found.devices], library)
+        by_name["nvml"] = nvml
     if config.faults.core_dumps == "on":
         dumps = CoreDumps(found.claim.pipe_directory / CORES, desk.parties.of_user, desk.parties.lived)
         desk.on_arrival.append(lambda process, domain, is_new: dumps.meet(process) if is_new else None)
         by_name["core_dump"] = dumps
     if config.faults.kmod:
         by_name |= {"kmod": Kmod(Path(config.faults.kmod), policy), "kmod_policy": policy}
-    return Sources(by_name)
+    return Sources(by_name, nvml.lost)
 
 
 def _adopt(book: LeaseBook, process: ProcessId) -> None:

@@ -23,9 +23,10 @@ class SourceOfFaults(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """All sources.  Guards that a bug in one ends no other."""
+    """All sources.  Guards that a bug in one ends no other.  lost_gpus: those that NVML no longer watches, and why."""
 
     by_name: Mapping[str, SourceOfFaults]
+    lost_gpus: Mapping[str, str] = field(default_factory=dict)
     _bugs: dict[str, str] = field(default_factory=dict)
 
     async def run(self, see: See) -> None:

@@ -1,32 +1,50 @@
-"""Wait for Xid events of NVML (pynvml), in a thread, one at a time."""
+"""Wait for NVML's events of one GPU's errors (pynvml), in a thread, one at a time: Xids, and what a newer driver has besides.
+
+Each GPU has an event set of its own: while NVML does not reach a GPU, every wait for a set that has it fails.
+"""
 
 import ctypes
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import pynvml
 
 from mpsd.errors import VendorFailed
 
+UNKNOWN_ACTION = -1
+
+
+class Kind(Enum):
+    XID = "nvmlEventTypeXidCriticalError"
+    RECOVERY_ACTION = "nvmlEventTypeGpuRecoveryAction"
+    UNAVAILABLE = "nvmlEventTypeGpuUnavailableError"
+
 
 @dataclass(frozen=True, slots=True)
-class XidEvent:
-    gpu: str  # UUID
-    xid: int
+class GpuEvent:
+    """number: of the Xid, or of the recovery action (NVML_GPU_RECOVERY_ACTION_..., or UNKNOWN_ACTION)."""
+
+    kind: Kind
+    number: int = 0
+
+
+class GpuLost(VendorFailed):
+    """NVML does not reach the GPU."""
 
 
 class XidEvents:
-    """Guards an event set of NVML: it is freed once, and not while a thread waits on it.
+    """Guards the event set of a GPU: it is freed once, and not while a thread waits on it.
 
-    `library`: as of read_devices.  Raises VendorFailed if NVML does not work, or no GPU has such events.
+    `library`: as of read_devices.  Raises VendorFailed if NVML does not work or the GPU has no such events, GpuLost.
     """
 
-    def __init__(self, gpus: Iterable[str], library: Path | None = None) -> None:
+    def __init__(self, gpu: str, library: Path | None = None) -> None:
         self._lock = threading.Lock()  # protects the two flags; no function of NVML is called with it
         self._is_waiting = False
         self._is_closed = False
+        self._kinds: dict[int, Kind] = {}
         try:
             if library is not None:
                 ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -38,24 +56,24 @@ class XidEvents:
         except pynvml.NVMLError as exc:
             pynvml.nvmlShutdown()
             raise VendorFailed(f"NVML makes no event set: {exc}") from None
-        found = [self._register(gpu) for gpu in gpus]
-        if "" not in found:
+        try:
+            self._register(gpu)
+        except pynvml.NVMLError as exc:
             self.close()
-            raise VendorFailed(f"no GPU has Xid events: {', '.join(found) or 'none was named'}")
+            raise _failed(exc) from None
 
-    def wait(self, milliseconds: int) -> XidEvent | None:
-        """Wait for an event for at most this time; None: none came.  Raise VendorFailed when NVML fails, or after close()."""
+    def wait(self, milliseconds: int) -> GpuEvent | None:
+        """Wait for an event for at most this time; None: none came.  Raise GpuLost, or VendorFailed, also after close()."""
         with self._lock:
             if self._is_closed:
                 raise VendorFailed("the Xid events are closed")
             self._is_waiting = True
         try:
-            data = pynvml.nvmlEventSetWait_v2(self._set, milliseconds)
-            return XidEvent(_text(pynvml.nvmlDeviceGetUUID(data.device)), int(data.eventData))
+            return self._read(pynvml.nvmlEventSetWait_v2(self._set, milliseconds))
         except pynvml.NVMLError_Timeout:
             return None
         except pynvml.NVMLError as exc:
-            raise VendorFailed(f"NVML says {exc}") from None
+            raise _failed(exc) from None
         finally:
             if self._end_wait():
                 self._free()
@@ -74,14 +92,29 @@ class XidEvents:
             self._is_waiting = False
             return self._is_closed
 
-    def _register(self, gpu: str) -> str:
-        """Register the GPU; return why that failed, or ""."""
+    def _register(self, gpu: str) -> None:
+        """Register for those of the events that this driver has for the GPU.  Raise NVMLError."""
+        self._gpu = pynvml.nvmlDeviceGetHandleByUUID(gpu.encode())
+        supported = int(pynvml.nvmlDeviceGetSupportedEventTypes(self._gpu))
+        self._kinds = {bit: kind for kind in Kind if (bit := getattr(pynvml, kind.value, 0)) & supported}
+        wanted = sum(self._kinds) or pynvml.nvmlEventTypeXidCriticalError  # NVML says what is wrong with it
+        pynvml.nvmlDeviceRegisterEvents(self._gpu, wanted, self._set)
+
+    def _read(self, data: pynvml.c_nvmlEventData_t) -> GpuEvent | None:
+        kind = self._kinds.get(int(data.eventType))
+        if kind is Kind.XID:
+            return GpuEvent(kind, int(data.eventData))
+        if kind is Kind.RECOVERY_ACTION:
+            return GpuEvent(kind, self._recovery_action())
+        return GpuEvent(kind) if kind else None
+
+    def _recovery_action(self) -> int:
+        """Return the action that NVML now asks for, which its event does not have; UNKNOWN_ACTION if NVML does not say."""
         try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.encode())
-            pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
-        except pynvml.NVMLError as exc:
-            return f"{gpu}: {exc}"
-        return ""
+            [field] = pynvml.nvmlDeviceGetFieldValues(self._gpu, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+        except pynvml.NVMLError:
+            return UNKNOWN_ACTION
+        return UNKNOWN_ACTION if field.nvmlReturn else int(field.value.uiVal)
 
     def _free(self) -> None:
         try:
@@ -91,5 +124,6 @@ class XidEvents:
             pass  # nothing is left to free
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _failed(error: pynvml.NVMLError) -> VendorFailed:
+    is_lost = isinstance(error, pynvml.NVMLError_GpuIsLost)
+    return GpuLost(f"NVML says {error}") if is_lost else VendorFailed(f"NVML says {error}")

@@ -3,8 +3,8 @@
 Each problem names what was found and what to do.  Prose: docs/monitoring.md, "Health".
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mpsd.model import DomainState, DomainView
 from mpsd.policy.placement import Create, Join, Wait
@@ -40,7 +40,7 @@ class Facts:
     has_keeper: None where mpsd needs none.  missing: what clients find mpsd by, and is not there.  queued, places: of the
     queue.  waiting, waited_seconds, waits_for: how many clients wait for a fault domain, for how long the first one has, and
     for what; without those whose own user's clients are the reason, since a user must not make mpsd look ill.  clients,
-    most_clients: that run or start, and that mpsd takes on.
+    most_clients: that run or start, and that mpsd takes on.  lost_gpus: those whose errors NVML no longer reports, and why.
     """
 
     domains: Sequence[DomainView]
@@ -58,13 +58,14 @@ class Facts:
     waits_for: str = ""
     clients: int = 0
     most_clients: int = 1
+    lost_gpus: Mapping[str, str] = field(default_factory=dict)
 
 
 def problems(facts: Facts) -> list[str]:
     """Return why a client that starts now might not be served, or its grant not be kept; empty if all is well."""
     if facts.is_stopping:
         return ["mpsd is quitting and takes no new clients"]
-    found = (_of_domains(facts), _of_doors(facts), _of_storage(facts), _of_rooms(facts))
+    found = (_of_domains(facts), _of_doors(facts), _of_storage(facts), _of_rooms(facts), _of_gpus(facts))
     return [problem for each in found for problem in each]
 
 
@@ -121,6 +122,11 @@ def _of_storage(facts: Facts) -> Iterator[str]:
         yield f"{storage.path}/{name} was removed, replaced or truncated: let clients end, then `quit` and start mpsd"
     if facts.unwritten:
         yield f"what mpsd knows of its domains cannot be stored: {facts.unwritten}"
+
+
+def _of_gpus(facts: Facts) -> Iterator[str]:
+    for gpu, why in facts.lost_gpus.items():
+        yield f"NVML reports no errors of GPU {gpu} any more, and clients there may fail: {why} (nvidia-smi, dmesg)"
 
 
 def _lack(storage: Storage) -> str:

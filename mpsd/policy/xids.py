@@ -133,14 +133,29 @@ XIDS: Mapping[int, XidMeaning] = {
 }
 ENDS_SERVER = frozenset(number for number, known in XIDS.items() if known.ends_server)
 
-_ACTION = re.compile(r"recovery action changed from .* to 0x[0-9a-f]+ \((?P<action>[^)]*)\)", re.IGNORECASE)
-_DRAINING_ACTIONS = frozenset({"drain and reset", "gpu reset required", "node reboot required"})
+_ACTION = re.compile(r"recovery action changed (from .* )?to 0x[0-9a-f]+ \((?P<action>[^)]*)\)", re.IGNORECASE)
+_DRAINING_ACTIONS = frozenset(
+    {"drain and reset", "gpu reset required", "node reboot required", "bus reset required", "system reboot required"}
+)
+# NVML_GPU_RECOVERY_ACTION_..., in the words of the kernel log where it has them
+_ACTIONS = (
+    "None", "GPU Reset Required", "Node Reboot Required", "Drain P2P", "Drain and Reset", "Recover IMEX Domain",
+    "Bus Reset Required", "System Reboot Required",
+)  # fmt: skip
 
 
 def meaning_of(number: int) -> XidMeaning:
     """Return the meaning of the number; for an unknown one, a meaning that refers to NVIDIA's catalog."""
     known = XIDS.get(number)
     return known or XidMeaning(number, f"Xid {number}", "not in mpsd's table: see NVIDIA's Xid catalog", _UNKNOWN)
+
+
+def recovery_text(action: int) -> str:
+    """Return NVML's recovery action as the kernel log's Xid 154 says it."""
+    if action < 0:
+        return "GPU recovery action changed, NVML does not say to what"
+    name = _ACTIONS[action] if action < len(_ACTIONS) else "not known to mpsd"
+    return f"GPU recovery action changed to 0x{action:x} ({name})"
 
 
 def must_drain(number: int, text: str = "") -> bool:

@@ -3,7 +3,7 @@
 policy/health.py decides what follows from them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -22,7 +22,7 @@ class Health:
     """Guards that an answer is at most as old as the last look.
 
     missing: the names in the pipe directory that clients need and that do not exist.  has_keeper: None if none is needed.
-    unwritten: why mpsd's facts about its domains could not be stored.
+    unwritten: why mpsd's facts about its domains could not be stored.  lost_gpus: whose errors NVML no longer reports, and why.
     """
 
     pool: Pool
@@ -31,6 +31,7 @@ class Health:
     missing: Callable[[], Sequence[str]]
     has_keeper: Callable[[], bool | None]
     unwritten: Callable[[], str]
+    lost_gpus: Callable[[], Mapping[str, str]]
     _seen: Storage | None = None
     _seen_at: float = 0.0  # trio time
 
@@ -63,4 +64,5 @@ class Health:
             waits_for=waits[0].reason if waits else "",
             clients=len(self.book.grants()),
             most_clients=self.book.settings.max_clients,
+            lost_gpus=self.lost_gpus(),
         )

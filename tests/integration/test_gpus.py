@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
+from mpsd_client import calls
 
-from tests.integration.machine import Machine, open_machine
+from tests.integration.machine import SIMULATOR, Machine, open_machine
 from tests.integration.process import wait_for
 
 pytestmark = pytest.mark.root
+TOOL = SIMULATOR / "bin/mpsd-sim"
 MIB = 4096  # what a client allocates to be found by
 
 
@@ -67,6 +69,22 @@ def test_a_daemon_without_a_gpu_does_not_start_and_says_why(machine: Machine, vi
     assert done.returncode != 0
     assert "CUDA_VISIBLE_DEVICES" in done.stdout
     wait_for("its end", lambda: not machine.processes())
+
+
+@pytest.mark.slow
+def test_a_gpu_that_nvml_loses_is_named_and_the_others_go_on(machine: Machine) -> None:
+    """Its events ended those of all GPUs, and no GPU got a spare."""
+    machine.start(MPSD_SIM_GPUS="2")
+    first, second = machine.uuids()
+    assert machine.run("lose", first, program=TOOL).returncode == 0
+    with machine.mpsd() as mpsd:
+        problem = f"NVML reports no errors of GPU {first} any more, and clients there may fail: NVML says GPU is lost"
+        wait_for("health to name it", lambda: any(problem in each for each in mpsd.ask(calls.health()).problems))
+    machine.counter(CUDA_VISIBLE_DEVICES=second).ready()
+    wait_for("a spare", lambda: machine.journal("domain.spare_ready"))
+    assert machine.run("return", first, program=TOOL).returncode == 0
+    with machine.mpsd() as mpsd:
+        wait_for("health to be well", lambda: mpsd.ask(calls.health()).ok)
 
 
 def test_limits_of_one_gpu_are_kept_apart_from_the_others(machine: Machine) -> None:

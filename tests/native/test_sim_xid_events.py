@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.native.sim_fixtures import built_programs  # noqa: F401
-from tests.native.sim_machine import ROOT, open_machine
+from tests.native.sim_machine import ROOT, TOOL, open_machine
 
 pytest.importorskip("pynvml", reason="needs the package nvidia-ml-py")
 
@@ -50,3 +50,59 @@ def test_an_xid_of_the_simulator_is_heard_and_its_end_disturbs_nothing() -> None
             assert watcher.stdout.readline().split() == ["79", uuid]
             assert watcher.stdout.readline().split() == ["stopped"]
             assert watcher.wait(20) == 0
+
+
+LOSE = """
+import subprocess, sys, trio
+from pathlib import Path
+from mpsd.faults import nvml_events
+from mpsd.gpu.nvml import read_devices
+
+nvml_events._AGAIN_SECONDS = nvml_events._AGAIN_MOST_SECONDS = 0.1
+
+async def main():
+    library = Path(sys.argv[1])
+    first, second = (device.uuid for device in read_devices(None, library))
+    send, receive = trio.open_memory_channel(100)
+    source = nvml_events.NvmlEvents([first, second], library)
+
+    async def until(holds):
+        with trio.fail_after(15):
+            while not holds():
+                await trio.sleep(0.01)
+
+    async def heard(gpu, uuid):
+        subprocess.run([*sys.argv[2:], "xid", gpu, "79"], check=True)
+        with trio.fail_after(15):
+            seen = await receive.receive()
+        assert seen.gpu == uuid, seen
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(source.run, send.send_nowait)
+        await until(lambda: not source.absent)
+        subprocess.run([*sys.argv[2:], "lose", "0"], check=True)
+        await until(lambda: source.absent)
+        assert source.absent == f"no events of {first}: NVML says GPU is lost", source.absent
+        assert source.lost == {first: "NVML says GPU is lost"}, source.lost
+        await heard("1", second)
+        subprocess.run([*sys.argv[2:], "return", "0"], check=True)
+        await until(lambda: not source.absent)
+        assert not source.lost
+        await heard("0", first)
+        await heard("1", second)
+        nursery.cancel_scope.cancel()
+    print("done", flush=True)
+
+trio.run(main)
+"""
+
+
+def test_a_lost_gpu_leaves_the_events_of_the_others_and_its_own_come_back_with_it() -> None:
+    """One event set for all GPUs ended with the first that NVML lost."""
+    library = ROOT / "native/sim/lib/libnvidia-ml.so.1"
+    with open_machine(MPSD_SIM_GPUS="2") as machine:
+        environment = {**machine.library_environment(), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", LOSE, str(library), str(TOOL)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "done"

@@ -39,7 +39,8 @@ struct machine_gpu {
 	uint32_t mode; /* enum machine_mode */
 	uint64_t xids; /* how many this GPU has had */
 	uint64_t clearing_until_ns; /* CLOCK_MONOTONIC: the driver is at work on a fault */
-	uint64_t reserved[3];
+	uint64_t is_lost;           /* NVML does not reach it */
+	uint64_t reserved[2];
 };
 
 struct machine_process {

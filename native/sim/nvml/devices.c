@@ -16,7 +16,9 @@ nvmlReturn_t nvml_check(nvmlDevice_t device)
 
 	if (!nvml_is_ready() || !state)
 		return NVML_ERROR_UNINITIALIZED;
-	return device < state->gpus || device >= state->gpus + state->gpu_count ? NVML_ERROR_INVALID_ARGUMENT : NVML_SUCCESS;
+	if (device < state->gpus || device >= state->gpus + state->gpu_count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return device->is_lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
 SIM_EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
@@ -36,7 +38,7 @@ SIM_EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDe
 	if (!device || index >= machine_open()->gpu_count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*device = &machine_open()->gpus[index];
-	return NVML_SUCCESS;
+	return nvml_check(*device);
 }
 
 SIM_EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)

@@ -54,6 +54,16 @@ SIM_EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned l
 	return NVML_SUCCESS;
 }
 
+static bool has_lost_gpu(nvmlEventSet_t set)
+{
+	struct machine_state *state = machine_open();
+
+	for (unsigned gpu = 0; gpu < state->gpu_count; gpu++)
+		if (set->gpus & 1u << gpu && state->gpus[gpu].is_lost)
+			return true;
+	return false;
+}
+
 static bool take(nvmlEventSet_t set, nvmlEventData_t *data)
 {
 	struct machine_state *state = machine_open();
@@ -85,6 +95,8 @@ SIM_EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t 
 	for (;;) {
 		if (take(set, data))
 			return NVML_SUCCESS;
+		if (has_lost_gpu(set))
+			return NVML_ERROR_GPU_IS_LOST;
 		if (machine_now_ns() >= end)
 			return NVML_ERROR_TIMEOUT;
 		machine_sleep_ms(STEP_MS);

@@ -16,6 +16,7 @@ typedef enum {
 	NVML_ERROR_INSUFFICIENT_SIZE = 7,
 	NVML_ERROR_DRIVER_NOT_LOADED = 9,
 	NVML_ERROR_TIMEOUT = 10,
+	NVML_ERROR_GPU_IS_LOST = 15,
 	NVML_ERROR_UNKNOWN = 999,
 } nvmlReturn_t;
 
@@ -56,7 +57,7 @@ typedef struct {
 	unsigned int gpuInstanceId, computeInstanceId;
 } nvmlEventData_t;
 
-nvmlReturn_t nvml_check(nvmlDevice_t device); /* initialised, and a device of ours */
+nvmlReturn_t nvml_check(nvmlDevice_t device); /* initialised, a device of ours, and not lost */
 unsigned nvml_index(nvmlDevice_t device);
 bool nvml_is_ready(void);
 

@@ -53,6 +53,8 @@ SIM_EXPORT const char *nvmlErrorString(nvmlReturn_t result)
 		return "Insufficient Size";
 	case NVML_ERROR_DRIVER_NOT_LOADED:
 		return "Driver Not Loaded";
+	case NVML_ERROR_GPU_IS_LOST:
+		return "GPU is lost";
 	case NVML_ERROR_TIMEOUT:
 		return "Timeout";
 	default:

@@ -13,6 +13,8 @@ static const char usage[] =
 	"usage: mpsd-sim status [--json]\n"
 	"       mpsd-sim set-compute-mode GPU DEFAULT|EXCLUSIVE_PROCESS|PROHIBITED\n"
 	"       mpsd-sim xid GPU [CODE]      a device fault: whoever has work there loses it\n"
+	"       mpsd-sim lose GPU            NVML does not reach it; its work goes on\n"
+	"       mpsd-sim return GPU          NVML reaches it again\n"
 	"       mpsd-sim reset               forget what the dead left behind, and the Xids\n"
 	"GPU is an ordinal or a UUID.  The machine is the directory MPSD_SIM_DIR.\n";
 
@@ -112,6 +114,18 @@ static int device_fault(const char *name, unsigned code)
 	return 0;
 }
 
+static int set_lost(const char *name, bool is_lost)
+{
+	int gpu = find(name);
+
+	if (gpu < 0)
+		return 2;
+	machine_lock();
+	machine_open()->gpus[gpu].is_lost = is_lost;
+	machine_unlock();
+	return 0;
+}
+
 static int reset(void)
 {
 	struct machine_state *state = machine_open();
@@ -123,6 +137,7 @@ static int reset(void)
 	for (unsigned i = 0; i < state->gpu_count; i++) {
 		state->gpus[i].xids = 0;
 		state->gpus[i].mode = MACHINE_DEFAULT;
+		state->gpus[i].is_lost = false;
 	}
 	snprintf(path, sizeof(path), "%s/kmsg", machine_directory());
 	(void)unlink(path);
@@ -147,6 +162,8 @@ int main(int argc, char **argv)
 		return set_mode(argv[2], argv[3]);
 	if (strcmp(verb, "xid") == 0 && (argc == 3 || argc == 4))
 		return device_fault(argv[2], argc == 4 ? (unsigned)atoi(argv[3]) : 79);
+	if (argc == 3 && (strcmp(verb, "lose") == 0 || strcmp(verb, "return") == 0))
+		return set_lost(argv[2], strcmp(verb, "lose") == 0);
 	if (strcmp(verb, "reset") == 0 && argc == 2)
 		return reset();
 	fputs(usage, stderr);
