@@ -8,10 +8,9 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from heapq import merge
-from typing import Any
 
 import structlog
 import trio
@@ -23,6 +22,7 @@ from mpsd.domains.log_lines import News
 from mpsd.domains.pool import Pool
 from mpsd.errors import NoSuchFault
 from mpsd.fault import TEXT_CHARACTERS, Deed, FaultClass, Incident, Observation, Party, Source
+from mpsd.faults.incident_events import Publish, publish_blame, publish_incident
 from mpsd.faults.parties import Parties
 from mpsd.faults.standings import standings
 from mpsd.faults.store import FaultStore
@@ -30,17 +30,14 @@ from mpsd.faults.vendor_log import observe
 from mpsd.model import DomainState, ProcessId
 from mpsd.policy.belonging import is_elsewhere
 from mpsd.policy.blame import Blame
-from mpsd.policy.blame_state import Change, event_of
 from mpsd.policy.fault_settings import FaultSettings
 from mpsd.policy.fusion import PRESENT_SECONDS, Fusion
 from mpsd.policy.hearsay import Unconfirmed, confirms_fault
 from mpsd.policy.verdict import is_proof
 from mpsd.policy.xids import ENDS_SERVER
 from mpsd.process_ending import Ending
-from mpsd.wire.incidents import incident_facts
 
 log = structlog.get_logger()
-Publish = Callable[[str, Mapping[str, Any]], None]
 SUSPECT_SECONDS = 2.0  # by then the vendor's server has reported FAULT, or it was a false alarm
 # Signals by which a process ends itself, also after an error of its own (signal(7)); 0: it ended without one.
 OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
@@ -254,11 +251,11 @@ class FaultDesk:
         for incident in changed:
             before = self._recent.pop(incident.number, None)
             self._recent[incident.number] = incident
-            self._tell(before, incident)
+            publish_incident(self._publish, before, incident)
             changes = self._blame.take(incident, time.time())
             if changes:
                 is_saved = self._store.save_with_blame(incident, self._blame.state)
-                self._tell_of_blame(changes)
+                publish_blame(self._publish, changes)
             else:
                 is_saved = self._store.save(incident)
             (self._unsaved.discard if is_saved else self._unsaved.add)(incident.number)
@@ -270,29 +267,6 @@ class FaultDesk:
             self._unsaved.discard(oldest)
         if changed:
             self._news.set()
-
-    def _tell(self, before: Incident | None, incident: Incident) -> None:
-        """Publish the event first, since subscribers may wait for it; then write the log, which takes longer."""
-        facts = incident_facts(incident)
-        culprit = facts["culprit"]
-        if before is None:
-            self._publish("fault.opened", facts)
-            log.warning("fault.opened", number=incident.number, domain=incident.domain, gpu=incident.gpu,
-                        fault_class=incident.fault_class.value)  # fmt: skip
-        if incident.culprit is not None and (before is None or before.culprit != incident.culprit):
-            self._publish("fault.culprit", facts)
-            log.warning("fault.culprit", number=incident.number, domain=incident.domain, culprit=culprit,
-                        confidence=incident.confidence.value)  # fmt: skip
-        if incident.is_settled and not (before is not None and before.is_settled):
-            self._publish("fault.settled", facts)
-            log.info("fault.settled", number=incident.number, domain=incident.domain, culprit=culprit,
-                     confidence=incident.confidence.value, key=facts["culprit_key"], hurt=facts["hurt"])  # fmt: skip
-
-    def _tell_of_blame(self, changes: Iterable[Change]) -> None:
-        for change in changes:
-            topic, facts = event_of(change)
-            log.warning("blame.changed", what=topic, **facts)
-            self._publish(topic, facts)
 
     # -- queries -----------------------------------------------------------------------------------------------------
 
@@ -329,7 +303,7 @@ class FaultDesk:
             log.warning("gpu.restored", gpu=key)
         else:
             self._store.save_blame(self._blame.state)
-        self._tell_of_blame(changes)
+        publish_blame(self._publish, changes)
         self._pool.notify()
         return found
 
@@ -350,7 +324,7 @@ class FaultDesk:
                     log.warning("fault.unconfirmed", domain=name, lines=lines)
                 if changes := self._blame.decay(time.time()):
                     self._store.save_blame(self._blame.state)
-                    self._tell_of_blame(changes)
+                    publish_blame(self._publish, changes)
                 self._acquit()
                 self._news = trio.Event()
                 with trio.move_on_after(self._pause()):
