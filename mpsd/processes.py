@@ -66,17 +66,6 @@ def parent(pid: int) -> int:
     return int(fields[_PARENT - 3]) if fields else 0
 
 
-def namespace_pids(pid: int) -> tuple[int, ...]:
-    """Return its pids in all its pid namespaces, mpsd's first; at least the given one."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as status:
-            lines = status.read().splitlines()
-    except OSError:
-        return (pid,)
-    words = next((line.split()[1:] for line in lines if line.startswith(b"NSpid:")), [])
-    return (pid, *(number for word in words if (number := int(word)) != pid))
-
-
 def owner(pid: int) -> tuple[int, int] | None:
     """Return its effective uid and gid; None if it does not exist, or cannot be seen."""
     found = _ids(pid)

@@ -242,9 +242,12 @@ class Domain:
         return vendor is not None and processes.parent(server_pid) == vendor.pid
 
     def admit(self, process: ProcessId) -> None:
-        """Note a process that may become a client, before its first message reaches the vendor daemon."""
-        for pid in processes.namespace_pids(process.pid) if self.admitted.get(process.pid) != process else ():
-            self.admitted[pid] = process
+        """Note a process that may become a client, before its first message reaches the vendor daemon.
+
+        Only by its pid here, which the kernel tells the vendor daemon (SCM_CREDENTIALS): a process in a pid namespace chooses
+        the pid that it has inside, and could cover a process here that has the same one.
+        """
+        self.admitted[process.pid] = process
 
     @property
     def asked_at(self) -> float:

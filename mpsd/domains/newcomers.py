@@ -2,9 +2,9 @@
 
 A vendor server can come into a state in which it still answers ACTIVE and refuses every context: one answered all with 401
 ILLEGAL_STATE, after ends of clients that leaked in it (H200, docs/decisions/027).  Its log and its commands do not show this.
+A program that ends before it has a context looks the same.  So while clients of other users are in the domain, as with
+-multiuser-server, the failures of one user alone do not count.
 """
-
-from collections import Counter
 
 import structlog
 
@@ -20,21 +20,25 @@ class Newcomers:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._failures: Counter[str] = Counter()
+        self._failures: dict[str, list[int | None]] = {}  # the users of the last that failed in a row, by domain
 
-    def note_end(self, domain_name: str, had_context: bool) -> None:
+    def note_end(self, domain_name: str, had_context: bool, uid: int | None) -> None:
         """Record the end of a client that had asked for a context in this domain."""
         domain = self._pool.domains.get(domain_name)
         if had_context or domain is None or domain.is_ill or domain.is_draining:
-            del self._failures[domain_name]
+            self._failures.pop(domain_name, None)
             return
-        self._failures[domain_name] += 1
-        if self._failures[domain_name] < _MOST_FAILURES:
+        users = self._failures.setdefault(domain_name, [])
+        users.append(uid)
+        others = {*domain.uids.values()} - {*users}
+        if len(users) < _MOST_FAILURES or (others and len({*users}) == 1):
+            del users[:-_MOST_FAILURES]
             return
+        del self._failures[domain_name]
         log.error(
             "domain.worn",
             domain=domain_name,
-            failures=self._failures.pop(domain_name),
+            failures=len(users),
             effect="it takes nobody new, and has its servers replaced when its clients have ended",
         )
         domain.is_draining = domain.is_worn = True

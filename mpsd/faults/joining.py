@@ -45,7 +45,12 @@ def join_faults(
     desk = FaultDesk(pool, found.fault_store, settings.faults(config), describe, events.publish, watches_since=since)
     newcomers = Newcomers(pool)
     uvm = settings.uvm(config, found.budget)
-    attachments = Attachments(uvm, _open_spaces(found), found.inspector, desk.see, newcomers.note_end)
+
+    def ended(process: ProcessId, domain: str, had_context: bool) -> None:
+        party = desk.parties.find(process)
+        newcomers.note_end(domain, had_context, party.uid if party else None)
+
+    attachments = Attachments(uvm, _open_spaces(found), found.inspector, desk.see, ended)
     policy = KmodPolicy(pool, settings.kmod_mode(config))
     _introduce(pool, book, desk, attachments, policy, facts)
     stopper.release = attachments.release

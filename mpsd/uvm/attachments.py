@@ -50,7 +50,7 @@ class Attachments:
         open_spaces: OpenSpaces,
         inspector: Inspector,
         publish_observation: Callable[[Observation], None],
-        tell_end: Callable[[str, bool], None] = lambda domain, had_context: None,
+        tell_end: Callable[[ProcessId, str, bool], None] = lambda process, domain, had_context: None,
         in_thread: InThread | None = None,
     ) -> None:
         self.settings = settings

@@ -62,7 +62,7 @@ class Surroundings:
     in_thread: InThread  # the kernel may delay the caller
     close: InThread  # in threads of its own: a thousand clients that died must not keep the next one without a shield
     tell_absent: Callable[[str], None]
-    tell_end: Callable[[str, bool], None]  # the domain of a client that asked for a context, and whether it had one
+    tell_end: Callable[[ProcessId, str, bool], None]  # of a client that asked for a context: its domain, whether it had one
 
 
 @dataclass(slots=True, eq=False)
@@ -161,7 +161,7 @@ class Watch:
                 await trio.lowlevel.wait_readable(pidfd)  # for ever: as long as the client lives
                 life.cancel_scope.cancel()
             if self.connections > 1 and self.is_roomy and (had_context := self._had_context) is not None:
-                self.around.tell_end(self.domain, had_context)
+                self.around.tell_end(self.process, self.domain, had_context)
             await self._see_off(pidfd)
         finally:
             os.close(pidfd)

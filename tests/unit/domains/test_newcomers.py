@@ -8,10 +8,11 @@ from mpsd.domains.newcomers import Newcomers
 
 
 class Pool:
-    """A pool with two domains, of which the rule reads and sets four fields."""
+    """A pool with two domains, of which the rule reads and sets five fields."""
 
     def __init__(self) -> None:
-        self.domains = {name: SimpleNamespace(is_ill=False, is_draining=False, is_worn=False) for name in ("default", "d2")}
+        facts = {"is_ill": False, "is_draining": False, "is_worn": False, "uids": {}}
+        self.domains = {name: SimpleNamespace(**facts) for name in ("default", "d2")}
         self.notified = 0
 
     def notify(self) -> None:
@@ -33,8 +34,8 @@ def test_three_failures_in_a_row_close_a_domain(ends: str, is_worn: bool) -> Non
     pool = Pool()
     newcomers = Newcomers(pool)  # type: ignore[arg-type]
     for end in ends:
-        newcomers.note_end("default", end == "+")
-        newcomers.note_end("d2", True)
+        newcomers.note_end("default", end == "+", 7)
+        newcomers.note_end("d2", True, 7)
     assert (pool.domains["default"].is_draining, bool(pool.notified)) == (is_worn, is_worn)
     assert pool.domains["default"].is_worn == is_worn
     assert not pool.domains["d2"].is_draining
@@ -45,7 +46,7 @@ def test_failures_of_a_domain_in_fault_say_nothing_about_its_next_server() -> No
     newcomers = Newcomers(pool)  # type: ignore[arg-type]
     for is_ill in (False, False, True, False, False):
         pool.domains["default"].is_ill = is_ill
-        newcomers.note_end("default", False)
+        newcomers.note_end("default", False, 7)
     assert not pool.domains["default"].is_draining
 
 
@@ -53,5 +54,25 @@ def test_a_domain_that_has_gone_is_forgotten() -> None:
     pool = Pool()
     newcomers = Newcomers(pool)  # type: ignore[arg-type]
     for _ in range(5):
-        newcomers.note_end("d9", False)
+        newcomers.note_end("d9", False, 7)
     assert pool.notified == 0
+
+
+@pytest.mark.parametrize(
+    ("present", "failing", "is_worn"),
+    [
+        pytest.param([7, 7], [7, 7, 7], True, id="its only user"),
+        pytest.param([7, 8], [7] * 20, False, id="one of several users of a server"),
+        pytest.param([8], [7, 7, 7, 8], True, id="and then another one"),
+        pytest.param([8], [7, 7, None], True, id="and one that nobody knows"),
+        pytest.param([], [7, 7, 7], True, id="no client of any other"),
+    ],
+)
+def test_no_user_closes_a_domain_to_the_others_in_it(present: list[int], failing: list[int | None], is_worn: bool) -> None:
+    """With -multiuser-server: it takes three programs that end early."""
+    pool = Pool()
+    pool.domains["default"].uids = dict(enumerate(present))
+    newcomers = Newcomers(pool)  # type: ignore[arg-type]
+    for uid in failing:
+        newcomers.note_end("default", False, uid)
+    assert pool.domains["default"].is_draining == is_worn

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
@@ -60,6 +61,27 @@ async def test_a_listed_client_is_a_stranger_unless_it_was_let_in(child: "subpro
     assert domain.strangers == {child.pid, 999_999_902}  # our own pid stands for processes that have none here
     domain.admit(process_of(child))
     assert domain.strangers == {999_999_902}
+
+
+@pytest.fixture
+def first_of_its_namespace() -> Iterator[int]:
+    """Its pid here; inside it has the pid 1."""
+    words = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "echo ready; read line"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as outer:
+        assert outer.stdout is not None
+        if outer.stdout.readline() != b"ready\n":
+            pytest.skip("no pid namespaces here")
+        yield int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
+        outer.communicate()
+
+
+@pytest.mark.root
+async def test_a_client_in_a_pid_namespace_covers_no_process_by_the_pid_it_has_inside(first_of_its_namespace: int) -> None:
+    process = processes.process_id(first_of_its_namespace)
+    assert process is not None
+    domain = domain_with(process.pid, 1)
+    domain.admit(process)
+    assert domain.strangers == {1}
 
 
 async def test_one_that_was_let_in_stays_known_until_it_is_listed_no_more(child: "subprocess.Popen[bytes]") -> None:
