@@ -92,8 +92,9 @@ class Domain:
             state = DomainState.RECYCLING
         present, is_answering = self._present, trio.current_time() - self.unanswered_since < _FROZEN_SECONDS
         users = frozenset(uid for process, uid in self.uids.items() if process.pid in present)
+        occupancy = self._places(present)
         return DomainView(
-            self.name, state, frozenset(self.gpus), self.uid, self.occupancy, self.capacity, self.is_public, self.number,
+            self.name, state, frozenset(self.gpus), self._uid(occupancy), occupancy, self.capacity, self.is_public, self.number,
             self.key, is_answering, self.is_exposed, self._trouble(state), users, self.is_worn,
         )  # fmt: skip
 
@@ -106,21 +107,23 @@ class Domain:
         """Return whether a server that was started before its first client has other defaults than now: users expect these."""
         return not self.is_public and bool(self.servers) and self.served_defaults != defaults
 
-    @property
-    def uid(self) -> int | None:
-        """The user that it serves.
+    def _uid(self, occupancy: int) -> int | None:
+        """Return the user that it serves.
 
         Clients that are connecting count before servers, which may not have started yet or may be about to shut down.
         """
-        if self.joined_uid is not None and self.occupancy:
+        if self.joined_uid is not None and occupancy:
             return self.joined_uid
         return next((server.uid for server in self.servers.values()), None)
 
     @property
     def occupancy(self) -> int:
         """The places taken: for each process that is connected or connecting its number of contexts, at least one."""
+        return self._places(self._present)
+
+    def _places(self, present: set[int]) -> int:
         contexts: Counter[int] = sum(self.contexts.values(), Counter())
-        return sum(max(1, contexts[pid]) for pid in self._present)
+        return sum(max(1, contexts[pid]) for pid in present)
 
     @property
     def _present(self) -> set[int]:

@@ -6,21 +6,42 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from mpsd.model import ProcessId
+from mpsd.policy.placement import Wait
 
 
 @dataclass(slots=True)
-class PlacementWait:
-    """One process that waits.  connections: how many of its connections do.
+class Reason:
+    """Why clients wait: one object for all that wait for the same.
 
     machine_since: since when the reason has been the machine's, and not what its own user did or may end.
     """
 
+    text: str = ""
+    machine_since: float | None = None
+
+    def change(self, wait: Wait) -> bool:
+        """Take the reason of now; return whether its text is another one."""
+        if wait.is_own:
+            self.machine_since = None
+        elif self.machine_since is None:
+            self.machine_since = time.monotonic()
+        is_new, self.text = wait.reason != self.text, wait.reason
+        return is_new
+
+
+@dataclass(slots=True)
+class PlacementWait:
+    """One process that waits.  connections: how many of its connections do."""
+
     process: ProcessId
     uid: int
-    reason: str = ""
+    why: Reason = field(default_factory=Reason)
     since: float = field(default_factory=time.monotonic)
     connections: int = 0
-    machine_since: float | None = None
+
+    @property
+    def reason(self) -> str:
+        return self.why.text
 
     @property
     def waited_seconds(self) -> float:
@@ -28,7 +49,8 @@ class PlacementWait:
 
     @property
     def machine_seconds(self) -> float:
-        return 0.0 if self.machine_since is None else time.monotonic() - self.machine_since
+        """For how long it has waited because of the machine."""
+        return 0.0 if self.why.machine_since is None else time.monotonic() - max(self.since, self.why.machine_since)
 
 
 class PlacementWaits:
@@ -52,20 +74,15 @@ class PlacementWaits:
             if not wait.connections:
                 del self._waits[process]
 
-    def explain(self, process: ProcessId | None, reason: str, *, is_own: bool) -> None:
-        """Note what it waits for now.  is_own: what its own user did or may end."""
-        if process is None or (wait := self._waits.get(process)) is None:
-            return
-        wait.reason = reason
-        if is_own:
-            wait.machine_since = None
-        elif wait.machine_since is None:
-            wait.machine_since = time.monotonic()
+    def explain(self, process: ProcessId | None, why: Reason) -> None:
+        """Note what it waits for now; the reason may change later."""
+        if process is not None and (wait := self._waits.get(process)) is not None:
+            wait.why = why
 
     def because_of_the_machine(self) -> list[PlacementWait]:
         """Return those whose own user did not cause the wait; the longest such wait comes first."""
         return sorted(
-            (wait for wait in self._waits.values() if wait.machine_since is not None),
+            (wait for wait in self._waits.values() if wait.why.machine_since is not None),
             key=lambda wait: wait.machine_seconds,
             reverse=True,
         )

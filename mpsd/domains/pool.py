@@ -18,6 +18,7 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.log_lines import LogLine, News
+from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
 from mpsd.domains.placement_waits import PlacementWaits
 from mpsd.domains.vendor import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import look_now
@@ -32,7 +33,6 @@ from mpsd.process_watch import wait_ended
 
 log = structlog.get_logger()
 _FIRST = "default"  # the others are d2, d3, ...
-_NEW_USER = -1  # no user has this uid
 
 
 class Store(Protocol):
@@ -89,9 +89,9 @@ class Pool:
     domains: dict[str, Domain] = field(default_factory=dict)
     on_adopted: Callable[[ProcessId, Domain], None] = lambda process, domain: None  # for clients that an earlier mpsd admitted
     on_gone: Callable[[ProcessId, Ending | None], None] = lambda process, ending: None  # called after the end of a member
-    avoid: Callable[[ProcessId], frozenset[str]] = lambda process: frozenset()  # domains of the others of its service
+    avoid: Callable[[ProcessId | None], frozenset[str]] = lambda process: frozenset()  # domains of the others of its service
     on_news: Callable[[Domain, News], None] = lambda domain, news: None  # called with the news of a domain's log
-    is_stopping: bool = False
+    stopping: trio.Event = field(default_factory=trio.Event)  # set: mpsd takes no new clients
     drained: dict[str, Drained] = field(default_factory=dict)  # GPUs that take no new client, by their UUIDs
     waits: PlacementWaits = field(default_factory=PlacementWaits)
     ranges: UidRanges = NO_RANGES  # whose uids count as one user
@@ -100,9 +100,11 @@ class Pool:
     _has_adopted: bool = False
     _next_number: int = 1
     _change: trio.Event = field(default_factory=trio.Event)
-    # Why clients wait, since the last change, by what they ask: of 2000 that it wakes, one of each kind looks for a place.
-    _hopeless: dict[tuple[Ask, frozenset[str]], Wait | None] = field(default_factory=dict)
+    _queue: PlacementQueue = field(init=False)
     _nursery: trio.Nursery | None = None
+
+    def __post_init__(self) -> None:
+        self._queue = PlacementQueue(self, self.waits)
 
     # -- views -------------------------------------------------------------------------------------------------------
 
@@ -115,8 +117,15 @@ class Pool:
 
     def rules(self, gpus: frozenset[str]) -> Rules:
         exclusive = any(d.compute_mode is ComputeMode.EXCLUSIVE_PROCESS for d in self.devices if d.uuid in gpus)
-        operators = frozenset({0, os.geteuid()})
-        return Rules(self.settings.max_domains, self.settings.is_multiuser, exclusive, operators, self.ranges)
+        return Rules(self.settings.max_domains, self.settings.is_multiuser, exclusive, self.operators, self.ranges)
+
+    @property
+    def operators(self) -> frozenset[int]:
+        return frozenset({0, os.geteuid()})
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.stopping.is_set()
 
     def home_of(self, process: ProcessId | None) -> Domain | None:
         return next((domain for domain in self.domains.values() if process in domain.members), None)
@@ -144,9 +153,9 @@ class Pool:
 
     def notify(self) -> None:
         """Wake all tasks that wait for a change."""
-        self._hopeless.clear()
         self._change.set()
         self._change = trio.Event()
+        self._queue.look_soon()
 
     async def changed(self) -> None:
         await self._change.wait()
@@ -163,57 +172,46 @@ class Pool:
 
     def placement_of_a_newcomer(self) -> Join | Create | Wait:
         """Return where a client of a user without a domain would go now."""
-        return self._decide(Ask(_NEW_USER, frozenset(self.gpus)), None)
+        return self.decide(Ask(NEW_USER, frozenset(self.gpus)), None, self.views())
 
     async def place(self, ask: Ask, process: ProcessId | None) -> Domain:
         """The domain this process joins.  Waits as long as there is none; raises Stopping when mpsd quits meanwhile."""
-        told, is_woken = Wait(""), False
-        with self.waits.begin(process, ask.uid):
-            while True:
-                alike = ask, self.avoid(process) if process else frozenset[str]()
-                wait = self._hopeless.get(alike) if is_woken and self.home_of(process) is None else None
-                if wait is None:
-                    if (domain := self.place_now(ask, process)) is not None:
-                        return domain
-                    wait = self._hopeless[alike] = self._why_not(ask, process)
-                if wait is not None and wait != told:
-                    self.waits.explain(process, wait.reason, is_own=wait.is_own)
-                    if _kind(wait.reason) != _kind(told.reason):  # what domains do changes often: else a line each, each time
-                        log.info("client.waiting", process=process and process.pid, uid=ask.uid, reason=wait.reason)
-                    told = wait
-                await self.changed()
-                is_woken = True
+        if (domain := self._home_now(process)) is not None:
+            return domain
+        if self._queue.is_empty and (domain := self.place_now(ask, process)) is not None:
+            return domain
+        return await self._queue.wait(ask, process)
 
-    def _why_not(self, ask: Ask, process: ProcessId | None) -> Wait | None:
-        """Begin the domain that it needs; else why it waits."""
-        decision = self._decide(ask, process)
-        if isinstance(decision, Create):
-            for name in decision.instead:
-                self.domains[name].is_draining = True  # upkeep.py retires it
-            self.create(tuple(uuid for uuid in self.gpus if uuid in decision.gpus))
-        return decision if isinstance(decision, Wait) else None
+    def begin_domain(self, decision: Create) -> None:
+        for name in decision.instead:
+            self.domains[name].is_draining = True  # upkeep.py retires it
+        self.create(tuple(uuid for uuid in self.gpus if uuid in decision.gpus))
 
     def place_now(self, ask: Ask, process: ProcessId | None) -> Domain | None:
         """Return the domain of this process, or one that takes it at once; None when it has to wait.  Raise Stopping."""
-        if self.is_stopping:
-            raise Stopping("mpsd is quitting and takes no new clients")
-        home = self.home_of(process) if process else None
-        if home is not None:
-            look_now(home)
-            if self._is_bound(home, process):
-                return home
-        while isinstance(decision := self._decide(ask, process), Join):
+        if (home := self._home_now(process)) is not None:
+            return home
+        while isinstance(decision := self.decide(ask, process, self.views()), Join):
             domain = self.domains[decision.domain]
             if not look_now(domain):
                 return self._join(domain, ask, process)
         return None
 
-    def _decide(self, ask: Ask, process: ProcessId | None) -> Join | Create | Wait:
-        if process is not None and (others := self.avoid(process)):
+    def _home_now(self, process: ProcessId | None) -> Domain | None:
+        """Return the domain that the process is in and stays in.  Raise Stopping."""
+        if self.is_stopping:
+            raise Stopping("mpsd is quitting and takes no new clients")
+        if process is None or (home := self.home_of(process)) is None:
+            return None
+        look_now(home)
+        return home if self._is_bound(home, process) else None
+
+    def decide(self, ask: Ask, process: ProcessId | None, views: list[DomainView]) -> Join | Create | Wait:
+        if others := self.avoid(process):
             ask = replace(ask, avoid=others)
         if drained := sorted(ask.gpus & self.drained.keys()):
             return Wait(f"GPU {drained[0]} takes nobody: {self.drained[drained[0]].why}")
-        return place(ask, self.views(), self.rules(ask.gpus))
+        return place(ask, views, self.rules(ask.gpus))
 
     def drain_gpu(self, uuid: str, why: str) -> None:
         """Place no new client where this GPU is; present ones may continue as far as the GPU lets them."""
@@ -244,6 +242,7 @@ class Pool:
             self.store.save_domain(domain.name, domain.number, domain.gpus, True, ask.key)
         domain.join(process, ask.uid, ask.key)
         self.watch(domain, process)
+        self._queue.note_placed(process)
         self.notify()
         return domain
 
@@ -320,7 +319,7 @@ class Pool:
             if not any(domain.number == 1 for domain in self.domains.values()):
                 self.create(self.gpus)
             task_status.started()
-            await trio.sleep_forever()  # the domains' tasks end when the nursery is cancelled
+            await self._queue.run()  # the domains' tasks end when the nursery is cancelled
 
     async def settled(self) -> None:
         """Wait until every domain takes clients or has failed: until then a connecting process may be a client of any of them.
@@ -381,8 +380,3 @@ def number_of(name: str) -> int | None:
     digits = name.removeprefix("d")
     is_number = name.startswith("d") and digits.isascii() and digits.isdecimal() and len(digits) <= 9
     return int(digits) if is_number and int(digits) > 1 else None
-
-
-def _kind(reason: str) -> str:
-    """Return the reason without the states of its domains."""
-    return reason.partition(":")[0]

@@ -149,6 +149,7 @@ class Conversations:
                     return None
                 if caller.process is not None:
                     domain.admit(caller.process)
+                    self.entrance.separation.arrived(caller.process, domain)
                 self.keeper.hold(caller.domain_id(domain.name), backend)
                 return await self._through(caller, domain, backend, right)
 

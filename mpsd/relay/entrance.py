@@ -13,6 +13,7 @@ import trio
 
 from mpsd.client_facts import DEVICES_VARIABLE, NOTHING, PINNED_VARIABLE
 from mpsd.domains.domain import Domain
+from mpsd.domains.placement_waits import Reason
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError, Refused, Stopping
 from mpsd.inspector import Unreadable
@@ -61,7 +62,7 @@ class Separation(Protocol):
         """Return the seconds that it has to wait; 0: it may start."""
 
     def arrived(self, process: ProcessId, domain: Domain) -> None:
-        """Note the domain in which it is placed; called for each of its connections."""
+        """Note that it connects to the domain; called for each of its connections, when its turn has come."""
 
     def hung_up(self, process: ProcessId) -> None:
         """Note that one of its connections has ended."""
@@ -102,7 +103,7 @@ class Entrance:
         is_free = process is None or not self._pause_of(process)
         unread = await self._read(caller)
         if not unread and grant and is_free and (at_once := self.pool.place_now(self._ask(caller, grant), process)):
-            return self._placed(caller, at_once, grant)
+            return at_once, grant
         found: list[tuple[Domain, Grant]] = []
         trouble: MpsdError | None = None
         async with trio.open_nursery() as nursery:
@@ -117,12 +118,7 @@ class Entrance:
             raise trouble
         if not found and process is not None:
             self.admission.leave(process)  # it may have been admitted at the moment of its end
-        return self._placed(caller, *found[0]) if found else None
-
-    def _placed(self, caller: Caller, domain: Domain, grant: Grant) -> tuple[Domain, Grant]:
-        if caller.process is not None:
-            self.separation.arrived(caller.process, domain)
-        return domain, grant
+        return found[0] if found else None
 
     async def _read(self, caller: Caller) -> str:
         """Read what it was started with, anew for each of its connections; return why that failed, or an empty text."""
@@ -141,7 +137,7 @@ class Entrance:
 
         def told_here(reason: str) -> None:
             """Of what the queue of admission does not know; about this client alone, so no sign of a sick machine."""
-            self.pool.waits.explain(caller.process, reason, is_own=True)
+            self.pool.waits.explain(caller.process, Reason(reason))
             told(reason)
 
         await self.may_place.wait()
@@ -187,8 +183,7 @@ class Entrance:
         return found[0]
 
     async def _cancel_when_stopping(self, scope: trio.CancelScope) -> None:
-        while not self.pool.is_stopping:
-            await self.pool.changed()
+        await self.pool.stopping.wait()
         scope.cancel()
 
     def limits(self, caller: Caller, domain: Domain, grant: Grant) -> Limits:

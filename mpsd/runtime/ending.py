@@ -69,7 +69,7 @@ class Ending:
 
     async def _quit(self) -> int:
         log.info("quit.begins", clients=self._client_count())
-        self.pool.is_stopping = True
+        self.pool.stopping.set()
         self.pool.notify()
         await self.refuser.open()
         await self._wait_for_clients()

@@ -39,6 +39,7 @@ InThread = Callable[..., Awaitable[Any]]
 
 _EAGER_SECONDS = 0.005  # a context exists some 20 ms after its VA space, and the first kernel may come at once
 _EAGER_FOR_SECONDS = 2.0
+_OVERDUE_SECONDS = 0.05  # if it tries still later, the context of a short job may have come and gone
 _LATE_SECONDS = 0.1
 _LATE_FOR_SECONDS = 10.0
 _OFTEN_SECONDS = 0.25
@@ -86,6 +87,8 @@ class Watch:
     _is_refused: bool = False  # another look is useless before something wakes the watch
     _why: str = "its descriptors were not found yet"
     _lost: int = 0
+    _due_at: float = math.inf  # when it tries the shield again (trio time)
+    _was_late: bool = False  # it tried later than that, and may have missed a context
     _guards: list[range] = field(default_factory=list)
     _in_guards: list[UvmEvent] = field(default_factory=list)  # seen, and not known yet whether they are fatal
 
@@ -102,6 +105,7 @@ class Watch:
         """
         self.domain, self.gpus, self.has_company = domain, gpus, has_company
         self.connections += 1
+        self._due_at, self._was_late = trio.current_time() + _EAGER_SECONDS, False  # what was missed before was no context
         self.wake()
 
     def note_leaving(self) -> None:
@@ -175,7 +179,10 @@ class Watch:
             for holding in list(self.holdings):
                 if holding.laying is not None and not holding.laying.is_done:
                     await self.around.in_thread(holding.laying.attempt)
-            with trio.move_on_after(self._patience(trio.current_time() - since)):
+            self._was_late |= self._is_overdue
+            patience = self._patience(trio.current_time() - since)
+            self._due_at = trio.current_time() + patience
+            with trio.move_on_after(patience):
                 await self._woken.wait()
             must_look = self._woken.is_set() or not self._is_attached
             if self._woken.is_set():
@@ -183,10 +190,16 @@ class Watch:
 
     @property
     def _had_context(self) -> bool | None:
-        """Whether the shield could be mapped, as it can from the first context on; None: no shield was tried."""
+        """Whether the shield could be mapped, as it can from the first context on; None: it was not tried, or not in time."""
         states = [holding.laying.state for holding in self.holdings if holding.laying is not None]
         tried = [state for state in states if state is not ShieldState.OFF]
-        return any(state is not ShieldState.WAITING for state in tried) if tried else None
+        if any(state is not ShieldState.WAITING for state in tried):
+            return True
+        return None if not tried or self._was_late or self._is_overdue else False
+
+    @property
+    def _is_overdue(self) -> bool:
+        return trio.current_time() > self._due_at + _OVERDUE_SECONDS
 
     @property
     def _is_attached(self) -> bool:

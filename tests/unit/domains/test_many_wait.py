@@ -1,67 +1,168 @@
-"""Many clients wait for a domain: what each change costs, and that each is told why it waits."""
+"""Many clients wait for a domain: what each change costs, that each is told why it waits, and who comes first."""
 
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import pytest
 import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
-from mpsd.model import ProcessId
-from mpsd.policy.placement import Ask, Wait
+from mpsd.errors import Stopping
+from mpsd.legacy.board import Defaults
+from mpsd.model import DomainState, DomainView, ProcessId
+from mpsd.policy.placement import Ask, Join, Rules, Wait
 
 USERS, EACH = 5, 40
+GPUS = frozenset({"GPU-a"})
 
 
 class FullPool(Pool):
-    """No domain takes anybody; counts how often one was looked for."""
+    """No domain takes a client until `free` names one; counts the decisions."""
 
     def __init__(self) -> None:
         super().__init__(None, None, (), None, None, None, None)  # type: ignore[arg-type]
         self.decided = 0
         self.why, self.is_own = "full", False
+        self.free: Domain | None = None
+        self.placed: list[int] = []
 
-    def _decide(self, ask: Ask, process: ProcessId | None) -> Wait:
+    def rules(self, gpus: frozenset[str]) -> Rules:
+        return Rules(8)
+
+    def decide(self, ask: Ask, process: ProcessId | None, views: list[DomainView]) -> Join | Wait:
         self.decided += 1
-        return Wait(self.why, self.is_own)
+        is_free = self.free is not None and self.free.joined_uid in (None, ask.uid)
+        return Join("default") if is_free else Wait(self.why, self.is_own)
+
+    def place_now(self, ask: Ask, process: ProcessId | None) -> Domain | None:
+        if self.is_stopping:
+            raise Stopping("quits")
+        if self.free is None or self.free.joined_uid not in (None, ask.uid):
+            return None
+        self.free.join(process, ask.uid)
+        self.placed.append(process.pid if process else 0)
+        return self.free
 
 
-async def test_a_change_looks_for_one_place_of_each_kind_and_tells_everybody() -> None:
-    """Two thousand clients of 200 users made each change cost half a second."""
-    pool = FullPool()
-    processes = [ProcessId(pid, 1) for pid in range(1, USERS * EACH + 1)]
+@asynccontextmanager
+async def crowd(pool: Pool, processes: list[ProcessId], users: int) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(pool._queue.run)
         for process in processes:
-            nursery.start_soon(pool.place, Ask(process.pid % USERS, frozenset({"GPU-a"})), process)
-        await trio.testing.wait_all_tasks_blocked()
-        pool.decided, pool.why = 0, "still full"
-        pool.notify()
-        await trio.testing.wait_all_tasks_blocked()
-        assert pool.decided <= 2 * USERS
-        assert [wait.reason for wait in pool.waits.listed()] == ["still full"] * len(processes)
-        assert len(pool.waits.because_of_the_machine()) == len(processes)
-        pool.is_own = True
-        pool.notify()
-        await trio.testing.wait_all_tasks_blocked()
-        assert pool.waits.because_of_the_machine() == []
+            nursery.start_soon(pool.place, Ask(process.pid % users, GPUS), process)
+            await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(1.0)
+        yield
         nursery.cancel_scope.cancel()
 
 
-async def test_what_domains_do_is_told_to_those_who_ask_and_is_no_line_of_the_log_for_each_who_waits() -> None:
+async def change(pool: Pool) -> None:
+    pool.notify()
+    await trio.sleep(1.0)
+
+
+async def test_a_change_decides_once_for_all_new_users_and_tells_every_client(autojump_clock: trio.testing.MockClock) -> None:
+    """Each of 2,000 clients of 200 users looked for itself: 112 were served in 120 s, and mpsd's processor was the limit."""
+    pool = FullPool()
+    processes = [ProcessId(pid, 1) for pid in range(1, USERS * EACH + 1)]
+    async with crowd(pool, processes, USERS):
+        pool.decided, pool.why = 0, "still full"
+        await change(pool)
+        assert pool.decided <= 2, "one for uid 0, an operator, and one for all others"
+        assert [wait.reason for wait in pool.waits.listed()] == ["still full"] * len(processes)
+        assert len(pool.waits.because_of_the_machine()) == len(processes)
+        pool.is_own = True
+        await change(pool)
+        assert pool.waits.because_of_the_machine() == []
+
+
+async def test_many_changes_at_once_cost_one_look(autojump_clock: trio.testing.MockClock) -> None:
+    pool = FullPool()
+    async with crowd(pool, [ProcessId(1, 1)], USERS):
+        pool.decided = 0
+        for _ in range(100):
+            pool.notify()
+        await trio.sleep(1.0)
+        assert pool.decided == 1
+
+
+async def test_the_user_who_waits_longest_gets_a_free_domain_and_all_clients_of_that_user_go_there(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Woken all at once they came in any order, the last one first every other time."""
+    pool = FullPool()
+    async with crowd(pool, [ProcessId(pid, 1) for pid in range(1, 13)], 3):
+        pool.free = Domain("default", 1, ("GPU-a",), None, 48, state=DomainState.READY, applied_defaults=Defaults())
+        await change(pool)
+        assert pool.placed == [1, 4, 7, 10]
+        assert sorted(wait.process.pid for wait in pool.waits.listed()) == [2, 3, 5, 6, 8, 9, 11, 12]
+
+
+async def test_a_client_that_comes_while_others_wait_does_not_pass_them(autojump_clock: trio.testing.MockClock) -> None:
+    pool = FullPool()
+    async with crowd(pool, [ProcessId(1, 1)], 3):
+        async with trio.open_nursery() as nursery:
+            pool.free = Domain("default", 1, ("GPU-a",), None, 48, state=DomainState.READY, applied_defaults=Defaults())
+            nursery.start_soon(pool.place, Ask(2, GPUS), ProcessId(2, 1))
+            await trio.sleep(1.0)
+            nursery.cancel_scope.cancel()
+        assert pool.placed == [1]
+
+
+async def test_another_connection_of_a_placed_process_follows_it(autojump_clock: trio.testing.MockClock) -> None:
+    pool = FullPool()
+    process = ProcessId(1, 1)
+    found: list[Domain] = []
+    home = Domain("default", 1, ("GPU-a",), None, 48, state=DomainState.READY, applied_defaults=Defaults())
+    pool.place_now = lambda ask, process: pool._home_now(process)  # type: ignore[method-assign]
+
+    async def connect() -> None:
+        found.append(await pool.place(Ask(1, GPUS), process))
+
+    async with crowd(pool, [ProcessId(2, 1)], 3), trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(connect)
+        await trio.sleep(1.0)
+        home.hindrance = "not looked at"
+        pool.domains["default"] = home
+        home.join(process, 1)
+        pool._queue.note_placed(process)
+        await trio.sleep(1.0)
+        assert found == [home] * 3
+
+
+async def test_all_are_told_when_mpsd_quits(autojump_clock: trio.testing.MockClock) -> None:
+    pool = FullPool()
+    with pytest.RaisesGroup(*[Stopping] * 3):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pool._queue.run)
+            for pid in (1, 2, 3):
+                nursery.start_soon(pool.place, Ask(pid, GPUS), ProcessId(pid, 1))
+            await trio.sleep(1.0)
+            pool.stopping.set()
+            await change(pool)
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_domains_do_is_told_to_those_who_ask_and_is_no_line_of_the_log_for_each_who_waits(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """400 clients wrote 11,540 lines in 45 s."""
     pool = FullPool()
+    pool.why = "all domains are taken: d1 ready 0/48"
     with capture_logs() as lines:
-        async with trio.open_nursery() as nursery:
-            for pid in range(1, EACH + 1):
-                nursery.start_soon(pool.place, Ask(7, frozenset({"GPU-a"})), ProcessId(pid, 1))
-            for number in range(3):
+        async with crowd(pool, [ProcessId(pid, 1) for pid in range(1, EACH + 1)], 1):
+            for number in range(1, 3):
                 pool.why = f"all domains are taken: d1 ready {number}/48"
-                pool.notify()
-                await trio.testing.wait_all_tasks_blocked()
+                await change(pool)
             assert {wait.reason for wait in pool.waits.listed()} == {pool.why}
             pool.why = "GPU-a takes nobody: an operator drained it"
-            pool.notify()
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
+            await change(pool)
+            pool.why = "all domains are taken: d1 ready 3/48"
+            await change(pool)
     reasons = Counter(line["reason"] for line in lines if line["event"] == "client.waiting")
     assert reasons == {"all domains are taken: d1 ready 0/48": EACH, "GPU-a takes nobody: an operator drained it": EACH}

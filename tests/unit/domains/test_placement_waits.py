@@ -1,31 +1,34 @@
 """Which clients that wait for a fault domain are a sign of a sick machine."""
 
-from mpsd.domains.placement_waits import PlacementWaits
+from mpsd.domains.placement_waits import PlacementWaits, Reason
 from mpsd.model import ProcessId
+from mpsd.policy.placement import Wait
 
 FIRST, SECOND = ProcessId(1, 1), ProcessId(2, 1)
 
 
 def test_a_wait_of_a_users_own_doing_is_no_sign_of_a_sick_machine() -> None:
-    waits = PlacementWaits()
+    waits, first, second = PlacementWaits(), Reason(), Reason()
     with waits.begin(FIRST, 1000), waits.begin(SECOND, 1001):
+        waits.explain(FIRST, first), waits.explain(SECOND, second)
         assert waits.because_of_the_machine() == []
-        waits.explain(FIRST, "its user has fault domains", is_own=True)
-        waits.explain(SECOND, "all domains are drained", is_own=False)
+        first.change(Wait("its user has fault domains", is_own=True))
+        second.change(Wait("all domains are drained", is_own=False))
         assert [wait.process for wait in waits.because_of_the_machine()] == [SECOND]
         assert [wait.process for wait in waits.listed()] == [FIRST, SECOND]
-        waits.explain(FIRST, "all domains are drained", is_own=False)
+        first.change(Wait("all domains are drained", is_own=False))
         assert [wait.process for wait in waits.because_of_the_machine()] == [SECOND, FIRST]
-        waits.explain(SECOND, "its user has fault domains", is_own=True)
+        second.change(Wait("its user has fault domains", is_own=True))
         assert [wait.process for wait in waits.because_of_the_machine()] == [FIRST]
 
 
 def test_the_time_of_a_users_own_doing_is_not_counted() -> None:
-    waits = PlacementWaits()
+    waits, first = PlacementWaits(), Reason()
     with waits.begin(FIRST, 1000):
-        waits.explain(FIRST, "its user has fault domains", is_own=True)
+        waits.explain(FIRST, first)
+        first.change(Wait("its user has fault domains", is_own=True))
         [wait] = waits.listed()
         wait.since -= 3600.0
-        waits.explain(FIRST, "all domains are drained", is_own=False)
+        first.change(Wait("all domains are drained", is_own=False))
         assert wait.waited_seconds > 3600.0
         assert wait.machine_seconds < 600.0

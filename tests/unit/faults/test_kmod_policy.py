@@ -280,7 +280,7 @@ async def test_once_mpsd_has_quit_nothing_is_contained(tmp_path, wanted):
     """Nobody would freeze and end who reads zeros."""
     scene = Scene(DeskRoom(tmp_path), wanted)
     scene.open()
-    scene.pool.is_stopping = True
+    scene.pool.stopping.set()
     scene.policy.close()
     assert scene.module.mode is min(wanted, Mode.REPORT)
 
@@ -289,7 +289,7 @@ async def test_a_module_that_has_gone_when_mpsd_quits_is_no_failure(tmp_path):
     scene = Scene(DeskRoom(tmp_path))
     scene.open()
     scene.module.refuses[SET_POLICY] = errno.ENODEV
-    scene.pool.is_stopping = True
+    scene.pool.stopping.set()
     scene.policy.close()
     assert scene.told == [("policy", Mode.CONTAIN)]
 

@@ -64,6 +64,7 @@ class HopefulPool:
         self.domain = Domain("default", 1, (), DeadControl(), 48, state=DomainState.READY)
         self.is_told = False
         self.waits = PlacementWaits()
+        self.stopping = trio.Event()
 
     def place_now(self, ask, process):
         return None if self.is_told else self.domain

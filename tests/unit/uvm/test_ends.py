@@ -13,6 +13,7 @@ import trio.testing
 
 from mpsd.model import ProcessId
 from mpsd.uvm.attachments import Attachments
+from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Space
 from mpsd.uvm.standing import ShieldState, UvmSettings
 from tests.inspecting import INSPECTOR
@@ -165,3 +166,26 @@ async def test_a_slow_driver_never_keeps_the_event_loop(tmp_path: Path, told: To
             nursery.cancel_scope.cancel()
     assert len(driver.closed_by) == 13
     assert threading.main_thread() not in driver.closed_by
+
+
+@pytest.mark.parametrize(("late_seconds", "told_ends"), [(0.0, [("d1", False)]), (0.1, [])], ids=["in time", "late"])
+async def test_a_client_without_a_shield_counts_as_one_without_a_context_only_if_mpsd_tried_in_time(
+    tmp_path: Path, client: FakeClient, told: Told, mock_clock, late_seconds: float, told_ends: list[tuple[str, bool]]
+) -> None:
+    """A busy mpsd took three jobs of a tenth of a second for failures, and replaced a healthy domain: 14 times in 500 jobs."""
+    ends: list[tuple[str, bool]] = []
+    made = Attachments(
+        UvmSettings(), SimulatedDevices(tmp_path, INSPECTOR).open_spaces, INSPECTOR, told,
+        tell_end=lambda *end: ends.append(end), in_thread=directly,
+    )  # fmt: skip
+    client.ask("open")
+    async with trio.open_nursery() as nursery:
+        await start(nursery, made, client, nobody)
+        await until(lambda: made.standing(client.process).shield is ShieldState.WAITING)
+        made.watch(client.process, "d1", (GPU,), nobody)
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(late_seconds)
+        client.kill()
+        await until(lambda: made.count == 0)
+        assert ends == told_ends
+        nursery.cancel_scope.cancel()

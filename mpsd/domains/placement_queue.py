@@ -1,0 +1,227 @@
+"""Queue the clients that wait for a fault domain, and look for a place for all of them at once when the domains change.
+
+Clients that ask alike wait for the same reason, so mpsd decides once for them; and users without a domain get the same answer.
+A user with fewer domains comes first, of several such the one whose client has waited longest.
+Prose: docs/domains.md, "Placement".
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import structlog
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.placement_waits import PlacementWaits, Reason
+from mpsd.errors import Stopping
+from mpsd.model import DomainView, ProcessId
+from mpsd.policy.placement import Ask, Create, Join, Wait
+from mpsd.policy.uid_ranges import UidRanges
+
+log = structlog.get_logger()
+NEW_USER = -1  # no user has this uid
+_PAUSE_SECONDS = 0.01  # between two looks: in a crowd each client causes a dozen changes
+
+
+class Places(Protocol):
+    """The part of the pool that the queue uses (pool.py)."""
+
+    @property
+    def is_stopping(self) -> bool: ...
+    @property
+    def operators(self) -> frozenset[int]: ...
+    @property
+    def ranges(self) -> UidRanges: ...
+    def views(self) -> list[DomainView]: ...
+    def avoid(self, process: ProcessId | None) -> frozenset[str]: ...
+    def decide(self, ask: Ask, process: ProcessId | None, views: list[DomainView]) -> Join | Create | Wait: ...
+    def begin_domain(self, decision: Create) -> None: ...
+    def place_now(self, ask: Ask, process: ProcessId | None) -> Domain | None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One connection that waits.  told: the kinds of reasons in the log."""
+
+    alike: "Alike"
+    process: ProcessId | None
+    number: int
+    found: Domain | Exception | None = None
+    is_over: trio.Event = field(default_factory=trio.Event)
+    told: set[str] = field(default_factory=set)
+
+    def finish(self, found: Domain | Exception) -> None:
+        self.alike.entries.pop(self.number, None)
+        self.found = found
+        self.is_over.set()
+
+    def tell(self, reason: str) -> None:
+        """Log each kind of reason once: what the domains do changes often."""
+        kind = reason.partition(":")[0]
+        if kind not in self.told:
+            self.told.add(kind)
+            log.info("client.waiting", process=self.process and self.process.pid, uid=self.alike.ask.uid, reason=reason)
+
+
+@dataclass(slots=True, eq=False)
+class Alike:
+    """Entries that ask alike, by their numbers: the order of arrival."""
+
+    ask: Ask
+    as_new: Ask  # what a user without a domain would ask
+    entries: dict[int, Entry] = field(default_factory=dict)
+    reason: Reason = field(default_factory=Reason)
+
+    @property
+    def first(self) -> Entry:
+        return next(iter(self.entries.values()))
+
+    def explain(self, wait: Wait) -> None:
+        if self.reason.change(wait):
+            for entry in self.entries.values():
+                entry.tell(wait.reason)
+
+
+class PlacementQueue:
+    """Guards that a look costs no more for many waiting clients than for few, and that each entry is answered once."""
+
+    def __init__(self, places: Places, waits: PlacementWaits) -> None:
+        self._places, self._waits = places, waits
+        self._alike: dict[tuple[Ask, ProcessId | None], Alike] = {}
+        self._of_process: dict[ProcessId, list[Entry]] = {}
+        self._placed: set[ProcessId] = set()  # processes with a domain since the last look
+        self._is_due = trio.Event()
+        self._next_number = 1
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._alike
+
+    def look_soon(self) -> None:
+        """Look again for places: something has changed."""
+        if self._alike:
+            self._is_due.set()
+
+    def note_placed(self, process: ProcessId | None) -> None:
+        """Let the other waiting connections of the process follow to its domain."""
+        if process in self._of_process:
+            self._placed.add(process)
+            self._is_due.set()
+
+    async def wait(self, ask: Ask, process: ProcessId | None) -> Domain:
+        """Wait for a domain that takes the process, as long as there is none.  Raise Stopping when mpsd quits meanwhile."""
+        with self._waits.begin(process, ask.uid), self._listed(ask, process) as entry:
+            await entry.is_over.wait()
+        if isinstance(entry.found, Exception):
+            raise entry.found
+        assert entry.found is not None, "an entry that is over has a domain"
+        return entry.found
+
+    async def run(self) -> None:
+        """Run as long as mpsd."""
+        while True:
+            await self._is_due.wait()
+            self._is_due = trio.Event()
+            self._look()
+            await trio.sleep(_PAUSE_SECONDS)
+
+    # -- entries -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _listed(self, ask: Ask, process: ProcessId | None) -> Iterator[Entry]:
+        key = ask, process if self._places.avoid(process) else None  # each member of a service keeps out of other domains
+        alike = self._alike.setdefault(key, Alike(ask, replace(ask, uid=NEW_USER)))
+        entry = Entry(alike, process, self._next_number)
+        self._next_number += 1
+        alike.entries[entry.number] = entry
+        if process is not None:
+            self._of_process.setdefault(process, []).append(entry)
+            self._waits.explain(process, alike.reason)
+        if alike.reason.text:
+            entry.tell(alike.reason.text)
+        else:
+            self._is_due.set()
+        try:
+            yield entry
+        finally:
+            alike.entries.pop(entry.number, None)
+            if not alike.entries and self._alike.get(key) is alike:
+                del self._alike[key]
+            if process is not None:
+                self._of_process[process].remove(entry)
+                if not self._of_process[process]:
+                    del self._of_process[process]
+
+    # -- a look ------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if self._places.is_stopping:
+            for entry in [entry for alike in self._alike.values() for entry in alike.entries.values()]:
+                self._try(entry)
+            return
+        for entry in [entry for process in self._placed for entry in self._of_process.get(process, ())]:
+            self._try(entry)
+        self._placed.clear()
+        look = _Look(self._places)
+        domains_of = Counter(share for view in look.views if view.clients for share in look.shares_in(view))
+        waiting = [alike for alike in self._alike.values() if alike.entries]
+        for alike in sorted(waiting, key=lambda alike: (domains_of[look.share_of(alike.ask.uid)], alike.first.number)):
+            self._place(alike, look)
+
+    def _place(self, alike: Alike, look: "_Look") -> None:
+        while alike.entries:
+            decision = look.decide(alike)
+            if isinstance(decision, Wait):
+                alike.explain(decision)
+                return
+            if isinstance(decision, Create):
+                self._places.begin_domain(decision)
+                look.renew()
+                return  # its start is a change
+            self._try(alike.first)
+            look.renew()
+
+    def _try(self, entry: Entry) -> None:
+        """Place the entry, if a domain takes it now."""
+        found: Domain | Exception | None
+        try:
+            found = self._places.place_now(entry.alike.ask, entry.process)
+        except (Stopping, OSError) as exc:
+            found = exc
+        if found is not None:
+            entry.finish(found)
+
+
+class _Look:
+    """Guards that what is decided for one kind of client holds for all of that kind, until a domain has changed."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._waits: dict[Ask, Wait] = {}  # a placement takes room and gives none: these still wait after it
+        self.share_of = places.ranges.share_of
+        self.renew()
+
+    def renew(self) -> None:
+        self.views = self._places.views()
+        self._known = set().union(*map(self.shares_in, self.views))
+
+    def shares_in(self, view: DomainView) -> set[int]:
+        """Return the users who have clients or a server in the domain, by their shares."""
+        return {self.share_of(uid) for uid in view.users | {view.uid} if uid is not None}
+
+    def decide(self, alike: Alike) -> Join | Create | Wait:
+        process = alike.first.process
+        if self._places.avoid(process):
+            return self._places.decide(alike.ask, process, self.views)
+        uid = alike.ask.uid
+        is_known = uid in self._places.operators or self.share_of(uid) in self._known
+        kind = alike.ask if is_known else alike.as_new
+        if (wait := self._waits.get(kind)) is not None:
+            return wait
+        decision = self._places.decide(alike.ask, None, self.views)
+        if isinstance(decision, Wait):
+            self._waits[kind] = decision
+        return decision
