@@ -19,12 +19,13 @@ from mpsd.api.events import EventBus
 from mpsd.api.server import Api
 from mpsd.domains.pool import Pool
 from mpsd.domains.upkeep import Upkeep
-from mpsd.errors import KeeperFailed, VendorFailed
+from mpsd.errors import KeeperFailed
 from mpsd.failover.failover import Failover
 from mpsd.faults.core_directory import MADE as CORE_DIRECTORIES
 from mpsd.faults.faults import Faults
 from mpsd.leases.book import LeaseBook
 from mpsd.relay.relay import Relay
+from mpsd.runtime.adoption import HeldSocket, settle, take_connections
 from mpsd.runtime.domain_news import tell_of_domains
 from mpsd.runtime.doors import DOORS, LinkedDoors, RelayedDoors
 from mpsd.runtime.ending import Ending
@@ -74,7 +75,7 @@ class Daemon:
 
     async def run(self, ready: Callable[[], None]) -> int:
         """Run until quit, or told to leave; return the exit status.  Raises MpsdError if it cannot start."""
-        held, is_old = self._open_keeper()
+        held, is_old = take_connections(self.relayed)
         async with trio.open_nursery() as services:
             self._services = services
             services.start_soon(self.faults.run)
@@ -82,7 +83,7 @@ class Daemon:
             services.start_soon(self.failover.run)
             await services.start(self.pool.run, self.store.domains())
             async with trio.open_nursery() as conversations:
-                await self._settle(held, is_old, conversations)
+                await settle(self.pool, self.relayed, held, is_old, conversations)
                 services.start_soon(self.upkeep.run)
                 services.start_soon(_collect)
                 for each in self.beside:
@@ -143,34 +144,9 @@ class Daemon:
             self.relayed[1].stop()
         self.store.forget_all()
 
-    async def _settle(
-        self, held: list[tuple[str, socket.socket, int]], is_old: bool, conversations: trio.Nursery
-    ) -> None:
-        """Resume the handshakes, then wait for the domains.  Raises VendorFailed.
-
-        The handshakes come first: a vendor daemon that waits for a client's next message answers no command.
-        """
-        if self.relayed and is_old:
-            self.relayed[0].resume(held, conversations)
-        try:
-            await self.pool.settled()
-        except VendorFailed:
-            if self.relayed and not is_old:
-                self.relayed[1].stop()  # it holds no descriptors yet
-            raise
-        if self.relayed:
-            self.relayed[0].conversations.entrance.may_place.set()
-
-    def _open_keeper(self) -> tuple[list[tuple[str, socket.socket, int]], bool]:
-        if self.relayed is None:
-            return [], False
-        keeper = self.relayed[1]
-        is_old = keeper.open()
-        return (keeper.held() if is_old else []), is_old
-
     def _open_doors(
         self,
-        held: list[tuple[str, socket.socket, int]],
+        held: list[HeldSocket],
         services: trio.Nursery,
         conversations: trio.Nursery,
         listeners: trio.Nursery,
