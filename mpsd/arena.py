@@ -62,6 +62,7 @@ class Arena:
     empty before the first.  commit: its number, which only grows.  generation: counts writers; an older one is refused.
     writer: the process that may change it, also while it is being fenced.  unheld_since: None while a process has it open.
     state_serial: of the forward state that is kept with it; 0: none.  state_generation: of the writer that gave it.
+    pid_namespace: of the process that made it, by its inode; None: mpsd's own, or an operator made it; 0: not known.
     """
 
     id: int
@@ -88,6 +89,7 @@ class Arena:
     unheld_since: float | None = None
     state_serial: int = 0
     state_generation: int = 0
+    pid_namespace: int | None = None
 
     @property
     def is_held(self) -> bool:

@@ -216,7 +216,9 @@ class Arenas(Protocol):
     def find_id(self, arena_id: int) -> Arena:
         """Return the arena with this id.  Raises NoSuchArena."""
 
-    async def create(self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None) -> Arena:
+    async def create(
+        self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None, pid_namespace: int | None = None
+    ) -> Arena:
         """Create an arena.  process: its lease is charged.  Raises NoRoom, NoSuchDevice, BadRequest (the name is taken)."""
 
     async def open(self, arena_id: int, access: Access, process: ProcessId, wait_seconds: float) -> Arena:

@@ -33,7 +33,7 @@ class Bounds:
 
     def is_free(self, arena: Arena) -> bool:
         """Return whether the quotas of users do not apply: the owner is an operator."""
-        return arena.owner_uid in self.settings.operators
+        return arena.owner_uid in self.settings.operators and arena.pid_namespace is None
 
 
 class ArenaAccount:
@@ -51,6 +51,13 @@ class ArenaAccount:
         self._windows: Counter[int] = Counter()
         self.used_bytes: Mapping[str, int] = self._by_gpu
 
+    def _share(self, arena: Arena) -> int:
+        """Return the uid whose share the arena is of; minus its pid namespace if it was made in a container.
+
+        Processes there can take any uid: they have one share together.
+        """
+        return -arena.pid_namespace if arena.pid_namespace else self._share_of(arena.owner_uid)
+
     @property
     def arenas(self) -> int:
         return self._arenas.total()
@@ -67,7 +74,7 @@ class ArenaAccount:
         self._count(arena, -1)
 
     def _count(self, arena: Arena, sign: int) -> None:
-        share = self._share_of(arena.owner_uid)
+        share = self._share(arena)
         self._arenas[share] += sign
         self._windows[share] += sign * arena.window_bytes
         self._layouts[share] += sign * arena.layout_bytes
@@ -80,7 +87,7 @@ class ArenaAccount:
     def move(self, arena: Arena, growth_bytes: int, allocations: int) -> None:
         """Count a growth of the arena, or a decrease if negative."""
         self._by_gpu[arena.gpu] += growth_bytes
-        share = self._share_of(arena.owner_uid)
+        share = self._share(arena)
         self._by_user[arena.gpu, share] += growth_bytes
         if arena.lease_id is not None:
             self._by_lease[arena.gpu, arena.lease_id] += growth_bytes
@@ -96,7 +103,7 @@ class ArenaAccount:
 
     def check_number(self, arena: Arena, bounds: Bounds) -> None:
         """Check whether one more arena may exist.  Raise NoRoom."""
-        uid, settings = self._share_of(arena.owner_uid), bounds.settings
+        uid, settings = self._share(arena), bounds.settings
         if self.arenas >= settings.max_arenas:
             raise NoRoom(f"there are {self.arenas} arenas, and no more may be (vault.max_arenas)")
         if kept := hindrance_of_slots(settings.max_arenas, self._arenas[uid], self.arenas, bounds.is_free(arena), "arenas"):
@@ -104,9 +111,9 @@ class ArenaAccount:
         if bounds.is_free(arena):
             return
         if self._arenas[uid] >= settings.user_arenas:
-            raise NoRoom(f"user {uid} has {self._arenas[uid]} arenas, and may not have more (vault.user_arenas)")
+            raise NoRoom(f"{_whose(uid)} has {self._arenas[uid]} arenas, and may not have more (vault.user_arenas)")
         if self._windows[uid] + arena.window_bytes > _WINDOWS_OF_USER:
-            raise NoRoom(f"the windows of user {uid} would take more than {_size(_WINDOWS_OF_USER)} of addresses")
+            raise NoRoom(f"the windows of {_whose(uid)} would take more than {_size(_WINDOWS_OF_USER)} of addresses")
 
     def check_growth(self, arena: Arena, growth_bytes: int, allocations: int, bounds: Bounds) -> None:
         """Check a growth.  Raise NoRoom, which names the bound."""
@@ -121,30 +128,35 @@ class ArenaAccount:
             self._check_allocations(arena, allocations, bounds)
 
     def _check_allocations(self, arena: Arena, more: int, bounds: Bounds) -> None:
-        uid, settings = self._share_of(arena.owner_uid), bounds.settings
+        uid, settings = self._share(arena), bounds.settings
         if self.allocations + more > settings.max_allocations:
             raise NoRoom(f"{self.allocations} allocations are held, and {more} more do not fit (vault.max_allocations)")
         if not bounds.is_free(arena) and self._allocations[uid] + more > settings.user_allocations:
-            found = f"user {uid} has {self._allocations[uid]} allocations"
+            found = f"{_whose(uid)} has {self._allocations[uid]} allocations"
             raise NoRoom(f"{found}, and {more} more do not fit (vault.user_allocations)")
 
     def check_layout(self, arena: Arena, size: int, bounds: Bounds) -> None:
         """Check the size of a new layout.  Raise NoRoom."""
         most = bounds.settings.layout_bytes
         own = most if bounds.is_free(arena) else most // _USERS_SHARE
-        growth, of_user = size - arena.layout_bytes, self._layouts[self._share_of(arena.owner_uid)]
+        growth, of_user = size - arena.layout_bytes, self._layouts[self._share(arena)]
         if growth > 0 and (self._layouts.total() + growth > most or of_user + growth > own):
-            raise NoRoom(f"a layout of {size} bytes: those of user {arena.owner_uid} may have {_size(own)} (vault.layouts)")
+            whose = _whose(self._share(arena))
+            raise NoRoom(f"a layout of {size} bytes: those of {whose} may have {_size(own)} (vault.layouts)")
 
     def _amounts(self, arena: Arena, bounds: Bounds) -> tuple[tuple[str, int, int | None], ...]:
         """Return for each bound: the name of its owner, the used bytes, the limit."""
-        gpu, uid, lease = arena.gpu, self._share_of(arena.owner_uid), arena.lease_id
+        gpu, uid, lease = arena.gpu, self._share(arena), arena.lease_id
         of_lease = 0 if lease is None else self._by_lease[gpu, lease]
         return (
             ("all arenas of the GPU", self._by_gpu[gpu], bounds.of_gpu),
-            (f"the arenas of user {uid}", self._by_user[gpu, uid], bounds.of_user(arena)),
+            (f"the arenas of {_whose(uid)}", self._by_user[gpu, uid], bounds.of_user(arena)),
             (f"the arenas of lease {lease}", of_lease, bounds.lease_bytes),
         )
+
+
+def _whose(share: int) -> str:
+    return f"user {share}" if share >= 0 else f"container {-share} (its pid namespace)"
 
 
 def _size(size: int) -> str:

@@ -72,7 +72,9 @@ class Arenas:
 
     # -- create, change, remove ------------------------------------------------------------------------------------------
 
-    async def create(self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None) -> Arena:
+    async def create(
+        self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None, pid_namespace: int | None = None
+    ) -> Arena:
         await self._begin()
         shelf = self._shelf
         device = find_device(shelf.around.devices(), spec.gpu)
@@ -87,7 +89,7 @@ class Arenas:
         lease_id = None if process is None else self._lease_of(process)
         arena = Arena(
             0, spec.name, uid, gid, spec.mode, gpu, 0, window, capacity, now,
-            lease_id=lease_id, ttl_seconds=spec.ttl_seconds, unheld_since=now,
+            lease_id=lease_id, ttl_seconds=spec.ttl_seconds, unheld_since=now, pid_namespace=pid_namespace,
         )  # fmt: skip
         bounds = shelf.bounds(arena)
         shelf.account.check_number(arena, bounds)

@@ -17,6 +17,8 @@ import trio
 from mpsd import processes
 from mpsd.errors import BadRequest, NotAllowed, TooMany
 from mpsd.model import ProcessId
+from mpsd.policy.client_slots import hindrance_of_slots
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 from mpsd.process_watch import wait_ended
 
 log = structlog.get_logger()
@@ -46,10 +48,11 @@ class _Wait:
 class Holders:
     """Guards that each process is waited for once, and that `gone` is called for it only when it is fenced.
 
-    is_awaited: whether mpsd has to release at once what it holds of a dead process.
+    is_awaited: whether mpsd has to release at once what it holds of a dead process.  ranges: whose uids count as one user.
     """
 
-    def __init__(self, holding: Holding, is_awaited: Callable[[ProcessId], bool]) -> None:
+    def __init__(self, holding: Holding, is_awaited: Callable[[ProcessId], bool], ranges: UidRanges = NO_RANGES) -> None:
+        self._share_of = ranges.share_of
         self._holding = holding
         self._is_awaited = is_awaited
         self._waits: dict[ProcessId, _Wait] = {}
@@ -92,8 +95,12 @@ class Holders:
         uid = _uid(process)
         if len(self._waits) >= MOST_HOLDERS:
             raise TooMany(f"{MOST_HOLDERS} processes have arenas open, and no more may")
-        if uid != _ROOT and sum(wait.uid == uid for wait in self._waits.values()) >= MOST_OF_USER:
-            raise TooMany(f"{MOST_OF_USER} processes of user {uid} have arenas open, and no more may")
+        share = self._share_of(uid)
+        own = sum(self._share_of(wait.uid) == share for wait in self._waits.values())
+        if kept := hindrance_of_slots(MOST_HOLDERS, own, len(self._waits), uid == _ROOT, "processes with arenas open"):
+            raise TooMany(kept)
+        if uid != _ROOT and own >= MOST_OF_USER:
+            raise TooMany(f"{MOST_OF_USER} processes of user {share} have arenas open, and no more may")
         return uid
 
     def restore(self, process: ProcessId) -> None:

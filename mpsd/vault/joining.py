@@ -54,7 +54,7 @@ def join_vault(
     program = places.native_directory() / "keeper" / "mpsd-keeper"
     keeper = VaultKeepers(program, found.claim.state_directory / KEEPER, config.vault.max_allocations, shelf.compare, store)
     janitor = Janitor(keeper, store)
-    holders = Holders(attachments, is_awaited)
+    holders = Holders(attachments, is_awaited, found.ranges)
     check_memory = check_simulated if config.backend == "sim" else check_exported
     filling = Filling(shelf, store, keeper, janitor, check_memory)
     terms = Terms(shelf, store, filling, holders)

@@ -21,7 +21,7 @@ from mpsd.errors import UnusablePath
 from mpsd.leases.store import read_boot_id
 from mpsd.model import ProcessId
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _STATES = """
 CREATE TABLE states (serial INTEGER PRIMARY KEY AUTOINCREMENT, arena_id INTEGER NOT NULL UNIQUE, generation INTEGER NOT NULL,
                      bytes INTEGER NOT NULL);
@@ -33,7 +33,7 @@ CREATE TABLE arenas (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UN
                      window_bytes INTEGER NOT NULL, capacity_bytes INTEGER NOT NULL, created_at REAL NOT NULL,
                      layout_hash TEXT NOT NULL, layout_bytes INTEGER NOT NULL, layout_serial INTEGER,
                      commits INTEGER NOT NULL, generation INTEGER NOT NULL, is_sealed INTEGER NOT NULL, lease_id INTEGER,
-                     ttl_seconds REAL, unheld_since REAL);
+                     ttl_seconds REAL, unheld_since REAL, pid_namespace INTEGER);
 CREATE TABLE allocations (serial INTEGER PRIMARY KEY, arena_id INTEGER NOT NULL, place INTEGER NOT NULL, bytes INTEGER NOT NULL,
                           put_in INTEGER NOT NULL, dropped_in INTEGER);
 CREATE INDEX allocations_of_arena ON allocations (arena_id, put_in);
@@ -43,7 +43,11 @@ CREATE TABLE holders (arena_id INTEGER NOT NULL, pid INTEGER NOT NULL, start_tim
 CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL);
 CREATE TABLE daemon (one INTEGER PRIMARY KEY CHECK (one = 1), pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
 {_KEEPERS}{_STATES}"""
-_UPGRADES = {1: f"{_STATES}{_KEEPERS} INSERT INTO keepers SELECT 0, pid, start_time FROM keeper; DROP TABLE keeper;"}
+_SINCE_2 = "ALTER TABLE arenas ADD COLUMN pid_namespace INTEGER;"
+_UPGRADES = {
+    1: f"{_STATES}{_KEEPERS} INSERT INTO keepers SELECT 0, pid, start_time FROM keeper; DROP TABLE keeper; {_SINCE_2}",
+    2: _SINCE_2,
+}
 _CHANGING = (
     "mode", "window_bytes", "capacity_bytes", "layout_hash", "layout_bytes", "layout_serial", "commits", "generation",
     "is_sealed", "ttl_seconds", "unheld_since",
@@ -77,7 +81,8 @@ class VaultStore:
         """Return all arenas by id, with their holders."""
         found = self._read(
             "SELECT id, name, owner_uid, owner_gid, mode, gpu, base, window_bytes, capacity_bytes, created_at, layout_hash,"
-            " layout_bytes, layout_serial, commits, generation, is_sealed, lease_id, ttl_seconds, unheld_since FROM arenas"
+            " layout_bytes, layout_serial, commits, generation, is_sealed, lease_id, ttl_seconds, unheld_since,"
+            " pid_namespace FROM arenas"
             " ORDER BY id"
         )
         return [self._row(values) for values in found]
@@ -99,7 +104,10 @@ class VaultStore:
 
     def add(self, arena: Arena) -> int:
         """Store a new arena and return its id; no id is given twice."""
-        names = "name, owner_uid, owner_gid, mode, gpu, base, window_bytes, capacity_bytes, created_at, lease_id, ttl_seconds"
+        names = (
+            "name, owner_uid, owner_gid, mode, gpu, base, window_bytes, capacity_bytes, created_at, lease_id, ttl_seconds, "
+            "pid_namespace"
+        )
         values = tuple(getattr(arena, name) for name in names.split(", "))
         statement = (
             f"INSERT INTO arenas ({names}, unheld_since, layout_hash, layout_bytes, commits, generation, is_sealed)"
@@ -198,7 +206,7 @@ class VaultStore:
     def _row(self, values: tuple[Any, ...]) -> Row:
         arena_id, *facts = values
         (name, uid, gid, mode, gpu, base, window, capacity, created, digest, layout_bytes, layout_serial, commits, generation,
-         is_sealed, lease_id, ttl, unheld_since) = facts  # fmt: skip
+         is_sealed, lease_id, ttl, unheld_since, pid_namespace) = facts  # fmt: skip
         holders = self._read("SELECT pid, start_time, access FROM holders WHERE arena_id = ? ORDER BY rowid", (arena_id,))
         by_access = [(ProcessId(pid, start), access) for pid, start, access in holders]
         writer = next((process for process, access in by_access if access == Access.WRITE), None)
@@ -213,15 +221,17 @@ class VaultStore:
             lease_id=lease_id,
             ttl_seconds=ttl,
             unheld_since=unheld_since,
+            pid_namespace=pid_namespace,
         )  # fmt: skip
         states = self._read("SELECT serial, generation, bytes FROM states WHERE arena_id = ?", (arena_id,))
         return Row(arena, commits, layout_serial, KeptState(*states[0]) if states else None)
 
     def _begin_boot(self, boot_id: str) -> None:
-        """Forget processes of an earlier boot: their pids mean other processes now."""
+        """Forget processes and namespaces of an earlier boot: their pids and inodes mean others now."""
         if self._read("SELECT id FROM boot") != [(boot_id,)]:
             started = ("INSERT OR REPLACE INTO boot VALUES (1, ?)", (boot_id,))
-            self._write([*((f"DELETE FROM {table}", ()) for table in ("holders", "daemon", "keepers")), started])
+            unknown = ("UPDATE arenas SET pid_namespace = 0 WHERE pid_namespace IS NOT NULL", ())
+            self._write([*((f"DELETE FROM {table}", ()) for table in ("holders", "daemon", "keepers")), unknown, started])
 
     def _read(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from mpsd_client import Selector, calls
+from mpsd_client import Refused, Selector, calls
 
 from tests.hostile.attacker import PYTHON
 from tests.hostile.frames import frames
@@ -125,3 +125,45 @@ def test_a_container_ends_its_own_processes(shared: Machine) -> None:
         [child] = wait_for("its child", lambda: children(inside.first))
         assert inside.ask(calls.client_stop(child)) == ["done"]
         wait_for("the child to end", lambda: not is_running(child))
+
+
+BYTES = 2 << 20
+
+
+@pytest.mark.parametrize("uid", [0, UIDS[0]])
+def test_an_arena_of_a_container_is_nobody_elses_own(shared: Machine, uid: int) -> None:
+    """Its maker took root's uid, or the user's: the name alone meant it, and the maker reads what is committed."""
+    name = f"llm-{uid}"
+    made_there = f"arena {name} of user {uid} was made in another container: name it {uid}:{name} to use it"
+    with container(shared, uid) as inside, container(shared, uid) as other:
+        assert inside.ask(calls.arena_create(name, "0", BYTES, mode=0o666), calls.arena_open(name, "read")) == ["done"] * 2
+        uses = (calls.arena_open(name, "read"), calls.arena_open(name, "write"), calls.service_enlist(name))
+        assert other.ask(*uses) == [made_there] * 3
+        for user in (uid, UIDS[1]):
+            with shared.mpsd(user) as mpsd:
+                for call in (calls.arena_open(name, "read"), calls.service_enlist(name)):
+                    with pytest.raises(Refused, match=made_there):
+                        mpsd.ask(call)
+                opened = mpsd.ask(calls.arena_open(f"{uid}:{name}", "read"))
+                mpsd.ask(calls.arena_close(opened.id))
+
+
+def test_a_container_uses_an_arena_of_roots_of_the_host_by_its_name(shared: Machine) -> None:
+    with shared.mpsd() as root:
+        root.ask(calls.arena_create("of-root", "0", BYTES, mode=0o644))
+    with container(shared, UIDS[0]) as inside:
+        assert inside.ask(calls.arena_open("of-root", "read")) == ["done"]
+
+
+def test_root_of_a_container_has_the_quota_of_one_user_whatever_uids_it_takes(machine: Machine) -> None:
+    """It had none, as root, and the quota of each uid that it took."""
+    machine.configure("[vault]\nuser_arenas = 3\n")
+    machine.start()
+    with container(machine, 0) as inside, container(machine, UIDS[0]) as other:
+        said = inside.ask(*(calls.arena_create(f"mine-{number}", "0", BYTES) for number in range(4)))
+        assert said[:3] == ["done"] * 3
+        assert "(its pid namespace) has 3 arenas" in said[3]
+        assert other.ask(calls.arena_create("other", "0", BYTES)) == ["done"]
+    with machine.mpsd(0) as root:
+        for number in range(4):
+            root.ask(calls.arena_create(f"root-{number}", "0", BYTES))

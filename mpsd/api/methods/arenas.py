@@ -15,6 +15,7 @@ from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, NotAllowed
 from mpsd.legacy.devices import find_device
 from mpsd.policy import arena_names
 from mpsd.policy.arena_mode import may
+from mpsd.policy.reach import EVERYTHING
 from mpsd.wire import results
 from mpsd.wire.arena_messages import (
     ArenaId,
@@ -116,11 +117,12 @@ def find_named(arenas: Arenas, text: str) -> Arena:
 
 
 def check_whose(peer: Peer, text: str, arena: Arena) -> None:
-    """Raise NotAllowed if this name does not permit the use: a name without a uid is for one's own arenas and root's.
+    """Raise NotAllowed if this name does not permit the use: a name without a uid is for one's own arenas and root's,
+    as far as no other container made them.
 
     Check it before a process uses an arena, for operators too.
     """
-    if why := arena_names.why_not_use(text, arena, peer.uid):
+    if why := arena_names.why_not_use(text, arena, peer.uid, peer.bound):
         raise NotAllowed(why)
 
 
@@ -134,7 +136,8 @@ async def create(call: Call[CreateArena]) -> Map:
     if owner not in (None, peer.uid):
         raise NotAllowed(f"there is no arena {ask.name}, and you are user {peer.uid}: user {owner} has to make it")
     spec = ArenaSpec(name, gpu, ask.capacity_bytes, ask.window_bytes, ask.mode, ask.ttl_seconds)
-    return results.arena(await arenas_of(call.services).create(spec, peer.uid, peer.gids[0], peer.process))
+    namespace = EVERYTHING if peer.is_operator else peer.bound
+    return results.arena(await arenas_of(call.services).create(spec, peer.uid, peer.gids[0], peer.process, namespace))
 
 
 async def get(call: Call[ArenaName]) -> Map:

@@ -95,7 +95,9 @@ class FakeArenas:
             self.publish(f"arena.{word}", {"id": arena.id, "name": arena.name, "gpu": arena.gpu, **whose, **facts})
         return arena
 
-    async def create(self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None) -> Arena:
+    async def create(
+        self, spec: ArenaSpec, uid: int, gid: int, process: ProcessId | None, pid_namespace: int | None = None
+    ) -> Arena:
         if any(arena.name == spec.name for arena in self.made.values()):
             raise BadRequest(f"an arena is called {spec.name} already")
         taken = sum(arena.capacity_bytes for arena in self.made.values())
@@ -107,7 +109,7 @@ class FakeArenas:
         self.memory[number] = FakeMemory()
         arena = Arena(
             number, spec.name, uid, gid, spec.mode, spec.gpu, base, window_bytes, spec.capacity_bytes, NOW,
-            ttl_seconds=spec.ttl_seconds, unheld_since=NOW,
+            ttl_seconds=spec.ttl_seconds, unheld_since=NOW, pid_namespace=pid_namespace,
         )  # fmt: skip
         return self._keep(arena, "created")
 

@@ -298,10 +298,36 @@ PRAGMA user_version=1;
 """  # as the first version made it
 
 
-def test_what_the_first_version_stored_is_read(tmp_path):
+SECOND = f"""
+{FIRST}
+CREATE TABLE states (serial INTEGER PRIMARY KEY AUTOINCREMENT, arena_id INTEGER NOT NULL UNIQUE, generation INTEGER NOT NULL,
+                     bytes INTEGER NOT NULL);
+CREATE TABLE keepers (number INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_time INTEGER NOT NULL);
+INSERT INTO keepers SELECT 0, pid, start_time FROM keeper;
+DROP TABLE keeper;
+PRAGMA user_version=2;
+"""
+
+
+def test_a_pid_namespace_is_known_until_the_next_boot(tmp_path):
+    """Then another container may have its inode."""
+    path = tmp_path / "vault.db"
+    store = VaultStore(path, "this boot")
+    arena = Arena(0, "of-a-container", 0, 0, 0o600, "GPU", 1 << 45, 1 << 31, 1 << 30, 1e9, pid_namespace=4026532000)
+    store.add(arena)
+    store.add(replace(arena, name="of-the-host", pid_namespace=None))
+    store.close()
+    for boot, expected in (("this boot", [4026532000, None]), ("the next", [0, None])):
+        store = VaultStore(path, boot)
+        assert [row.arena.pid_namespace for row in store.arenas()] == expected
+        store.close()
+
+
+@pytest.mark.parametrize("made", [FIRST, SECOND], ids=["first", "second"])
+def test_what_an_earlier_version_stored_is_read(tmp_path, made):
     path = tmp_path / "vault.db"
     database = sqlite3.connect(path)
-    database.executescript(FIRST)
+    database.executescript(made)
     database.close()
     for _ in range(2):  # the second time it is of this version
         store = VaultStore(path, "this boot")
