@@ -122,8 +122,7 @@ class Domain:
         return self._places(self._present)
 
     def _places(self, present: set[int]) -> int:
-        contexts: Counter[int] = sum(self.contexts.values(), Counter())
-        return sum(max(1, contexts[pid]) for pid in present)
+        return sum(max(1, sum(opened[pid] for opened in self.contexts.values())) for pid in present)
 
     @property
     def _present(self) -> set[int]:
