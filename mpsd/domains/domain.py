@@ -91,8 +91,7 @@ class Domain:
         if state is DomainState.READY and (self.applied_defaults != defaults or self.has_outdated_spare(defaults)):
             state = DomainState.RECYCLING
         present, is_answering = self._present, trio.current_time() - self.unanswered_since < _FROZEN_SECONDS
-        users = frozenset(uid for process, uid in self.uids.items() if process.pid in present)
-        occupancy = self._places(present)
+        occupancy, users = self._places(present), frozenset(uid for each, uid in self.uids.items() if each.pid in present)
         return DomainView(
             self.name, state, frozenset(self.gpus), self._uid(occupancy), occupancy, self.capacity, self.is_public, self.number,
             self.key, is_answering, self.is_exposed, self._trouble(state), users, self.is_worn,
