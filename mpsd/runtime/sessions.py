@@ -11,8 +11,8 @@ SEQPACKET.  Both programs are built together, so another version is just refused
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import structlog
@@ -36,6 +36,7 @@ MAX_COMMAND_BYTES = 4096
 _CHUNK_BYTES = 16 * 1024 - 1
 _SEND_SECONDS = 30.0
 _ROOM_SECONDS = 0.1
+_RUNNING_OF_USER = 4  # commands at once: a vendor daemon does one at a time, and one that starts a server may take a minute
 _LINES_RATE = Rate(burst=1 << 18, per_second=64)  # bytes of control.log for one user's commands: 5 MB a day at most
 _USERS_IN_TOTAL = 16  # all users together may write as much as so many
 
@@ -118,6 +119,7 @@ class Sessions:
         self.settings = settings
         self._ranges = ranges
         self._open: set[_Session] = set()
+        self._running: dict[int, trio.Semaphore] = {}  # by the uid whose share they are of
         self._lines = Rates(_LINES_RATE, _LINES_RATE.times(_USERS_IN_TOTAL))
         self._ended = trio.Event()
 
@@ -194,10 +196,31 @@ class Sessions:
             if len(line) > MAX_COMMAND_BYTES:
                 answer = Answer(f"Command too long: more than {MAX_COMMAND_BYTES} bytes\n", 1)
             else:
-                answer = await dispatch(self._board, caller, line)
+                async with self._turn(session, caller):
+                    answer = await dispatch(self._board, caller, line)
             self._record(caller, line, answer)
             await session.reply(answer)
         self._write(caller, "UI closed")
+
+    @asynccontextmanager
+    async def _turn(self, session: _Session, caller: Caller) -> AsyncIterator[None]:
+        """Let as many commands of one user run as a user has a share of; raises TooSlowError.  Operators never wait.
+
+        A session that waits here is idle: it makes way for front ends of others.
+        """
+        if caller.is_owner:
+            yield
+            return
+        share = self._ranges.share_of(caller.uid)
+        running = self._running.setdefault(share, trio.Semaphore(_RUNNING_OF_USER))
+        with session.idle(self.settings.idle_seconds):
+            await running.acquire()
+        try:
+            yield
+        finally:
+            running.release()
+            if running.value == _RUNNING_OF_USER:
+                del self._running[share]
 
     def _record(self, caller: Caller, line: bytes, answer: Answer) -> None:
         text = printable(line[:MAX_COMMAND_BYTES])
