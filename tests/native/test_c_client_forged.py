@@ -134,6 +134,17 @@ def two_pages(frame: Frame) -> None:
     frame.value[3] = {**result, "items": result["items"][:2], "next": G, "commit": result["commit"] + 1}
 
 
+def empty_pages(frame: Frame) -> None:
+    """After the first one, all with the same next: a client that follows them never ends."""
+    result = frame.value[3]
+    if frame.method == "arena.open":
+        fewer_descriptors(frame)
+        frame.value[3] = {**result, "items": result["items"][:2], "next": G}
+    elif frame.method == "arena.take":
+        without_descriptors(frame)
+        frame.value[3] = {**result, "items": [], "next": G}
+
+
 def at_offsets(*pairs: tuple[int, int]) -> Callable[[Frame], None]:
     return with_result(items=[[*pair, 1] for pair in pairs])
 
@@ -229,6 +240,16 @@ def test_access_that_was_given_in_an_answer_that_cannot_be_read_is_given_back(
     relay.change = None
     with machine.mpsd() as mpsd:
         assert mpsd.ask(calls.arena_get("kept")).writer_pid is None
+
+
+def test_pages_without_end_are_refused(kept: Drive, relay: Relay) -> None:
+    before = kept.do("descriptors")
+    relay.change = empty_pages
+    answer = kept.ask(OPEN)
+    relay.change = None
+    assert (answer.error, "last offset" in answer.words) == ("EPROTO", True), answer
+    kept.do("call health")
+    assert kept.do("descriptors") == before
 
 
 def another_memory(frame: Frame) -> None:

@@ -215,6 +215,7 @@ static inline int mpsd_take(struct mpsd_arena *arena, struct mpsd_answer *answer
 	unsigned char bytes[96];
 	struct mpsd_pack pack;
 	unsigned used = 0;
+	size_t before;
 	uint64_t next;
 	int is_owed, rc = mpsd_take_first(arena, taken, answer, &used);
 
@@ -225,9 +226,10 @@ static inline int mpsd_take(struct mpsd_arena *arena, struct mpsd_answer *answer
 			break;
 		mpsd_pack_page(arena, taken, next, &pack, bytes, sizeof(bytes));
 		is_owed = next != UINT64_MAX && mpsd_call_soon(arena->session, "arena.take", bytes, pack.used, NULL, 0) == 0;
+		before = taken->count;
 		rc = mpsd_take_page(arena, taken, answer, used);
-		if (rc == 0 && next != UINT64_MAX && (!taken->count || next != taken->items[taken->count - 1].offset))
-			rc = mpsd_broken(arena->session, "arena.take", "next is not the last offset");
+		if (rc == 0 && next != UINT64_MAX && (taken->count == before || next != taken->items[taken->count - 1].offset))
+			rc = mpsd_broken(arena->session, "arena.take", "next is not the last offset of this page");
 		mpsd_answer_clear(answer);
 		if (rc < 0 && is_owed)
 			mpsd_disown(arena->session);
