@@ -13,6 +13,7 @@ from tests.hostile.attacker import PYTHON
 from tests.hostile.frames import frames
 from tests.integration.machine import FRONT_END, UIDS, Machine
 from tests.integration.process import is_running, wait_for
+from tests.integration.test_services import two
 
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", PYTHON, "-I", "-S", "-c")
 # Becomes a user, starts a child, and says each of the datagrams that come on its input; writes what is answered.
@@ -167,3 +168,18 @@ def test_root_of_a_container_has_the_quota_of_one_user_whatever_uids_it_takes(ma
     with machine.mpsd(0) as root:
         for number in range(4):
             root.ask(calls.arena_create(f"root-{number}", "0", BYTES))
+
+
+def test_a_container_ends_no_member_of_a_service_outside(machine: Machine) -> None:
+    """A handover ends a writer that does not yield, and a short heartbeat one that is slow."""
+    machine.start()
+    active, standby = two(machine)
+    with container(machine, 0) as inside:
+        said = inside.ask(
+            calls.service_handover("count", wait_seconds=1),
+            calls.service_change("count", heartbeat_seconds=0.1),
+            calls.service_change("count", standbys=0),
+        )
+    assert all("outside of your container" in each for each in said), said
+    assert is_running(active.pid)
+    assert is_running(standby.pid)

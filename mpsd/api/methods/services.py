@@ -3,13 +3,14 @@
 A process is a member, not a connection: it may reconnect.
 """
 
-
 from mpsd.api.exchange import Call, Rows
 from mpsd.api.failover import Failover
 from mpsd.api.methods.arenas import arenas_of, check_whose, find_named, may_see, may_write
 from mpsd.api.services import Services
+from mpsd.arena import Arena
 from mpsd.errors import BadRequest, KeeperFailed, NoSuchArena, NotAllowed
 from mpsd.policy.arena_names import split
+from mpsd.policy.reach import reaches
 from mpsd.service import Instruction, ServiceSettings, ServiceView
 from mpsd.wire import service_results
 from mpsd.wire.messages import Page
@@ -116,9 +117,23 @@ def list_services(call: Call[Page]) -> Rows[ServiceView]:
     return Rows(((each.id, None if each.id in arenas else _NOBODY, each) for each in found), service_results.service)
 
 
+def _check_reach(call: Call[Handover] | Call[ChangeService], arena: Arena) -> None:
+    """Refuse what can end members to a caller that may not end all of them: the uid of a container's root proves nothing.
+
+    Raises NotAllowed.
+    """
+    if call.peer.is_operator:
+        return
+    view = next((each for each in failover_of(call.services).services() if each.id == arena.id), None)
+    members = (member.process.pid for member in view.members) if view else ()
+    if not all(reaches(call.peer.bound, call.services.namespaces_of(pid)) for pid in members):
+        raise NotAllowed(f"service {arena.name} has members outside of your container, which this could end")
+
+
 async def handover(call: Call[Handover]) -> Map:
     ask = call.ask
     arena = find_named(arenas_of(call.services), ask.name)
+    _check_reach(call, arena)
     return service_results.handed_over(await failover_of(call.services).handover(arena.id, ask.to_pid, ask.wait_seconds))
 
 
@@ -137,6 +152,7 @@ def _check_memory(call: Call[ChangeService], gpu: str) -> None:
 async def change(call: Call[ChangeService]) -> Map:
     ask, failover = call.ask, failover_of(call.services)
     arena = find_named(arenas_of(call.services), ask.name)
+    _check_reach(call, arena)
     _check_memory(call, arena.gpu)
     old = failover.settings(arena.id)
     wanted = ServiceSettings(

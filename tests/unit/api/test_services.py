@@ -124,3 +124,19 @@ async def test_what_happens_to_a_service_is_told_to_its_owner(tmp_path: Path) ->
                 assert caller.events == []
             elif not caller.events:  # it may come behind the answer
                 assert isinstance(await caller.receive(), Notification)
+
+
+@pytest.mark.parametrize("method", ["service.handover", "service.change"])
+@pytest.mark.parametrize(("namespaces", "bound", "may"), [((1,), 77, False), ((77, 1), 77, True), ((77, 1), 0, False)])
+async def test_a_container_ends_no_member_outside_by_its_service(
+    tmp_path: Path, method: str, namespaces: tuple[int, ...], bound: int, may: bool
+) -> None:
+    """Its root can take the uid of the service's owner.  A handover ends a writer that does not yield; so does a short
+    heartbeat, and fewer standbys end the others."""
+    async with open_house(tmp_path) as house:
+        house.fakes.namespaces[586] = namespaces
+        caller = await house.call_as(replace(OWNER, bound=bound))
+        response = await caller.call(method, name="weights")
+        assert (response.error is None) == may, response.error
+        if response.error:
+            assert "outside of your container" in response.error["message"]
