@@ -50,7 +50,7 @@ def join_faults(
         party = desk.parties.find(process)
         newcomers.note_end(domain, had_context, party.uid if party else None)
 
-    attachments = Attachments(uvm, _open_spaces(found), found.inspector, desk.see, ended)
+    attachments = Attachments(uvm, _open_spaces(found), found.inspector, desk.see, ended, ranges=found.ranges)
     policy = KmodPolicy(pool, settings.kmod_mode(config))
     _introduce(pool, book, desk, attachments, policy, facts)
     stopper.release = attachments.release

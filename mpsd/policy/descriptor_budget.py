@@ -11,6 +11,8 @@ BESIDE = 160  # measured: 63 of an idle mpsd, 6 of each of 8 domains; and some s
 OF_A_CONNECTION = 3  # its socket, its process, its domain
 OF_A_CLIENT = 7  # measured: its process twice, its UVM descriptors
 LEAST = 224  # 10 connections and 4 clients
+MOST_SPACES = 4  # UVM descriptors that mpsd holds of one client: CUDA opens two
+_BEYOND = 64  # descriptors that one user's clients may take of mpsd beyond what so many clients usually do
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,14 @@ def budget(descriptors: int, wanted: int) -> Budget:
     connections = min(wanted, left // 2 // OF_A_CONNECTION)
     clients = (left - connections * OF_A_CONNECTION) // OF_A_CLIENT
     return Budget(connections, min(wanted, clients), clients < wanted)
+
+
+def may_take(clients: int, held: int) -> bool:
+    """Return whether mpsd takes another descriptor of a user who has so many clients, of which it holds so many.
+
+    How many a process has open is its own affair: without a bound one user's clients would use up mpsd's descriptors.
+    """
+    return held < clients * OF_A_CLIENT + _BEYOND
 
 
 def refusal(descriptors: int) -> str:

@@ -4,6 +4,7 @@ If that is not possible (not root, no tools device, another layout), mpsd logs i
 would without it.  Prose: docs/uvm.md.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 import structlog
 import trio
 
+from mpsd import processes
 from mpsd.fault import Observation
 from mpsd.inspector import Inspector
 from mpsd.model import ProcessId
+from mpsd.policy.descriptor_budget import may_take
+from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
 from mpsd.uvm.holding import OpenSpaces, find_closed
 from mpsd.uvm.standing import UNKNOWN, Standing, UvmSettings
 from mpsd.uvm.watch import InThread, Surroundings, Watch
@@ -52,10 +56,18 @@ class Attachments:
         publish_observation: Callable[[Observation], None],
         tell_end: Callable[[ProcessId, str, bool], None] = lambda process, domain, had_context: None,
         in_thread: InThread | None = None,
+        ranges: UidRanges = NO_RANGES,
     ) -> None:
+        """ranges: whose uids count as one user."""
         self.settings = settings
+        self._share_of = ranges.share_of
+        self._shares: dict[ProcessId, int] = {}  # the uid whose share each client is of
+        self._clients: Counter[int] = Counter()  # by that uid, as the next
+        self._held: Counter[int] = Counter()  # descriptors
         self._around = Surroundings(
             open_spaces,
+            self._count,
+            self._may_take,
             inspector,
             publish_observation,
             in_thread or _threads(trio.CapacityLimiter(_THREADS)),
@@ -143,8 +155,17 @@ class Attachments:
             finally:
                 self._nursery = None
 
+    def _count(self, process: ProcessId, more: int) -> None:
+        self._held[self._shares[process]] += more
+
+    def _may_take(self, process: ProcessId) -> bool:
+        share = self._shares[process]
+        return may_take(self._clients[share], self._held[share])
+
     def _begin(self, watch: Watch) -> None:
         self._watches[watch.process] = watch
+        self._shares[watch.process] = share = self._share_of(processes.real_uid(watch.process.pid))
+        self._clients[share] += 1
         if self._nursery is None:
             self._early.append(watch)
         else:
@@ -158,6 +179,10 @@ class Attachments:
             log.exception("uvm.bug", pid=watch.process.pid)
         finally:
             del self._watches[watch.process]
+            share = self._shares.pop(watch.process)
+            self._clients[share] -= 1
+            if not self._clients[share]:
+                del self._clients[share], self._held[share]
             if (over := self._over.pop(watch.process, None)) is not None:
                 over.set()
 

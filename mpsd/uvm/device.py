@@ -120,6 +120,10 @@ class DeviceSpace:
             return Answer(Outcome.REFUSED, str(exc))
 
     @property
+    def descriptors(self) -> int:
+        return 1 + len(self.controls)
+
+    @property
     def pair(self) -> Pair:
         return Pair(self.descriptor, self.number, self.pid)
 

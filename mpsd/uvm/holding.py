@@ -27,6 +27,10 @@ class Holding:
     laying: Laying | None = None
     why: str = ""
 
+    @property
+    def descriptors(self) -> int:
+        return self.space.descriptors + (self.queue is not None)
+
     def attach(self, process: ProcessId, gpus: tuple[str, ...], settings: UvmSettings, inspector: Inspector) -> None:
         """Attach what the settings ask for and what is not attached yet."""
         if not self.is_space and (settings.events or settings.shield != "off"):

@@ -130,6 +130,10 @@ class SimulatedSpace:
         return answer(self.page.free(base, length))
 
     @property
+    def descriptors(self) -> int:
+        return 2 + (self.events is not None)
+
+    @property
     def pair(self) -> Pair:
         return Pair(self.descriptor, self.number, self.pid)
 

@@ -67,6 +67,10 @@ class Space(Protocol):
         """Free a range that `reserve` answered with DONE."""
 
     @property
+    def descriptors(self) -> int:
+        """The number of descriptors of mpsd that it takes."""
+
+    @property
     def pair(self) -> Pair:
         """The duplicate, and the client's number: the same open file until the client closes it, or starts another program."""
 

@@ -14,7 +14,7 @@ Prose: docs/uvm.md.
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +26,13 @@ from mpsd.errors import TooMany
 from mpsd.fault import Observation
 from mpsd.inspector import Inspector
 from mpsd.model import ProcessId
+from mpsd.policy.descriptor_budget import MOST_SPACES
 from mpsd.process_ending import Ending, how_ended, how_it_is_ending
 from mpsd.uvm.abi import UvmEvent
 from mpsd.uvm.descriptors import ProcessEnded
 from mpsd.uvm.digest import digest, digest_guarded, guarded
 from mpsd.uvm.holding import Holding, OpenSpaces, attach_all, close_all, look
-from mpsd.uvm.space import Queue, Unavailable
+from mpsd.uvm.space import Queue, Space, Unavailable
 from mpsd.uvm.standing import ShieldState, Standing, UvmSettings
 
 log = structlog.get_logger()
@@ -58,6 +59,8 @@ class Surroundings:
     """What all watches share."""
 
     open_spaces: OpenSpaces
+    count: Callable[[ProcessId, int], None]  # takes how many more descriptors mpsd holds of the client
+    may_take: Callable[[ProcessId], bool]  # whether its user's clients may take another of mpsd's descriptors
     inspector: Inspector
     publish: Callable[[Observation], None]
     in_thread: InThread  # the kernel may delay the caller
@@ -88,6 +91,8 @@ class Watch:
     _why: str = "its descriptors were not found yet"
     _lost: int = 0
     _due_at: float = math.inf  # when it tries the shield again (trio time)
+    _is_full: bool = False  # the last look could take no further descriptors
+    _counted: int = 0  # descriptors that are counted for its user
     _was_late: bool = False  # it tried later than that, and may have missed a context
     _guards: list[range] = field(default_factory=list)
     _in_guards: list[UvmEvent] = field(default_factory=list)  # seen, and not known yet whether they are fatal
@@ -170,6 +175,8 @@ class Watch:
         finally:
             os.close(pidfd)
             await self._let_go(self.holdings)
+            self.holdings = []
+            self._count()
 
     async def _attend(self, pidfd: int, life: trio.Nursery) -> None:
         since, must_look = trio.current_time(), True
@@ -222,23 +229,40 @@ class Watch:
     async def _look(self, pidfd: int, life: trio.Nursery) -> None:
         try:
             have, around = list(self.holdings), self.around
-            found = await around.in_thread(look, self.process, pidfd, have, around.open_spaces, around.inspector)
+            found = await around.in_thread(look, self.process, pidfd, have, self._open_spaces, around.inspector)
         except ProcessEnded:
             return  # its pidfd shows that
-        self.holdings += found.found
+        taken = found.found[: MOST_SPACES - len(have)]
+        self.holdings += taken
         if found.lost:
             self.holdings = [holding for holding in self.holdings if holding not in found.lost]
             await self._let_go(found.lost)
+        await self._let_go(found.found[len(taken) :])
         await around.in_thread(attach_all, self.holdings, self.process, self.gpus, self.settings, around.inspector)
+        self._count()
         for holding in self.holdings:
             if holding.queue is not None and holding not in self._listeners:
                 self._listeners[holding] = trio.CancelScope()
                 life.start_soon(self._listen, holding.queue, self._listeners[holding])
         self._is_refused = bool(found.why) and not self.holdings
+        if self._is_full and not self._is_attached:
+            self._why = "its user's clients have as many of mpsd's descriptors as they may (docs/operating.md, Open files)"
+            self.around.tell_absent(self._why)
+            return
         self._why = found.why or ("" if self._is_attached else "its descriptors were not found yet")
         for why in dict.fromkeys([found.why, *(holding.why for holding in self.holdings)]):
             if why:
                 self.around.tell_absent(why)
+
+    def _open_spaces(self, process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
+        """Take further descriptors, unless the user has its share.  Asked in the thread: many looks may wait for one."""
+        self._is_full = len(have) >= MOST_SPACES or not self.around.may_take(process)
+        return [] if self._is_full else self.around.open_spaces(process, pidfd, have)
+
+    def _count(self) -> None:
+        held = sum(holding.descriptors for holding in self.holdings)
+        self.around.count(self.process, held - self._counted)
+        self._counted = held
 
     # -- faults ----------------------------------------------------------------------------------------------------------
 
@@ -303,7 +327,7 @@ class Watch:
     def _is_worth_holding(self) -> bool:
         return not self._released.is_set() and not self._has_faulted and self.has_company()
 
-    async def _let_go(self, holdings: list[Holding]) -> None:
+    async def _let_go(self, holdings: Sequence[Holding]) -> None:
         """Close these in a thread, once one is free.
 
         Closing the last descriptor of a dead client takes its work off the GPU, which can take a while.  What is still open

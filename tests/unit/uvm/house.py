@@ -145,6 +145,8 @@ class FakeSpace:
         self.asked.append(("free", base, length))
         return DONE
 
+    descriptors: int = 1
+
     @property
     def pair(self) -> Pair:
         """Of this process with itself: open as long as it lives."""

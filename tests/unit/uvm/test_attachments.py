@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import trio.testing
 
 from mpsd.fault import Source
 from mpsd.model import ProcessId
+from mpsd.policy.descriptor_budget import MOST_SPACES, OF_A_CLIENT
 from mpsd.uvm.attachments import Attachments, Watched
 from mpsd.uvm.space import Space, Unavailable
 from mpsd.uvm.standing import UNKNOWN, ShieldState, Standing, UvmSettings
@@ -21,11 +23,13 @@ from tests.unit.uvm.house import (
     GPU,
     WATCHED,
     FakeClient,
+    FakeSpace,
     Told,
     a_client,
     attachments,
     company,
     directly,
+    nobody,
     start,
     until,
 )
@@ -298,3 +302,58 @@ async def live(made: Attachments, client: FakeClient, steps: int) -> bool:
             nursery.cancel_scope.cancel()
     assert made.count == 0
     return steps < 0
+
+
+class Greedy:
+    """Clients that open eight UVM descriptors between any two looks, none of them a VA space."""
+
+    def __init__(self) -> None:
+        self.spaces: dict[ProcessId, list[FakeSpace]] = {}
+        self.looks = 0
+
+    def open_spaces(self, process: ProcessId, pidfd: int, have: Sequence[Space]) -> list[Space]:
+        self.looks += 1
+        new = [FakeSpace(descriptors=9) for _ in range(8)]
+        self.spaces.setdefault(process, []).extend(new)
+        return [*new]
+
+    def held(self, process: ProcessId) -> int:
+        return sum(("close",) not in space.asked for space in self.spaces.get(process, ()))
+
+
+async def test_however_many_descriptors_a_client_opens_mpsd_takes_a_few(tmp_path: Path, client: FakeClient, told: Told) -> None:
+    """Eight more at each look, with up to eight others each, used up all that mpsd may open."""
+    greedy = Greedy()
+    made = Attachments(UvmSettings(), greedy.open_spaces, INSPECTOR, told)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await start(nursery, made, client)
+            for _ in range(20):
+                made.watch(client.process, "default", (GPU,), company)
+                await trio.sleep(0.06)
+            assert greedy.held(client.process) == MOST_SPACES
+            assert greedy.looks <= 2
+            nursery.cancel_scope.cancel()
+    [why] = [entry["why"] for entry in logs if entry["event"] == "uvm.absent"]
+    assert "as many of mpsd's descriptors as they may" in why
+
+
+async def test_a_users_clients_have_a_share_of_the_descriptors_together(tmp_path: Path, told: Told) -> None:
+    """And what one of them gives back, another may take."""
+    greedy = Greedy()
+    made = Attachments(UvmSettings(), greedy.open_spaces, INSPECTOR, told)
+    with ExitStack() as clients, structlog.testing.capture_logs():
+        crowd = [clients.enter_context(a_client(tmp_path)) for _ in range(6)]
+        async with trio.open_nursery() as nursery:
+            await nursery.start(made.run)
+            most = 64 + len(crowd) * OF_A_CLIENT  # 106, so that the third client's four spaces are the last
+            for number, client in enumerate(crowd):
+                made.watch(client.process, "default", (GPU,), nobody)
+                while number < 3 and not greedy.held(client.process):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            served = [client for client in crowd if greedy.held(client.process)]
+            assert (len(served), sum(greedy.held(each.process) for each in crowd) * 9 >= most) == (3, True)
+            for client in served:
+                client.kill()
+            await until(lambda: sum(bool(greedy.held(each.process)) for each in crowd if each not in served) >= 2)
+            nursery.cancel_scope.cancel()
