@@ -176,7 +176,7 @@ async def test_a_client_without_a_shield_counts_as_one_without_a_context_only_if
     ends: list[tuple[str, bool]] = []
     made = Attachments(
         UvmSettings(), SimulatedDevices(tmp_path, INSPECTOR).open_spaces, INSPECTOR, told,
-        tell_end=lambda *end: ends.append(end), in_thread=directly,
+        tell_end=lambda process, *end: ends.append(end), in_thread=directly,
     )  # fmt: skip
     client.ask("open")
     async with trio.open_nursery() as nursery:
