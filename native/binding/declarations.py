@@ -1,7 +1,7 @@
-"""From C headers to a module of Python, through cffi: what mpsd._native and mpsd_client._native are built with.
+"""Build mpsd._native and mpsd_client._native from C headers, through cffi.
 
-A header is preprocessed with MPSD_CDEF defined: only its declarations remain.  Needs a C compiler, Python's headers and cffi,
-and no setuptools; what is missing is said by name.
+Each header is preprocessed with MPSD_CDEF defined, which leaves only its declarations. The build needs a C compiler,
+Python's headers and cffi, but not setuptools; an error names the one that is missing.
 """
 
 import os
@@ -19,7 +19,7 @@ LIBRARIES = ["dl", "pthread"]
 
 
 def compiler() -> list[str]:
-    """Ends the program where there is none, or where Python.h is missing."""
+    """Return the C compiler's command. Exits with a message if the compiler or Python.h is missing."""
     words = os.environ.get("CC", "cc" if shutil.which("cc") else "gcc").split()
     missing = [] if words and shutil.which(words[0]) else [f"a C compiler (gcc): no {' '.join(words)}"]
     header = Path(sysconfig.get_paths()["include"], "Python.h")
@@ -31,7 +31,7 @@ def compiler() -> list[str]:
 
 
 def declarations(header: Path, *flags: str) -> str:
-    """What a header declares, as cffi takes it."""
+    """Return the declarations of a header in the form that cffi parses."""
     command = [*compiler(), "-E", "-P", "-DMPSD_CDEF", *flags, str(header)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -46,7 +46,7 @@ class Binding:
     folders: tuple[Path, ...]
 
     def builder(self) -> FFI:
-        """What setuptools' cffi_modules wants."""
+        """Return the cffi builder that setuptools' `cffi_modules` calls."""
         made = FFI()
         made.cdef(self.declared)
         made.set_source(
@@ -59,8 +59,8 @@ class Binding:
         return made
 
     def build_in_place(self, package: Path) -> Path:
-        """The module among its package's sources, as an editable installation has it.  It is replaced at once, since others may
-        load it meanwhile.  Raises CalledProcessError."""
+        """Build the module among its package's sources, as in an editable installation, and return its path. It is replaced
+        atomically, since another process may be loading it. Raises CalledProcessError."""
         target = package / f"{self.module.rpartition('.')[2]}.abi3.so"
         new = target.with_name(f".{target.name}.{os.getpid()}")
         folders = [f"-I{each}" for each in (*self.folders, sysconfig.get_paths()["include"])]

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd_accept.h: a connection is accepted, its user is told, and it is given to the keeper, with nothing in between.
+ * mpsd_accept.h: accept a connection, read its peer's credentials, and pass it to the keeper without returning in between.
  *
- * Until the keeper has it, the death of mpsd closes it, and its client runs without MPS or gets an error.  In Python the two
- * calls are some 70 us apart, and milliseconds where another thread takes the interpreter meanwhile.
+ * Until the keeper has the connection, the death of mpsd closes it, and its client runs without MPS or gets an error. In Python
+ * the two calls are some 70 us apart, or milliseconds if another thread takes the interpreter lock in between.
  *
- * Connections whose peers have hung up are passed over: to accept and close one takes 2 us here, and a millisecond where it
- * becomes a conversation first.  So processes that only connect and hang up keep nobody else waiting.
+ * Connections that their peers have closed are skipped: accepting and closing one takes 2 us here, and a millisecond if it
+ * becomes a conversation first. So processes that only connect and hang up do not delay other clients.
  */
 #ifndef MPSD_ACCEPT_H
 #define MPSD_ACCEPT_H
@@ -30,10 +30,10 @@ struct mpsd_arrival {
 };
 
 /*
- * Accept the next connection at `listener`.  The descriptor, close-on-exec and non-blocking, or -errno where nobody was
- * accepted; -ECONNABORTED where all that were looked at had hung up, and more may wait.  `request`: a datagram for `keeper`, with
- * which the descriptor goes, and from then on each message tells its sender; keeper -1: there is none.  bytes 0: it is not for a
- * keeper.  Waits for nobody where `listener` is non-blocking.
+ * Accept the next connection at `listener`. Returns its descriptor, close-on-exec and non-blocking; -ECONNABORTED if every
+ * connection it looked at had been closed by its peer, and more may wait; or another -errno if it accepted none. `request` is
+ * the datagram that carries the descriptor to `keeper`; from then on each message on the connection carries its sender's
+ * credentials. keeper -1: no keeper runs. bytes 0: do not pass the connection on. Does not block if `listener` is non-blocking.
  */
 static int mpsd_accept(int listener, int keeper, const char *request, size_t bytes, struct mpsd_arrival *out);
 
@@ -48,8 +48,9 @@ static int mpsd_has_hung_up(int fd)
 }
 
 /*
- * Whether no descriptor of a stranger's is queued, so that closing it waits for nobody.  Its peer can send no more.  Words are
- * thrown away; a message that carries descriptors shows in MSG_CTRUNC, since there is no room for them, and is left where it is.
+ * Whether close(2) of this connection cannot block, because no descriptor from another process is queued in it. Its peer can
+ * send no more. Plain data is discarded. A message that carries descriptors sets MSG_CTRUNC, since the buffer has no room for
+ * them, and stays in the queue.
  */
 static int mpsd_is_harmless(int fd)
 {
@@ -60,7 +61,7 @@ static int mpsd_is_harmless(int fd)
 		struct msghdr look = { .msg_iov = &part, .msg_iovlen = 1 };
 		ssize_t found = recvmsg(fd, &look, MSG_PEEK | MSG_DONTWAIT);
 
-		if (found < 0 && errno == ECONNRESET) /* told once, before what is queued */
+		if (found < 0 && errno == ECONNRESET) /* reported once, before the queued data */
 			continue;
 		if (found >= 0 && (look.msg_flags & MSG_CTRUNC))
 			return 0;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd_inspector.h: what mpsd asks of `mpsd-inspector`, the process that reads other processes for it.
+ * mpsd_inspector.h: the protocol of `mpsd-inspector`, the process that reads other processes for mpsd.
  *
  * Some reads of another process wait for a lock or a page that its user can hold for ever: /proc/PID's
- * environ, maps and cmdline, kcmp(2), pidfd_getfd(2), and close(2) of what that took
- * (docs/relay.md, "A client that cannot be read").  mpsd asks the inspector for them.  The inspector forks one child for each request.  The child
+ * environ, maps and cmdline, kcmp(2), pidfd_getfd(2), and close(2) of a descriptor taken that way
+ * (docs/relay.md, "A client that cannot be read").  mpsd asks the inspector for them.  The inspector forks one child for each
+ * request.  The child
  * reads, answers and exits; a timer kills it at the deadline.
  *
  * Transport.  mpsd starts `mpsd-inspector --fd N`; N is one end of an AF_UNIX SOCK_SEQPACKET pair.  The
@@ -14,17 +15,18 @@
  * mpsd_inspector_answer, then the payload.  When the socket closes without an answer, the child was killed.
  *
  *   op     request                                    payload when status is 0
- *   PING   nothing                                    none; count: children that live.  Answered without a child
+ *   PING   nothing                                    none; count: living children.  Answered without a child
  *   FACTS  words: names of variables                  the first word of cmdline, NUL, then NAME=VALUE, NUL each
  *   MAPS   nothing                                    the first MPSD_INSPECTOR_MAPS_BYTES bytes of maps
  *   SAME   pairs                                      a byte each: is descriptor `own` of process `asker` the
  *                                                     same open file as descriptor `number` of the pair's `pid`?
  *   TAKE   words: links, of a device their last       count numbers (int32), and as many descriptors: duplicates
- *          names; pairs: those known; rdev_major,     of descriptors of `pid` whose link is among the words, whose
- *          rdev_minor: of a device, or 0, 0           device is this, and which no pair has
+ *          names; pairs: those already known;         of descriptors of `pid` that link to one of the words, refer
+ *          rdev_major, rdev_minor: of a device,       to this device, and are in none of the pairs
+ *          or 0, 0
  *
- * `status` is 0 or -errno: -EBUSY when `uid` has MPSD_INSPECTOR_SHARE children that live, or all have
- * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are for uids that have none; -E2BIG when a value or the
+ * `status` is 0 or -errno: -EBUSY when `uid` has MPSD_INSPECTOR_SHARE living children, or all uids together have
+ * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are reserved for uids without a child; -E2BIG when a value or the
  * environment is longer than the bounds below.
  *
  * In Python's struct a request is "=IIIIIIIIII", a pair "=iiI", an answer "=iI".
@@ -49,7 +51,7 @@ enum mpsd_inspector_same { MPSD_INSPECTOR_OTHER, MPSD_INSPECTOR_IS_SAME, MPSD_IN
 
 enum {
 	MPSD_INSPECTOR_MOST = 512,        /* children at a time */
-	MPSD_INSPECTOR_FIRST = 448,       /* of which for uids that have none */
+	MPSD_INSPECTOR_FIRST = 448,       /* reserved for uids without a child */
 	MPSD_INSPECTOR_SHARE = 8,         /* and for one uid at most */
 	MPSD_INSPECTOR_DATAGRAM = 65536,  /* a request or an answer */
 	MPSD_INSPECTOR_MAPS_BYTES = 16384, /* the lowest mappings; the kernel lists them in order */
@@ -63,10 +65,10 @@ enum {
 struct mpsd_inspector_request {
 	uint32_t version;
 	uint32_t op;
-	uint32_t pid;         /* whom to read; SAME: the pairs say it */
-	uint32_t uid;         /* to whose share the child counts */
+	uint32_t pid;         /* the process to read; for SAME the pairs name it */
+	uint32_t uid;         /* the child counts towards this user's share */
 	uint32_t deadline_ms; /* 1 or more */
-	uint32_t asker;       /* SAME, TAKE: whose descriptors the pairs' `own` are */
+	uint32_t asker;       /* SAME, TAKE: the pairs' `own` are descriptors of this process */
 	uint32_t rdev_major;
 	uint32_t rdev_minor;
 	uint32_t pairs;

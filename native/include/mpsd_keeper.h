@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd_keeper.h: what is said to `mpsd-keeper`, the process that holds descriptors for mpsd.
+ * mpsd_keeper.h: the protocol of `mpsd-keeper`, the process that holds descriptors for mpsd.
  *
- * The keeper is started by mpsd, outlives it, and gives everything back to the next mpsd. It knows
- * nothing of what it holds: listening sockets, connections of waiting clients, GPU memory.
+ * mpsd starts the keeper. The keeper outlives mpsd and returns every descriptor to the next mpsd. It does
+ * not know what they are: listening sockets, connections of waiting clients, GPU memory.
  *
  * Transport.  AF_UNIX, SOCK_SEQPACKET; mpsd binds and listens, and starts the keeper with the socket
  * as descriptor 3: `mpsd-keeper --fd 3 --max 4096`.  mpsd owns the path and removes it.  Peers of
- * another uid are answered NOT_ALLOWED and parted from; over MPSD_KEEPER_PEERS connections, PEERS_FULL.
+ * another uid get NOT_ALLOWED, peers beyond MPSD_KEEPER_PEERS get PEERS_FULL; both are disconnected.
  * Numbers are in the byte order of the machine.  In Python's struct a message is "=HHHHIIQQQQ64sQQ",
  * an entry "=64sQQQQ", a stat "=IIIIIIQQQQQQQQQQQQQ".
  *
- * A request is one datagram: one struct mpsd_keeper_message, exactly, with `version` of the speaker,
+ * A request is one datagram: exactly one struct mpsd_keeper_message, with `version` of the sender,
  * `op`, `sequence` of the peer's choice, and the fields of the table below; all others are zero, and
  * a request where they are not is refused.  A reply is one datagram: the same struct with REPLY in
  * `flags`, `op` and `sequence` of the request, `status`, and after it the payload, if any.  Requests
@@ -31,24 +31,24 @@
  * A refusal carries only the status (BAD_VERSION: also the keeper's version, as every reply does).
  * After BAD_VERSION, NOT_GREETED, NOT_ALLOWED and PEERS_FULL the keeper closes the connection.
  *
- * Version.  The first words exchanged.  Same major: talk.  Other major: BAD_VERSION, and part.
+ * Version.  The first words exchanged.  Same major: continue.  Other major: BAD_VERSION, and close.
  *
  * QUIET in the flags of PUT, DROP or STOP asks for no reply when the status is OK; refusals still come.
- * Such a request may be sent and forgotten: what a peer sent before it died is still carried out.
+ * A peer may send such a request without waiting: the keeper carries it out even after the peer died.
  *
- * Generations.  PUT of an id that is held replaces it, and closes what was held, when its generation
- * is higher; else STALE.  GET and DROP with a generation not 0 want exactly that one; else STALE.
- * What was dropped is forgotten, its generation too.
+ * Generations.  PUT of an id that is held replaces the descriptor, and closes the old one, if its generation
+ * is higher; else STALE.  GET and DROP with a generation not 0 match exactly that one; else STALE.
+ * After DROP the keeper forgets the id and its generation.
  *
- * Descriptors.  PUT takes exactly one and nothing else takes any; every descriptor that comes with
+ * Descriptors.  PUT takes exactly one and no other request takes any; every descriptor that comes with
  * a refused request is closed.  An id is 1 to 64 of [a-z0-9._:-], padded with NUL, not ended by one.
  *
- * Limits.  Descriptors held: --max, less where RLIMIT_NOFILE cannot be raised so far; STAT tells.
- * A peer that does not say HELLO, or does not read its replies, is disconnected after
+ * Limits.  Descriptors held: --max, or fewer if RLIMIT_NOFILE cannot be raised so far; STAT has the number.
+ * A peer that does not send HELLO, or does not read its replies, is disconnected after
  * MPSD_KEEPER_PATIENCE_MS; while a reply waits, no further request of that peer is read.  An empty
- * datagram cannot be told from the end and ends the connection.
+ * datagram looks like the end of the connection and ends it.
  *
- * Ending.  SIGTERM: the keeper exits, and what it holds is closed.  SIGHUP, SIGINT and SIGPIPE are
+ * Ending.  SIGTERM: the keeper exits, which closes all it holds.  SIGHUP, SIGINT and SIGPIPE are
  * ignored.  Exit status 0; 2 when it could not start, with one line on stderr.
  */
 #ifndef MPSD_KEEPER_H

@@ -15,9 +15,9 @@
 #endif
 
 /*
- * When `watched` can be read, or reading it would say what is wrong, one is added to `told`, an eventfd; again after an interval
- * or two if it still can.  Reads nothing itself, so that nothing goes with a thread that is ended.  0: `stop` can be read; or
- * -errno.  Any thread; blocks until then; borrows all three.
+ * When `watched` can be read, or reading it would report an error, add one to `told`, an eventfd; add one again after an
+ * interval or two if `watched` still can be read. Reads no data itself, so that ending its thread loses none. Returns 0 when
+ * `stop` can be read, or -errno. Any thread; blocks until then; borrows all three.
  */
 static int mpsd_look(int watched, int told, int stop, int64_t interval_ns);
 
@@ -30,7 +30,8 @@ static int mpsd_look(int watched, int told, int stop, int64_t interval_ns)
 	for (;;) {
 		struct pollfd each[] = { { .fd = stop, .events = POLLIN }, { .fd = watched, .events = POLLIN } };
 
-		/* It looks before it sleeps, and when nobody has woken it.  What was told may not be read yet: then it sleeps. */
+		/* Check once more before sleeping, and after a timeout. The last wakeup may not have been consumed yet: then
+		 * sleep. */
 		if (ppoll(each, has_told ? 1 : 2, &interval, NULL) < 0 && errno != EINTR)
 			return -errno;
 		if (each[0].revents)

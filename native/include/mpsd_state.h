@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd_state.h: the forward state of a service, as it lies in shared host memory: what a standby needs to go on where the active
+ * mpsd_state.h: the forward state of a service, as it lies in shared host memory: what a standby needs to go on where the
+ * active
  * process stopped (request ids, positions, counters, the state of a random generator), written by one process, read by others.
  *
  *     0        struct mpsd_state_head         written once, then never again
  *     65536    struct mpsd_state_control      one cache line
  *     65600    MPSD_STATE_SLOTS records       each of whole lines, of 64 bytes; the last one is padded with zero
  *
- * The file is a memfd of exactly that length, and sealed: it cannot shrink or grow (whoever maps it is safe from SIGBUS), and
- * from Linux 5.1 on nobody but its writer can write, and its head not even the writer.  Numbers are in the byte order of the
- * machine; every word from 65536 on is written and read as an aligned whole of 8 bytes.
+ * The file is a memfd of exactly that length, and sealed: it cannot shrink or grow (a process that maps it is safe from
+ * SIGBUS),
+ * and from Linux 5.1 on only its writer can write, and not even the writer can change the head.  Numbers are in the byte order
+ * of the machine; every word from 65536 on is written and read as an aligned whole of 8 bytes.
  *
  * Update n (1, 2, ...) goes to slot n % MPSD_STATE_SLOTS.  mark[slot] is 2n - 1 while it is written, 2n when it is complete, 0
- * before the first.  So at every moment there is an n, the last complete update, such that every slot's mark is that of the
- * newest update of that slot up to n, but for the slot of n + 1, which may be at 2n + 1.  Anything else is damage.
+ * before the first.  So at every moment an n exists, the last complete update, such that every slot's mark is that of the
+ * newest update of that slot up to n, except for the slot of n + 1, which may be at 2n + 1.  Anything else is damage.
  * digest[slot] covers the record, its n, and the head's generation, schema_hash and record_bytes.
  *
- * A memfd has one writer and one generation, which is in its head.  Who takes over makes another memfd.
+ * A memfd has one writer and one generation, which is in its head.  A process that takes over makes another memfd.
  *
  * Version: the first words.  Same major: read it.  Other major: do not.  Prose: docs/state.md.
  */
@@ -42,7 +44,7 @@ enum {
 	MPSD_STATE_LINE = 64,             /* bytes; records are written by lines */
 	MPSD_STATE_MOST_BYTES = 1048576,  /* of a record */
 	MPSD_STATE_SCHEMA_ROOM = 3968,    /* bytes, a NUL included */
-	MPSD_STATE_CONTROL_AT = 65536,    /* the largest page there is: what lies before it is mapped by nobody */
+	MPSD_STATE_CONTROL_AT = 65536,    /* the largest page size; readers need not map what lies before it */
 };
 
 struct mpsd_state_head { /* written before the file is sealed; read with pread, once */

@@ -2,11 +2,12 @@
 /*
  * mpsd_uvm.h: the ioctls of the open-source nvidia-uvm module that mpsd uses, and the records of its event queues.
  *
- * From uvm_ioctl.h and uvm_types.h of NVIDIA's open-gpu-kernel-modules (MIT), versions 535 to 595; the same bytes work on all of
- * them (docs/uvm.md, "Driver versions").  The number of an ioctl is passed as it is: it has no direction and no size.
+ * From uvm_ioctl.h and uvm_types.h of NVIDIA's open-gpu-kernel-modules (MIT), versions 535 to 595; the same bytes work on all
+ * of them (docs/uvm.md, "Driver versions"). The number of an ioctl is passed unencoded: without direction and size.
  *
- * `status` is an NV_STATUS (nvstatuscodes.h).  Write MPSD_UVM_UNANSWERED there: it stays where a driver has another layout.
- * No structure of any version is longer than MPSD_UVM_ARGUMENT_BYTES: whoever passes so many is never read beyond its end.
+ * `status` is an NV_STATUS (nvstatuscodes.h). Write MPSD_UVM_UNANSWERED there before the call: the value stays if the driver
+ * has another layout. No structure of any version is longer than MPSD_UVM_ARGUMENT_BYTES: the driver never reads beyond a
+ * buffer of that size.
  */
 #ifndef MPSD_UVM_H
 #define MPSD_UVM_H
@@ -33,7 +34,7 @@ enum {                                      /* on a descriptor of */
 
 enum { /* status */
 	MPSD_UVM_DONE = 0x00,
-	MPSD_UVM_ILLEGAL_ACTION = 0x16, /* a descriptor that is no VA space: the second one, or one that is not set up yet */
+	MPSD_UVM_ILLEGAL_ACTION = 0x16, /* the second descriptor is not a VA space, or one that is not set up yet */
 	MPSD_UVM_INVALID_DEVICE = 0x26, /* no context on this GPU yet, or none that can do it */
 	MPSD_UVM_ADDRESS_IN_USE = 0x68,
 };
@@ -49,7 +50,7 @@ enum {
 	MPSD_UVM_FAULT_POISON = 15,
 };
 
-struct mpsd_uvm_range { /* CREATE_EXTERNAL_RANGE, FREE.  Late versions have no length in FREE: the status comes in its place */
+struct mpsd_uvm_range { /* CREATE_EXTERNAL_RANGE, FREE. Late versions of FREE do not have `length`; the status is in its place */
 	uint64_t base;
 	uint64_t length;
 	uint32_t status;

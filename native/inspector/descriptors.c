@@ -63,7 +63,8 @@ static int compare_numbers(const void *a, const void *b)
 	return *(const int *)a - *(const int *)b;
 }
 
-/* The numbers of descriptors whose links are wanted, lowest first.  How many, at most MPSD_INSPECTOR_PAIRS; or -errno. */
+/* Find the numbers of the descriptors with the wanted links, lowest first. Returns how many, at most MPSD_INSPECTOR_PAIRS; or
+ * -errno. */
 static int find_numbers(const struct question *question, int *out)
 {
 	char path[64];
@@ -102,8 +103,8 @@ static int is_known(const struct question *question, const struct reply *out, in
 	return 0;
 }
 
-/* Whether what was taken is what was looked for: it can have been replaced after its link was read, and mpsd must not
- * get a file whose close waits for its user. */
+/* Whether the descriptor taken is the one looked for. The process can have replaced it after its link was read, and mpsd must
+ * not receive a file that its user can make block in close(2). */
 static int is_as_wanted(const struct question *question, int taken)
 {
 	const struct mpsd_inspector_request *head = &question->head;
@@ -137,7 +138,7 @@ int descriptors_take(const struct question *question, struct reply *out)
 			continue;
 		taken = (int)syscall(SYS_pidfd_getfd, question->pidfd, numbers[i], 0);
 		if (taken < 0 && errno == EBADF)
-			continue; /* closed meanwhile */
+			continue; /* closed in between */
 		if (taken < 0)
 			return -errno;
 		if (!is_as_wanted(question, taken)) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a process was started with, and what it has mapped. */
+/* Read the environment, command line and mappings of a process. */
 #include "inspector.h"
 
 #include <errno.h>
@@ -51,7 +51,7 @@ int is_word(const struct question *question, const char *text, size_t size)
 	return 0;
 }
 
-/* Of an environment, the entries whose names are asked for, in its order. */
+/* Append the entries of an environment that the request names, in the order of the environment. */
 static int append_entries(const struct question *question, const char *environment, size_t size, struct reply *out)
 {
 	int rc = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What main.c, facts.c and descriptors.c share.  Everything in the latter two runs in a child that may be killed. */
+/* Declarations shared by main.c, facts.c and descriptors.c. All code in the latter two runs in a child that may be killed. */
 #ifndef INSPECTOR_H
 #define INSPECTOR_H
 
@@ -7,7 +7,7 @@
 
 #include "../include/mpsd_inspector.h"
 
-/* A request whose lengths were checked.  Borrows the datagram. */
+/* A request with checked lengths. Borrows the datagram. */
 struct question {
 	struct mpsd_inspector_request head;
 	const struct mpsd_inspector_pair *pairs; /* head.pairs of them */
@@ -16,7 +16,7 @@ struct question {
 	int pidfd; /* -1: none came with it */
 };
 
-/* What the child sends.  Owns the descriptors in `taken`, until the child exits. */
+/* The child's reply. Owns the descriptors in `taken`, until the child exits. */
 struct reply {
 	struct mpsd_inspector_answer head;
 	char payload[MPSD_INSPECTOR_DATAGRAM - sizeof(struct mpsd_inspector_answer)];

@@ -49,8 +49,8 @@ static uint32_t count_children(void)
 	return count;
 }
 
-/* A place for one more child of `uid`; NULL when there is none.  Children that cannot be killed stay as long as their users like:
- * those of some users take what is for everybody, and each of the others still gets one. */
+/* Return a free place for a child of `uid`, or NULL. Children that cannot be killed stay as long as their users like: even if
+ * those of some users fill the common places, each other user still gets one. */
 static struct child *find_place(uint32_t uid)
 {
 	struct child *place = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the keeper's files share.  One thread, no locks, no allocation but the table's. */
+/* Declarations shared by the keeper's files. One thread, no locks; only the table allocates memory. */
 #ifndef KEEPER_H
 #define KEEPER_H
 
@@ -43,7 +43,7 @@ struct request {
 	struct mpsd_keeper_message message;
 	size_t length;         /* of the datagram; the struct holds its beginning */
 	int fd;                /* the first descriptor that came with it; -1: none */
-	uint32_t descriptors;  /* how many came, as far as the kernel tells */
+	uint32_t descriptors;  /* how many came, if the kernel reports it */
 };
 
 struct reply {
@@ -85,7 +85,7 @@ struct peers {
 	bool stop;               /* STOP came */
 };
 
-/* What poll() watches: the places, then the listener. */
+/* The descriptors that poll() watches: one for each peer, then the listener. */
 enum { PEERS_EVENTS = MPSD_KEEPER_PEERS + 1 };
 
 void peers_init(struct peers *peers, int listener);

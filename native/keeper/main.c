@@ -17,7 +17,7 @@
 #define MAX_DEFAULT 4096
 #define MAX_MOST (1 << 20) /* the kernel's own default bound on descriptors */
 #define LISTENER_FD 3
-/* Besides what is held: standard ones, listener, peers, a reply's copy for each, one being accepted,
+/* Descriptors in addition to those held for mpsd: standard ones, listener, peers, a reply's copy for each, one being accepted,
  * one being received, the notify socket and its barrier. */
 #define OWN_DESCRIPTORS (4 + 2 * MPSD_KEEPER_PEERS + 2 + 3)
 

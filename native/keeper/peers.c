@@ -54,7 +54,7 @@ static int send_reply(int fd, struct reply *reply)
 		done = sendmsg(fd, &datagram, MSG_DONTWAIT | MSG_NOSIGNAL);
 	while (done < 0 && errno == EINTR);
 	if (done < 0 && (errno == EAGAIN || errno == ETOOMANYREFS || errno == ENOBUFS || errno == ENOMEM))
-		return -EAGAIN; /* the kernel's limits too pass when somebody reads */
+		return -EAGAIN; /* the kernel's limits too end when the peer reads */
 	if (reply->fd >= 0)
 		close(reply->fd);
 	reply->fd = -1;
@@ -99,7 +99,7 @@ static void take_descriptors(struct msghdr *datagram, struct request *request)
 		}
 	}
 	if (datagram->msg_flags & MSG_CTRUNC)
-		request->descriptors = UINT32_MAX; /* more than there was room for */
+		request->descriptors = UINT32_MAX; /* more than the buffer has room for */
 }
 
 /* 1: a request was read.  0: none waits.  -EPIPE: the end, after all that was sent. */
@@ -121,7 +121,7 @@ static int receive(int fd, struct request *request)
 	memset(&request->message, 0, sizeof(request->message));
 	do
 		length = recvmsg(fd, &datagram, MSG_DONTWAIT | MSG_CMSG_CLOEXEC | MSG_TRUNC);
-	while (length < 0 && (errno == EINTR || errno == ECONNRESET)); /* reset: told once, before what is queued */
+	while (length < 0 && (errno == EINTR || errno == ECONNRESET)); /* reset: reported once, before the queued data */
 	if (length < 0)
 		return errno == EAGAIN || errno == ENOMEM ? 0 : -EPIPE;
 	take_descriptors(&datagram, request);
@@ -159,7 +159,7 @@ static void serve_peer(struct peers *peers, struct peer *peer, struct protocol *
 	}
 }
 
-/* One datagram to somebody who gets no place. */
+/* Send one datagram to a peer that gets no place. */
 static void turn_away(int fd, uint32_t status)
 {
 	struct request nothing = { .fd = -1 };
@@ -261,7 +261,7 @@ int peers_watch(const struct peers *peers, struct pollfd *events)
 	if (paused && peers->accept_after_ms < until)
 		until = peers->accept_after_ms;
 	if (until == INT64_MAX)
-		return -1; /* forever: nobody is owed anything */
+		return -1; /* forever: no reply is pending */
 	return until > now ? (int)(until - now) : 0;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Protocol: what each request does to the table, and what is answered.  ../include/mpsd_keeper.h is
- * the specification.  It has never heard of sockets; descriptors are numbers that it owns or gives. */
+/* Protocol: apply each request to the table and make its reply. ../include/mpsd_keeper.h is the specification. This file does
+ * not use sockets; descriptors are numbers that it owns or gives. */
 #include "keeper.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What each op may carry; whatever is not named must be zero. */
+/* Fields that each op may carry; all others must be zero. */
 enum {
 	TAKES_ID = 1,
 	MAY_TAKE_ID = 2,
@@ -72,7 +72,7 @@ static uint32_t check_fields(const struct mpsd_keeper_message *message, uint32_t
 	return MPSD_KEEPER_OK;
 }
 
-/* Also for a request that came too short: what is missing of it is zero. */
+/* Also for a request that is too short: its missing part is zero. */
 static uint32_t check(const struct request *request, bool greeted)
 {
 	const struct mpsd_keeper_message *message = &request->message;

@@ -14,7 +14,7 @@ static int compare(const char *left, const char *right)
 	return memcmp(left, right, MPSD_KEEPER_ID_BYTES); /* padded with NUL, which is below all others */
 }
 
-/* The place of the first item whose id is not below `id`. */
+/* Return the index of the first item with an id not below `id`. */
 static uint32_t place_of(const struct table *table, const char *id)
 {
 	uint32_t low = 0, high = table->count;

@@ -1,16 +1,18 @@
-/* Starts a vendor control daemon whose pipe directory no process outside of its mount namespace can reach.
+/* Starts a vendor control daemon with a pipe directory that processes outside of its mount namespace cannot reach.
  *
  *   mpsd-launcher [--uid UID] HOME PROGRAM [ARGUMENT]...
  *   mpsd-launcher --try DIRECTORY          may a file system be mounted there?  Changes nothing
  *
- * HOME is the domain's directory, with `pipe` and `log` in it.  On the host it is mpsd's alone (0700).  The vendor's servers run as
- * their clients' users and connect to HOME/pipe/control by its path (measured, driver 580), so that they have to pass it.  In the
+ * HOME is the domain's directory, with `pipe` and `log` in it.  On the host only mpsd can enter it (0700).  The vendor's
+ * servers run
+ * as their clients' users and connect to HOME/pipe/control by its path (measured, driver 580), so that they have to pass it.
+ * In the
  * new namespace an empty file system of mode 0711 lies over HOME, with the real `pipe` and `log` mounted into it: all paths are
  * the same inside and outside, servers reach the socket, and other processes of their users do not.
  *
- * Exit status: the program's; 125 where this kernel or container does not allow the mounts; 126 for any other failure.  What this
- * program says itself begins with "mpsd-launcher: ".  Nothing here depends on other programs or on PATH.
- */
+ * Exit status: the program's; 125 if this kernel or container does not allow the mounts; 126 for any other failure.  Messages
+ * of
+ * this program itself begin with "mpsd-launcher: ".  It does not depend on other programs or on PATH. */
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -47,7 +49,8 @@ static _Noreturn void fail(int status, const char *what, const char *why)
 	exit(status);
 }
 
-/* What a container, a security module or an old kernel refuses is no reason to do without a daemon; want of memory is. */
+/* Exit 125 if a container, a security module or an old kernel refuses the mount: the domain then starts without a namespace.
+ * Exit 126 for any other reason, such as lack of memory. */
 static _Noreturn void cannot_mount(const char *what)
 {
 	bool is_refusal = errno == EPERM || errno == EACCES || errno == EINVAL || errno == ENOSYS || errno == ENODEV;
@@ -79,7 +82,7 @@ static struct arguments parse_arguments(int argc, char **argv)
 	return out;
 }
 
-/* Whatever mpsd left open is not the vendor's. */
+/* Descriptors that mpsd left open must not reach the vendor's program. */
 static void close_others_on_exec(void)
 {
 	if (syscall(SYS_close_range, FIRST_OTHER_FD, ~0U, CLOSE_RANGE_ON_EXEC) != 0)
@@ -87,7 +90,8 @@ static void close_others_on_exec(void)
 			(void)fcntl((int)fd, F_SETFD, FD_CLOEXEC); /* Linux before 5.11 */
 }
 
-/* Mounts of the host go on arriving here, so that unmounted file systems are let go; none of ours leaves. */
+/* Mounts of the host still propagate into the namespace, so that file systems unmounted on the host are released; mounts made
+ * here do not propagate out. */
 static void enter_namespace(void)
 {
 	if (unshare(CLONE_NEWNS) != 0)

@@ -146,7 +146,7 @@ static void dispatch(struct control *control, const struct peer *peer, const cha
 	reply_print(reply, "Unknown command \"%s\"\n", name);
 }
 
-/* 580 answers a line of 4094 bytes or more with the beginning of its answer, and dies of it. */
+/* Driver 580 answers a line of 4094 bytes or more with the beginning of its answer, and dies. */
 static void die_of(const char *line, const struct peer *peer, struct reply *reply)
 {
 	reply_print(reply, "Unknown command \"%s\"\n", line);

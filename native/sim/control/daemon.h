@@ -67,7 +67,7 @@ void run_loop(struct control *control); /* until the daemon exits */
 
 /* peers.c */
 void peer_accept(struct control *control, int listener);
-bool peer_is_awaited(const struct peer *peer); /* the daemon waits for it, and for nobody else */
+bool peer_is_awaited(const struct peer *peer); /* the daemon waits for this peer alone */
 void peer_readable(struct control *control, struct peer *peer);
 void peer_close(struct peer *peer);
 void peer_serve_pending(struct control *control);
@@ -89,7 +89,7 @@ void server_want(struct control *control, uid_t uid); /* a server for this user,
 
 /* shutdown.c */
 void shutdown_server(struct control *control, struct mps_server *server, bool force);
-void shutdown_retry(struct control *control);          /* those whose time has come */
+void shutdown_retry(struct control *control);          /* ask again the servers with an expired timer */
 int shutdown_wait_ms(const struct control *control);   /* until the next of those, or -1 */
 void shutdown_quit(struct control *control, long timeout_seconds); /* negative: no limit */
 
@@ -111,7 +111,7 @@ typedef void command_handler(struct control *, const struct peer *, struct words
 command_handler command_server_status, command_start_server;
 command_handler command_default_percent, command_percent, command_default_limit, command_limit, command_priority;
 command_handler command_ps, command_client_list, command_device_clients, command_terminate, command_device_query;
-/* May the peer change this server, or with NULL the daemon's own settings?  If not, the reply says so. */
+/* May the peer change this server, or with NULL the daemon's own settings? If not, writes the refusal into the reply. */
 bool command_may_change(const struct control *control, const struct peer *peer, const struct mps_server *server,
 			struct reply *reply);
 struct mps_server *command_server(struct control *control, const char *word, struct reply *reply);

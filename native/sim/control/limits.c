@@ -11,7 +11,7 @@ static bool is_set(const struct words *words)
 	return words->argv[0][0] == 's';
 }
 
-/* Whatever strtod makes of it, so "50x" is 50; out of range changes nothing. */
+/* Parse with strtod, as the vendor does, so "50x" is 50; a value out of range changes nothing. */
 static void change_percent(struct control *control, double *percent, const char *word)
 {
 	double value = word ? strtod(word, NULL) : 0.0;
@@ -100,7 +100,7 @@ static bool is_device(const char *device)
 	return atoi(device) < MOST_DEVICES;
 }
 
-/* Prints whole gibibytes if there is one: 1025M is shown as 1G.  Zero is no limit. */
+/* Print whole gibibytes if the limit has one: 1025M is shown as 1G. Zero means no limit. */
 static bool print_limit(struct link_settings *settings, const char *device, struct reply *reply)
 {
 	struct link_limit *limit = find_limit(settings, device);

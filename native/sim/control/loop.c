@@ -1,5 +1,5 @@
-/* The poll loop: one thread waits for everything; but while somebody who connected has not said who he is, as the vendor's
- * does, for him alone. */
+/* The poll loop: one thread waits for all peers. While a new peer has not introduced itself, the loop waits for it alone, as
+ * the vendor's does. */
 #include "daemon.h"
 
 #include <poll.h>
@@ -26,7 +26,7 @@ static bool anyone_awaited(const struct control *control)
 	return false;
 }
 
-/* A server's connection is its peer's until it said who it is; then servers[] owns it. */
+/* A server's connection belongs to its peer entry until the server introduces itself; then servers[] owns it. */
 static unsigned fill(const struct control *control, struct pollfd *items)
 {
 	bool busy = anyone_awaited(control);

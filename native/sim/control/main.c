@@ -1,4 +1,4 @@
-/* nvidia-cuda-mps-control of the simulator: options, and which of its two programs to be. */
+/* nvidia-cuda-mps-control of the simulator: parse the options and run as one of its two programs. */
 #include "daemon.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@ static int serve(void)
 	return 0;
 }
 
-/* The parent waits until the child listens; the child says its exit status over the pipe. */
+/* The parent waits until the child listens; the child sends its exit status over the pipe. */
 static int daemonise(void)
 {
 	int ready[2];

@@ -188,11 +188,11 @@ void peer_readable(struct control *control, struct peer *peer)
 	int rc = link_receive(peer->fd, &packet, 0);
 
 	if (rc == 0 && packet.fd >= 0)
-		close(packet.fd); /* nobody has one to give us */
+		close(packet.fd); /* no peer should send a descriptor */
 	if (rc == -ETIMEDOUT)
 		return;
 	if (rc == -EPROTO && peer_is_awaited(peer))
-		return; /* makes nothing of it, and waits for more */
+		return; /* ignore it and wait for more */
 	if (rc < 0) {
 		if (peer->role == PEER_UI)
 			log_control(control, "UI closed");

@@ -57,7 +57,7 @@ static void become(struct control *control, uid_t uid)
 	_exit(1);
 }
 
-/* In the child.  The server lies beside this program. */
+/* In the child. The server's program is in the directory of this one. */
 static void run_server(struct control *control, uid_t uid)
 {
 	char path[512];
@@ -109,7 +109,7 @@ void server_want(struct control *control, uid_t uid)
 		shutdown_server(control, current, false);
 }
 
-/* Takes the peer's descriptor if it is a child of ours. */
+/* Take the peer's descriptor if the peer is a child of this daemon. */
 bool server_adopt(struct control *control, struct peer *peer, const struct link_packet *said)
 {
 	struct mps_server *server = server_by_pid(control, said->pid);
@@ -144,7 +144,7 @@ void server_said(struct control *control, struct mps_server *server)
 		ready(control, server);
 	} else if (rc < 0 && rc != -ETIMEDOUT) {
 		close(server->fd);
-		server->fd = -1; /* SIGCHLD tells the rest */
+		server->fd = -1; /* the SIGCHLD handler does the rest */
 		server->forced = true;
 	}
 }

@@ -1,4 +1,5 @@
-/* Ending servers: ask, and ask again after 200, 400, ... 3200 ms while they have clients; on a fast machine a tenth of it. */
+/* Ending servers: ask, and ask again after 200, 400, ... 3200 ms while they have clients; after a tenth of that if the
+ * simulator runs fast. */
 #include "daemon.h"
 
 #include <signal.h>
@@ -52,7 +53,7 @@ static void try_and_retry(struct control *control, struct mps_server *server, bo
 
 void shutdown_server(struct control *control, struct mps_server *server, bool force_it)
 {
-	if (server->fd < 0 && !server->ready) { /* still on its way: it has nobody to wait for it */
+	if (server->fd < 0 && !server->ready) { /* still starting: it cannot be waiting for clients */
 		server->stopping = true;
 		server->backoff_ms = paced(FIRST_BACKOFF_MS);
 		server->retry_ns = machine_now_ns() + server->backoff_ms * 1000000ull;

@@ -1,4 +1,4 @@
-/* What the device meets where it reads or writes: memory, what takes anything, or nothing. */
+/* Find what a device access meets: memory, a range that accepts any access, or an unmapped address. */
 #include "driver.h"
 
 struct extent access_extent(CUcontext context, CUdeviceptr at, size_t bytes, unsigned access)

@@ -1,4 +1,5 @@
-/* The blocks of the machine's memory that this process has: the machine is told of the first and the last of its uses. */
+/* The blocks of the machine's memory that this process uses. Only the first and the last use of a block are reported to the
+ * machine. */
 #include "driver.h"
 #include "spans.h"
 

@@ -8,7 +8,7 @@ static struct extent extent_of(CUcontext context, CUdeviceptr at, size_t bytes, 
 	return is_device ? access_extent(context, at, bytes, access) : (struct extent){ EXTENT_MEMORY, bytes };
 }
 
-/* What the device reads and writes is looked at again when the copy runs. */
+/* The addresses that the device reads and writes are checked again when the copy runs. */
 static void move(CUcontext context, CUdeviceptr to, CUdeviceptr from, size_t bytes, bool to_device, bool from_device)
 {
 	while (bytes) {

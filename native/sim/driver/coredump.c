@@ -103,7 +103,7 @@ static void *write_as_culprit(void *unused)
 	return NULL;
 }
 
-/* Before the server is told of what we did: it answers within milliseconds. */
+/* Before the fault is reported to the server, which answers within milliseconds. */
 void coredump_culprit(enum fault_class fault)
 {
 	const struct coredump_exception *exception = wanted(fault);

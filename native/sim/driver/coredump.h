@@ -1,4 +1,4 @@
-/* What coredump.c, which knows when, and coredump_tables.c, which knows what, say to each other. */
+/* The interface between coredump.c, which decides when to write a dump, and coredump_tables.c, which fills it. */
 #ifndef MPSD_SIM_COREDUMP_H
 #define MPSD_SIM_COREDUMP_H
 

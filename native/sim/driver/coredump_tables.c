@@ -1,8 +1,7 @@
 /* The file of a core dump: an ELF file of tables, as in NVIDIA's cudacoredump.h.
  *
- * What they hold was measured: the table of SMs is of the whole GPU and the same for all; only the culprit's dump
- * has a grid, and in it a lane with the exception or a warp that stopped.
- */
+ * Their contents were measured: the table of SMs covers the whole GPU and is the same for all processes; only the culprit's
+ * dump has a grid, and in it a lane with the exception or a warp that stopped. */
 #include "coredump.h"
 
 #include <elf.h>

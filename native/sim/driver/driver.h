@@ -1,8 +1,7 @@
-/* The fake CUDA driver: its objects, and what its files offer each other.
+/* The fake CUDA driver: its objects, and the functions that its files share.
  *
- * A context has one worker thread (queue.c) that does its work in order; a process under MPS has
- * one more thread (listener.c) that hears what its server says.  Prose: docs/simulator.md.
- */
+ * A context has one worker thread (queue.c) that does its work in order; a process under MPS has one more thread (listener.c)
+ * that reads its server's messages. Prose: docs/simulator.md. */
 #ifndef MPSD_SIM_DRIVER_H
 #define MPSD_SIM_DRIVER_H
 
@@ -77,7 +76,7 @@ struct CUfunc_st {
 struct CUstream_st {
 	CUcontext context;
 	uint64_t last; /* number of the last work given to it */
-	CUgraph capture; /* what it is told goes there instead; NULL: it does it */
+	CUgraph capture; /* calls are recorded there instead; NULL: they are carried out */
 	bool spoiled;    /* something that cannot be captured was asked for */
 };
 
@@ -102,7 +101,7 @@ extern struct driver driver;
 CUresult driver_check(void);
 
 /* current.c */
-CUresult context_current(CUcontext *context); /* the current one if it is there and has no error */
+CUresult context_current(CUcontext *context); /* the current one if it exists and has no error */
 
 /* context.c */
 bool context_is_known(CUcontext context);
@@ -110,9 +109,10 @@ CUresult context_new(CUdevice device, bool primary, CUcontext *context);
 void context_free(CUcontext context);
 void context_fail(CUcontext context, int error); /* any thread; 0: the running kernel may end */
 void context_fail_all(int error);
-bool context_accuse(enum fault_class fault); /* tells the server, of any context of ours; false: there is none under MPS */
+/* reports the fault to the server, of any context of this process; false: no context runs under MPS */
+bool context_accuse(enum fault_class fault);
 void context_bye(void); /* at exit: our going is in order */
-void context_fail_on(int fd, int error); /* the one whose connection it is */
+void context_fail_on(int fd, int error); /* the context with this connection */
 
 /* device.c */
 bool device_has_uuid(const unsigned char *uuid); /* one that we may see, in bytes */
@@ -139,7 +139,7 @@ CUresult queue_wait(CUcontext context, uint64_t number);
 CUresult queue_do(const struct work *work, CUstream stream, bool wait); /* on the current context */
 bool queue_sleep(CUcontext context, uint64_t ns); /* worker only; false: it was cut short */
 
-/* page.c: what a context's server can see of its kernels; of work that is no kernel nothing */
+/* page.c: the part of a context's kernels that its server can see; ignores work that is not a kernel */
 void page_prepare(struct work *work);                          /* before it is given; no lock is held */
 void page_given(CUcontext context, struct work *work);         /* under the context's lock */
 void page_started(CUcontext context, const struct work *work); /* the rest: worker only */
@@ -147,7 +147,7 @@ void page_ended(CUcontext context, const struct work *work);
 
 /* graph.c */
 CUresult graph_take(CUstream stream, const struct work *work); /* into what the stream captures */
-CUresult stream_must_not_capture(CUstream stream);             /* else what it captures is spoiled; NULL: that is none */
+CUresult stream_must_not_capture(CUstream stream);             /* else the stream's capture is spoiled; NULL means no stream */
 
 /* module.c */
 CUresult module_read(CUmodule *module, const void *image); /* no context is needed */
@@ -173,7 +173,7 @@ size_t address_remove(CUdeviceptr base, enum address_kind kind, struct address_f
 size_t address_may_bytes(CUdeviceptr base, size_t bytes, unsigned access); /* how many from `base` on; at most `bytes` */
 bool address_may(CUdeviceptr base, size_t bytes, unsigned access);
 bool address_range(CUdeviceptr inside, CUdeviceptr *base, size_t *bytes, struct address_facts *facts); /* facts: may be NULL */
-bool address_is_used(CUdeviceptr base, size_t bytes); /* any of it, by memory that may be accessed */
+bool address_is_used(CUdeviceptr base, size_t bytes); /* any part of it, by memory that may be accessed */
 void address_protect(CUdeviceptr base, size_t bytes, unsigned access); /* whole ranges */
 void address_set_block(CUdeviceptr base, uint64_t block);
 CUdeviceptr address_reserve(size_t bytes, size_t alignment, CUdeviceptr wish); /* 0: no room */
@@ -192,7 +192,7 @@ void memory_release(unsigned gpu, uint64_t bytes);
 void memory_uncount(unsigned gpu, uint64_t bytes); /* of the limit alone */
 CUresult memory_count(CUcontext context, uint64_t bytes);
 CUresult memory_new(CUcontext context, size_t bytes, enum address_kind kind, CUdeviceptr *address);
-bool memory_free(CUdeviceptr base, enum address_kind kind); /* false: there is none that begins here */
+bool memory_free(CUdeviceptr base, enum address_kind kind); /* false: no memory begins here */
 
 /* pool.c */
 CUmemoryPool pool_of(CUdeviceptr inside); /* NULL: of none */
@@ -203,8 +203,9 @@ bool vmm_is_reserved(CUdeviceptr base, size_t bytes); /* all of it, by one cuMem
 
 /* guards.c */
 enum guard_kind { GUARD_NONE, GUARD_EMPTY, GUARD_SPARSE, GUARD_MANAGED };
-bool guard_meets(CUdeviceptr base, size_t bytes); /* any of it */
-enum guard_kind guard_at(CUdeviceptr at, size_t bytes, size_t *here, bool *is_first); /* is_first: nobody touched that page yet */
+bool guard_meets(CUdeviceptr base, size_t bytes); /* any part of it */
+/* is_first: this is the first access to that page */
+enum guard_kind guard_at(CUdeviceptr at, size_t bytes, size_t *here, bool *is_first);
 
 /* access.c: what the device meets where it reads or writes; worker only */
 enum extent_kind { EXTENT_BAD, EXTENT_MEMORY, EXTENT_SPARSE };
@@ -220,26 +221,26 @@ struct bad_access {
 	CUdeviceptr address;
 	unsigned access; /* ADDRESS_ */
 	unsigned gpu;
-	bool is_read_only; /* there is memory, but not for writing */
+	bool is_read_only; /* the memory is mapped, but not for writing */
 	bool is_copy;      /* by the copy engine */
 };
 void fault_access(CUcontext context, CUdeviceptr address, unsigned access, bool is_copy); /* worker only */
-void fault_memory_lost(void); /* this process's memory was overlaid: it dies of it */
+void fault_memory_lost(void); /* this process's memory was overlaid: it dies */
 
 /* coredump.c */
 bool coredump_is_asked(void);                  /* by the environment; any thread */
-void coredump_culprit(enum fault_class fault); /* we do it now; before the server is told */
+void coredump_culprit(enum fault_class fault); /* this process is the culprit; before the server knows */
 void coredump_heard(enum fault_class fault);   /* we lose our work by it; listener only: returns when the dump is there */
 
 /* uvm_space.c */
-void space_open(void);     /* in cuInit; without it all goes on as on a machine that has no UVM */
+void space_open(void);     /* in cuInit; if it fails, the process runs as on a machine without UVM */
 void space_register(void); /* a context is there */
-pid_t space_pid(void);     /* in the names of our files; 0: there are none */
+pid_t space_pid(void);     /* in the names of this process's files; 0: it made none */
 bool space_is_registered(void);
 bool space_meets(CUdeviceptr base, size_t bytes); /* a range that was laid from outside */
 size_t space_sparse_bytes(CUdeviceptr at, size_t bytes); /* how many from `at` on are in a sparse range; at most `bytes` */
-void space_report(const struct bad_access *bad);         /* to whoever listens; never blocks */
-void space_report_serviced(const struct bad_access *touched); /* what was no fault but news: memory that came when it was needed */
+void space_report(const struct bad_access *bad);         /* to the reader of the event queue; never blocks */
+void space_report_serviced(const struct bad_access *touched); /* not a fault: memory was mapped at its first access */
 
 /* kernels.c */
 struct kernel {

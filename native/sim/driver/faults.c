@@ -45,7 +45,7 @@ static void finish(CUcontext context, enum fault_class fault, const char *detail
 	if (context->link.fd < 0)
 		raise_alone(context, fault, detail);
 	else
-		queue_sleep(context, UINT64_MAX); /* the kernel hangs until the server says what becomes of it */
+		queue_sleep(context, UINT64_MAX); /* the kernel hangs until the server reports the outcome */
 }
 
 static void raise_with(CUcontext context, enum fault_class fault, const char *detail)
@@ -63,7 +63,7 @@ static void say_access(const struct bad_access *bad, char *detail, size_t size)
 		 bad->address & 0xffffffff, bad->is_read_only ? "FAULT_RO_VIOLATION" : "FAULT_PDE", access);
 }
 
-/* The queue of events hears of it long before the fault has consequences, unless a delay was asked for. */
+/* The event queue gets the fault long before the fault has consequences, unless the test asked for a delay. */
 void fault_access(CUcontext context, CUdeviceptr address, unsigned access, bool is_copy)
 {
 	struct bad_access bad = { address, access, context->gpu, false, is_copy };
@@ -82,7 +82,7 @@ void fault_access(CUcontext context, CUdeviceptr address, unsigned access, bool 
 	finish(context, FAULT_MMU, detail);
 }
 
-/* What was there, the driver's own code among it, reads as zeros from now on: an illegal instruction. */
+/* The replaced memory, which includes the driver's own code, reads as zeros from now on: an illegal instruction. */
 void fault_memory_lost(void)
 {
 	if (context_accuse(FAULT_ILLEGAL))

@@ -1,4 +1,5 @@
-/* Graphs: what a stream was told while it captured, to be told again.  In order, as all work is here; no nodes to be edited. */
+/* Graphs: record the calls of a capturing stream and repeat them. They run in order, as all work here does; nodes cannot be
+ * edited. */
 #include "driver.h"
 
 #include <stdlib.h>

@@ -1,10 +1,10 @@
-/* What a process laid into its own address space: the ioctls of /dev/nvidia-uvm that mpsd's libraries use, as answered there.
+/* The ranges that a process maps into its own address space: the ioctls of /dev/nvidia-uvm that mpsd's libraries use, with the
+ * real driver's answers.
  *
- *   73  an external range, which takes nothing yet    74  sparse, over a range: reads give 0, writes vanish    34  and away
+ *   73  an external range, which takes no access yet    74  sparse, over a range: reads give 0, writes vanish    34  remove it
  *
- * A managed guard takes accesses too, and each page that is touched for the first time is told to whoever hears the events.
- * What others laid into it from outside is in uvm_space.c.
- */
+ * A managed guard accepts accesses too, and the first access to each page is reported to the reader of the events.
+ * Ranges that other processes map into it are in uvm_space.c. */
 #include "driver.h"
 #include "mpsd_uvm.h"
 #include "spans.h"
@@ -22,7 +22,7 @@ enum { INVALID_ADDRESS = 0x1e, NO_MEMORY = 0x51 }; /* NV_STATUS */
 struct guard {
 	struct span span; /* first */
 	enum guard_kind kind;
-	uint64_t *touched; /* of a managed one: a bit for each SPARSE_PAGE of it */
+	uint64_t *touched; /* of a managed guard: a bit for each of its pages of SPARSE_PAGE bytes */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects all guards; that of the addresses may be taken under it */
@@ -35,13 +35,13 @@ static void remove_guard(struct guard *guard)
 	free(guard);
 }
 
-/* By a call that reads eight bytes there before it finds the rest of its arguments wrong. */
+/* By a call that reads eight bytes there before it rejects the rest of its arguments. */
 static bool is_readable(uint64_t address)
 {
 	return syscall(SYS_rt_sigprocmask, -1, address, NULL, 8) < 0 && errno != EFAULT;
 }
 
-/* What the host has unmapped, or put something else in its place, is no managed guard any more.  The caller holds the lock. */
+/* A managed guard ends where the host unmaps it or maps other memory over it. The caller holds the lock. */
 static void forget_unmapped(CUdeviceptr base, size_t bytes)
 {
 	struct span *at, *next;
@@ -177,8 +177,8 @@ static uint32_t create(uint64_t base, uint64_t length)
 	return status;
 }
 
-/* As ioctl(2) on a descriptor of ours would be: 0, and the answer in the structure; or -1 and errno.  There is no such
- * descriptor here, so any number will do. */
+/* Behaves like ioctl(2) on a descriptor of /dev/nvidia-uvm: 0, and the answer in the structure; or -1 and errno. The simulator
+ * has no such descriptor, so any number will do. */
 SIM_EXPORT int mpsd_sim_uvm_ioctl(int fd, unsigned long number, void *argument)
 {
 	struct mpsd_uvm_range *range = argument;
@@ -204,8 +204,8 @@ SIM_EXPORT int mpsd_sim_uvm_ioctl(int fd, unsigned long number, void *argument)
 	return -1;
 }
 
-/* As mmap(2) of such a descriptor at `address`, which MAP_FIXED gives us whatever the host had there: 0, or -1 and errno.
- * It goes as all mappings go, by munmap(2) or by another in its place. */
+/* Behaves like mmap(2) of such a descriptor with MAP_FIXED at `address`, which replaces any mapping of the host there: 0, or -1
+ * and errno. Another mmap(2) or munmap(2) removes it, as with all mappings. */
 SIM_EXPORT int mpsd_sim_uvm_mmap(void *address, size_t bytes)
 {
 	uint32_t status;

@@ -7,7 +7,7 @@
 struct driver driver = { .link.fd = -1, .next_context = 1 };
 
 static pthread_mutex_t initialising = PTHREAD_MUTEX_INITIALIZER; /* one cuInit at a time */
-static bool forked; /* a child of an initialised process has no driver */
+static bool forked; /* the driver does not work in the child of an initialised process */
 
 static void after_fork(void)
 {
@@ -20,7 +20,7 @@ CUresult driver_check(void)
 	return driver.ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 
-/* Ordinals count in what the server has; what is wrong is told in the server's log. */
+/* Ordinals count the server's devices; errors are reported in the server's log. */
 static CUresult choose_devices(void)
 {
 	const char *list = getenv("CUDA_VISIBLE_DEVICES");

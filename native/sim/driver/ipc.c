@@ -12,7 +12,7 @@
 
 enum { MAGIC = 0x49504331, LAZY_PEER_ACCESS = 1, PAGE = 4096, CHUNK_PAGES = 512 };
 
-struct handle { /* in the 64 bytes; whoever sends it may have written anything */
+struct handle { /* in the 64 bytes; untrusted, since any process may have written them */
 	uint32_t magic;
 	int32_t pid;
 	uint64_t block;

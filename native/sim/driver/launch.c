@@ -39,7 +39,7 @@ SIM_EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned
 }
 SIM_PER_THREAD(cuLaunchKernel, _ptsz);
 
-/* Of its attributes nothing is known here. */
+/* Launch attributes are ignored. */
 SIM_EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)
 {
 	if (!config)

@@ -1,4 +1,4 @@
-/* The thread that hears what the server says: that work has failed, or, by hanging up, that it died. */
+/* The thread that reads the server's messages: that work has failed, or, if the server hangs up, that it died. */
 #include "driver.h"
 
 #include <errno.h>

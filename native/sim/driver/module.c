@@ -1,4 +1,4 @@
-/* Modules: of a PTX text only the names of its entries count, which are looked up in kernels.c. */
+/* Modules: only the names of the entries of a PTX text count; kernels.c finds the kernel by that name. */
 #include "driver.h"
 
 #include <stdlib.h>

@@ -15,7 +15,7 @@ static struct link_packet *packet_new(void)
 	return malloc(sizeof(struct link_packet));
 }
 
-/* Waits for ever, as the real one does: whoever listens there decides when we may go on. */
+/* Waits for ever, as the real driver does: the process that listens there decides when to answer. */
 static int ask(int socket, enum link_kind kind, struct link_head head, struct link_packet *packet)
 {
 	int rc = link_send(socket, kind, head, NULL, 0, LINK_NO_FD);
@@ -23,7 +23,7 @@ static int ask(int socket, enum link_kind kind, struct link_head head, struct li
 	return rc < 0 ? rc : link_receive(socket, packet, -1);
 }
 
-/* Whatever goes wrong here means "no MPS", and CUDA runs without it, silently. */
+/* Every failure here means "no MPS", and CUDA runs without it, silently. */
 int mps_probe(void)
 {
 	struct link_packet *packet = packet_new();

@@ -61,7 +61,7 @@ void page_prepare(struct work *work)
 		describe(work, &work->launch.effect);
 }
 
-/* What has no place any more is not done when its process dies. */
+/* Work that no longer fits is not done when its process dies. */
 void page_given(CUcontext context, struct work *work)
 {
 	struct link_page *page = context->link.page;

@@ -1,4 +1,4 @@
-/* What is known of an address. */
+/* Attributes of an address. */
 #include "driver.h"
 
 static int ordinal_of(unsigned gpu)
@@ -14,7 +14,7 @@ static CUmemorytype type_of(const struct address_facts *facts)
 	return facts->kind == ADDRESS_HOST ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
 }
 
-/* Of an address that CUDA does not know there are facts without a kind: `base` is 0 then. */
+/* For an address that CUDA does not know, some attributes have a value without a kind: `base` is 0 then. */
 static CUresult tell(void *data, CUpointer_attribute attribute, CUdeviceptr ptr, CUdeviceptr base, size_t bytes,
 		     const struct address_facts *facts)
 {
@@ -80,7 +80,7 @@ SIM_EXPORT CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attrib
 	return tell(data, attribute, ptr, base, bytes, &facts);
 }
 
-/* Of an address that CUDA does not know each is told as nothing, and there is no error. */
+/* For an address that CUDA does not know, each attribute is zero, and the call succeeds. */
 SIM_EXPORT CUresult cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr)
 {
 	struct address_facts facts = { 0 };

@@ -11,7 +11,7 @@ struct chunk {
 	struct span span; /* first */
 	enum chunk_state state;
 	CUmemoryPool pool;
-	struct chunk *next; /* of the free ones of its bin */
+	struct chunk *next; /* the next free chunk of the same bin */
 };
 
 struct CUmemPoolHandle_st { /* the default pool of a device, and the only one */

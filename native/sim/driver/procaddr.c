@@ -8,7 +8,7 @@
 static const struct {
 	const char *name, *suffix;
 	int since; /* the CUDA that brought it */
-} newer[] = { /* of those whose arguments differ; the newest first */
+} newer[] = { /* versions with other arguments; the newest first */
 	{ "cuCtxCreate", "_v4", 12050 },
 	{ "cuCtxCreate", "_v3", 11040 },
 	{ "cuCtxCreate", "_v2", 3020 },
@@ -16,7 +16,7 @@ static const struct {
 	{ "cuGetProcAddress", "", 11030 },
 };
 
-/* Of a function that has to do with the default stream there is another where each thread has its own. */
+/* Functions that use the default stream have a second version for a default stream per thread. */
 static void *find_suffixed(void *library, const char *symbol, const char *suffix, bool is_per_thread)
 {
 	static const char *const streams[] = { "_ptsz", "_ptds" };

@@ -1,7 +1,7 @@
-/* Stretches of addresses that do not overlap, in order: a balanced tree, so that a hundred thousand cost no more each than ten.
+/* Address ranges that do not overlap, in order: a balanced tree, so that with a hundred thousand ranges one costs no more than
+ * with ten.
  *
- * A struct span is the first member of whatever is kept; its owner allocates and frees it, and locks.
- */
+ * A struct span is the first member of the kept object; the object's owner allocates, frees and locks it. */
 #ifndef MPSD_SIM_SPANS_H
 #define MPSD_SIM_SPANS_H
 
@@ -25,7 +25,7 @@ void span_take(struct spans *spans, struct span *span); /* is there; it stays it
 struct span *span_from(const struct spans *spans, uint64_t address); /* the lowest that ends behind it; NULL: none */
 struct span *span_at(const struct spans *spans, uint64_t address);   /* the one that it is in; NULL: none */
 struct span *span_next(const struct spans *spans, const struct span *span);
-bool span_meets(const struct spans *spans, uint64_t base, uint64_t bytes);  /* whether any of it is taken */
+bool span_meets(const struct spans *spans, uint64_t base, uint64_t bytes);  /* whether any part of it is taken */
 bool span_covers(const struct spans *spans, uint64_t base, uint64_t bytes); /* whether whole ones, end to end, make it up */
 
 #endif

@@ -1,4 +1,5 @@
-/* Our stand-in for /dev/nvidia-uvm: events for whoever listens, and the ranges that he laid into our address space. */
+/* The stand-in for /dev/nvidia-uvm: events for a reader in another process, and the ranges that it mapped into this address
+ * space. */
 #include "driver.h"
 #include "uvm_space.h"
 
@@ -14,7 +15,7 @@
 
 enum { GPC = 1, CLIENT = 0x27, COPY_PAGES = 20, COPY_STEP = 64 << 10 };
 
-static struct uvm_space *space; /* NULL: the machine has no UVM */
+static struct uvm_space *space; /* NULL: the machine does not have UVM */
 static int events = -1;
 static pid_t owner;
 static char space_path[300], events_path[300], control_path[300];
@@ -29,7 +30,7 @@ static void unlink_at_exit(void)
 	unlink(control_path);
 }
 
-/* Files of that name are of somebody dead who had our pid. */
+/* Existing files of that name belonged to a dead process with the same pid. */
 static int create_space(void)
 {
 	int fd;

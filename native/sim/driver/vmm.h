@@ -1,4 +1,4 @@
-/* What the two files of virtual memory management share. */
+/* Declarations shared by the two files of virtual memory management. */
 #ifndef MPSD_SIM_VMM_H
 #define MPSD_SIM_VMM_H
 
@@ -21,7 +21,7 @@ extern pthread_mutex_t vmm_lock; /* protects memories, mappings and reservations
 
 /* vmm_memory.c; the caller holds vmm_lock */
 struct memory *vmm_memory(CUmemGenericAllocationHandle handle); /* NULL: no such handle */
-void vmm_drop(struct memory *memory, unsigned *count);          /* one of its handles or mappings */
+void vmm_drop(struct memory *memory, unsigned *count);          /* release one of its handles or mappings */
 bool vmm_is_device(const CUmemLocation *location);
 
 #endif

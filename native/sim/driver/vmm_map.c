@@ -89,8 +89,8 @@ static CUresult map(CUdeviceptr ptr, struct memory *memory)
 	return CUDA_SUCCESS;
 }
 
-/* A note, no more: without access until cuMemSetAccess, over a guard too.  Of a handle only the whole can be mapped: that tells
- * its true size. */
+/* Only records the mapping: without access until cuMemSetAccess, over a guard too. Only the whole memory of a handle can be
+ * mapped, so a mapping shows its true size. */
 SIM_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
 			     unsigned long long flags)
 {

@@ -138,7 +138,7 @@ SIM_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	return memory ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* What was imported is not exported again: seen on an H200, driver 580.  A descriptor that came with it is good for others. */
+/* Imported memory cannot be exported again: seen on an H200, driver 580. The descriptor that it came with can be sent on. */
 static bool may_export(const struct memory *memory)
 {
 	return memory->may_export && memory->counted;

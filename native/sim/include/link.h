@@ -1,6 +1,6 @@
-/* What the simulator's parts say to each other.  The simulator's own; nothing else speaks it.
+/* The protocol between the simulator's parts. Private to the simulator.
  *
- *   control -> whoever connects: GREETING; then it waits for that one, and for nobody else, without limit
+ *   control -> new peer: GREETING; then it waits for that peer alone, without limit
  *   client  -> control   PROBE                       <- PROBED, closed
  *   client  -> control   HELLO <- WELCOME, ATTACH <- GRANT + descriptor | REFUSE, DONE, closed
  *   UI      -> control   UI <- UI_READY, (COMMAND <- OUTPUT*, END)*
@@ -8,9 +8,8 @@
  *   server  -> client    ACCEPT + page | REFUSE, then FAULTED at any time
  *   client  -> server    FAULT, BYE
  *
- * One datagram is one message: a link_head, then link_head.size bytes.  Who sent it is told by the
- * kernel's SCM_CREDENTIALS, so that a relay can vouch for others.
- */
+ * One datagram is one message: a link_head, then link_head.size bytes.  The kernel's SCM_CREDENTIALS
+ * identify the sender, so that a relay can vouch for others. */
 #ifndef MPSD_SIM_LINK_H
 #define MPSD_SIM_LINK_H
 
@@ -41,7 +40,7 @@ struct link_head {
 	int32_t pid;
 	int32_t uid;
 	int32_t context; /* 0: the process itself */
-	int32_t status;  /* a CUresult, or what the kind says */
+	int32_t status;  /* a CUresult, or as the kind defines */
 	uint32_t size;   /* of the payload */
 	uint32_t flags;  /* of FAULTED: enum fault_class, 0 if of none */
 };
@@ -66,7 +65,7 @@ struct link_accept { /* payload of ACCEPT */
 	uint64_t limit_bytes[MACHINE_GPUS]; /* by machine GPU; 0: none */
 };
 
-struct link_client { /* one row of the ANSWER to GET_CLIENTS, whose flags say from which on */
+struct link_client { /* one row of the ANSWER to GET_CLIENTS; its flags hold the first row wanted */
 	int32_t pid;
 	int32_t context;
 	uint32_t id; /* the server's count */
@@ -100,7 +99,7 @@ struct link_page { /* shared by one context and its server: the client writes, t
 	_Atomic uint64_t kernel_started_ns; /* 0: idle */
 	_Atomic uint64_t kernel_needs_ns;   /* at most LINK_ENDLESS_NS */
 	_Atomic uint64_t queued_needs_ns;   /* of the kernels behind it */
-	_Atomic int32_t space_pid;          /* names its files in MPSD_SIM_DIR/uvm; 0: it has none */
+	_Atomic int32_t space_pid;          /* names its files in MPSD_SIM_DIR/uvm; 0: it made none */
 	int32_t reserved;
 	_Atomic uint64_t kernel_ended_ns; /* the last one */
 	_Atomic uint64_t first_effect, effects_end; /* of the kernels that are not over; counts, modulo LINK_EFFECTS the places */
@@ -108,7 +107,7 @@ struct link_page { /* shared by one context and its server: the client writes, t
 };
 _Static_assert(sizeof(struct link_page) <= 4096, "it is one page");
 
-/* When the kernel began that runs, or would run if its thread had come to it; 0: there is none. */
+/* When the running kernel began, or would have begun if its thread had reached it; 0: no kernel. */
 static inline uint64_t link_began_ns(const struct link_page *page)
 {
 	uint64_t started = page->kernel_started_ns, first = page->first_effect, ended = page->kernel_ended_ns;
@@ -121,7 +120,7 @@ static inline uint64_t link_began_ns(const struct link_page *page)
 
 struct link_packet {
 	struct link_head head;
-	pid_t pid; /* of the sender; 0: not told */
+	pid_t pid; /* the sender's; 0: unknown */
 	uid_t uid;
 	int fd; /* the receiver's to close; LINK_NO_FD: none came */
 	char payload[LINK_PAYLOAD];
@@ -132,10 +131,10 @@ int link_send(int socket, enum link_kind kind, struct link_head head, const void
 int link_receive(int socket, struct link_packet *packet, int timeout_ms); /* -EPIPE: closed; -EPROTO: not ours */
 int link_connect(const char *directory, const char *name); /* socket, once greeted, or -errno; may wait for ever */
 const char *link_pipe_directory(void);
-void link_more_descriptors(void); /* as many as we may have: a client takes two of its server's */
+void link_more_descriptors(void); /* as many as the limit allows: a client uses two of its server's */
 
 /* log.c: "[2026-11-20 12:30:15.126 Control   925] text" */
 size_t log_format(char *line, size_t size, const char *who, const char *text); /* length with newline */
-void log_put(int fd, const char *text, size_t length); /* best effort: whoever has gone does not read it */
+void log_put(int fd, const char *text, size_t length); /* best effort: a reader that has gone misses it */
 
 #endif

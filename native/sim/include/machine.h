@@ -1,10 +1,8 @@
-/* The fake machine: what the GPUs, their memory and the processes on them are.
+/* The fake machine: its GPUs, their memory and the processes on them.
  *
- * One file, MPSD_SIM_DIR/machine, mapped by every part of the simulator.  It is read and
- * written only under machine_lock().  Who is alive is told by the kernel: each process holds a
- * lock on the byte of its slot, which goes when the process goes, however it goes.
- * Prose: docs/simulator.md, "The machine".
- */
+ * One file, MPSD_SIM_DIR/machine, mapped by every part of the simulator. It is read and written only under machine_lock(). The
+ * kernel shows which processes live: each process holds a lock on the byte of its slot, which the kernel releases when the
+ * process ends, however it ends. Prose: docs/simulator.md, "The machine". */
 #ifndef MPSD_SIM_MACHINE_H
 #define MPSD_SIM_MACHINE_H
 
@@ -52,7 +50,7 @@ struct machine_process {
 	uint64_t used_bytes[MACHINE_GPUS];
 };
 
-struct machine_block { /* memory of cuMemCreate: it lives as long as a process has it, or there is a descriptor of it */
+struct machine_block { /* memory of cuMemCreate: it lives while a process uses it or a descriptor of it is open */
 	uint64_t id;    /* names the file memory/ID; modulo MACHINE_BLOCKS its slot.  0: free slot */
 	uint64_t bytes;
 	uint32_t gpu;
@@ -102,7 +100,7 @@ int machine_slot_hold(unsigned slot);     /* 0, or -errno */
 void machine_slot_drop(unsigned slot);
 void machine_forget_after_fork(void);
 
-/* processes.c; the caller holds the lock unless it says otherwise */
+/* processes.c; the caller holds the lock unless the comment differs */
 int machine_join(enum machine_kind kind, pid_t pid, pid_t server_pid); /* slot, or -errno; takes the lock */
 void machine_leave(void);                                               /* takes the lock */
 struct machine_process *machine_self(void);                             /* NULL before machine_join() */
@@ -110,20 +108,20 @@ int machine_own_slot(void);                                             /* -1 be
 void machine_reap(void);
 bool machine_may_create_context(unsigned gpu);
 
-/* memory.c; the caller holds the lock unless it says otherwise */
+/* memory.c; the caller holds the lock unless the comment differs */
 uint64_t machine_used_bytes(unsigned gpu);
 bool machine_fits(unsigned gpu, uint64_t bytes); /* still, once the dead have gone */
 bool machine_charge(unsigned gpu, uint64_t bytes); /* takes the lock; false: out of memory */
 void machine_release(unsigned gpu, uint64_t bytes); /* takes the lock */
 
-/* blocks.c; the caller holds the lock unless it says otherwise */
+/* blocks.c; the caller holds the lock unless the comment differs */
 int machine_block_create(unsigned gpu, uint64_t bytes, uint64_t *id); /* 0, or -errno; the caller's process holds it */
-int machine_block_export(uint64_t id); /* a memory file that keeps it alive, or -errno; -EMFILE: there are too many of it */
+int machine_block_export(uint64_t id); /* a memory file that keeps it alive, or -errno; -EMFILE: too many are open */
 int machine_block_find(int fd, unsigned *gpu, uint64_t *bytes, uint64_t *id); /* of what was exported: 0, or -ENOENT */
 int machine_block_hold(uint64_t id);  /* by the caller's process: 0, or -ENOENT */
 void machine_block_drop(uint64_t id); /* by the caller's process; it may be gone after that */
 int machine_block_open(uint64_t id);  /* its bytes, to be mapped: a descriptor that keeps nothing alive, or -errno; no lock needed */
-void machine_blocks_leave(unsigned slot); /* whatever a process held */
+void machine_blocks_leave(unsigned slot); /* release all blocks of a process */
 void machine_reap_blocks(void);
 
 /* devices.c */
@@ -140,7 +138,7 @@ unsigned machine_sms(unsigned gpu, double percent);
 
 /* xids.c; each takes the lock */
 void machine_xid(unsigned gpu, unsigned code, pid_t pid, const char *text);
-void machine_xid_mmu(unsigned gpu, pid_t pid, const char *access); /* 31: "faulted @ ...": whose channel it was */
+void machine_xid_mmu(unsigned gpu, pid_t pid, const char *access); /* 31: "faulted @ ...": the process that owned the channel */
 void machine_xid_exception(unsigned gpu, const char *what);        /* 13, twice; no pid */
 void machine_xid_channel(unsigned gpu, pid_t pid);                 /* 43 */
 void machine_wait_clear(unsigned gpu); /* until the driver has cleared up after the last Xid: what changes mappings does */
@@ -151,6 +149,6 @@ bool machine_is_fast(void);    /* MPSD_SIM_FAST=1 */
 unsigned machine_delay_ms(unsigned usual_ms, unsigned fast_ms);
 unsigned long machine_knob(const char *name, unsigned long otherwise);
 void machine_sleep_ms(unsigned ms);
-bool machine_is_lost(const char *knob); /* by chance, in as many of a hundred cases as the knob says */
+bool machine_is_lost(const char *knob); /* true at random, in the percentage of cases that the knob sets */
 
 #endif

@@ -1,14 +1,13 @@
-/* What stands for a client's /dev/nvidia-uvm: its address space, and the queue of its tool events.
+/* The stand-in for a client's /dev/nvidia-uvm: its address space, and the queue of its tool events.
  *
- *   MPSD_SIM_DIR/uvm/PID.space    this page; the client holds flock(LOCK_EX) on it.  Whoever takes a duplicate of the descriptor
- *                                 keeps the lock beyond the client's death, as he keeps the real address space.
+ *   MPSD_SIM_DIR/uvm/PID.space    this page; the client holds flock(LOCK_EX) on it.  A duplicate of the descriptor in another
+ *                                 process keeps the lock beyond the client's death, as it keeps the real address space.
  *   MPSD_SIM_DIR/uvm/PID.control  an empty file that stands for /dev/nvidiactl, the driver's objects of the client; it is locked
  *                                 likewise, and opened last, so that the end of a process closes it after the space
  *   MPSD_SIM_DIR/uvm/PID.events   a FIFO: one struct uvm_entry for each event, laid out as the real queue's entries of version 1
  *
  * A client has all open from cuInit on, close-on-exec.  Little endian; each field is read and written whole.
- * Prose: docs/simulator.md, "UVM".
- */
+ * Prose: docs/simulator.md, "UVM". */
 #ifndef MPSD_SIM_UVM_SPACE_H
 #define MPSD_SIM_UVM_SPACE_H
 

@@ -33,7 +33,7 @@ static void add_control(struct msghdr *message, int type, const void *data, size
 	message->msg_controllen += CMSG_SPACE(size);
 }
 
-/* Those who introduce themselves say who they are; a probe does not. */
+/* Messages that introduce the sender carry its credentials; a probe does not. */
 static bool shows_who(enum link_kind kind)
 {
 	return kind == LINK_HELLO || kind == LINK_ATTACH || kind == LINK_UI || kind == LINK_SERVER;
@@ -136,7 +136,7 @@ const char *link_pipe_directory(void)
 	return directory && *directory ? directory : "/tmp/nvidia-mps";
 }
 
-/* Whoever listens there speaks first. */
+/* The listening side sends the first message. */
 static int hear_greeting(int fd)
 {
 	struct link_packet *packet = malloc(sizeof(*packet));

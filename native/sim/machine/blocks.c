@@ -1,9 +1,9 @@
 /* Memory that several processes can map: sparse files, memory/ID.
  *
- * A block lives as long as a living process has it, by handle or mapping, which is a bit here; or as long as there is a ticket:
- * what was exported is a memory file that names the block, and has a lock of its own.  When its last duplicate is closed,
- * wherever that was, the lock has gone from /proc/locks.  So a process needs no descriptor for the memory that it merely uses.
- */
+ * A block lives while a living process uses it, by handle or mapping, which is a bit here; or while a ticket exists: an
+ * exported block is a memory file that names the block and has a lock of its own. When the last duplicate of that file is
+ * closed, in any process, the lock disappears from /proc/locks. So a process needs no descriptor for memory that it only
+ * uses. */
 #include "machine.h"
 #include "tickets.h"
 
@@ -233,7 +233,7 @@ int machine_block_export(uint64_t id)
 	return fd;
 }
 
-/* The text says where to look; the inode says whether it is a ticket of that block. */
+/* The text has the block's number; the inode shows whether the file is a ticket of that block. */
 int machine_block_find(int fd, unsigned *gpu, uint64_t *bytes, uint64_t *id)
 {
 	struct machine_block *block;

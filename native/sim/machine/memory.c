@@ -1,4 +1,4 @@
-/* What the GPUs' memory is used for. */
+/* Account for the GPUs' memory. */
 #include "machine.h"
 
 uint64_t machine_used_bytes(unsigned gpu)

@@ -1,4 +1,4 @@
-/* Where the machine is kept, its lock, and the locks that say who is alive. */
+/* Open the machine's file, take its lock, and take the locks that show which processes live. */
 #include "machine.h"
 
 #include <errno.h>
@@ -66,7 +66,7 @@ static uint64_t made_up(const char *text, unsigned salt)
 	return hash * 0x9e3779b97f4a7c15u;
 }
 
-/* Its layout is that of another version, and nobody is on it: it begins anew. */
+/* The layout is that of another version, and no process uses the machine: create it again. */
 static bool is_abandoned(void)
 {
 	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LIVE_BYTES, .l_len = MACHINE_PROCESSES };

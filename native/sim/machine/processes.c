@@ -1,4 +1,4 @@
-/* Who is on the machine.  A slot whose lock nobody holds belongs to the dead and is emptied. */
+/* The processes on the machine. A slot without a locked byte belongs to a dead process and is emptied. */
 #include "machine.h"
 
 #include <errno.h>

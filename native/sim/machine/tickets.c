@@ -1,4 +1,4 @@
-/* What was exported of a block: a memory file with the block's id, and a lock that the kernel lists until its last close. */
+/* Tickets of an exported block: a memory file with the block's id, and a lock that the kernel lists until its last close. */
 #include "machine.h"
 #include "tickets.h"
 
@@ -56,8 +56,9 @@ static void remember(struct tickets *live, uint64_t inode)
 	live->inodes[live->count++] = inode;
 }
 
-/* All of /proc/locks; NULL: the kernel does not tell.  It is told in pieces: a lock that goes between two of them can hide
- * another at the seam.  So each look has its seams elsewhere, and none is gone that any look has seen. */
+/* Read all of /proc/locks; NULL if the kernel does not provide it. The kernel returns it in pieces, and a lock that is released
+ * between two of them can hide another at the boundary. So each pass uses other boundaries, and a ticket counts as gone only if
+ * no pass has seen it. */
 static char *read_locks(unsigned look)
 {
 	static const size_t pieces[] = { 4096, 3300, 2700, 2200, 3900 };

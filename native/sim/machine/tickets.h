@@ -9,10 +9,10 @@
 
 enum { TICKET_LOOKS = 5 };
 
-struct tickets { /* whose lock was seen; the caller frees `inodes` */
+struct tickets { /* the tickets with a lock that was seen; the caller frees `inodes` */
 	uint64_t *inodes;
 	size_t count, room;
-	bool is_unknown; /* the kernel does not tell: all live */
+	bool is_unknown; /* the kernel does not list locks: treat all as living */
 };
 
 int ticket_make(uint64_t id, struct stat *info);            /* a descriptor, or -errno */

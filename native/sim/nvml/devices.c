@@ -1,4 +1,4 @@
-/* What NVML says about a device.  All GPUs are seen, whatever CUDA_VISIBLE_DEVICES says. */
+/* NVML's facts about a device. All GPUs are visible, regardless of CUDA_VISIBLE_DEVICES. */
 #include "nvml.h"
 
 #include <stdio.h>

@@ -57,7 +57,7 @@ typedef struct {
 	unsigned int gpuInstanceId, computeInstanceId;
 } nvmlEventData_t;
 
-nvmlReturn_t nvml_check(nvmlDevice_t device); /* initialised, a device of ours, and not lost */
+nvmlReturn_t nvml_check(nvmlDevice_t device); /* initialised, a device of the simulator, and not lost */
 unsigned nvml_index(nvmlDevice_t device);
 bool nvml_is_ready(void);
 

@@ -1,4 +1,4 @@
-/* NVML's beginning and end, and what it says about the system. */
+/* NVML's start and shutdown, and its facts about the system. */
 #include "nvml.h"
 
 #include <stdatomic.h>

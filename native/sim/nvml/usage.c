@@ -1,4 +1,4 @@
-/* Who uses a device, and how much of its memory. */
+/* The processes that use a device, and how much of its memory they use. */
 #include "nvml.h"
 
 static uint64_t used_bytes(nvmlDevice_t device)

@@ -1,4 +1,4 @@
-/* What clients are told, when their time has come: the terms they get, or why not. */
+/* Delayed answers to clients: the limits they get, or the reason of a refusal. */
 #include "server.h"
 
 #include <sys/mman.h>

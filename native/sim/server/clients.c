@@ -94,7 +94,7 @@ static void log_arrival(struct server *server, const struct connection *client)
 	server->stale_context = context;
 }
 
-/* The flags of the request say on which GPU; contexts are created one at a time. */
+/* The request's flags select the GPU; contexts are created one at a time. */
 void client_new(struct server *server, const struct link_packet *said)
 {
 	struct connection *client = &server->list[server->count];
@@ -129,7 +129,7 @@ void client_new(struct server *server, const struct link_packet *said)
 	server->count++;
 }
 
-/* When the work that it was given ends by itself; 0: it has none. */
+/* When the client's work ends by itself; 0: it has none. */
 static uint64_t work_end_ns(const struct link_page *page)
 {
 	uint64_t began = page ? link_began_ns(page) : 0;
@@ -142,15 +142,15 @@ static uint64_t first_needs_ns(const struct link_page *page)
 	return page->kernel_started_ns ? page->kernel_needs_ns : page->effects[page->first_effect % LINK_EFFECTS].needs_ns;
 }
 
-/* A process that dies in the middle of a long kernel takes the others along; up to 12 ms none did.  The work of a frozen process
- * ends all the same, though nobody takes note of it. */
+/* A process that dies in a kernel that has run for more than 12 ms ends its co-runners (measured: in none of the cases up to 12
+ * ms). The work of a frozen process also ends, although its threads do not notice. */
 static bool died_in_kernel(const struct connection *client)
 {
 	return client->page && !client->bye && !client->terminated &&
 	       first_needs_ns(client->page) > LONG_KERNEL_MS * 1000000ull && machine_now_ns() < work_end_ns(client->page);
 }
 
-/* Whoever keeps its address space puts the consequences off: perhaps there will be none. */
+/* A process that keeps the address space delays the consequences: perhaps none will follow. */
 static void die(struct server *server, const struct connection *client)
 {
 	if (client->space_pid && space_is_held(client->space_pid))
@@ -159,7 +159,7 @@ static void die(struct server *server, const struct connection *client)
 		fault_begin(server, client, FAULT_KILLED, "channel error");
 }
 
-/* An SM exception stops whatever its server's contexts do within a millisecond, before anybody hears of it. */
+/* An SM exception stops all contexts of its server within a millisecond, before any process knows of it. */
 static bool is_stopped(const struct connection *client)
 {
 	return client->doomed && client->fail_class != FAULT_MMU && client->fail_class != FAULT_KILLED;
@@ -201,7 +201,7 @@ static void client_gone(struct server *server, struct connection *client)
 	else if (context && client->page && !server->fault && !client->doomed && !client->bye && !client->terminated)
 		leftover_catch_up(server, client->page, machine_now_ns());
 	if (!client->bye && !has_more(server, pid))
-		space_forget(server, client->space_pid); /* whoever waits for that knows that it writes no more */
+		space_forget(server, client->space_pid); /* a process that waits for this knows that it writes no more */
 	if (client->page)
 		munmap(client->page, 4096);
 	client->page = NULL;

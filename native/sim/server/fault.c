@@ -1,4 +1,4 @@
-/* What a fault of one client does to all, and when.  The numbers are measured: docs/simulator.md. */
+/* The effects of one client's fault on all clients, and their times. The numbers are measured: docs/simulator.md. */
 #include "server.h"
 
 #include <stdio.h>
@@ -9,10 +9,10 @@ enum { TRAP_LATE_ONE_IN = 4, TRAP_LATE_MS = 250 };
 
 struct course { /* milliseconds after the access */
 	unsigned culprit_ms;
-	int culprit_code; /* 0: its call even succeeds, and it hears of it with the others */
+	int culprit_code; /* 0: its call even succeeds, and it gets the error with the others */
 	unsigned known_ms;
 	unsigned others_ms, spread_ms;
-	int others_code; /* 0: contained, nobody else notices */
+	int others_code; /* 0: contained, no other client notices */
 	unsigned xid_ms;
 	enum { XID_NONE, XID_CLIENT, XID_SERVER, XID_CHANNEL, XID_EXCEPTION } xid;
 	const char *exception;
@@ -42,7 +42,7 @@ static uint64_t after(uint64_t start, unsigned ms)
 	return start + ms * (machine_is_fast() ? 100000ull : 1000000ull);
 }
 
-/* Whom the log and Xid 31 name: whoever has been there longest, guilty or not. */
+/* The client that the log and Xid 31 name: the one connected longest, guilty or not. */
 static const struct connection *scapegoat(const struct server *server)
 {
 	for (unsigned i = 0; i < server->count; i++)
@@ -95,7 +95,7 @@ bool fault_is_near(const struct server *server)
 	return coming.known_ns || server->fault;
 }
 
-/* Who came while it was on its way is lost with the others, though its own work may be faulting too. */
+/* A client that connects while the fault is in progress is lost with the others, though its own work may be faulting too. */
 static void doom_late_comers(struct server *server, uint64_t now)
 {
 	for (unsigned i = 0; i < server->count; i++) {

@@ -1,8 +1,7 @@
-/* What a dead client's kernels still do to memory that others have too, while somebody keeps its address space.
+/* The effects of a dead client's kernels on memory that other clients share, while a process keeps its address space.
  *
- * On the device they run on until they end, or are stopped when the last holder lets go: the kernel's own way to do it is gone
- * with its process here, so that we do it.  Whoever lets the next writer in before that sees its memory change.
- */
+ * On the device they run until they end, or until the last holder closes the space. Here the kernel's code ended with its
+ * process, so the server continues it. A new writer that is admitted before that sees its memory change. */
 #include "server.h"
 
 #include <sys/mman.h>
@@ -24,7 +23,7 @@ void leftover_take(struct held *held, const struct link_page *page, uint64_t now
 	machine_lock();
 	for (unsigned i = 0; i < held->count; i++)
 		if (machine_block_hold(held->effects[i].block) < 0)
-			held->effects[i].kind = LINK_NOTHING; /* it has gone, or there is none */
+			held->effects[i].kind = LINK_NOTHING; /* it has ended, or never existed */
 	machine_unlock();
 	held->began_ns = link_began_ns(page);
 	held->ticks = now > held->began_ns ? (now - held->began_ns) / LINK_TICK_NS : 0;
@@ -109,7 +108,8 @@ static bool is_wanted(const struct server *server, uint64_t block)
 	return false;
 }
 
-/* What its thread had not come to, though on the device it was done before it died: of a stopped or a starved process. */
+/* Catch up with work that the device finished before its client died but the client's thread did not reach: of a stopped or
+ * starved process. */
 void leftover_catch_up(struct server *server, const struct link_page *page, uint64_t now)
 {
 	static struct held late;
@@ -120,7 +120,7 @@ void leftover_catch_up(struct server *server, const struct link_page *page, uint
 	leftover_end(server, &late);
 }
 
-/* Its memory is no longer kept by us, unless another of the dead works on it too. */
+/* Release its memory, unless the work of another dead client uses it too. */
 void leftover_end(struct server *server, struct held *held)
 {
 	unsigned count = held->count;

@@ -30,34 +30,34 @@ struct connection {
 	int refusal;        /* the CUresult that answers it; 0: it is accepted */
 	uint64_t answer_ns; /* when; 0: done */
 	struct link_settings terms; /* what holds for its process: that of the moment in which the process came */
-	bool terminated;    /* its work has been ended: its death harms nobody */
+	bool terminated;    /* its work has been ended: its death harms no other client */
 	bool bye;
 	bool doomed;        /* it was here when the fault happened */
 	bool in_reset;      /* it is the one that faulted */
-	int fail_code;      /* 0: tell it that all is well */
-	unsigned fail_class; /* enum fault_class, of whatever it loses its work by */
-	uint64_t fail_ns;   /* when to tell it fail_code; 0: nothing to tell */
-	int late_code;      /* what to tell it after that; 0: nothing */
+	int fail_code;      /* 0: report success */
+	unsigned fail_class; /* enum fault_class of the fault that ends its work */
+	uint64_t fail_ns;   /* when to send fail_code; 0: never */
+	int late_code;      /* the code to send after that; 0: none */
 	uint64_t late_ns;
 };
 
 enum { SERVER_HELD = 256, SERVER_ENDING = 256 };
 
-struct ending { /* a context with a share of its own, whose process ends or is held by somebody */
+struct ending { /* a context with a share of its own; its process is ending, or another process holds it */
 	bool is_used;
 	int space_fd;
 	int control_fd;
 };
 
-struct held { /* it died in the middle of a kernel, and somebody keeps its address space */
+struct held { /* it died in the middle of a kernel, and another process keeps its address space */
 	pid_t pid; /* 0: free */
 	pid_t space_pid;
 	unsigned gpu;
-	uint64_t end_ns; /* of its work */
+	uint64_t end_ns; /* when its work ends */
 	struct link_effect effects[LINK_EFFECTS]; /* what its kernels still do to memory, the one that runs first */
 	unsigned next, count;
 	uint64_t began_ns; /* of effects[next] */
-	uint64_t ticks;    /* of it, that are done */
+	uint64_t ticks;    /* the ticks that are done */
 	unsigned char *memory; /* what it works on, mapped; NULL: not yet, or it cannot be had */
 	uint64_t bytes;
 };
@@ -75,11 +75,11 @@ struct server {
 	bool fault;
 	bool destroyed; /* the device context has gone after a fault */
 	bool leaving;
-	pid_t culprit;     /* of the fault that is on its way or here; 0: nobody */
+	pid_t culprit;     /* of the fault in progress; 0: none */
 	pid_t to_terminate; /* the control daemon waits for the answer, and does nothing else; 0: it does not */
 	struct held held[SERVER_HELD];
 	struct ending ending[SERVER_ENDING];
-	unsigned lost_shares; /* of contexts whose space outlived the driver's objects: for as long as the server lives */
+	unsigned lost_shares; /* of contexts with a space that outlived the driver's objects: for as long as the server lives */
 };
 
 /* clients.c */
@@ -89,7 +89,7 @@ void client_list(struct server *server, unsigned from);
 unsigned client_workers(const struct server *server);
 
 /* spaces.c: the address spaces of the dead */
-bool space_is_held(pid_t space_pid); /* by somebody other than its client, who has gone */
+bool space_is_held(pid_t space_pid); /* by a process other than its client, which has gone */
 void space_forget(const struct server *server, pid_t space_pid); /* takes its files away, unless it is held */
 void space_hold(struct server *server, const struct connection *client); /* takes nothing; its death waits */
 void space_open_files(struct connection *client); /* at the arrival of a context */
@@ -101,7 +101,7 @@ uint64_t space_next_ns(const struct server *server, uint64_t now); /* 0: nothing
 /* leftover.c: what the dead left to do */
 void leftover_take(struct held *held, const struct link_page *page, uint64_t now); /* borrows the page */
 void leftover_run(struct held *held, uint64_t now); /* what would have been done by now */
-void leftover_catch_up(struct server *server, const struct link_page *page, uint64_t now); /* of one that nobody waits for */
+void leftover_catch_up(struct server *server, const struct link_page *page, uint64_t now); /* of a page that no thread waits for */
 void leftover_end(struct server *server, struct held *held); /* its place is free afterwards */
 
 /* terminate.c */

@@ -1,7 +1,9 @@
-/* The address spaces of the dead: as long as somebody keeps one, work that its client left behind goes on and harms nobody.
+/* The address spaces of dead clients: while a process keeps one, the work that its client left behind goes on and harms no
+ * other client.
  *
- * Whoever keeps one beyond the driver's objects of its client (PID.control) costs the server the client's share of the SMs, if
- * it had one of its own.  After a few of them no context can be made: 401 (H200, driver 580.159.04: after two to seven). */
+ * Keeping a space longer than the driver's objects of its client (PID.control) costs the server the client's share of the SMs,
+ * if the client had a share of its own. After a few such losses no context can be created: error 401 (H200, driver 580.159.04:
+ * after two to seven). */
 #include "server.h"
 #include "uvm_space.h"
 
@@ -17,7 +19,7 @@ static void path_of(char *path, size_t size, pid_t space_pid, const char *what)
 	snprintf(path, size, "%s/uvm/%d.%s", machine_directory(), (int)space_pid, what);
 }
 
-/* A client that dies lets go of its lock a little later than of us: whoever asks then, asks again. */
+/* A dying client releases its own lock a little later than its connection to the server: the caller asks again. */
 bool space_is_held(pid_t space_pid)
 {
 	char path[300];
@@ -63,7 +65,7 @@ static int open_file(pid_t pid, const char *what)
 	return open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
 }
 
-/* The files are named by the client's own pid: one in a pid namespace of its own has none here. */
+/* The client's own pid names the files, so a client in another pid namespace has none here. */
 void space_open_files(struct connection *client)
 {
 	bool is_watched = client->context && client->terms.percent < FULL_PERCENT;
@@ -106,7 +108,7 @@ bool space_is_worn(const struct server *server)
 	return server->lost_shares >= MOST_LOST_SHARES;
 }
 
-/* In this order: its process, and whoever holds it well, lets go of the space first. */
+/* In this order: the client's process, or a careful holder, closes the space first. */
 static void look_at_ends(struct server *server)
 {
 	for (unsigned i = 0; i < SERVER_ENDING; i++) {
@@ -133,7 +135,7 @@ void space_hold(struct server *server, const struct connection *client)
 	fault_begin(server, client, FAULT_KILLED, "channel error"); /* no room to wait */
 }
 
-/* Work that ends while its address space is there has ended well.  What it does to memory it does only as long. */
+/* Work that ends while its address space exists has ended well. It changes memory only during that time. */
 void space_run(struct server *server, uint64_t now)
 {
 	look_at_ends(server);

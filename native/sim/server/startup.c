@@ -1,4 +1,4 @@
-/* How a server comes up: it finds its control daemon, takes the devices, and says READY. */
+/* Start of a server: it finds its control daemon, opens the devices, and sends READY. */
 #include "server.h"
 
 #include <signal.h>

@@ -1,5 +1,5 @@
-/* terminate_client: ends a client's work.  Beside a fault it waits, as the vendor's does, until the culprit has gone; for a
- * stopped process until it goes on. */
+/* terminate_client: end a client's work. After a fault it waits, as the vendor's does, until the culprit has gone; for a
+ * stopped process until the process continues. */
 #include "server.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@ static struct connection *connection_of(struct server *server, pid_t pid)
 	return NULL;
 }
 
-/* Dead, and somebody keeps its address space: nothing can be done to it. */
+/* Dead, but another process keeps its address space: its work cannot be ended. */
 static bool is_left(const struct server *server, pid_t pid)
 {
 	for (unsigned i = 0; i < SERVER_HELD; i++)
