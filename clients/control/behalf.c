@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Behalf: what a daemon of root's takes from the environment of the user for whom sudo runs it.
+/* Behalf: the settings that a daemon of root takes from the environment of the user for whom sudo runs it.
  *
- * sudo drops that environment, unless `sudo -E`, SETENV or env_keep lets it pass.  What names a program, a library or a file
- * that root would load must not come from there, even where sudo was told to let everything pass. */
+ * sudo drops that environment, unless `sudo -E`, SETENV or env_keep lets it pass. Variables that name a program, a library or a
+ * file that root would load are never taken from there, even if sudo lets all of them pass. */
 #include "control.h"
 
 #include <errno.h>
@@ -24,7 +24,7 @@ static const char *const kept[] = {
 	"CUDA_MPS_", "CUDA_VISIBLE_DEVICES=", "CUDA_DEVICE_ORDER=", "CUDA_DEVICE_MAX_CONNECTIONS=", "MPSD_BACKEND=", "SUDO_",
 };
 
-/* The user for whom sudo runs us as root; NULL: there is none. */
+/* The user for whom sudo runs this program as root; NULL: not run by sudo. */
 static const char *invoking_uid(void)
 {
 	const char *uid = getenv("SUDO_UID");

@@ -47,8 +47,8 @@ void options_parse(int argc, char **argv, struct options *out);
 
 #define LINES_LIMIT 4096 /* longest command, without its newline: what one datagram to the daemon may hold */
 
-/* Called once a line.  `text` holds the first bytes of it, borrowed for the call; `length` is what the
- * line measured, and over LINES_LIMIT it must be refused.  A result other than 0 ends the feeding. */
+/* Called once a line. `text` holds its first bytes, borrowed for the call; `length` is the whole line's length, and a line over
+ * LINES_LIMIT must be refused. A result other than 0 ends the feeding. */
 typedef int lines_sink(void *context, const char *text, uint64_t length);
 
 struct lines { /* all zero to begin with */

@@ -11,8 +11,8 @@
 #define MPSD_VERSION "unversioned"
 #endif
 
-/* Tells us from the vendor's program of the same name: `make install` looks for it before it replaces or
- * removes one, and mpsd before it drives one. */
+/* Distinguishes this program from the vendor's of the same name: `make install` looks for it before it replaces or removes one,
+ * and mpsd before it starts one. */
 __attribute__((used)) const char help_marker[] = "mpsd-front-end";
 
 #define PROGRAM "CUDA MPS Control for Linux/Unix/QNX."

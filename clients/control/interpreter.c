@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Interpreter: which Python runs the daemon, and the argv[0] it gets.
+/* Interpreter: choose the Python that runs the daemon, and its argv[0].
  *
- * Callers look for the basename nvidia-cuda-mps-control in /proc/PID/cmdline, and CPython looks for
- * pyvenv.cfg beside and above argv[0].  A name that need not exist, in the interpreter's own
- * directory, satisfies both, without PATH or any other variable. */
+ * Callers look for the basename nvidia-cuda-mps-control in /proc/PID/cmdline, and CPython looks for pyvenv.cfg in the directory
+ * of argv[0] and above. A name that need not exist, in the interpreter's own directory, satisfies both, without PATH or any
+ * other variable. */
 #include "control.h"
 
 #include <errno.h>
@@ -18,13 +18,13 @@
 #define MPSD_PYTHON_DEFAULT "/opt/mpsd/venv/bin/python3"
 #endif
 
-/* snprintf that says when it did not fit. */
+/* snprintf that reports whether the text fitted. */
 #define FITS(out, ...) (snprintf((out), sizeof(out), __VA_ARGS__) < (int)sizeof(out))
 
 /* Our own directory, without a final slash, symbolic links resolved.  0, or -errno. */
 static int own_directory(char out[PATH_MAX])
 {
-	const char *named = (const char *)getauxval(AT_EXECFN); /* where there is no /proc */
+	const char *named = (const char *)getauxval(AT_EXECFN); /* without /proc */
 
 	if (!realpath("/proc/self/exe", out) && !(named && realpath(named, out)))
 		return -errno;

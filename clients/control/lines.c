@@ -64,7 +64,7 @@ int lines_feed(struct lines *lines, const char *bytes, size_t count, lines_sink 
 	return 0;
 }
 
-/* The input has ended: gives the line that had no newline, if there is one. */
+/* The input has ended: passes on the last line if it had no newline. */
 int lines_finish(struct lines *lines, lines_sink *sink, void *context)
 {
 	return lines->open ? give(lines, sink, context) : 0;

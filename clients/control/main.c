@@ -28,7 +28,7 @@ int64_t control_now_ms(void)
 	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* A socket or pipe of ours that became descriptor 1 would receive our output. */
+/* A socket or pipe of this program that became descriptor 1 would receive its output. */
 static void fill_standard_descriptors(void)
 {
 	int fd;
@@ -63,7 +63,7 @@ static void run_arguments(struct session *session, struct lines *lines, char **w
 	}
 }
 
-/* Forever: whoever types has the time to think. */
+/* Forever: a person at a terminal may take any time. */
 static void run_stdin(struct session *session, struct lines *lines)
 {
 	char bytes[LINES_LIMIT];

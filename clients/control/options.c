@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Options: which words the command line may hold.  A table; the first word that is no option begins a command. */
+/* Options: the words that the command line may hold. A table; the first word that is not an option begins a command. */
 #include "control.h"
 
 #include <string.h>
@@ -89,7 +89,7 @@ static void take_option(struct options *out, const char *word)
 		apply(out, by_letter(*letter), word);
 }
 
-/* Beside -d and -f a word that is no option means nothing, as with the vendor's program. */
+/* With -d or -f, a word that is not an option is ignored, as the vendor's program does. */
 static bool starts_daemon(const struct options *out)
 {
 	return out->mode == OPTIONS_BACKGROUND || out->mode == OPTIONS_FOREGROUND;

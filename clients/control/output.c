@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Output: everything that is printed for callers, unbuffered, so that stdout and stderr keep their order.
- * What would do more to a terminal than be shown is written as an escape, here and nowhere else.
- * A reader that has left is noted and said once: the commands still have to reach the daemon. */
+/* Output: all text for callers, unbuffered, so that stdout and stderr keep their order. Bytes that would control a terminal are
+ * written as escapes, here and in no other file. If the reader has closed its end, that is reported once: the commands still
+ * have to reach the daemon. */
 #include "control.h"
 
 #include <errno.h>
@@ -35,7 +35,7 @@ static void write_all(struct output *output, int fd, const char *bytes, size_t c
 	}
 }
 
-/* Text, whoever it is from: a daemon, or a client whose name it repeats.  Ordinary text goes out byte for byte, in one write. */
+/* Text from a daemon, or from a client that it quotes. Ordinary text is written unchanged, in one write. */
 void output_write(struct output *output, int fd, const char *bytes, size_t count)
 {
 	char escape[5];

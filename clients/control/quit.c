@@ -27,7 +27,7 @@ static size_t next_word(const char *command, size_t length, size_t *at, const ch
 	return length;
 }
 
-/* The leading number of a word; -1: there is none, or it is negative. */
+/* The leading number of a word; -1: it has none, or it is negative. */
 static int64_t leading_seconds(const char *word, size_t length)
 {
 	size_t at = length > 0 && (word[0] == '+' || word[0] == '-');

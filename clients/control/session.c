@@ -98,8 +98,8 @@ static int say_broken(struct session *session, int why, int64_t waited)
 	return -EPIPE;
 }
 
-/* Takes replies until the status.  wait: for each, in seconds.  *printed: whether any text came.  0, or -errno once it has been
- * said. */
+/* Takes replies until the status. wait: for each, in seconds. *printed: whether any text came. 0, or -errno after it was
+ * reported. */
 static int take_replies(struct session *session, int64_t wait, bool *printed)
 {
 	char reply[REPLY_BYTES];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Start: -f becomes the daemon; -d leaves one behind and waits for its word.
+/* Start: -f becomes the daemon; -d starts one in the background and waits for its start report.
  *
- * The word comes over a pipe whose other end only the daemon holds: "RC\n" and text for stdout.
- * Whoever fails on the way there writes the same, so there is one place that reports. */
+ * The report comes over a pipe with its other end in the daemon alone: "RC
+ * " and text for stdout. A process that fails earlier writes the same, so one function reports every outcome. */
 #include "control.h"
 
 #include <errno.h>
@@ -108,7 +108,7 @@ static _Noreturn void become_daemon(const struct interpreter *interpreter, char 
 	fail_ready(READY_FD, interpreter->path, errno);
 }
 
-/* Forks twice: the daemon has a session of its own, leads none, and is nobody's child but init's. */
+/* Forks twice: the daemon is in a new session, does not lead it, and is a child of init. */
 static int fork_daemon(const struct interpreter *interpreter, char **words, int ready)
 {
 	pid_t between = fork();
@@ -131,7 +131,7 @@ static int fork_daemon(const struct interpreter *interpreter, char **words, int 
 	return 0;
 }
 
-/* Reads until the end, or until a status has come and its text had time to.  What was read; -ETIMEDOUT. */
+/* Reads until the end, or until a status and the text that follows it have come. Returns the number of bytes; -ETIMEDOUT. */
 static ssize_t read_ready(int ready, char *text, size_t size)
 {
 	int64_t until = control_now_ms() + MPSD_WAIT_SECONDS * 1000;
@@ -162,7 +162,7 @@ static ssize_t read_ready(int ready, char *text, size_t size)
 	return (ssize_t)length;
 }
 
-/* Says what the daemon said and gives its status. */
+/* Prints the daemon's text and returns its status. */
 static int report(const char *text, ssize_t length)
 {
 	struct output output = { 0 };
@@ -211,7 +211,7 @@ static int start_background(const struct interpreter *interpreter, char **words)
 	return report(text, length);
 }
 
-/* The exit status; with -f there is none to come unless the daemon could not be run. */
+/* The exit status; with -f it returns only if the daemon could not be run. */
 int start_daemon(const struct options *options)
 {
 	struct interpreter interpreter;

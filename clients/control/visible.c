@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Visible: which bytes of a text a terminal only shows.  What moves its cursor, changes its state or the order of its letters is
- * told apart here, and written as \xNN by output.c.  No I/O. */
+/* Visible: find the bytes that a terminal merely displays. Bytes that move its cursor, change its state or the order of its
+ * letters are found here, and written as \xNN by output.c. No I/O. */
 #include "control.h"
 
 struct range {
@@ -20,10 +20,11 @@ static bool is_seen(uint32_t character)
 	return character <= 0x10ffff;
 }
 
-/* How many bytes one character of UTF-8 has, that is above ASCII and whole; 0: there is none, or it would not be seen. */
+/* The length of one complete, displayed UTF-8 character above ASCII; 0: the bytes are not such a character. */
 static size_t wide(const unsigned char *bytes, size_t count)
 {
-	static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 }; /* of so many bytes: a longer form is no UTF-8 */
+	/* the least value of each length: a longer form is invalid UTF-8 */
+	static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
 	size_t length = bytes[0] >= 0xf0 ? 4 : bytes[0] >= 0xe0 ? 3 : 2;
 	uint32_t character = bytes[0] & (0xffu >> (length + 1));
 

@@ -1,12 +1,15 @@
-"""Streams of tokens, a fault, and what became of the streams: a service with mpsd beside one on the vendor's MPS, as a picture.
+"""Draw the throughput of token streams across a fault: a service with mpsd, and the same service on the vendor's MPS.
 
     .venv/bin/python clients/demo/failover.py --out failover.png [--backend gpu|sim] [--torch-python PYTHON] [--fast]
 
-On the GPU where there is one: the LLM service of clients/python/examples/llm in PyTorch (the other Python's, where this one has
-none).  Elsewhere on the simulator, with its toy engine: then the picture is right in its shape, and its times mean nothing.
+With a GPU: the LLM service of clients/python/examples/llm in PyTorch (of the other Python, if this one has none). Without:
+the
+simulator and its toy engine; then the shape of the picture is right, and its times mean nothing.
 
-In both acts a client beside the service traps.  With mpsd a standby takes over; without, the process is started again when
-it has died.  The records stay beside the picture: throughput.py draws them again, also on another machine (matplotlib).
+In both acts another client of the service's GPU traps.  With mpsd a standby takes over; without, the process is started
+again
+after its death.  The records stay in the picture's directory: throughput.py draws them again, also on another machine
+(matplotlib).
 """
 
 import argparse
@@ -44,7 +47,7 @@ class Act:
         self.record = asked.out.with_name(f"{asked.out.stem}-{name}.jsonl")
         self.backend = theatre.directory / f"{name}.sock"
         self.members = theatre.directory / f"{name}.events"
-        self.log = theatre.directory / f"{name}.log"  # what those say that are kept quiet
+        self.log = theatre.directory / f"{name}.log"  # the output of the quiet processes
         self.processes: list[subprocess.Popen[str]] = []
         self.is_over = threading.Event()
 
@@ -77,7 +80,7 @@ class Act:
             said = json.loads(line)
             if said["event"] == "fault":
                 mark = {"mark": "fault", "monotonic_ns": said["monotonic_ns"], "text": FAULT}
-                with self.record.open("a") as record:  # a line of its own: the front end writes whole ones too
+                with self.record.open("a") as record:  # whole lines only: the front end writes whole lines too
                     record.write(json.dumps(mark) + "\n")
                 return int(said["monotonic_ns"])
         raise Unfit(f"{self.name}: the co-runner did not fault")
@@ -109,7 +112,7 @@ class Act:
         return False
 
     def wish_beside(self) -> None:
-        """The next client is placed where the active is, as if it had come before there was a service."""
+        """Place the next client where the active member is, as if it had connected before the service started."""
         with self.mpsd() as mpsd:
             service = mpsd.ask(calls.service_get(SERVICE))
             [active] = [each for each in service.members if each.is_writer]

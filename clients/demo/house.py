@@ -32,7 +32,7 @@ _OURS = (
 
 
 class Unfit(Exception):
-    """The scene cannot be played here; the message says why, and what to do."""
+    """The scene cannot be played here; the message has the reason and the remedy."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Theatre:
         return cls(backend, directory, directory / "clients", vendor, may_impersonate())
 
     def environ(self, name: str) -> dict[str, str]:
-        """Of whatever takes part in the act `name`."""
+        """Return the environment of the processes of the act `name`."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
         kept |= {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.directory / name / "pipe"),
@@ -97,7 +97,7 @@ class Theatre:
         return House(program, daemon, environ)
 
     def clear(self) -> None:
-        """End whatever is left of the scene, and remove its directory."""
+        """End all remaining processes of the scene, and remove its directory."""
         deadline = time.monotonic() + _GONE_SECONDS
         while (left := list(self._left())) and time.monotonic() < deadline:
             for pid in left:
@@ -106,7 +106,7 @@ class Theatre:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _left(self) -> Iterator[int]:
-        """Processes that were started with our directory in their environment: its name is nobody else's."""
+        """Return the processes that were started with the scene's directory in their environment; the name is unique."""
         mark = os.fsencode(self.directory) + b"/"
         for entry in os.listdir("/proc"):
             if entry.isdigit() and int(entry) != os.getpid():
@@ -127,7 +127,7 @@ class House:
     is_open: bool = False
 
     def open(self) -> None:
-        """Raises Unfit with the daemon's own words."""
+        """Start the daemon. Raises Unfit with its message."""
         self.is_open = True
         done = self._run(["-d"], "", _START_SECONDS)
         if done.returncode:
@@ -135,14 +135,14 @@ class House:
             raise Unfit(f"{self.program} -d ended with status {done.returncode}: {said}")
 
     def ask(self, line: str) -> str:
-        """The answer; empty when there was none in time."""
+        """Return the daemon's answer; empty if none came in time."""
         try:
             return self._run([], line + "\n", _ASK_SECONDS).stdout.strip()
         except subprocess.TimeoutExpired:
             return ""
 
     def servers(self) -> list[tuple[str, str]]:
-        """Each server with its status."""
+        """Return each server with its status."""
         return [(pid, self.ask(f"get_server_status {pid}")) for pid in self.ask("get_server_list").split()]
 
     def close(self) -> None:
@@ -162,8 +162,8 @@ class House:
 
 
 def _compile(target: Path, backend: str) -> None:
-    """The tenants' programs: with the CUDA toolkit where there is one, otherwise with the simulator's header; the same
-    programs run on both.  Raises Unfit."""
+    """Compile the tenants' programs, with the CUDA toolkit if it is installed, otherwise with the simulator's header; the same
+    programs run on both. Raises Unfit."""
     toolkits = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
     cuda = [kit for kit in toolkits if kit and os.path.exists(f"{kit}/include/cuda.h")] if backend == "gpu" else []
     said = ""

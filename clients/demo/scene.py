@@ -1,6 +1,6 @@
-"""One act: A and B count, B's second program faults, C comes.  It is played the same way under either control daemon.
+"""One act: A and B count, B's second program faults, C arrives. It is played the same way under either control daemon.
 
-What is told is what was seen: every line follows from what the tenants' programs and the daemon said.
+Every line that is printed follows from the output of the tenants' programs and of the daemon.
 """
 
 import time
@@ -29,7 +29,7 @@ FAST = Pace(before=0.6, linger=2.0, after=0.4, cell=0.1, retry=0.2)
 
 @dataclass(slots=True)
 class Scene:
-    """Guards that whoever came in goes out again: close() is called whatever happened."""
+    """Ends all processes of the act: close() is called even after a failure."""
 
     stage: Stage
     pace: Pace

@@ -1,7 +1,7 @@
-"""The terminal: what happened, line by line, and below it one line for each tenant that is drawn again and again.
+"""The terminal: events line by line, and below them one line for each tenant that is redrawn all the time.
 
-Where standard output is no terminal, the tenants' lines are printed once a second instead, and there are no colours.
-Knows nothing of GPUs.
+If standard output is not a terminal, the tenants' lines are printed once a second instead, without colours. Does not know
+about GPUs.
 """
 
 import os
@@ -37,7 +37,7 @@ class Stage:
         self._cast, self._started, self._next_draw = cast, time.monotonic(), 0.0
 
     def close(self) -> None:
-        """The live lines stay where they are."""
+        """Leave the live lines on the screen."""
         self._erase()
         self.say(*[draw(False) for draw in self._cast], "")
         self._cast = ()
@@ -54,7 +54,7 @@ class Stage:
         self.say(f"{stamp} {self.paint(colour, text) if colour else text}")
 
     def draw(self) -> None:
-        """The live lines, if it is time."""
+        """Draw the live lines if they are due."""
         now = time.monotonic()
         if not self._cast or now < self._next_draw:
             return

@@ -19,7 +19,7 @@ _SHOWN = {"=": "good", "X": "bad", ".": "wait", "-": "wait"}
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Whom a tenant runs as; None for whoever plays the scene."""
+    """The user that a tenant runs as; None for the user who plays the scene."""
 
     uid: int | None
 
@@ -49,7 +49,7 @@ class Program:
         self._rest = b""
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What it said since the last call."""
+        """Return the lines printed since the last call."""
         assert self.process.stdout is not None
         while data := self.process.stdout.read(65536):
             *lines, self._rest = (self._rest + data).split(b"\n")
@@ -62,7 +62,7 @@ class Program:
         return self.process.poll() is not None
 
     def end(self) -> None:
-        """Its kernels last a fraction of a millisecond, so a signal harms nobody else."""
+        """Kernels last a fraction of a millisecond, so the signal harms no other client."""
         if not self.has_ended:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -76,7 +76,7 @@ class Program:
 
 @dataclass(slots=True)
 class Tenant:
-    """One who counts on the GPU.  What is known of it comes from its own words and its end."""
+    """A program that counts on the GPU. Its state comes from its own output and its end."""
 
     name: str
     user: User
@@ -101,10 +101,10 @@ class Tenant:
         self.program = Program(arguments, environ, self.user)
 
     def listen(self) -> None:
-        """Take in what its program said, and how it ended."""
+        """Read the program's output, and whether it has ended."""
         if self.program is None or self.is_dead:
             return
-        has_ended = self.program.has_ended  # before reading: what was said before the end is not missed
+        has_ended = self.program.has_ended  # before reading, so that its last output is not missed
         for event in self.program.events():
             self._hear(event)
         if has_ended and self.ready_at is not None:
@@ -126,12 +126,12 @@ class Tenant:
 
     @property
     def is_refused(self) -> bool:
-        """Its program could not start, and has ended."""
+        """Return whether its program could not start, and has ended."""
         return self.program is not None and self.ready_at is None and self.program.has_ended
 
     @property
     def waited_seconds(self) -> float:
-        """From its first start to its first kernel."""
+        """Return the time from its first start to its first kernel."""
         assert self.asked_at is not None
         return (self.ready_at or time.monotonic()) - self.asked_at
 
@@ -142,7 +142,7 @@ class Tenant:
     # -- how it is shown ---------------------------------------------------------------------------------------------
 
     def mark_cell(self) -> None:
-        """One more cell of its strip: `=` counted, `-` stood still, `.` waits, `X` died."""
+        """Append one cell to its strip: `=` counted, `-` stood still, `.` waits, `X` died."""
         if self.is_dead:
             self._strip.append(" " if "X" in self._strip else "X")
         elif self.count:

@@ -19,7 +19,8 @@ BEFORE_SECONDS = 5.0  # of the fault, at most
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """of: whose.  tokens_ns: when each token was passed on, in order.  fault: what was done, at fault_ns (CLOCK_MONOTONIC)."""
+    """One act. of: the service's kind. tokens_ns: when each token was passed on, in order. fault: the injected fault, at
+    fault_ns (CLOCK_MONOTONIC)."""
 
     of: str
     tokens_ns: tuple[int, ...]

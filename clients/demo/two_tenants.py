@@ -1,10 +1,10 @@
-"""Two tenants share a GPU, one has a bug: the scene under the vendor's MPS, then under mpsd.  About a minute.
+"""Two tenants share a GPU, one has a bug: the scene under the vendor's MPS, then under mpsd. About a minute.
 
     .venv/bin/python clients/demo/two_tenants.py [--fast] [--backend gpu|sim]
 
-On the GPU where there is one, on the simulator elsewhere.  What is said is what was seen: every line follows from what the
-tenants' programs and the control daemon said.  Exit status: 0 if the scene went as announced, 1 if not, 2 if it could not
-be played, 130 after Ctrl-C.
+With a GPU it uses the GPU, otherwise the simulator.  Every line that is printed follows from the output of the tenants'
+programs and of the control daemon.  Exit status: 0 if the scene went as announced, 1 if not, 2 if it could not be played,
+130 after Ctrl-C.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def play_both(stage: Stage, pace: Pace, theatre: Theatre) -> bool:
-    """True when both acts went as announced."""
+    """Return whether both acts went as announced."""
     host = "the simulator stands in for driver and GPU" if theatre.backend == "sim" else "on this machine's GPU"
     stage.say(stage.paint("bold", "Two tenants, one GPU, one bug") + f"   ({host})", "")
     stage.pause(1.5)
@@ -96,7 +96,7 @@ def print_table(stage: Stage, vendor: Scene, mpsd: Scene) -> None:
 
 
 def judge(stage: Stage, vendor: Scene, mpsd: Scene, is_privileged: bool) -> bool:
-    """Whether it went as announced; says what did not."""
+    """Return whether the act went as announced; print the differences."""
     announced = {
         "under the vendor's MPS A dies of B's fault": vendor.a.is_dead,
         "under the vendor's MPS C is refused while the broken program is there": vendor.c.refusals > 0,
@@ -143,7 +143,7 @@ def main() -> int:
         return 0 if play_both(stage, FAST if arguments.fast else Pace(), theatre) else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # nobody reads any more
+    except BrokenPipeError:  # the reader has closed its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (Unfit, OSError, subprocess.TimeoutExpired) as exc:

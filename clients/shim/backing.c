@@ -1,11 +1,10 @@
-/* The arena, opened by the first allocation that is placed, committed at moments when the program waits anyway.
+/* The arena, opened by the first allocation that is placed, committed while the program waits anyway.
  *
- *   MPSD_ARENA_ADOPT=1    what a predecessor left waits for whoever asks for the same size, in the order in which it was made
- *   else                  what a predecessor left is dropped
+ *   MPSD_ARENA_ADOPT=1    the predecessor's allocations are given to requests of the same size, in the order in which they were made
+ *   else                  the predecessor's allocations are dropped
  *
- * An arena that somebody else than the shim has laid out is left alone.  When mpsd fails us, what is mapped stays mapped and
- * works; from then on the driver allocates.
- */
+ * The shim does not use an arena with a layout of another library.  If mpsd fails, mapped memory stays mapped and works; from
+ * then on the driver allocates. */
 #include "backing.h"
 
 #include "layout.h"
@@ -20,7 +19,7 @@ static struct mpsd_arena *arena;
 static struct window window;
 static struct layout layout;
 static bool is_dirty; /* atomic: asked without the lock */
-static bool is_full;  /* told once */
+static bool is_full;  /* reported once */
 static double committed_at, commit_seconds;
 
 static double seconds(void)
@@ -53,7 +52,7 @@ static int create(struct mpsd_session *session, const struct settings *wish, CUd
 	return mpsd_arena_create(session, wish->arena, &options);
 }
 
-/* What the arena has and nobody will claim. */
+/* Drop the arena's allocations that the program will not claim. */
 static void drop_waiting(void)
 {
 	uint64_t offset;
@@ -167,7 +166,7 @@ struct window *backing_window(void)
 	return arena && window.base ? &window : NULL;
 }
 
-/* A call to mpsd has failed.  What cannot be given to it now stays ours and works. */
+/* A call to mpsd has failed. Memory that cannot be given to it now stays this process's and works. */
 static void failed(const char *what, int rc)
 {
 	if (rc == -ENOSPC && is_full)
@@ -221,7 +220,7 @@ int backing_free(uint64_t address)
 	if (rc == 0)
 		window_freed(&window, address);
 	else
-		failed("freeing", rc); /* it is mapped still: no guard may lie there, and the program has no use for the reason */
+		failed("freeing", rc); /* still mapped: no guard may lie there, and the program cannot use the reason */
 	is_full = false;
 	__atomic_store_n(&is_dirty, true, __ATOMIC_RELEASE);
 	return 0;

@@ -1,4 +1,4 @@
-/* What the dynamic section of a loaded library says: its name, and its symbols by the GNU or the System V hash table. */
+/* Read the dynamic section of a loaded library: its name, and its symbols by the GNU or the System V hash table. */
 #include "elf.h"
 
 #include <elf.h>

@@ -7,7 +7,7 @@
 
 struct elf_object {
 	uintptr_t base;         /* what its addresses are relative to */
-	uintptr_t first, last;  /* all of it lies there; last is beyond it */
+	uintptr_t first, last;  /* its address range; last is the first address beyond it */
 	const void *dynamic;    /* its dynamic section */
 };
 
@@ -18,7 +18,7 @@ bool elf_find_object(const char *soname, struct elf_object *out);
  * a sanitizer's, nothing may be called that others stand in for.  first, last: 0. */
 bool elf_find_early(const char *soname, struct elf_object *out);
 
-/* A defined function or object, of the default version where there are several.  NULL: there is none.  Takes no lock. */
+/* A defined function or object, of the default version if it has several. NULL: not found. Takes no lock. */
 void *elf_find_symbol(const struct elf_object *object, const char *name);
 
 static inline bool elf_contains(const struct elf_object *object, const void *address)

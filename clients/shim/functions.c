@@ -1,5 +1,5 @@
-/* The names of kernels, as the program gave them when it loaded them: no call of the driver is needed for them later, when it
- * may answer nothing but the error.  Bounded; what is beyond has no name. */
+/* The names of kernels, recorded when the program loaded them: after a fault the driver may answer every call with the error.
+ * Bounded; kernels beyond the bound have no name. */
 #include "shim.h"
 
 enum { PLACES = 4096, NAME_BYTES = 400 /* as mpsd takes them */ };

@@ -1,4 +1,5 @@
-/* Whether the shim acts: not when it is told not to, not from within itself, not in a child of a process that had begun. */
+/* Whether the shim acts: not if switched off, not in calls from the shim itself, not in a forked child of a process that used
+ * CUDA. */
 #include "shim.h"
 
 enum { UNKNOWN, ON, OFF };
@@ -20,8 +21,8 @@ bool gate_is_off(void)
 	return now == OFF;
 }
 
-/* Runs in the child alone, where nobody else runs.  Whoever has used CUDA cannot use it after fork, and our locks may be held
- * by threads that are not there any more.  Where nothing had begun, the child is a process like any other. */
+/* Runs in the child, as its only thread. A process that has used CUDA cannot use it after fork, and the shim's locks may be
+ * held by threads that the child does not have. If CUDA was not used yet, the child is a process like any other. */
 static void after_fork(void)
 {
 	if (__atomic_load_n(&has_begun, __ATOMIC_RELAXED))

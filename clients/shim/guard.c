@@ -87,7 +87,7 @@ static int map_sparse(const CUuuid *gpu, uint64_t base, uint64_t bytes)
 	return status_of(rc, argument.sparse.status);
 }
 
-/* A late driver has no length in there, so that the status comes in its place. */
+/* Late drivers have no length in this structure: the status is in its place. */
 static int free_range(uint64_t base, uint64_t bytes)
 {
 	union argument argument = { .range = { .base = base, .length = bytes, .status = MPSD_UVM_UNANSWERED } };
@@ -131,7 +131,7 @@ int guard_lay(const CUuuid *gpu, uint64_t base, uint64_t bytes, bool is_managed)
 	return is_managed ? lay_managed(base, bytes) : lay_sparse(gpu, base, bytes);
 }
 
-/* A managed one goes with its mapping, in whose place the reservation comes back. */
+/* Unmapping removes a managed guard; the reservation takes its place again. */
 int guard_lift(uint64_t base, uint64_t bytes, bool is_managed)
 {
 	if (!is_managed)

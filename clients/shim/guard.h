@@ -1,7 +1,7 @@
-/* guard.h: one guard, by UVM of this process: sparse (reads give 0, writes vanish), or managed, where mpsd sees the access besides.
+/* guard.h: one guard, made by this process's UVM: sparse (reads give 0, writes vanish), or managed, so that mpsd also sees the
+ * access.
  *
- * It knows no ledger: that nothing of anybody's lies there is for the caller to know.  Prose: docs/shim.md, "The shield".
- */
+ * It does not use the ledger: the caller ensures that the range holds no memory. Prose: docs/shim.md, "The shield". */
 #ifndef SHIM_GUARD_H
 #define SHIM_GUARD_H
 

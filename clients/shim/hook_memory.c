@@ -112,7 +112,7 @@ SHIM_EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
 	return context_gone(real.cuCtxDestroy_v2(context), context);
 }
 
-/* The handle of the primary context, while there is one. */
+/* The handle of the primary context, while it exists. */
 static CUcontext primary(CUdevice device)
 {
 	CUcontext context = NULL;

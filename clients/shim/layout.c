@@ -46,7 +46,8 @@ int layout_claim(struct layout *layout, uint64_t bytes, uint64_t *offset)
 		if (layout->entries[i].is_waiting && layout->entries[i].bytes == bytes) {
 			*offset = layout->entries[i].offset;
 			take_out(layout, i);
-			return layout_add(layout, *offset, bytes, false); /* there is room: one was just taken out */
+			/* cannot fail for lack of room: an entry was just removed */
+			return layout_add(layout, *offset, bytes, false);
 		}
 	return -ENOENT;
 }

@@ -13,7 +13,7 @@
 struct layout_entry {
 	uint64_t offset;
 	uint64_t bytes;
-	bool is_waiting; /* of a predecessor; nobody has asked for it yet */
+	bool is_waiting; /* the predecessor's; the program has not claimed it yet */
 };
 
 struct layout {

@@ -1,10 +1,9 @@
 /* The lease that MPSD_LEASE_... asks for: for this process, before CUDA begins.  It ends with the process, by itself.
  *
  *   mpsd relays (root)     it finds the lease when CUDA connects, and applies it
- *   mpsd only points       it has no leases then: `control` in its directory is a link to a domain's own socket
- *                          (docs/unprivileged.md).  What was asked for is put into the documented environment, and the process
- *                          stays with the domain that it began with
- */
+ *   mpsd without root      it has no leases then: `control` in its directory is a link to a domain's own socket
+ *                          (docs/unprivileged.md).  The requested limits are put into the documented environment variables, and the
+ *                          process stays with the domain that it began with */
 #include "shim.h"
 
 #include <libgen.h>
@@ -31,7 +30,7 @@ static bool is_pointed(char *domain, size_t room)
 	return true;
 }
 
-/* GPUs as CUDA_VISIBLE_DEVICES names them; 0: all, or it says what mpsd would not understand. */
+/* The GPUs of CUDA_VISIBLE_DEVICES; 0: all, or it has a form that mpsd would not understand. */
 static unsigned visible(char names[64][81])
 {
 	const char *list = secure_getenv("CUDA_VISIBLE_DEVICES");
@@ -50,7 +49,7 @@ static unsigned visible(char names[64][81])
 	return count;
 }
 
-/* The names of all GPUs, for a memory limit, which is told for each. */
+/* The names of all GPUs, for a memory limit, which is set for each. */
 static unsigned all_devices(struct mpsd_session *session, char names[64][81])
 {
 	struct mpsd_answer answer;
@@ -180,7 +179,7 @@ static int ask(struct mpsd_session *session, const struct settings *wish, struct
 	return rc < 0 ? rc : wait_until_active(session, wish, out);
 }
 
-/* What the user has set stays, unless the lease allows less. */
+/* The user's own setting stays, unless the lease allows less. */
 static void put_number(const char *name, double value)
 {
 	const char *there = getenv(name);

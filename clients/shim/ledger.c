@@ -1,4 +1,4 @@
-/* A sorted array: there are hundreds of ranges, rarely thousands, and finding is what is done most. */
+/* A sorted array: a process has hundreds of ranges, rarely thousands, and most calls are lookups. */
 #include "ledger.h"
 
 #include <errno.h>

@@ -32,10 +32,10 @@ int ledger_remove(struct ledger *ledger, uint64_t base);
 struct ledger_range *ledger_find(struct ledger *ledger, uint64_t address);
 /* The first range that ends beyond an address; NULL: none. */
 struct ledger_range *ledger_next(struct ledger *ledger, uint64_t address);
-/* The first part of [from, to) that is in no range.  false: there is none. */
+/* The first part of [from, to) that is in no range. false: the ranges cover it. */
 bool ledger_hole(struct ledger *ledger, uint64_t from, uint64_t to, uint64_t *base, uint64_t *bytes);
-/* The lowest place in [from, to) for so many bytes that is `gap` bytes away from memory and from both ends, and holds nothing but
- * guards.  from, bytes and gap are multiples of the granule, and so is the place.  0: there is none. */
+/* The lowest place in [from, to) for so many bytes that is `gap` bytes away from memory and from both ends, and holds only
+ * guards. from, bytes and gap are multiples of the granule, and so is the place. 0: no such place. */
 uint64_t ledger_place(struct ledger *ledger, uint64_t from, uint64_t to, uint64_t bytes, uint64_t gap);
 void ledger_clear(struct ledger *ledger);
 

@@ -1,14 +1,15 @@
-/* One line to the file MPSD_LOG; it is opened for each, since a descriptor of ours in the program could be closed by it. */
+/* Append one line to the file MPSD_LOG. The file is opened for each line, since the program could close a descriptor that stays
+ * open. */
 #include "shim.h"
 
 static void put(const char *path, const char *line, size_t bytes)
 {
-	int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0600); /* a FIFO blocks nobody */
+	int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0600); /* does not block on a FIFO */
 
 	if (fd < 0)
 		return;
 	if (write(fd, line, bytes) < 0)
-		errno = 0; /* there is nobody to tell */
+		errno = 0; /* errors are ignored: the shim may not print */
 	close(fd);
 }
 

@@ -1,4 +1,4 @@
-/* Which memory of cuMemAlloc the shim places, and where: in the arena, else, where there is a shield, in a window of its own. */
+/* Decide which memory of cuMemAlloc the shim places, and where: in the arena, else, with a shield, in a window of its own. */
 #include "backing.h"
 
 enum { MOST_DEVICES = 16 };
@@ -19,7 +19,7 @@ bool placement_wants(size_t bytes)
 	       bytes <= SIZE_MAX - MPSD_GRANULE && real.has_vmm && gate_has_begun();
 }
 
-/* Twice the memory, so that there is always a place, and room for guards. */
+/* Reserve twice the memory, so that a place is always free, with room for guards. */
 static int reserve(struct window *window, CUdevice device)
 {
 	CUdeviceptr base = 0;

@@ -1,5 +1,5 @@
-/* Where the real functions are: libcuda's, and the C library's dlsym.  Found in the libraries' own tables (elf.c), so that
- * nobody who stands in for dlsym, we included, is asked. */
+/* The real functions: libcuda's, and the C library's dlsym. They are looked up in the libraries' own tables (elf.c), so that no
+ * library that replaces dlsym, this one included, is asked. */
 #include "shim.h"
 
 #include "elf.h"
@@ -42,8 +42,8 @@ static void fill(struct real *out, struct elf_object *object)
 	out->has_vmm = mpsd_driver_load(&out->vmm, find, object) == 0;
 }
 
-/* No lock is held while the loader is asked, since whoever has the loader's lock may be on his way in here: each thread that
- * comes early fills a table of its own, and one of them, equal to all others, becomes everybody's. */
+/* No lock is held during calls of the loader, since a thread with the loader's lock may be about to call this function: each
+ * early thread fills its own table, and one of them, equal to all others, becomes the shared one. */
 bool real_load(void)
 {
 	struct elf_object object;

@@ -1,4 +1,4 @@
-/* The first error that stays: told to mpsd once in the life of the process, where it helps to find out who did it. */
+/* Report the first sticky error to mpsd, once in the life of the process, if it helps to find the culprit. */
 #include "shim.h"
 
 static const struct sticky {

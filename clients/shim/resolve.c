@@ -1,13 +1,12 @@
-/* How a program comes by our functions: dlsym and dlvsym (by way of dlsym.S), and cuGetProcAddress.
+/* How a program gets the shim's functions: dlsym and dlvsym (by way of dlsym.S), and cuGetProcAddress.
  *
- *   asked for               gets our function when
- *   dlsym(handle, name)     the real answer is libcuda's function of that name, or ours
- *   RTLD_DEFAULT            what comes after us is libcuda's
- *   RTLD_NEXT               never by us: the order of libraries decides, for whoever asks
- *   cuGetProcAddress        the driver's answer is the version of the function that we know
+ *   asked for               returns the shim's function when
+ *   dlsym(handle, name)     the real answer is libcuda's function of that name, or the shim's
+ *   RTLD_DEFAULT            the definition after the shim's is libcuda's
+ *   RTLD_NEXT               never by the shim: the order of libraries decides
+ *   cuGetProcAddress        the driver's answer is a version of the function that the shim knows
  *
- * What libcuda itself asks for is its own affair.
- */
+ * The shim does not change the answers to libcuda's own requests. */
 #include "shim.h"
 
 #include <dlfcn.h>
@@ -65,7 +64,7 @@ static struct decision decide(const struct hook *hook, bool is_default, void *fo
 
 	if (is_default && next && next != *hook_slot(hook))
 		return (struct decision){ 0, NULL };
-	if (!has_driver) /* ours is no function then */
+	if (!has_driver) /* then the shim's must not be found either */
 		return (struct decision){ 1, found == hook->replacement ? next : found };
 	if (found && (found == *hook_slot(hook) || found == hook->replacement))
 		return (struct decision){ 1, hook->replacement };
@@ -119,8 +118,9 @@ static CUresult ask(const char *symbol, void **found, int version, uint64_t flag
 	return real.cuGetProcAddress(symbol, found, version, flags);
 }
 
-/* Is this what the driver has for that hook?  The exported function may be another one than what cuGetProcAddress gives, so
- * the driver is asked again, with the version that we know; a newer one with other parameters is no hook of ours. */
+/* Whether the driver's answer is the function of that hook. The exported function may differ from the answer of
+ * cuGetProcAddress, so the driver is asked again, with the version that the shim knows; a newer version with other parameters
+ * is not hooked. */
 static bool is_of(const struct hook *hook, const char *symbol, void *found)
 {
 	void *known = NULL;

@@ -107,8 +107,8 @@ static void send_both(int fd, const char *method, const void *params, size_t byt
 	free(answer);
 }
 
-/* On a connection of its own: nobody else's request is waited for.  Both datagrams are sent at once; an mpsd that is slow to
- * answer has them all the same, and reads them when we have gone. */
+/* On a connection of its own, so that it does not wait for another request. Both datagrams are sent at once; a slow mpsd reads
+ * them after this process has closed the connection. */
 void session_tell(const char *method, const void *params, size_t bytes)
 {
 	double until = mpsd_now() + TELL_SECONDS;

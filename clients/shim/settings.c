@@ -1,4 +1,4 @@
-/* The environment, read once.  What is not understood is as if it was not there, and is told to MPSD_LOG: a guest refuses nothing. */
+/* The environment, read once. A value that is not understood is ignored and logged to MPSD_LOG: the shim refuses nothing. */
 #include "shim.h"
 
 #include <ctype.h>

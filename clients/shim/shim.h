@@ -1,8 +1,7 @@
-/* shim.h: what the parts of libmpsd.so know of each other.  Prose: docs/shim.md.
+/* shim.h: declarations shared by the parts of libmpsd.so. Prose: docs/shim.md.
  *
- * The shim is a guest: nothing in here exits, prints, or waits without an end, and what goes wrong with mpsd is not told to the
- * program, but to MPSD_LOG.  Locks: placement.c has one, functions.c another; nothing of the loader is called with either held.
- */
+ * The shim does not exit, print, or wait without an end, and it reports failures of mpsd to MPSD_LOG and not to the program.
+ * Locks: placement.c has one, functions.c another; the loader is not called with either held. */
 #ifndef SHIM_H
 #define SHIM_H
 
@@ -42,7 +41,7 @@ enum { /* of CUresult; mpsd/driver.h has others */
 	 unsigned block_z, unsigned shared_bytes, CUstream stream, void **values)
 #define COOPERATIVE_ARGUMENTS (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, values)
 
-/* real.c: libcuda's own functions.  NULL: this libcuda has none. */
+/* real.c: libcuda's own functions. NULL: this libcuda does not have it. */
 struct real {
 #define OWN(name, base, since, stream, parameters, arguments) CUresult(*name) parameters;
 #define SYNC OWN
@@ -59,13 +58,13 @@ struct real {
 	CUresult (*cuDeviceTotalMem_v2)(size_t *bytes, CUdevice device);
 	int (*mpsd_sim_uvm_ioctl)(int fd, unsigned long number, void *argument); /* the simulator's libcuda, and */
 	int (*mpsd_sim_uvm_mmap)(void *address, size_t bytes);                   /* ... what stands for mmap(2) there */
-	struct mpsd_driver vmm; /* all of it or nothing: has_vmm */
+	struct mpsd_driver vmm; /* all functions or none: has_vmm */
 	bool has_vmm;
 };
 extern struct real real;                    /* valid after real_load() */
 extern void *(*real_dlsym)(void *, const char *);
 extern void *(*real_dlvsym)(void *, const char *, const char *);
-bool real_load(void);                       /* false: libcuda is not in this process.  Never takes a lock of ours */
+bool real_load(void);                       /* false: libcuda is not in this process. Takes no lock of the shim */
 void real_find_dlsym(void);
 bool real_is_driver(const void *address);   /* whether it lies in libcuda */
 
@@ -93,10 +92,10 @@ struct settings {
 	bool is_required;
 	bool wants_lease;                   /* any MPSD_LEASE_... is there */
 	char lease_name[129];
-	double lease_sm_percent;            /* 0: not said */
-	uint64_t lease_memory_bytes;        /* 0: not said */
+	double lease_sm_percent;            /* 0: not set */
+	uint64_t lease_memory_bytes;        /* 0: not set */
 	double lease_wait_seconds;
-	char lease_domain[16];              /* "": not said */
+	char lease_domain[16];              /* "": not set */
 	char arena[129];                    /* "": none */
 	uint64_t arena_capacity_bytes;      /* 0: what the GPU has */
 	uint64_t least_bytes, most_bytes;   /* of an allocation that is placed */
@@ -110,15 +109,15 @@ const struct settings *settings(void);
 void shim_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* session.c */
-struct mpsd_session *session_get(void);     /* the shim's own; NULL: nobody answers.  Waits up to a few seconds, not often */
+struct mpsd_session *session_get(void);     /* the shim's own; NULL: mpsd does not answer. Waits up to a few seconds, rarely */
 const char *session_directory(void);        /* where mpsd.sock is; what it was before we changed the environment */
-void session_tell(const char *method, const void *params, size_t bytes); /* once, within 100 ms, and whatever comes of it */
+void session_tell(const char *method, const void *params, size_t bytes); /* once, within 100 ms, ignoring the outcome */
 
 /* lease.c: before the first cuInit.  CUDA_SUCCESS, or what cuInit gives instead. */
 CUresult lease_take(void);
 
 /* report.c */
-void report_result(CUresult result);        /* of a hooked call: the first error that stays is told to mpsd, once */
+void report_result(CUresult result);        /* of a hooked call: the first sticky error is reported to mpsd, once */
 
 /* watched.c: whether mpsd will see GPU faults of this process in a range, from now on.  Asks it, each time. */
 bool watched_from_outside(uint64_t base, uint64_t bytes);

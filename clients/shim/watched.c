@@ -1,5 +1,5 @@
-/* MPSD_SHIELD=report: mpsd has the event queue of this process; it is told in which addresses a fault that hurt nobody was an
- * access to a guard.  fault.guards in docs/protocol.md. */
+/* MPSD_SHIELD=report: mpsd reads the event queue of this process; the shim reports the addresses of its guards, so that mpsd
+ * recognises accesses to them, which are faults without harm. fault.guards in docs/protocol.md. */
 #include "shim.h"
 
 bool watched_from_outside(uint64_t base, uint64_t bytes)

@@ -1,4 +1,5 @@
-/* See window.h.  A guard that cannot be laid is no failure of the program's call: it is logged once, and there is no shield. */
+/* See window.h. A guard that cannot be mapped does not fail the program's call: it is logged once, and the shield is missing
+ * there. */
 #include "window.h"
 
 #include "guard.h"
@@ -61,7 +62,7 @@ int window_lift(struct window *window, uint64_t from, uint64_t to)
 
 		if (range->kind == LEDGER_STUCK)
 			return -EBUSY;
-		if (range->kind == LEDGER_MEMORY) { /* a neighbour: whoever asks may include its edges */
+		if (range->kind == LEDGER_MEMORY) { /* a neighbour: the caller's range may include its edges */
 			from = end;
 			continue;
 		}

@@ -27,11 +27,11 @@ struct window {
 void window_begin(struct window *window, CUdevice device, uint64_t base, uint64_t bytes);
 /* Makes [from, to) free of guards.  0; -EBUSY: one cannot be lifted, and nothing may be put there. */
 int window_lift(struct window *window, uint64_t from, uint64_t to);
-/* There is memory that came with the window.  Guards are laid when all of it is known: window_guard_all().  0, or -errno. */
+/* Record memory that came with the window. Guards are mapped when all of it is known: window_guard_all(). 0, or -errno. */
 int window_know(struct window *window, uint64_t base, uint64_t bytes);
 void window_guard_all(struct window *window);
-/* There is memory now; guards are laid around it, and where some were lifted beside it.  0, or -errno: it is not known here, and
- * no guard is laid. */
+/* Record new memory, and map guards around it, and where some were removed next to it. 0, or -errno: it is not recorded here,
+ * and no guard is mapped. */
 int window_put(struct window *window, uint64_t base, uint64_t bytes, uint64_t note);
 /* The memory did not come: what was lifted is laid again. */
 void window_again(struct window *window);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * keep: GPU memory that outlives the process.  The first run makes an arena, fills it, commits, and dies.  The next one adopts what
- * it finds, at the same addresses, and checks every word of it.
+ * keep: GPU memory that outlives the process.  The first run makes an arena, fills it, commits, and dies.  The next run adopts
+ * it
+ * at the same addresses and checks every word.
  *
- *     keep NAME [MEGABYTES]       prints "filled ..." or "adopted ..."; ends itself with SIGKILL after having filled
+ *     keep NAME [MEGABYTES]       prints "filled ..." or "adopted ..."; kills itself with SIGKILL after filling
  *
  * C11 and C++17.  Build: clients/c/Makefile.
  */

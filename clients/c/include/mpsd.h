@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd.h: the C client of mpsd, header-only: C11 and C++17, libc and pthread, nothing linked against libcuda.
+ * mpsd.h: the C client of mpsd, header-only: C11 and C++17, libc and pthread, not linked against libcuda.
  *
  *   #define _GNU_SOURCE     before any other header, or with -D_GNU_SOURCE
  *   #include <mpsd.h>       every function is static, and unused ones cost nothing
  *
- * A program of several files that wants one copy says in all of them `#define MPSD_API` (or a visibility), and in all but one
- * `#define MPSD_NO_CODE`.  There is no state but in sessions and arenas.  Nothing here exits, prints, or waits without an end;
- * a failure leaves nothing half done.  Prose and an example: docs/c.md.
+ * A program of several files that wants one copy writes `#define MPSD_API` (or a visibility) in all of them, and in all but one
+ * `#define MPSD_NO_CODE`.  All state is in sessions and arenas.  The library does not exit, print, or wait without an end;
+ * after a failure no step is left half done.  Prose and an example: docs/c.md.
  */
 #ifndef MPSD_H
 #define MPSD_H

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Memory of an arena, handed to other libraries as DLPack capsules, and the count of those that are still out.
+/* Memory of an arena, given to other libraries as DLPack capsules, and the count of capsules in use.
  *
- * A capsule is let go by whoever took it, at any time, in any thread, also while or after Python ends: so its deleter is C, and
- * touches nothing but the count, which outlives the arena.  The arena is not closed while the count says that somebody has its
- * memory.  Layout: dmlc/dlpack, include/dlpack/dlpack.h, versions 0.8 and 1.0; sizes are asserted below.
- */
+ * A library may release a capsule at any time, in any thread, also while or after Python ends: so the deleter is C, and touches
+ * only the count, which outlives the arena. The arena is not closed while the count shows that its memory is in use. Layout:
+ * dmlc/dlpack, include/dlpack/dlpack.h, versions 0.8 and 1.0; sizes are asserted below. */
 #ifndef MPSD_CLIENT_DLPACK_H
 #define MPSD_CLIENT_DLPACK_H
 
@@ -48,12 +47,12 @@ struct dlpack_versioned { /* DLManagedTensorVersioned, in a capsule "dltensor_ve
 };
 _Static_assert(sizeof(struct dlpack_versioned) == 80, "DLManagedTensorVersioned");
 
-/* What is out of one arena.  One holder is the arena itself, the others are capsules; the last one frees it. */
+/* The exports of one arena. One holder is the arena itself, the others are capsules; the last one frees it. */
 struct mpsd_exports {
 	atomic_long holders;
 };
 
-/* What a tensor is, as Python says it.  Borrowed; shape and strides have ndim numbers each, strides count elements. */
+/* A tensor, as Python describes it. Borrowed; shape and strides have ndim numbers each, strides count elements. */
 struct mpsd_export {
 	uint64_t address;
 	const int64_t *shape;
@@ -64,7 +63,7 @@ struct mpsd_export {
 	uint8_t bits;
 	uint16_t lanes;
 	uint8_t is_versioned;
-	uint8_t is_read_only; /* only a versioned one can say so */
+	uint8_t is_read_only; /* only the versioned form can express it */
 };
 
 /* Gives one with a single holder, the caller; NULL: no memory. */
@@ -150,7 +149,7 @@ static void *dlpack_new(struct mpsd_exports *exports, const struct mpsd_export *
 	return made;
 }
 
-/* What becomes of a capsule that nobody took, when Python lets it go; one that was taken has another name by then. */
+/* Deleter of a capsule that no library consumed; a consumed capsule has another name by then. */
 static void dlpack_dropped(PyObject *capsule)
 {
 	if (PyCapsule_IsValid(capsule, "dltensor_versioned"))
@@ -159,8 +158,8 @@ static void dlpack_dropped(PyObject *capsule)
 		dlpack_plain_gone(PyCapsule_GetPointer(capsule, "dltensor"));
 }
 
-/* Gives a capsule, a new reference; NULL with an exception set: no memory, or a number of dimensions that cannot be.  To be
- * called with the interpreter's lock held: through ctypes.PYFUNCTYPE, not as a function of cffi, which lets go of it. */
+/* Returns a capsule, a new reference; NULL with an exception set: no memory, or an impossible number of dimensions. Must be
+ * called with the interpreter's lock held: through ctypes.PYFUNCTYPE, not as a function of cffi, which releases it. */
 static void *mpsd_dlpack_capsule(struct mpsd_exports *exports, const struct mpsd_export *asked)
 {
 	void *held = dlpack_new(exports, asked);

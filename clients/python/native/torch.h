@@ -25,7 +25,7 @@ static pthread_mutex_t mpsd_torch_lock = PTHREAD_MUTEX_INITIALIZER; /* protects 
 static struct mpsd_torch_piece *mpsd_torch_pieces;
 static size_t mpsd_torch_count, mpsd_torch_room;
 
-/* For this thread, from now on; NULL: none.  What was chosen before; NULL also for a device that cannot be. */
+/* Select the arena for this thread, from now on; NULL: none. Returns the previous one; NULL also for an impossible device. */
 static struct mpsd_arena *mpsd_torch_use(int device, struct mpsd_arena *arena)
 {
 	struct mpsd_arena *before;
@@ -37,7 +37,8 @@ static struct mpsd_arena *mpsd_torch_use(int device, struct mpsd_arena *arena)
 	return before;
 }
 
-/* Before an arena is closed: PyTorch may free what it had of it at any time later, and that must go nowhere.  How many pieces. */
+/* Called before an arena is closed: PyTorch may free its memory at any later time, and such a call must have no effect. Returns
+ * how many pieces PyTorch still has. */
 static int mpsd_torch_forget(struct mpsd_arena *arena)
 {
 	size_t kept = 0, all;
@@ -92,14 +93,14 @@ static void mpsd_torch_settle(struct mpsd_arena *arena)
 	}
 }
 
-/* NULL: PyTorch makes its OutOfMemoryError of it; why, is in mpsd_error() of this thread. */
+/* NULL: PyTorch raises its OutOfMemoryError; mpsd_error() of this thread has the reason. */
 MPSD_EXPORT void *mpsd_torch_alloc(ssize_t size, int device, void *stream)
 {
 	struct mpsd_arena *arena = device >= 0 && device < MPSD_TORCH_DEVICES ? mpsd_torch_chosen[device] : NULL;
 	struct mpsd_torch_piece piece;
 	uint64_t address = 0;
 
-	(void)stream; /* the memory is new: nothing of it is under way */
+	(void)stream; /* the memory is new: no work uses it yet */
 	if (!arena || size <= 0)
 		return NULL;
 	pthread_mutex_lock(&mpsd_torch_lock);

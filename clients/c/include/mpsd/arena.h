@@ -2,18 +2,18 @@
 /*
  * mpsd/arena.h: arenas: GPU memory that outlives this process, at addresses that are the same in every process.
  *
- * All allocations lie in the arena's window, which mpsd assigned.  What was committed last is what the next one who opens the
- * arena gets; what was not is gone with this process.  A current context on the arena's GPU is needed wherever memory is
- * opened, allocated, freed or closed.  All may be called from any thread.  Results are those of session.h, and
+ * All allocations lie in the arena's window, which mpsd assigned.  A process that opens the arena gets the last commit; memory
+ * that was not committed is lost with its process.  Opening, allocating, freeing and closing need a current context on the
+ * arena's GPU.  Any thread may make any call.  Results are those of session.h, and
  *
- *   -EADDRINUSE    something else of this process lies in the window; the words say what
+ *   -EADDRINUSE    another mapping of this process lies in the window; the error text names it
  *   -EXDEV         the current context is on another GPU
- *   -EBADMSG       a descriptor is no GPU memory, or not of the size that the arena says
- *   -EIO           another call of the driver failed; mpsd_error_cuda() says how
+ *   -EBADMSG       a descriptor is not GPU memory, or not of the arena's size
+ *   -EIO           another call of the driver failed; mpsd_error_cuda() returns its code
  *
  * The process keeps one descriptor of each allocation that came with open or refresh, below half of RLIMIT_NOFILE (docs/c.md).
- * A refusal of the quota (-ENOSPC) comes with flush, commit, or a later alloc; what was allocated is still there then and waits.
- * CUDA has no read-only export: read access is mapped read-only by this library, which is a promise and no wall.
+ * A refusal of the quota (-ENOSPC) comes with flush, commit, or a later alloc; the allocated memory stays and waits.
+ * CUDA has no read-only export: read access is mapped read-only by this library, which is a convention and not a protection.
  */
 #ifndef MPSD_ARENA_H
 #define MPSD_ARENA_H
@@ -22,7 +22,7 @@ enum mpsd_access { MPSD_READ = 0, MPSD_WRITE = 1 };
 
 enum {
 	MPSD_GRANULE = 2097152,      /* bytes; all sizes and places are multiples of it */
-	MPSD_LAYOUT_BYTES = 16777216 /* a layout has no more */
+	MPSD_LAYOUT_BYTES = 16777216 /* the largest layout */
 };
 
 struct mpsd_arena;
@@ -32,7 +32,7 @@ struct mpsd_arena_options {
 	uint64_t capacity_bytes;
 	uint64_t window_bytes;   /* 0: mpsd chooses */
 	unsigned mode;           /* as of a file; 0: 0600 */
-	double ttl_seconds;      /* how long it stays with nobody holding it; 0: until it is removed */
+	double ttl_seconds;      /* how long mpsd keeps it while no process holds it; 0: until it is removed */
 };
 
 struct mpsd_allocation {
@@ -49,7 +49,7 @@ struct mpsd_arena_hooks {
 	void *argument;
 };
 
-/* 0; -EEXIST: there is one of this name. */
+/* 0; -EEXIST: an arena has this name. */
 MPSD_API int mpsd_arena_create(struct mpsd_session *session, const char *name, const struct mpsd_arena_options *options);
 MPSD_API int mpsd_arena_remove(struct mpsd_session *session, const char *name);
 
@@ -62,47 +62,50 @@ MPSD_API int mpsd_arena_open(struct mpsd_session *session, const struct mpsd_dri
 MPSD_API int mpsd_arena_open_on(struct mpsd_session *session, const struct mpsd_driver *driver, const char *name,
 				enum mpsd_access access, double wait_seconds, int (*enter)(void *argument, const char *gpu), void *argument,
 				struct mpsd_arena **out);
-/* Unmaps all, frees the window, gives the arena back.  The arena is gone whatever comes back.  NULL is taken. */
+/* Unmaps all memory, frees the window, and returns access to mpsd. The arena handle is invalid afterwards, whatever the result.
+ * NULL is accepted. */
 MPSD_API int mpsd_arena_close(struct mpsd_arena *arena);
 /* Frees the memory of the process alone: where the context is dead, and in a child after fork. */
 MPSD_API void mpsd_arena_forget(struct mpsd_arena *arena);
 
 /* The lowest place that fits.  bytes: rounded up.  -ENOSPC: over the capacity, or no place in the window. */
 MPSD_API int mpsd_arena_alloc(struct mpsd_arena *arena, uint64_t bytes, uint64_t *address);
-/* address: of an allocation, as alloc or open gave it.  The GPU must be done with it.  -ENOENT: there is none. */
+/* address: of an allocation, as alloc or open returned it. The GPU must have finished with it. -ENOENT: no allocation begins
+ * there. */
 MPSD_API int mpsd_arena_free(struct mpsd_arena *arena, uint64_t address);
 /* Gives mpsd what waits to be given; without it that happens in batches. */
 MPSD_API int mpsd_arena_flush(struct mpsd_arena *arena);
-/* All allocations there are now, and the layout: all of it or nothing.  layout NULL: the layout stays. */
+/* Commits all current allocations and the layout atomically. layout NULL: the layout stays. */
 MPSD_API int mpsd_arena_commit(struct mpsd_arena *arena, const void *layout, size_t bytes);
-/* Of the commit that is mapped: the last one of this writer, or as open or refresh found it.  *bytes: to be freed with free();
- * NULL and 0 where there is none. */
+/* The layout of the mapped commit: the last one of this writer, or the one that open or refresh found. The caller frees *bytes
+ * with free(); NULL and 0 if the commit has no layout. */
 MPSD_API int mpsd_arena_layout(struct mpsd_arena *arena, void **bytes, size_t *count);
-/* What is committed can be changed by nobody any more, and is mapped read-only here.  What is not committed: -EBUSY. */
+/* Makes the committed memory read-only for good, for every process, and maps it read-only here. -EBUSY: some memory is not
+ * committed. */
 MPSD_API int mpsd_arena_seal(struct mpsd_arena *arena);
 
-/* Of a reader: what was committed since is mapped, what is gone is unmapped, once the GPU has done with it; all of it, or it is
- * as it was, as far as the driver can.  How many allocations came or went, and one more where the layout is another; 0: it is the
- * same.  Of a writer too that has nothing uncommitted (else -EBUSY). */
+/* For a reader: maps newly committed memory, and unmaps removed memory once the GPU has finished with it. On failure all stays
+ * as it was, as far as the driver can restore it. Returns how many allocations came or went, plus one if the layout changed; 0:
+ * no change. Also for a writer without uncommitted changes (else -EBUSY). */
 MPSD_API int mpsd_arena_refresh(struct mpsd_arena *arena);
-/* Of a reader that may be promoted: whether what is mapped can be written already, so that the promotion needs nothing of the
- * driver, which takes 20 to 280 ms for it while it clears up after a fault.  A reader it is all the same, and writes nothing: the
- * GPU does not refuse it any more.  What a refresh maps later can be written when this has been called again.  How it was: 1,
- * which a writer's always is, or 0; -EROFS: it is sealed. */
+/* For a reader that may be promoted: makes its mapped memory writable in advance, so that the promotion does not wait for the
+ * driver, which takes 20 to 280 ms for this while it handles a fault. It remains a reader and must not write: the GPU no longer
+ * refuses its writes. Call it again after each refresh, for newly mapped memory. Returns the previous value: 1, which is always
+ * a writer's, or 0; -EROFS: the arena is sealed. */
 MPSD_API int mpsd_arena_set_writable(struct mpsd_arena *arena, int is_writable);
 /* mpsd has made this process the writer, of this generation: what is mapped can be written.  mpsd is not asked; that the last
  * commit is mapped is the caller's care (refresh).  On failure it is a reader still.  -ESTALE: it is at a later generation. */
 MPSD_API int mpsd_arena_promoted(struct mpsd_arena *arena, uint64_t generation);
-/* The forward state of this writer (state.h), which mpsd was given by arena.keep_state or is about to be: where mpsd's keeper dies, it is
- * given again with the memory, the one never without the other.  fd: stays the caller's; -1: there is none.  It is forgotten when
- * this is a writer no longer. */
+/* The forward state of this writer (state.h), which arena.keep_state has given to mpsd or will. If mpsd's keeper dies, the
+ * library gives state and memory to mpsd again, both or neither. fd: stays the caller's; -1: no state. Forgotten when this
+ * process stops being the writer. */
 MPSD_API int mpsd_arena_set_state(struct mpsd_arena *arena, int fd);
-/* Whether mpsd has what was committed; where its keeper has died, that is given again, with the state.  *state_serial: of the
- * state where it was given again, by this call or an earlier one; else 0.  -EBUSY: what was freed since the last commit was a part
- * of it: it waits for the next one.  -ESTALE: this is not the writer any more. */
+/* Checks that mpsd has the committed memory, and gives it again, with the state, if mpsd's keeper has died. *state_serial: that
+ * of the state given again, by this call or an earlier one; else 0. -EBUSY: memory of the last commit has been freed since;
+ * call again after the next commit. -ESTALE: this process is no longer the writer. */
 MPSD_API int mpsd_arena_restore(struct mpsd_arena *arena, uint64_t *state_serial);
-/* The reverse, before mpsd is told (service.yielded): waits for the GPU; then nothing can be written here.  What is not
- * committed: -EBUSY.  On failure it is the writer still.  Of a reader: 0. */
+/* Gives up writing, before the request service.yielded: waits for the GPU; then this process cannot write here. -EBUSY: some
+ * memory is not committed. After a failure it is still the writer. For a reader: 0. */
 MPSD_API int mpsd_arena_yielded(struct mpsd_arena *arena);
 
 /* Left free on either side of each further allocation; rounded up to MPSD_GRANULE. */
@@ -113,7 +116,7 @@ MPSD_API uint64_t mpsd_arena_id(const struct mpsd_arena *arena);
 MPSD_API uint64_t mpsd_arena_base(const struct mpsd_arena *arena);
 MPSD_API uint64_t mpsd_arena_window_bytes(const struct mpsd_arena *arena);
 MPSD_API int mpsd_arena_device(const struct mpsd_arena *arena);          /* CUdevice */
-MPSD_API uint64_t mpsd_arena_generation(struct mpsd_arena *arena);       /* of this writer, or of the one there was */
+MPSD_API uint64_t mpsd_arena_generation(struct mpsd_arena *arena);       /* of this writer, or of the last one */
 MPSD_API uint64_t mpsd_arena_committed(struct mpsd_arena *arena);        /* the number of what is mapped; 0: none, or not known */
 MPSD_API uint64_t mpsd_arena_capacity_bytes(struct mpsd_arena *arena);
 MPSD_API uint64_t mpsd_arena_used_bytes(struct mpsd_arena *arena);       /* as it counts against the capacity */

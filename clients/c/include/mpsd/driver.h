@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd/driver.h: the calls of the CUDA driver that an arena needs, by pointer: nothing here is linked against libcuda.
+ * mpsd/driver.h: the calls of the CUDA driver that an arena needs, by pointer: this library is not linked against libcuda.
  *
- * With MPSD_NO_CUDA_H, or where there is no <cuda.h>, the types are declared here, as the driver's documentation has them; a
- * test compares the two.
+ * With MPSD_NO_CUDA_H, or without <cuda.h>, the types are declared here, as in the driver's documentation; a test compares the
+ * two.
  */
 #ifndef MPSD_DRIVER_H
 #define MPSD_DRIVER_H
@@ -15,7 +15,7 @@ typedef unsigned long long CUmemGenericAllocationHandle;
 typedef struct CUuuid_st {
 	char bytes[16];
 } CUuuid;
-typedef enum cudaError_enum { /* those that are told apart here */
+typedef enum cudaError_enum { /* the results that this library distinguishes */
 	CUDA_SUCCESS = 0,
 	CUDA_ERROR_INVALID_VALUE = 1,
 	CUDA_ERROR_OUT_OF_MEMORY = 2,
@@ -74,8 +74,8 @@ struct mpsd_driver { /* by the names they have in the library */
 	CUresult (*cuCtxSynchronize)(void);
 };
 
-/* Finds them all.  find: as dlsym, called with `argument`; NULL: libcuda.so.1 is opened, and stays.  0; -ENOENT: there is no
- * libcuda.so.1, or one of them is missing; then *driver is as it was. */
+/* Finds all functions. find: like dlsym, called with `argument`; NULL: libcuda.so.1 is opened, and stays open. 0; -ENOENT:
+ * libcuda.so.1 or one of the functions is missing; then *driver is unchanged. */
 MPSD_API int mpsd_driver_load(struct mpsd_driver *driver, void *(*find)(void *argument, const char *name), void *argument);
 
 #endif

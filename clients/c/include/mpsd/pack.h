@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd/pack.h: as much of MessagePack as mpsd's protocol has, written into and read from memory of a given size.
+ * mpsd/pack.h: the part of MessagePack that mpsd's protocol uses, written into and read from memory of a given size.
  *
- * Writer and reader fail once and for all: after a failure every further call does nothing, so that only the last one need be
- * looked at.  What is read is untrusted: no length is believed before it is there.
+ * Errors are sticky: after a failure every further call does nothing, so that only the last one need be checked. Input is
+ * untrusted: no length is used before the bytes have arrived.
  */
 #ifndef MPSD_PACK_H
 #define MPSD_PACK_H
@@ -53,7 +53,7 @@ MPSD_API int mpsd_unpack_double(struct mpsd_unpack *unpack, double *value); /* o
 MPSD_API int mpsd_unpack_text(struct mpsd_unpack *unpack, const char **text, size_t *bytes); /* within the bytes; no NUL */
 MPSD_API int mpsd_unpack_array(struct mpsd_unpack *unpack, uint32_t *entries);
 MPSD_API int mpsd_unpack_map(struct mpsd_unpack *unpack, uint32_t *entries);
-MPSD_API int mpsd_unpack_skip(struct mpsd_unpack *unpack); /* whatever it is, up to 16 levels deep */
+MPSD_API int mpsd_unpack_skip(struct mpsd_unpack *unpack); /* any value, up to 16 levels deep */
 /* The value of a key of the map that comes next; *map stays before it.  -ENOENT: no such key.  -EPROTO: no map, or broken. */
 MPSD_API int mpsd_unpack_find(const struct mpsd_unpack *map, const char *key, struct mpsd_unpack *value);
 

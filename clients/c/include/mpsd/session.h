@@ -61,8 +61,8 @@ MPSD_API void mpsd_session_close(struct mpsd_session *session);
 /* Seconds to wait for a restarted mpsd (default 10), and for each answer (30). */
 MPSD_API void mpsd_session_patience(struct mpsd_session *session, double reconnect_seconds, double answer_seconds);
 
-/* The last failure of this thread on this session, or on one of its arenas: the request and the finding.  The text stays
- * until this thread's next failure on it.  "" and 0 before the first. */
+/* The last failure of this thread on this session, or on one of its arenas: the request and the reason. The text stays until
+ * this thread's next failure on it. "" and 0 before the first. */
 MPSD_API const char *mpsd_error(struct mpsd_session *session);
 MPSD_API int mpsd_error_code(struct mpsd_session *session); /* enum mpsd_code or another of mpsd's; 0: no refusal */
 MPSD_API int mpsd_error_cuda(struct mpsd_session *session); /* CUresult; 0: no driver call failed */

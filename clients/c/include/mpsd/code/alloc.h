@@ -66,7 +66,7 @@ static inline int mpsd_find_place(struct mpsd_arena *arena, uint64_t bytes, uint
 	return 0;
 }
 
-/* mpsd evicts what nobody holds, as its policy allows.  Whether it did does not matter: the driver is asked again. */
+/* mpsd evicts arenas that no process holds, as its policy allows. The result does not matter: the driver is asked again. */
 static inline void mpsd_ask_for_room(struct mpsd_arena *arena, uint64_t bytes)
 {
 	unsigned char params[160];
@@ -81,7 +81,7 @@ static inline void mpsd_ask_for_room(struct mpsd_arena *arena, uint64_t bytes)
 	mpsd_call(arena->session, "arena.make_room", params, pack.used, NULL, 0, 1, 0, NULL);
 }
 
-/* Room is made once where there is none. */
+/* If memory is short, mpsd is asked for room once. */
 static inline int mpsd_create(struct mpsd_arena *arena, uint64_t bytes, struct mpsd_item *item)
 {
 	CUresult found = mpsd_place_create(arena, bytes, &item->handle);
@@ -95,7 +95,7 @@ static inline int mpsd_create(struct mpsd_arena *arena, uint64_t bytes, struct m
 	return found == CUDA_SUCCESS ? 0 : mpsd_cuda_fail(arena, found, "cuMemCreate", arena->base + item->offset, bytes);
 }
 
-/* Created, mapped, accessible and exported, or nothing of it. */
+/* Create, map, give access and export; on failure undo all of them. */
 static inline int mpsd_fill_place(struct mpsd_arena *arena, struct mpsd_item *item)
 {
 	uint64_t address = arena->base + item->offset;
@@ -153,7 +153,7 @@ static inline int mpsd_alloc_locked(struct mpsd_arena *arena, uint64_t bytes, ui
 	return 0;
 }
 
-/* It has gone here; mpsd is told soon, and when it cannot be told now, later. */
+/* The item is removed here; mpsd is informed soon, or later if it cannot be reached now. */
 static inline void mpsd_drop_item(struct mpsd_arena *arena, struct mpsd_item *item)
 {
 	if (item->fd >= 0 || item->flags & MPSD_ITEM_LOST) { /* mpsd has it not */

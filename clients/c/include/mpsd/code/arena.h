@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* mpsd/code/arena.h: the calls of mpsd/arena.h: each checks whose it is, takes the lock, and does the work of another
- * file. */
+/* mpsd/code/arena.h: the calls of mpsd/arena.h: each checks that the arena belongs to this process, takes the lock, and calls
+ * another file. */
 #ifndef MPSD_CODE_ARENA_H
 #define MPSD_CODE_ARENA_H
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* mpsd/code/ask.h: what mpsd says of an arena, and who may have it. */
+/* mpsd/code/ask.h: ask mpsd about an arena and for access to it. */
 #ifndef MPSD_CODE_ASK_H
 #define MPSD_CODE_ASK_H
 
-struct mpsd_facts { /* of an arena, as mpsd says them */
+struct mpsd_facts { /* mpsd's facts about an arena */
 	uint64_t id, base, window_bytes, capacity_bytes, allocations, layout_bytes, generation;
 	uint64_t state_serial; /* of the forward state that is kept; 0: none is */
 	uint64_t openings; /* arena.open: how many times this process has asked for it since it has it; else 0 */
@@ -56,7 +56,7 @@ static inline int mpsd_pack_name(struct mpsd_session *session, struct mpsd_pack 
 	return 0;
 }
 
-/* ... and whose answer is an arena.  facts may be NULL. */
+/* The same for a request that is answered with an arena's facts. facts may be NULL. */
 static inline int mpsd_ask_by_name(struct mpsd_session *session, const char *method, const char *name, struct mpsd_facts *facts)
 {
 	unsigned char bytes[256];
@@ -75,15 +75,15 @@ static inline int mpsd_ask_by_name(struct mpsd_session *session, const char *met
 	return rc;
 }
 
-/* What arena.open is asked for. */
+/* The parameters of arena.open. */
 struct mpsd_wish {
 	const char *name;
 	enum mpsd_access access;
 	unsigned takes; /* how much of what is committed is to come with the answer */
-	uint64_t known; /* the commit whose memory is here: what is as old comes without a descriptor */
+	uint64_t known; /* the commit already mapped here: mpsd sends no descriptors for memory that it contains */
 };
 
-/* Asks for access once: who waits does so on a connection of its own, which others do not wait for. */
+/* Ask for access once. A request that may wait uses a connection of its own, so that other requests do not wait for it. */
 static inline int mpsd_ask_access(struct mpsd_session *session, const struct mpsd_wish *wish, double wait_seconds,
 				  struct mpsd_answer *answer)
 {
@@ -118,8 +118,8 @@ static inline void mpsd_pack_arena(struct mpsd_pack *pack, void *bytes, size_t r
 	}
 }
 
-/* We hold the arena no longer.  That we did not is as good.  openings: not where this process has asked for it more often than
- * so: then another part of it has it open; 0: always. */
+/* Return access to mpsd. Succeeds also if this process did not have it. openings: return it only if this process has not asked
+ * more often than this, because otherwise another part of it has the arena open; 0: always. */
 static inline int mpsd_give_back(struct mpsd_session *session, uint64_t id, uint64_t openings)
 {
 	unsigned char bytes[64];
@@ -135,7 +135,7 @@ static inline int mpsd_give_back(struct mpsd_session *session, uint64_t id, uint
 	return rc == -ENOENT || rc == -EACCES ? 0 : rc;
 }
 
-/* The same after a failure, whose words stay. */
+/* The same after a failure; keeps that failure's error text. */
 static inline void mpsd_give_back_quietly(struct mpsd_session *session, uint64_t id, uint64_t openings)
 {
 	struct mpsd_words kept;

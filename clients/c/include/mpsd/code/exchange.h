@@ -53,7 +53,7 @@ static inline void mpsd_answer_begin(struct mpsd_answer *answer)
 	mpsd_unpack_begin(&answer->result, "", 0);
 }
 
-/* A text of a map, cut to the room there is; "" where there is none. */
+/* Copy a text of a map, cut to the buffer; "" if the map does not have it. */
 static inline void mpsd_copy_text(const struct mpsd_unpack *map, const char *key, char *out, size_t room)
 {
 	struct mpsd_unpack at;
@@ -103,7 +103,7 @@ static inline int mpsd_sort(struct mpsd_session *session, struct mpsd_unpack *at
 	return 0;
 }
 
-/* What mpsd refused, in words.  at: the error of a response. */
+/* Record mpsd's refusal as an error text. at: the error of a response. */
 static inline int mpsd_refused(struct mpsd_session *session, const char *method, const struct mpsd_unpack *at)
 {
 	char name[40], text[360];
@@ -163,7 +163,7 @@ static inline int mpsd_receive(struct mpsd_session *session, const char *method,
 			break;
 		mpsd_close_all(answer->fds, answer->fd_count);
 		answer->fd_count = 0;
-		if (mpsd_now() >= until) { /* whoever says other things without an end */
+		if (mpsd_now() >= until) { /* a peer that keeps sending other messages */
 			rc = -ETIMEDOUT;
 			break;
 		}
@@ -179,7 +179,7 @@ static inline int mpsd_receive(struct mpsd_session *session, const char *method,
 			 rc == -EPROTO || rc == -EMSGSIZE ? "mpsd's answer is no answer of the protocol" : strerror(-rc));
 }
 
-/* One request, on the connection there is.  0; -ECONNRESET: the connection has ended; else -errno with words. */
+/* Send one request on the existing connection. 0; -ECONNRESET: the connection has ended; else -errno with an error text. */
 static inline int mpsd_send_request(struct mpsd_session *session, const char *method, const void *params, size_t params_bytes,
 				    const int *fds, unsigned fd_count, double until, uint32_t *id)
 {

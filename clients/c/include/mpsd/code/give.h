@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd/code/give.h: telling mpsd what there is: what was allocated, what is gone, what is committed.
- * All is called with the arena's lock held.
+ * mpsd/code/give.h: report allocations, frees and commits to mpsd. All functions are called with the arena's lock held.
  */
 #ifndef MPSD_CODE_GIVE_H
 #define MPSD_CODE_GIVE_H
 
 /* -- what was dropped ----------------------------------------------------------------------------------------------- */
 
-/* After mpsd was told: what was not committed is gone, the rest goes with the next commit. */
+/* After mpsd was informed: forget removed items that were not committed; the others go with the next commit. */
 static inline void mpsd_told(struct mpsd_arena *arena, const uint64_t *offsets, unsigned count)
 {
 	for (unsigned i = 0; i < count; i++) {
@@ -99,7 +98,7 @@ static inline void mpsd_pack_puts(const struct mpsd_arena *arena, struct mpsd_pa
 	}
 }
 
-/* What was SENT, once more: nobody knows whether mpsd has it, and its place may be another one's next. */
+/* Send SENT items once more: mpsd may or may not have them, and their place may be reused. */
 static inline int mpsd_send_again(struct mpsd_arena *arena)
 {
 	unsigned char bytes[128 + 20 * MPSD_DESCRIPTORS];
@@ -214,7 +213,7 @@ static inline int mpsd_layout_file(struct mpsd_arena *arena, const void *layout,
 					arena->name, bytes);
 }
 
-/* What was given is what the next one gets, with the state where mpsd has lost that.  layout NULL: the one that mpsd has stays. */
+/* Commit the given memory, with the state if mpsd has lost it. layout NULL: mpsd keeps the layout it has. */
 static inline int mpsd_tell_commit(struct mpsd_arena *arena, const void *layout, size_t layout_bytes)
 {
 	unsigned char bytes[128];

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd/code/open.h: opening an arena, with one question where it has not very many allocations.
+ * mpsd/code/open.h: open an arena, with one request unless it has very many allocations.
  *
- * Access is the process's, and the window is one arena's: whoever has reserved it may give the access back.  Who could not
- * does so where mpsd says that nobody else of this process has asked: so no other arena of this process loses what it has.
+ * mpsd grants access to the process, and one arena of the process reserves the window: only the call that reserved it may
+ * return access. A call that could not reserve it returns access only if mpsd reports no other opening by this process, so that
+ * another arena of this process does not lose its access.
  */
 #ifndef MPSD_CODE_OPEN_H
 #define MPSD_CODE_OPEN_H
@@ -19,7 +20,7 @@ static inline int mpsd_hex(char digit)
 	return digit >= 'A' && digit <= 'F' ? digit - 'A' + 10 : -1;
 }
 
-/* Whether "GPU-xxxxxxxx-xxxx-..." (or "MIG-...") says these bytes. */
+/* Whether "GPU-xxxxxxxx-xxxx-..." (or "MIG-...") names the GPU with these bytes. */
 static inline int mpsd_is_uuid(const char *text, const CUuuid *uuid)
 {
 	unsigned nibbles = 0;
@@ -36,7 +37,7 @@ static inline int mpsd_is_uuid(const char *text, const CUuuid *uuid)
 	return nibbles == 32 && !*text;
 }
 
-/* What is set by opening it alone, and by nothing later. */
+/* Set the fields that only opening sets. */
 static inline void mpsd_identify(struct mpsd_arena *arena, const struct mpsd_facts *facts)
 {
 	arena->id = facts->id;
@@ -45,7 +46,7 @@ static inline void mpsd_identify(struct mpsd_arena *arena, const struct mpsd_fac
 	snprintf(arena->gpu, sizeof(arena->gpu), "%s", facts->gpu);
 }
 
-/* What may be another each time that mpsd is asked. */
+/* Update the fields that may change with each request. */
 static inline void mpsd_learn(struct mpsd_arena *arena, const struct mpsd_facts *facts)
 {
 	arena->generation = facts->generation;
@@ -88,7 +89,7 @@ static inline int mpsd_ask_opening(struct mpsd_arena *arena, struct mpsd_session
 	return rc;
 }
 
-/* The same, on a connection of its own where another writer has to be waited for: it costs a millisecond. */
+/* The same, on a connection of its own if it has to wait for another writer: that costs a millisecond. */
 static inline int mpsd_wait_for_access(struct mpsd_arena *arena, double wait_seconds, struct mpsd_taken *taken,
 				       struct mpsd_answer *answer)
 {
@@ -109,8 +110,8 @@ static inline int mpsd_wait_for_access(struct mpsd_arena *arena, double wait_sec
 	return rc;
 }
 
-/* mpsd did not refuse, and what it said was not heard: it may have given access.  Where the window is free, no other arena of
- * this process has it. */
+/* mpsd did not refuse, but its answer was lost: it may have granted access. If the window is free, no other arena of this
+ * process has access. */
 static inline void mpsd_give_back_unheard(struct mpsd_arena *arena)
 {
 	struct mpsd_facts facts;
@@ -161,7 +162,7 @@ static inline int mpsd_admit(struct mpsd_arena *arena, const struct mpsd_entranc
 	return rc;
 }
 
-/* All of it, or nothing. */
+/* Open it completely, or undo. */
 static inline int mpsd_open_once(struct mpsd_arena *arena, const struct mpsd_entrance *entrance, double wait_seconds)
 {
 	struct mpsd_answer answer;

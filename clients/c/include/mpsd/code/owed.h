@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd/code/owed.h: a request whose answer is read later: what mpsd does and what its caller does meanwhile take the time of
- * the longer one.
+ * mpsd/code/owed.h: a request with an answer that is read later, so that mpsd and the caller work at the same time.
  *
- *   NONE --soon--> SENT --another request is to be sent--> KNOWN          one at a time in a session; whoever finds it taken
- *     ^             |                                        |            makes an ordinary call
+ *   NONE --soon--> SENT --another request is to be sent--> KNOWN          one at a time in a session; a call that finds it in
+ *     ^             |                                        |            use makes an ordinary request
  *     `---outcome---`----------------outcome-----------------'
  */
 #ifndef MPSD_CODE_OWED_H
 #define MPSD_CODE_OWED_H
 
-/* Reads the answer that is on its way.  With the session's lock held; the words of whoever happens to do it stay. */
+/* Read the pending answer. Called with the session's lock held; keeps the calling thread's error text. */
 static inline void mpsd_collect(struct mpsd_session *session)
 {
 	struct mpsd_owed *owed = &session->owed;
@@ -75,7 +74,7 @@ static inline int mpsd_outcome(struct mpsd_session *session, struct mpsd_answer 
 	return rc;
 }
 
-/* Nobody asks for the outcome any more. */
+/* No caller will ask for the outcome any more. */
 static inline void mpsd_disown(struct mpsd_session *session)
 {
 	struct mpsd_owed *owed = &session->owed;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* mpsd/code/pack.h: the inside of mpsd/pack.h.  No I/O, no memory of its own. */
+/* mpsd/code/pack.h: implementation of mpsd/pack.h. No I/O; allocates no memory. */
 #ifndef MPSD_CODE_PACK_H
 #define MPSD_CODE_PACK_H
 
@@ -24,7 +24,7 @@ static inline void mpsd_pack_raw(struct mpsd_pack *pack, const void *bytes, size
 	pack->used += count;
 }
 
-/* A byte that says what comes, and a big-endian number of so many bytes. */
+/* A type byte, then a big-endian number of the given size. */
 static inline void mpsd_pack_head(struct mpsd_pack *pack, unsigned first, uint64_t number, unsigned bytes)
 {
 	unsigned char head[9];

@@ -5,12 +5,13 @@
 #define MPSD_CODE_PEER_H
 
 enum {
-	MPSD_OVERFLOW_UID = 65534, /* what the kernel says for a user whom this user namespace does not map: user_namespaces(7) */
+	/* the uid that the kernel reports for a user without a mapping in this user namespace: user_namespaces(7) */
+	MPSD_OVERFLOW_UID = 65534,
 	MPSD_PEER_WORDS = 200      /* room for the words of a refusal */
 };
 
-/* Whether root outside this user namespace has no uid in it: no line of the map leads to uid 0.  A map that cannot be read hides
- * nobody. */
+/* Whether root outside this user namespace has no uid inside: no line of the map leads to uid 0. A map that cannot be read
+ * counts as not hiding root. */
 static inline int mpsd_peer_hides_root(const char *uid_map)
 {
 	unsigned inside, outside, count;

@@ -11,7 +11,7 @@ static inline int mpsd_cuda_fail(struct mpsd_arena *arena, CUresult found, const
 			 (unsigned long long)bytes, (unsigned long long)address, (int)found);
 }
 
-/* The first line of /proc/self/maps that lies in [base, base + bytes), without its end; "" where there is none. */
+/* The first line of /proc/self/maps that lies in [base, base + bytes), without its end; "" if the range is free. */
 static inline void mpsd_what_lies_there(uint64_t base, uint64_t bytes, char *out, size_t room)
 {
 	FILE *maps = fopen("/proc/self/maps", "re");
@@ -53,7 +53,7 @@ static inline int mpsd_place_reserve(struct mpsd_arena *arena)
 	return mpsd_cuda_fail(arena, found, "cuMemAddressReserve", arena->base, arena->window_bytes);
 }
 
-/* What descriptors are below that may be kept: the program has the upper half for itself. */
+/* The number below which descriptors may be kept: the upper half belongs to the program. */
 static inline int mpsd_keep_below(void)
 {
 	struct rlimit limit;

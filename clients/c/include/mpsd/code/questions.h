@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* mpsd/code/questions.h: whose an arena is, what is set, and what is known here without asking mpsd. */
+/* mpsd/code/questions.h: ownership and settings of an arena, and facts that are known without asking mpsd. */
 #ifndef MPSD_CODE_QUESTIONS_H
 #define MPSD_CODE_QUESTIONS_H
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd/code/renew.h: from the memory that is mapped to that of a later commit: all of it, or what was there.
- * All is called with the arena's lock held, or before anybody else has the arena.
+ * mpsd/code/renew.h: replace the mapped memory by that of a later commit, completely or not at all.
+ * All functions are called with the arena's lock held, or before other threads have the arena.
  *
- *   table   A  B  C          A stays as it is, C and B's place are unmapped, then B' and D are mapped; what fails on the way is
- *   taken   A  B'    D       undone, and what cannot be mapped back is no longer in the table
+ *   table   A  B  C          A stays as it is, C and B's place are unmapped, then B' and D are mapped; a failure undoes
+ *   taken   A  B'    D       this, and an item that cannot be mapped back is removed from the table
  */
 #ifndef MPSD_CODE_RENEW_H
 #define MPSD_CODE_RENEW_H
@@ -50,7 +50,7 @@ static inline int mpsd_map_item(struct mpsd_arena *arena, const struct mpsd_item
 	return rc;
 }
 
-/* All that is NEW, with access, or nothing of it. */
+/* Map all NEW items, with access, or none. */
 static inline int mpsd_map_new(struct mpsd_arena *arena, const struct mpsd_taken *taken)
 {
 	const struct mpsd_item *items = taken->items;
@@ -77,7 +77,7 @@ static inline int mpsd_map_new(struct mpsd_arena *arena, const struct mpsd_taken
 	return rc;
 }
 
-/* What is GONE, back to where it was. */
+/* Map GONE items back where they were. */
 static inline void mpsd_map_back(struct mpsd_arena *arena)
 {
 	struct mpsd_words kept;
@@ -130,8 +130,8 @@ static inline void mpsd_become(struct mpsd_arena *arena, struct mpsd_taken *take
 	taken->count = taken->room = 0;
 }
 
-/* What is mapped becomes what was taken.  How many allocations came or went; -errno: then it is as it was, as far as the driver
- * can. */
+/* Map the taken items in place of the current ones. Returns how many allocations came or went; -errno: all is as it was, as far
+ * as the driver could restore it. */
 static inline int mpsd_renew(struct mpsd_arena *arena, struct mpsd_taken *taken)
 {
 	size_t gone = mpsd_mark_gone(arena, taken), changed = gone;

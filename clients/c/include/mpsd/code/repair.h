@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd/code/repair.h: when mpsd's keeper has died, so have its descriptors: mpsd answers STALE_GENERATION, and the writer, whose own
- * handles are good, opens the arena again and gives everything once more.  All is called with the arena's lock held.
+ * mpsd/code/repair.h: recover after the death of mpsd's keeper. The descriptors are lost with it, and mpsd answers
+ * STALE_GENERATION. The writer, which has its own handles, opens the arena again and gives all memory again. All functions are
+ * called with the arena's lock held.
  */
 #ifndef MPSD_CODE_REPAIR_H
 #define MPSD_CODE_REPAIR_H
@@ -12,7 +13,7 @@ static inline int mpsd_stale(struct mpsd_arena *arena, const char *why)
 			 (unsigned long long)arena->generation, why);
 }
 
-/* The writer again, of a new generation that has nothing yet.  0 or -errno. */
+/* Become the writer of a new, empty generation. 0 or -errno. */
 static inline int mpsd_write_again(struct mpsd_arena *arena)
 {
 	struct mpsd_wish wish = { arena->name, MPSD_WRITE, 0, 0 };
@@ -43,7 +44,7 @@ static inline int mpsd_write_again(struct mpsd_arena *arena)
 /* Everything has to be given again. */
 static inline void mpsd_lose(struct mpsd_arena *arena)
 {
-	mpsd_finish_sent(arena); /* what came of it counts no more */
+	mpsd_finish_sent(arena); /* its outcome no longer matters */
 	for (size_t i = arena->count; i-- > 0;) {
 		struct mpsd_item *item = &arena->items[i];
 
@@ -60,7 +61,7 @@ static inline void mpsd_lose(struct mpsd_arena *arena)
 	arena->state_serial = 0;
 }
 
-/* Whether there is what mpsd should have and has not: memory of the last commit, its layout, or the state. */
+/* Whether mpsd lacks what it should have: memory of the last commit, its layout, or the state. */
 static inline int mpsd_is_lacking(const struct mpsd_arena *arena)
 {
 	int lacks = arena->is_layout_lost || arena->is_state_lost;
@@ -70,7 +71,8 @@ static inline int mpsd_is_lacking(const struct mpsd_arena *arena)
 	return lacks;
 }
 
-/* Whether a commit now would be of the last one's memory: what was given beside that, or was freed, is for the writer to commit. */
+/* Whether a commit now would contain exactly the last commit's memory. If more was given or some was freed, the program has to
+ * commit. */
 static inline int mpsd_is_as_committed(const struct mpsd_arena *arena)
 {
 	const unsigned elsewhere = MPSD_ITEM_COMMITTED | MPSD_ITEM_LOST;
@@ -81,7 +83,7 @@ static inline int mpsd_is_as_committed(const struct mpsd_arena *arena)
 	return !arena->is_torn && !arena->sent;
 }
 
-/* What was committed is committed again where all of it is still here; the rest waits. */
+/* Commit again if all committed memory is still here; the rest waits. */
 static inline int mpsd_commit_again(struct mpsd_arena *arena)
 {
 	int rc;
@@ -99,7 +101,7 @@ static inline int mpsd_commit_again(struct mpsd_arena *arena)
 	return rc;
 }
 
-/* The same, once mpsd has said that it has nothing any more. */
+/* The same, after mpsd has answered that the memory is lost. */
 static inline int mpsd_repair(struct mpsd_arena *arena)
 {
 	int rc = mpsd_write_again(arena);
@@ -112,7 +114,7 @@ static inline int mpsd_repair(struct mpsd_arena *arena)
 	return arena->is_torn ? 0 : mpsd_commit_again(arena);
 }
 
-/* Whether mpsd still has what was committed: it says nothing by itself when its keeper has died.  0 or -errno. */
+/* Ask whether mpsd still has the committed memory: it does not report the death of its keeper unasked. 0 or -errno. */
 static inline int mpsd_is_kept_op(struct mpsd_arena *arena, const void *argument)
 {
 	struct mpsd_facts facts;

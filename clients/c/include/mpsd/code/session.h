@@ -17,7 +17,7 @@
 
 enum { MPSD_PROTOCOL_VERSION = 1, MPSD_LOSSES = 8 /* of one request: then mpsd is not only restarted */ };
 
-/* Connects and says hello.  0; -ECONNRESET: not yet; else -errno with words. */
+/* Connect and send hello. 0; -ECONNRESET: not yet; else -errno with an error text. */
 static inline int mpsd_greet(struct mpsd_session *session, double until)
 {
 	char why[MPSD_PEER_WORDS];
@@ -65,7 +65,7 @@ static inline int mpsd_connect(struct mpsd_session *session, double give_up)
 	int rc;
 
 	while (session->fd < 0) {
-		until = mpsd_now() + least; /* somebody may listen, and not answer */
+		until = mpsd_now() + least; /* the listener may exist and not answer */
 		rc = mpsd_greet(session, until > give_up ? until : give_up);
 		if (rc != -ECONNRESET)
 			return rc;

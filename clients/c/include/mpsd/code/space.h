@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd/code/space.h: what an arena is, and which places of its window are taken.  No I/O.
+ * mpsd/code/space.h: the state of an arena, and the places of its window that are taken.  No I/O.
  *
  *   WAITING --put--> given --commit--> COMMITTED          a place that is free()d:
- *      WAITING              is forgotten at once, or when mpsd has answered where it is SENT
- *      given                DROPPED | UNTOLD, until mpsd has been told
+ *      WAITING              is forgotten at once, or, if SENT, when mpsd has answered
+ *      given                DROPPED | UNTOLD, until mpsd is informed
  *      COMMITTED            the same, and then DROPPED until the next commit: an adopter would still get it
  */
 #ifndef MPSD_CODE_SPACE_H
 #define MPSD_CODE_SPACE_H
 
 #ifndef MPSD_BATCH
-#define MPSD_BATCH 64 /* what waits is sent when there is so much of it */
+#define MPSD_BATCH 64 /* waiting items are sent when this many have accumulated */
 #endif
 
 enum {
@@ -22,9 +22,9 @@ enum {
 	MPSD_ITEM_LOST = 16,   /* mpsd's keeper died: it has to be given again */
 	MPSD_ITEM_NEW = 32,    /* taken, and not in the arena's table yet */
 	MPSD_ITEM_GONE = 64,   /* in the table, and not in what was taken */
-	MPSD_ITEM_SENT = 128,  /* of a waiting one: mpsd was told, and has not answered yet */
+	MPSD_ITEM_SENT = 128,  /* a waiting item: sent to mpsd, not answered yet */
 };
-#define MPSD_PROMPT_BYTES ((uint64_t)256 << 20) /* of dropped memory that mpsd has not been told of, at most */
+#define MPSD_PROMPT_BYTES ((uint64_t)256 << 20) /* the most dropped memory that mpsd does not know to be dropped */
 
 struct mpsd_item {
 	uint64_t offset;
@@ -66,9 +66,9 @@ struct mpsd_arena { /* up to device: written by open alone */
 	unsigned lost;    /* items that are LOST */
 	unsigned untold;
 	uint64_t untold_bytes;
-	double quiet_until; /* CLOCK_MONOTONIC: mpsd could not be told; until then it is only where it must be */
+	double quiet_until; /* CLOCK_MONOTONIC: mpsd could not be reached; until then it is asked only if that is necessary */
 	uint64_t commit; /* what the items were as of; mpsd counts them; 0: not known, or none */
-	void *layout;    /* of that commit, or of a later one of ours */
+	void *layout;    /* of that commit, or of a later one of this process */
 	size_t layout_bytes;
 	int is_layout_lost; /* mpsd has it no more */
 	int state;          /* of this writer, a copy; -1: none */

@@ -68,7 +68,7 @@ failed:
 	return rc;
 }
 
-/* The writer's own memory.  0 or -errno; mpsd_state_close frees what there is of it. */
+/* Allocate the writer's memory. 0 or -errno; on failure mpsd_state_close frees the part that was allocated. */
 static inline int mpsd_state_equip(struct mpsd_state *state)
 {
 	size_t bits = (size_t)state->groups * MPSD_STATE_SLOTS * sizeof(uint64_t);

@@ -52,8 +52,8 @@ static inline uint64_t mpsd_state_mix(uint64_t one, uint64_t other)
 	return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-/* A line is four pairs of words, each with a key of its own: digits of pi.  The same words on another line, whose place is
- * another, give another digest.  Written out, since an unrolled loop is three times as fast. */
+/* A line is four pairs of words, each with its own key: digits of pi. The same words on another line give another digest, since
+ * the line's number is part of it. Written out, since an unrolled loop is three times as fast. */
 #define MPSD_STATE_LINE_DIGEST(pair_digest, to, from, place)                                                                   \
 	(pair_digest((to), (from), 0x243f6a8885a308d3u, (place)) + pair_digest((to) + 2, (from) + 2, 0x13198a2e03707344u, (place)) + \
 	 pair_digest((to) + 4, (from) + 4, 0xa4093822299f31d0u, (place)) + pair_digest((to) + 6, (from) + 6, 0x082efa98ec4e6c89u, (place)))
@@ -69,7 +69,7 @@ static inline uint64_t mpsd_state_salt(const struct mpsd_state_head *head)
 	return mpsd_state_mix(head->generation ^ 0x452821e638d01377u, head->schema_hash ^ 0xbe5466cf34e90c6cu) ^ head->record_bytes;
 }
 
-/* Of a record: the sum of its lines' digests, which update it is, and whose. */
+/* The digest of a record: the sum of its lines' digests, the update's number, and the writer's identity. */
 static inline uint64_t mpsd_state_seal(uint64_t sum, uint64_t sequence, uint64_t salt)
 {
 	return mpsd_state_mix(sum ^ 0xc0ac29b7c97c50ddu, (sequence * 0x9e3779b97f4a7c15u) ^ salt) + sum;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* mpsd/code/state_publish.h: the writer of a forward state: how it says what it has to say.  Nothing here waits. */
+/* mpsd/code/state_publish.h: the writer of a forward state publishes an update. No function here waits. */
 #ifndef MPSD_CODE_STATE_PUBLISH_H
 #define MPSD_CODE_STATE_PUBLISH_H
 
@@ -24,7 +24,7 @@ MPSD_API int mpsd_state_changed(struct mpsd_state *state, uint64_t offset, uint6
 	return 0;
 }
 
-/* From the record to a slot.  Each word is read once: whatever happens to the record meanwhile, slot and digest agree. */
+/* Copy from the record to a slot. Each word is read once: even if the record changes meanwhile, slot and digest agree. */
 static inline uint64_t mpsd_state_write_pair(uint64_t *to, const uint64_t *from, uint64_t key, uint64_t place)
 {
 	uint64_t one = __atomic_load_n(&from[0], __ATOMIC_RELAXED), other = __atomic_load_n(&from[1], __ATOMIC_RELAXED);
@@ -68,12 +68,12 @@ MPSD_API int mpsd_state_publish(struct mpsd_state *state)
 		return -ECHILD;
 	/* Release: who sees it sees the mark of the update before, too; pairs with mpsd_state_scan. */
 	MPSD_STATE_STORE(&state->control->mark[slot], 2 * sequence - 1, __ATOMIC_RELEASE);
-	/* Who sees a word written below sees the mark above; pairs with the fence in mpsd_state_copy. */
+	/* A reader that sees a word written below sees the mark above; pairs with the fence in mpsd_state_copy. */
 	MPSD_STATE_FENCE(__ATOMIC_RELEASE);
 	mpsd_state_fill(state, slot);
 	MPSD_STATE_STORE(&state->control->digest[slot], mpsd_state_seal(state->sum[slot], sequence, state->salt),
 			 MPSD_STATE_STORE_WORD);
-	/* Who sees it sees all words written above; pairs with mpsd_state_scan. */
+	/* A reader that sees this sees all words written above; pairs with mpsd_state_scan. */
 	MPSD_STATE_STORE(&state->control->mark[slot], 2 * sequence, __ATOMIC_RELEASE);
 	state->published.sequence = sequence;
 	return 0;

@@ -49,7 +49,7 @@ static inline int mpsd_state_check_file(int fd)
 	return system.f_type == 0x01021994 ? 0 : -EPERM; /* TMPFS_MAGIC */
 }
 
-/* Maps what the head, which was checked, says.  0 or -errno. */
+/* Map the file as its checked head describes it. 0 or -errno. */
 static inline int mpsd_state_map(struct mpsd_state_reader *reader, int fd)
 {
 	size_t record_bytes = (size_t)reader->lines * MPSD_STATE_LINE, shared_bytes = mpsd_state_shared_bytes(reader->lines);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mpsd/code/take.h: what was committed last, as mpsd gives it: in pages, with a descriptor of all that is newer than the commit
- * whose memory is here.  All is called with the arena's lock held, or before anybody else has the arena.
+ * mpsd/code/take.h: receive the last commit from mpsd: in pages, with a descriptor for each allocation newer than the commit
+ * that is mapped here. All functions are called with the arena's lock held, or before other threads have the arena.
  */
 #ifndef MPSD_CODE_TAKE_H
 #define MPSD_CODE_TAKE_H
@@ -12,7 +12,7 @@ struct mpsd_taken { /* one commit */
 	struct mpsd_item *items; /* by offset; NEW ones own their handles and descriptors, the others have those of the arena's table */
 	size_t count;
 	size_t room;
-	void *layout; /* malloc()ed; NULL: there is none */
+	void *layout; /* malloc()ed; NULL: no layout */
 	size_t layout_bytes;
 	unsigned most; /* descriptors at once */
 	int keep_below; /* mpsd_keep_below(); 0: of what is sealed nothing is given again */
@@ -140,7 +140,7 @@ static inline int mpsd_take_page(struct mpsd_arena *arena, struct mpsd_taken *ta
 	return used == answer->fd_count ? 0 : mpsd_broken(arena->session, "arena.take", "too many descriptors");
 }
 
-/* Where the next page goes on: the last offset of this one; UINT64_MAX: there is none. */
+/* Where the next page begins: the last offset of this one; UINT64_MAX: this was the last page. */
 static inline int mpsd_find_next(struct mpsd_arena *arena, const struct mpsd_answer *answer, uint64_t *next)
 {
 	struct mpsd_unpack more;
@@ -179,7 +179,7 @@ static inline int mpsd_ask_page(struct mpsd_arena *arena, struct mpsd_taken *tak
 	return rc;
 }
 
-/* What came with arena.open: the layout; its allocations are the first page. */
+/* Take the parts that came with arena.open: the layout, and its allocations as the first page. */
 static inline int mpsd_take_first(struct mpsd_arena *arena, struct mpsd_taken *taken, struct mpsd_answer *answer,
 				  unsigned *used)
 {
@@ -208,8 +208,8 @@ static inline int mpsd_check_commit(struct mpsd_arena *arena, const struct mpsd_
 	return 0;
 }
 
-/* All of it; while one page is imported, mpsd is at work on the next.  answer: of arena.open, with taken->facts; cleared here.
- * -EAGAIN: another was committed meanwhile. */
+/* Take all pages; while one page is imported, mpsd prepares the next. answer: of arena.open, with taken->facts; cleared here.
+ * -EAGAIN: another commit happened in between. */
 static inline int mpsd_take(struct mpsd_arena *arena, struct mpsd_answer *answer, struct mpsd_taken *taken)
 {
 	unsigned char bytes[96];

@@ -160,7 +160,7 @@ MPSD_API int mpsd_arena_yielded(struct mpsd_arena *arena)
 	return rc;
 }
 
-/* Whether what mpsd says is of this arena, and of this writer's generation. */
+/* Check that mpsd's answer is about this arena, and about this writer's generation. */
 static inline int mpsd_check_ours(struct mpsd_arena *arena, const struct mpsd_facts *facts)
 {
 	if (facts->id != arena->id || facts->base != arena->base || facts->window_bytes < arena->window_bytes) {

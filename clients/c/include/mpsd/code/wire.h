@@ -47,8 +47,8 @@ static inline int mpsd_wire_wait(int fd, short events, double until)
 	return 0;
 }
 
-/* A socket connected to root's mpsd or this user's, or -errno with words in `why`: -ENOENT, -ECONNREFUSED: nobody listens;
- * -ETIMEDOUT: a process does, and does not accept; -EPERM: another user's does. */
+/* A socket connected to root's mpsd or this user's, or -errno with an error text in `why`: -ENOENT, -ECONNREFUSED: mpsd does
+ * not listen; -ETIMEDOUT: a process listens but does not accept; -EPERM: it belongs to another user. */
 static inline int mpsd_wire_connect(const struct sockaddr_un *address, double until, char *why, size_t room)
 {
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), rc;
@@ -171,7 +171,7 @@ static inline int mpsd_wire_receive(int fd, void *bytes, size_t *count, int *fds
 		if (got >= 0)
 			break;
 		rc = -errno;
-		if (rc == -ECONNRESET && !resets++) /* told once, before what is still queued */
+		if (rc == -ECONNRESET && !resets++) /* reported once, before the queued data */
 			continue;
 		if (rc == -EAGAIN)
 			rc = mpsd_wire_wait(fd, POLLIN, until);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* mpsd/code/words.h: what a session is, and the words of its failures, which each thread has for itself. */
+/* mpsd/code/words.h: a session, and the error texts of its failures, which are per thread. */
 #ifndef MPSD_CODE_WORDS_H
 #define MPSD_CODE_WORDS_H
 
@@ -48,7 +48,7 @@ static inline int mpsd_is_parents(const struct mpsd_session *session)
 	return getpid() != session->pid;
 }
 
-/* This thread's words, or new ones; beyond MPSD_WORDS_THREADS those of whoever failed least lately.  NULL: no memory. */
+/* This thread's error text, or a new one; beyond MPSD_WORDS_THREADS that of the thread that failed longest ago. NULL: no memory. */
 static inline struct mpsd_words *mpsd_words_of(struct mpsd_session *session, int make)
 {
 	struct mpsd_words **at = &session->words, *words;
@@ -90,7 +90,7 @@ __attribute__((format(printf, 5, 6))) static inline int mpsd_fail(struct mpsd_se
 	return rc;
 }
 
-/* So that what is done after a failure does not change its words.  Whether there are any. */
+/* Save the error text, so that the cleanup after a failure does not change it. Returns whether any exists. */
 static inline int mpsd_keep_words(struct mpsd_session *session, struct mpsd_words *kept)
 {
 	const struct mpsd_words *words = mpsd_words_of(session, 0);
