@@ -4,15 +4,16 @@
  *
  * UVM answers a fatal fault by cancelling the access.  The MMU then raises a fault that cannot be repeated, RM resets the
  * channel group, and under MPS every client is in that group.  Here the address gets a window of sparse entries instead: the
- * access completes when it is repeated, nothing is reset, and its client, condemned, is stopped and reported.
+ * access completes when it is repeated, no channel is reset, and the client is marked condemned, stopped and reported.
  *
  *   fault ──▶ why_not()? ──▶ a window ──▶ FAULT, sunk ──▶ stop() on the GPU's queue ──▶ STOPPED ──▶ uvm_mpsd_release() ──▶ GONE
  *                 │              │ none possible
  *                 └──────────────┴──▶ FAULT, cancelled, and why ──▶ UVM's own way
  *
- * STOPPED is no leave to end the client's address space.  Under MPS work that has begun goes on after its channels are stopped
+ * After STOPPED the client's address space must still stay.  Under MPS work that has begun goes on after its channels are
+ * stopped
  * ("Replayable MPS Behavior" in uvm_va_space_mm.c), and what it accesses once the page directory is unset is cancelled, which
- * resets the group.  Windows are laid for it as long as the address space is there.
+ * resets the group.  The module maps windows for such work as long as the address space exists.
  *
  * Locks, outermost first: the VA space's (its caller's), condemned->lock, UVM's below the VA space's.  condemned_lock is
  * innermost.
@@ -80,8 +81,9 @@ static struct condemned *create(uvm_gpu_va_space_t *gpu_va_space, struct pid *pr
 }
 
 /*
- * The one of this GPU VA space; it stays while the caller holds the VA space's lock, since release comes after.  NULL: no memory.
- * It is made at the first fault that is to be absorbed; until a window is laid for it, it says nothing and stops nobody.
+ * The entry of this GPU VA space; it stays while the caller holds the VA space's lock, since release comes after. NULL: no
+ * memory. It is made at the first fault that is to be absorbed; until a window is mapped for it, it reports and stops no
+ * client.
  */
 static struct condemned *find_or_create(uvm_gpu_va_space_t *gpu_va_space, struct pid *process)
 {
@@ -120,8 +122,8 @@ static void stop_entry(void *argument)
 }
 
 /*
- * Its lock is held.  A client that is to be killed is frozen first: what it reads from now on is not what it computed, and
- * nobody shall take that for a result.  Where the policy leaves its end to the daemon, the daemon freezes it.
+ * Its lock is held. A client that is to be killed is frozen first: the values it reads from now on are not those it computed,
+ * and no process may take them for a result. If the policy leaves its end to the daemon, the daemon freezes it.
  */
 static void begin_stop(struct condemned *condemned, bool kill)
 {
@@ -142,11 +144,11 @@ static bool is_unproven(const uvm_fault_buffer_entry_t *fault)
 	       fault->fatal_reason == UvmEventFatalReasonInternalError;
 }
 
-/* What can be told without looking at page tables.  is_known: a process that is not there has gone. */
+/* The reasons that can be known without looking at page tables. is_known: a missing process has gone. */
 static enum mpsd_fault_why why_not(uvm_gpu_va_space_t *gpu_va_space, const uvm_fault_buffer_entry_t *fault,
 				   const struct pid *process, bool is_known, const struct mpsd_fault_policy *policy)
 {
-	if (is_unproven(fault)) /* in every mode: whoever reads it must not take it for the client's fault */
+	if (is_unproven(fault)) /* in every mode: the reader must not take it for the client's fault */
 		return MPSD_FAULT_WHY_GLOBAL;
 	if (policy->mode < MPSD_FAULT_SINK)
 		return MPSD_FAULT_WHY_POLICY;
@@ -155,7 +157,7 @@ static enum mpsd_fault_why why_not(uvm_gpu_va_space_t *gpu_va_space, const uvm_f
 	if (gpu_va_space->va_space->initialization_flags & UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE)
 		return MPSD_FAULT_WHY_SHARED; /* one VA space for several processes: all would be stopped */
 	if (!process && !is_known)
-		return MPSD_FAULT_WHY_OWNER; /* it may be an MPS server, and nobody could end it */
+		return MPSD_FAULT_WHY_OWNER; /* it may be an MPS server, and no process could end it */
 	if (!gpu_va_space->gpu->parent->isr.non_replayable_faults.handling)
 		return MPSD_FAULT_WHY_UNSUPPORTED; /* before Volta: no subcontexts, and no queue to stop a client on */
 	if (!fault->is_virtual)
@@ -278,7 +280,7 @@ bool uvm_mpsd_absorb(uvm_gpu_va_space_t *gpu_va_space, const uvm_fault_buffer_en
 	return is_absorbed;
 }
 
-/* Takes it: nobody can find it any more, and its stop is over. */
+/* Takes it: it is in no list any more, and its stop is over. */
 static void destroy(struct condemned *condemned)
 {
 	struct mpsd_window *window, *next;

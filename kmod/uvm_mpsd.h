@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0 */
-/* What hooks.cocci calls.  Everything else of ours is behind it; nothing of UVM's has a field for us. */
+/* The functions that hooks.cocci calls. The rest of the module is behind them; UVM's own structures have no field for it. */
 #ifndef UVM_MPSD_H
 #define UVM_MPSD_H
 
@@ -20,8 +20,8 @@ void uvm_mpsd_exit(void);
 bool uvm_mpsd_absorb(uvm_gpu_va_space_t *gpu_va_space, const uvm_fault_buffer_entry_t *fault);
 
 /*
- * Called for each fault of a batch that UVM cancels as a whole, before the call above.  It is not absorbed, and its record says
- * that it proves nothing.  Context: as above.
+ * Called for each fault of a batch that UVM cancels as a whole, before the call above. It is not absorbed, and its record marks
+ * it as unproven. Context: as above.
  */
 void uvm_mpsd_unproven(uvm_fault_buffer_entry_t *fault);
 
@@ -32,9 +32,9 @@ void uvm_mpsd_unproven(uvm_fault_buffer_entry_t *fault);
 void uvm_mpsd_channel_goes(uvm_user_channel_t *channel);
 
 /*
- * Called when a GPU VA space goes: no page directory is bound, no bottom half can find it, its page tables are still there.
+ * Called when a GPU VA space goes: no page directory is bound, no bottom half can find it, its page tables still exist.
  *
- * Context: a process, or whoever ends the VA space; no UVM lock is held; sleeps until a running stop is over.
+ * Context: a process, or the thread that ends the VA space; no UVM lock is held; sleeps until a running stop is over.
  */
 void uvm_mpsd_release(uvm_gpu_va_space_t *gpu_va_space);
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0 */
 /*
- * Where driver versions differ.  uvm_mpsd.Kbuild looks into the tree for each of MPSD_HAS_*; nothing asks for a version.
+ * Where driver versions differ.  uvm_mpsd.Kbuild looks into the tree for each of MPSD_HAS_*; no code asks for a version.
  *
  *                              535    550    570    580    590    595
  *   MPSD_HAS_EXTERNAL_RANGE     -      -      x      x      x      x    external ranges have a type of their own
- *   MPSD_HAS_BIG_PAGE_SIZE      x      x      x      x      x      -    page trees of tests are told the size of big pages
- *   MPSD_HAS_SPARSE_FLAG        x      x      x      x      x      -    some GPUs have no sparse entries; 595 serves none of those
+ *   MPSD_HAS_BIG_PAGE_SIZE      x      x      x      x      x      -    page trees of tests take the size of big pages
+ *   MPSD_HAS_SPARSE_FLAG        x      x      x      x      x      -    some GPUs have no sparse entries; 595 does not support those
  *   MPSD_HAS_CC_VIOLATION       -      -      x      x      x      x    a type of fault
- *   MPSD_HAS_IS_ACCESSIBLE      -      -      -      -      x      -    RM is not told of the channels of a GPU that is unplugged
+ *   MPSD_HAS_IS_ACCESSIBLE      -      -      -      -      x      -    RM does not get the channels of a GPU that is unplugged
  */
 #ifndef UVM_MPSD_COMPAT_H
 #define UVM_MPSD_COMPAT_H
@@ -34,7 +34,7 @@ static inline mpsd_external_range_t *mpsd_external_range(uvm_va_range_t *range)
 #endif
 }
 
-/* Whether HMM, which keeps its blocks outside the tree of ranges, has none in [start, end].  Takes and drops a leaf lock. */
+/* Whether HMM, which keeps its blocks outside the tree of ranges, has none in [start, end]. Takes and drops a leaf lock. */
 static inline bool mpsd_hmm_is_empty(uvm_va_space_t *va_space, NvU64 start, NvU64 end)
 {
 #if UVM_IS_CONFIG_HMM()

@@ -26,7 +26,7 @@ static int mpsd_open(struct inode *inode, struct file *file)
 {
 	struct reader *reader;
 
-	/* Records number processes as the first namespace does: elsewhere those numbers mean others, or nobody. */
+	/* Records contain the pids of the first namespace: in another one those numbers mean other processes, or none. */
 	if (task_active_pid_ns(current) != &init_pid_ns)
 		return -EXDEV;
 	reader = kmalloc(sizeof(*reader), GFP_KERNEL);
@@ -44,7 +44,7 @@ static int mpsd_close(struct inode *inode, struct file *file)
 	return 0;
 }
 
-/* `place` is read here without the reader's lock: whoever is late tries again. */
+/* `place` is read here without the reader's lock: a reader that lost the race tries again. */
 static bool has_record(const struct reader *reader)
 {
 	return READ_ONCE(reader->place) != mpsd_ring_newest();
@@ -150,7 +150,7 @@ static long inject(const void __user *from)
 	return 0;
 }
 
-/* What becomes of faults is a matter of all users: a descriptor alone, however it was come by, is not enough. */
+/* The policy concerns all users: an open descriptor alone, which may have been passed on, is not enough. */
 static long may_change(const struct file *file)
 {
 	if (!(file->f_mode & FMODE_WRITE))

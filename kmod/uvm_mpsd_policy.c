@@ -10,13 +10,13 @@
 /* Protects everything below.  Nothing but RCU is taken under it. */
 static DEFINE_SPINLOCK(policy_lock);
 
-/* Until somebody who reads the records asks for more, faults are reported and nothing else. */
+/* Until a reader of the records asks for more, faults are only reported. */
 static struct mpsd_fault_policy policy = {
 	.mode = MPSD_FAULT_REPORT,
 	.max_windows = 64,
 	.window_bytes = SZ_2M,
 };
-static struct pid *exempt[MPSD_POLICY_EXEMPT_MAX]; /* each holds a reference, so that its number means nobody else */
+static struct pid *exempt[MPSD_POLICY_EXEMPT_MAX]; /* each holds a reference, so that its number is not reused */
 
 struct mpsd_fault_policy mpsd_policy_get(void)
 {

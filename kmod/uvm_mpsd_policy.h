@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0 */
-/* What user space asked for: the mode, its limits, and the processes that are left alone. */
+/* The policy that user space set: the mode, its limits, and the exempt processes. */
 #ifndef UVM_MPSD_POLICY_H
 #define UVM_MPSD_POLICY_H
 
@@ -20,7 +20,7 @@ int mpsd_policy_set(const struct mpsd_fault_policy *asked);
 /* `tgid` as the caller sees it.  0; -ESRCH: no such process; -ENOSPC: MPSD_POLICY_EXEMPT_MAX of them live. */
 int mpsd_policy_exempt(pid_t tgid);
 
-/* Borrows `process`; NULL is nobody. */
+/* Borrows `process`; NULL is not exempt. */
 bool mpsd_policy_is_exempt(const struct pid *process);
 
 /* Forgets everybody, for unloading. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
-/* UVM's values, said in records. */
+/* Convert UVM's values to those of records. */
 #include <linux/cred.h>
 #include <linux/mm_types.h>
 #include <linux/rcupdate.h>
@@ -11,7 +11,7 @@
 #include "uvm_mpsd_record.h"
 #include "uvm_types.h"
 
-/* UvmEventFaultType has no word for UVM_FAULT_TYPE_READ: 0. */
+/* UvmEventFaultType has no value for UVM_FAULT_TYPE_READ: 0. */
 static const u8 fault_types[UVM_FAULT_TYPE_COUNT] = {
 	[UVM_FAULT_TYPE_INVALID_PDE] = UvmFaultTypeInvalidPde,
 	[UVM_FAULT_TYPE_INVALID_PTE] = UvmFaultTypeInvalidPte,
@@ -41,7 +41,7 @@ static const u8 access_types[UVM_FAULT_ACCESS_TYPE_COUNT] = {
 	[UVM_FAULT_ACCESS_TYPE_ATOMIC_STRONG] = UvmEventMemoryAccessTypeAtomic,
 };
 
-/* UVM notes no pid.  The mm is kept by the VA space; its owner, where the kernel knows one, is told under RCU. */
+/* UVM records no pid. The VA space keeps the mm; its owner, if the kernel tracks one, is read under RCU. */
 struct pid *mpsd_record_owner(uvm_va_space_t *va_space, bool *is_known)
 {
 	struct pid *process = NULL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
-/* The ring of records.  Writers never wait for readers: who is too slow is told how many records were overwritten. */
+/* The ring of records. Writers never wait for readers: a slow reader gets the number of records that were overwritten. */
 #include <linux/ktime.h>
 #include <linux/minmax.h>
 #include <linux/sched.h> /* wake_up_interruptible() names states of tasks */
@@ -10,7 +10,7 @@
 
 /* Protects `ring`, `newest` and every reader's place.  Innermost: nothing is taken under it. */
 static DEFINE_SPINLOCK(ring_lock);
-static struct mpsd_fault_record *ring; /* written at load and unload only, when nobody else is here */
+static struct mpsd_fault_record *ring; /* written at load and unload only, when no other thread uses it */
 static u64 newest;		       /* read without the lock by mpsd_ring_newest() */
 
 DECLARE_WAIT_QUEUE_HEAD(mpsd_ring_readers);

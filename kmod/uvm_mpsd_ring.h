@@ -18,8 +18,8 @@ void mpsd_ring_close(void);
 void mpsd_ring_push(struct mpsd_fault_record *record);
 
 /*
- * Copies the record after *place, the sequence of the one read last, and moves *place there.  False: none waits.
- * Those that were overwritten meanwhile are counted in `lost`.  Context: any but NMI; does not sleep.
+ * Copies the record after *place, the sequence of the one read last, and moves *place there. False: no record waits. Records
+ * that were overwritten in between are counted in `lost`. Context: any but NMI; does not sleep.
  */
 bool mpsd_ring_take(u64 *place, struct mpsd_fault_record *record);
 

@@ -5,7 +5,7 @@
 
 #include <linux/errno.h>
 
-/* 0, or -errno; -ENOTTY: not a command of its.  Context: a process; sleeps. */
+/* 0, or -errno; -ENOTTY: not one of its commands. Context: a process; sleeps. */
 #if defined(MPSD_SELFTEST)
 long mpsd_selftest_ioctl(unsigned int command, void __user *user);
 #else

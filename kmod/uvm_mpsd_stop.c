@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
-/* Has RM stop the channels of a client, with nothing of UVM's locked meanwhile. */
+/* Has RM stop the channels of a client, without holding any lock of UVM's meanwhile. */
 #include <linux/list.h>
 #include <linux/spinlock.h>
 #include <linux/wait.h>
@@ -10,7 +10,7 @@
 #include "uvm_mpsd_stop.h"
 #include "uvm_user_channel.h"
 
-/* A channel that RM is told to stop, on the stack of who tells it. */
+/* A channel that RM is asked to stop, on the stack of the stopping thread. */
 struct stopping {
 	struct list_head node; /* stopping_lock */
 	uvm_user_channel_t *channel; /* a reference */
@@ -45,7 +45,7 @@ static uvm_user_channel_t *running_channel(uvm_gpu_va_space_t *gpu_va_space)
 	return NULL;
 }
 
-/* False: the VA space has no channel that runs.  True: RM keeps one that does until finish_stopping(). */
+/* False: the VA space has no running channel. True: RM keeps a running one until finish_stopping(). */
 static bool begin_stopping(uvm_gpu_va_space_t *own, struct stopping *stopping)
 {
 	uvm_va_space_t *va_space = own->va_space;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
 /*
- * Windows of sparse entries.  It makes the calls of uvm_map_external_sparse_on_gpu() and no others.
+ * Windows of sparse entries. Makes only the calls that uvm_map_external_sparse_on_gpu() makes.
  *
- * Only the reference counts of its page-table entries record a window: the client may map memory over it later, and then has
- * that memory there, or loses it; the page tables belong to this client alone.
+ * A window is recorded only in the reference counts of its page-table entries: the client may map memory over it later, and
+ * then has that memory there, or loses it; the page tables belong to this client alone.
  */
 #include <linux/ktime.h>
 #include <linux/minmax.h>
@@ -19,11 +19,12 @@
 #define RENEWALS_MAX 64
 
 /*
- * RM, in the GPU's firmware, can have page tables for a part of a VA space that UVM does not know: a table
- * written there by this module would replace them (gpu_vaspace.c of the open modules: SPLIT_VAS_SERVER_RM_MANAGED_VA_START, _SIZE).  In a VA
- * space that begins above this part, the part is elsewhere (gvaspaceReserveSplitVaSpace(), `vasStart`), and UVM does not learn where.
- * UVM meets neither: RM hands over externally owned VA spaces alone (nvGpuOpsDupAddressSpace(): NV_ERR_INVALID_FLAGS), and
- * those have no such part (vaspace_api.c: DISABLE_SPLIT_VAS).  The module leaves this part out all the same: that costs nothing.
+ * RM, in the GPU's firmware, can have page tables for a part of a VA space that UVM does not know: a table written there by
+ * this module would replace them (gpu_vaspace.c of the open modules: SPLIT_VAS_SERVER_RM_MANAGED_VA_START, _SIZE). In a VA
+ * space that begins above this part, the part is elsewhere (gvaspaceReserveSplitVaSpace(), `vasStart`), and UVM does not learn
+ * where. UVM meets neither: RM hands over externally owned VA spaces alone (nvGpuOpsDupAddressSpace(): NV_ERR_INVALID_FLAGS),
+ * and those have no such part (vaspace_api.c: DISABLE_SPLIT_VAS). The module leaves this part out nevertheless, since that
+ * costs nothing.
  */
 #define FIRMWARE_START SZ_4G
 #define FIRMWARE_END (FIRMWARE_START + SZ_512M - 1)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0 */
 /*
- * Windows: ranges of one GPU VA space whose page-table entries are sparse, so that accesses there complete (reads give 0,
- * writes vanish) and nothing faults.  It knows page tables and nothing of policy.
+ * Windows: ranges of one GPU VA space with sparse page-table entries, so that accesses there complete (reads give 0, writes
+ * vanish) without a fault. This file handles page tables; the policy is elsewhere.
  */
 #ifndef UVM_MPSD_WINDOW_H
 #define UVM_MPSD_WINDOW_H

@@ -1,35 +1,35 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0 */
 /*
- * mpsd_fault.h: what the patched nvidia-uvm says to mpsd through /dev/mpsd-fault.
+ * mpsd_fault.h: the interface /dev/mpsd-fault between the patched nvidia-uvm and mpsd.
  *
- * The device belongs to root, mode 0600.  Several may have it open; each open has its own place in one
- * ring of records, and begins at the newest.  What changes anything needs a descriptor that was opened for
+ * The device belongs to root, mode 0600.  Several processes may open it; each open file has its own position in one
+ * ring of records, and begins at the newest.  A call that changes anything needs a descriptor that was opened for
  * writing (else EBADF) and CAP_SYS_ADMIN (else EPERM).  Numbers are in the byte order of the machine, fields lie on
  * multiples of their size, `reserved` is zero when written and ignored when read.
  *
- * read()   Whole records, as many as fit; a buffer that takes none is EINVAL.  None waits: EAGAIN, or it
- *          blocks.  Nobody waits for a reader: who falls behind by more than the ring loses the oldest,
- *          and finds how many in `lost` of the next record it reads, with MPSD_FAULT_LOST.
+ * read()   Whole records, as many as fit; EINVAL if the buffer is too small for one.  Without a record: EAGAIN, or it
+ *          blocks.  The module does not wait for readers: a reader that falls behind by more than the ring loses the
+ *          oldest records, and finds their number in `lost` of the next record it reads, with MPSD_FAULT_LOST.
  * poll()   POLLIN while a record waits.
  * ioctl()  Unknown commands ENOTTY, unknown flags or values EINVAL.
  *
- *   INFO     the first thing to ask: the version, and how long records are
- *   POLICY   what becomes of faults from now on, for all clients
- *   EXEMPT   a process whose faults take their usual way; until it ends
- *   INJECT   a made-up FAULT record of a process, for tests of whoever reads
+ *   INFO     the first call: the version, and the length of records
+ *   POLICY   the treatment of faults from now on, for all clients
+ *   EXEMPT   a process with faults that take their usual way; until it ends
+ *   INJECT   a made-up FAULT record of a process, for tests of readers
  *
- * Version.  INFO.major is compared first.  Another major: part.  The same: records may be longer than
- * this header knows, and of kinds that it does not; `size` says how far to go on.  Never shorter.
+ * Version.  Compare INFO.major first.  Another major: close the device.  The same: records may be longer than
+ * this header describes, and of unknown kinds; `size` is the distance to the next.  Records never become shorter.
  * Minor 1: why GLOBAL in every mode; why FAILED and OWNER; windows of 32 MiB at most; CAP_SYS_ADMIN.
- * The numbers of commands stay as they are, whatever they are next to: INFO has to be understood first.
+ * The numbers of commands stay the same even if their order looks odd: INFO has to be understood first.
  *
- * A client's story is FAULT, once for each fatal fault; STOPPED, when RM was told to stop each of its
- * channels and has returned; GONE, when its GPU address space is destroyed.  FAULT comes before anybody can
- * notice what became of the fault.
+ * The records of a faulting client are FAULT, once for each fatal fault; STOPPED, when RM was asked to stop each of
+ * its channels and has returned; GONE, when its GPU address space is destroyed.  FAULT comes before any process can
+ * notice the consequences of the fault.
  *
- * STOPPED promises that no channel is added, and no more.  RM does not tell whether it has succeeded, and under
- * MPS work that has begun goes on, accesses memory and faults until the address space is gone.  It must not go
- * before that work has ended: what it accesses then is cancelled, and every client of the server is ended.
+ * STOPPED promises only that no channel is added.  RM does not report whether it has succeeded, and under
+ * MPS work that has begun goes on, accesses memory and faults until the address space is gone.  The address space must
+ * not go before that work has ended: what it accesses then is cancelled, and every client of the server is ended.
  * Prose: docs/abi.md.
  */
 #ifndef MPSD_FAULT_H
@@ -56,7 +56,7 @@ enum mpsd_fault_kind {
 
 enum mpsd_fault_action {
 	MPSD_FAULT_CANCELLED = 0, /* as without the patch: every client of the server loses its context */
-	MPSD_FAULT_SUNK = 1,      /* sparse memory was mapped there, and the access repeated: nobody noticed */
+	MPSD_FAULT_SUNK = 1,      /* sparse memory was mapped there, and the access repeated: no process noticed */
 	MPSD_FAULT_ALREADY = 2,   /* the same, in a window that an earlier fault had made */
 };
 
@@ -73,11 +73,11 @@ enum mpsd_fault_why { /* it was cancelled */
 	MPSD_FAULT_WHY_EXEMPT = 9,
 	MPSD_FAULT_WHY_GLOBAL = 10,       /* UVM cancels all that is pending: no proof against `tgid` */
 	MPSD_FAULT_WHY_RESERVED = 11,     /* where the driver or the GPU's firmware keeps its own */
-	MPSD_FAULT_WHY_UNSUPPORTED = 12,  /* the GPU has no sparse memory, or is older than Volta */
+	MPSD_FAULT_WHY_UNSUPPORTED = 12,  /* the GPU does not support sparse memory, or is older than Volta */
 	MPSD_FAULT_WHY_INEFFECTIVE = 13,  /* it faults again and again where a window is */
 	MPSD_FAULT_WHY_SHARED = 14,       /* its address space is that of several processes */
 	MPSD_FAULT_WHY_FAILED = 15,       /* page tables could not be written: the GPU does not do what UVM asks it */
-	MPSD_FAULT_WHY_OWNER = 16,        /* nobody can tell whose address space it is */
+	MPSD_FAULT_WHY_OWNER = 16,        /* the owner of the address space cannot be determined */
 };
 
 enum mpsd_fault_flags {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
 /*
- * Drives the sink without a GPU, on the one that upstream's test of page tables makes up: real page tables in system memory,
- * no copy engine, no interrupts.  What the sink asks of the VA space (ranges, owner, locks) is the caller's real one.
+ * Drives the sink without a GPU, on the one that upstream's test of page tables makes up: real page tables in system memory, no
+ * copy engine, no interrupts. The VA space that the sink queries (ranges, owner, locks) is the caller's real one.
  *
- * Each made-up GPU is a file; as long as it is open its VA space's file is too.  Locks, outermost first: `bottom_half`, the
- * VA space's, a range's tree of mappings.
+ * Each made-up GPU is a file; as long as it is open its VA space's file is too. Locks, outermost first: `bottom_half`, the VA
+ * space's, a range's tree of mappings.
  */
 #include <linux/anon_inodes.h>
 #include <linux/delay.h>
@@ -24,7 +24,7 @@
 #include "uvm_mpsd_selftest.h"
 #include "uvm_mpsd_test_made_up.h"
 
-#define FIRST_GPU_INDEX 16 /* in a VA space's tables of GPUs; there are 32 places at least, and here none is real */
+#define FIRST_GPU_INDEX 16 /* in a VA space's tables of GPUs; they have 32 places at least, and here none is real */
 
 /* uvm_mpsd_window.c calls this where it means uvm_page_table_range_vec_create(): mpsd_test.Kbuild. */
 NV_STATUS mpsd_test_range_vec_create(uvm_page_tree_t *tree, NvU64 start, NvU64 size, page_bytes_t page_size,
@@ -105,7 +105,7 @@ static int access_memory(struct made_up *made_up, struct mpsd_test_access *asked
 	return 0;
 }
 
-/* The table that holds entries for pages of this size at `address`, and which of its entries; NULL: there is none. */
+/* The table that holds entries for pages of this size at `address`, and the index of the entry; NULL: not found. */
 static uvm_page_directory_t *find_table(uvm_page_tree_t *tree, NvU64 address, NvU32 page_bytes, NvU32 *index)
 {
 	uvm_mmu_mode_hal_t *hal = tree->hal;
@@ -190,7 +190,7 @@ static void destroy(struct made_up *made_up)
 	uvm_kvfree(made_up);
 }
 
-/* Not before the module's exit has begun, and has had time for whatever it does before it waits for this. */
+/* Not before the module's exit has begun, and has had time for its steps before it waits for this. */
 static void destroy_deferred(void *argument)
 {
 	int tries;
@@ -267,7 +267,7 @@ static int init_gpu(struct made_up *made_up, const struct mpsd_test_gpu *asked)
 	return 0;
 }
 
-/* `made_up` is zero; whatever fails, destroy() undoes. */
+/* `made_up` is zero; after any failure, destroy() releases it. */
 static int init(struct made_up *made_up, const struct mpsd_test_gpu *asked)
 {
 	int failure;

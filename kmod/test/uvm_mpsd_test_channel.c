@@ -4,7 +4,7 @@
 #include "uvm_mpsd.h"
 #include "uvm_mpsd_test_made_up.h"
 
-/* uvm_mpsd_stop.c calls this where it means nvUvmInterfaceStopChannel(): mpsd_test.Kbuild.  As RM does, it says nothing of success. */
+/* uvm_mpsd_stop.c calls this in place of nvUvmInterfaceStopChannel(): mpsd_test.Kbuild. Like RM, it does not report success. */
 void mpsd_test_stop_channel(void *retained, NvBool is_immediate);
 void mpsd_test_stop_channel(void *retained, NvBool is_immediate)
 {

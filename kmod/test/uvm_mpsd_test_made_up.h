@@ -23,7 +23,7 @@ struct made_up {
 	bool has_no_memory;	     /* written under bottom_half[] by who makes the access, and read in it */
 	struct list_head mappings;   /* under the VA space's lock, for writing */
 	uvm_user_channel_t *channel; /* a reference, or NULL; under the VA space's lock, for writing */
-	struct completion answer;    /* of RM's, to whoever stops the channel */
+	struct completion answer;    /* RM's answer to the thread that stops the channel */
 	atomic_t stops;
 	nv_kthread_q_item_t deferred;
 	bool is_deferred;
@@ -31,7 +31,7 @@ struct made_up {
 
 typedef typeof(((uvm_page_table_range_vec_t *)0)->page_size) page_bytes_t;
 
-/* 0, or -errno.  Context, for all of these: a process, with no lock of UVM's; they sleep. */
+/* 0, or -errno. Context, for all of these: a process, with no lock of UVM's; they sleep. */
 int mpsd_test_change_mappings(struct made_up *made_up, unsigned int command, const struct mpsd_test_mapping *asked);
 void mpsd_test_unmap_all(struct made_up *made_up);
 
