@@ -1,4 +1,4 @@
-"""Who comes to a socket: those who have hung up cost nothing, and users are begun in turn."""
+"""Arrivals at a socket: closed connections cost little, and users take turns."""
 
 import os
 import socket
@@ -50,7 +50,7 @@ def found(arrival: Arrival | None) -> Arrival:
 
 
 def test_who_has_hung_up_is_passed_over(listener: socket.socket) -> None:
-    """Also with words unread, or without having said anything."""
+    """Also with unread data, or without having sent any."""
     for words in ([], [b"junk"], [b"", b"more"]):
         with visitor(listener) as gone:
             for word in words:

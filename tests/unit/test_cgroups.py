@@ -1,4 +1,4 @@
-"""Who a client is: what container runtimes, Kubernetes, Slurm and systemd write into /proc/PID/cgroup."""
+"""The identity of a client: the contents that container runtimes, Kubernetes, Slurm and systemd write into /proc/PID/cgroup."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ POD = "57e67067-89e4-4001-bdd4-8632d39ea02b"
 POD_ = POD.replace("-", "_")
 STATIC_POD = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 
-# what a line says of the process -> (for people, words that a lease may name it by)
+# what a line identifies -> (for people, names that a lease may use)
 LINES = [
     pytest.param(f"0::/system.slice/docker-{ID}.scope", ID, {ID, ID[:12], "system.slice"}, id="docker, systemd, v2"),
     pytest.param(f"12:memory:/docker/{ID}", ID, {ID, "docker"}, id="docker, cgroupfs, v1"),
@@ -126,7 +126,7 @@ def test_a_job_is_slurms_only_below_slurm() -> None:
     ],
 )
 def test_names_from_inside_a_container_or_a_users_manager_are_told_apart(path: str, believed: str, doubted: str) -> None:
-    """A user may call a cgroup of his own whatever he likes, so also the container that another's lease is for."""
+    """A user may give a cgroup any name, so also that of a container with another user's lease."""
     parts = {word: part for part in parse_path(path) for word in part.words()}
     assert not parts[believed].is_chosen_inside
     assert parts[doubted].is_chosen_inside
@@ -143,7 +143,7 @@ def test_rubbish_says_nothing(text: str) -> None:
 
 
 def test_a_name_with_odd_characters_makes_no_further_line() -> None:
-    """Whoever may make a cgroup may put anything into its name but a slash and a newline."""
+    """A user who may make a cgroup may put anything into its name but a slash and a newline."""
     odd = "/user.slice/user@1000.service/x\x0b0::\x85\u2028\r5:memory:"
     assert list(parse_cgroups(f"0::{odd}\n")) == [odd]
 

@@ -1,4 +1,4 @@
-"""`mpsd check` finds what would stop mpsd, says what to do, and its exit status can be trusted."""
+"""`mpsd check` finds problems that would stop mpsd, prints remedies, and returns a reliable exit status."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def test_a_daemon_that_serves_already_is_noted(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_fifo_in_the_place_of_the_pid_file_does_not_hold_the_report(tmp_path: Path) -> None:
-    """In a pipe directory of another user's."""
+    """The FIFO is in another user's pipe directory."""
     os.mkfifo(tmp_path / f"{places.PROGRAM}.pid")
     assert probes.probe_daemon(Config(pipe_directory=str(tmp_path))).grade is Grade.GOOD
 
@@ -179,7 +179,7 @@ def test_every_mistake_of_the_configuration_is_in_the_report(tmp_path: Path, mon
 
 
 def test_this_machine_can_be_looked_at() -> None:
-    """Whatever the machine, every probe answers and none raises."""
+    """On any machine, every probe answers and none raises."""
     areas = [finding.area for finding in check.examine(Invocation(), {**NOTHING, "PATH": "/usr/bin"})]
     assert set(areas) >= {"configuration", "vendor program", "GPUs", "/dev/shm", "pid namespace", "privilege", "open files"}
 

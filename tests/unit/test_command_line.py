@@ -13,7 +13,7 @@ from mpsd.config import Invocation
 
 
 def run(*arguments: str, environ: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, as the front end starts it: isolated, and with next to no environment."""
+    """In a process of its own, as the front end starts it: isolated, and with almost no environment."""
     command = [sys.executable, "-I", "-m", "mpsd", *arguments]
     return subprocess.run(command, env=environ or {}, capture_output=True, text=True, timeout=20, check=False, **options)
 
@@ -92,7 +92,7 @@ def test_check_answers_in_both_spellings(arguments: list[str]) -> None:
 def test_other_words_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         status = main(arguments)
-    except SystemExit as exc:  # argparse, for a word that is no command
+    except SystemExit as exc:  # argparse, for an unknown command
         status = int(exc.code or 0)
     assert status == 2
     assert "mpsd: " in capsys.readouterr().err

@@ -20,7 +20,7 @@ def open_files(path: Path) -> list[str]:
     [pytest.param(7, "", id="another version"), pytest.param(0, "CREATE nonsense;", id="no room for its tables")],
 )
 def test_a_file_that_cannot_be_used_is_not_kept_open(version: int, schema: str, tmp_path: Path) -> None:
-    """Also while the refusal is being shown, whose traceback keeps what the function had."""
+    """Also during the refusal, while its traceback keeps the function's variables alive."""
     path = tmp_path / "some.db"
     before = sqlite3.connect(path)
     before.execute(f"PRAGMA user_version={version}")

@@ -15,7 +15,7 @@ BLOCK = 4096
 
 @pytest.fixture
 def file() -> Iterator[Path]:
-    """On a tmpfs, where the kernel can do both."""
+    """Return a file on a tmpfs, where the kernel supports both."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as made:
         yield Path(made.name)
 

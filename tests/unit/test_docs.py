@@ -1,4 +1,4 @@
-"""What is written for people: no path of somebody's machine, no dead link, no page that nobody finds."""
+"""Pages for people: no paths of one machine, no dead links, no pages without a link."""
 
 import re
 import shutil

@@ -10,8 +10,9 @@ ROW = re.compile(r"^\| `([a-z_.]+)` \| .+ \| .+ \|$", re.MULTILINE)
 
 
 def events_in_code() -> set[str]:
-    """First arguments of calls of `log`."""
-    found = {"log.lines_lost", "log.suppressed", "log.unwritable"}  # of the logs: two have no logger, one is handed it
+    """Return the first arguments of calls of `log`."""
+    # of the logs themselves: two have no logger, one gets it as an argument
+    found = {"log.lines_lost", "log.suppressed", "log.unwritable"}
     for path in (ROOT / "mpsd").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and is_logging(node.func):

@@ -44,7 +44,7 @@ def a_process(environment: dict[str, str], *words: str) -> Iterator[int]:
 
 @pytest.fixture
 def impatient() -> Iterator[Inspector]:
-    """One of its own, for a test that stops or kills it."""
+    """An inspector of its own, for a test that stops or kills it."""
     made = Inspector(deadline_seconds=0.2)
     made.start()
     yield made
@@ -163,7 +163,7 @@ def exchange(inspector: Inspector, request: bytes) -> bytes:
 
 @given(st.binary(max_size=200))
 def test_whatever_it_is_sent_it_answers_and_goes_on(request: bytes) -> None:
-    """Nobody but mpsd can send it anything; it is a border all the same."""
+    """Only mpsd can send it anything; its input is untrusted all the same."""
     exchange(INSPECTOR, request or b"x")
     assert INSPECTOR.facts_now(os.getpid(), []) is not None
 

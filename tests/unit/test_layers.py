@@ -1,4 +1,4 @@
-"""Who may import whom, and how large things may grow: the rules of the house, read from the syntax trees.
+"""Import rules and size limits of the project, read from the syntax trees.
 
 One test for each rule; its failure lists every place.
 """
@@ -22,7 +22,7 @@ PURE = (
     "errors", "model", "arena", "fault", "lease", "service", "stop", "options", "vault_options",
     "failover_options", "log_options", "accept", "schema", "visible", "wire", "legacy", "policy",
 )  # fmt: skip
-# What would let a pure module wait, or touch the world.
+# Modules that would let a pure module wait, or do I/O.
 IMPURE = {
     "trio", "structlog", "asyncio", "os", "io", "pathlib", "shutil", "socket", "select", "selectors", "signal", "subprocess",
     "sqlite3", "tempfile", "threading", "multiprocessing", "time", "fcntl", "mmap", "ctypes", "logging", "random", "sys",
@@ -80,7 +80,7 @@ def test_drivers_of_devices_are_imported_in_one_place() -> None:
 
 
 def test_only_the_command_line_imports_app() -> None:
-    """`app` joins the others; nobody may reach for what it joined."""
+    """`app` joins the other modules; none of them may reach into it"""
     joining = {"mpsd/__main__.py", "mpsd/app.py"}
     assert not [f"{path} imports {name}" for path, name in imports() if is_app(name) and str(path) not in joining]
 
@@ -110,7 +110,7 @@ def test_a_name_means_something() -> None:
 def test_no_file_is_too_long() -> None:
     lengths = {path: len((ROOT / path).read_text().splitlines()) for path in SOURCES}
     large = [f"{path} ({lines})" for path, lines in lengths.items() if SEAM_LINES < lines <= MOST_LINES]
-    with warnings.catch_warnings():  # a remark, where pytest would make an error of it
+    with warnings.catch_warnings():  # a warning, which pytest would turn into an error
         warnings.simplefilter("default")
         if large:
             warnings.warn(f"over {SEAM_LINES} lines, is there a seam? {', '.join(large)}", stacklevel=1)

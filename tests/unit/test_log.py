@@ -154,7 +154,7 @@ def test_a_terminal_gets_colours() -> None:
 
 
 def test_a_stranger_cannot_forge_a_line() -> None:
-    """Names of processes come from their users."""
+    """Users choose the names of their processes."""
     line = render_human(
         {"time": TIME, "level": "info", "event": "client.admitted", "name": "x\n12:00:00 error\033[2J", "odd": "a b=c"},
         colours=False,

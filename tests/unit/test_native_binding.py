@@ -1,4 +1,4 @@
-"""mpsd._native and mpsd_client._native: the same bytes and numbers in C and in Python; what building them needs is said."""
+"""mpsd._native and mpsd_client._native: the same bytes and numbers in C and in Python; errors name missing build tools."""
 
 import ast
 import os
@@ -47,7 +47,7 @@ def test_a_request_to_the_keeper_has_its_fields_where_the_header_says() -> None:
 
 
 def test_the_c_client_knows_mpsds_numbers() -> None:
-    """A refusal that it tells apart has the code that mpsd gives it."""
+    """A refusal that it distinguishes has mpsd's code."""
     codes = re.findall(r"\tMPSD_([A-Z_]+) = (\d+)", (C_CLIENT / "mpsd/session.h").read_text().partition("enum mpsd_code")[2])
     assert len(codes) > 10
     assert [(name, errors.ErrorCode[name].value) for name, _ in codes] == [(name, int(value)) for name, value in codes]
@@ -57,7 +57,7 @@ def test_the_c_client_knows_mpsds_numbers() -> None:
 
 
 def driver_types() -> str:
-    """For each type that driver.h declares itself: its name in C, its size and the places of its fields, as assertions."""
+    """For each type that driver.h declares itself: its name in C, its size and the offsets of its fields, as assertions."""
     names = [
         "CUdevice",
         "CUdeviceptr",
@@ -123,7 +123,7 @@ def test_what_building_needs_is_said_by_name(script: str) -> None:
 
 
 def test_python_reads_the_uvm_abi_from_the_header_alone() -> None:
-    """No number of the driver's is written down a second time: the module has no structure of its own."""
+    """The module does not repeat any of the driver's numbers or structures."""
     tree = ast.parse((ROOT / "mpsd/uvm/abi.py").read_text())
     assert not [
         node for node in ast.walk(tree) if isinstance(node, ast.Import) and any(name.name == "struct" for name in node.names)

@@ -87,7 +87,7 @@ def test_what_is_not_the_vendors_is_passed_over(content: bytes, mode: int, why: 
 
 @pytest.mark.usefixtures("nothing_installed")
 def test_a_program_that_was_named_is_the_only_one(tmp_path: Path) -> None:
-    """Falling back to another would drive a driver that nobody asked for."""
+    """A fallback would start a daemon that was not asked for."""
     make_program(tmp_path / "bin")
     config = replace(Config(), vendor=Vendor(control=str(tmp_path / "missing" / PROGRAM)))
     with pytest.raises(VendorFailed, match=f"not there: {tmp_path}/missing$"):

@@ -1,4 +1,4 @@
-"""How processes ended, as somebody sees who is not their parent, or looks too late."""
+"""How processes ended, as seen by a process that is not their parent, or that looks too late."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def a_child(code: str) -> tuple[subprocess.Popen[bytes], ProcessId, int]:
 
 
 def wait_for_end(child: subprocess.Popen[bytes]) -> None:
-    """Leaves it a zombie."""
+    """Wait for the end of a process, which stays a zombie."""
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 
 
@@ -57,7 +57,7 @@ def test_of_a_zombie(code: str, expected: Ending) -> None:
 
 
 def test_of_one_whose_status_its_parent_has_taken() -> None:
-    """Known from Linux 6.15 on; before that, nobody tells, and nothing is made up."""
+    """Known from Linux 6.15 on; on older kernels the status is unknown, and none is made up."""
     child, process, pidfd = a_child("input()")
     try:
         child.kill()

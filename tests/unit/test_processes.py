@@ -79,7 +79,7 @@ def test_a_process_of_which_nothing_is_known_has_not_ended(child) -> None:
 
 
 async def test_the_end_of_a_process_is_seen_also_without_a_descriptor(child) -> None:
-    """At first there is none, and then its end comes."""
+    """At first it has no descriptor, and then it ends."""
     made, process = child
     ended = trio.Event()
 
@@ -115,7 +115,7 @@ def test_one_that_has_ended() -> None:
 
 @pytest.mark.root
 def test_a_process_that_is_not_dumpable_is_its_users_all_the_same() -> None:
-    """Most of its files in /proc are root's; were it taken for root's, its user's bounds would not hold for it."""
+    """Most of its files in /proc belong to root; if it counted as root's, its user's bounds would not hold for it."""
     code = "import os; os.setresgid(4321, 4321, 4321); os.setresuid(4321, 4321, 4321); print('ready', flush=True); input()"
     made = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert made.stdout

@@ -93,7 +93,7 @@ def test_as_many_files_are_kept_as_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_file_of_an_earlier_period_is_rotated(tmp_path: Path) -> None:
-    """By the time of its last line, which outlives a restart of mpsd."""
+    """By the time of its last line, which survives a restart of mpsd."""
     path = tmp_path / "mpsd.log"
     LogFile(str(path), Rotation(max_days=7)).append(b"old\n")
     os.utime(path, (0, 0))
@@ -161,7 +161,7 @@ def full() -> int:
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
 def test_only_a_regular_file_is_written(kind: str, tmp_path: Path) -> None:
-    """Whoever may write in the log directory must not make root write elsewhere, or wait."""
+    """A user who may write in the log directory must not make root write elsewhere, or wait."""
     path = tmp_path / "mpsd.log"
     target = tmp_path / "target"
     target.write_bytes(b"")
@@ -172,7 +172,7 @@ def test_only_a_regular_file_is_written(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_slow_reader_gets_every_byte() -> None:
-    """A non-blocking descriptor is waited for."""
+    """The sink waits for a non-blocking descriptor."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     line = b"x" * 300_000 + b"\n"

@@ -84,7 +84,7 @@ def test_who_is_in_a_target(kind: str, value: str, paths: list[str], expected: s
 
 
 def test_a_name_that_was_chosen_inside_counts_for_ones_own_processes_alone() -> None:
-    """Whoever is in a container could call a cgroup as another job is called."""
+    """A user in a container could give a cgroup the name of another job."""
     paths, target = [f"/docker/{ID}/slurm/job_7"], Target(TargetKind.CGROUP, "slurm")
     assert stop.branch(paths, target, OPERATOR) is None
     assert stop.branch(paths, target, USER) == f"/docker/{ID}/slurm"
@@ -120,7 +120,7 @@ INSIDE = Asker(1000, 11, 5)
     ],
 )
 def test_who_may_end_whom(asker: Asker, owner: int | None, namespaces: tuple[int, ...], may: bool) -> None:
-    """A user their own; from inside a container those of its own pid namespace and below."""
+    """A user's own processes; from inside a container those of its own pid namespace and below."""
     assert asker.may_end(owner, namespaces) is may
 
 
@@ -142,7 +142,7 @@ def test_a_caller_is_bound_by_its_own_pid_namespace(namespaces: tuple[int, ...],
     ],
 )
 def test_which_cgroups_may_be_stopped_and_frozen(directory: str, asker: Asker, may_name: bool, may_freeze: bool) -> None:
-    """A cgroup above the asker's own is not frozen as a whole: other users' processes may come into it meanwhile."""
+    """A cgroup above the caller's own is not frozen as a whole: other users' processes may enter it meanwhile."""
     own = stop.territory([f"/docker/{ID}/job"])
     assert own == [f"/docker/{ID}"]
     assert (asker.may_name(directory, own), asker.may_freeze(directory, own)) == (may_name, may_freeze)

@@ -25,7 +25,7 @@ def throughput() -> ModuleType:
 
 
 def record(path: Path, *seconds: float, mark: dict[str, object] | None = FAULT) -> Path:
-    """Of tokens at these seconds from the fault."""
+    """Return a record of tokens at these seconds from the fault."""
     lines = [{"monotonic_ns": round((100 + at) * SECOND), "request": 1, "index": number} for number, at in enumerate(seconds)]
     path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *([mark] if mark else [])]))
     return path

@@ -1,4 +1,4 @@
-"""The vault in memory: arenas whose memory is whatever descriptors were put into them."""
+"""The vault in memory: arenas that consist of the descriptors put into them."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ MOST_BYTES = 64 << 30  # of all arenas together
 
 @dataclass
 class FakeMemory:
-    """What one arena has: descriptors by offset, with those that the next commit adds and drops."""
+    """The memory of one arena: descriptors by offset, with those that the next commit adds and drops."""
 
     held: dict[int, tuple[int, int]] = field(default_factory=dict)  # offset: bytes, descriptor
     fresh: set[int] = field(default_factory=set)
@@ -65,7 +65,7 @@ class FakeArenas:
     made: dict[int, Arena] = field(default_factory=dict)
     memory: dict[int, FakeMemory] = field(default_factory=dict)
     opened: Counter[tuple[int, ProcessId]] = field(default_factory=Counter)
-    waiting: int = 0  # for somebody to be fenced
+    waiting: int = 0  # for a process to be fenced
     _changed: trio.Event = field(default_factory=trio.Event)
     _next_id: int = 1
 
@@ -136,7 +136,7 @@ class FakeArenas:
         return self._keep(replace(arena, writer=process, generation=generation), "opened", access=access, generation=generation)
 
     def fence(self, arena_id: int) -> None:
-        """Its writer has ended, and all of its work."""
+        """Record the end of the arena's writer and of all its work."""
         memory = self.memory[arena_id]
         for offset in list(memory.fresh):
             memory.close(offset)
@@ -313,8 +313,8 @@ class FakeArenas:
 
 
 def furnish(arenas: FakeArenas, gpu: str) -> None:
-    """Two, each of user 1000: arena 1, "weights", which group 1100 may read, written by client 586, with one allocation and a
-    layout; arena 2, "cache", which nobody holds, and which user 1000 alone may see."""
+    """Make two arenas of user 1000: arena 1, "weights", readable by group 1100, written by client 586, with one allocation and
+    a layout; arena 2, "cache", which no process holds, and which user 1000 alone may see."""
     writer = ProcessId(586, 5860)
     for number, (name, mode) in enumerate((("weights", 0o640), ("cache", 0o600)), 1):
         memory = arenas.memory[number] = FakeMemory()

@@ -1,4 +1,4 @@
-"""Services in memory: what members say is noted, and nobody is promoted by anybody but the owner."""
+"""Services in memory: record the requests of members; only the owner's request promotes a member."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -158,7 +158,7 @@ class FakeDomains:
 
 @dataclass
 class FakeStopper:
-    """Ends whoever has that pid or is in that cgroup, in the book of leases; each user has a cgroup too."""
+    """Ends the processes with that pid or in that cgroup, in the book of leases; each user has a cgroup too."""
 
     leases: FakeLeases
     asked: list[tuple[Target, Manner]] = field(default_factory=list)
@@ -231,7 +231,7 @@ class Fakes:
         )
 
     def changes(self) -> tuple[object, ...]:
-        """What a change would change."""
+        """Return the effects that a change would have."""
         done = (list(self.board.ended), list(self.domains.done), list(self.stopper.done), dict(self.faults.held))
         return (dict(self.leases.made), self.board.present, dict(self.arenas.made), dict(self.failover.views), *done)
 

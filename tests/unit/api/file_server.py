@@ -1,6 +1,7 @@
-"""A file system of one file, served by this process until it does not answer any more: what a stranger may hand us a file of.
+"""A file system of one file, served by this process until it stops answering: another user may send mpsd a descriptor of such
+a file.
 
-The protocol of linux/fuse.h, as little of it as one file needs.  Needs root.
+Implements the part of linux/fuse.h that one file needs. Needs root.
 """
 
 import ctypes
@@ -27,7 +28,7 @@ class FileServer:
         self._device, self._end = device, end  # the other end of `end` is closed when it is to end
         self.asked: list[int] = []  # operations since it fell silent
         self.is_silent = False
-        self.heard = threading.Event()  # something was asked of it that it does not answer
+        self.heard = threading.Event()  # set when a request arrived that it does not answer
 
     def run(self) -> None:
         poll = select.poll()
@@ -46,7 +47,7 @@ class FileServer:
         os.write(self._device, _OUT.pack(_OUT.size + len(data), error, unique) + data)
 
     def _made(self, operation: int, node: int) -> tuple[int, bytes]:
-        """Nothing that it says may be remembered: not for a moment."""
+        """Cache times of zero, so that the kernel asks every time."""
         if operation == _INIT:
             return 0, struct.pack("IIIIHHIIHHI", 7, 31, 0, 0, 1, 1, 4096, 1, 1, 0, 0) + bytes(28)
         if operation == _LOOKUP:
@@ -65,7 +66,7 @@ def _attributes(node: int) -> bytes:
 
 @contextmanager
 def serve(place: Path) -> Iterator[FileServer]:
-    """`place / "file"` can be opened.  Raises OSError where nothing may be mounted.  At the end whoever waits goes on."""
+    """Serve `place / "file"`. Raises OSError if mounting is not allowed. At the end all waiting readers continue."""
     device = os.open("/dev/fuse", os.O_RDWR)
     reader, writer = os.pipe()
     try:
@@ -83,4 +84,4 @@ def serve(place: Path) -> Iterator[FileServer]:
             _libc.umount2(bytes(place), _DETACH)
     finally:
         os.close(reader)
-        os.close(device)  # whoever waits for an answer is told that there is nobody
+        os.close(device)  # waiting readers get an error: the server has gone

@@ -1,4 +1,4 @@
-"""The socket's own side for the tests of it: an Api over fakes, and callers of any user at real SEQPACKET sockets."""
+"""The server's side of the socket tests: an Api over fakes, and callers of any user at real SEQPACKET sockets."""
 
 import os
 import socket
@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 20.0
 
 @dataclass
 class Caller:
-    """The other end of one connection."""
+    """The client end of one connection."""
 
     sock: socket.socket
     events: list[Notification] = field(default_factory=list)  # those that came before an answer
@@ -48,7 +48,7 @@ class Caller:
                 await trio.lowlevel.wait_writable(self.sock)
 
     async def receive(self) -> Frame | None:
-        """The next frame, None at the end."""
+        """Return the next frame, or None at the end."""
         with trio.fail_after(PATIENCE_SECONDS):
             while True:
                 await trio.lowlevel.wait_readable(self.sock)
@@ -60,7 +60,7 @@ class Caller:
                 return decode(data) if data else None
 
     def take_fds(self) -> list[int]:
-        """What came since the last time; the caller closes them."""
+        """Return the descriptors received since the last call; the caller closes them."""
         taken, self.fds = self.fds, []
         return taken
 
@@ -81,7 +81,7 @@ class Caller:
             return frame
 
     async def ask(self, method: str, **params: Any) -> Any:
-        """The result of a call that is not refused."""
+        """Return the result of a call that must succeed."""
         response = await self.call(method, **params)
         assert response.error is None, f"{method}: {response.error}"
         return response.result
@@ -110,7 +110,7 @@ class House:
     stack: ExitStack  # of what is closed at the end
 
     def connect(self, peer: Peer = OPERATOR) -> Caller:
-        """A connection on which nothing has been said."""
+        """Open a connection without sending anything."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         theirs.setblocking(False)
@@ -122,20 +122,20 @@ class House:
         return caller
 
     async def call_as(self, peer: Peer = OPERATOR) -> Caller:
-        """A connection that has said hello."""
+        """Open a connection and send hello."""
         caller = self.connect(peer)
         await caller.ask("hello", version=VERSION)
         return caller
 
     def any_fd(self) -> int:
-        """Of a file of two bytes; closed at the end."""
+        """Return a descriptor of a file of two bytes; closed at the end."""
         made = os.memfd_create("any", os.MFD_CLOEXEC)
         self.stack.callback(os.close, made)
         os.write(made, b"{}")
         return made
 
     def listen(self, directory: Path) -> Path:
-        """Serve whoever connects; the socket's path."""
+        """Serve all who connect, and return the socket's path."""
         path = directory / SOCKET
         listener = listen(path, MODE)
         self.stack.enter_context(listener)
@@ -173,7 +173,7 @@ def audit_in(directory: Path) -> Audit:
 
 
 def audit_text(directory: Path) -> str:
-    """Of all trails, those of operators first."""
+    """Return the text of all trails, the operators' first."""
     paths = [directory / trail.value for trail in Trail]
     return "".join(path.read_text() for path in paths if path.exists())
 

@@ -1,4 +1,4 @@
-"""Arenas at the socket: who may what, who a holder is, waiting to write, and who is told."""
+"""Arenas at the socket: permissions, holders, waiting writers, and receivers of events."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -187,7 +187,7 @@ async def test_what_one_waits_for_in_vain_is_busy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_more_to_say", [False, True], ids=["silent", "with another request behind"])
 async def test_who_hangs_up_waits_no_longer(has_more_to_say: bool, tmp_path: Path) -> None:
-    """And does not become a writer that knows nothing of it; the audit says what became of the request."""
+    """The caller does not become a writer unknowingly; the audit records the outcome of the request."""
     async with open_house(tmp_path) as house:
         house.fakes.processes[588] = 1
         caller = await house.call_as(Peer(588, 1000, False))
@@ -253,7 +253,7 @@ async def test_room_is_made_without_naming_what_one_may_not_see(tmp_path: Path) 
 
 
 async def test_who_is_told_of_an_arena(tmp_path: Path) -> None:
-    """Its owner, who may read it, and operators; of an event that does not say whose it is, operators alone."""
+    """Its owner, users who may read it, and operators; events without an owner go to operators alone."""
     facts = {"id": 1, "name": "weights", "owner_uid": 1000, "owner_gid": 1100, "mode": 0o640}
     async with open_house(tmp_path) as house:
         callers = {peer: await house.call_as(peer) for peer in (OWNER, MEMBER, STRANGER, OPERATOR)}

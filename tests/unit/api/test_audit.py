@@ -1,4 +1,4 @@
-"""The audit: a file of its own with its own mode, bounded lines, and a disk that hangs holds nobody up."""
+"""The audit: a file of its own with its own mode and bounded lines; a disk that hangs delays no caller."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def test_the_uids_of_one_range_are_one_user_and_all_users_have_a_bound(tmp_path:
 
 
 def test_a_syslog_daemon_gets_what_must_not_be_lost(tmp_path: Path) -> None:
-    """Also where the files cannot be written."""
+    """The lines go to syslog even if the files cannot be written."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
         daemon.settimeout(20)
         daemon.bind(str(tmp_path / "log"))
@@ -146,7 +146,7 @@ def test_it_is_renamed_when_it_is_large(tmp_path: Path) -> None:
 
 
 class HungFile(LogFile):
-    """As a disk that answers only when told to."""
+    """A disk that answers only when the test allows it."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, Rotation())

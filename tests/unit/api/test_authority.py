@@ -1,4 +1,4 @@
-"""Who is an operator: root, the daemon's own user, members of the group; by what the kernel says of who connected."""
+"""Operators are root, the daemon's own user and members of the group, as the kernel reports the peer."""
 
 import grp
 import os
@@ -66,7 +66,7 @@ def connection_of(uid: int, gid: int, groups: list[int]) -> socket.socket:
 
 @pytest.fixture
 def group() -> grp.struct_group:
-    """One that this machine has, and that is nobody's by default."""
+    """A group that this machine has, and that no user is in by default."""
     return next(each for each in grp.getgrall() if each.gr_gid not in (0, os.getgid(), *os.getgroups()))
 
 
@@ -106,7 +106,7 @@ def test_who_made_a_connection_is_told_by_the_kernel() -> None:
 
 
 def test_a_process_is_told_apart_from_a_later_one_with_its_pid() -> None:
-    """As long as it lives; of one that has ended nothing is said, even before its pid is free."""
+    """As long as it lives; an ended process gets no identity, even before its pid is free."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         assert peer_of(ours, "").process == process_id(os.getpid())
@@ -122,7 +122,7 @@ def test_a_process_that_has_ended_is_nobody() -> None:
 
 @pytest.mark.root
 def test_a_process_that_is_ending_is_nobody() -> None:
-    """Nobody has taken its end yet, so its pid is still its own."""
+    """Its parent has not collected it yet, so its pid is still its own."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = os.fork()
     if child == 0:
@@ -151,7 +151,7 @@ def test_an_older_kernel_is_asked_by_pid(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.root
 def test_root_of_a_container_is_no_operator(group: grp.struct_group) -> None:
-    """Without a user namespace it has root's uid, and gives itself any group; its pid namespace tells."""
+    """Without a user namespace it has root's uid, and can take any group; its pid namespace distinguishes it."""
     with connected(0, group.gr_gid, [], "--pid") as made:
         peer = peer_of(made, group.gr_name)
         assert (peer.uid, peer.is_operator) == (0, False)

@@ -1,4 +1,4 @@
-"""Who is let go, and when: silence, hanging up, not reading, too many connections; and nobody has more than his turns."""
+"""Connections that mpsd ends, and when: silent, closed, not reading, too many; and each user gets only its share of turns."""
 
 import contextlib
 import socket
@@ -44,7 +44,7 @@ async def test_who_waits_for_events_may_be_silent(tmp_path: Path) -> None:
 
 
 async def test_a_silent_connection_has_a_code_of_its_own(tmp_path: Path) -> None:
-    """It is no mistake of a program to have nothing to say."""
+    """Having no request to send is not a program's mistake."""
     async with open_house(tmp_path, idle_seconds=0.05, hello_seconds=0.05) as house:
         for caller in (house.connect(), await house.call_as()):
             assert (await caller.goodbye())["name"] == "IDLE"
@@ -85,7 +85,7 @@ async def test_who_hangs_up_is_forgotten(tmp_path: Path) -> None:
 
 
 async def test_who_does_not_read_answers_is_let_go(tmp_path: Path) -> None:
-    """The kernel holds some of them; beyond that nobody may keep mpsd waiting."""
+    """The kernel holds some of the answers; beyond that no caller may keep mpsd waiting."""
     async with open_house(tmp_path, send_seconds=0.05) as house:
         caller = await house.call_as()
         with trio.fail_after(20):
@@ -111,7 +111,7 @@ async def test_a_user_has_a_bounded_number_of_connections(tmp_path: Path) -> Non
 
 
 async def test_users_cannot_lock_each_other_out(tmp_path: Path) -> None:
-    """Eight with 64 connections each did.  Who has none is let in, however many others have."""
+    """Eight users with 64 connections each did. A user without a connection gets one, however many others have."""
     async with open_house(tmp_path, max_connections=64, max_per_user=16) as house:
         for uid in range(4001, 4009):
             before = -1
@@ -144,7 +144,8 @@ async def test_users_cannot_lock_operators_out(tmp_path: Path) -> None:
 
 
 async def test_many_connections_of_a_user_are_no_more_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever comes while 40 connections of a user have requests waiting, comes after a few of these, not after 40 of them."""
+    """A caller that comes while 40 connections of a user have requests waiting, is served after a few of these, not after all
+    40."""
     begun: list[int] = []
 
     async def note(call: Any, audit: Any) -> Any:

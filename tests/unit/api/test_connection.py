@@ -35,7 +35,7 @@ async def test_hello_tells_who_is_who(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [0, 2, 2**32 - 1])
 async def test_another_version_is_told_so_and_let_go(version: int, tmp_path: Path) -> None:
-    """Whatever else it says: what a later version adds to hello is not this version's to judge."""
+    """Regardless of the rest of the hello: this version does not judge fields that a later version adds."""
     async with open_house(tmp_path) as house:
         caller = house.connect()
         assert await caller.refusal("hello", version=version, later="word") == "PROTOCOL"
@@ -127,7 +127,7 @@ async def test_descriptors_are_refused_and_none_is_kept(tmp_path: Path) -> None:
 
 
 async def test_a_flood_behind_a_broken_rule_leaves_nothing(tmp_path: Path) -> None:
-    """What still waits in the socket when the conversation ends goes with it."""
+    """Data that still waits in the socket when the conversation ends is discarded."""
     async with open_house(tmp_path) as house:
         await house.call_as()
         with null_device() as null:
@@ -157,7 +157,7 @@ async def test_requests_that_wait_are_answered_in_their_order(tmp_path: Path) ->
 async def test_what_was_waited_for_is_answered_in_the_turn_in_which_it_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A standby waits like this to be told to serve; each further turn of the loop is one of everybody else's work."""
+    """A standby waits like this for its promotion; each further turn of the loop would do other work first."""
     async with open_house(tmp_path) as house:
         caller, known = await house.call_as(), trio.Event()
         get = house.fakes.failover.get
@@ -170,7 +170,7 @@ async def test_what_was_waited_for_is_answered_in_the_turn_in_which_it_is_known(
         await caller.send(encode(Request(2, "service.get", {"name": "weights", "after": 1, "wait_seconds": 9.0})))
         await trio.testing.wait_all_tasks_blocked()
         known.set()
-        for _ in range(2):  # within a turn the order is nobody's
+        for _ in range(2):  # within a turn the order is undefined
             await trio.lowlevel.checkpoint()
         assert caller.sock.recv(1 << 16)
         await caller.ask("health")
@@ -180,7 +180,7 @@ async def test_what_was_waited_for_is_answered_in_the_turn_in_which_it_is_known(
 async def test_what_is_answered_before_a_method_returns_is_answered_once(
     then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A standby hears that it is to serve before mpsd does what follows from that."""
+    """A standby learns of its promotion before mpsd continues with the consequences."""
     async with open_house(tmp_path) as house:
         caller, goes_on = await house.call_as(OWNER), trio.Event()
         following = Instruction(7, Order.SERVE, 2, "", 0, None)
@@ -208,7 +208,7 @@ async def test_what_is_answered_before_a_method_returns_is_answered_once(
 async def test_who_cannot_be_answered_before_a_method_returns_is_answered_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Events wait until it reads, and so does the answer; mpsd waits for nobody."""
+    """Events wait until it reads, and so does the answer; mpsd does not wait."""
     async with open_house(tmp_path) as house:
         caller, is_over = await house.call_as(OWNER), trio.Event()
 

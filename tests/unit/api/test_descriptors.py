@@ -1,4 +1,4 @@
-"""Descriptors at the socket: taken by those methods that take some, as many as they say, and none is kept on any other way."""
+"""Descriptors at the socket: only the methods that take some receive them, in the announced number; all others are closed."""
 
 import os
 import resource
@@ -59,7 +59,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("way", WRONG)
 async def test_another_number_than_was_said_is_refused(way: str, tmp_path: Path) -> None:
-    """And closed; the conversation goes on."""
+    """They are closed; the conversation goes on."""
     name, said, count = WRONG[way]
     async with open_house(tmp_path) as house:
         fd, caller = house.any_fd(), await house.call_as(OWNER)
@@ -155,7 +155,7 @@ async def test_more_than_may_come_end_the_conversation(count: int, tmp_path: Pat
 
 
 async def test_a_daemon_that_can_open_no_more_says_so(tmp_path: Path) -> None:
-    """The kernel leaves those out for which there is no room: a request is not taken for one that carries fewer."""
+    """The kernel omits descriptors for which mpsd has no room: such a request must not pass for one that carries fewer."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     filled: list[int] = []
     async with open_house(tmp_path) as house:

@@ -1,4 +1,4 @@
-"""Descriptors of which a close or a look may wait for a stranger: nobody else waits with it."""
+"""Descriptors that another user can make block in close(2) or fstat(2): no other caller waits."""
 
 import os
 import socket
@@ -25,7 +25,7 @@ from tests.unit.api.test_descriptors import PUT, settled
 
 @pytest.fixture
 def odd() -> Iterator[dict[str, int]]:
-    """What may have us wait for a stranger, or is no memory in any case."""
+    """Descriptors that may block, or are not memory in any case."""
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
     file = os.__file__  # not in /tmp: files of a tmpfs, as Debian 13 has it there, are memory files
@@ -62,7 +62,7 @@ def test_devices_and_memory_files_wait_for_nobody(path: str) -> None:
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
-    """A pipe: what is closed waits until somebody writes to it, as a file server may have us wait."""
+    """A pipe: closing it blocks until the test writes to it, as a file server can cause."""
     reader, writer = os.pipe()
 
     def close(fds: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Events: who is told what, in which order, and how much a slow reader has lost."""
+"""Events: the receivers, the order, and the count of events that a slow reader has lost."""
 
 import socket
 from pathlib import Path
@@ -57,7 +57,7 @@ async def test_only_what_was_subscribed_to_comes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", [*FAMILIES, "unheard_of"])
 async def test_a_stranger_is_told_nothing_of_others(family: str, tmp_path: Path) -> None:
-    """An event that does not say whose it is, is for operators; so is one of a family that nobody decided about."""
+    """An event without an owner is for operators; so is one of a family without a rule."""
     async with open_house(tmp_path) as house:
         stranger = await subscriber(house, STRANGER, "*")
         facts = {"owner_uid": 1000, "uid": 1000, "pid": 586, "domain": "d1", "culprit": {"pid": 586}}
@@ -87,7 +87,7 @@ async def test_a_change_by_one_is_told_to_the_other(tmp_path: Path) -> None:
 
 
 async def test_a_slow_reader_is_told_how_much_it_lost_and_where(tmp_path: Path) -> None:
-    """Every event is either told or counted, in the place where it is missing."""
+    """Every event is either delivered or counted, at the place where it is missing."""
     async with open_house(tmp_path, max_queued_events=16) as house:
         caller = await subscriber(house, OPERATOR, "domain.*")
         for number in range(5000):
@@ -167,7 +167,7 @@ async def test_after_unsubscribe_there_is_silence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("topic", ["lease", "lease.", "leese.*", "lease.stolen", "domain.", ".*", "*.*", "LEASE.*", ""])
 async def test_a_topic_that_there_is_not_is_refused(topic: str, tmp_path: Path) -> None:
-    """It would be silent for ever."""
+    """A subscription to it would be silent for ever."""
     async with open_house(tmp_path) as house:
         caller = await house.call_as()
         assert await caller.refusal("events.subscribe", topics=["domain.*", topic]) == "BAD_REQUEST"

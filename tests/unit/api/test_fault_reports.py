@@ -1,4 +1,4 @@
-"""fault.report: who may say what of itself, and how often it counts."""
+"""fault.report: what a client may report about itself, and how often it counts."""
 
 from pathlib import Path
 from typing import Any

@@ -52,7 +52,7 @@ async def test_which_faults_are_listed(peer: Peer, said: dict[str, Any], expecte
 
 
 async def test_a_filter_does_not_tell_what_a_row_keeps_back(tmp_path: Path) -> None:
-    """Who asks for the faults of another user would learn whose they are."""
+    """A caller that filters by another user would learn which faults belong to that user."""
     async with open_house(tmp_path) as house:
         caller = await house.call_as(BOB)
         assert await caller.refusal("fault.list", culprit_uid=1000) == "NOT_ALLOWED"
@@ -106,7 +106,7 @@ async def test_a_filter_that_fits_nothing_does_not_make_mpsd_look_at_everything(
 
 @dataclass
 class CountingFaults(FaultsInMemory):
-    """How many incidents were taken of it."""
+    """Counts how often incidents were read."""
 
     taken: int = 0
 
@@ -167,7 +167,7 @@ async def test_blame_comes_in_pages(tmp_path: Path) -> None:
         assert [each["key"] for each in (await caller.ask("blame.list", after=2))["items"]] == ["container:train.service:1000"]
 
 
-# -- what clients and events tell ----------------------------------------------------------------------------------------
+# -- clients and events ----------------------------------------------------------------------------------------
 
 
 async def test_a_client_is_marked_for_what_is_done_about_it(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Frames as they were on the wire of version 1: both sides still read and write them, and mpsd still answers so.
+"""Recorded frames of version 1: both sides still read and write them, and mpsd still gives these answers.
 
-The files are never edited, only added to.  In them `#` says in JSON what the next frame is, `>` is to mpsd, `<` from it.
+The files are never edited, only added to.  In them `#` describes the next frame in JSON, `>` is to mpsd, `<` from it.
 """
 
 import json
@@ -24,7 +24,7 @@ UNGREETED = ("hello", "hello_of_another_version", "no_hello")
 
 
 def frames(text: str) -> Iterator[tuple[str, bytes, Any]]:
-    """Direction, bytes, and what they are said to be."""
+    """Return direction, bytes and description of each frame."""
     said: Any = None
     entries: list[str] = []
     for line in text.splitlines():
@@ -77,7 +77,7 @@ async def test_what_was_asked_is_answered_as_it_was(name: str, tmp_path: Path) -
 
 
 def descriptors_of(data: bytes) -> int:
-    """That a request carries: as many as its parameters say."""
+    """Return the descriptors of a request: as many as its parameters announce."""
     request = decode(data)
     assert isinstance(request, Request)
     method = METHODS.get(request.method)
@@ -110,7 +110,7 @@ async def expect(caller: Caller, data: bytes) -> None:
 
 
 def alike(expected: Any, found: Any, where: str) -> None:
-    """What a reader of the expected one relies on is in the found one."""
+    """Check that the found value has everything that a reader of the expected one relies on."""
     assert type(expected) is type(found), where
     if isinstance(expected, dict):
         assert set(expected) <= set(found), where

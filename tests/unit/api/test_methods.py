@@ -1,4 +1,4 @@
-"""What the methods do to leases, clients, domains and limits, and how lists come in pages."""
+"""The effects of the methods on leases, clients, domains and limits, and the pages of lists."""
 
 from pathlib import Path
 from typing import Any
@@ -247,7 +247,7 @@ async def test_domains_are_created_drained_recycled_and_chosen(tmp_path: Path) -
 
 
 async def test_limits_are_those_of_the_command_language(tmp_path: Path) -> None:
-    """What is not said stays, 0 removes, and what is between 0 and the vendor's unit is refused."""
+    """An omitted limit stays, 0 removes it, and values between 0 and the vendor's unit are refused."""
     async with open_house(tmp_path) as house:
         caller, board = await house.call_as(), house.fakes.board
         await caller.ask("limits.set", default_active_thread_percentage=50, default_device_pinned_mem_limit={"0": 3 * MIB + 5})
@@ -299,7 +299,7 @@ async def test_status_counts(tmp_path: Path) -> None:
 
 
 async def test_whoever_is_told_of_a_change_may_rely_on_the_disk(tmp_path: Path) -> None:
-    """What a power cut would undo is settled before each answer."""
+    """Changes that a power cut would undo are written before each answer."""
     async with open_house(tmp_path) as house:
         house.fakes.processes.update({586: 5860})
         house.fakes.leases.made.clear()

@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the method table, the codes and the topics say, and its bytes are those of the golden frames."""
+"""docs/protocol.md agrees with the method table, the codes and the topics, and its bytes with the golden frames."""
 
 import json
 import re
@@ -31,7 +31,7 @@ HEADING = re.compile(r"^### `(.*)`$", re.MULTILINE)
 
 
 def test_the_tables_that_are_made_of_the_code_are_up_to_date() -> None:
-    """And so is the schema.  Else: make docs."""
+    """The tables and the schema. Else: make docs."""
     assert render(PAGE) == PAGE
     assert schema(PAGE) == SCHEMA
 
@@ -93,7 +93,7 @@ TYPES = {
 
 
 def fits(value: object, described: dict[str, Any]) -> bool:
-    """As JSON Schema reads what the schema says of results."""
+    """Check a result as JSON Schema reads the schema of results."""
     if "anyOf" in described:
         return any(fits(value, each) for each in described["anyOf"])
     if "enum" in described:
@@ -111,7 +111,7 @@ def test_what_is_asked_in_the_tests_fits_the_schema(name: str) -> None:
 
 
 def test_everything_that_was_not_there_at_first_says_since_when() -> None:
-    """What minor 0 had, its golden answers have."""
+    """Minor 0 is defined by its golden answers."""
     first = {said[3]["minor"]: said[3]["methods"] for said in answers("hello") if said[2] is None}[0]
     assert set(ASKS) - set(first) == set(minors.METHODS)
     assert max([*minors.METHODS.values(), *minors.CODES.values(), *(each.since for each in TOPICS.values())]) <= MINOR

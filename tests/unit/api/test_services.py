@@ -1,4 +1,4 @@
-"""Who may have to do with a service: its members, its owner, and whoever may see its arena."""
+"""Permissions for a service: its members, its owner, and users who may see its arena."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +52,7 @@ async def test_a_member_may_be_another_users_where_the_mode_lets_it_write(tmp_pa
     ],
 )
 async def test_nobody_takes_another_users_arena_for_ones_own(tmp_path: Path, peer: Peer, name: str, code: str) -> None:
-    """Its maker reads what is committed to it.  What a user may not read, does not exist for it."""
+    """Its maker could read all commits. An arena that a user may not read does not exist for that user."""
     async with open_house(tmp_path) as house:
         house.fakes.processes[peer.pid] = 1
         caller = await house.call_as(peer)
@@ -82,7 +82,7 @@ async def test_roots_arena_needs_no_owner_and_ones_own_may_have_it(tmp_path: Pat
 
 
 async def test_who_enlists_for_an_arena_that_is_anothers_alone_is_an_owner_to_be(tmp_path: Path) -> None:
-    """Of another service, as far as placement goes: nobody is kept out of domains by a stranger."""
+    """For placement it counts as a member of another service: one user cannot keep another's clients out of domains."""
     async with open_house(tmp_path) as house:
         house.fakes.processes[STRANGER.pid] = 1
         caller = await house.call_as(STRANGER)

@@ -90,7 +90,7 @@ HOLDS_NOT = {"NOT_ALLOWED", "STALE_GENERATION"}
 
 
 def said(name: str) -> dict[str, Any]:
-    """What a valid call of it says, and carries."""
+    """Return the parameters and descriptors of a valid call."""
     return {**CALLS[name], "fds": FDS.get(name, ())}
 
 
@@ -155,7 +155,7 @@ async def test_a_stranger_can_neither_see_nor_change(name: str, peer: Peer, tmp_
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Every name, number and text in a result."""
+    """Return every name, number and text in a result."""
     for each in [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []:
         yield from leaves(each)
     if not isinstance(value, dict | list):

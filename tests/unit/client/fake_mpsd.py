@@ -23,7 +23,7 @@ HELLO = {
 
 
 class FakeMpsd:
-    """Threads that answer.  Guards that whoever follows hears of each change."""
+    """Answers in threads. Guarantees that every follower gets each change."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class FakeMpsd:
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def stop(self) -> None:
-        """As if it were killed."""
+        """End as if killed."""
         assert self._listener is not None
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -66,7 +66,7 @@ class FakeMpsd:
             self.kept.close()
             os.close(self.kept_fd)
 
-    # -- what a test says and sees -------------------------------------------------------------------------------------
+    # -- the test's side -------------------------------------------------------------------------------------
 
     def tell(self, order: str = "", **facts: Any) -> None:
         with self.changed:
@@ -92,15 +92,15 @@ class FakeMpsd:
             assert found, f"nobody knows {self.now}: {self.said}"
 
     def keep(self, state: State) -> None:
-        """As if another one had given it."""
+        """Store a state as if another process had given it."""
         self._keep(os.dup(state.fd))
 
     def lose(self) -> None:
-        """The state that was kept."""
+        """Lose the stored state."""
         assert self.kept is not None
         with self.changed:
             self.kept.close()
-            self._lost.append(self.kept_fd)  # it may be on its way to somebody
+            self._lost.append(self.kept_fd)  # it may be on its way to a client
             self.kept = None
             self.tell(state_serial=0)
 
@@ -164,7 +164,7 @@ class FakeMpsd:
 
 @dataclass
 class FakeArena:
-    """What a service does with one, in order; its session is real."""
+    """Records what a service does with an arena, in order; its session is real."""
 
     name: str
     path: Path
@@ -244,7 +244,7 @@ class FakeArena:
 
 
 class Waiting:
-    """A call in a thread of its own: what came of it."""
+    """A call in a thread of its own, and its outcome."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.result: Any = None

@@ -1,4 +1,4 @@
-"""What the tests of a member of a service share: an mpsd that answers, an arena, a member of its service, and its term."""
+"""Fixtures for the tests of a member of a service: an mpsd that answers, an arena, a member of its service, and its term."""
 
 import os
 import time
@@ -40,7 +40,7 @@ def open_service(mpsd: FakeMpsd, arena: FakeArena) -> Iterator[Service]:
 
 
 def serve(mpsd: FakeMpsd, service: Service, generation: int = 4) -> Term:
-    """A term, as soon as mpsd has heard of it."""
+    """Return a term, as soon as mpsd knows about it."""
     waiting = Waiting(service.active)
     ready = mpsd.count("service.ready")
     mpsd.wait_for("service.ready", ready or 1)
@@ -51,7 +51,7 @@ def serve(mpsd: FakeMpsd, service: Service, generation: int = 4) -> Term:
 
 
 def until(look: Any) -> None:
-    """What must become true."""
+    """Wait until the condition becomes true."""
     deadline = time.monotonic() + 10
     while not look():
         assert time.monotonic() < deadline

@@ -91,7 +91,7 @@ def test_a_capsule_says_where_the_elements_are(name: bytes) -> None:
 
 @pytest.mark.parametrize("kind", DATA_TYPES.values(), ids=lambda kind: str(kind.name))
 def test_every_data_type_has_its_code(kind: Any) -> None:
-    """bits times lanes are its size: a consumer has nothing else to go by."""
+    """bits times lanes are its size: a consumer has no other information."""
     exports = Exports()
     held = take(exports.capsule(ADDRESS, 0, kind, (1,), (1,), is_versioned=True), VERSIONED)
     tensor = held.tensor

@@ -1,4 +1,4 @@
-"""What importing mpsd_client costs and needs: who only asks mpsd needs neither trio, nor PyTorch, nor the C part."""
+"""The cost of importing mpsd_client: a program that only calls mpsd needs neither trio, nor PyTorch, nor the C part."""
 
 import importlib.util
 import subprocess

@@ -35,7 +35,7 @@ def specs(draw: some.DrawFn) -> TensorSpec:
 
 
 def written(**changes: Any) -> bytes:
-    """A layout with one tensor, and what is said otherwise of it; `...` takes the field away."""
+    """Return a layout with one tensor, with the given changes; `...` removes the field."""
     tensor = {key: value for key, value in (GOOD | changes).items() if value is not ...}
     return json.dumps({"format": FORMAT, "tensors": {"x": tensor}}).encode()
 
@@ -47,7 +47,7 @@ def test_what_is_written_is_read_back_in_its_order(tensors: dict[str, TensorSpec
 
 
 def test_the_text_is_what_other_languages_expect() -> None:
-    """The format is an interface: a golden copy."""
+    """The format is an interface: compare with a golden copy."""
     spec = TensorSpec(2 << 20, "bfloat16", (2, 3), (8, 1))
     assert json.loads(encode(Layout({"kv": spec}, {"position": 7}))) == {
         "format": "mpsd-tensors-1",
@@ -124,7 +124,7 @@ def test_what_json_has_not_is_not_written(extra: Any, words: str) -> None:
     ids=["backwards", "crooked", "unknown"],
 )
 def test_a_tensor_that_could_not_be_read_is_not_written(spec: TensorSpec) -> None:
-    """A commit of it would be found out by the adopter, too late."""
+    """Otherwise the adopter of the commit would find out, too late."""
     with pytest.raises(LayoutError):
         encode(Layout({"x": spec}))
 

@@ -1,4 +1,4 @@
-"""Both clients against the socket itself: they say the same, know every method, and outlive what can go wrong."""
+"""Both clients against the socket itself: they behave alike, know every method, and survive failures."""
 
 import dataclasses
 import functools
@@ -139,7 +139,7 @@ async def test_every_result_is_read_by_both(name: str, tmp_path: Path, short_dir
 
 
 def without_descriptors(found: Any) -> Any:
-    """Which are ours to close."""
+    """The caller closes the descriptors."""
     if isinstance(found, values.Taken):
         close_all(found.fds)
         return dataclasses.replace(found, fds=())
@@ -220,7 +220,7 @@ async def test_events_come_to_a_program_that_blocks(tmp_path: Path, short_dir: P
             trio.from_thread.run_sync(subscribed.set)
             for event in mpsd.events():
                 told.append(event)
-                mpsd.ask(calls.health())  # events that come meanwhile are kept
+                mpsd.ask(calls.health())  # events that come in between are kept
                 if len(told) == 20:
                     mpsd.unsubscribe()
                     return
@@ -254,7 +254,7 @@ async def test_mpsd_may_be_given_more_time_than_a_wait_takes(tmp_path: Path, sho
 
 
 async def test_many_tasks_share_one_connection(tmp_path: Path, short_dir: Path) -> None:
-    """Whoever reads, reads for all; one that is cancelled while it does takes nothing with it."""
+    """The task that reads, reads for all; if it is cancelled meanwhile, no data is lost."""
     told: list[Event | Lost] = []
     pids: list[int] = []
 

@@ -26,7 +26,7 @@ from tests.unit.client.test_clients import admit_this_process, blocking, serving
 
 @pytest.fixture
 def two() -> Iterator[tuple[int, int]]:
-    """Descriptors that somebody is expected to close."""
+    """Two descriptors that the receiver has to close."""
     made = (os.memfd_create("one"), os.memfd_create("two"))
     yield made
     close_all(fd for fd in made if is_open(fd))
@@ -116,7 +116,7 @@ def test_a_layout_has_one_or_none(two: tuple[int, int]) -> None:
 
 
 def put_and_take(mpsd: Client) -> bytes:
-    """What comes out of an arena into which this was put."""
+    """Return the contents of an arena into which this was put."""
     memory, layout = os.memfd_create("memory"), os.memfd_create("layout")
     try:
         os.write(memory, b"weights")
@@ -163,7 +163,7 @@ class Crowded:
 
 
 async def test_too_many_on_their_way_is_a_matter_of_time(tmp_path: Path, short_dir: Path) -> None:
-    """The bound is of the user, whose other programs send some too."""
+    """The bound counts for the user, and other programs of the user send some too."""
 
     def run(path: Path) -> bytes:
         with Client(path) as mpsd:
@@ -182,7 +182,7 @@ async def test_too_many_on_their_way_is_a_matter_of_time(tmp_path: Path, short_d
 
 
 async def test_tasks_that_give_up_leave_none(tmp_path: Path, short_dir: Path) -> None:
-    """Whoever reads for the others closes what is nobody's any more."""
+    """The task that reads for the others closes descriptors without a receiver."""
 
     async def hesitate(mpsd: AsyncClient) -> None:
         for _ in range(30):
@@ -202,7 +202,7 @@ async def test_tasks_that_give_up_leave_none(tmp_path: Path, short_dir: Path) ->
 
 
 def serve_one(listener: socket.socket, reply: Callable[[socket.socket, int], None]) -> None:
-    """An mpsd that says hello, and then what it is told to say to the first call."""
+    """Serve one connection: send hello, and then the given answer to the first call."""
     listener.setblocking(True)
     hello = {"version": 1, "minor": 3, "program": "", "uid": 0, "pid": 1, "is_operator": True, "idle_seconds": 1.0,
              "datagram_bytes": 65536, "page": 1000, "methods": []}  # fmt: skip
@@ -214,7 +214,7 @@ def serve_one(listener: socket.socket, reply: Callable[[socket.socket, int], Non
 
 
 def fill(fd: int, filled: list[int]) -> None:
-    """Until nothing more can be opened."""
+    """Open files until the limit is reached."""
     while True:
         try:
             filled.append(os.dup(fd))

@@ -1,4 +1,4 @@
-"""The clients where there is no mpsd, or no longer, or one that does not answer."""
+"""The clients when mpsd does not run, no longer runs, or does not answer."""
 
 import errno
 import socket
@@ -67,7 +67,7 @@ def test_an_mpsd_that_does_not_answer_is_given_up(short_dir: Path) -> None:
 
 
 def test_a_queue_that_is_full_is_waited_for(short_dir: Path) -> None:
-    """The kernel refuses at once where mpsd has not accepted for a while; that is no reason to give up."""
+    """The kernel refuses at once while mpsd does not accept connections; the client must not give up for that."""
     path = short_dir / "mpsd.sock"
     with listen(path, 0o666) as listener:
         listener.listen(0)

@@ -1,4 +1,4 @@
-"""The examples run, as their first lines say, each as a program of its own."""
+"""The examples run as their first lines describe, each as a program of its own."""
 
 import os
 import re
@@ -20,7 +20,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 async def run(house: House, short_dir: Path, name: str, *arguments: str) -> str:
-    """What it prints."""
+    """Return the program's output."""
     house.listen(short_dir)
     with trio.fail_after(20):
         done = await trio.run_process(

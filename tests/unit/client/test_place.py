@@ -1,4 +1,4 @@
-"""Where mpsd is: also for a member of a service whose CUDA is led into a domain's own directory."""
+"""Finding mpsd: also from a member of a service with CUDA directed to a domain's own directory."""
 
 import os
 from pathlib import Path
@@ -43,7 +43,7 @@ class LeadingMpsd(FakeMpsd):
 
 
 def test_a_member_that_is_led_into_a_domain_still_finds_mpsd(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second service, a client, an arena, and mpsctl in a child of it."""
+    """A second service, a client, an arena, and mpsctl in one of its children."""
     monkeypatch.setenv("MPSD_PIPE_DIRECTORY", "")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(short_dir))
     monkeypatch.setattr(enlisting, "has_cuda_begun", lambda: False)

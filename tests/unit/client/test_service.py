@@ -1,4 +1,4 @@
-"""A member of a service: what it says to mpsd, what it does with its arena, in which order; against a socket that answers."""
+"""A member of a service: its requests to mpsd and its calls to its arena, in order; against a socket that answers."""
 
 import gc
 import os
@@ -86,7 +86,7 @@ def test_a_graph_may_be_captured_before_that(service: Service, arena: FakeArena)
 def test_a_promotion_brings_no_garbage_collection_about(
     mpsd: FakeMpsd, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is young was collected before the wait; a program that has turned that off is left alone."""
+    """Young objects were collected before the wait; a program that has turned that off is left alone."""
     young = [[] for _ in range(300)]
     before = gc.get_count()[0]
     assert service.standby(timeout=0) is None
@@ -143,7 +143,7 @@ def test_a_promotion_waits_for_the_record_that_belongs_to_it(mpsd: FakeMpsd, ser
 
 
 def test_a_state_that_was_lost_is_no_record(mpsd: FakeMpsd, service: Service) -> None:
-    """Its keeper had the arena's memory too: what it says of that is not so any more."""
+    """The arena's memory was in the same keeper: what the state describes is lost too."""
     with State.create(FIELDS, generation=3) as before:
         before.publish(step=4)
         mpsd.keep(before)
@@ -202,7 +202,7 @@ def test_a_yield_that_mpsd_takes_back_is_none(mpsd: FakeMpsd, service: Service) 
 
 @pytest.mark.parametrize("order", ["leave", "standby"])
 def test_who_is_dismissed_publishes_nothing_more(mpsd: FakeMpsd, service: Service, order: str, arena: FakeArena) -> None:
-    """Told to leave, or found to be none that serves, since another one does."""
+    """Either asked to leave, or found not to be the active, since another member serves."""
     with serve(mpsd, service) as term:
         step = term.publisher("step")
         step(1)
@@ -279,7 +279,7 @@ def test_who_cannot_follow_what_was_committed_says_so(mpsd: FakeMpsd, service: S
 
 
 def test_nobody_is_ready_while_another_builds(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
-    """An empty arena with a writer: there is nothing to be warm with yet."""
+    """An empty arena with a writer: the standby has nothing to warm up with yet."""
     arena.layout, arena.next_layout = None, b"weights"
     mpsd.tell(layout_hash="", writer_pid=1)
     mpsd.wait_until_known()

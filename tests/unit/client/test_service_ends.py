@@ -99,7 +99,7 @@ def test_leaving_a_term_that_nobody_asked_for_ends_the_service(mpsd: FakeMpsd, s
 def test_who_may_still_write_does_not_say_that_it_has_left(
     mpsd: FakeMpsd, service: Service, arena: FakeArena, why: str
 ) -> None:
-    """mpsd would promote the next one at once; to close the arena waits for the GPU, and says so too."""
+    """mpsd would promote the next one at once; closing the arena waits for the GPU, and reports that it has left."""
     term = serve(mpsd, service)
     term.publish(step=1)
     if why == "dismissed":

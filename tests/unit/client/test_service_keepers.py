@@ -21,7 +21,7 @@ def lose(mpsd: FakeMpsd, order: str = "", generation: int = 5) -> None:
 
 
 def test_a_term_goes_on_and_its_state_stays_the_same(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
-    """What the program has of the state (a publisher, a view) is good still; mpsd was given it by the arena."""
+    """The program's references to the state (a publisher, a view) stay valid; the arena gave it to mpsd."""
     term = serve(mpsd, service)
     assert arena.state is term.state
     step = term.state.publisher("step")
@@ -61,7 +61,7 @@ def test_what_cannot_be_given_again_is_tried_again_and_the_term_goes_on(
 def test_why_it_cannot_be_given_again_is_said_once(
     mpsd: FakeMpsd, service: Service, arena: FakeArena, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is asked for each second; another reason is news, and so is the end of it.  The next loss is said anew."""
+    """The client asks each second; another reason is logged, and so is success. The next loss is logged anew."""
     caplog.set_level("INFO", "mpsd_client")
     serve(mpsd, service)
     mpsd.wait_for("service.serving")
@@ -106,7 +106,7 @@ def test_who_is_found_not_to_be_the_writer_serves_no_more(mpsd: FakeMpsd, servic
 
 
 def test_what_was_lost_is_given_again_before_a_yield(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
-    """Also where mpsd's word of it has not come yet."""
+    """Also if mpsd has not reported the loss yet."""
     term = serve(mpsd, service)
     mpsd.wait_for("service.serving")
     mpsd.tell("yield")
@@ -152,7 +152,8 @@ def test_who_serves_next_after_all_is_lost_has_none_of_it(mpsd: FakeMpsd, servic
 def test_a_word_that_promotes_is_old_where_the_memory_was_lost_since(
     mpsd: FakeMpsd, service: Service, arena: FakeArena
 ) -> None:
-    """It was refreshed to what is there now, nothing, and the record of that word belongs to what there was."""
+    """The arena was refreshed to the current contents, which are empty, and the record of that answer belongs to the lost
+    memory."""
     with State.create(FIELDS, generation=3) as before:
         before.publish(step=9)
         mpsd.keep(before)

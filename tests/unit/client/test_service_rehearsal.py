@@ -1,4 +1,4 @@
-"""A rehearsal as the service sees it: when a step runs, what is restored, and what ends it.  What the memory is meanwhile:
+"""A rehearsal from the service's side: when a step runs, what is restored, and what ends it. The memory during a rehearsal:
 tests/integration/test_rehearsals.py."""
 
 import logging
@@ -37,7 +37,7 @@ def test_an_empty_arena_has_nothing_to_rehearse_with(service: Service, arena: Fa
 
 
 def test_the_active_rehearses_nothing(mpsd: FakeMpsd, service: Service, arena: FakeArena) -> None:
-    """Its memory is the real one."""
+    """Its memory is the real one, so it must not rehearse."""
     serve(mpsd, service)
     assert not service.rehearse(pytest.fail)
     assert arena.done == ["promoted 4"]

@@ -184,7 +184,7 @@ def test_a_standby_goes_on_where_the_killed_one_stopped() -> None:
             os._exit(1)
     _, [fd], _, _ = socket.recv_fds(ours, 1, 1)
     with StateReader.open(fd, FIELDS, generation=1) as reader:
-        while reader.latest < 100:  # it goes on for ever: this ends, or the child has, which waitpid says
+        while reader.latest < 100:  # ends when the record is complete, or the child has ended, which waitpid shows
             assert os.waitpid(child, os.WNOHANG) == (0, 0)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

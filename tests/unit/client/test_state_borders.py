@@ -1,4 +1,4 @@
-"""The borders of a forward state: what is no state, is too old, of another schema, or damaged, is said to be so."""
+"""Invalid forward states: no state, too old, of another schema, or damaged; each is reported as such."""
 
 import errno
 import fcntl
@@ -45,7 +45,7 @@ def forge(image: bytes, seals: int = SEAL_SHRINK | SEAL_GROW) -> int:
 
 
 def test_nobody_but_the_writer_can_write_and_nobody_can_cut_it(state: State) -> None:
-    """Not even through the writer's own descriptor: what a fenced writer had given away is no door."""
+    """Not even through the writer's own descriptor: a duplicate that a fenced writer passed on cannot be used for writing."""
     for attempt in (
         lambda: os.pwrite(state.fd, b"x", 0),
         lambda: os.pwrite(state.fd, b"x", 65536),
@@ -139,7 +139,7 @@ def test_a_file_of_another_length_is_refused(image: bytearray, length: int | str
 
 @pytest.mark.parametrize("at", [65536, 65544, 65560, -129, 65600 + 128])
 def test_a_damaged_record_is_no_record(image: bytearray, at: int) -> None:
-    """A mark, the mark of the record itself, its digest; a byte of another slot is nobody's business."""
+    """A mark, the mark of the record itself, its digest; a byte of another slot does not matter."""
     is_read = at == -129
     image[at] ^= 1
     fd = forge(image)
@@ -153,7 +153,7 @@ def test_a_damaged_record_is_no_record(image: bytearray, at: int) -> None:
 
 
 def test_a_state_without_fields_of_ours_is_bytes(image: bytearray) -> None:
-    """As a writer in C makes it, which says what it likes in its schema."""
+    """A writer in C makes such a state, and may use any text as its schema."""
     from mpsd_client._native import ffi, lib
 
     handle = ffi.new("struct mpsd_state **")

@@ -1,4 +1,4 @@
-"""What a record's fields are, and the text that both sides compare."""
+"""The fields of a record, and the text that both sides compare."""
 
 import random
 import struct

@@ -1,5 +1,5 @@
-"""The examples that use PyTorch, on a CPU and without mpsd: a step that was cut off is done again by another process, which has
-no more than the memory and the number that was published; what comes out is what comes out without that."""
+"""The examples that use PyTorch, on a CPU and without mpsd: another process repeats an interrupted step, with only the memory
+and the published number; the result equals that of an uninterrupted run."""
 
 import importlib.util
 import json
@@ -38,7 +38,7 @@ example.train(training, {done}, example.Report("-"), lambda step: None, lambda: 
 
 
 def told(command: list[str]) -> list[dict[str, Any]]:
-    """What a program reports."""
+    """Return the program's report."""
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=EXAMPLES, timeout=200)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -94,7 +94,7 @@ def test_training_ends_the_same_when_another_process_goes_on(tmp_path: Path, mon
     for step in range(CUT_AT):
         training.step(step)
     for each in sets[(CUT_AT + 1) % 2].values():
-        each.fill_(7)  # whatever a step leaves behind that was cut off
+        each.fill_(7)  # any value that an interrupted step leaves behind
     arguments = [*RESNET, "--memory", "plain", "--device", "cpu"]
     again = go_on("train_resnet", GO_ON_TRAINING, (sets, seen), arguments, tmp_path / "sets")
     assert [each["loss"] for each in again if each["event"] == "step"] == losses[CUT_AT:]
@@ -111,7 +111,7 @@ def test_an_arena_on_a_cpu_is_refused(name: str) -> None:
 
 
 class Term:
-    """Is told to yield before its second step."""
+    """Is asked to yield before its second step."""
 
     def __init__(self, done: int | None, steps: int) -> None:
         self.generation, self.promoted_ns, self.arena, self.is_over = 1, 1, None, False

@@ -1,4 +1,4 @@
-"""What of mpsd_client.torch needs PyTorch but no GPU; the rest is tried on one (tests/gpu/torch)."""
+"""The parts of mpsd_client.torch that need PyTorch but no GPU; tests/gpu/torch tests the rest."""
 
 import importlib
 from contextlib import nullcontext
@@ -34,7 +34,7 @@ def test_a_reader_has_no_pool() -> None:
 
 
 class Pool:
-    """Of PyTorch's, which has a GPU."""
+    """Stands for PyTorch's pool, which needs a GPU."""
 
     def __init__(self, _: object) -> None:
         self.held = 0
@@ -55,13 +55,13 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def enter(arena: Any) -> Any:
-    """The pool that is used."""
+    """Record the pool in use."""
     with parts.pool(arena):
         return arena.attached.pool
 
 
 def test_a_pool_is_gone_on_with_until_another_process_has_been_the_writer(writer: SimpleNamespace) -> None:
-    """What is free in it may be that process's."""
+    """Free memory in it may belong to the other process by then."""
     first = enter(writer)
     assert enter(writer) is first
     writer.generation = 3

@@ -30,7 +30,7 @@ def test_vllm_finds_the_plugin() -> None:
 @pytest.mark.deadline(300)
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed here")
 def test_a_model_of_vllm_is_mapped_as_it_was_loaded(tmp_path: Path) -> None:
-    """See vllm_on_a_cpu.py."""
+    """Described in vllm_on_a_cpu.py."""
     script = Path(__file__).with_name("vllm_on_a_cpu.py")
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=True, timeout=280)
     checks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]

@@ -1,4 +1,4 @@
-"""mpsctl at the API's own fakes: the real server at a real socket, the program in a thread, everything it says kept."""
+"""mpsctl with the API's fakes: the real server at a real socket, the program in a thread, all output kept."""
 
 import functools
 import time
@@ -45,7 +45,7 @@ class Terminal(StringIO):
 
 @dataclass
 class Desk:
-    """`sockets`: one for each sort of peer, since the kernel would tell the same of all of them."""
+    """`sockets`: one for each kind of peer, since the kernel would report the same credentials for all of them."""
 
     house: House
     directory: Path
@@ -68,7 +68,7 @@ class Desk:
             self.house.api.begin_with(peer, connection, self.house.nursery)
 
     async def run(self, *words: str, peer: Peer = OPERATOR, out: StringIO | None = None, **environ: str) -> Done:
-        """One run of the program, as this peer."""
+        """Run the program once, as this peer."""
         argv = ["--socket", str(self.socket(peer)), *words]
         around = surroundings(out or StringIO(), **environ)
         with trio.fail_after(PATIENCE_SECONDS):
@@ -76,7 +76,7 @@ class Desk:
         return Done(status, around.stdout.getvalue(), around.stderr.getvalue())  # type: ignore[attr-defined]
 
     async def answer(self, *words: str, **options: Any) -> str:
-        """Of a run that is not refused."""
+        """Return the output of a run that must succeed."""
         done = await self.run(*words, **options)
         assert (done.status, done.err) == (0, ""), done
         return done.out
@@ -95,7 +95,7 @@ async def open_desk(directory: Path, short_dir: Path) -> AsyncIterator[Desk]:
 
 
 def furnish(desk: Desk) -> None:
-    """Besides what is there: a container with memory of its own, a long name, a GPU of its own, faults."""
+    """Add to the standard contents: a container with memory of its own, a long name, a GPU of its own, faults."""
     fakes = desk.house.fakes
     spec = LeaseSpec(
         "nightly-evaluation-of-the-large-model",
@@ -137,7 +137,7 @@ def served(desk: Desk) -> ServiceView:
 
 @contextmanager
 def at_the_moment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clocks are shown in the zone of whoever looks, and mpsd has been up for ten seconds."""
+    """Fix the time zone of clocks, and mpsd's uptime to ten seconds."""
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "UTC")
         patch.setattr(daemon, "time", SimpleNamespace(time=lambda: NOW + 10))

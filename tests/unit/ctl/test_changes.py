@@ -1,4 +1,4 @@
-"""What each command makes mpsd do: the words of a person, and the lease, limit or domain that comes of it."""
+"""The effect of each command: the user's words, and the lease, limit or domain that mpsd makes."""
 
 import time
 from dataclasses import replace
@@ -91,7 +91,7 @@ async def test_a_lease_is_renewed_and_given_back(tmp_path: Path, short_dir: Path
 
 
 async def test_limits_are_set(tmp_path: Path, short_dir: Path) -> None:
-    """What is not named stays; none is no limit; one GPU's own comes before that of each."""
+    """An omitted limit stays; `none` removes it; a limit for one GPU overrides the limit for each."""
     async with open_desk(tmp_path, short_dir) as desk:
         board = desk.house.fakes.board
         await desk.answer("limits", "set", "--sm", "50%", "--memory", "4G", "--memory", "1=2G")

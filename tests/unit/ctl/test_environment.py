@@ -24,7 +24,7 @@ from tests.unit.ctl.desk import surroundings
 def test_the_environment_of_a_program_is_for_a_shell(
     words: str, environ: dict[str, str], directory: str
 ) -> None:
-    """Nobody is asked: there is no mpsd here."""
+    """The command does not connect: no mpsd runs here."""
     assert run_shell(run_alone(f"{words}", environ)) == {"CUDA_MPS_PIPE_DIRECTORY": directory}
     with_dumps = run_shell(run_alone(f"{words} --core-dumps", environ))
     assert with_dumps["CUDA_COREDUMP_FILE"] == f"{directory}/cores/core.%h.%p"
@@ -41,7 +41,7 @@ def test_core_dumps_are_written_to_where_mpsd_reads_them() -> None:
 
 @pytest.mark.parametrize(("words", "is_told"), [("env --core-dumps", True), ("env --core-dumps --json", True), ("env", False)])
 def test_who_asks_for_core_dumps_is_told_what_they_cost(words: str, is_told: bool) -> None:
-    """Beside what a shell takes: a program that heard success after a failed kernel is worse than a dead one."""
+    """A warning apart from the shell's output: a program that sees success after a failed kernel is worse than a dead one."""
     around = surroundings(StringIO())
     assert main(words.split(), around) == 0
     said = around.stderr.getvalue()  # type: ignore[attr-defined]
@@ -56,7 +56,7 @@ def run_alone(words: str, environ: dict[str, str]) -> str:
 
 
 def run_shell(script: str) -> dict[str, str]:
-    """What a shell makes of it."""
+    """Return what a shell reads from it."""
     done = subprocess.run(
         ["sh", "-c", f"{script}\nenv -0"], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=20, check=True
     )

@@ -1,4 +1,4 @@
-"""mpsctl faults, fault, blame, pardon: which are shown, what the sentences say, and the timeline."""
+"""mpsctl faults, fault, blame, pardon: the faults shown, the sentences, and the timeline."""
 
 import json
 from dataclasses import replace
@@ -25,7 +25,7 @@ ALICE = "python3[586] of user alice in container train.service under lease 1"
 
 
 def told(of: Incident, reader: int | None = None) -> values.IncidentReport:
-    """As it arrives at whoever asked."""
+    """Return an incident as the caller receives it."""
     return read(values.IncidentReport, incident_report(of, reader))
 
 
@@ -121,7 +121,7 @@ def test_the_hurt_are_named_or_counted() -> None:
 
 
 def test_a_key_that_is_convicted_is_named_though_no_process_is() -> None:
-    """`blame` showed a conviction, and the report that nobody was accused and nobody hurt."""
+    """`blame` showed a conviction, while the report accused no client and listed none as hurt."""
     parties = tuple(Party(process, 1000, "python3") for process in (ALICES, ALICES_SECOND))
     report = told(replace(suspected(), is_settled=True, parties=parties))
     held = "which of them is not known, so the fault is held against the key that all of them have"
@@ -140,7 +140,7 @@ def test_who_was_hurt_is_not_known_where_it_is_not_known_who_was_there() -> None
 
 
 def test_an_innocent_that_a_source_names_is_not_accused() -> None:
-    """The pid of an Xid is mostly a victim's: whoever reads the report must not take it for the culprit's."""
+    """The pid of an Xid is mostly a victim's: a reader of the report must not take it for the culprit's."""
     proof, xid, _, report = (incident.seen(each) for each in told(proven()).evidence)
     assert proof.startswith("proof: python3[586]")
     assert xid.startswith("names trainer[700], which proves nothing")

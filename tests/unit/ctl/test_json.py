@@ -15,7 +15,7 @@ from mpsd_client import values
 from tests.unit.api.fake_services import NOW, UUIDS
 from tests.unit.ctl.desk import Desk, at_the_moment, furnish, open_desk
 
-# What each command's document is: a value, or a list of them.
+# The document of each command: a value, or a list of them.
 DOCUMENTS: dict[str, tuple[tuple[str, ...], type, bool]] = {
     "leases": ((), values.Lease, True),
     "lease create": (("job", "--user", "1000", "--sm", "1%"), values.Lease, False),
@@ -79,7 +79,7 @@ async def test_json_may_stand_before_or_after_the_command(tmp_path: Path, short_
 
 
 async def test_numbers_are_numbers_and_nothing_is_null(tmp_path: Path, short_dir: Path) -> None:
-    """What people read as 30 %, all or nothing is what the protocol says."""
+    """Values that people read as 30 %, all or nothing are those of the protocol."""
     async with open_desk(tmp_path, short_dir) as desk:
         furnish(desk)
         leases = json.loads(await desk.answer("leases", "--json"))
@@ -111,7 +111,7 @@ async def test_an_empty_list_is_a_list(tmp_path: Path, short_dir: Path) -> None:
 
 
 class Lines(StringIO):
-    """Tells whoever waits for it that something was written, from the thread of the program."""
+    """Wakes the waiting test after each write of the program's thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Lines(StringIO):
 
 
 async def follow(desk: Desk, *words: str, out: StringIO | None = None) -> Any:
-    """What a stream says of three events, once it has subscribed."""
+    """Return the stream's output for three events after the subscription."""
     found: list[Any] = []
 
     async def run() -> None:

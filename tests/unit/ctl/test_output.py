@@ -1,4 +1,4 @@
-"""What is written, whichever way a command makes it: nobody's words do more to a terminal than be shown."""
+"""All output, of any form: text from other processes cannot control a terminal."""
 
 import json
 from io import StringIO

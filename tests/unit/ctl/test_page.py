@@ -1,4 +1,4 @@
-"""The page of a fault: well-formed, of one file, without anything that runs, and nobody's words are markup."""
+"""The page of a fault: well-formed, one file, without scripts, and text from other processes is never markup."""
 
 from dataclasses import replace
 from html.parser import HTMLParser

@@ -1,4 +1,4 @@
-"""What a starter does next: a row for each rule, and whole changes played to their end."""
+"""The starter's plan: a row for each rule, and whole changes carried out to their end."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +27,7 @@ WARMING = "warming"
 
 
 def own(number: int, standing: str = READY, **more: object) -> Own:
-    """The first one writes."""
+    """Return children of which the first one writes."""
     return Own(number, **{"make": NEW, "standing": standing, "is_writer": number == 1, "since_at": float(number)} | more)  # type: ignore[arg-type]
 
 
@@ -119,7 +119,7 @@ def test_a_rolling_change(of: Situation, deeds: tuple[Deed, ...]) -> None:
 
 
 def played(of: Situation) -> Iterator[Situation]:
-    """What is planned happens, a deed at a time; then whoever warms is ready.  Ends when nothing is planned any more."""
+    """Carry out the plan, one action at a time; then warming members become ready. Ends when the plan is empty."""
     for _ in range(100):
         yield of
         deeds = plan(of)
@@ -158,7 +158,7 @@ def ready(of: Situation) -> int:
 
 @pytest.mark.parametrize("standbys", [0, 1, 2, 3])
 def test_a_change_leaves_as_many_standbys_as_are_wanted(standbys: int) -> None:
-    """At each moment, and somebody serves."""
+    """At each moment, and one member serves."""
     begin = situation(*(old(number) for number in range(1, standbys + 2)), standbys=standbys)
     steps = list(played(begin))
     assert [each.make for each in steps[-1].own] == [NEW] * (standbys + 1)
@@ -216,6 +216,6 @@ def test_who_ends_early_is_replaced_ever_later() -> None:
 
 
 def test_one_that_was_ready_is_replaced_at_once() -> None:
-    """As often as it is."""
+    """The starter replaces it as often as it ends."""
     assert ended(Restarts(), 1.0, True, 100.0) == Restarts()
     assert ended(Restarts(3, 50.0), 1.0, True, 100.0) == Restarts(3, 50.0)

@@ -1,4 +1,4 @@
-"""The program in a process of its own: interrupted, with nobody to read it, on a terminal."""
+"""The program in a process of its own: interrupted, without a reader, on a terminal."""
 
 import fcntl
 import os
@@ -122,7 +122,7 @@ async def test_top_is_live_on_a_terminal(tmp_path: Path, short_dir: Path) -> Non
 
 
 async def test_top_outlives_mpsd(tmp_path: Path, short_dir: Path) -> None:
-    """It says that there is none, and goes on with the next."""
+    """It reports that mpsd is gone, and continues with the next mpsd."""
     screen = Screen()
     async with open_desk(tmp_path, short_dir) as desk:
         process = await trio.lowlevel.open_process(

@@ -109,7 +109,7 @@ def test_a_share_is_shown(percent: float, text: str) -> None:
 
 @given(st.integers(1, 1 << 50))
 def test_a_size_that_was_shown_can_be_written(size: int) -> None:
-    """To three digits."""
+    """The shown value is exact to three digits."""
     if size >= 1024:
         assert parse_size(show_size(size)) == pytest.approx(size, rel=0.006)
 

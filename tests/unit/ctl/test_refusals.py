@@ -1,4 +1,4 @@
-"""What goes wrong: one line that says what was asked and what was found, and the exit status that the manual promises."""
+"""Failures: one line with the request and the reason, and the exit status that the manual promises."""
 
 import functools
 import socket
@@ -101,7 +101,7 @@ async def test_ill_health_is_status_1_and_the_reasons(tmp_path: Path, short_dir:
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_status_2(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anybody is asked anything: there is no mpsd here."""
+    """Before any connection: no mpsd runs here."""
     with pytest.raises(SystemExit) as stopped:
         main(words.split(), surroundings(StringIO()))
     assert stopped.value.code == 2
@@ -142,7 +142,7 @@ def test_an_mpsd_that_does_not_answer_is_status_3(short_dir: Path) -> None:
 
 
 async def test_an_mpsd_that_ends_is_status_3(tmp_path: Path, short_dir: Path) -> None:
-    """It says why; whoever follows events hears it."""
+    """It reports the reason, and followers of events get it."""
     async with open_desk(tmp_path, short_dir) as desk:
         found: list[object] = []
         async with trio.open_nursery() as nursery:

@@ -16,7 +16,7 @@ def test_who_has_ended_has_made_room() -> None:
 
 
 def test_mpsd_may_see_an_end_a_moment_later() -> None:
-    """Nobody makes way for that."""
+    """No other member is stopped because of that."""
     room = Room()
     room.free(100.0)
     room.refuse(100.1, WHY)

@@ -1,4 +1,4 @@
-"""What the commands of services make mpsd do, and say of it."""
+"""The requests and the output of the service commands."""
 
 from dataclasses import replace
 from pathlib import Path

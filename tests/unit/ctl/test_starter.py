@@ -1,4 +1,4 @@
-"""The parts of a starter: where output goes, which member is whose child, what it says, what it wants."""
+"""The parts of a starter: output files, the matching of members and children, messages, wanted members."""
 
 import os
 import resource
@@ -65,7 +65,7 @@ def test_what_cannot_be_written_keeps_nobody_waiting_and_is_said_once(path: str,
 
 
 def test_a_file_says_what_is_missing_in_it(tmp_path: Path) -> None:
-    """As soon as there is room again.  A limit of the process is as good as a full disk."""
+    """As soon as the disk has room again. A limit of the process behaves like a full disk."""
     path = tmp_path / "llm-1.log"
     program = [sys.executable, "-I", "-S", scribe.__file__, "file", str(path), "1000000"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as writer:
@@ -89,7 +89,7 @@ def unheard(child: Child, why: str) -> None:
 
 
 def begin(place: Place, lease: values.Lease | None = None) -> tuple[Child, list[int]]:
-    """And its status, when it has ended."""
+    """Return its status, when it has ended."""
     statuses: list[int] = []
     is_told = threading.Event()
 
@@ -142,7 +142,7 @@ def no_mpsd() -> Client:
 
 @pytest.mark.parametrize("command", ["exec sleep 1000", "trap '' TERM; echo; while :; do sleep 1000; done"])
 def test_without_mpsd_a_child_is_ended_by_signals(command: str, tmp_path: Path) -> None:
-    """From the mild to the strong."""
+    """The signals go from mild to strong."""
     is_told = threading.Event()
     place = Place("llm", ["sh", "-c", command], os.environ, str(tmp_path), 1)
     child = place.begin(1, Make(), None, lambda child, status: is_told.set(), unheard)
@@ -176,7 +176,7 @@ def test_numbers_are_used_again() -> None:
 
 
 def test_who_is_in_a_process_group() -> None:
-    """Whoever a child has started belongs to it."""
+    """All processes that a child has started belong to it."""
     command = ["sh", "-c", "sleep 100 & echo $!; wait"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as shell:
         assert shell.stdout is not None
@@ -199,7 +199,7 @@ def test_no_client_of_another_user_is_taken_for_a_members() -> None:
 
 
 def test_members_are_known_again() -> None:
-    """In a pid namespace beside mpsd's by when they began."""
+    """By their start times, if mpsd is in another pid namespace."""
     found = {10: frozenset({(10, 5), (11, 6)}), 20: frozenset({(20, 7)})}
     mine, yours = member(11, 6), member(30, 7)
     assert share_out((mine, yours), found, is_same_namespace=True) == ({10: mine}, (yours,))
@@ -208,7 +208,7 @@ def test_members_are_known_again() -> None:
     assert share_out(two, found, is_same_namespace=True)[0] == {10: two[1]}
 
 
-# -- what is wanted, what is said ------------------------------------------------------------------------------------------
+# -- wanted members, messages ------------------------------------------------------------------------------------------
 
 
 def test_the_command_line_comes_first_and_then_the_service() -> None:

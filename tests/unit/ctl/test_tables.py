@@ -1,4 +1,4 @@
-"""What people see at 80 columns, compared with golden/; `MPSCTL_GOLDEN=write pytest tests/unit/ctl` writes these files anew."""
+"""Output at 80 columns, compared with golden/; `MPSCTL_GOLDEN=write pytest tests/unit/ctl` writes these files anew."""
 
 import os
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_no_golden_file_is_left_over() -> None:
 
 
 async def test_what_no_terminal_shows_is_not_cut(tmp_path: Path, short_dir: Path) -> None:
-    """A program that reads a table gets all of it, each row on its line."""
+    """A program that reads a table gets all its text, each row on one line."""
     async with open_desk(tmp_path, short_dir) as desk:
         furnish(desk)
         lines = (await desk.answer("leases", COLUMNS="")).splitlines()

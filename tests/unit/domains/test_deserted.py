@@ -1,4 +1,5 @@
-"""A server that died under its clients: its domain is not for newcomers, whatever its vendor daemon says yet."""
+"""A server that died under its clients: its domain accepts no newcomers, even while its vendor daemon still reports it
+running."""
 
 import subprocess
 from collections.abc import Iterator

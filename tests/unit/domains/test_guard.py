@@ -1,4 +1,4 @@
-"""Who is in a window with whom, and what the server is told meanwhile."""
+"""The clients that share a window, and the limits that the server gets for each window."""
 
 import re
 
@@ -176,7 +176,7 @@ async def test_arrivals_settle_in_their_order():
 
 
 async def test_what_was_set_before_the_daemon_went_does_not_hold_after_it(daemon):
-    """Whoever had his limits set then, and waited for his turn, must have them set again."""
+    """A client that had its limits set then, and waited for its turn, must have them set again."""
     guard = await start(daemon)
     before = guard.era
     guard.forget()

@@ -103,7 +103,7 @@ def test_another_users_process_is_no_daemon_whatever_it_says(home: Home, start: 
 
 
 def test_a_script_in_its_place_runs_the_vendors_program(home: Home, start: Start, tmp_path: Path) -> None:
-    """As operators do who set variables for it."""
+    """Operators use such scripts to set variables."""
     script = tmp_path / "wrapper"
     script.write_text("#!/bin/sh\n")
     start()

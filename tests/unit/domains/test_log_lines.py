@@ -87,6 +87,6 @@ def test_what_happens_in_the_middle_of_a_session_of_our_own_is_not_ours(text: st
     ],
 )
 def test_a_number_of_thousands_of_digits_is_none(text: str) -> None:
-    """int() refuses it with an error that nobody expects."""
+    """int() refuses it with an exception that callers do not expect."""
     line = parse_line(text.format("9" * 5000))
     assert line is None or read_news(line) is None

@@ -73,7 +73,7 @@ def test_skipping_goes_so_far_at_a_time(path: Path, monkeypatch: pytest.MonkeyPa
 
 
 class Followed:
-    """A domain whose logs are followed."""
+    """A domain with followed logs."""
 
     def __init__(self, directory: Path) -> None:
         for name in ("control.log", "server.log"):
@@ -144,7 +144,7 @@ async def test_a_flood_leaves_turns_to_others_and_what_is_left_out_is_counted(tm
 async def test_lines_after_a_flood_are_published_and_the_rest_is_counted_in_the_end(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Without a watch on the directory, whose changes no clock of a test waits for."""
+    """Without a watch on the directory, because a test's clock does not wait for real file changes."""
     followed = Followed(tmp_path)
 
     async def poll() -> None:

@@ -34,7 +34,7 @@ class Vendor:
 
 @pytest.fixture
 def server() -> Iterator[int]:
-    """Yield the pid of a process that lives."""
+    """Yield the pid of a living process."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process.pid
         process.kill()

@@ -1,4 +1,4 @@
-"""Who is let in, who is listed, and which lines are about a domain at all."""
+"""Clients that mpsd admitted, clients that the server lists, and the log lines that concern a domain."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ def process_of(child: "subprocess.Popen[bytes]") -> ProcessId:
 
 async def test_a_listed_client_is_a_stranger_unless_it_was_let_in(child: "subprocess.Popen[bytes]") -> None:
     domain = domain_with(child.pid, os.getpid(), 999_999_902)
-    assert domain.strangers == {child.pid, 999_999_902}  # our own pid stands for processes that have none here
+    assert domain.strangers == {child.pid, 999_999_902}  # mpsd's own pid stands for processes that have none here
     domain.admit(process_of(child))
     assert domain.strangers == {999_999_902}
 

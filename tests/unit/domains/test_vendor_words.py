@@ -1,4 +1,4 @@
-"""What is said of a vendor daemon that did not start."""
+"""The error text for a vendor daemon that did not start."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is around a member of the LLM example, without processes: memory and a record that outlive it, and a front end."""
+"""The surroundings of a member of the LLM example, without processes: memory and a record that outlive it, and a front end."""
 
 import json
 from array import array
@@ -17,7 +17,7 @@ from toy import PlainMemory, ToyEngine
 
 
 class Death(Exception):
-    """Of a member, in the middle of whatever it did."""
+    """The death of a member, at any point of its work."""
 
 
 class Fate:
@@ -34,7 +34,7 @@ class Fate:
 
 
 class MortalMemory:
-    """A toy's.  writes: how many there were."""
+    """The toy engine's memory. writes: the number of writes."""
 
     def __init__(self, memory: PlainMemory) -> None:
         self._memory, self.fate, self.writes = memory, Fate(None), 0
@@ -74,7 +74,7 @@ class House:
 
     def __init__(self, size: Size, engine: Callable[[Fate], Engine]) -> None:
         self.size, self.engine = size, engine
-        self.heard: deque[str] = deque()  # what the front end says to the member that is connected
+        self.heard: deque[str] = deque()  # the front end's messages to the connected member
         self.trouble: list[str] = []
         self.streams = Streams(99, self.tell, lambda request, index: None, self.trouble.append)
         self.state: State | None = None
@@ -90,7 +90,7 @@ class House:
         return self.streams.begin(Request(self.streams.number(), tuple(prompt), count, **options), lambda: None)
 
     def record(self) -> Any:
-        """As it was published last; None: never."""
+        """Return the record published last; None: none was published."""
         if self.state is None:
             return None
         with StateReader.open(self.state.fd, self.state.schema) as reader:
@@ -127,7 +127,7 @@ class House:
 
 
 class Link:
-    """As link.Link, without a socket."""
+    """Behaves like link.Link, without a socket."""
 
     def __init__(self, house: House, fate: Fate, late: int) -> None:
         self._house, self._fate, self._late = house, fate, late

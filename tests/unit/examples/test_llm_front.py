@@ -1,4 +1,4 @@
-"""The LLM example's front end: real sockets, members that say what the test wants them to say."""
+"""The LLM example's front end: real sockets, and members that send what the test chooses."""
 
 import json
 import os
@@ -45,7 +45,7 @@ async def open_house(short_dir: Path, most: int = 8, patience: float = 20.0) -> 
 
 
 class Member:
-    """Connected; it hears and says JSON."""
+    """A connected member that reads and writes JSON."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream, self._lines = stream, Lines(stream)
@@ -61,7 +61,7 @@ class Member:
         await self.stream.send_all(json.dumps(said).encode() + b"\n")
 
     async def hear(self, key: str) -> Any:
-        """The next thing, which must be this one."""
+        """Read the next message, which must be this one."""
         found = await self._lines.receive()
         assert found is not None, f"{key} was to come, and the connection has ended"
         assert list(found) == [key]
@@ -72,7 +72,7 @@ class Member:
         return found
 
     async def make(self, request: dict[str, Any], first: int, end: int) -> None:
-        """Tokens of it: 100 and more."""
+        """Return tokens for the request: 100 and more."""
         await self.say(tokens=[[request["id"], index, 100 + index] for index in range(first, end)])
 
     async def is_sent_away(self) -> bool:
@@ -80,7 +80,7 @@ class Member:
 
 
 class Client:
-    """Asks for tokens; `result` has what came."""
+    """Asks for tokens; `result` has the answer."""
 
     def __init__(self, house: House, nursery: trio.Nursery, count: int = 4) -> None:
         self.result = Result(0, [1, 2], {"max_tokens": count})
@@ -251,7 +251,7 @@ def test_the_socket_for_members_is_this_users_and_one_front_ends(short_dir: Path
 
 
 async def test_a_load_finds_what_is_not_as_promised(short_dir: Path) -> None:
-    """A member that skips, one that says too little, and a connection that is dropped."""
+    """A member that skips, one that sends too little, and a connection that is dropped."""
     result = Result(0, [1], {"max_tokens": 2})
     for line in ({"token": 5, "index": 0}, {"token": 6, "index": 2}, {"done": True}):
         result.hear(200, line)

@@ -1,4 +1,4 @@
-"""The LLM example's members and their socket: nothing waits for a front end, whatever that does."""
+"""The LLM example's members and their socket: a member never waits for a front end."""
 
 import json
 import socket

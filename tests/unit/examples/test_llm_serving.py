@@ -1,6 +1,7 @@
 """The LLM example without processes: terms of members that die at any moment, one after another, on the same memory.
 
-The engine is the toy, whose cells live on; the record is a real forward state; the front end is the real one's bookkeeping.
+The engine is the toy with persistent cells; the record is a real forward state; the front end uses the real one's
+bookkeeping.
 """
 
 import random
@@ -23,7 +24,7 @@ def open_house() -> House:
 
 
 def check(asked: list[tuple[list[int], int]], deaths: list[tuple[int, int]]) -> bool:
-    """Whether the last of the deaths came about."""
+    """Return whether the last of the deaths happened."""
     house = open_house()
     streams = [house.begin(prompt, count, seed=n, temperature=n % 2) for n, (prompt, count) in enumerate(asked)]
     is_over = [house.serve(Fate(left), late) for left, late in deaths]
@@ -68,7 +69,7 @@ def test_who_hangs_up_frees_a_slot_for_others_also_across_a_death() -> None:
 
 
 def test_a_step_is_done_again_at_most_once() -> None:
-    """Whatever the moment of the death, only steps that were not published are done."""
+    """At any moment of death, only unpublished steps are repeated."""
     for left in range(50):
         memory = ToyMemory(SIZE)
         house = House(SIZE, memory.engine)

@@ -20,13 +20,13 @@ SHAPE = SHAPES["tiny"]
 
 
 class Memory:
-    """Of one arena, as it were."""
+    """Stands for the memory of one arena."""
 
     def __init__(self) -> None:
         self.state = TorchEngine(SHAPE, SIZE, "cpu").build(586)
 
     def engine(self, fate: Fate | None = None) -> TorchEngine:
-        """Another process's."""
+        """Return an engine as another process would have it."""
         made = TorchEngine(SHAPE, SIZE, "cpu")
         made.adopt(lambda model: model.load_state_dict(self.state["model"].state_dict(), assign=True, strict=False), self.state)
         made._model.cos, made._model.sin = self.state["model"].cos, self.state["model"].sin
@@ -86,7 +86,7 @@ def test_another_process_goes_on_with_the_same_tokens(memory: Memory) -> None:
 
 
 def test_a_standby_writes_nothing(memory: Memory) -> None:
-    """What its first steps write, of decoding and of each length of a piece, lies in memory of its own."""
+    """Its first decoding steps, and steps of each piece length, write to memory of their own."""
     there = [memory.state["kv"], memory.state["history"], *memory.state["model"].parameters(), memory.state["model"].cos]
     memory.state["kv"].fill_(7)
     memory.state["history"].fill_(7)

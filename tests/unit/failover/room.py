@@ -1,7 +1,7 @@
-"""Services over a vault in memory: processes that live, fault, end and write as a test says.  The clock is trio's.
+"""Services over a vault in memory: processes that live, fault, end and write as a test decides. The clock is trio's.
 
-What is true of a process (whether its work may still write on the GPU) is kept here, apart from what mpsd knows of it; when the
-vault is told to promote somebody, it is looked at.
+Whether a process's work may still write on the GPU is recorded here, apart from mpsd's knowledge; when the vault is asked
+to promote a member, the record is checked.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -46,7 +46,7 @@ class Process:
 
 
 class FakeEnds:
-    """In the place of ends.py."""
+    """Replaces ends.py."""
 
     def __init__(self, room: "Room", on_end: Callable[[ProcessId, int], None]) -> None:
         self._room, self.on_end = room, on_end
@@ -77,7 +77,7 @@ class NoServers:
 
 @dataclass
 class FakeVault:
-    """Arenas as vault/arenas.py tells of them; it outlives each mpsd of a test."""
+    """Arenas as vault/arenas.py reports them; it outlives each mpsd of a test."""
 
     room: "Room"
     made: dict[int, Arena] = field(default_factory=dict)
@@ -115,12 +115,12 @@ class FakeVault:
         self.become("opened", replace(arena, writer=process, generation=arena.generation + 1))
 
     def close(self, process: ProcessId, arena_id: int = 1) -> None:
-        """Its work has ended before that."""
+        """Close the arena of a process with no running work."""
         self.room.processes[process].may_write = False
         self.become("closed", self._without(self.made[arena_id], process))
 
     def fenced(self, process: ProcessId) -> None:
-        """It is gone, and nothing of it is held."""
+        """Record that the process is gone and none of its descriptors is held."""
         self.room.processes[process].may_write = False
         for arena in list(self.made.values()):
             if process in (arena.writer, *arena.readers):
@@ -225,7 +225,7 @@ class Room:
         return made
 
     async def serves(self, domain: str = "a", **facts: float) -> ProcessId:
-        """The only member, which serves."""
+        """Return the only member, which serves."""
         made = await self.member(domain, **facts)  # type: ignore[arg-type]
         self.serving(made)
         return made
@@ -247,7 +247,7 @@ class Room:
             ends.on_end(process, self.now_ns())
 
     async def die(self, process: ProcessId) -> None:
-        """And mpsd has heard of it."""
+        """End the process, and report the end to mpsd."""
         self.end(process)
         await trio.testing.wait_all_tasks_blocked()
 
@@ -265,7 +265,7 @@ class Room:
     # -- faults ----------------------------------------------------------------------------------------------------------
 
     def tear_down(self, domain: str) -> None:
-        """Now all contexts of it are; nothing that ran there writes any more."""
+        """From now on the domain's contexts are gone; its work no longer writes."""
         for process in self.processes.values():
             if process.domain == domain:
                 process.may_write, process.is_torn = False, True
@@ -280,7 +280,7 @@ class Room:
         domain = self.processes[process].domain
         self.see(Source.UVM_EVENTS, domain, FaultClass.MMU, process=process, is_proof=True)
 
-    # -- what came of it -------------------------------------------------------------------------------------------------
+    # -- outcomes -------------------------------------------------------------------------------------------------
 
     def check_nobody_writes(self) -> None:
         writers = [each.id.pid for each in self.processes.values() if each.may_write]

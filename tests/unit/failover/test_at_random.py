@@ -1,6 +1,6 @@
 """Services at random: faults of every kind, deaths, slow and lying processes, and mpsd killed in between.
 
-Nobody is ever promoted while another may write (room.py, check_nobody_writes), and in the end somebody serves.
+No member is ever promoted while another may write (room.py, check_nobody_writes), and in the end one member serves.
 """
 
 import random
@@ -26,7 +26,7 @@ SEEDS = seeds(2, 78)  # the first four every day
 
 
 class World(Room):
-    """Where what is decided takes its time."""
+    """A world in which carrying out decisions takes time."""
 
     def __init__(self, path: Path, chance: random.Random) -> None:
         super().__init__(path)
@@ -34,7 +34,7 @@ class World(Room):
         self.vault.create()
         self.served = 0
         self.faulting: set[str] = set()  # until their servers are fresh
-        self.torn: set[str] = set()  # meanwhile, from when on whoever comes gets no context there
+        self.torn: set[str] = set()  # domains by the time from which new processes get no context there
 
     def soon(self, seconds: float, what, *facts: object) -> None:
         async def later() -> None:
@@ -78,7 +78,7 @@ class World(Room):
         self.faulting.discard(domain)
 
     def say_fault(self, domain: str) -> None:
-        """The vendor's server does: then its clients are told, and end some time."""
+        """Report the fault as the vendor's server does: then its clients get the error, and end later."""
         self.faulted[domain] = trio.current_time()
         self.see(Source.VENDOR_LOG, domain)
         for process in [each.id for each in self.processes.values() if each.domain == domain and each.is_alive]:
@@ -107,7 +107,7 @@ class World(Room):
         await self.failover.join(1, process, self.chance.randrange(3), 0)
 
     async def act(self, patience: float) -> None:
-        """Each process does what it was told, or does it late."""
+        """Each process carries out its order, perhaps late."""
         for process in [each.id for each in self.processes.values() if each.is_alive]:
             if process not in (self.vault.made[1].writer, *self.vault.made[1].readers):
                 continue
@@ -160,7 +160,7 @@ async def test_nobody_is_promoted_while_another_may_write(seed: int, tmp_path: P
 
 
 async def calm(room: World) -> None:
-    """When nothing happens any more, and there are processes that are well."""
+    """The state after the last event, with healthy processes."""
     room.is_stubborn = False
     for _ in range(60):
         if len([each for each in room.processes.values() if each.is_alive]) < 3:

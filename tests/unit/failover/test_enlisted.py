@@ -1,4 +1,4 @@
-"""Who will be a member is kept apart from those who are."""
+"""Future members are kept apart from current ones."""
 
 import sqlite3
 from contextlib import closing
@@ -79,7 +79,7 @@ async def test_they_are_counted(room, autojump_clock: MockClock, monkeypatch):
         async def enlist(uid: int) -> None:
             process = room.process("")
             await room.failover.enlist("llm", OWNER, process, uid)
-            await room.failover.enlist("llm", OWNER, process, uid)  # once more is no more
+            await room.failover.enlist("llm", OWNER, process, uid)  # a repeated call changes nothing
 
         await enlist(100_001)
         await enlist(100_002)

@@ -16,7 +16,7 @@ PROOF = {"is_proof": True, "process": "somebody"}
 NEVER, NOT_THIS = None, "no fault of the domain"
 SETTLE = Settle(sm=0.25, mmu=0.5)
 SEEN_NS = 10**12
-# What was seen: when nothing of the domain writes any more, in seconds after that.
+# Each source's delay: when all writes of the domain have stopped, in seconds after that sign.
 TOLD = {
     "an SM exception, by the kernel log": (Source.KERNEL_LOG, {"xid": 13}, 0.25),
     "a stopped channel, by the kernel log": (Source.KERNEL_LOG, {"xid": 43}, 0.25),
@@ -48,7 +48,7 @@ def test_what_proves_that_nothing_writes_any_more(what):
 
 
 async def test_an_sm_exception_promotes_before_anything_else_is_done(room, autojump_clock: MockClock):
-    """Within the call: the one before was killed, and the standby is told."""
+    """Within the call: the old active was killed, and the standby has its answer."""
     async with room.mpsd():
         first = await room.serves("a")
         standby = await room.member("b")
@@ -80,7 +80,8 @@ async def test_a_memory_fault_is_waited_for_until_its_xid(room, autojump_clock: 
 
 
 async def test_a_kernels_clock_that_lags_behind_shortens_no_settling(room, autojump_clock: MockClock):
-    """Its log has stamps of a clock that nobody sets: after days it is off by what a fault takes to be over, and more."""
+    """The kernel log's stamps come from a clock that is never adjusted: after days its error exceeds the settle time of a
+    fault."""
     async with room.mpsd():
         await room.serves("a")
         standby = await room.member("b")
@@ -106,7 +107,7 @@ async def test_a_fault_that_nothing_more_is_heard_of_ends_the_process_in_the_end
 
 
 async def test_a_domain_that_is_in_fault_was_torn_down(room, autojump_clock: MockClock):
-    """Its vendor's server says so when its clients are told."""
+    """Its vendor's server reports FAULT when it informs its clients."""
     async with room.mpsd():
         first = await room.serves("a")
         standby = await room.member("b")
@@ -121,7 +122,7 @@ async def test_a_domain_that_is_in_fault_was_torn_down(room, autojump_clock: Moc
 @pytest.mark.parametrize("where", [{"domain": "a"}, {"gpu": "GPU-a"}, {"gpu": "GPU-a", "domain": "c"}, {}])
 @pytest.mark.parametrize("xid", [48, 79, 95])
 async def test_a_fault_of_the_gpu_itself_proves_nothing(room, autojump_clock: MockClock, xid, where):
-    """Nor do the vendor's log and the domain's state then: they do not tell of what they are."""
+    """Nor do the vendor's log and the domain's state then: they do not name the kind of fault."""
     async with room.mpsd():
         first = await room.serves("a")
         standby = await room.member("b")
@@ -260,7 +261,7 @@ async def test_a_fault_while_one_takes_over_promotes_the_next(room, autojump_clo
 
 
 async def test_a_fault_in_which_all_are_lost_waits_for_a_new_one(room, autojump_clock: MockClock):
-    """Who wrote was fenced by the fault; the vault takes longer to know that it has ended."""
+    """The fault fenced the writer; the vault takes longer to notice its end."""
     async with room.mpsd():
         first = await room.serves("a")
         await room.member("a")

@@ -1,4 +1,4 @@
-"""Who serves and gets on no more is silent; that is seen in its forward state."""
+"""An active that makes no progress is silent; its forward state shows that."""
 
 import os
 import struct
@@ -35,7 +35,7 @@ class Kept:
 
 @pytest.fixture(autouse=True)
 def own_descriptors(room, monkeypatch):
-    """Whoever is given one closes it."""
+    """The receiver of each descriptor closes it."""
     found = room.vault.state_descriptor
 
     async def state_descriptor(arena_id: int) -> int:
@@ -128,7 +128,7 @@ async def test_nobody_is_silent_because_the_state_cannot_be_read(room, autojump_
 
 
 async def test_a_machine_that_stood_still_makes_nobody_silent(room, autojump_clock: MockClock):
-    """All of it: mpsd may look before the one that serves has had its turn."""
+    """The whole machine: mpsd may check before the active has run again."""
     async with room.mpsd():
         await room.serves("a", heartbeat=0.4)
         Kept(room, 1)

@@ -12,7 +12,7 @@ from mpsd.service import Cause, Order, ServiceSettings
 
 async def test_too_many_promotions_in_a_row_wait(room, autojump_clock: MockClock):
     async with room.mpsd():
-        for _ in range(4):  # the first one replaced nobody
+        for _ in range(4):  # the first one replaced no member
             await room.die(process := await room.serves("a"))
             room.vault.fenced(process)
         fifth = await room.member("a")
@@ -64,7 +64,7 @@ async def test_what_the_vault_cannot_keep_costs_no_standby(room, autojump_clock:
 
 @pytest.mark.parametrize("way", ["yielded", "leave"])
 async def test_nobody_follows_one_that_has_done_the_work(room, autojump_clock: MockClock, way: str):
-    """Until somebody joins: it was not done, or there is more."""
+    """Until a new member joins: the work was not done, or more has come."""
     async with room.mpsd():
         first, second = await room.serves("a"), await room.member("b")
         room.failover.change(1, ServiceSettings(until_done=True))

@@ -1,4 +1,4 @@
-"""Whether a standby waits to take over, for those who can hear of a fault sooner where one does."""
+"""Whether a standby is ready to take over, for sources that then look for faults more often."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from mpsd.service import Order
 
 @pytest.fixture
 def told(room) -> list[bool]:
-    """What was told, where it changed."""
+    """Return the reported values, where they changed."""
     return []
 
 
@@ -81,7 +81,7 @@ async def test_where_there_is_no_service_nobody_is_protected(room, told, autojum
 
 
 def test_what_sees_faults_is_told(tmp_path):
-    """As app.py joins them."""
+    """With the connections of app.py."""
     faults = SimpleNamespace(desk=SimpleNamespace(on_seen=[]), haste=Haste())
     arenas = SimpleNamespace(arenas=list, ready=None, reserve=lambda is_served: None, on_told=[], on_state=[])
     store = ServiceStore(tmp_path / "services.db")

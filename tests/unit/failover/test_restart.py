@@ -1,4 +1,4 @@
-"""mpsd is killed and started again: who served serves, nobody else begins, and what was asked for is known."""
+"""mpsd is killed and started again: the active still serves, no other member begins, and requests are remembered."""
 
 import pytest
 import trio

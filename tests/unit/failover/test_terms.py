@@ -1,4 +1,4 @@
-"""Who serves, what each member is told, and who is told of it."""
+"""The active, the order that each member gets, and the receivers of events about it."""
 
 from dataclasses import replace
 
@@ -68,7 +68,7 @@ async def test_who_waits_is_answered_when_something_is_new(room, autojump_clock:
 
 
 async def test_who_is_to_serve_is_answered_before_all_else(room, autojump_clock: MockClock):
-    """In the call that fences the one before, once that is stored and before anybody else has heard of it; others in turn."""
+    """In the call that fences the old active, once that is stored and before any other notification; others in turn."""
     async with room.mpsd():
         first, standby, other = await room.serves("a"), await room.member("b"), await room.member("c", 1)
         at_once, answers = [], []
@@ -133,7 +133,7 @@ async def test_a_handover_makes_a_standby_of_the_one_that_served(room, autojump_
             assert told.order is Order.STANDBY
             assert (room.order(third), room.order(second)) == ("serve", "standby")
             room.serving(third)
-            assert room.failover.yielded(1, 1, first).order is Order.STANDBY  # it did not hear that it was heard
+            assert room.failover.yielded(1, 1, first).order is Order.STANDBY  # it did not get the answer
         assert (done[0].from_pid, done[0].to_pid, done[0].seconds) == (first.pid, third.pid, pytest.approx(0.5, abs=0.01))
         assert room.view().last.cause is Cause.ASKED
         standings = {member.process: member.standing for member in room.view().members}
@@ -214,7 +214,7 @@ async def test_who_says_that_it_failed_leaves(room, autojump_clock: MockClock):
         assert (room.told(second).order, room.told(second).why) == (Order.LEAVE, "it said that it failed: no memory")
         room.failover.failed(1, first, "an assertion")
         assert (room.order(first), room.phase) == ("leave", Phase.FENCING)
-        room.vault.close(first)  # as it was told
+        room.vault.close(first)  # as ordered
         assert (room.order(third), room.ended) == ("serve", [])
 
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not 
 
 @asynccontextmanager
 async def services(house: House, domains: dict[ProcessId, str]) -> AsyncIterator[tuple[Failover, Desk, int]]:
-    """With one arena, and until a `kill -9`."""
+    """Run services with one arena, until a `kill -9`."""
 
     async def end(process: ProcessId) -> None:
         raise AssertionError("nobody is to be ended here")

@@ -47,7 +47,7 @@ def core(tables: list[Table], *, fillers: int = 0) -> bytes:
 
 
 def work(*, lanes: list[bytes], is_broken: bool = False, sm_exception: int = 0) -> list[Table]:
-    """One warp of one block on one SM."""
+    """Return one warp of one block on one SM."""
     return [
         (GRIDS, 0, 0, [grid()]),
         (SMS, 0, 0, [sm(5, sm_exception)]),

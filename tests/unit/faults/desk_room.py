@@ -32,7 +32,7 @@ def key(process: ProcessId) -> str:
 
 
 class DeskRoom:
-    """To be used in a test that has a trio clock.  events: what was published; told: each revision of an incident."""
+    """Needs a test with a trio clock. events: the published events; told: each revision of an incident."""
 
     def __init__(self, path: Path, settings: FaultSettings = SETTINGS, watches_since: int | None = None) -> None:
         self.path = path / "faults.db"
@@ -58,7 +58,7 @@ class DeskRoom:
         return made
 
     def lists(self, domain: Domain, *pids: int) -> None:
-        """What the domain's server says of its clients."""
+        """Report the server's list of the domain's clients."""
         server = SERVER_PIDS[(domain.number - 1) % len(SERVER_PIDS)]
         domain.servers = {server: ServerView(server, 0, "ACTIVE", pids, domain.name, domain.gpus)}
 
@@ -101,7 +101,7 @@ class DeskRoom:
     def prove(self, process: ProcessId, **facts: object) -> None:
         self.see(Source.UVM_EVENTS, process=process, is_proof=True, fault_class=FaultClass.MMU, **facts)
 
-    # -- what came of it ---------------------------------------------------------------------------------------------
+    # -- outcomes ---------------------------------------------------------------------------------------------
 
     @property
     def topics(self) -> list[str]:

@@ -10,7 +10,7 @@ PLACES = 64
 
 
 class FakeModule:
-    """told: ("exempt", pid) and ("policy", mode).  refuses: an errno by an ioctl's number.  full: no place for these pids."""
+    """told: ("exempt", pid) and ("policy", mode). refuses: an errno by an ioctl's number. full: no place for these pids."""
 
     def __init__(self, major: int = 1) -> None:
         self.told: list[tuple[str, int]] = []
@@ -57,5 +57,5 @@ class FakeModule:
 
     @property
     def mode(self) -> Mode:
-        """In force; as it is loaded, it reports."""
+        """Return the mode in force; a fresh module reports."""
         return Mode(next((value for what, value in reversed(self.told) if what == "policy"), Mode.REPORT))

@@ -1,4 +1,4 @@
-"""What is done about a client whose fault the module contained: it does not run on.  Processes are the test's own."""
+"""Reactions to a fault that the module contained: its client does not run on. The processes are the test's own."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from tests.unit.faults.test_reactions import Reacting
 
 
 def wait_stopped(pid: int) -> None:
-    """Until the kernel says that the child has stopped."""
+    """Wait until the kernel reports the child as stopped."""
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
@@ -30,7 +30,7 @@ def wait_continued(pid: int) -> None:
 
 @pytest.fixture(params=[True, False], ids=["culprits are ended", "culprits are left alone"])
 def scene(tmp_path, request):
-    """Whatever becomes of other culprits."""
+    """With any handling of other culprits."""
     return Reacting(DeskRoom(tmp_path, replace(SETTINGS, ends_culprit=request.param, culprit_seconds=60.0)))
 
 
@@ -48,7 +48,7 @@ def fault(scene: Reacting, process: ProcessId) -> None:
 
 
 def stop(scene: Reacting, process: ProcessId) -> None:
-    """The module's STOPPED."""
+    """Send the module's STOPPED record."""
     scene.room.see(Source.KMOD, process=process, gpu="GPU-a")
 
 
@@ -71,9 +71,9 @@ async def test_it_is_frozen_before_anything_else_is_done(scene, child, autojump_
 
 
 async def test_once_its_channels_are_stopped_it_is_killed_as_it_is_and_stays_held(scene, child, autojump_clock):
-    """It never runs again, and the vendor's daemon is told nothing: of one that is frozen it would hang.
+    """It never runs again, and the vendor's daemon gets no command: for a frozen client it would hang.
 
-    Its work may still run: its GPU address space is let go of no sooner than that of anyone who is killed.
+    Its work may still run: its GPU address space is closed no sooner than that of any killed client.
     """
     process = process_id(child.pid)
     place(scene, process)
@@ -99,7 +99,7 @@ async def test_once_its_channels_are_stopped_it_is_killed_as_it_is_and_stays_hel
 
 
 async def test_one_that_nobody_holds_has_its_work_ended_first(scene, child, autojump_clock):
-    """Stopped channels are no leave to kill: what has begun goes on, and resets the group once the address space is gone."""
+    """Stopped channels do not allow a kill: running work goes on, and resets the group once the address space is gone."""
     process = process_id(child.pid)
     place(scene, process)
     async with trio.open_nursery() as nursery:
@@ -159,7 +159,7 @@ class ThawingStopper:
 
 
 async def test_where_its_work_could_not_be_ended_it_stays_frozen(scene, child, autojump_clock):
-    """And that is said aloud."""
+    """mpsd logs that."""
     process = process_id(child.pid)
     place(scene, process)
     scene.pidfd = reactions.processes.open_pidfd(process)
@@ -234,7 +234,7 @@ async def test_one_that_had_gone_before_is_no_error(scene, autojump_clock):
 
 
 async def test_one_that_may_not_be_signalled_is_said_aloud(scene, child, autojump_clock, monkeypatch):
-    """Without root, of another user."""
+    """Without root, of another user: mpsd logs that."""
 
     def refuse(pidfd, number):
         raise PermissionError(1, "Operation not permitted")

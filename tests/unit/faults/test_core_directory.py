@@ -1,4 +1,4 @@
-"""The directory of core dumps: what counts as one, what is kept, and that nobody fills it."""
+"""The directory of core dumps: the files that count as dumps, the files that are kept, and its bounds."""
 
 import os
 import subprocess
@@ -165,7 +165,7 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path):
 
 
 async def test_what_is_no_regular_file_is_never_opened(cores):
-    """Opening a FIFO lets go on whoever waits for its other end; opening a device can do anything."""
+    """Opening a FIFO wakes the process at its other end; opening a device can have any effect."""
     os.mkfifo(cores.path / "core.1")
     watch = DirectoryWatch(cores.path, IN_OPEN)
     try:
@@ -202,7 +202,7 @@ def test_what_was_read_is_kept_whatever_its_name_means_by_then(cores, tmp_path, 
 
 
 def test_a_dump_that_a_process_can_still_write_to_is_not_read(cores):
-    """It closed it once, and another open file of it stays: it could change what mpsd reads."""
+    """It closed the file once, but another open file of it remains: it could change the bytes that mpsd reads."""
     cores.write("core.1", CULPRIT)
     with (cores.path / "core.1").open("r+b"):
         assert cores.look("core.1") == []
@@ -226,7 +226,7 @@ def test_writers_wait_while_a_dump_is_read(cores, monkeypatch):
     assert refused == ["core.1"]
 
 
-# Mounts a FUSE file system that answers nothing, on a file of a user, in a mount namespace of its own; then mpsd's look.
+# Mounts a FUSE file system that never answers on a user's file, in a mount namespace of its own; then runs mpsd's check.
 HANGS = """
 import ctypes, os, sys
 from pathlib import Path

@@ -58,7 +58,7 @@ def test_a_dump_of_nobody_known_proves_and_clears_nothing():
 
 
 def test_an_exception_of_the_mmu_is_no_proof():
-    """What dumps hold after an MMU fault under MPS was not measured."""
+    """The contents of dumps after an MMU fault under MPS were not measured."""
     seen = seen_in(made.core(made.work(lanes=[made.lane(exception=14)])))
     assert (seen.fault_class, seen.is_proof) == (FaultClass.MMU, False)
 
@@ -117,7 +117,7 @@ def test_in_another_pid_namespace_it_is_another_number():
 
 @pytest.fixture
 def by_name(monkeypatch):
-    """A kernel that does not say who wrote a file, as to an mpsd without root."""
+    """A kernel that does not report a file's writer, as for an mpsd without root."""
 
     def refuse(directory):
         raise PermissionError(errno.EPERM, "fanotify_init: Operation not permitted")
@@ -155,7 +155,7 @@ async def test_a_dump_that_is_written_is_told_of_with_its_owner(tmp_path, by_nam
     ],
 )
 async def test_a_dump_is_of_whoever_wrote_it(tmp_path, clients, is_ours):
-    """It has the name of somebody else: a forger, or a container in which all have the same pid."""
+    """Its name has another client's pid: by forgery, or from a container in which all have the same pid."""
     directory = tmp_path / "cores"
     send, receive = trio.open_memory_channel(10)
     source = CoreDumps(directory, lambda uid: clients)
@@ -188,7 +188,7 @@ WRITE = "import shutil, sys; sys.stdin.read(); shutil.copyfile(sys.argv[1], sys.
     ],
 )
 async def test_a_dump_of_a_writer_that_has_ended_is_no_other_clients(tmp_path, is_client, ends_first, counts):
-    """By then the kernel says its pid alone: a file's name is no reason to take a client for it."""
+    """By then the kernel reports only its pid: the file's name must not accuse a client."""
     directory, sample = tmp_path / "cores", tmp_path / "sample"
     sample.write_bytes(SAMPLES["trap-culprit"])
     send, receive = trio.open_memory_channel(10)

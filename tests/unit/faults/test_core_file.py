@@ -126,7 +126,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_refused():
 
 
 def test_reading_ends_and_takes_little_memory_whatever_a_file_claims():
-    """A sparse file of 16 GiB whose table fills it: a liar, for the price of one header."""
+    """A sparse file of 16 GiB filled by its table: an attacker pays one header for it."""
     size = 16 << 30
     head = bytearray(made.core([(made.SMS, 0, 0, [made.sm()])]))
     at = struct.unpack_from("<Q", head, 40)[0] + 64
@@ -160,7 +160,7 @@ def test_a_damaged_module_costs_the_name_alone():
     cut=st.one_of(st.none(), st.integers(0, 320_000)),
 )
 def test_damage_is_refused_or_read_and_never_anything_else(sample, damage, cut):
-    """Half of it hits the section headers, where it hurts."""
+    """Half of the damage is in the section headers, where it has the most effect."""
     data = bytearray(SAMPLES[sample])
     headers = struct.unpack_from("<Q", data, 40)[0]
     for number, (at, change) in enumerate(damage):

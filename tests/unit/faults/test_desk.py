@@ -1,4 +1,4 @@
-"""The desk: what makes a domain suspected, what is told and kept, and what is held against whom."""
+"""The desk: what makes a domain suspected, what it publishes and stores, and the cases against clients."""
 
 import time
 from dataclasses import replace
@@ -89,7 +89,7 @@ async def test_a_domain_that_is_known_to_fault_is_not_suspected_as_well(room, au
     assert domain.suspect_until < 0
 
 
-# -- what is told and kept -----------------------------------------------------------------------------------------------
+# -- publishing and storing -----------------------------------------------------------------------------------------------
 
 
 async def test_a_proven_fault_is_told_once_from_its_beginning_to_its_end(room, autojump_clock):
@@ -209,7 +209,7 @@ async def test_a_deed_of_an_incident_that_is_forgotten_changes_nothing(room, aut
 
 
 async def test_a_client_says_so_itself(room, autojump_clock):
-    """It is evidence beside other evidence, and nothing without."""
+    """It supports other evidence, and proves nothing alone."""
     domain = room.domain()
     (a,) = room.arrive(domain, 101)
     room.desk.report(a, FirstError(700, "CUDA_ERROR_ILLEGAL_ADDRESS", kernel="k", text="x" * 1000))

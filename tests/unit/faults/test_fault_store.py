@@ -62,7 +62,7 @@ def test_blame_is_the_same_after_it_was_text(state):
 
 
 def test_what_was_written_is_there_for_the_next(path):
-    """The first was never closed: kill -9."""
+    """The first store was never closed: kill -9."""
     store = FaultStore(path)
     assert store.save_with_blame(FULL, STATE)
     assert store.save(EMPTY)

@@ -1,4 +1,4 @@
-"""Who wrote a file, as the kernel tells it."""
+"""The writers of a file, as the kernel reports them."""
 
 import ctypes
 import os
@@ -92,7 +92,7 @@ def test_readers_are_no_writers(tmp_path, writers):
 
 
 def test_a_file_that_was_deleted_is_not_remembered(tmp_path, writers):
-    """Its inode may be another file's next."""
+    """Another file may reuse its inode."""
     (tmp_path / "a").write_text("x")
     gone = file_id(tmp_path / "a")
     (tmp_path / "a").unlink()

@@ -80,7 +80,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
 
 
 def loses_one(read: Callable[[int, int], bytes]) -> Callable[[int, int], bytes]:
-    """The first record was overwritten before it was read, which the device says so."""
+    """The first record was overwritten before it was read, and the device reports that."""
     lost: list[bytes] = []
 
     def instead(descriptor: int, most: int) -> bytes:
@@ -125,7 +125,7 @@ async def test_no_record_is_lost_or_told_twice_while_haste_comes_and_goes(kernel
 
 
 async def test_what_wakes_no_reader_is_seen_by_looking(kernel: Kernel) -> None:
-    """As a record before the console is written; here nobody asks to be woken."""
+    """Such as a record before the console is written; here the reader is not woken at all."""
     device = kernel_log._Device(os.dup(kernel.reader.fileno()))
     device._either.unregister(device._device)
     seen = trio.Event()

@@ -1,4 +1,4 @@
-"""Following the kernel log, on the simulator's kind of it, and where there is none."""
+"""Following the kernel log, on the simulator's version of it, and without one."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ DOMAIN = Domain("default", 1, ("GPU-a",), None, 48)
 
 
 class Following:
-    """What comes of lines that are added to a log.  4711 is a process of DOMAIN."""
+    """The outcome of lines that are added to a log. 4711 is a process of DOMAIN."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +57,7 @@ def following(tmp_path: Path) -> Following:
 
 
 async def test_an_xid_is_an_event_and_an_observation(following: Following) -> None:
-    """Those of processes that nobody knows too: they tell the GPU.  What was there before is not told."""
+    """Also for unknown processes: the Xid names the GPU. Lines from before the start are not reported."""
     following.path.write_text(f"{HEAD}NVRM: Xid (PCI:0000:00:06): 43, pid=4711, an old one\n")
     async with following.begin():
         following.add("noise", f"{HEAD}NVRM: Xid (PCI:0000:00:06): 43, pid=4711, name=nvidia-cuda-mps")
@@ -81,7 +81,7 @@ async def test_whoever_an_xid_concerns_goes_on_before_it_is_told(following: Foll
         await following.next()
         told_before.append(len(following.events))
 
-    for _ in range(8):  # trio lets tasks go on in an order of its own
+    for _ in range(8):  # trio chooses the order of tasks
         before = len(following.events)
         async with following.begin(), trio.open_nursery() as nursery:
             nursery.start_soon(waits)

@@ -1,4 +1,4 @@
-"""The reader of /dev/mpsd-fault, on a FIFO that stands for it, with ioctls of the test's own, and where there is none."""
+"""The reader of /dev/mpsd-fault, on a FIFO that stands for it, with the test's own ioctls, and without a device."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from tests.unit.faults.test_kmod_records import record
 
 @pytest.fixture
 def channel(tmp_path):
-    """A path, and a descriptor that writes there."""
+    """Return a path, and a descriptor that writes there."""
     path = tmp_path / "mpsd-fault"
     os.mkfifo(path)
     writer = os.open(path, os.O_RDWR)  # opened for both, it does not wait for a reader
@@ -77,7 +77,7 @@ async def test_without_the_module_nothing_is_said_aloud(tmp_path):
 
 
 async def test_a_device_that_is_another_is_left():
-    """It does not know the question."""
+    """It does not know the first ioctl."""
     source = Kmod(Path("/dev/null"))
     with structlog.testing.capture_logs() as logs, trio.fail_after(5):
         await source.run(lambda seen: None)

@@ -1,4 +1,4 @@
-"""What the module is told, and when: the table of kmod_policy.py.  The servers are processes of the test's own."""
+"""The module's settings and their times: the table of kmod_policy.py. The servers are the test's own processes."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ MODES = {mode.word: mode for mode in Mode}
 
 
 class Scene:
-    """A pool whose first domain runs `servers`, and a module."""
+    """A pool with `servers` in its first domain, and a module."""
 
     def __init__(self, room: DeskRoom, wanted: Mode = Mode.CONTAIN) -> None:
         self.pool = room.pool
@@ -157,7 +157,7 @@ async def test_a_server_that_only_the_list_knows_is_exempt(tmp_path, pids):
 
 @pytest.mark.parametrize("wanted", [Mode.CONTAIN, Mode.CONTAIN_AND_KILL])
 async def test_a_server_that_cannot_be_exempted_means_that_nothing_is_contained(tmp_path, children, pids, wanted):
-    """Until it has gone, or there is a place for it."""
+    """Until the server has gone, or a place becomes free."""
     scene = Scene(DeskRoom(tmp_path), wanted)
     scene.open()
     scene.module.full = {pids[0]}
@@ -210,7 +210,7 @@ async def test_a_server_that_has_gone_meanwhile_is_no_failure(tmp_path, children
 
 
 async def test_a_reload_tells_everything_anew_and_who_is_exempt_first(tmp_path, pids):
-    """Somebody else may have changed it meanwhile."""
+    """Another process may have changed the settings in between."""
     scene = Scene(DeskRoom(tmp_path))
     scene.runs(pids[0])
     scene.open()
@@ -277,7 +277,7 @@ async def test_a_channel_that_is_lost_is_told_nothing_more(tmp_path, pids):
 
 @pytest.mark.parametrize("wanted", Mode)
 async def test_once_mpsd_has_quit_nothing_is_contained(tmp_path, wanted):
-    """Nobody would freeze and end who reads zeros."""
+    """Without mpsd no process would freeze and end a client that reads zeros."""
     scene = Scene(DeskRoom(tmp_path), wanted)
     scene.open()
     scene.pool.stopping.set()

@@ -30,7 +30,7 @@ from mpsd.faults.kmod_records import (
 from mpsd.model import ProcessId
 
 HEADER = Path(__file__).resolve().parents[3] / "kmod/include/mpsd_fault.h"
-# In the order of RECORD; the value is what the byte at its offset says below.
+# In the order of RECORD; the value is that of the byte at its offset, as set below.
 FIELDS = (
     "size", "major", "kind", "flags", "sequence", "monotonic_ns", "gpu_ns", "address", "window_base", "window_bytes",
     "start_ns", "gpu_uuid", "tgid", "uid", "lost", "channel", "client_id", "ve_id", "gpc_id", "client_type", "engine_type",
@@ -85,7 +85,7 @@ int main(void) {{
 
 
 def python_offsets():
-    """Of the fields of RECORD, from its format."""
+    """Return the offsets of the fields of RECORD, from its format."""
     at = 0
     for count, letter in re.findall(r"(\d*)([a-zA-Z])", RECORD.format):
         if letter in "sx":
@@ -197,7 +197,7 @@ def test_what_was_lost_before_a_record_of_a_later_version_is_counted():
 
 
 def test_the_header_compiles_as_cpp(tmp_path):
-    """Whoever writes another reader may do so in C++."""
+    """Other readers may be written in C++."""
     (tmp_path / "reader.cc").write_text(f'#include "{HEADER}"\nint main() {{ return MPSD_FAULT_MAJOR - 1; }}\n')
     warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
     subprocess.run(["c++", "-std=c++11", *warnings, "-o", tmp_path / "reader", tmp_path / "reader.cc"], check=True)

@@ -1,4 +1,4 @@
-"""NVML's Xid events, on the simulator's NVML and where there is none."""
+"""NVML's Xid events, on the simulator's NVML and without one."""
 
 import pytest
 import structlog

@@ -1,4 +1,4 @@
-"""Who is, and was until a moment ago, a client of each domain."""
+"""The current and the recent clients of each domain."""
 
 import pytest
 
@@ -11,7 +11,7 @@ SECOND = 10**9
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """Stands still until the test moves it."""
 
     ns = 1000 * SECOND
 
@@ -42,7 +42,7 @@ def test_whoever_is_met_is_described_once_while_it_lives(clock):
 
 
 def test_who_was_there(parties, clock):
-    """Those who are there now are said by whoever asks; those who went from there, within the time asked for."""
+    """The caller supplies the current clients; the recorded ones are those that left within the time asked for."""
     for process, domain in ((A, "d"), (B, "d"), (C, "e")):
         parties.meet(process, domain)
         parties.leave(process)
@@ -77,7 +77,7 @@ def test_where_one_was_a_moment_ago(parties, clock, seconds, former):
     clock.go(100)
     parties.meet(A, "e")
     clock.go(seconds)
-    parties.meet(A, "e")  # a further connection is no move
+    parties.meet(A, "e")  # a further connection is not a move
     assert parties.former_domain(101) == former
     assert parties.former_domain(999) == ""
     assert parties.domain_of(A) == "e"
@@ -101,7 +101,7 @@ def test_clients_of_a_user(parties):
 
 
 def test_who_has_gone_is_known_for_a_minute(parties, clock):
-    """A core dump comes seconds later.  Whoever has the pid by then stays known."""
+    """A core dump comes seconds later. The process that has the pid by then stays known."""
     parties.meet(A, "d")
     parties.leave(A)
     parties.meet(ProcessId(101, 8), "d")
@@ -118,7 +118,7 @@ def test_who_has_gone_is_known_for_a_minute(parties, clock):
 
 
 def test_those_who_have_gone_are_bounded(parties):
-    """However fast they come and go; who is there is not forgotten for it."""
+    """However fast they come and go; current clients are not forgotten because of them."""
     parties.meet(A, "d")
     for pid in range(1000, 6000):
         parties.meet(ProcessId(pid, 7), "d")

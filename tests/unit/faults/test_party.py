@@ -1,4 +1,4 @@
-"""What stays the same of a client when it is started again, and what is held against it by that."""
+"""The parts of a client's identity that survive its restart, and the cases held against them."""
 
 import pytest
 

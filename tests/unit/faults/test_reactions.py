@@ -1,4 +1,4 @@
-"""What is done about incidents, on processes of the test's own."""
+"""Reactions to incidents, on the test's own processes."""
 
 import signal
 import subprocess
@@ -19,7 +19,7 @@ from tests.unit.faults.desk_room import SETTINGS, DeskRoom
 
 
 class FakeStopper:
-    """Notes whom it was asked to end, and when."""
+    """Records the processes that it was asked to end, and when."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
@@ -43,7 +43,7 @@ class Reacting:
         self.room = room
         self.stopper = FakeStopper()
         self.released: list[tuple[ProcessId, bool]] = []
-        self.held: set[int] = set()  # pids whose GPU address space is held when they have ended
+        self.held: set[int] = set()  # pids with a GPU address space that is held after their end
         self.reactions = Reactions(
             room.desk, room.pool, self.stopper, lambda *event: room.events.append(event), self._release, self._holds
         )
@@ -90,7 +90,7 @@ async def until_done(scene: Reacting, seconds: float = 60.0) -> None:
 
 
 async def test_a_culprit_in_a_domain_in_fault_is_killed_after_its_time(scene, child, autojump_clock):
-    """What is held for it is let go first: there is nobody to save."""
+    """Its descriptors are closed first: no co-runner needs them any more."""
     scene.accuse(child)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.reactions.run)
@@ -121,7 +121,7 @@ async def test_why_it_was_not_ended_is_noted(scene, child, autojump_clock):
 
 
 async def test_a_client_that_works_elsewhere_by_now_is_ended_there(scene, child, autojump_clock):
-    """The domain of its fault is in FAULT, but a signal would harm those where it works."""
+    """The domain of its fault is in FAULT, but a signal would harm the clients of the domain where it works now."""
     scene.accuse(child)
     scene.room.lists(scene.room.domain("d2"), child.pid)
     await until_done(scene)
@@ -130,7 +130,7 @@ async def test_a_client_that_works_elsewhere_by_now_is_ended_there(scene, child,
 
 
 async def test_while_its_domain_may_be_about_to_fault_nothing_is_told_to_it(scene, child, autojump_clock):
-    """The vendor's daemon hangs when it is told to end a client of a server that faults."""
+    """The vendor's daemon hangs when it gets a command to end a client of a faulting server."""
     domain = scene.accuse(child, DomainState.READY)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.room.desk.run)
@@ -249,7 +249,7 @@ async def test_a_gpu_that_needs_a_reset_is_drained_once(scene, autojump_clock):
 
 
 async def test_what_there_is_no_room_for_is_said_and_tried_again(scene, autojump_clock):
-    """256 wait already."""
+    """256 wait already; the reaction is logged."""
     for number in range(256):
         scene.room.xid(79, gpu=f"GPU-{number}")
     with structlog.testing.capture_logs() as logs:

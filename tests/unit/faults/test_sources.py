@@ -1,4 +1,4 @@
-"""Sources run beside each other; each may fail."""
+"""Sources run concurrently; each may fail."""
 
 import pytest
 import structlog
@@ -12,7 +12,7 @@ SEEN = Observation(Source.NVML, 1)
 
 
 class FakeSource:
-    """Tells one thing, and then fails, ends or waits."""
+    """Reports one observation, and then fails, ends or waits."""
 
     def __init__(self, error: Exception | None = None, absent: str = "") -> None:
         self.absent = absent

@@ -1,4 +1,4 @@
-"""What is held against whom, as an operator is shown it."""
+"""The cases against clients, as an operator sees them."""
 
 import pytest
 

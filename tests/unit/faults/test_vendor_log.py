@@ -1,4 +1,4 @@
-"""What a line of a domain's log says of a fault."""
+"""What a line of a domain's log shows about a fault."""
 
 import pytest
 

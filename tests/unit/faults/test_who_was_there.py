@@ -1,4 +1,4 @@
-"""The desk: whose an observation is, who was in its domain then, and who was not."""
+"""The desk: the incident of an observation, and the clients that were or were not in its domain then."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ async def test_who_went_before_its_servers_were_renewed_was_not_there(room, auto
 async def test_clients_that_came_past_mpsd_are_known(room, autojump_clock):
     """Without root, only the domain's server knows them; they are asked about while they live."""
     domain, ours = room.domain(), process_id(os.getpid())
-    room.lists(domain, ours.pid, 4_194_305)  # the second is no process
+    room.lists(domain, ours.pid, 4_194_305)  # the second is not a process
     room.say_fault(domain)
     assert room.last.culprit == ours
     assert room.last.party(ours).program == f"p{ours.pid}"
@@ -187,7 +187,7 @@ async def test_what_the_end_of_a_client_explains(room, autojump_clock, ending, f
     a, _ = room.arrive(domain, 101, 102)
     room.end(a, ending)
     room.end(a, KILLED)  # it ends once
-    room.end(ProcessId(999, 7), KILLED)  # nobody has met it
+    room.end(ProcessId(999, 7), KILLED)  # no table has it
     room.say_fault(domain)
     ends = [each for each in room.last.evidence if each.source is Source.PROCESS]
     assert [(each.process, each.fault_class) for each in ends] == [(a, fault_class)]

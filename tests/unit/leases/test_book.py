@@ -281,7 +281,7 @@ def test_a_user_makes_no_lease_for_anothers_processes(world):
 
 
 def test_a_request_with_a_key_makes_one_lease_however_often_it_is_asked(world):
-    """Who was told nothing, since mpsd ended meanwhile, asks again."""
+    """A caller that got no answer, since mpsd ended, asks again."""
     asked = spec(20, request_key="job-4711", ttl_seconds=60.0)
     first = world.book.create(ALICE, asked)
     assert world.book.create(ALICE, asked) == first

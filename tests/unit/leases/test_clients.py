@@ -55,7 +55,7 @@ async def test_a_client_gets_what_its_lease_says(world):
 
 
 async def test_the_same_process_gets_the_same_answer(world):
-    """Each of its connections asks; a lease that came later changes nothing for it."""
+    """Each of its connections asks; a later lease does not change its grant."""
     first = await world.admit(5)
     world.book.create(ROOT, spec(10))
     assert await world.admit(5) is first
@@ -105,7 +105,7 @@ async def test_an_expired_leases_clients_keep_theirs_too(world, autojump_clock: 
 
 
 async def test_a_lease_by_pid_ends_with_its_process(world):
-    """Whether that was a client or not."""
+    """Also if the process was not a client."""
     for pid in (1, 2):
         world.book.create(ROOT, spec(50, by_pid(pid)))
     await world.admit(1)

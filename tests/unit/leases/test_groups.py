@@ -15,7 +15,7 @@ CAROL = 1002
 
 @pytest.fixture
 def world(tmp_path):
-    """Three members with 30 % each."""
+    """Return three members with 30 % each."""
     world = World(tmp_path, AdmissionSettings(redistribute="group"))
     for uid in (ALICE, BOB, CAROL):
         world.book.create(ROOT, spec(30, by_uid(uid), group="replicas"))
@@ -139,7 +139,7 @@ async def test_what_was_dealt_is_not_dealt_again_when_dealing_is_turned_off(worl
 
 
 async def test_the_table_of_the_page(world, autojump_clock: MockClock):
-    """docs/leases.md, "Groups"."""
+    """The table is in docs/leases.md, "Groups"."""
     async with world.running() as nursery:
         await all_three(world)
         world.book.leave(process(1))

@@ -1,4 +1,4 @@
-"""Whatever is done in whatever order: what is promised is there, and nothing is counted twice or forgotten."""
+"""Actions in any order: every promise holds, and no amount is counted twice or forgotten."""
 
 import shutil
 import tempfile
@@ -105,7 +105,7 @@ class Leases(RuleBasedStateMachine):
             asking.send(None)
         except StopIteration as done:
             return done.value
-        except RuntimeError:  # it waits, and there is no trio here to wait in
+        except RuntimeError:  # it waits, and the test has no trio to wait in
             return None
         raise AssertionError("nothing else is waited for")
 
@@ -173,7 +173,7 @@ class Leases(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_who_could_go_in(self) -> None:
-        """The first of the queue at least."""
+        """The first of the queue at least would have to wait."""
         if hasattr(self, "world"):
             used = dict(self.world.book._account.ledger.used)
             self.world.book._admissions.advance()

@@ -1,4 +1,4 @@
-"""Nobody who waits is forgotten: whatever happens, once there is room for all, all are in."""
+"""No waiting client is forgotten: once all have room, all are admitted."""
 
 import tempfile
 from pathlib import Path
@@ -97,7 +97,7 @@ def terms_say_no(world: World, refused: Exception) -> bool:
 
 
 async def make_room(world: World) -> None:
-    """All leases go, then those that are in, one after the other; and where a lease is needed, there is one for each."""
+    """End all leases, then the admitted clients, one after the other; if leases are required, give each client one."""
     for lease in world.book.leases():
         world.book.release(lease.id)
     world.change(max_clients=1000, user_clients=None, max_queue=1000)

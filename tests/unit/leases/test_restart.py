@@ -47,7 +47,7 @@ async def test_nothing_is_counted_twice(world, autojump_clock: MockClock):
 
 
 async def test_a_client_without_a_lease_is_taken_in_with_the_default(world):
-    """It is not on disk: nobody knows it, so it had none."""
+    """Its grant is not on disk, so it had no lease."""
     await world.admit(1)
     world.book.create(ROOT, spec(60))
     book = world.restarted()
@@ -144,7 +144,7 @@ def test_a_release_that_cannot_be_stored_is_none(world):
 
 
 async def test_a_client_waits_until_its_grant_can_be_stored(world, autojump_clock: MockClock):
-    """Let in without, it would run without its limits after a restart of mpsd, and nobody would know."""
+    """If it were admitted without that, it would run without its limits after a restart of mpsd, unnoticed."""
     world.book.create(ROOT, spec(60))
     fill_disk(world)
     async with world.running() as nursery:

@@ -47,7 +47,7 @@ def path(tmp_path):
 
 
 def test_what_was_written_is_there_for_the_next(path):
-    """The first was never closed: kill -9."""
+    """The first store was never closed: kill -9."""
     store = LeaseStore(path, "boot")
     first, second = store.add(DRAFT), store.add(PLAIN)
     store.admit(CLIENT)
@@ -108,7 +108,7 @@ def test_the_kernel_tells_which_boot_this_is():
 
 
 def test_the_file_is_private_and_so_are_those_beside_it(path):
-    """Tokens are in it."""
+    """The files contain tokens."""
     store = LeaseStore(path, "boot")
     store.add(PLAIN)
     found = sorted(path.parent.iterdir())
@@ -138,7 +138,7 @@ async def test_who_settles_waits_for_the_disk_and_commits_meanwhile_share_a_wait
             nursery.start_soon(store.settled)
             await trio.testing.wait_all_tasks_blocked()
         may_go_on.set()
-    assert len(threads) == 2  # of the first; then of the two that were written meanwhile
+    assert len(threads) == 2  # one for the first; one for the two that were written meanwhile
     assert threading.get_ident() not in threads
     await store.settled()
     assert len(threads) == 2  # nothing was written since

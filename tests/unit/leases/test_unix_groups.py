@@ -35,7 +35,7 @@ def test_each_user_is_looked_up_once_until_the_settings_change(monkeypatch):
     asked = []
     monkeypatch.setattr(groups, "is_member", lambda uid, name: asked.append(uid) or name == "a")
     known = UnixGroups()
-    assert known.of(1000, []) == ()  # no quota depends on it: nobody is asked
+    assert known.of(1000, []) == ()  # no quota depends on it: no lookup
     assert [known.of(1000, ["a", "b"]) for _ in range(3)] == [("a",)] * 3
     assert asked == [1000, 1000]
     known.forget()

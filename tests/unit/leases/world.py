@@ -44,7 +44,7 @@ def process(pid: int) -> ProcessId:
 
 
 class World:
-    """What stands around a book: processes, tokens, the clock, and the disk, which outlives the book."""
+    """The surroundings of a book: processes, tokens, the clock, and the disk, which outlives the book."""
 
     def __init__(self, path: Path, settings: AdmissionSettings | None = None, ranges: UidRanges = NO_RANGES) -> None:
         self.path = path
@@ -87,7 +87,7 @@ class World:
         return [topic for topic, _ in self.events]
 
     def facts(self, topic: str) -> Mapping[str, Any]:
-        """Of the last event of this topic."""
+        """Return the facts of the last event of this topic."""
         return next(facts for each, facts in reversed(self.events) if each == topic)
 
     def _identify(self, process: ProcessId | None, credentials: Credentials) -> Identity:

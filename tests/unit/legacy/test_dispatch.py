@@ -1,4 +1,4 @@
-"""Who may do what, how refusals are told, and what of a command reaches the domains."""
+"""Permissions, the texts of refusals, and the part of a command that reaches the domains."""
 
 import pytest
 import trio
@@ -72,7 +72,7 @@ async def test_anybody_may_start_a_server_for_the_own_uid(board: FakeBoard) -> N
 
 @pytest.mark.parametrize(("name", "line"), PRIVILEGED.items())
 async def test_a_server_is_in_the_hands_of_its_user(board: FakeBoard, name: str, line: str) -> None:
-    """And of no other, and its user has no say in what is the daemon's."""
+    """No other user controls it, and its user may not change the daemon's own settings."""
     own = line.replace("512", str(board.add_server(uid=1000, clients=(587,)))).replace("-uid 0", "-uid 1000")
     is_allowed = COMMANDS[name].privilege is Privilege.USER
     assert ("rivilege" not in (await ask(board, own, STRANGER)).stdout) == is_allowed

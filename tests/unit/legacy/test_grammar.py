@@ -1,4 +1,4 @@
-"""The grammar on lines that nobody meant well; what it makes of ordinary ones is in test_transcript.py."""
+"""The grammar on malformed lines; test_transcript.py has ordinary ones."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -22,7 +22,7 @@ ANY_LINES = st.one_of(st.binary(max_size=300), COMMAND_LINES)
 
 
 def parse(line: bytes) -> Request | str:
-    """As dispatch() does it, without a board."""
+    """Parse like dispatch(), without a board."""
     try:
         words = parse_words(line)
         return COMMANDS[words.name].parse(words.arguments) if words.name in COMMANDS else words.name

@@ -1,4 +1,4 @@
-"""The pages about commands say what the code does."""
+"""The pages about commands agree with the code."""
 
 import re
 from pathlib import Path

@@ -27,7 +27,7 @@ async def test_scene(scene: Scene) -> None:
 
 async def check(board: FakeBoard, step: Step) -> None:
     if step.ours.err:
-        return  # the front end's own words, with no daemon to ask
+        return  # the front end's own output, without a daemon
     reply = Reply("")
     for line in step.line.split("\n"):
         answer = await dispatch(board, Caller(step.uid, daemon_uid=0), line.encode("latin-1"))

@@ -1,4 +1,4 @@
-"""A daemon of the API's fakes, and the numbers of it."""
+"""A daemon of the API's fakes, and its metrics."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The dashboard, the alert rules and docs/monitoring.md name what there is, all of it, and nothing else."""
+"""The dashboard, the alert rules and docs/monitoring.md name exactly the existing metrics."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def test_every_value_of_a_state_that_is_asked_for_exists() -> None:
 
 
 def test_the_dashboard_is_one_that_grafana_takes() -> None:
-    """As far as can be told without it: numbers of panels and letters of queries are unique, nothing overlaps."""
+    """As far as can be checked without Grafana: numbers of panels and letters of queries are unique, no panels overlap."""
     found = dashboard()
     panels = found["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
@@ -95,7 +95,7 @@ def test_the_dashboard_is_one_that_grafana_takes() -> None:
 
 
 def test_every_number_of_ours_is_drawn_or_alarmed_on() -> None:
-    """What nobody looks at is not worth collecting."""
+    """A metric that is not watched is not worth collecting."""
     used = {name for text in (*expressions(), *rules()) for name in NAME.findall(text)}
     ours = {name for name in samples() if name.startswith("mpsd_") and not name.endswith(("_sum", "_count"))}
     assert ours <= used

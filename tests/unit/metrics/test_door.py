@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 20.0
 
 @asynccontextmanager
 async def serving(directory: Path, **settings: Any) -> AsyncIterator[tuple[House, str]]:
-    """A house whose numbers can be asked for at a Unix socket."""
+    """Run a house that serves its metrics at a Unix socket."""
     path = str(directory / "metrics.sock")
     house = House.furnish(f"unix:{path}", **settings)
     async with trio.open_nursery() as nursery:
@@ -30,7 +30,7 @@ async def serving(directory: Path, **settings: Any) -> AsyncIterator[tuple[House
 
 
 async def connect(path: str) -> trio.SocketStream:
-    """Once there is somebody."""
+    """Connect once the server listens."""
     with trio.fail_after(PATIENCE_SECONDS):
         while True:
             try:
@@ -124,7 +124,7 @@ async def test_head_has_no_body(short_dir: Path) -> None:
 
 
 async def test_who_is_silent_is_let_go(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.5)  # enough for what was said to arrive
+    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.5)  # enough for the request to arrive
     async with serving(short_dir) as (_, path):
         said = await ask(path, b"GET /metrics HTTP/1.1\r\n")
     assert said.startswith(b"HTTP/1.1 408 ")
@@ -157,7 +157,7 @@ async def until_nobody(house: House) -> None:
 
 
 async def test_who_holds_connections_keeps_nobody_from_asking(short_dir: Path) -> None:
-    """One over the bound: the oldest makes way."""
+    """At one over the bound, the oldest is closed."""
     async with serving(short_dir, max_connections=4) as (house, path):
         held = [await connect(path) for _ in range(4)]
         with trio.fail_after(PATIENCE_SECONDS):

@@ -1,4 +1,4 @@
-"""What Prometheus and a health check are told of a daemon."""
+"""The answers of a daemon to Prometheus and to a health check."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def house() -> House:
 
 
 def test_clients_are_counted_as_client_list_tells_them(house: House) -> None:
-    """Two run, two wait; one that was let in and has no domain yet is starting."""
+    """Two run, two wait; one that was admitted without a domain yet is starting."""
     house.fakes.leases.admit(900, 1000, Grant("no lease"))
     assert house.values("mpsd_clients") == {"running": 2, "waiting": 2, "starting": 1}
 
@@ -95,7 +95,7 @@ def test_events_are_counted(house: House) -> None:
 
 
 def test_arenas_are_counted_by_who_has_them_open(house: House) -> None:
-    """On each GPU, also where there is none: a series that comes and goes cannot be alarmed on."""
+    """On each GPU, also with zero: an alert cannot use a series that comes and goes."""
     arenas = house.fakes.arenas
     assert house.values("mpsd_arenas") == {"written": 1, "read": 0, "unheld": 1}
     assert house.values("mpsd_arena_memory_bytes") == {
@@ -196,7 +196,7 @@ def test_a_histogram_is_cumulated_and_its_bounds_are_inclusive() -> None:
 
 
 class Book:
-    """An admission that takes a second, and refuses who is no process."""
+    """An admission that takes a second, and refuses a pid that is not a process."""
 
     def grant_of(self, process: ProcessId) -> Grant | None:
         return Grant("known") if process.pid == 1 else None
@@ -240,7 +240,7 @@ def test_many_who_ask_get_one_collection(house: House) -> None:
 
 
 def test_an_idle_daemon_has_every_family(house: House) -> None:
-    """Except of what never happened and has no values that are known before."""
+    """Except families for events that never happened, with label values that are unknown before."""
     empty = House.furnish()
     empty.fakes.leases.made.clear()
     empty.fakes.domains.known.clear()

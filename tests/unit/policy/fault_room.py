@@ -1,4 +1,4 @@
-"""Observations of a fault as the sources make them, and a room that hears them.
+"""Observations of a fault as the sources make them, and a room that receives them.
 
 Times are milliseconds after the launch of the bad kernel; the usual ones are those measured on an H200.
 """
@@ -63,7 +63,7 @@ def report(who, ms=12.0, **facts):
 
 
 def ended(who, ms, **facts):
-    """By something else than itself."""
+    """Report that the process was ended by another one."""
     return seen(Source.PROCESS, ms, **{"process": who, "fault_class": FaultClass.HOST} | facts)
 
 

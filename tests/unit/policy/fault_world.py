@@ -1,6 +1,7 @@
-"""A world where clients fault at random: domains, programs that start again, and sources that lie late or not at all.
+"""A world where clients fault at random: domains, programs that start again, and sources that report late, falsely or not at
+all.
 
-What happens is known here, and what mpsd hears of it goes through the real Fusion and Blame.  Times are seconds.
+The world knows the truth, and the observations go through the real Fusion and Blame. Times are seconds.
 """
 
 import heapq
@@ -22,7 +23,7 @@ NS = 10**9
 START = 10_000.0
 GPUS = ("GPU-a", "GPU-b")
 SHARED = ("default", "d2")
-LATEST = 2.9  # seconds from what is seen to when mpsd hears of it; an incident is settled after 3
+LATEST = 2.9  # seconds from an observation to its arrival; an incident is settled after 3
 MMU, SM, HOST, DEVICE = FaultClass.MMU, FaultClass.SM, FaultClass.HOST, FaultClass.DEVICE
 
 
@@ -37,7 +38,7 @@ class Program:
 
 @dataclass(slots=True)
 class Place:
-    """A domain.  gone: who left, and when."""
+    """A domain. gone: the clients that left, and when."""
 
     name: str
     gpu: str
@@ -49,14 +50,14 @@ class Place:
     misled_at: float = 0.0  # an Xid of another domain pointed here
 
     def present(self, now: float) -> tuple[ProcessId, ...]:
-        """What the collector has to provide (fusion.py)."""
+        """The data that the collector has to provide (fusion.py)."""
         gone = (who for who, at in self.gone.items() if now - at < PRESENT_SECONDS and at >= self.renewed)
         return (*self.clients, *gone)
 
 
 @dataclass(slots=True)
 class Sources:
-    """Which there are, and how often each loses or repeats what it has seen, or is late."""
+    """The existing sources, and how often each loses, repeats or delays an observation."""
 
     lost: float = 0.3
     repeated: float = 0.1
@@ -117,7 +118,7 @@ class World:
         return Fusion(first_number, lambda ns: ns / NS, self.parties.get, since_ns)
 
     def restart_mpsd(self) -> None:
-        """What is not stored is forgotten: incidents that are open, and who has gone."""
+        """Forget what is not stored: open incidents, and clients that have gone."""
         self.blame = Blame(self.settings, blame_of(blame_text(self.blame.state)))
         self.fusion = self._new_fusion(max(self.incidents, default=0) + 1, self._ns())
         for place in self.places.values():
@@ -134,7 +135,7 @@ class World:
             self._check_cases(before, incident)
 
     def _check_cases(self, before: dict[int, Case], incident: Incident) -> None:
-        """What a later incident has narrowed, or ended, an older one does not widen, or begin again."""
+        """Check that an older incident does not widen or reopen a case that a later one has narrowed or ended."""
         for case in self.blame.state.cases:
             known = before.get(case.number)
             if known is not None and known.last > incident.number:
@@ -169,7 +170,7 @@ class World:
         name = wanted or self.random.choice(SHARED)
         place = self.places.setdefault(name, Place(name, GPUS[len(self.places) % 2]))
         if place.failed:
-            self.after(0.3, lambda: self.start(program))  # it takes nobody: it waits
+            self.after(0.3, lambda: self.start(program))  # it accepts no client: the program waits
             return
         process = ProcessId(next(self._pids), int(self.now))
         self.parties[process] = replace(program.party, process=process)
@@ -194,7 +195,7 @@ class World:
         self._fail(place, 0.02)
 
     def _misplace(self, place: Place, of: FaultClass) -> None:
-        """An Xid of the fault names somebody who was on its way there, and is in another domain by now."""
+        """An Xid of the fault names a process that was on its way there, and is in another domain by now."""
         here = [each for each in self.places.values() if each.gpu == place.gpu]  # else FaultDesk does not believe it
         others = [each for each in here if each is not place and each.clients and not each.failed]
         if not others:
@@ -206,10 +207,10 @@ class World:
         self._tell(place, [self._seen(place, Source.VENDOR_LOG, 0.35, process=moved)])
 
     def kill(self, place: Place, process: ProcessId, hurts: bool) -> None:
-        """It is seen to have gone some time after it was killed; its co-runners fault meanwhile, or after it."""
+        """Its end is seen some time after it was killed; its co-runners fault meanwhile, or after it."""
         if (
             hurts and self.now - place.misled_at > 3.0
-        ):  # else it is beyond what can be told: FaultDesk.domain_of_pid prevents it
+        ):  # else it cannot be known: FaultDesk.domain_of_pid prevents it
             self.faults += 1
             self.guilty[process] = HOST
             more = [self._seen(place, Source.VENDOR_LOG, self.random.uniform(0.05, 0.6))]
@@ -223,7 +224,7 @@ class World:
         facts = {"xid": xid, "gpu": place.gpu}
         here = [each for each in self.places.values() if each.gpu == place.gpu]
         seen = [Observation(Source.KERNEL_LOG, self._ns(), **facts), Observation(Source.NVML, self._ns() + 1000, **facts)]
-        self._deliver(place, seen[self.random.randrange(2)])  # one of both is always heard: nothing else tells of it
+        self._deliver(place, seen[self.random.randrange(2)])  # one of both always arrives: no other source reports it
         for each in here:
             self._tell(each, [self._seen(each, Source.VENDOR_LOG, 0.3), self._seen(each, Source.KERNEL_LOG, 0.1, xid=43)])
             self._fail(each, 0.02)
@@ -236,7 +237,7 @@ class World:
         self.after(0.8, lambda: self._renew(place))
 
     def _renew(self, place: Place) -> None:
-        """Once its clients have gone; servers that have ended have said so by then."""
+        """Once its clients have gone; ended servers have reported their end by then."""
         if not place.failed:
             return
         if place.clients or self.now - place.failed_at < 0.79:
@@ -255,7 +256,7 @@ class World:
         anybody = self.random.choice(list(place.clients))
         found = [self._seen(place, Source.VENDOR_LOG, self.random.uniform(0.2, 0.6))]
         for process, program in place.clients.items():
-            if self.random.random() < 0.5:  # whose error numbers are the same, and who may complain first
+            if self.random.random() < 0.5:  # the error numbers are the same, and any of them may report first
                 error = self.random.choice([MMU, SM])
                 found.append(
                     self._seen(place, Source.REPORT, self.random.uniform(0.01, 0.6), process=process, fault_class=error)
@@ -294,7 +295,7 @@ class World:
 
         def hear() -> None:
             present = place.present(self.now) if seen.domain else ()
-            stamped = self._ns() if seen.source is Source.CORE_DUMP else seen.seen_ns  # it tells no time of its own
+            stamped = self._ns() if seen.source is Source.CORE_DUMP else seen.seen_ns  # it contains no time of its own
             self._keep(self.fusion.take(replace(seen, present=present, seen_ns=stamped), self._ns()))
 
         self.after(max(0.0, seen.seen_ns / NS - self.now) + lag, hear)

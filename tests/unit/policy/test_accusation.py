@@ -1,4 +1,4 @@
-"""What an incident convicts is what blame convicts; who was hurt by it."""
+"""Incidents and blame convict the same key; the clients that an incident hurt."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Budgets and the queue: what fits, who goes first, and that nobody waits for ever."""
+"""Budgets and the queue: what fits, the order, and that no request waits for ever."""
 
 import pytest
 from hypothesis import given, settings
@@ -41,7 +41,7 @@ def limits(**changed: object) -> Limits:
     return Limits(terms, DEVICES, {"7": 2}, lambda uid: terms.quota_of(("staff",) if uid == ALICE.uid else ()))
 
 
-# -- what there is ---------------------------------------------------------------------------------------------------
+# -- resources ---------------------------------------------------------------------------------------------------
 
 LIMITS = [
     (SM, {}, 100_000_000),
@@ -156,7 +156,7 @@ def test_the_ledger_counts_each_holder_once() -> None:
 
 
 def test_the_lowest_bound_explains_why_it_does_not_fit() -> None:
-    """A user at his quota is told of that, rather than of a full GPU that is not his affair."""
+    """A user at the quota gets that reason, rather than a full GPU, which does not concern this user."""
     amounts = lease_amounts(lease(50), [GPU], ALICE)
     used = {SM: 60_000_000, Scope(Level.USER, Kind.SM, "1000", GPU): 30_000_000, Scope(Level.MACHINE, Kind.LEASES, gpu=GPU): 2}
     terms = limits(user_sm_percent=60.0)
@@ -230,7 +230,7 @@ def test_one_at_its_own_quota_holds_nobody_else_up() -> None:
 
 
 def test_what_nobody_waits_for_is_anybodys() -> None:
-    """Who fits beside everything that is waited for needs no place in the queue."""
+    """A request that fits in addition to all waiting ones needs no place in the queue."""
     demand = Demand()
     demand.add({SM: 30_000_000})
     assert demand.leaves_room_for({SM: 20_000_000}, limits(), {SM: 50_000_000})
@@ -250,9 +250,9 @@ NEWCOMERS = st.lists(
 @settings(max_examples=40)
 @given(size=st.integers(80, 100), priority=st.sampled_from([0, 1]), newcomers=NEWCOMERS)
 def test_nobody_starves(size: int, priority: int, newcomers: list[tuple[int, int, int | None, int]]) -> None:
-    """One large request, and a stream without end of newer ones that are smaller, more urgent, or have deadlines.
+    """One large request, and an endless stream of newer ones that are smaller, more urgent, or have deadlines.
 
-    Those that come in the first two steps of age may go first, and each has its time; nobody else passes.
+    Those that come in the first two steps of age may go first, and each has its time; no other passes.
     """
     large = one(0, size, 0.0, priority)
     waiting: dict[object, Waiting] = {0: large}

@@ -1,4 +1,4 @@
-"""What is in an arena: as a table, and against a model at random."""
+"""The contents of an arena: as a table, and against a model at random."""
 
 import random
 
@@ -107,7 +107,7 @@ def test_pages(after, limit, expected):
 
 @pytest.mark.parametrize("seed", seeds(1, 4))
 def test_against_a_model_at_random(seed):
-    """Granule by granule, as a plain table."""
+    """The model is a plain table of granules."""
     chance = random.Random(seed)
     contents, kept, now = Contents(), {}, {}
     for serial in range(1, 1500):

@@ -1,4 +1,4 @@
-"""The mode of an arena is read as that of a file; whoever writes must be allowed to read."""
+"""The mode of an arena works like that of a file; a writer must be allowed to read."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What arenas may be, how much they may hold, and which go first."""
+"""Rules for arenas: names, sizes, quotas, and the order of eviction."""
 
 from dataclasses import replace
 
@@ -132,7 +132,7 @@ def test_layouts_have_a_limit_too(uid, has, size, is_allowed):
 
 
 def test_the_uids_of_one_range_have_one_share():
-    """Eve acts as any of 65,536 users."""
+    """One person may act as any of 65,536 users."""
     made = ArenaAccount(parse("eve:100000:65536\n").share_of)
     for number, uid in enumerate((100_001, 100_002)):
         one = arena(uid, number=number, layout_bytes=500)

@@ -22,7 +22,7 @@ def key(name: str) -> str:
 
 
 def incident(number, names, confidence=Confidence.SUSPECTED, settled=True, unknown=0, **facts) -> Incident:
-    """names: a letter each; the same letter twice is two processes of one key.  unknown: processes that nobody knows."""
+    """names: a letter for each process; a repeated letter is two processes of one key. unknown: unidentified processes."""
     processes = [ProcessId(number * 100 + index, 1) for index in range(len(names) + unknown)]
     parties = tuple(Party(process, 0, name) for process, name in zip(processes, names, strict=False))
     culprit = processes[0] if confidence in ACCUSED else None
@@ -103,7 +103,7 @@ def test_a_fault_within_a_group_clears_all_others_and_splits_it():
 @pytest.mark.parametrize("groups", [2, 3, 4])
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 13, 48])
 def test_rounds_are_bounded(count, groups):
-    """Wherever the culprit is: it faults each time, and all of its group are there."""
+    """For any culprit: it faults each time, and all of its group are present."""
     for guilty in range(count):
         blame, names = Blame(replace(SETTINGS, groups=groups)), [chr(ord("A") + index) for index in range(count)]
         blame.take(incident(1, names), 0.0)
@@ -255,11 +255,11 @@ def test_crash_loops_are_slowed_down(faults, later, pause):
         blame.take(proven(number, "a"), 1000.0)
         blame.take(incident(100 + number, "xy"), 1000.0)
     assert blame.pause(key("a"), 1000.0 + later) == pause
-    assert blame.pause(key("x"), 1000.0 + later) == 0.0  # suspicion slows nobody down
+    assert blame.pause(key("x"), 1000.0 + later) == 0.0  # suspicion alone delays no client
 
 
 def test_without_quarantine_nobody_is_convicted_or_placed_apart():
-    """What was decided before is kept, and in force when it is on again.  Crash loops are another setting."""
+    """Earlier decisions are kept, and take effect when it is on again. Crash loops have another setting."""
     blame = Blame(SETTINGS)
     blame.take(proven(1, "z"), 0.0)
     blame = Blame(replace(SETTINGS, quarantine=False), blame.state)
@@ -297,7 +297,7 @@ def test_one_that_is_given_the_state_goes_on():
 
 
 def test_other_settings_forget_nothing():
-    """Pardons, and which incidents are dealt with, are not part of its state."""
+    """Pardons, and the list of handled incidents, are not part of its state."""
     blame = Blame(SETTINGS)
     for each in (*NARROWED, proven(5, "x")):
         blame.take(each, 0.0)
@@ -311,7 +311,7 @@ def test_other_settings_forget_nothing():
 
 
 def test_what_is_remembered_is_bounded():
-    """Cases go before convictions, and those whose time is over before others."""
+    """Cases are dropped before convictions, and expired ones before others."""
     blame = Blame(SETTINGS)
     blame.take(proven(1, "a"), 0.0)
     blame.decay(3600.0)

@@ -1,4 +1,4 @@
-"""What mpsd takes on fits into the descriptors that it may open."""
+"""mpsd accepts only as much as its descriptors allow."""
 
 import pytest
 

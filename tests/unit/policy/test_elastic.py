@@ -115,7 +115,7 @@ def test_interactive_work_is_worth_more_than_batch_work() -> None:
 
 
 def test_a_share_dealt_to_others_is_not_counted_as_served() -> None:
-    """One comes back while the deal in force gives all to the other: there is something to gain."""
+    """One client returns while the current deal gives all to the other: a new deal gains something."""
     of = Group(100.0, [interactive(1, 50, held=(), starting=1), batch(2, 50, held=(100.0,), dealt=100.0)])
     assert deal(of, Elastic(cost_seconds=0.1))[1] == pytest.approx(50.0)
 

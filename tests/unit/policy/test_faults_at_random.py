@@ -27,7 +27,7 @@ ABSENT = [
 
 
 def one_fault(world: World) -> None:
-    """Of somebody, somewhere; sometimes two at once, sometimes a kill, sometimes the GPU."""
+    """A fault of a random client; sometimes two at once, sometimes a kill, sometimes the GPU."""
     random = world.random
     places = [each for each in world.places.values() if each.clients and not each.failed]
     if not places:
@@ -56,7 +56,7 @@ def one_fault(world: World) -> None:
 
 @pytest.mark.parametrize("seed", seeds(10, 10))
 def test_no_wrong_conviction_in_a_thousand_faults(seed):
-    """20 x 50 of them."""
+    """20 x 50 random faults."""
     world = World(seed, 4 + seed % 9, Sources(absent=ABSENT[seed % len(ABSENT)]), SETTINGS)
     for program in world.programs:
         for _ in range(1 + (world.random.random() < 0.3)):  # two processes of one key
@@ -68,7 +68,7 @@ def test_no_wrong_conviction_in_a_thousand_faults(seed):
     world.run(120.0)
     assert all(each.is_settled for each in world.incidents.values() if each.number in world.fusion._dossiers)
     assert not world.fusion._dossiers
-    assert len(world.incidents) > FAULTS / 4  # faults that somebody saw
+    assert len(world.incidents) > FAULTS / 4  # faults that some source reported
     assert len(world.blame.state.cases) <= MOST_CASES
     world.run(4 * 86_400.0)
     state = world.blame.state
@@ -122,7 +122,7 @@ def test_who_faults_each_time_is_convicted_within_the_bound(seed, groups):
         place, who = next((p, w) for p in world.places.values() for w, program in p.clients.items() if program is guilty)
         world.fault(place, who, SM)
         world.run(120.0)
-        seen += confirmed(world) > before  # the domain's own word of it can be lost
+        seen += confirmed(world) > before  # the domain's own report can be lost
         assert seen <= 1 + math.ceil(math.log(len(world.programs), groups)) + 1
     assert [each.key for each in world.convictions] == [guilty.party.key]
     world.run(10.0)

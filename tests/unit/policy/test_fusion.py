@@ -1,4 +1,4 @@
-"""Fusion: one fault is one incident, whatever its sources tell, lose or delay.  Every row of the tables in fusion.py."""
+"""Fusion: one fault is one incident, whatever its sources report, lose or delay. Every row of the tables in fusion.py."""
 
 from dataclasses import replace
 
@@ -64,7 +64,7 @@ def test_what_opens_an_incident(first, count):
     ids=["nvml", "45", "report", "end", "clean dump", "kernel log"],
 )
 def test_what_opens_nothing_waits_for_an_incident(early):
-    """And joins it, if it is of the same time."""
+    """It joins the incident, if their times match."""
     alike = replace(early, present=())
     assert alike in Room().hear(early, server_log(330)).one.evidence
     assert alike not in Room().hear(early, server_log(2200)).one.evidence
@@ -77,7 +77,7 @@ def test_what_waited_in_vain_is_dropped_and_counted():
 
 
 def test_an_xid_without_a_domain_joins_the_incident_that_fits():
-    """Two domains of one GPU fault at the same time: the class tells, then the time."""
+    """Two domains of one GPU fault at the same time: the class decides, then the time."""
     room = Room().hear(uvm(A, 0), seen(Source.VENDOR_LOG, 100, domain="d2", present=(D,), gpu=GPU), xid(13, 90, domain="d2"))
     room.hear(nvml(13, 91), nvml(31, 92), nvml(31, 92, gpu="GPU-b"))
     assert [each.xids for each in room.incidents.values()] == [(31,), (13,)]
@@ -116,7 +116,7 @@ def test_a_late_dump_does_not_convict_in_the_incident_after_its_own():
 
 
 def test_a_dump_of_somebody_who_was_not_there_says_that_it_was_not_known_who_was():
-    """Somebody seemed to be alone, and another of the domain has the exception."""
+    """One client seemed to be alone, and another one of the domain has the exception."""
     room = Room().hear(server_log(15, present=(A,)))
     assert room.one.confidence is ALONE
     room.hear(dump(B, 400, present=(A,)))
@@ -135,7 +135,7 @@ def test_a_dump_is_believed_where_it_was_not_known_who_was_there():
 
 
 def test_the_first_seconds_of_mpsd_accuse_nobody_without_proof():
-    """Who has gone before it began to look is not known."""
+    """Clients that left before mpsd began to watch are unknown."""
     for began_ms, confidence in ((-5999, UNKNOWN), (-6001, ALONE)):
         fusion = Fusion(1, lambda ns: 0.0, since_ns=at(began_ms))
         (found,) = fusion.take(server_log(0, present=(A,)), at(1))
@@ -175,7 +175,7 @@ def test_what_was_seen_before_servers_were_renewed_is_not_of_the_new_ones():
 
 
 def test_a_late_first_word_of_a_fault_accuses_nobody():
-    """Who is there when it comes need not have been there."""
+    """The clients present when it arrives need not have been present at the fault."""
     room = Room().recover(500).hear(server_log(400, present=(C,)), late_ms=300)
     assert (room.one.confidence, room.one.culprit, room.one.victims) == (UNKNOWN, None, ())
     assert Room().hear(server_log(0, present=(C,)), late_ms=4100).one.confidence is UNKNOWN
@@ -196,7 +196,7 @@ def test_what_goes_on_while_servers_are_not_renewed_is_of_the_same_fault():
 
 
 def test_a_contained_fault_does_not_swallow_the_next_one():
-    """Its domain goes on, and somebody else faults there ten seconds later."""
+    """Its domain continues, and another client faults there ten seconds later."""
     room = Room().hear(kmod(A), server_log(10_000, present=(B, C)))
     assert [(each.culprit, each.suspects) for each in room.incidents.values()] == [(A, ()), (None, (B, C))]
 
@@ -221,7 +221,7 @@ def test_nor_does_it_make_anybody_doubt_the_next_fault_there():
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["proof first", "Xid first"])
 def test_the_gpu_is_taken_from_what_tells_it_alone(order):
-    """A domain of two GPUs does not tell which one, and the process that an Xid names may have gone."""
+    """A domain of two GPUs does not show which one, and the process that an Xid names may have gone."""
     heard = [uvm(A, 100), nvml(31, 126)]
     assert Room().hear(*(heard[each] for each in order)).one.gpu == GPU
 
@@ -304,7 +304,7 @@ def test_everything_is_bounded():
         room.hear(server_log(number, domain=f"d{number}"), nvml(31, number + 0.5, gpu="GPU-z"), report(D, number, domain="x"))
     assert len(room.fusion._dossiers) == MOST_OPEN
     assert room.fusion.dropped > 0
-    assert sum(each.is_settled for each in room.incidents.values()) == 1000 - MOST_OPEN  # nobody waits for them for ever
+    assert sum(each.is_settled for each in room.incidents.values()) == 1000 - MOST_OPEN  # none of them waits for ever
     room = Room()
     for number in range(1000):
         room.hear(server_log(number / 10), clean(ProcessId(number, 1), number / 10))

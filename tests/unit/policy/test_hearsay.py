@@ -1,4 +1,4 @@
-"""What a line of a vendor's log is worth before something else says the same."""
+"""The weight of a line in a vendor's log before another source confirms it."""
 
 import pytest
 

@@ -35,7 +35,7 @@ PRECISION = [PID, BY_TOKEN, DEEP, SLICE, USER]  # the most precise first
 
 @pytest.mark.parametrize("number", range(len(PRECISION)))
 def test_the_most_precise_lease_wins(number: int) -> None:
-    """Whichever are there besides, older and newer."""
+    """With any other leases, older and newer."""
     rest = PRECISION[number:]
     for ordered in (rest, rest[::-1]):
         leases = [lease(place, selector) for place, selector in enumerate(ordered, 1)]
@@ -74,7 +74,7 @@ def test_what_names_somebody_else_is_not_its_lease(selector: Selector) -> None:
 
 @pytest.mark.parametrize("selector", [*PRECISION, BY_NAME])
 def test_a_users_lease_serves_that_user_alone(selector: Selector) -> None:
-    """Nobody can pull another's client into a lease, and nobody can use another's token."""
+    """A user can neither pull another user's client into a lease, nor use another user's token."""
     assert match(CLIENT, [lease(1, selector, owner=BOB)]) is None
     assert match(CLIENT, [lease(1, selector, owner=ALICE)]) is not None
 
@@ -93,7 +93,7 @@ def test_a_name_given_by_the_user_serves_no_operators_lease() -> None:
 
 
 def test_a_process_that_cannot_be_seen_has_no_lease() -> None:
-    """Nobody would notice its end, and its part would never be free again."""
+    """mpsd would not notice its end, and its part would never be free again."""
     assert match(Identity(None, ALICE, token=TOKEN), [lease(1, USER), lease(2, BY_TOKEN)]) is None
 
 
@@ -130,7 +130,7 @@ SELECTORS = st.one_of(
 
 
 def precision(selector: Selector) -> tuple[int, int]:
-    """As the table of the page says it, looked up one by one."""
+    """Look up the precision in the table of the page."""
     depth = {"/system.slice": 1, SCOPE: 2, CONTAINER: 2, f"{SCOPE}/inner": 3, "inner": 3}
     return list(SelectorKind).index(selector.kind), -depth.get(selector.value, 0)
 

@@ -1,4 +1,4 @@
-"""Which directories mpsd relies on: one row for each rule, and what is said of the others."""
+"""The directories that mpsd relies on: one row for each rule, and the message for each of the others."""
 
 import stat
 

@@ -147,7 +147,7 @@ FULL = domains_of(on(A), on(A, B), on(A, C))
     ],
 )  # fmt: skip
 def test_the_bound_is_of_each_gpu_whatever_else_its_domains_use(domains, gpus, expected):
-    """It was of each set of GPUs: of 8 GPUs there are 255."""
+    """The bound was for each set of GPUs: 8 GPUs have 255 sets."""
     assert place(Ask(99, gpus), domains, RULES) == expected
 
 
@@ -163,7 +163,7 @@ SETS = st.sampled_from([on(A), on(B), on(A, B), on(A, C), on(A, B, C)])
 
 @given(st.lists(st.tuples(SETS, st.integers(1, 4), st.booleans()), max_size=60))
 def test_however_clients_ask_no_gpu_has_more_domains_than_the_bound(asks):
-    """Each gets a domain of its own while there is room; some end at once and leave an empty one.  One more may be ending."""
+    """Each gets a domain of its own while the GPU has room; some end at once and leave an empty one. One more may be ending."""
     domains, number, rules = [view("d1", gpus=on(A, B, C))], 1, Rules(3)
     for gpus, uid, ends in asks:
         decision = place(Ask(uid, gpus, key=f"own:{number}"), domains, rules)
@@ -182,7 +182,7 @@ def test_however_clients_ask_no_gpu_has_more_domains_than_the_bound(asks):
 
 
 def closed(state, **facts):
-    """Six domains of user 7, all in this state."""
+    """Return six domains of user 7, all in this state."""
     return [replace(each, state=state, **facts) for each in TWO_LEFT[:6]]
 
 

@@ -1,4 +1,4 @@
-"""Who gets a place, where users take all they can get."""
+"""The distribution of places among users who take all they can get."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A key spends its burst and then its rate; everything beyond is counted, whoever caused it."""
+"""A key spends its burst and then its rate; events beyond that are counted, for every key."""
 
 from mpsd.policy.rates import OTHERS, Rate, Rates
 

@@ -1,4 +1,4 @@
-"""What is done about an incident: the table of response.py, row by row, and what must not be done."""
+"""Reactions to an incident: the table of response.py, row by row, and the reactions that are forbidden."""
 
 from dataclasses import replace
 
@@ -32,12 +32,12 @@ def device(number, text=""):
 
 
 def contained(process=A, **facts):
-    """By the module."""
+    """Return an incident contained by the module."""
     return Observation(Source.KMOD, 0, FaultClass.MMU, process=process, **{"is_proof": True, "is_contained": True} | facts)
 
 
 def told(process=A, source=Source.KMOD):
-    """STOPPED or GONE, if it is the module's."""
+    """Return STOPPED or GONE, if the module reported it."""
     return Observation(source, 0, process=process)
 
 
@@ -85,7 +85,7 @@ def test_what_is_done(of, settings, is_alive, expected):
 
 @pytest.mark.parametrize(("of", "settings", "is_alive", "expected"), ROWS)
 def test_nothing_is_done_twice(of, settings, is_alive, expected):
-    """Whatever came of it."""
+    """Regardless of the outcome."""
     assert plan(replace(of, revision=9), settings, frozenset(expected), lambda process: is_alive) == ()
 
 

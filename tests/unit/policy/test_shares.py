@@ -76,7 +76,7 @@ MEMBERS = st.lists(
 
 @given(MEMBERS)
 def test_a_deal_adds_up_to_what_is_reserved(members: list[Member]) -> None:
-    """To all of it, unless whole GPUs would be exceeded; so the sum stays constant whoever comes and goes."""
+    """The deal gives out all of it, unless whole GPUs would be exceeded; so the sum stays constant as clients come and go."""
     of = group(*(replace(member, lease_id=number) for number, member in enumerate(members)))
     shares = deal_by_presence(of)
     present = [member for member in of.members if member.present]

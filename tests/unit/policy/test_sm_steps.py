@@ -1,4 +1,4 @@
-"""SMs come in steps: what a share gives, what a lease of it reserves, and what is left for one that reserves none."""
+"""SMs come in steps: the SMs of a share, the reservation of its lease, and the rest for leases without a reservation."""
 
 from dataclasses import replace
 

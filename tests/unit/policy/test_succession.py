@@ -1,4 +1,4 @@
-"""Who serves and who comes next: the table of succession.py, and every event in every phase."""
+"""The active and its successor: the table of succession.py, and every event in every phase."""
 
 from dataclasses import replace
 
@@ -42,17 +42,17 @@ READY, WARMING, FAULTED, SILENT = Standing.READY, Standing.WARMING, Standing.FAU
 
 
 def service(phase: Phase, b: Standing = READY, c: Standing = WARMING, **facts: object) -> Service:
-    """A writes, or is about to, or did; B stands by, C comes after it; each in a domain of its own."""
+    """A writes, is about to, or did; B stands by, C joins after it; each in a domain of its own."""
     members = (Member(A, "a", 0, READY), Member(B, "b", 1, b), Member(C, "c", 2, c))
     deadline = None if phase in (Phase.IDLE, Phase.SERVING) else NOW
     made = Service(phase, members, None if phase is Phase.IDLE else A, deadline=deadline)
-    if phase is Phase.IDLE:  # since nobody is ready
+    if phase is Phase.IDLE:  # since no standby is ready
         made = replace(made, members=tuple(replace(each, standing=WARMING) for each in members))
     return replace(made, **facts)  # type: ignore[arg-type]
 
 
 REFUSED = "refused"
-# Phase by phase: after which event, which phase, and what is decided.  Elapsed: the deadline has come, if there is one.
+# By phase: after which event, which phase, and which decision. Elapsed: the deadline has come, if one is set.
 EVENTS = {
     "a third one joins": Joined(STRANGER, "d"),
     "one joins again": Joined(B, "b"),
@@ -317,7 +317,7 @@ def test_nobody_but_who_was_told_to_begin_is_postponed(phase: Phase) -> None:
 
 
 def handed_over(of: Service, to: ProcessId, at: float) -> Service:
-    """By one that lets go, and warms again."""
+    """Handed over by a member that yields, and warms again."""
     assert of.writer is not None
     let_go = of.writer
     for event in (Ready(to), Asked(to), Fenced(let_go), Promoted(to), Ready(let_go)):

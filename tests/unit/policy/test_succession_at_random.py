@@ -42,7 +42,7 @@ STEPS = 400
 
 @dataclass
 class Process:
-    """As it really is, whatever the service believes."""
+    """The true state of a process, whatever the service assumes."""
 
     domain: str
     is_alive: bool = True
@@ -106,7 +106,7 @@ class World:
         self.served += self.service.phase is Phase.SERVING
 
     def pass_time(self, seconds: float) -> None:
-        """What is due happens, in its order; a timer is set to the service's deadline."""
+        """Let due events happen, in order; a timer is set to the service's deadline."""
         until = self.at + seconds
         while True:
             due = [when for when, _ in self.coming if when <= until]
@@ -144,7 +144,7 @@ class World:
             self.tell(Silent(process))
         elif what == "ready" and self.processes[process].is_alive:
             self.tell(Ready(process))
-        elif what == "lie":  # what a process says may be late, or about itself and wrong
+        elif what == "lie":  # a process's report may be late, or wrong about itself
             self.tell(self.chance.choice([Promoted, Failed])(process))
         elif what == "early":
             self.tell(Elapsed())
@@ -169,7 +169,7 @@ def test_never_do_two_processes_write(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(10, 30))
 def test_when_all_is_quiet_somebody_serves(seed: int) -> None:
-    """Whatever came before: with standbys that stay well, the service is served within the time that its limits allow."""
+    """After any history: with standbys that stay healthy, a member serves within the time that the limits allow."""
     world = World(random.Random(1000 + seed))
     for _ in range(60):
         if not world.processes or world.chance.random() < 0.3:

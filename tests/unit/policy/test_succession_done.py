@@ -1,4 +1,4 @@
-"""Who serves and who comes next where a service's work has an end: after that, nobody follows."""
+"""The active and its successor if a service's work has an end: after that, no member follows."""
 
 import pytest
 

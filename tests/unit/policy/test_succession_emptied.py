@@ -1,4 +1,4 @@
-"""Who serves and who comes next where the vault has lost what was in the arena: who serves has it, and nobody else."""
+"""The active and its successor if the vault has lost the arena's contents: only the active still has them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whose share a uid counts against."""
+"""The user that a uid's share counts against."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def test_the_innermost_range_is_the_one_that_begins_last(ranges: list[tuple[int,
 
 
 class Counted(int):
-    """A uid that counts how often it is compared."""
+    """A uid that counts its comparisons."""
 
     comparisons = 0
 

@@ -1,4 +1,4 @@
-"""What the evidence of one incident says: every row of the tables in verdict.py."""
+"""The verdict on the evidence of one incident: every row of the tables in verdict.py."""
 
 import pytest
 
@@ -122,7 +122,7 @@ VERDICTS = [
 @pytest.mark.parametrize("backwards", [False, True], ids=["in order", "the last first"])
 @pytest.mark.parametrize(("evidence", "fault_class", "culprit", "confidence"), VERDICTS)
 def test_what_the_evidence_of_a_domain_says(evidence, fault_class, culprit, confidence, backwards):
-    """Whatever order it came in: sources are late."""
+    """In any order: sources are late."""
     room = Room()
     order = sorted(evidence, key=lambda each: each.seen_ns, reverse=backwards)
     for each in order:
@@ -136,7 +136,7 @@ def test_what_the_evidence_of_a_domain_says(evidence, fault_class, culprit, conf
 
 
 def test_everything_of_one_fault_is_one_incident_with_its_place():
-    """The out-of-bounds access of FACTS, from all sources, and what people read of it."""
+    """The out-of-bounds access of FACTS, from all sources, and the resulting text."""
     room = Room().hear(uvm(A), report(A, 3), nvml(31), xid(31, process=B), report(B, 200), server_log(210), clean(B), clean(C))
     found = room.one
     assert (found.culprit, found.victims, found.suspects) == (A, (B, C), ())
@@ -206,7 +206,7 @@ def test_a_verdict_is_the_same_whatever_order_its_evidence_has():
     ],
 )
 def test_dumps_clear_only_among_clients_of_one_owner(party_of, confidence):
-    """Who makes up a dump without an exception would else convict another user's client, by clearing itself."""
+    """A client that forged a dump without an exception could otherwise convict another user's client, by clearing itself."""
     found = Room(party_of).hear(xid(13, 15), server_log(), clean(B), clean(C)).one
     assert (found.culprit, found.confidence) == (A if confidence is LEFT else None, confidence)
     assert set(found.suspects) == (set() if confidence is LEFT else {A, B, C})

@@ -8,7 +8,7 @@ from mpsd.fault import FaultClass
 from mpsd.policy.xids import CONSEQUENCE, ENDS_SERVER, XIDS, meaning_of, must_drain
 
 MEASURED = {13, 31, 43}  # FACTS: after these every client of the vendor's server was lost
-# Those whose immediate action in NVIDIA's catalog is a reset of the GPU or a restart of the machine.
+# Xids with a reset of the GPU or a restart of the machine as immediate action in NVIDIA's catalog.
 RESETS = {46, 54, 62, 64, 79, 95, 109, 110, 119, 120, 136, 140, 143, 151}
 
 

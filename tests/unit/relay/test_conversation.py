@@ -1,4 +1,4 @@
-"""A conversation with a domain whose vendor daemon has died before anybody else knows."""
+"""A conversation with a domain after the unnoticed death of its vendor daemon."""
 
 import socket
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from mpsd.relay.progress import Track
 
 
 class DeadControl:
-    """Of a vendor daemon that has died: nobody listens at its path."""
+    """The socket of a dead vendor daemon: no process listens at its path."""
 
     def socket_path(self, name):
         return f"/nonexistent/{name}"
@@ -29,7 +29,7 @@ class DeadControl:
 
 
 class NobodyApart:
-    """Nobody is kept apart, or has to wait, because of faults."""
+    """Never keeps a client apart, or makes it wait, because of faults."""
 
     def key_of(self, process: ProcessId, is_grouped: bool = False) -> str:
         return ""
@@ -43,7 +43,7 @@ class NobodyApart:
 
 
 class OpenAdmission:
-    """Lets everybody in, without limits."""
+    """Admits all clients, without limits."""
 
     def grant_of(self, process):
         return None
@@ -53,7 +53,7 @@ class OpenAdmission:
 
 
 class HopefulPool:
-    """Places everybody in the one domain until somebody tells it of the death."""
+    """Places all clients in the one domain until the test reports its death."""
 
     gpus = ()
     is_stopping = False

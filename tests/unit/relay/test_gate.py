@@ -1,4 +1,4 @@
-"""Who may speak with a vendor daemon, and in which order."""
+"""The clients that may talk to a vendor daemon, and their order."""
 
 import trio
 import trio.testing

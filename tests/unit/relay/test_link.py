@@ -123,7 +123,7 @@ async def test_descriptors_from_a_domain_end_the_way_back(ends):
 
 
 async def test_when_the_domain_ends_the_client_is_not_told_by_the_link(ends):
-    """Closed, it would run without MPS: whether to tell it is decided by who knows why the domain ended."""
+    """Closed, it would run without MPS: the code that knows why the domain ended decides what the client gets."""
     async def talk(client, domain):
         client.send(b"hello")
         await message.receive(domain)
@@ -137,7 +137,7 @@ async def test_when_the_domain_ends_the_client_is_not_told_by_the_link(ends):
 
 
 async def test_another_domain_is_brought_to_the_same_point(ends):
-    """What the first one heard is said again, what it said is not passed on twice."""
+    """The client's messages are sent again, and the domain's repeated answers are not passed on twice."""
     client, link_client, link_domain, domain = ends
     link = Link(link_client, PRIVILEGED)
     async with trio.open_nursery() as nursery:
@@ -166,7 +166,7 @@ async def test_a_domain_that_says_something_else_is_not_the_same_conversation(en
 
 
 async def test_a_domain_is_freed_of_a_client_that_keeps_it_waiting(ends, autojump_clock):
-    """A vendor daemon waits for one silent peer without limit, and serves nobody meanwhile."""
+    """A vendor daemon waits for one silent peer without limit, and serves no other meanwhile."""
     client, link_client, link_domain, domain = ends
     link = Link(link_client, PRIVILEGED)
     domain.send(b"greeting")
@@ -177,7 +177,7 @@ async def test_a_domain_is_freed_of_a_client_that_keeps_it_waiting(ends, autojum
 
 
 async def test_words_that_freeze_a_domain_are_as_bad_as_silence(ends, autojump_clock):
-    """A vendor daemon that makes nothing of what it heard waits for more, and answers nobody meanwhile."""
+    """A vendor daemon that does not understand a message waits for more, and answers no other client meanwhile."""
     client, link_client, link_domain, _ = ends
     link = Link(link_client, PRIVILEGED)
     client.send(b"junk")
@@ -185,7 +185,7 @@ async def test_words_that_freeze_a_domain_are_as_bad_as_silence(ends, autojump_c
 
 
 async def test_a_domain_may_keep_its_client_waiting(ends, autojump_clock):
-    """A server has to start, or another user's clients have to finish: others may speak with the domain meanwhile."""
+    """A server has to start, or another user's clients have to finish: others may talk to the domain meanwhile."""
     client, link_client, link_domain, _ = ends
     link = Link(link_client, PRIVILEGED)
     asked = trio.Event()
@@ -249,7 +249,7 @@ def send_lingering(client):
         fd = sent.enter_context(lingering())
         socket.send_fds(client, [b"words"], [fd])
         os.close(fd)
-        return sent.pop_all()  # until its end nobody reads what it has to send
+        return sent.pop_all()  # until its end the link does not read the peer's messages
 
 
 async def test_what_was_never_read_keeps_nobody_waiting(ends):

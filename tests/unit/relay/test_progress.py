@@ -1,4 +1,4 @@
-"""What the next mpsd can know of a connection: that it is fresh, whole, or torn."""
+"""The state of a connection that the next mpsd can know: fresh, whole, or torn."""
 
 import os
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_slots_are_shared_by_nobody_and_used_again(tmp_path: Path) -> None:
 
 
 def test_the_next_mpsd_keeps_the_slots_of_the_connections_that_are_left(tmp_path: Path) -> None:
-    """Also when it is allowed fewer connections, and whatever numbers the keeper gives it."""
+    """Also if it is allowed fewer connections, and for any numbers from the keeper."""
     first = Progress(tmp_path / "progress", 4)
     left = [first.begin().slot for _ in range(3)]
     second = Progress(tmp_path / "progress", 2)
@@ -60,7 +60,7 @@ def test_the_next_mpsd_keeps_the_slots_of_the_connections_that_are_left(tmp_path
 
 @pytest.mark.parametrize("before", [None, 0, 4096], ids=["no file", "an empty one", "a part of one"])
 def test_a_disk_that_is_full_later_ends_nobody(tmp_path: Path, before: int | None) -> None:
-    """All of the file has its place from the beginning: a store to a page that the disk has no room for is a SIGBUS."""
+    """The file's blocks are allocated from the beginning: a store to a page without disk space would be a SIGBUS."""
     path = tmp_path / "progress"
     if before is not None:
         path.touch()

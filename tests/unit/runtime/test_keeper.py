@@ -104,7 +104,7 @@ def test_without_a_keeper_connections_are_accepted_all_the_same(client, listener
     with client.accept(listener, "client.1.control").sock as end:
         end.send(b"hello")
         assert visitor.recv(100) == b"hello"
-    client.open()  # there is one to stop
+    client.open()  # so that a keeper runs
 
 
 def test_what_was_dropped_is_closed(client):
@@ -151,7 +151,7 @@ async def test_its_death_is_noticed_and_another_one_started(client):
 
 
 async def test_the_event_loop_goes_on_while_a_successor_is_sought(short_dir, monkeypatch):
-    """Whoever listens at its socket, and says nothing, has a few seconds."""
+    """A process that listens at its socket, and does not answer, has a few seconds."""
     monkeypatch.setattr("mpsd.runtime.keeper._SECONDS", 0.5)
     client = KeeperClient(PROGRAM, short_dir / "keeper", 64)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:

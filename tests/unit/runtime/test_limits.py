@@ -13,7 +13,7 @@ def table_size() -> int:
 
 
 def in_a_child(wanted: int) -> int:
-    """How large the kernel's table of its descriptors is afterwards: a table that is shared by threads grows slowly."""
+    """Return the size of the kernel's descriptor table in a child afterwards: a table that threads share grows slowly."""
     read, write = os.pipe()
     if not (pid := os.fork()):
         try:

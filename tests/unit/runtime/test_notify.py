@@ -1,4 +1,4 @@
-"""systemd and the front end are told what they expect, and their absence harms nobody."""
+"""systemd and the front end get the expected messages, and mpsd works without them."""
 
 import os
 import socket
@@ -89,5 +89,5 @@ def test_a_front_end_that_is_gone_harms_nobody() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     answer_ready(writer, 0)
-    answer_ready(writer, 0)  # and a descriptor that is none any more
+    answer_ready(writer, 0)  # and a descriptor that is no longer valid
     answer_ready(None, 0)

@@ -1,4 +1,4 @@
-"""What is made in the pipe directory takes the place of whatever lies there, and follows nothing."""
+"""New files in the pipe directory replace existing ones, and follow no links."""
 
 import os
 import shutil
@@ -80,7 +80,7 @@ def test_nobody_reaches_a_socket_before_it_has_its_mode(pipe: PipeDirectory, mon
 def test_a_link_in_the_place_of_a_new_socket_is_not_given_its_mode(
     place: Path, pipe: PipeDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever could remove the socket: the race of bind and chmod."""
+    """A user who can remove the socket could do that: the race of bind and chmod."""
     set_mode = sockets._set_mode
 
     def too_late(directory: int, name: str, mode: int) -> None:
@@ -111,7 +111,7 @@ def test_what_is_no_file_reads_as_empty(kind: str, place: Path, pipe: PipeDirect
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_systemd_tidies_an_open_one_not(is_open: bool, place: Path) -> None:
-    """tmpfiles.d(5): what is locked is left alone.  Sockets there are not known to it by their names."""
+    """tmpfiles.d(5): a locked directory is left alone. It does not recognise the sockets there by their names."""
     if not shutil.which("systemd-tmpfiles"):
         pytest.skip("no systemd-tmpfiles here; apt-get install systemd")
     path = place / "tmp" / "pipe"

@@ -1,4 +1,4 @@
-"""What programs find mpsd by is made anew, once it was there, and that it was missing is said."""
+"""The files by which programs find mpsd are made again when they are removed, and the loss is logged."""
 
 import shutil
 from pathlib import Path

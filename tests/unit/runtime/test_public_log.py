@@ -17,7 +17,7 @@ def told() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def log(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Iterator[PublicLog]:
-    """Tries again at each line."""
+    """Return a log that tries again at each line."""
     monkeypatch.setattr(public_log, "_AGAIN_SECONDS", 0.0)
     made = PublicLog(tmp_path / "log", "/pipe", False, lambda event, **facts: told.append({"event": event, **facts}))
     yield made
@@ -25,7 +25,7 @@ def log(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPa
 
 
 def block(directory: Path) -> None:
-    """Where it was, there is a file."""
+    """Replace the directory by a file."""
     for file in directory.iterdir():
         file.unlink()
     directory.rmdir()

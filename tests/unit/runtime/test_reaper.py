@@ -1,4 +1,4 @@
-"""Collecting the dead: orphans at once, whoever is nobody's at the second look, and nobody whom somebody waits for."""
+"""Collecting dead processes: orphans at once, unknown ones at the second look, and none that another task waits for."""
 
 import subprocess
 import sys
@@ -38,6 +38,6 @@ assert (reap_all(), children()) == (1, [])
 
 
 def test_who_is_collected_and_when(tmp_path: Path) -> None:
-    """In a process of its own: this one's children are pytest's."""
+    """In a process of its own: the children of this one are pytest's."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=20, check=False)
     assert (done.returncode, done.stderr) == (0, "")

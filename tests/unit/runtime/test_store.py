@@ -1,4 +1,4 @@
-"""What a restarted mpsd finds."""
+"""The stored data that a restarted mpsd finds."""
 
 import sqlite3
 
@@ -68,7 +68,7 @@ def test_a_file_that_is_no_database_is_refused_and_what_to_do_is_said(path):
 @pytest.mark.parametrize("damage", [bytes(4096), b"\xff" * 4096], ids=["zeros", "ones"])
 @pytest.mark.parametrize("page", [1, 3])
 def test_so_is_one_with_a_damaged_page(path, page, damage):
-    """At the start, and not by whoever reads it first."""
+    """At the start, and not at the first read."""
     store = SqliteStore(path)
     store.save_domain("default", 1, ["GPU-a"], True)
     store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -21,7 +21,7 @@ GPUS = ("GPU-a",)
 
 
 class Vendor:
-    """A vendor daemon that does as it is told."""
+    """A vendor daemon that the test controls."""
 
     is_exposed = True
 
@@ -35,7 +35,7 @@ class Vendor:
 
 
 class Room:
-    """One domain whose list is the test's; what is published about it."""
+    """One domain with a list that the test chooses, and the events published about it."""
 
     def __init__(self, is_ended: bool) -> None:
         self.vendor = Vendor()
@@ -49,7 +49,7 @@ class Room:
         self.events.append((topic, facts["pid"]))
 
     async def listed(self, *pids: int) -> None:
-        """Its server's answer, and the look after it."""
+        """Report the server's answer, and run the check after it."""
         view = ServerView(SERVER, 0, "ACTIVE", pids, "default", GPUS)
         self.domain._believe({SERVER: view}, trio.current_time())
         await self.strangers.look(self.domain)
@@ -105,7 +105,7 @@ async def test_one_that_was_gone_between_begins_anew(
 
 
 async def test_an_ended_process_is_nobody(autojump_clock: trio.testing.MockClock) -> None:
-    """Nor is ours, which stands for clients that have no pid here."""
+    """mpsd's own pid, which stands for clients without a pid here, is ignored too."""
     room = Room(True)
     for _ in range(2):
         await room.listed(999_999_902, os.getpid())

@@ -1,4 +1,4 @@
-"""What the logs of databases have is brought into them beside the work, and not by whoever commits."""
+"""Database logs are checkpointed by a thread, and not by the committing task."""
 
 import os
 import sqlite3
@@ -35,7 +35,7 @@ def write(database: sqlite3.Connection, pages: int) -> None:
 
 
 def stored(path: Path) -> int:
-    """Bytes of the file itself, and not of its log."""
+    """Return bytes of the file itself, and not of its log."""
     return path.stat().st_size
 
 
@@ -87,7 +87,7 @@ async def test_what_was_written_is_brought_in_after_a_while_and_once(
 
 
 async def pass_(clock: trio.testing.MockClock, is_done: Callable[[], bool]) -> None:
-    """So long as one round takes; what a thread does takes real time besides."""
+    """Wait for one round; the thread's work takes real time in addition."""
     await trio.testing.wait_all_tasks_blocked()
     clock.jump(SECONDS)
     until = time.monotonic() + 5

@@ -1,4 +1,4 @@
-"""A client of one test's own, and a place for what is told of it."""
+"""A client for each test, and a place for the observations about it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""A program that stands in for a simulated client: it has the files that show its VA space, and does as it is told.
+"""A program that stands in for a simulated client: it has the files that show its VA space, and obeys commands.
 
-One command a line on standard input, one answer a line.  Its own `layout` is written here once more, by hand: a test that used
-mpsd's could not find it wrong.
+One command a line on standard input, one answer a line. Its own `layout` repeats mpsd's by hand: a test that used mpsd's
+could not find errors in it.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ class Client:
         self.descriptors: list[int] = []
 
     def open(self) -> None:
-        """As cuInit does."""
+        """Open the files as cuInit does."""
         self.folder.mkdir(exist_ok=True)
         space, events, control = (self.folder / f"{os.getpid()}.{kind}" for kind in ("space", "events", "control"))
         for path in (space, events, control):
@@ -35,7 +35,7 @@ class Client:
         self.descriptors.append(os.open(control, os.O_RDWR | os.O_CREAT, 0o600))
 
     def register(self) -> None:
-        """As a context does."""
+        """Register as a context does."""
         self.write("<I", 12, 1)
 
     def write(self, layout: str, offset: int, *values: int) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of the UVM part share: a client to tell what to do, a place for observations, a space that answers as told."""
+"""Fixtures of the UVM tests: a client that obeys, a place for observations, a VA space that answers as set."""
 
 import fcntl
 import os
@@ -47,13 +47,13 @@ class FakeClient:
         return self._child.stdout.readline().strip()
 
     def begin(self) -> "FakeClient":
-        """As after cuInit and with a context."""
+        """Bring it to the state after cuInit, with a context."""
         self.ask("open")
         self.ask("register")
         return self
 
     def end(self, words: str = "exit 0") -> None:
-        """By itself; collected by nobody yet."""
+        """End by itself, not collected yet."""
         assert self._child.stdin
         self._child.stdin.write(words + "\n")
 
@@ -61,7 +61,7 @@ class FakeClient:
         self._child.kill()
 
     def wait_for_end(self) -> None:
-        """Leaves it a zombie."""
+        """Wait for the end of the process, which stays a zombie."""
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
     def collect(self) -> None:
@@ -73,7 +73,7 @@ class FakeClient:
 
     @property
     def is_held(self) -> bool:
-        """Whether its VA space lives: somebody has the lock."""
+        """Return whether its VA space lives: another process has the lock."""
         with self.space.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,7 +99,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 @dataclass
 class Told:
-    """Takes observations."""
+    """Receives observations."""
 
     observations: list[Observation] = field(default_factory=list)
 

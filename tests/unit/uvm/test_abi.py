@@ -1,4 +1,4 @@
-"""The driver's bytes: golden ones from an H200, and whatever else may be in memory that others write."""
+"""The driver's bytes: golden ones from an H200, and arbitrary contents of memory that other processes write."""
 
 import struct
 

@@ -97,7 +97,7 @@ async def test_the_shield_comes_with_the_context(tmp_path: Path, client: FakeCli
 
 
 async def test_a_context_that_comes_much_later_wakes_it(tmp_path: Path, client: FakeClient, told: Told, mock_clock) -> None:
-    """It comes by a connection: nobody has to look all the time."""
+    """A connection announces it, so that no polling is needed."""
     made = attachments(tmp_path, told, in_thread=directly)
     client.ask("open")
     async with trio.open_nursery() as nursery:
@@ -179,7 +179,7 @@ async def test_what_a_client_closes_is_let_go(tmp_path: Path, client: FakeClient
 
 
 async def test_clients_of_an_earlier_mpsd_are_attached_anew(tmp_path: Path, client: FakeClient, told: Told) -> None:
-    """What that one laid is not touched, and known for what it is."""
+    """mpsd recognises the mappings of the previous mpsd and leaves them."""
     client.begin()
     for shield in (ShieldState.ON, ShieldState.KEPT):
         made = attachments(tmp_path, told)

@@ -1,4 +1,4 @@
-"""Other processes' descriptors: found, duplicated, and what an operator is told where that cannot be."""
+"""Descriptors of other processes: found, duplicated, and the operator's message if that is impossible."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ OPENER = "import os,sys; f=[os.open(sys.argv[1], os.O_RDONLY) for _ in range(int
 
 @pytest.fixture
 def opener(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, int]]:
-    """A process with one file open ten times."""
+    """Return a process with one file open ten times."""
     path = tmp_path / "file"
     path.write_text("what it holds")
     child = subprocess.Popen(
@@ -101,7 +101,7 @@ inspector.close()
 
 @pytest.mark.root
 def test_another_user_may_not(opener: tuple[subprocess.Popen[str], Path, int]) -> None:
-    """In a process of its own, which is given away."""
+    """In a process of its own, which changes its user."""
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
         [sys.executable, "-c", NOBODY, str(opener[0].pid)], cwd=root, capture_output=True, text=True, check=False

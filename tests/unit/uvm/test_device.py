@@ -1,5 +1,5 @@
-"""The real devices, as far as a machine without them can show it: what is not the driver's is not touched, what it does not
-answer is said, and a queue is read as the kernel writes it."""
+"""The real devices, as far as a machine without them allows: mpsd leaves other files alone, reports missing answers, and reads
+a queue as the kernel writes it."""
 
 import mmap
 import os
@@ -53,7 +53,7 @@ def test_without_the_device_that_is_said(path: Path) -> None:
 
 
 def test_a_file_that_only_has_the_name_is_left_alone(tmp_path: Path) -> None:
-    """Its owner might keep whoever asks it anything waiting for ever."""
+    """Its owner might make every call on it block for ever."""
     (tmp_path / "null").write_text("")
     assert spaces_of(Devices(INSPECTOR, NULL, control=FULL), tmp_path / "null", FULL) == []
 
@@ -154,7 +154,7 @@ def test_whatever_is_in_its_memory_is_bounded(put: int, entry: bytes, lost: int)
     taken = queue.take()
     assert (len(taken.events) < abi.QUEUE_ENTRIES, taken.lost) == (True, lost)
     struct.pack_into("<Q", kernel.control, 16, 0)
-    assert queue.take() == Taken()  # a counter that goes back is no loss
+    assert queue.take() == Taken()  # a counter that goes back is not a loss
     queue.close()
 
 

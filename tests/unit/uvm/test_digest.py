@@ -1,4 +1,4 @@
-"""What the events of a client become: one line, with proof where there is proof."""
+"""The events of a client become one observation, with proof if they contain proof."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The end of a client: held as long as it helps somebody, and let go then."""
+"""The end of a client: its descriptors are held as long as that helps a co-runner, and closed then."""
 
 import threading
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ async def test_one_that_was_killed_is_let_go_at_once_where_holding_helps_nobody(
         await until(lambda: made.count == 0)
         assert not client.is_held
         nursery.cancel_scope.cancel()
-    assert len(told.observations) == (why == "faulted")  # what it did last is told
+    assert len(told.observations) == (why == "faulted")  # its last action is reported
 
 
 async def test_holding_ends_when_the_last_of_the_others_goes(
@@ -141,7 +141,7 @@ class SlowSpace(FakeSpace):
 
 
 async def test_a_slow_driver_never_keeps_the_event_loop(tmp_path: Path, told: Told, mock_clock) -> None:
-    """Twelve clients die at once, and the driver lets go of none for twenty seconds: no closing moves to the event loop, and a
+    """Twelve clients die at once, and the driver closes none for twenty seconds: no close moves to the event loop, and a
     newcomer is attached meanwhile."""
     driver = Driver()
     made = Attachments(UvmSettings(events=False, shield="off", hold_seconds=0), driver.open_spaces, INSPECTOR, told)

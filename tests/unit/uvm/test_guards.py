@@ -1,4 +1,4 @@
-"""Guards that a client lays between its allocations: what its event queue says of them, and what becomes of that."""
+"""Guards that a client maps between its allocations: the events of its queue, and their handling."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_a_fatal_fault_beside_it_has_victims() -> None:
 
 
 async def test_an_access_is_told_once_it_is_known_not_to_be_fatal(tmp_path: Path, client: FakeClient, told: Told) -> None:
-    """The first is no guard's, the second is the beginning of what is fatal, the third is an access to a guard."""
+    """The first is not in a guard, the second belongs to a fatal fault, the third is an access to a guard."""
     made = attachments(tmp_path, told)
     client.begin()
     async with trio.open_nursery() as nursery:
@@ -96,5 +96,5 @@ async def test_ranges_are_bounded_and_the_same_counts_once(tmp_path: Path, clien
 
 
 async def test_who_is_not_watched_is_told_so(tmp_path: Path, told: Told) -> None:
-    """It lays guards that only absorb, then."""
+    """Its guards only absorb accesses then."""
     assert not await attachments(tmp_path, told).guard(P, WINDOW.start, len(WINDOW))

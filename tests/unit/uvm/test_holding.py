@@ -1,4 +1,4 @@
-"""What a client has opened and closed since mpsd looked last; and that its death is not taken for closing."""
+"""The descriptors that a client has opened and closed since mpsd last looked; its death does not count as closing."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -52,7 +52,8 @@ def test_what_was_closed_and_opened_again(client: FakeClient) -> None:
 
 
 def test_what_death_closed_is_not_lost(client: FakeClient) -> None:
-    """Its own descriptors are gone before its pidfd says so: were ours closed then, nothing would be held for its work."""
+    """Its own descriptors close before its pidfd is readable: if mpsd closed its duplicates then, the client's work would lose
+    its address space."""
     have = look_at(client).found
     client.kill()
     client.wait_for_end()
@@ -72,7 +73,7 @@ def test_of_one_that_has_gone(client: FakeClient) -> None:
 
 
 class Deaf(FakeSpace):
-    """There is no tools device; the rest works."""
+    """The tools device is missing; the rest works."""
 
     def attach(self) -> Queue | None:
         raise Unavailable("no tools device")

@@ -1,4 +1,4 @@
-"""The shield comes as soon as there is a context, and nothing that is not ours is ever replaced."""
+"""The shield is mapped as soon as a context exists, and never replaces a mapping that is not mpsd's."""
 
 import pytest
 

@@ -83,7 +83,7 @@ WORDS = st.sampled_from([0, 1, K64, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 
 @given(st.lists(st.tuples(st.integers(0, 511), WORDS)), WORDS, WORDS)
 def test_whatever_the_client_wrote_is_bounded(written: list[tuple[int, int]], base: int, length: int) -> None:
     memory = bytearray(PAGE_BYTES)
-    struct.pack_into("<Q", memory, 24, 2**64 - 1)  # more ranges than there are
+    struct.pack_into("<Q", memory, 24, 2**64 - 1)  # more ranges than exist
     for place, value in written:
         struct.pack_into("<Q", memory, place * 8, value)
     page = Page(memoryview(memory))
@@ -120,7 +120,7 @@ def test_a_client_before_cuinit_has_none(client: FakeClient) -> None:
 
 def test_faults_come_in_order_and_only_from_then_on(client: FakeClient) -> None:
     client.begin()
-    client.ask("fault 6 0x1000 2 1 3")  # nobody listens yet
+    client.ask("fault 6 0x1000 2 1 3")  # no process listens yet
     (space,) = open_spaces(client)
     assert (client.ask("attached"), open_spaces(client, [space])) == ("0", [])
     queue = space.attach()

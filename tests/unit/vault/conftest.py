@@ -9,7 +9,7 @@ from tests.unit.vault.house import PROGRAM, Holder, House, a_process
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The fixtures need it."""
+    """Skip tests with a `house` if the keeper is not built."""
     if not PROGRAM.exists():
         for item in items:
             if "house" in getattr(item, "fixturenames", ()):

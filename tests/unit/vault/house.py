@@ -1,4 +1,4 @@
-"""What the tests of the vault share: a vault with a real keeper, memory to put in, processes that hold and end."""
+"""Fixtures of the vault tests: a vault with a real keeper, memory to put in, processes that hold and end."""
 
 import fcntl
 import os
@@ -38,7 +38,7 @@ SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SE
 
 @dataclass
 class FakeHolding:
-    """What mpsd holds of clients, as a test says."""
+    """The held descriptors of clients, as the test sets them."""
 
     held: dict[ProcessId, trio.Event] = field(default_factory=dict)
     released: list[ProcessId] = field(default_factory=list)
@@ -66,7 +66,7 @@ class House:
     lease_bytes: dict[tuple[int, str], int] = field(default_factory=dict)
     now: float = 1e9
     most: int = 4096
-    program: Path = PROGRAM  # of its keepers
+    program: Path = PROGRAM  # the program of its keepers
     boot: str = "this boot"
     before: ProcessId | None = None  # the mpsd before
     made: list[Vault] = field(default_factory=list)
@@ -95,7 +95,7 @@ class House:
 
     @asynccontextmanager
     async def vault(self) -> AsyncIterator[Vault]:
-        """As a `kill -9` leaves it at the end: nothing is said to the keeper, or stored."""
+        """At the end it stops like after `kill -9`: without a message to the keeper, and without storing anything."""
         made = self.make()
         try:
             async with trio.open_nursery() as nursery:
@@ -133,7 +133,7 @@ class Holder:
         self.process: ProcessId = found
 
     def kill(self) -> None:
-        """It stays a zombie."""
+        """Kill the process, which stays a zombie."""
         self._child.kill()
 
     def end(self) -> None:
@@ -164,7 +164,7 @@ def memory(text: bytes = b"", seals: int = SEALS) -> int:
 
 
 def read(descriptor: int) -> bytes:
-    """What `memory` was made with; closes it."""
+    """Read the text that `memory` was made with, and close the descriptor."""
     try:
         return os.pread(descriptor, 4096, 0)
     finally:
@@ -177,7 +177,7 @@ def at(*places: int, size: int = 1) -> list[Allocation]:
 
 
 async def opened(vault: Vault, process: ProcessId, spec: ArenaSpec = SPEC, uid: int = USER) -> Arena:
-    """A new arena, which this process writes."""
+    """Return a new arena that this process writes."""
     made = await vault.arenas.create(spec, uid, uid, process)
     return await vault.arenas.open(made.id, Access.WRITE, process, 0)
 
@@ -197,7 +197,7 @@ async def committed(
 
 
 async def taken(vault: Vault, arena: Arena, process: ProcessId) -> dict[int, bytes]:
-    """What the process gets: by granule."""
+    """Return the process's allocations by granule."""
     found: dict[int, bytes] = {}
     after: int | None = None
     while True:

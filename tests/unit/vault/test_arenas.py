@@ -1,4 +1,4 @@
-"""What becomes of an arena: written, committed, adopted, sealed, left, removed."""
+"""The life of an arena: written, committed, adopted, sealed, left, removed."""
 
 import os
 import sqlite3
@@ -58,7 +58,7 @@ async def test_a_commit_takes_what_was_put_and_lets_go_what_was_dropped(house, w
 
 
 async def test_the_same_put_once_more_replaces(house, writer):
-    """A client repeats what it was not answered."""
+    """A client repeats a request without an answer."""
     async with house.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0, text=b"lost answer")
@@ -88,7 +88,7 @@ async def test_a_refused_put_leaves_nothing_behind(house, writer):
 
 
 async def test_what_cannot_be_stored_is_refused_and_not_held(house, writer):
-    """The disk is full: the answer says so, and nothing is there that nobody knows of."""
+    """The disk is full: the answer reports it, and the keeper holds no unknown memory."""
     async with house.vault() as vault:
         arena = await committed(vault, writer.process)
 
@@ -275,7 +275,7 @@ async def test_room_is_made_of_what_nobody_holds(house, writer, other, settings,
 
 
 async def test_no_arena_is_larger_than_its_gpu(house, writer):
-    """Nor does one become so: nobody could ever fill it."""
+    """Nor does one grow beyond it: it could never be filled."""
     async with house.vault() as vault:
         total = 80 << 30
         found = rf"capacity_bytes of arena model: found {total + GRANULE}; GPU 0 \(.*\) has {total}"

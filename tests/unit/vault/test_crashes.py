@@ -135,7 +135,7 @@ def was_killed(error: BaseException) -> bool:
 
 
 def _marked(step: Step):  # type: ignore[no-untyped-def]
-    """Three stand for all of them every day."""
+    """Everyday runs use three of them for all."""
     return pytest.param(step, id=step.__name__, marks=() if step in (put_two, commit, promote) else pytest.mark.slow)
 
 
@@ -168,7 +168,7 @@ async def test_a_death_at_any_point_of_a_step_leaves_all_of_it_or_nothing(house,
 
 
 async def check_whole(vault: Vault, step: Step, writer: ProcessId, other: ProcessId) -> None:
-    """What is stored, what the keeper holds, and what is counted are the same; an adopter sees one of two states."""
+    """Check that store, keeper and counters agree; an adopter sees one of two states."""
     arenas = vault.arenas.arenas()
     names = await vault.keeper.names()
     assert sorted(names) == sorted(name for entry in vault.shelf.by_id.values() for name in entry.names())
@@ -253,7 +253,7 @@ async def test_a_keeper_that_lost_one_descriptor_loses_its_arena_alone(house, wr
 
 
 async def test_a_stopped_keeper_costs_an_answer_and_no_memory(house, writer, monkeypatch):
-    """Somebody debugs it, or the machine sleeps: what it holds is not lost."""
+    """Under a debugger, or while the machine sleeps: the memory it holds is not lost."""
     impatient_with_keepers(monkeypatch)
     async with house.vault() as vault:
         arena = await committed(vault, writer.process)
@@ -275,7 +275,7 @@ async def test_a_stopped_keeper_costs_an_answer_and_no_memory(house, writer, mon
 @pytest.mark.deadline(300)
 @pytest.mark.parametrize(("seed", "most"), [(0, 4096), (1, 5)])
 async def test_a_thousand_cycles_leave_no_descriptor_behind(house, writer, other, seed, most):
-    """mpsd dies in the middle, a keeper does, or nobody; the end of each cycle is the beginning of the next."""
+    """mpsd or a keeper dies in the middle, or neither; the end of each cycle is the beginning of the next."""
     house.small_keepers(most)
     chance = random.Random(seed)
     here = None
@@ -329,7 +329,7 @@ async def one_cycle(vault: Vault, chance: random.Random, writer: ProcessId, othe
 
 
 async def test_a_new_keepers_life_does_not_end_with_the_old_ones(house, writer):
-    """Whoever asks first finds it dead and starts another; the news of the death comes later."""
+    """The first caller finds it dead and starts another; the report of the death comes later."""
     async with house.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0)
@@ -374,7 +374,7 @@ async def test_once_it_has_ended_nothing_is_begun(house, writer):
 
 
 async def test_a_keeper_whose_socket_is_gone_gives_its_memory_back(house, writer):
-    """Somebody cleaned /run: no mpsd will ever reach it again."""
+    """A cleanup of /run: no mpsd will ever reach it again."""
     async with house.vault() as vault:
         await committed(vault, writer.process)
         pid = vault.keeper.pid

@@ -1,4 +1,4 @@
-"""What strangers' descriptors are taken for."""
+"""The recognition of descriptors from other processes."""
 
 import fcntl
 import os
@@ -37,7 +37,7 @@ def opened(kind: str) -> int:
 
 
 def test_another_opening_of_the_control_device_is_gpu_memory(control_device):
-    """What an exported handle is; whether there is memory behind it, only CUDA can tell."""
+    """An exported handle is such a descriptor; only CUDA can find out whether it has memory."""
     descriptor = opened("/dev/null")
     check_exported(descriptor)
     os.close(descriptor)

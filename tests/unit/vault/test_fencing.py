@@ -1,4 +1,4 @@
-"""Who is admitted when: never before the old writer can write no more."""
+"""Admission of writers: never before the old writer can no longer write."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ async def test_the_end_of_the_writer_admits_the_next_with_the_last_commit(house,
 
 
 async def test_a_readable_pidfd_is_not_enough(house, writer, other):
-    """What mpsd holds of a killed client lets its kernels go on writing (docs/vault.md, "Fencing")."""
+    """The descriptors that mpsd holds of a killed client let its kernels go on writing (docs/vault.md, "Fencing")."""
     house.holding.hold(writer.process)
     async with house.vault() as vault:
         arena = await opened(vault, writer.process)
@@ -239,7 +239,7 @@ async def test_one_user_cannot_keep_the_others_from_opening(house, writer, other
 
 
 async def test_what_processes_had_open_is_forgotten(house, writer, other):
-    """Who has nothing open any more, and who has ended, is known no longer."""
+    """Processes without open arenas, and ended processes, are forgotten."""
     async with house.vault() as vault:
         arenas = [await opened(vault, writer.process, replace(SPEC, name=name)) for name in ("one", "two")]
         for arena in (arenas[0], arenas[1], arenas[0]):

@@ -1,4 +1,4 @@
-"""Fencing with what mpsd really holds of a killed client: the descriptors of its VA space (the simulator's kind)."""
+"""Fencing with the real descriptors that mpsd holds of a killed client: those of its VA space (the simulator's kind)."""
 
 import trio
 
@@ -11,7 +11,7 @@ SECONDS = 10.0
 
 
 async def test_the_next_writer_comes_when_the_held_descriptors_are_closed(house, writer, short_dir):
-    """Not when the pidfd says so: until then work that was running goes on writing."""
+    """Not when the pidfd is readable: until then its running work still writes."""
     held = attachments(short_dir, Told(), hold_seconds=0.2)
     house.holding = held
     with a_client(short_dir) as client:

@@ -45,7 +45,7 @@ async def three(vault: Vault, process: ProcessId) -> list[Arena]:
 
 
 async def check_whole(vault: Vault) -> None:
-    """What is stored is held by somebody, and nothing else is."""
+    """Check that every stored allocation is held by a keeper, and no others."""
     names = [name for entry in vault.shelf.by_id.values() for name in entry.names()]
     assert sorted(await vault.keeper.names()) == sorted(names)
     assert vault.keeper.held == len(names)
@@ -160,7 +160,7 @@ async def test_a_keepers_death_costs_the_arenas_that_had_something_in_it(small, 
 
 
 async def test_what_is_lost_while_it_is_taken_is_given_to_nobody(small, writer, monkeypatch):
-    """Half of a model is none, also on its way; and what is taken in pages is seen to be another."""
+    """Half of a model is useless, also during a transfer; and an arena that is taken in pages is recognised as another one."""
     async with small.vault() as vault:
         second = (await three(vault, writer.process))[1]
         first_page = await vault.arenas.take(second.id, writer.process, None, 1)
@@ -239,7 +239,7 @@ async def test_a_silent_keeper_costs_answers_about_what_it_has_and_nothing_else(
         for arena in (first, second):
             with pytest.raises(KeeperFailed):
                 await taken(vault, arena, writer.process)
-        impatient.setattr("mpsd.vault.keeper_link.SECONDS", 10.0)  # nobody waits for it any more
+        impatient.setattr("mpsd.vault.keeper_link.SECONDS", 10.0)  # no request waits for it any more
         assert vault.keeper.state == "1 of 2 do not answer"
         assert len(await taken(vault, third, writer.process)) == 4
         await put(vault, first, writer.process, 8, 9)  # elsewhere
@@ -253,7 +253,7 @@ async def test_a_silent_keeper_costs_answers_about_what_it_has_and_nothing_else(
 
 
 async def test_one_that_is_silent_from_the_start_loses_nothing(small, writer, impatient):
-    """mpsd cannot know what it has; when it goes on, what nobody wants any more is given back."""
+    """mpsd cannot know its contents; when it continues, unused ones are dropped."""
     async with small.vault() as vault:
         first, _, third = await three(vault, writer.process)
         pids = vault.keeper.pids
@@ -286,7 +286,7 @@ async def test_one_that_is_silent_from_the_start_and_dies(small, writer, impatie
 
 
 async def test_what_is_put_into_one_that_falls_silent_is_not_put_twice(small, writer, impatient):
-    """Nobody knows whether it has it; when it goes on, it is given back."""
+    """The keeper may have it or not; when it continues, mpsd drops it."""
     async with small.vault() as vault:
         arena = await opened(vault, writer.process)
         await put(vault, arena, writer.process, 0)

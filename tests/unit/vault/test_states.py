@@ -1,4 +1,4 @@
-"""The forward state that is kept with an arena: whose it is, what becomes of it, and what is refused."""
+"""The forward state that is kept with an arena: its owner, its life, and the refusals."""
 
 import errno
 import fcntl
@@ -49,11 +49,11 @@ async def step_of(vault: Vault, arena: Arena, process: ProcessId) -> tuple[int, 
     return kept.serial, None if record is None else record["step"]
 
 
-# -- what becomes of it ------------------------------------------------------------------------------------------------
+# -- its life ------------------------------------------------------------------------------------------------
 
 
 async def test_a_standby_reads_what_the_writer_published_last(house, writer, other, state):
-    """After the end of its writer too, and after that of an mpsd."""
+    """Also after the end of its writer, and after a restart of mpsd."""
     async with house.vault() as vault:
         told = []
         vault.arenas.on_state.append(lambda arena: told.append(arena.state_serial))
@@ -130,8 +130,8 @@ async def test_it_is_lost_with_its_keeper(house, writer, state):
 
 
 async def test_what_a_keeper_lost_is_given_again_in_one_step(house, writer, other, state):
-    """The memory, its layout and the state of the term, which its writer made in an earlier generation; until then nobody finds
-    any of it."""
+    """The memory, its layout and the state of the term, which its writer made in an earlier generation; until then no process
+    finds any of them."""
     async with house.vault() as vault:
         arena = await opened(vault, writer.process)
         await vault.arenas.open(arena.id, Access.READ, other.process, 0)
@@ -215,7 +215,7 @@ async def test_what_the_keeper_refused_is_not_counted(house, writer, state, monk
         assert await step_of(vault, arena, writer.process) == (1, None)
 
 
-# -- what is none ------------------------------------------------------------------------------------------------------
+# -- invalid states ------------------------------------------------------------------------------------------------------
 
 
 def made(*, flags: int = 0, seals: int = SEALS, size: int = file_bytes(8), magic: int = MAGIC, generation: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""What of an arena comes when it is asked for: of one commit, what is new since another one, the layout with it."""
+"""The parts of an arena that a request returns: one commit, the changes since another one, the layout with it."""
 
 import pytest
 
@@ -43,7 +43,7 @@ async def test_the_commit_that_something_came_with_is_known_to_the_next_mpsd(hou
 
 
 async def test_it_is_known_how_often_a_process_has_opened_an_arena(house, writer, other):
-    """Who could not map what it opened gives back only what nobody else of its process has."""
+    """A process that could not map the arena closes only what no other part of it has open."""
     async with house.vault() as vault:
         arenas, process = vault.arenas, writer.process
         arena = await opened(vault, process)

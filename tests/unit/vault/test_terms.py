@@ -136,7 +136,7 @@ ASKS: dict[str, Ask] = {
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asks=st.lists(st.sampled_from(sorted(ASKS)), min_size=1, max_size=6), when=st.integers(0, 5))
 def test_no_request_of_a_fenced_process_changes_anything(house, asks, when):
-    """Whatever it asks, in any order, before and after the promotion."""
+    """For any request, in any order, before and after the promotion."""
 
     async def fence() -> None:
         with a_process() as old, a_process() as new:
@@ -175,7 +175,7 @@ async def clear(vault: Vault, *processes: ProcessId) -> None:
 
 
 async def test_a_fenced_process_that_lives_opens_nothing_until_it_is_gone(house, writer, other):
-    """Also when nobody writes any more; and what it asked for before is no way around."""
+    """Also when no process writes any more; and earlier requests do not help it."""
     async with house.vault() as vault:
         arena = await with_standby(vault, writer.process, other.process)
         vault.arenas.promote(arena.id, other.process, writer.process)
@@ -262,12 +262,12 @@ async def test_who_opens_to_write_does_not_slip_in_where_a_service_is(house, wri
         assert (await vault.arenas.open(arena.id, Access.WRITE, other.process, 0)).generation == 2
 
 
-# -- who is told -------------------------------------------------------------------------------------------------------
+# -- receivers of events -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ends_first", [True, False])
 async def test_who_is_hurried_is_let_go_when_it_has_ended(house, writer, ends_first):
-    """Whatever vault.fence says, and whether or not it has ended already."""
+    """With any vault.fence, and whether or not it has ended already."""
     house.holding.hold(writer.process)
     async with house.vault() as vault:
         await opened(vault, writer.process)

@@ -1,4 +1,4 @@
-"""What of a fault is told to whom, and that it always fits."""
+"""The parts of a fault that each receiver gets, and the size limit."""
 
 from dataclasses import replace
 from typing import Any
@@ -65,7 +65,7 @@ def test_what_an_observation_tells_of_is_told_to_whom_it_names() -> None:
 
 
 def test_words_may_name_whoever_was_there() -> None:
-    """Bob is no party to it, but was present: what a source wrote may be about him."""
+    """Bob is not involved, but was present: a source's text may be about him."""
     seen = replace(ALONE.evidence[0], present=(ALICES, BOBS), text="700 was there")
     told = incident_report(replace(ALONE, evidence=(seen,)), ALICE)
     assert told["evidence"][0]["text"] == ""
@@ -80,7 +80,7 @@ def test_the_accused_share_what_they_did_only_with_each_others_user() -> None:
 
 
 def test_what_names_somebody_is_not_in_the_events_of_others() -> None:
-    """The event bus leaves out whole facts: what is left of them names nobody."""
+    """The event bus omits whole facts: the rest names no process."""
     left = {name: value for name, value in incident_facts(proven()).items() if name not in NAMING}
     words = str(left)
     for party in PARTIES:
@@ -113,7 +113,7 @@ def test_times_are_told_from_the_first_sign_on() -> None:
 
 @pytest.mark.parametrize("reader", [OPERATOR, ALICE])
 def test_the_largest_fault_fits_into_a_datagram(reader: int | None) -> None:
-    """Whatever strangers called themselves; what is left out is counted, and what comes first is kept."""
+    """With any names that users chose; omitted entries are counted, and the first ones are kept."""
     many = tuple(ProcessId(pid, 2**62) for pid in range(1, 2001))
     long = "\N{PILE OF POO}" * 400
     incident = replace(

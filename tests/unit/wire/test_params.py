@@ -1,4 +1,4 @@
-"""Parameters: what is of its kind is taken, what is not is refused by name, and nothing is too odd."""
+"""Parameters: values of the right kind are accepted, all others are refused by name, however odd."""
 
 import math
 from typing import Any
@@ -92,7 +92,7 @@ UNFIT: list[tuple[type, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("message", "given_", "words"), UNFIT, ids=lambda each: repr(each)[:60])
 def test_what_is_unfit_is_refused_by_name(message: type, given_: dict[str, Any], words: str) -> None:
-    """The message says what was found and what is accepted, in few words, whatever was sent."""
+    """The message names the value found and the values accepted, briefly, for any input."""
     with pytest.raises(BadRequest) as refused:
         parse(message, given_)
     found = str(refused.value)

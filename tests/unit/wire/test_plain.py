@@ -1,4 +1,4 @@
-"""Values of ours in MessagePack's terms: everything has a form, and it can be sent."""
+"""mpsd's values as MessagePack: every value has a form, and it can be sent."""
 
 import math
 from dataclasses import dataclass

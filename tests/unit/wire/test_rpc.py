@@ -23,7 +23,7 @@ def hollow(levels: int) -> list[object]:
 
 
 def nested(levels: int) -> list[object]:
-    """A request whose innermost array is so many arrays and maps deep."""
+    """Return a request with an innermost array this many arrays and maps deep."""
     value: object = []
     for _ in range(levels - 4):
         value = [value]
