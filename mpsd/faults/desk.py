@@ -43,6 +43,7 @@ SUSPECT_SECONDS = 2.0  # by then the vendor's server has reported FAULT, or it w
 OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 _MOST_RECENT = 256
 _BREATH_SECONDS = 0.001
+_LOOK_SECONDS = 60.0  # the machine's clock may be set forward
 
 
 class FaultDesk:
@@ -343,7 +344,7 @@ class FaultDesk:
         waits = [self._acquit_at - trio.current_time()]
         waits += [(due_ns - self._clock()) / 1e9 for due_ns in dues_ns if due_ns is not None]
         waits += [] if decay_at is None else [decay_at - time.time()]
-        return max(0.01, min([*waits, 3600.0]))
+        return max(0.01, min([*waits, _LOOK_SECONDS]))
 
     async def _watch_domains(self) -> None:
         """Watch the domains: one whose servers were replaced has recovered."""

@@ -25,6 +25,7 @@ from mpsd.vault.shelf import Shelf
 from mpsd.vault.store import VaultStore
 
 log = structlog.get_logger()
+_LOOK_SECONDS = 60.0  # the machine's clock may be set forward
 _AGAIN_SECONDS = 5.0  # until a failed store is tried again
 _STOP_SECONDS = 20.0
 
@@ -94,7 +95,8 @@ class Vault:
             now, ends = self.shelf.around.clock(), self.shelf.ends
             for arena_id in [arena_id for arena_id, end in ends.items() if end <= now]:
                 self._expire_one(arena_id, now)
-            with trio.move_on_after(max(0.0, min(ends.values(), default=math.inf) - now)):
+            left = max(0.0, min(ends.values(), default=math.inf) - now)
+            with trio.move_on_after(min(left, _LOOK_SECONDS if ends else math.inf)):
                 await changed.wait()
 
     def _expire_one(self, arena_id: int, now: float) -> None:

@@ -17,6 +17,7 @@ from tests.integration.process import wait_for
 
 DAYS_SECONDS = 2 * 86_400.0
 LOOK_SECONDS = 1.0
+GRANULE = 2 << 20
 MOST_BUSY = 0.7  # of that time; a loop that waits for a moment of the past takes all of it
 SHIFTED = """
 import runpy
@@ -69,15 +70,25 @@ def leases(mpsd: Client) -> set[str]:
     return {each.name for each in mpsd.pages(calls.lease_list())}
 
 
+def arenas(mpsd: Client) -> set[str]:
+    return {each.name for each in mpsd.pages(calls.arena_list())}
+
+
+def convicted(mpsd: Client) -> set[str]:
+    return {each.key for each in mpsd.ask(calls.blame_list()).items if each.standing == "convicted"}
+
+
 @pytest.mark.parametrize("seconds", [DAYS_SECONDS, -DAYS_SECONDS], ids=["forward", "back"])
 def test_a_clock_that_is_set_harms_no_client_and_ends_what_has_a_time_as_documented(machine: Machine, seconds: float) -> None:
     clock = Clock(machine)
     client = machine.counter(uid=1000).ready()
     with machine.mpsd() as mpsd:
-        mpsd.ask(calls.lease_create("for ever", Selector.of_uid(1001), sm_percent=10))
-        mpsd.ask(calls.lease_create("for an hour", Selector.of_uid(1002), sm_percent=10, ttl_seconds=3600.0))
+        mpsd.ask(calls.lease_create("for-ever", Selector.of_uid(1001), sm_percent=10))
+        mpsd.ask(calls.lease_create("for-an-hour", Selector.of_uid(1002), sm_percent=10, ttl_seconds=3600.0))
+        mpsd.ask(calls.arena_create("for-ever", "0", GRANULE))
+        mpsd.ask(calls.arena_create("for-an-hour", "0", GRANULE, ttl_seconds=3600.0))
         machine.client("faulter", "oob_write", uid=1003).ready()
-        wait_for("the conviction", lambda: [each.key for each in mpsd.ask(calls.blame_list()).items])
+        culprits = wait_for("the conviction", lambda: convicted(mpsd))
         machine.counter(uid=1004).ready()
         clock.set(seconds)
         for uid in (1000, 1001, 1004):
@@ -91,10 +102,13 @@ def test_a_clock_that_is_set_harms_no_client_and_ends_what_has_a_time_as_documen
     clock.start()
     client.goes_on()
     with machine.mpsd() as mpsd:
-        expected = {"for ever"} if seconds > 0 else {"for ever", "for an hour"}
+        expected = {"for-ever"} if seconds > 0 else {"for-ever", "for-an-hour"}
         wait_for("the leases that there are", lambda: leases(mpsd) == expected)
+        wait_for("the arenas that there are", lambda: arenas(mpsd) == expected)
+        assert convicted(mpsd) == (set() if seconds > 0 else culprits), "a quarantine takes an hour"
         clock.set(0.0)
         machine.counter(uid=1000).ready()
         client.goes_on()
-        assert leases(mpsd) == expected
+        assert (leases(mpsd), arenas(mpsd)) == (expected, expected)
+        assert seconds > 0 or convicted(mpsd) == culprits
     assert machine.quit() == 0

@@ -250,6 +250,17 @@ async def test_its_time_runs_while_nobody_has_it_open(house, writer):
             vault.arenas.find("model")
 
 
+async def test_a_clock_that_is_set_forward_ends_its_time_within_a_minute(house, writer, autojump_clock):
+    """mpsd slept until the end of the time by another clock."""
+    async with house.vault() as vault:
+        arena = await opened(vault, writer.process, replace(SPEC, ttl_seconds=3600.0))
+        await vault.arenas.close(arena.id, writer.process)
+        await trio.testing.wait_all_tasks_blocked()
+        house.now += 3601
+        await trio.sleep(61.0)
+        assert house.topics("arena.expired")
+
+
 @pytest.mark.parametrize(
     ("settings", "gone"),
     [
