@@ -5,6 +5,7 @@ What breaks a reader is written to a file, whose path is printed: it belongs int
 """
 
 import argparse
+import functools
 import importlib.util
 import os
 import shutil
@@ -22,13 +23,27 @@ CORPUS = HERE / "corpus"
 MOST_BYTES = 4096  # of an input
 HANGS_SECONDS = 10
 _MEMORY_MB = 2048
+_EMPTY = "#include <stdint.h>\n#include <stddef.h>\nint LLVMFuzzerTestOneInput(const uint8_t *d, size_t n) { return 0; }\n"
 
 
 def why_not(name: str) -> str:
     """What is lacking here to fuzz this reader; "" if nothing is."""
     if name in C_TARGETS:
-        return "" if shutil.which("clang") else "no clang here (apt-get install clang)"
+        return _why_no_libfuzzer()
     return "" if importlib.util.find_spec("atheris") else "no atheris here (pip install atheris)"
+
+
+@functools.cache
+def _why_no_libfuzzer() -> str:
+    """Compile and link an empty entry point: clang is there without its runtime, which is another package."""
+    clang = shutil.which("clang")
+    if not clang:
+        return "no clang here (apt-get install clang)"
+    flags = ["-fsanitize=fuzzer,address,undefined", "-x", "c", "-", "-o", os.devnull]
+    if subprocess.run([clang, *flags], input=_EMPTY, capture_output=True, text=True, check=False).returncode == 0:
+        return ""
+    version = subprocess.run([clang, "-dumpversion"], capture_output=True, text=True, check=True).stdout.partition(".")[0]
+    return f"clang links no libFuzzer here (apt-get install libclang-rt-{version}-dev)"
 
 
 def build() -> None:
