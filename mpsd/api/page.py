@@ -25,7 +25,7 @@ from mpsd.wire.plain import plain
 ASKS: Mapping[str, type] = {HELLO: Hello, **{name: method.ask for name, method in METHODS.items()}}
 
 _PARAMETERS = "| parameter | type | default | meaning |\n|---|---|---|---|\n"
-_TOPICS = "| topic | what happened | facts |\n|---|---|---|\n"
+_TOPICS = "| topic | event | facts |\n|---|---|---|\n"
 _MINORS = "| minor | methods | parameters and fields of earlier methods | topics | codes |\n|---|---|---|---|---|\n"
 _ROW = re.compile(r"^\| `([a-z_.]+)` \| (.+?) \| (.*?) ?\|(?: (.*?) ?\|)?$", re.MULTILINE)
 _SAME_AS = re.compile(r"as of\s`([a-z.]+)`")
@@ -39,7 +39,8 @@ def render(page: str) -> str:
     """Return the page with its tables generated from the code."""
     for name in ASKS:
         old = section(page, name)
-        page = page.replace(old, _table_in(old, _PARAMETERS, _parameter_rows(name, old)))
+        if _PARAMETERS in old:  # a method without parameters has no table
+            page = page.replace(old, _table_in(old, _PARAMETERS, _parameter_rows(name, old)))
     page = _table_in(page, _TOPICS, (f"| `{name}` | {each.what} | {each.facts} |" for name, each in TOPICS.items()))
     return _table_in(page, _MINORS, _minor_rows())
 
@@ -88,10 +89,12 @@ def _named(names: Iterator[str]) -> str:
 
 
 def _table_in(text: str, head: str, made: Iterator[str]) -> str:
-    """Return the text with these rows below the table head; unchanged if it has no such table."""
+    """Return the text with these rows below the table head.  Raises ValueError if it has none: its rows would become stale."""
     before, found, after = text.partition(head)
-    rest = after[len(re.match(r"(?:\|.*\n)*", after + "\n")[0].rstrip("\n")) :] if found else ""  # type: ignore[index]
-    return f"{before}{head}{chr(10).join(made)}{rest}" if found else text
+    if not found:
+        raise ValueError(f"the page has no table with the head {head.splitlines()[0]!r}")
+    rest = after[len(re.match(r"(?:\|.*\n)*", after + "\n")[0].rstrip("\n")) :]  # type: ignore[index]
+    return f"{before}{head}{chr(10).join(made)}{rest}"
 
 
 # -- the schema ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ The files are never edited, only added to.  In them `#` describes the next frame
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ import pytest
 from mpsd_client._conversation import Conversation
 
 from mpsd.api.table import HELLO, METHODS
-from mpsd.wire.messages import VERSION
+from mpsd.wire import minors
+from mpsd.wire.messages import MINOR, VERSION
 from mpsd.wire.params import parse
 from mpsd.wire.rpc import Notification, Request, Response, decode, encode
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, Caller, open_house
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "golden/v1").glob("*.hex"))
 CALLERS = {"operator": OPERATOR, "owner": OWNER, "stranger": STRANGER}
-UNGREETED = ("hello", "hello_of_another_version", "no_hello")
+UNGREETED = ("hello", "hello_minor_4", "hello_of_another_version", "no_hello")
 
 
 def frames(text: str) -> Iterator[tuple[str, bytes, Any]]:
@@ -57,7 +58,7 @@ def test_a_frame_is_read_and_written_as_it_was(direction: str, data: bytes, said
         Conversation().receive(data)
 
 
-CONVERSATIONS = {path.stem: path.read_text() for path in FILES if path.stem != "notifications"}
+CONVERSATIONS = {path.stem: path.read_text() for path in FILES if not path.stem.startswith("notifications")}
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
@@ -126,3 +127,37 @@ def test_every_method_and_every_notification_has_its_frames() -> None:
     assert {said[2] for said in seen if said[0] == 0} >= {HELLO, *METHODS}
     assert {said[1] for said in seen if said[0] == 2} == {"event", "events.lost", "goodbye"}
     assert VERSION == 1
+
+
+def test_every_addition_since_minor_0_has_its_frames() -> None:
+    """A change that raises the minor version adds a file: the answers of that minor are promises too."""
+    asked: dict[str, set[str]] = {}
+    answered: dict[str, set[str]] = {}
+    for path in FILES:
+        methods: dict[int, str] = {}
+        for _, _, said in frames(path.read_text()):
+            if said[0] == 0:
+                methods[said[1]] = said[2]
+                asked.setdefault(said[2], set()).update(*said[3])
+            elif said[0] == 1 and said[2] is None:
+                result = said[3]
+                entries = [result, *(each for each in result.get("items", []) if isinstance(each, dict))]
+                answered.setdefault(methods[said[1]], set()).update(*entries)
+    assert {name: new - asked[name] for name, new in _names(minors.PARAMETERS) if new - asked[name]} == {}
+    assert {name: new - answered[name] for name, new in _names(minors.FIELDS) if new - answered[name]} == {}
+    assert {name for name, since in minors.CODES.items() if since == MINOR} - set(every_code()) == set()
+    assert f'"minor": {MINOR}' in "".join(path.read_text() for path in FILES)
+
+
+def _names(added: Mapping[str, Mapping[str, int]]) -> list[tuple[str, set[str]]]:
+    return [(method, set(since)) for method, since in added.items()]
+
+
+def every_code() -> Iterator[str]:
+    """Return the names of the error codes in answers and in goodbyes."""
+    for path in FILES:
+        for _, _, said in frames(path.read_text()):
+            if said[0] == 1 and said[2] is not None:
+                yield said[2]["name"]
+            elif said[0] == 2 and said[1] == "goodbye":
+                yield said[2][0]["name"]
