@@ -6,6 +6,7 @@ The victims are root, and another user.  Each of them connects, finds out who li
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,17 +19,19 @@ from tests.hostile.attacker import NOBODY, attacking
 from tests.integration.machine import CLIENTS, FRONT_END, ROOT, SIMULATOR, UIDS, Machine
 from tests.integration.test_shim import SHIM
 
+LAST = b"the test itself"
 ENDS_SECONDS = 30.0  # a front end whose `quit` was believed would wait for ever
 
-# Makes the directory, listens at both sockets, and writes down what each connection said first.  It answers with what clears a
-# terminal.
+# Makes the directory, listens at both sockets, and writes down what each connection said first; then it answers, with what
+# clears a terminal.
+SOCKETS = ("mpsd-ui", "mpsd.sock")
 IMPOSTOR = r"""
 import json, os, select, socket, sys
-directory, record = sys.argv[1:]
+directory, record, *sockets = sys.argv[1:]
 os.umask(0)
 os.mkdir(directory)
 listeners = []
-for name in ("mpsd-ui", "mpsd.sock"):
+for name in sockets:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(os.path.join(directory, name))
     listener.listen(16)
@@ -38,14 +41,14 @@ while True:
     for listener in select.select(listeners, [], [])[0]:
         peer, _ = listener.accept()
         said = peer.recv(65536)
+        with open(record, "a") as file:
+            file.write(json.dumps(said.decode("latin-1")) + "\n")
         try:
             peer.send(b"mpsd-ui 1" if said == b"mpsd-ui 1" else b"E\x1b[2J\x1b]0;owned\x07")
             if said:
                 peer.send(b"O\x1b[2J\x1b]0;owned\x07")
         except OSError:
             pass
-        with open(record, "a") as file:
-            file.write(json.dumps(said.decode("latin-1")) + "\n")
         peers = globals().setdefault("peers", [])
         peers.append(peer)  # kept open: a client that believed it would wait
 """
@@ -75,8 +78,18 @@ class Trap:
         )  # fmt: skip
 
     def heard(self) -> list[str]:
-        """What each connection said first; "": nothing."""
-        return [json.loads(line) for line in self.record.read_text().splitlines()]
+        """What each connection said first; "": nothing.
+
+        The false daemon takes the connections of a socket in order, and may be late: what it answers us comes after all others.
+        """
+        for name in SOCKETS:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as last:
+                last.settimeout(ENDS_SECONDS)
+                last.connect(str(self.directory / name))
+                last.send(LAST)
+                assert last.recv(4096)
+        said = [json.loads(line) for line in self.record.read_text().splitlines()]
+        return [each for each in said if each != LAST.decode()]
 
     def refusal(self, uid: int) -> str:
         """The words of every client, in every language."""
@@ -93,7 +106,7 @@ def trap(programs: None, strangers_python: Path) -> Iterator[Trap]:
     place.chmod(0o1777)
     made = Trap(place / "pipe", place / "record", strangers_python)
     try:
-        with attacking(IMPOSTOR, made.directory, made.record):
+        with attacking(IMPOSTOR, made.directory, made.record, *SOCKETS):
             yield made
     finally:
         shutil.rmtree(place)
