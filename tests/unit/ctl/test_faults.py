@@ -101,7 +101,7 @@ def test_the_first_sentence(of: Incident, said: str) -> None:
         (replace(proven(), fault_class=FaultClass.UNKNOWN), "server.log", "compute-sanitizer"),
         (of_the_gpu(), f"mpsctl pardon {of_the_gpu().gpu}", "has lost its context"),
         (proven(), "mpsctl pardon lease:1", "core-dumps"),
-        (replace(proven(), parties=(replace(PARTIES[0], lease_id=None, container="a b;c"), PARTIES[1])),
+        (replace(proven(), parties=(replace(PARTIES[0], lease_id=None, lasting="container:a b;c"), PARTIES[1])),
          "mpsctl pardon 'container:a b;c:1000'", "core-dumps"),
     ],
 )  # fmt: skip
