@@ -1,4 +1,5 @@
-"""What arena_program.py says and looks at; memory through the driver itself (cuMemcpy), never through the views under test."""
+"""The reports of arena_program.py and its checks of memory, read through the driver (cuMemcpy) and never through the views
+under test."""
 
 import ctypes
 import json

@@ -75,7 +75,7 @@ def write_and_leave(name: str) -> None:
         fill(arena)
 
 
-# -- beside each other ---------------------------------------------------------------------------------------------------
+# -- several processes ---------------------------------------------------------------------------------------------------
 
 
 def read_beside(name: str) -> None:
@@ -134,7 +134,7 @@ def follow(name: str) -> None:
 
 
 def let_follow(name: str) -> None:
-    """The writer beside it."""
+    """Run the concurrent writer."""
     with Arena.create(name, 32 * MIB) as arena:
         fill(arena)
         reader = subprocess.Popen([sys.executable, __file__, "follow", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -152,7 +152,7 @@ def let_follow(name: str) -> None:
 
 
 def terms(name: str) -> None:
-    """What a service's member does: the writer is a reader, and the writer again; its forward state is kept meanwhile."""
+    """Play a service's member: the writer becomes a reader and the writer again, and its forward state is kept all the time."""
     with Arena.create(name, 32 * MIB) as arena, State.create({"step": "uint64"}, generation=1) as state:
         found: dict[str, Any] = {"none": arena.fetch_state(), "uncommitted": None}
         fill(arena)
@@ -208,7 +208,7 @@ def across_a_restart(name: str) -> None:
 
 
 def leave_unused(name: str) -> None:
-    """The next one names only some of what is there; the one after it tidies up, beside a block of its own."""
+    """The next writer names only some of the existing tensors; the one after it removes the others, and adds a block."""
     write_and_leave(name)
     with adopt(name) as arena:
         arena.commit(Layout({"weights": arena.tensors["weights"]}))
@@ -277,7 +277,7 @@ def foreign_layouts(name: str) -> None:
 
 
 def lending(name: str) -> None:
-    """Nothing is unmapped while somebody has it."""
+    """The library unmaps no memory that a process still has open."""
     write_and_leave(name)
     arena = adopt(name)
     tensor = arena["kv"]
@@ -300,7 +300,7 @@ def lending(name: str) -> None:
 
 
 def leaving_with_a_view(name: str, is_failing: str = "") -> None:
-    """`with` tells of a view that is out, but hides no exception behind that."""
+    """`with` reports a view that still exists, but hides no exception behind that report."""
     write_and_leave(name)
 
     def leave() -> None:
@@ -329,7 +329,7 @@ def copies(name: str) -> None:
 
 
 def fork(name: str) -> None:
-    """The child has the parent's arena only to let go of it."""
+    """The child can only close the parent's arena."""
     write_and_leave(name)
     arena = adopt(name)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""A cgroup of version 2 for one test; skipped with the reason where there is none to be had."""
+"""A cgroup of version 2 for one test; without cgroups of version 2 the test is skipped, with the reason."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from tests.integration.process import wait_for
 
 @contextmanager
 def open_cgroup() -> Iterator[Path]:
-    """Below the hierarchy's root; whatever is in it at the end is killed."""
+    """Make a cgroup below the hierarchy's root, and kill all its processes at the end."""
     mount = unified_hierarchy()
     if mount is None or os.geteuid() != 0:
         pytest.skip("no cgroup v2 is mounted here, or not root")

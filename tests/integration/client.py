@@ -1,4 +1,4 @@
-"""A CUDA client under test, and what it said."""
+"""A CUDA client under test and its reports."""
 
 import json
 import signal
@@ -10,7 +10,7 @@ from tests.integration.process import EVENT_SECONDS, wait_for
 
 
 class Client:
-    """A CUDA program of tests/clients that says in JSON what happens to it."""
+    """A CUDA program of tests/clients that reports what happens to it in JSON."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", output: Path) -> None:
         self.process = process
@@ -26,7 +26,7 @@ class Client:
         """The so-manieth event of that name, when it has come."""
 
         def said() -> list[dict[str, Any]] | bool:
-            has_ended = self.has_ended()  # before the reading: what it says last, it says before its end
+            has_ended = self.has_ended()  # read the end first: the program reports before it ends
             found = self.events(name)
             return found if len(found) >= count else has_ended
 

@@ -96,7 +96,7 @@ def installed_front_end(programs: None, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def host(installed_front_end: Path) -> Iterator[Host]:
-    """A machine with mpsd installed, as callers know it; skipped with the reason where there are no namespaces to be had."""
+    """Yield a machine with mpsd installed as callers expect it; skip with the reason if namespaces cannot be made."""
     if why := why_not():
         pytest.skip(why)
     with open_host(installed_front_end) as made:

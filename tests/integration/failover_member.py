@@ -1,12 +1,12 @@
-"""A member of a service that looks for a second writer at each step, run as `python failover_member.py ...` on the simulated
-driver.  JSON lines of what it did; lines on its standard input tell it to fault.
+"""A member of a service that checks for a second writer at each step: `python failover_member.py ...` on the simulated driver.
+It reports its actions as lines of JSON; a line on its standard input makes it fault.
 
-    word 0      counts kernels: each step's kernel adds 1 when it ends, so that one of a process that was fenced too early shows
+    word 0      counts kernels: each step's kernel adds 1 when it ends, and so shows a process that was fenced too early
     word 1      (generation, step) of the last step, 32 bits each
-    word 2      two values of 32 bits in turn: step n is made of the other one, and can be made again
+    word 2      two values of 32 bits in turn: step n is computed from the other one, so that it can be repeated
 
-What is in memory before a step has to be what the last step of this process left, or what was there when it took over.  Every
-now and then a step commits other memory beside that, under the same layout, which says at which step that was.
+Before a step the memory must be as the last step of this process left it, or as it was at the takeover. Sometimes a step also
+commits other memory under the same layout, which contains the number of that step.
 """
 
 import argparse
@@ -86,7 +86,7 @@ class Gpu:
 class Member:
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
-        self.steps_left = asked.die_after  # before it dies where it was told to
+        self.steps_left = asked.die_after  # until it dies at the requested place
 
     def die(self, where: str) -> None:
         """Killed here, if that was asked for."""

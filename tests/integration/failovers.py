@@ -1,6 +1,7 @@
-"""A service and its members under test: a troupe that is kept complete, what it said, and what must be so after each failover.
+"""A service and its members under test: a troupe that replaces ended members, their reports, and the checks after each
+failover.
 
-A step counts as told to users ("acknowledged") when its line has come: it was written after the step was published.
+A step counts as acknowledged, that is, sent to users, when its report has come: the member writes it after publishing the step.
 """
 
 import json
@@ -53,7 +54,7 @@ class Member:
 
 
 class Troupe:
-    """Guards that so many members run, and hears all that they say."""
+    """Keeps a number of members running, and collects their reports."""
 
     def __init__(self, machine: Machine, size: int, heartbeat: float) -> None:
         self.machine, self.size, self.heartbeat = machine, size, heartbeat
@@ -124,16 +125,16 @@ class Troupe:
         while (left := until - time.monotonic()) > 0:
             self.hear(left)
 
-    # -- what mpsd says --------------------------------------------------------------------------------------------------
+    # -- the state of mpsd -------------------------------------------------------------------------------------------------
 
     def view(self) -> values.Service | None:
-        """None while mpsd is away, or there is no service yet."""
+        """Return the service's state, or None while mpsd does not run or the service does not exist."""
         with suppress(OSError, MpsdError), self.machine.mpsd() as mpsd:
             return mpsd.ask(calls.service_get(SERVICE))
         return None
 
     def serving(self, beyond: int, is_covered: bool = True) -> values.Service | None:
-        """While one serves in a generation beyond that, and has told some steps; with somebody to take over."""
+        """Wait until a member serves in a later generation and has acknowledged some steps, with a standby ready."""
         view = self.view()
         if view is None or view.phase != "serving" or view.generation <= beyond:
             return None
@@ -164,7 +165,7 @@ class Troupe:
             record, memory = term.record, term.memory
             assert last <= record["step"] <= last + 1, f"acknowledged {last}, found {record['step']}: {where}"
             if record["step"] > last:
-                value, last = next_of(value), last + 1  # it was published, and its process died before it said so
+                value, last = next_of(value), last + 1  # published, but its process died before the report
                 sums.unsaid += 1
             assert record["value"] == value, where
             assert memory["step"] in (last, last + 1), f"more than a step beyond {last} was begun: {memory} {where}"
@@ -179,7 +180,8 @@ class Troupe:
         return sums
 
     def check_windows(self) -> int:
-        """By mpsd's own log nobody is told to begin before the one before is fenced.  How many were told."""
+        """Check by mpsd's log that no member was promoted before the last active was fenced. Return the number of
+        promotions."""
         writer, told = None, 0
         for entry in self.machine.journal():
             what = entry.get("what") if entry["event"] in ("service.event", "arena.event") else entry["event"]
@@ -199,7 +201,7 @@ class Troupe:
         return "\n".join([repr(self.view()), *order[-MOST_LINES:], *journal[-MOST_LINES:], *errors[-MOST_LINES:]])
 
     def end(self) -> None:
-        """All members, and what they still say."""
+        """Stop all members and collect their last reports."""
         self.is_filled = False
         for member in self.living:
             member.kill()
@@ -214,8 +216,8 @@ class Troupe:
 
 @dataclass
 class Sums:
-    """terms: that somebody served.  windows: that mpsd began, by its log.  unsaid: steps that were published by who died before
-    it said so.  recomputed: that were begun before and cut off."""
+    """terms: terms of members. windows: promotions in mpsd's log. unsaid: steps that a member published and did not report,
+    since it died. recomputed: steps that were interrupted and repeated."""
 
     terms: int
     steps: int = 0

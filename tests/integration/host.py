@@ -1,8 +1,8 @@
-"""A host of one test's own: mpsd installed as the system's nvidia-cuda-mps-control, in namespaces that see nobody else's.
+"""A simulated host for one test: mpsd installed as the system's nvidia-cuda-mps-control, in separate namespaces.
 
-What callers say can be replayed to the letter there: the default directories, an empty environment, `ps aux | grep`.  Its
-files lie over the real ones and go with it; its first process collects nobody, like that of many containers.  `sleep` does
-not sleep: callers do so for luck, and mpsd needs none of it.
+The test can replay the exact commands of callers there: the default directories, an empty environment, `ps aux | grep`. The
+host's files are mounted over the real ones and go with it; its first process reaps no children, as in many containers. `sleep`
+does not sleep: callers use it as a precaution, which mpsd does not need.
 """
 
 import json

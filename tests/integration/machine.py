@@ -1,6 +1,6 @@
-"""A machine of one test's own: directories with short names, a daemon, its clients; at its end nothing of it is left running.
+"""A simulated machine for one test: directories with short names, a daemon, its clients; at its end no process of it is left.
 
-What belongs to it is known by MPSD_SIM_DIR in its environment.  Waiting is always for an event, under a deadline.
+Its processes have MPSD_SIM_DIR in their environment. The test always waits for an event, under a deadline.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ MEMORY, MEMORY_BYTES = Path("/dev/shm"), 1 << 27
 START_SECONDS = 20.0
 ANSWER_SECONDS = 20.0
 EPOLL_WAITS = ("232", "281")  # epoll_wait, epoll_pwait on x86-64
-UIDS = (1000, 1001)  # two users who are not root; nobody need know their names
+UIDS = (1000, 1001)  # two users other than root; they need no entry in the user database
 
 
 class Machine:
@@ -65,8 +65,8 @@ class Machine:
         (self.place / "mpsd.toml").write_text(f'state_directory = "{self.state}"\n{before}\n[vendor]\n{control}{after}\n')
 
     def keep_state_in_memory(self) -> None:
-        """As in production, where it is below /run.  On a disk that others keep busy making a file takes up to 0.1 s, and
-        `blocks` would tell of the disk.  Where there is no room, it stays."""
+        """In memory, as in production, where it is below /run. Making a file on a busy disk takes up to 0.1 s, and `blocks`
+        would measure the disk. Without enough memory it stays on disk."""
         with contextlib.suppress(OSError):
             found = os.statvfs(MEMORY)
             if found.f_bavail * found.f_frsize < MEMORY_BYTES:
@@ -155,12 +155,13 @@ class Machine:
         return self.numbers("get_server_list")
 
     def server(self) -> int:
-        """The only one, once it is listed: mpsd hears of it from a log, moments after its first client."""
+        """Return the pid of the only server, once it is listed: mpsd learns of it from a log, moments after its first
+        client."""
         [pid] = wait_for("a server in the list", self.servers)
         return pid
 
     def clients(self) -> set[int]:
-        """Of all servers, as the command language tells."""
+        """Return the pids of all servers, by the command language."""
         return {pid for server in self.servers() for pid in self.numbers(f"get_client_list {server}")}
 
     def server_of(self, client: Client) -> int:
@@ -221,7 +222,7 @@ class Machine:
         return [pid for pid in found if not program or program_of(pid) == program]
 
     def daemon_pid(self) -> int:
-        """mpsd's; 0 where there is none."""
+        """Return mpsd's pid, or 0 if it does not run."""
         try:
             return int((self.pipe / f"{PROGRAM}.pid").read_text())
         except (OSError, ValueError):
@@ -231,7 +232,7 @@ class Machine:
         return next(iter(self.processes("mpsd-keeper")), 0)
 
     def domains(self) -> list[str]:
-        """Names of the domains whose vendor daemon runs."""
+        """Return the names of the domains whose vendor daemon runs."""
         return sorted(path.name for path in (self.state / "domains").glob("*") if self.vendor_pid(path.name))
 
     def vendor_pid(self, domain: str) -> int:
@@ -244,12 +245,12 @@ class Machine:
         return pid if variable(pid, "CUDA_MPS_PIPE_DIRECTORY") == str(directory) and is_running(pid) else 0
 
     def spares(self) -> list[str]:
-        """Domains with a server that serves nobody yet."""
+        """Return the domains with a server that has no client yet."""
         ready = {event["domain"] for event in self.journal("domain.spare_ready")}
         return sorted(ready - {self.domain_of_server(pid) for pid in self.servers()})
 
     def with_spare(self) -> str:
-        """The name of a spare, when there is one."""
+        """Return the name of a spare once one exists."""
         return wait_for("a spare", self.spares)[0]
 
     def kill_vendor(self, domain: str) -> int:
@@ -275,7 +276,7 @@ class Machine:
     def set_compute_mode(self, gpu: str, mode: str) -> None:
         assert self.run("set-compute-mode", gpu, mode, program=SIMULATOR / "bin/mpsd-sim").returncode == 0
 
-    # -- what it says ------------------------------------------------------------------------------------------------
+    # -- its output ---------------------------------------------------------------------------------------------------------
 
     def log(self, name: str = "control.log") -> list[str]:
         try:
@@ -335,8 +336,8 @@ class Machine:
         return [entry for entry in self.journal() if entry["event"].endswith(".bug") or "exception" in entry]
 
     def blocks(self) -> list[dict[str, Any]]:
-        """Steps with which mpsd kept its event loop for over 50 ms, or MPSD_TEST_LOOP_MS: on a disk that others keep busy
-        the making of a file waits, which is no fault of the step.  runtime/loop_watch.py says what counts."""
+        """Return the steps that blocked mpsd's event loop for over 50 ms, or MPSD_TEST_LOOP_MS. Making a file on a busy disk
+        takes long and is no fault of the step. runtime/loop_watch.py defines what counts."""
         most_ms = float(os.environ.get("MPSD_TEST_LOOP_MS", "50"))
         return [entry for entry in self.journal("loop.blocked") if entry["ms"] > most_ms]
 

@@ -22,7 +22,7 @@ def wait_for(what: str, look: Callable[[], Found], seconds: float = EVENT_SECOND
 
 
 def variable(pid: int, name: str) -> str:
-    """Of a process's first environment; empty when it has none or has gone."""
+    """Return the environment that a process was started with; empty if the process has ended."""
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

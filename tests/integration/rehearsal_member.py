@@ -2,14 +2,14 @@
 
     rehearsal_member.py WHAT --service NAME --report FILE [--gate FILE]
 
-The arena has the tensors `kept` and `written`, each in a block of its own, and each with a count.  The active adds 1 to both in
-every step.  WHAT a standby does in its rehearsal:
+The arena has the tensors `kept` and `written`, each in a separate block with a count. The active adds 1 to both in every step.
+WHAT selects the rehearsal of a standby:
 
     all         its step adds to both
     some        writes=["written"]: its step adds to that one
     stray       writes=["written"]: its step adds to the other one too
     raises      its step adds to both, and raises
-    twice       its step rehearses itself
+    twice       its step calls rehearse
     held        rehearses when the active has committed again; its first run waits for FILE
 """
 

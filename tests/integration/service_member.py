@@ -1,9 +1,9 @@
-"""A member of a service, with nothing but the calls: it counts in a file while it serves.
+"""A member of a service that uses only the calls: it counts in a file while it serves.
 
     service_member.py NAME FILE [--rank N] [--warm SECONDS] [--heartbeat SECONDS] [--stubborn]
 
-Lines of JSON: {"event", "pid", ...}.  In FILE is the number that it has come to; only who holds the lock of FILE.lock counts.
---stubborn: it does not let go when it is told to.  While there is FILE.PID it stands still, as a hung program does.
+It prints lines of JSON: {"event", "pid", ...}. FILE contains the count; only the process that holds the lock of FILE.lock
+counts. With --stubborn it does not yield on request. While FILE.PID exists it does nothing, like a hung program.
 """
 
 import argparse
@@ -38,7 +38,7 @@ class Member:
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
         self.path = Path(asked.file)
-        self.socket = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"], "mpsd.sock")  # also when CUDA is told to go elsewhere
+        self.socket = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"], "mpsd.sock")  # CUDA may be configured for another
         self.mpsd: Client | None = None
         self.arena = 0
         self.serial: int | None = None
@@ -103,7 +103,7 @@ class Member:
                 self.count(term)
 
     def begin(self, generation: int) -> int:
-        """Whoever was fenced by a fault was killed an instant ago: its lock goes with it."""
+        """A member that a fault fenced was killed an instant ago: its lock is free then."""
         say("promoted", generation=generation)
         self.lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         for _ in range(200):

@@ -1,4 +1,4 @@
-"""kmod/accept, the operator's script, on machines without the module: it refuses, or says that nothing is contained."""
+"""kmod/accept, the operator's script, on machines without the module: it refuses, or reports that faults are not contained."""
 
 import importlib.machinery
 import importlib.util

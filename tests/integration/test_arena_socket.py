@@ -129,8 +129,9 @@ def other_process(machine: Machine, arena: str) -> Iterator[int]:
 
 
 def test_memory_outlives_a_commit_and_what_is_anothers_is_not_there(machine: Machine) -> None:
-    """One conversation through everything: descriptors both ways, who is told, and what the daemon holds at its end."""
-    machine.configure("[domains]\nspares = 0\n")  # one that starts meanwhile has descriptors, too
+    """One conversation through all methods: descriptors both ways, subscribers, and the descriptors of the daemon at its
+    end."""
+    machine.configure("[domains]\nspares = 0\n")  # a process that starts during the test has descriptors too
     machine.start()
     with machine.mpsd(UIDS[0]) as owner, machine.mpsd(UIDS[1]) as stranger, machine.mpsd() as operator:
         operator.subscribe("arena.*")
@@ -210,7 +211,7 @@ def test_the_writer_is_the_writer_still_after_a_restart_of_mpsd(machine: Machine
 
 @pytest.mark.slow
 def test_a_connection_whose_maker_has_ended_is_nobodys(machine: Machine) -> None:
-    """Whoever has it still may ask what its user may ask, and holds nothing by it."""
+    """A process that keeps a descriptor has the rights of its user, and holds no arena by that."""
     machine.start()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     pid = os.fork()
@@ -238,7 +239,7 @@ def test_a_connection_whose_maker_has_ended_is_nobodys(machine: Machine) -> None
 
 @contextmanager
 def junk(machine: Machine) -> Iterator[dict[str, int]]:
-    """What is no memory; each a descriptor."""
+    """Yield descriptors that are not memory."""
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
     lingering = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -283,7 +284,7 @@ def test_junk_is_refused_and_none_of_it_is_kept(machine: Machine) -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_puts_leave_nothing_behind(machine: Machine) -> None:
-    """In mpsd and in the keeper; some are cut off by whoever sends them."""
+    """Count descriptors in mpsd and in the keeper; the sender cuts off some transfers."""
     machine.configure("[domains]\nspares = 0\n")
     machine.start()
     pid = machine.daemon_pid()

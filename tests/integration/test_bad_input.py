@@ -20,7 +20,7 @@ pytestmark = pytest.mark.root
 DOORS = ("control", pytest.param("control_privileged", marks=pytest.mark.slow))  # the same code behind both
 SOCKETS = (*DOORS, "mpsd-ui")
 ADMITTED_SECONDS = 10.0  # however bad it is, a new client is in by then, on a slow machine too
-PROBE_SECONDS = 3.0  # for an answer; whoever asks for health gives up then
+PROBE_SECONDS = 3.0  # for an answer; a health check gives up then
 CROWD = 2000
 MALFORMED = {
     "bogus": 'Unknown command "bogus"\n',
@@ -137,7 +137,7 @@ def test_an_oversized_datagram_to_the_command_socket_is_refused(shared: Machine)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOCKETS)
 def test_half_open_connections_disturb_nobody(shared: Machine, name: str) -> None:
-    """They have shut down one direction and say nothing more, or never said anything."""
+    """Peers that have shut down one direction and send no more, or never sent anything."""
     with undisturbed(shared):
         ends = [connect(shared, name) for _ in range(30)]
         for at, end in enumerate(ends):

@@ -20,7 +20,7 @@ ALONE = (
 
 
 def refused(machine: Machine, *words: str, **variables: str) -> str:
-    """What `-d` says when it does not start; nothing of it is left."""
+    """Return the message of `-d` when it does not start, and check that it leaves no process behind."""
     done = machine.run("-d", *words, **variables)
     assert done.returncode == 1
     assert done.stderr == ""
@@ -61,7 +61,7 @@ def test_a_state_directory_that_makes_names_too_long_for_sockets(machine: Machin
 
 
 def test_a_users_runtime_directory_that_makes_names_too_long(strangers: Machine) -> None:
-    """Nobody configured it, so the configuration's own check does not see it."""
+    """This directory comes from no option, so the check of the configuration does not see it."""
     long = strangers.place / ("r" * 60)
     long.mkdir()
     (strangers.place / "mpsd.toml").write_text("")
@@ -228,7 +228,7 @@ def test_a_vendor_daemon_that_misbehaves_after_its_start(machine: Machine, fault
 
 
 def test_a_vendors_server_program_that_is_missing(machine: Machine) -> None:
-    """Its clients get MPS's own error; those that come when it is there are served."""
+    """Its clients get MPS's own error; clients that come when the program exists are served."""
     program = machine.place / "alone" / PROGRAM
     program.parent.mkdir()
     program.write_bytes((SIMULATOR / "bin" / PROGRAM).read_bytes())

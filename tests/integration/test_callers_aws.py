@@ -1,4 +1,4 @@
-"""Amazon ECS: the agent's health probe, which gives up after three seconds, and the service of its machine image."""
+"""Amazon ECS: the agent's health probe, which times out after three seconds, and the service of its machine image."""
 
 import os
 import signal

@@ -22,7 +22,7 @@ NO_SHELL_THERE = "sh -c"  # GKE's COS: the host's programs, found through PATH
 
 
 def begin(host: Host, run: str, path: str) -> str:
-    """The container's command; the UUID of its GPU."""
+    """Run the container's command, and return the UUID of its GPU."""
     uuid = host.uuid()
     script = TEMPLATE.format(run=run, uuid=uuid, root=DRIVER_ROOT)
     output = host.begin("/bin/sh", "-c", script, environment={"PATH": path, "CUDA_VISIBLE_DEVICES": uuid})
@@ -55,7 +55,7 @@ def test_a_limit_in_words_that_the_vendor_would_misread_is_refused_and_stops_the
 
 
 def test_clients_of_other_users_are_served_without_the_multi_user_option(host: Host) -> None:
-    """Pods that run as somebody else; the driver's own option is for the vendor's daemon."""
+    """Pods that run as another user; the driver's own option is for the vendor's daemon."""
     begin(host, CHROOT, PATH)
     assert host.client("smcount").status() == 0
     assert host.client("smcount", uid=1000).status() == 0

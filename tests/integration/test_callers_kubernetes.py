@@ -28,7 +28,7 @@ def start(host: Host) -> "subprocess.CompletedProcess[str]":
 
 
 def test_the_plugins_whole_life(host: Host) -> None:
-    """Start, limits, health, clients, stop; the GPU is EXCLUSIVE_PROCESS meanwhile."""
+    """Start, limits, health, clients, stop, with the GPU in EXCLUSIVE_PROCESS mode."""
     assert host.run("nvidia-smi", "-i", "0", "-c", "EXCLUSIVE_PROCESS").returncode == 0
     done = start(host)
     assert (done.returncode, done.stdout) == (0, "")

@@ -40,7 +40,7 @@ def test_server_and_client_are_found_and_the_server_is_active(machine: Machine) 
 
 
 def test_a_worker_is_terminated_before_it_is_killed_and_others_go_on(machine: Machine) -> None:
-    """terminate_client must say 0; only then SIGKILL."""
+    """terminate_client must return 0 before SIGKILL is sent."""
     machine.start()
     worker, other = machine.counter().ready(), machine.counter().ready()
     server = machine.server_of(worker)
@@ -51,7 +51,7 @@ def test_a_worker_is_terminated_before_it_is_killed_and_others_go_on(machine: Ma
 
 
 def test_a_killed_server_is_noticed_and_the_next_worker_gets_another(machine: Machine) -> None:
-    """With the vendor's, the daemon lives on for seconds and serves nobody."""
+    """The vendor's daemon lives on for seconds and serves no client."""
     machine.start()
     worker = machine.counter().ready()
     server = machine.server_of(worker)
@@ -83,7 +83,7 @@ def test_four_pollers_ask_200_times_each_and_none_fails(machine: Machine) -> Non
 
 
 def test_static_partitions_pass_the_vendors_words_through(machine: Machine) -> None:
-    """Driver 580 has none, and says so; both printed forms of newer drivers are parsed by the caller, so none is touched."""
+    """Driver 580 has no such line; the caller parses both forms of newer drivers, so neither is tested."""
     refused = machine.run("-d", "-S")
     assert refused.returncode == 1
     assert "Unrecognized option" in refused.stdout

@@ -36,7 +36,7 @@ def test_1_a_command_may_end_without_a_newline(machine: Machine) -> None:
 
 
 def test_2_it_runs_without_path_home_and_lang(machine: Machine) -> None:
-    """And whatever the language is, numbers are printed alike."""
+    """The locale does not change the format of numbers."""
     del machine.variables["PATH"]
     machine.start()
     environ = Path(f"/proc/{machine.daemon_pid()}/environ").read_bytes().split(b"\0")
@@ -176,8 +176,8 @@ def test_12_the_vendors_partition_commands_are_passed_on_unchanged(machine: Mach
 
 
 def test_13_what_cannot_be_limited_does_not_run_free(machine: Machine) -> None:
-    """A limit for a GPU that is not there is refused, a program for such a GPU finds none; and on an EXCLUSIVE_PROCESS GPU
-    one with a wrong pipe directory gets an error."""
+    """mpsd refuses a limit for a GPU that does not exist; a program for such a GPU finds none; and on an EXCLUSIVE_PROCESS GPU
+    a program with a wrong pipe directory gets an error."""
     machine.set_compute_mode("0", "EXCLUSIVE_PROCESS")
     machine.start()
     machine.counter().ready()

@@ -11,7 +11,7 @@ from tests.integration.process import wait_for
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 CLIENTS = 64
 RESIDENT_MIB = 64.0
-IDLE_PERCENT = 1.0  # the goal is a tenth of it, on a machine that does nothing else
+IDLE_PERCENT = 1.0  # the goal on an idle machine is a tenth of it
 IDLE_SECONDS = 10.0
 
 

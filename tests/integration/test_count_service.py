@@ -1,4 +1,4 @@
-"""The smallest service, as its first lines say: killed, handed over, and started again."""
+"""The smallest example of a service, as its docstring describes: killed, handed over, and started again."""
 
 import importlib.util
 import os

@@ -19,7 +19,7 @@ SCENE = ROOT / "clients/demo/two_tenants.py"
 FAILOVER = ROOT / "clients/demo/failover.py"
 COLUMNS = 80
 ESCAPE = "\033"
-STRANGER = 1234  # a user who has nothing here
+STRANGER = 1234  # a user who owns no file here
 
 
 class Playground:
@@ -141,7 +141,7 @@ def read_until(terminal: int, word: str | None) -> str:
     while word is None or word not in text:
         try:
             data = os.read(terminal, 65536)
-        except OSError:  # how Linux tells the end of a terminal
+        except OSError:  # Linux reports the end of a terminal by this error
             break
         if not data:
             break

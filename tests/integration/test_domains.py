@@ -28,7 +28,7 @@ def test_a_fault_ends_its_domain_alone_and_a_new_client_is_admitted_at_once(mach
 
 @pytest.mark.parametrize("fault", ["oob_write", pytest.param("misaligned", marks=pytest.mark.slow), "illegal_instruction"])
 def test_clients_in_another_domain_do_not_notice_a_fault(machine: Machine, fault: str) -> None:
-    """Another user's client, which is in a domain of its own."""
+    """Start a client of another user, in another domain."""
     machine.start()
     first, other = machine.counter().ready(), machine.counter(uid=UIDS[0]).ready()
     machine.client("faulter", fault).status()
@@ -107,7 +107,7 @@ def test_with_multiuser_server_all_users_share_one(machine: Machine) -> None:
 
 @pytest.mark.slow
 def test_a_vendor_daemon_that_is_killed_is_started_again(machine: Machine) -> None:
-    """Its clients lose their GPU work, as they do with the vendor's; whoever comes next goes to the spare."""
+    """Its clients lose their GPU work, as with the vendor's daemon; the next client goes to the spare."""
     machine.configure(QUICK)
     machine.start()
     client = machine.counter().ready()
@@ -152,7 +152,7 @@ def test_newcomers_are_held_while_the_only_domain_restarts_and_then_served(machi
 
 @pytest.mark.slow
 def test_the_pauses_grow_while_a_vendor_daemon_keeps_crashing(machine: Machine) -> None:
-    """Told to crash when a client comes: that client waits, and is served when the mishap is over."""
+    """The daemon crashes when a client comes: that client waits, and mpsd serves it after the restart."""
     machine.configure(ALONE)
     machine.misbehave("crash@attach")
     machine.start()
@@ -187,7 +187,7 @@ def test_while_a_vendor_daemon_hangs_questions_are_answered_and_newcomers_served
         assert machine.run(typed="get_default_active_thread_percentage\n", seconds=3.0).stdout == "100.0\n"
         assert machine.run(typed="get_server_list\n", seconds=3.0).returncode == 0
         client.goes_on()
-        newcomer.ready(seconds=20.0)  # three times command_seconds of silence, besides the command that was under way
+        newcomer.ready(seconds=20.0)  # three times command_seconds of silence, and the command in progress
         assert machine.domain_of(newcomer) != "default"
     finally:
         os.kill(machine.vendor_pid("default"), signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""The vault's keeper dies under a service: the active goes on and gives the vault everything again; what is lost is said."""
+"""The vault's keeper dies under a service: the active continues and gives the vault everything again; losses are reported."""
 
 import os
 import random
@@ -56,8 +56,8 @@ def said(troupe: Troupe, what: str) -> list[dict[str, Any]]:
 
 
 def test_the_active_goes_on_and_a_standby_can_follow_it(troupe: Troupe) -> None:
-    """The keeper dies twice; between the kills, and after them, no step is missing and nobody else serves.  Then the active is
-    killed, and the standby goes on from its last step, with its memory."""
+    """The keeper dies twice; between and after the kills no step is missing and no other member serves. Then the active is
+    killed, and the standby continues from its last step, with its memory."""
     active = the_active(troupe)
     for generation in (2, 3):
         before = len(active.said("step"))
@@ -95,8 +95,8 @@ def test_who_was_promoted_gives_what_the_one_before_had_made(machine: Machine) -
 
 
 def test_nobody_serves_with_what_was_lost_with_the_keeper_and_the_active(troupe: Troupe) -> None:
-    """The active stands still when the keeper dies, and is killed then: what there was is nowhere.  The next one is told so:
-    it finds neither memory nor a record."""
+    """The active is stopped when the keeper dies, and then killed, so that all of its memory is lost. mpsd reports that to the
+    next active, which finds neither memory nor a record."""
     active = the_active(troupe)
     active.kill(signal.SIGSTOP)
     kill_the_keeper(troupe)

@@ -99,7 +99,7 @@ class Trials:
         self.active(view).kill()
 
     def next_killed_in_promotion(self, view: values.Service) -> None:
-        """As soon as there is a sign of its term."""
+        """Return as soon as its term shows a sign of life."""
         self.active(view).kill()
         generation = view.generation
         after = self.troupe.wait_for("a promotion", lambda: self.beyond(generation))
@@ -134,7 +134,7 @@ class Trials:
         try:
             with self.machine.mpsd() as mpsd:
                 mpsd.ask(calls.service_handover(SERVICE, wait_seconds=0.0))
-        except MpsdError:  # the wait is over before it happens; or there is nobody any more, and then:
+        except MpsdError:  # the wait ended before the event, or all members have ended; in that case:
             view = self.troupe.view() or view
             if view.phase == "serving" and view.generation == self.generation:
                 self.active(view).kill()

@@ -139,7 +139,7 @@ def test_a_core_dump_names_the_culprit_of_an_sm_exception(machine: Machine, mode
 
 @pytest.mark.slow
 def test_who_faults_without_proof_is_found_by_placing_suspects_apart(machine: Machine) -> None:
-    """Nobody writes dumps: of two who were there, the one that faults alone is convicted, and gets a domain of its own."""
+    """No client writes dumps: of the two suspects the one that faults alone is convicted, and gets a separate domain."""
     machine.configure('[faults]\ncrash_pause_max = 0.0\nculprit_seconds = 0.1\n')
     machine.start()
     with told(machine) as mpsd:
@@ -218,7 +218,7 @@ def test_a_gpu_that_needs_a_reset_takes_nobody(machine: Machine) -> None:
 
 
 def test_a_client_says_so_itself(machine: Machine) -> None:
-    """Evidence, not a proof: and nobody who is no client may say it."""
+    """The report is evidence and no proof, and mpsd takes it only from clients."""
     machine.start()
     with machine.mpsd() as mpsd, pytest.raises(Refused):
         mpsd.ask(calls.fault_report(700))
@@ -262,7 +262,7 @@ MOST_DOMAINS = 8  # the default of domains.max_domains
 
 
 def links(machine: Machine) -> list[str]:
-    """Where mpsd's descriptors lead; but not those of its domains: two logs, a watch and a pidfd each."""
+    """Return the targets of mpsd's descriptors, except those of its domains: two logs, a watch and a pidfd each."""
     found = []
     for name in os.listdir(place := f"/proc/{machine.daemon_pid()}/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -280,7 +280,8 @@ def settled_links(machine: Machine) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.deadline(600)
 def test_many_faults_with_sources_that_lose_and_delay_convict_nobody_wrongly(machine: Machine) -> None:
-    """All modes in random order, an innocent beside, two of other users elsewhere; a third of the Xids is lost, and so on."""
+    """All modes in random order, with an innocent co-runner and two clients of other users; a third of the Xids is lost, and so
+    on."""
     machine.configure('[faults]\nquarantine = "on"\ncrash_pause_max = 0.0\nculprit_seconds = 0.0\n')
     losses = {"MPSD_SIM_XID_LOSS": "30", "MPSD_SIM_NVML_LOSS": "30", "MPSD_SIM_UVM_LOSS": "20", "MPSD_SIM_XID_DELAY_MS": "40"}
     machine.start(**losses)
@@ -316,7 +317,8 @@ SIMULATED_MODES = ("oob_write", "oob_read", "use_after_free", "ro_write", "trap"
 
 @pytest.mark.slow
 def test_what_blame_convicts_the_report_names(machine: Machine) -> None:
-    """Two of one key, one of whom trapped, without proof: the report had no culprit, and nobody hurt, though both died."""
+    """Two clients of one key, one of which trapped, without proof: the report named no culprit and no victim, though both
+    died."""
     machine.start()
     with told(machine) as mpsd:
         pair = [machine.client("faulter", "trap", "--after", after).ready() for after in ("0.5", "5.0")]

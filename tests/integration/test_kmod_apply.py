@@ -1,4 +1,4 @@
-"""kmod/apply on trees that are as small as a tree can be: the hooks go in whole, or nothing changes and the reason is said."""
+"""kmod/apply on minimal trees: it applies all hooks, or changes nothing and reports the reason."""
 
 import os
 import shutil

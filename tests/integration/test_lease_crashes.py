@@ -1,9 +1,9 @@
-"""mpsd is killed at every write: what it acknowledged is there, what it released does not come back, nothing counts twice.
+"""mpsd is killed at every write: acknowledged leases exist, released ones do not return, and nothing counts twice.
 
-A child process does the same steps each time with the real store and the real book, and acknowledges each through a pipe, as
-mpsd does by its reply.  It is killed before its n-th SQL statement, for every n; and in another test at moments of real time,
-so in the middle of statements too.  What the next book finds must be what there was after the steps that were acknowledged, or
-after these and the one that was going on.
+A child process performs the same steps each time with the real store and the real book, and acknowledges each through a pipe,
+as mpsd does by its reply. The test kills it before its n-th SQL statement, for every n; and another test kills it at random
+times, so in the middle of statements too. The next book must find the state after the acknowledged steps, or after these and
+the step in progress.
 """
 
 import os
@@ -83,7 +83,7 @@ class Found(NamedTuple):
 
 
 def open_book(path: Path, seen: Seen | None = None) -> LeaseBook:
-    """seen: is told each statement before it is executed."""
+    """seen: called with each statement before it is executed."""
     path.mkdir(exist_ok=True)
     store = LeaseStore(path / "leases.db", "this boot")
     if seen:
@@ -104,7 +104,7 @@ def look(book: LeaseBook) -> Found:
 
 
 def undisturbed(path: Path) -> tuple[list[Found], int, float]:
-    """What there is after each number of steps, how many statements that took, and how many seconds."""
+    """Return the state after each number of steps, the number of statements, and the seconds that this took."""
     statements: list[str] = []
     begun = time.monotonic()
     book = open_book(path, statements.append)
@@ -191,7 +191,7 @@ def test_killed_at_every_statement(tmp_path: Path) -> None:
 
 @pytest.mark.deadline(120)
 def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """SIGALRM with its default action ends a process as SIGKILL does, whatever it is doing."""
+    """SIGALRM with its default action ends a process at any moment, as SIGKILL does."""
     states, _, seconds = undisturbed(tmp_path / "whole")
     for moment in range(1, MOMENTS + 1):
         path = tmp_path / str(moment)

@@ -56,7 +56,7 @@ def test_a_lease_of_memory_alone_has_the_sms_that_nobody_reserved(machine: Machi
 
 
 def test_a_gpu_of_a_lease_is_called_what_mps_calls_it(machine: Machine) -> None:
-    """As on two H200s: the client's 0 is the lease's GPU 1, and its 1 is nothing."""
+    """As on two H200s: the client's GPU 0 is the lease's GPU 1, and it has no GPU 1."""
     machine.start(MPSD_SIM_GPUS="2")
     create(machine, "second", 25.0, gpus=("1",))
     before = [gpu["used_mib"] for gpu in machine.status()["gpus"]]

@@ -61,7 +61,7 @@ def test_a_refused_limit_is_said_and_changes_nothing(machine: Machine) -> None:
 
 @pytest.mark.slow
 def test_a_default_set_later_leaves_the_running_server_alone_and_reaches_the_spare(machine: Machine) -> None:
-    """The vendor's rule: it counts for the next server.  The spare's server is no one's yet, so it is replaced."""
+    """The vendor's rule: it applies to the next server. The spare's server has no user yet, so mpsd replaces it."""
     machine.start()
     first = machine.counter().ready()
     spare = machine.with_spare()

@@ -34,7 +34,7 @@ SERVICE = "llm"
 
 
 class Server:
-    """serve.py, and what it says of itself."""
+    """serve.py and its reports."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.record = machine, machine.place / "record"

@@ -98,7 +98,8 @@ def test_a_server_started_by_command_is_in_the_log(machine: Machine) -> None:
 
 @pytest.mark.slow
 def test_nothing_is_lost_or_doubled_by_a_restart_of_mpsd(machine: Machine) -> None:
-    """Also what the domains wrote while there was no mpsd.  Killed in the middle of a line, it would publish that once more."""
+    """mpsd also publishes lines that the domains wrote while it did not run. If it is killed in mid-line, it publishes that
+    line again."""
     machine.start()
     machine.counter().ready()
     machine.with_spare()
@@ -135,7 +136,7 @@ def test_foreground_prints_the_log_as_the_vendors_daemon_does(machine: Machine) 
 
 
 def test_a_log_directory_that_cannot_be_written_costs_lines_and_nothing_else(machine: Machine) -> None:
-    """Read-only for root means that it is no directory."""
+    """Root can write to a read-only directory, so a file takes the place of the directory."""
     machine.log_directory.rmdir()
     Path(machine.log_directory).write_text("not a directory")
     assert machine.run("-d", seconds=20).returncode == 0

@@ -32,7 +32,8 @@ def inside(directory: Path) -> Iterator[None]:
 
 
 def together(machine: Machine, times: int, start: Callable[[int], object], uid: int | None = None) -> list[bool]:
-    """Whether the culprit faulted in its neighbour's domain, for each of its starts.  The neighbour starts anew each time."""
+    """Return, for each start of the culprit, whether it faulted in its neighbour's domain. The neighbour is restarted each
+    time."""
     found = []
     for number in range(times):
         neighbour = machine.counter(uid).ready()

@@ -1,4 +1,4 @@
-"""Installation, removal and the systemd unit, each in a place of its own."""
+"""Installation, removal and the systemd unit, each below a temporary root."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def run(*command: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A root to install below, with a vendor's program and a dpkg of its own."""
+    """Yield a root to install below, with a vendor's program and a dpkg."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / PROGRAM).write_bytes(VENDOR)
     (tmp_path / "bin" / PROGRAM).chmod(0o755)

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.machine import Machine
 from tests.integration.process import wait_for
 
-HEALTH_SECONDS = 0.1  # promised, whatever vendor daemons do
+HEALTH_SECONDS = 0.1  # promised, independent of the vendor daemons
 
 
 def mpsctl(machine: Machine, *words: str) -> Any:
@@ -43,7 +43,7 @@ def stopped(pids: list[int]) -> Iterator[None]:
 
 @pytest.fixture
 def address(machine: Machine) -> str:
-    """Of a daemon that tells its numbers.  The port was free a moment ago."""
+    """Return the metrics page of a daemon. The port was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     machine.configure(f'[metrics]\nlisten = "127.0.0.1:{port}"\n')

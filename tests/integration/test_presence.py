@@ -1,4 +1,4 @@
-"""The pipe directory is removed under a running mpsd: programs that start find it again, and nobody who runs notices."""
+"""The pipe directory is removed under a running mpsd: new programs find it again, and running ones notice nothing."""
 
 import os
 import shutil

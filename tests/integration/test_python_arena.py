@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def vault(programs: None) -> Iterator[Machine]:
-    """One daemon for all of them, with two GPUs: each test has an arena of its own."""
+    """Yield one daemon with two GPUs for all tests of this file; each test has a separate arena."""
     with open_machine() as machine:
         machine.variables["MPSD_SIM_GPUS"] = "2"
         machine.start()
@@ -27,7 +27,7 @@ def vault(programs: None) -> Iterator[Machine]:
 
 
 def run(machine: Machine, verb: str, *words: str, status: int = 0, **variables: str) -> Any:
-    """What it says, one object; a list of them where it says more."""
+    """Run the program and return its report, or a list of reports if there are several."""
     done = subprocess.run(
         [sys.executable, str(PROGRAM), verb, *words],
         env=machine.variables | variables,
@@ -42,7 +42,7 @@ def run(machine: Machine, verb: str, *words: str, status: int = 0, **variables: 
 
 
 def begin(machine: Machine, *words: str, program: Path = PROGRAM) -> "subprocess.Popen[str]":
-    """One that goes on when it is told to."""
+    """Start a program that waits for a line before it continues."""
     command = [sys.executable, str(program), *words]
     return subprocess.Popen(command, env=machine.variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -182,7 +182,7 @@ def test_pytorchs_allocator_takes_from_the_chosen_arena_and_gives_back_when_the_
 
 
 def test_the_example_finds_its_number_after_each_death(vault: Machine) -> None:
-    """As its first lines say: killed while it waits, started again."""
+    """As the example's docstring describes: killed while it waits, started again."""
     for start in (1, 2):
         with begin(vault, "--arena", "example", "--wait", program=EXAMPLE) as process:
             assert process.stdout is not None
@@ -218,7 +218,7 @@ def test_what_nobody_names_any_more_is_freed_when_that_is_asked_for(vault: Machi
 
 @pytest.mark.slow
 def test_a_restart_of_mpsd_is_not_noticed(vault: Machine) -> None:
-    """The arena stays open, what is allocated meanwhile is committed, and the next one adopts all of it."""
+    """The arena stays open, allocations made in between are committed, and the next process adopts all of it."""
     with begin(vault, "across_a_restart", "restarted") as process:
         base = heard(process)["base"]
         vault.kill_daemon()

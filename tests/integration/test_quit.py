@@ -1,4 +1,4 @@
-"""Quitting: for clients that run, for those that come, for whoever asks twice or may not ask; and nothing is left."""
+"""Quitting with running clients, with arriving ones, a second quit, a quit without permission; no process is left."""
 
 import os
 import re
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.root
 
 
 def vendor_processes(machine: Machine) -> list[int]:
-    """Whatever mpsd is, or had started: all but the clients."""
+    """Return the processes of mpsd and those that it started, without the clients."""
     clients = {*machine.processes("counter"), *machine.processes("faulter")}
     return [pid for pid in machine.processes() if pid not in clients]
 
@@ -168,7 +168,7 @@ def test_quit_after_a_fault_leaves_nothing(machine: Machine) -> None:
 
 @pytest.mark.slow
 def test_quit_while_a_vendor_daemon_hangs_kills_it_and_says_so(machine: Machine) -> None:
-    """It cannot be asked any more; the exit status tells."""
+    """mpsd cannot answer any more; the exit status carries the result."""
     machine.configure("[vendor]\ncommand_seconds = 0.5\nstop_seconds = 1.0\n")
     machine.start()
     machine.client("smcount").status()

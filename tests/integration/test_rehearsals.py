@@ -84,7 +84,7 @@ def test_a_rehearsal_within_a_rehearsal_is_refused(machine: Machine) -> None:
 
 
 def test_a_write_outside_the_copies_is_refused_by_the_gpu(machine: Machine) -> None:
-    """It ends the process that rehearses, in its own fault domain, and the active's memory has nothing of it."""
+    """The write ends the process that rehearses, in its own fault domain, and does not reach the active's memory."""
     active = active_of(machine, "stray")
     standby = start(machine, "stray", "stray")
     assert standby.status(SECONDS) != 0
@@ -97,7 +97,7 @@ def test_a_write_outside_the_copies_is_refused_by_the_gpu(machine: Machine) -> N
 
 
 def test_without_room_for_copies_the_member_stands_by_all_the_same(programs: None) -> None:
-    """And with a name of what it writes there is room."""
+    """With the names of the written tensors the copies fit."""
     with open_machine() as machine:
         machine.variables["MPSD_SIM_MEMORY_MIB"] = "6144"
         machine.start()

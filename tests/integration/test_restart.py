@@ -1,4 +1,4 @@
-"""The death and the return of mpsd and of its keeper: running clients go on, waiting ones are admitted, limits hold."""
+"""Death and restart of mpsd and of its keeper: running clients continue, waiting ones are admitted, limits hold."""
 
 import os
 import random
@@ -82,7 +82,7 @@ def test_kill_9_between_the_words_of_handshakes_holds_up_no_client(machine: Mach
 
 @pytest.mark.slow
 def test_kill_9_in_the_middle_of_a_word_holds_the_client_or_harms_it_not(machine: Machine) -> None:
-    """Whatever mpsd is doing.  Prints how many were held; within microseconds of its arrival a client may be cut off."""
+    """At any moment of mpsd. Prints the number of held clients; a client that arrived microseconds ago may be cut off."""
     counts = {"client": 0, "plain": 0, "held": 0, "ended": 0}
     trials = random.Random(RUN_SEED)
     for _ in range(25):
@@ -156,7 +156,7 @@ def test_kill_9_of_the_keeper_is_made_good(machine: Machine) -> None:
 
 @pytest.mark.slow
 def test_kill_9_of_both_leaves_running_clients_and_domains(machine: Machine) -> None:
-    """Nobody can wait then: a client that starts while there is neither finds no daemon, as with the vendor's."""
+    """Then no client can wait: one that starts while both are dead finds no daemon, as with the vendor's."""
     machine.start()
     client = machine.counter().ready()
     server = machine.server()
@@ -269,7 +269,7 @@ def test_a_reload_of_a_bad_configuration_is_refused_and_said(machine: Machine) -
     machine.counter().ready()
 
 
-# -- starting beside, and after, another -------------------------------------------------------------------------------
+# -- starting while another runs, and after it ------------------------------------------------------------------------
 
 
 def test_a_second_daemon_is_refused_with_the_vendors_words(machine: Machine) -> None:
@@ -291,7 +291,7 @@ def test_two_that_start_at_once_leave_one(machine: Machine) -> None:
 
 
 def test_a_vendors_daemon_in_the_same_directory_is_left_alone(machine: Machine) -> None:
-    """Somebody uses it: its clients would be lost."""
+    """A client uses it, and would be lost."""
     vendor = SIMULATOR / "bin" / PROGRAM
     assert machine.run("-d", program=vendor).returncode == 0
     theirs = machine.daemon_pid()

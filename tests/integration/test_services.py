@@ -48,7 +48,7 @@ def count(machine: Machine) -> int:
 
 
 def look(machine: Machine) -> values.Service | None:
-    """None while there is none: members have yet to join."""
+    """Return the service, or None while it does not exist, since its members have yet to join."""
     try:
         with machine.mpsd() as mpsd:
             return mpsd.ask(calls.service_get("count"))

@@ -1,4 +1,4 @@
-"""Programs under the shim, with a real daemon: leases, first errors, memory that outlives them, guards that tell."""
+"""Programs under the shim, with a real daemon: leases, first errors, memory that outlives them, guards that report."""
 
 import signal
 import subprocess
@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 @pytest.fixture(scope="module")
 def house(programs: None) -> Iterator[Machine]:
-    """One daemon for all that does not harm it.  A killed writer's successor does not wait for the sake of its co-runners."""
+    """Yield one daemon for all tests that do not harm it. A killed writer's successor waits for no co-runners."""
     assert SHIM.exists(), "run: make build"
     with open_machine() as machine:
         machine.configure('[vault]\nfence = "prompt"\n')
@@ -110,7 +110,7 @@ def test_a_killed_program_finds_its_memory_again(house: Machine) -> None:
 
 
 def test_memory_that_was_adopted_has_guards_around_it(house: Machine) -> None:
-    """Laid when all of it is known: none may lie over what has come with the arena."""
+    """The shim lays guards after adopting the arena, so that none lies over adopted memory."""
     ours = {"MPSD_ARENA": "guarded", "MPSD_ARENA_ADOPT": "1", "MPSD_ARENA_CAPACITY": "64M"}
     memory(house, "--write", "100", "4", "8", "4", MPSD_SHIELD="absorb", **ours)
     client = house.client("shim_arena", "--wild", "4", "8", "4", **shim(house, MPSD_SHIELD="absorb", **ours))
@@ -153,7 +153,7 @@ def test_beyond_the_capacity_the_driver_allocates(house: Machine) -> None:
 
 
 def test_an_arena_that_others_have_laid_out_is_left_alone(house: Machine) -> None:
-    """Nothing of theirs is dropped, and the program has the driver's memory."""
+    """The shim keeps their arena, and gives the program the driver's memory."""
     theirs = [sys.executable, str(ROOT / "tests/integration/arena_program.py"), "write_and_die", "theirs"]
     subprocess.run(theirs, env=house.variables, capture_output=True, timeout=20, check=False)
     with house.mpsd() as mpsd:
@@ -188,7 +188,7 @@ def last_fault(machine: Machine) -> int:
     return int(machine.journal("fault.opened")[-1]["number"])
 
 
-@pytest.mark.root  # else mpsd may not have heard of the client yet when it reports
+@pytest.mark.root  # otherwise the report could reach mpsd before the client does
 def test_the_first_error_is_told_once_with_its_kernel(house: Machine) -> None:
     client = house.client("faulter", "oob_write", "--after", "0.05", **shim(house)).ready()
     assert client.status() == 5

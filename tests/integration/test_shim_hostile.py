@@ -1,4 +1,4 @@
-"""Programs under the shim when mpsd dies, hangs, or is nobody's root: they end as without it, only later, and never much."""
+"""Programs under the shim when mpsd dies, hangs, or belongs to another user: they end as without it, at most a little later."""
 
 import random
 import signal
@@ -48,7 +48,7 @@ def test_a_stopped_mpsd_holds_up_cuinit_for_a_while(strangers: Machine, required
 
 @pytest.mark.slow
 def test_a_stopped_mpsd_holds_up_an_arena_once(programs: None) -> None:
-    """Then the driver allocates, what was placed works on, and it is said in the log."""
+    """Then the driver allocates, placed memory stays usable, and the log has the reason."""
     with open_machine() as machine:
         machine.start()
         client = machine.client("shim_arena", "--rounds", "300", "4", "8", "4", **shim(machine, **ARENA)).ready()
@@ -93,7 +93,7 @@ def _runs(machine: Machine) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(1, 3))
 def test_a_program_may_be_killed_between_any_two_calls(programs: None, seed: int) -> None:
-    """Whoever adopts has all of a size in order, or nothing; never something else."""
+    """An adopter has all allocations of a size in order, or none; never other contents."""
     chance = random.Random(seed)
     with open_machine() as machine:
         machine.start()

@@ -20,7 +20,7 @@ from tests.integration.process import wait_for
 from tests.seeds import RUN_SEED
 
 pytestmark = pytest.mark.root
-HEALTH_SECONDS = 0.1  # promised, whatever vendor daemons do
+HEALTH_SECONDS = 0.1  # promised, independent of the vendor daemons
 
 
 def connected(machine: Machine) -> socket.socket:

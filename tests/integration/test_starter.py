@@ -24,7 +24,7 @@ END_SECONDS = 60.0
 
 
 class Starter:
-    """One, of the service "count", whose members count in a file."""
+    """A starter of the service "count", whose members count in a file."""
 
     def __init__(self, machine: Machine, *words: str, command: Sequence[str] = ()) -> None:
         self.machine, self.file, self.logs = machine, machine.place / "count", machine.place / "logs"
@@ -86,8 +86,8 @@ def pids(service: values.Service) -> set[int]:
 
 
 def test_members_are_kept_changed_and_ended(machine: Machine) -> None:
-    """The active is killed: the standby serves, and there is another.  All are replaced by such with another share.  In the
-    end nothing is left."""
+    """The active is killed: the standby serves, and a new standby starts. Then all members are replaced by members with another
+    share. In the end no process is left."""
     machine.configure("[services]\nmost_promotions = 100\n[admission]\nsm_oversubscription = 0.9\n")
     machine.start()
     with begun(machine, "--standbys", "1", "--sm", "20%") as starter:
@@ -142,7 +142,7 @@ def test_another_starter_counts_those_of_the_one_that_was_killed(machine: Machin
 
 
 def test_the_starter_waits_for_mpsd(machine: Machine) -> None:
-    """Killed, and started again: nobody is started or ended for that."""
+    """mpsd is killed and started again: the starter neither starts nor ends a member for that."""
     machine.start()
     with begun(machine) as starter:
         first = starter.wait("two members", lambda it: len(it.members) == 2)
@@ -160,8 +160,8 @@ def test_the_starter_waits_for_mpsd(machine: Machine) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--remove-arena",)])
 def test_all_ends_when_the_work_is_done(words: tuple[str, ...], machine: Machine) -> None:
-    """And that was by the active of its own accord, with status 0; nobody is started again, and nobody else serves.  The arena
-    with the result stays, unless that was asked for."""
+    """The active ends with status 0, since its work is done: the starter starts no member again, and no other member serves.
+    The arena with the result stays, unless the test asks for its removal."""
     machine.start()
     command = [sys.executable, str(EXAMPLE), "--service", "count", "--steps", "60", "--pace", "0.05"]
     with begun(machine, "--until-done", *words, command=command) as starter:
@@ -203,8 +203,8 @@ def test_without_root_it_says_that_nothing_is_enforced(strangers: Machine) -> No
 
 
 def test_a_change_under_a_tight_budget_costs_no_standby_that_it_need_not(machine: Machine) -> None:
-    """There is room for three of 25 %, but not while one is being ended.  For two of 60 % there is none, also if a standby made
-    way: all stay as they are.  For two of 36 % there is, if each makes way; of two of 15 % only the first has to."""
+    """Three members of 25 % fit, but not while one is ending. Two of 60 % never fit, even without a standby: all stay as they
+    are. Two of 36 % fit if each makes room; of two of 15 % only the first has to."""
     machine.configure("[services]\nmost_promotions = 100\n[admission]\nsm_oversubscription = 0.75\n")
     machine.start()
     with begun(machine, "--standbys", "1", "--sm", "25%") as starter, machine.mpsd() as mpsd:
@@ -224,7 +224,7 @@ def test_a_change_under_a_tight_budget_costs_no_standby_that_it_need_not(machine
 
 
 def test_a_quit_that_waits_for_the_members_is_said_and_they_go_on(machine: Machine) -> None:
-    """Nobody takes the place of one that ends; the end of the starter is that of mpsd."""
+    """The starter replaces no member that ends, and ends together with mpsd."""
     machine.start()
     with begun(machine) as starter:
         first = starter.wait("two members", lambda it: len(it.members) == 2)
@@ -242,7 +242,8 @@ def test_a_quit_that_waits_for_the_members_is_said_and_they_go_on(machine: Machi
 
 
 def test_before_a_quit_that_does_not_wait_the_members_are_ended_and_started_again_after(machine: Machine) -> None:
-    """As when mpsd is restarted by systemd: nobody's work is ended under it.  Here somebody had asked it to wait before."""
+    """As when systemd restarts mpsd: no member is ended during its work. In this case a caller had asked mpsd to wait
+    before."""
     machine.start()
     with begun(machine) as starter:
         first = starter.wait("two members", lambda it: len(it.members) == 2)

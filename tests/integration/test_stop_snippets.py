@@ -21,7 +21,7 @@ CONTAINER = "0123456789abcdef" * 4
 
 @pytest.fixture
 def inner(request: pytest.FixtureRequest, cgroup: Path) -> Path:
-    """A directory in the cgroup, of the name that the test says."""
+    """Make a directory in the cgroup with the name that the test gives."""
     directory = cgroup / request.param
     directory.mkdir()
     return directory
@@ -71,7 +71,7 @@ def test_an_epilog_ends_the_clients_of_its_job(machine: Machine, inner: Path, ho
     ],
 )
 def test_an_epilog_never_fails_and_says_what_was_amiss(machine: Machine, variables: dict[str, str], said: str) -> None:
-    """No mpsd runs.  A node whose Epilog fails is drained."""
+    """mpsd does not run. Slurm drains a node whose Epilog fails."""
     done = run(machine, EPILOG, **variables)
     assert (done.returncode, done.stdout) == (0, "")
     assert said in done.stderr

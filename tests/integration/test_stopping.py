@@ -89,7 +89,7 @@ def test_it_is_logged_and_audited(machine: Machine) -> None:
     doomed = in_an_endless_kernel(machine)
     with machine.mpsd() as mpsd:
         mpsd.ask(calls.client_stop(doomed.pid))
-    wait_for("both lines of mpsd.log", lambda: len(machine.journal("client.stop")) >= 2)  # written by a thread of its own
+    wait_for("both lines of mpsd.log", lambda: len(machine.journal("client.stop")) >= 2)  # written by a separate thread
     assert [event["step"] for event in machine.journal("client.stop")] == ["terminate", "sigkill"]
     wait_for("a whole line of audit.log", lambda: "".join(machine.log("audit.log")).endswith("}"))
     [line] = map(json.loads, machine.log("audit.log"))
@@ -97,7 +97,7 @@ def test_it_is_logged_and_audited(machine: Machine) -> None:
 
 
 def test_the_clients_of_a_cgroup_end_and_nobody_else(machine: Machine, cgroup: Path) -> None:
-    """A launcher in it is no client, and is left to whoever ends the cgroup."""
+    """A launcher in the cgroup is no client; mpsd leaves it running."""
     machine.start()
     other = machine.counter().ready()
     doomed = [in_an_endless_kernel(machine) for _ in range(2)]
@@ -163,7 +163,7 @@ def busy(cgroup: Path) -> Iterator[int]:
 
 
 def test_a_client_that_somebody_has_stopped_is_continued_first(shared: Machine) -> None:
-    """The vendor's daemon would answer nobody while it ends the work of a stopped process (measured on an H200)."""
+    """The vendor's daemon would answer no command while it ends the work of a stopped process (measured on an H200)."""
     other = shared.counter().ready()
     doomed = in_an_endless_kernel(shared)
     os.kill(doomed.pid, signal.SIGSTOP)
@@ -179,7 +179,7 @@ async def test_the_freezer_freezes_and_thaws(cgroup: Path, busy: int) -> None:
     freezer = CgroupFreezer(cgroup)
     assert freezer.pids() == {busy}
     assert await freezer.freeze()
-    assert not await CgroupFreezer(cgroup).freeze()  # it is somebody's already
+    assert not await CgroupFreezer(cgroup).freeze()  # another freezer has frozen it already
     assert (cgroup / "cgroup.freeze").read_text().strip() == "1"
     freezer.thaw()
     assert (cgroup / "cgroup.freeze").read_text().strip() == "0"
@@ -256,7 +256,7 @@ def test_a_grace_is_no_longer_than_it_was_to_be(machine: Machine) -> None:
 
 
 def test_a_client_that_waits_for_its_turn_is_one_of_its_cgroup(machine: Machine, cgroup: Path) -> None:
-    """It has no work to be ended, and would run when the others have gone."""
+    """The client has no GPU work that could be ended, and would run after the others."""
     machine.configure("[domains]\nspares = 0\nmax_domains = 1\n")
     machine.start()
     other = machine.counter().ready()

@@ -1,4 +1,4 @@
-"""The LLM example with its model in PyTorch, in the simulator: whatever becomes of members, streams are as undisturbed."""
+"""The LLM example with its model in PyTorch, on the simulator: members die, and the streams equal undisturbed ones."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""mpsd as an ordinary user's: what docs/unprivileged.md promises, and what it says does not work."""
+"""mpsd as an ordinary user: the promises of docs/unprivileged.md, and its list of what does not work."""
 
 import os
 import shutil
@@ -11,9 +11,9 @@ from tests.hostile.attacker import attack
 from tests.integration.machine import FRONT_END, UIDS, Machine
 from tests.integration.process import variable, wait_for
 
-pytestmark = pytest.mark.root  # to be somebody else
+pytestmark = pytest.mark.root  # to act as another user
 
-# One command, as the front end says it.
+# One command, in the front end's protocol.
 TELL = """
 import socket, sys
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as mpsd:
@@ -70,7 +70,7 @@ def test_others_may_ask_and_not_command(strangers: Machine) -> None:
 
 @pytest.mark.parametrize("uid", [0, UIDS[1]], ids=["root", "another user"])
 def test_the_front_end_of_others_does_not_talk_to_it(shared_strangers: Machine, uid: int) -> None:
-    """Only the user decides what is said there, so root has to become that user; the words say how."""
+    """Only the user may command this daemon, so root has to become that user; the message explains how."""
     ours, line = UIDS[0], "get_default_active_thread_percentage"
     done = shared_strangers.ask(line, uid=uid)
     assert (done.returncode, done.stdout) == (1, "")
@@ -112,7 +112,7 @@ def test_another_user_does_not_reach_the_vendor_daemon(strangers: Machine) -> No
 
 @pytest.mark.slow
 def test_kill_9_leaves_clients_and_doors(strangers: Machine) -> None:
-    """Newcomers go where the links lead while there is no mpsd; the next one knows them all."""
+    """New clients follow the links while mpsd does not run; the next mpsd lists them all."""
     strangers.start()
     client = strangers.counter().ready()
     server = strangers.server()

@@ -1,5 +1,5 @@
-"""The simulated driver and what mpsd does with its clients' UVM descriptors, together, beside the simulated vendor's daemon
-alone: mpsd's relay has no part in it."""
+"""The simulated driver and mpsd's use of its clients' UVM descriptors, with the simulated vendor's daemon but without mpsd's
+relay."""
 
 import os
 import shutil
@@ -167,7 +167,7 @@ async def test_what_is_not_behind_it_is_told(stage: Stage, mode: str, setting: s
 @pytest.mark.slow
 @pytest.mark.parametrize(("hold", "survives"), [(True, True), (False, False)])
 async def test_what_holding_saves(stage: Stage, hold: bool, survives: bool) -> None:
-    """A kernel of half a second whose process is killed in its middle."""
+    """Start a kernel of half a second whose process is killed half-way."""
     innocent, killed = stage.counter(), stage.client("faulter", "killed", "--kernel-ms", "500", "--gate")
     made = stage.attachments(hold=hold, hold_seconds=1.5)
     async with trio.open_nursery() as nursery:

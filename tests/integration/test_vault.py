@@ -15,7 +15,7 @@ LAYOUT = b'{"format": "mine"}'
 
 
 def vault_keeper(machine: Machine) -> int:
-    """0 where there is none: the relay has one too, which is older."""
+    """Return the keeper's pid, or 0 if it does not run. The relay's keeper is older."""
     with machine.mpsd() as mpsd:
         keeper = mpsd.ask(calls.status()).keeper
     return keeper.pid or 0 if keeper else 0

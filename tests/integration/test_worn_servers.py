@@ -18,7 +18,7 @@ ENDS = 4  # of clients with a share of their own, in each of which the simulator
 
 
 def limited(machine: Machine, name: str) -> Client:
-    """A client with a share of its own, which ends when its device is told to."""
+    """Start a client under a lease of 15 %."""
     token = f"{name}-{'t' * 32}"
     with machine.mpsd() as mpsd:
         mpsd.ask(calls.lease_create(name, Selector.of_token(token), sm_percent=15))
@@ -26,7 +26,7 @@ def limited(machine: Machine, name: str) -> Client:
 
 
 def take_space(client: Client) -> int:
-    """A duplicate of its VA space, as a program that holds nothing else of it would have."""
+    """Duplicate the descriptor of its VA space, and none of its other descriptors."""
     folder = f"/proc/{client.pid}/fd"
     [number] = [each for each in os.listdir(folder) if os.readlink(f"{folder}/{each}").endswith(f"/{client.pid}.space")]
     pidfd = os.pidfd_open(client.pid)

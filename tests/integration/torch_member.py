@@ -2,8 +2,8 @@
 
     torch_member.py EXAMPLE --report FILE [...]     an example of clients/python/examples, without .py, and its arguments
 
-The term of generation 1 never ends its fourth step: it has written something, and FILE.cut is there.  That of generation 2 is
-in its second step until it is told to yield.
+The term of generation 1 never ends its fourth step: it has written some data, and FILE.cut exists. The term of generation 2
+stays in its second step until mpsd asks it to yield.
 """
 
 import sys
@@ -19,7 +19,7 @@ from mpsd_client import Arena, Service, Term
 from torch_on_a_cpu import save, use_cpu
 
 CUT_AT = 3
-HOLD_SECONDS = 200.0  # at most: somebody ends it
+HOLD_SECONDS = 200.0  # at most: the test ends it
 
 
 def build(self: Any, arena: Arena) -> Any:

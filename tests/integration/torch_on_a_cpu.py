@@ -32,7 +32,7 @@ def tensor_of(arena: Arena, name: str) -> Any:
 
 
 def save(arena: Arena, state: dict[str, Any]) -> None:
-    """Copies, since there is no pool; what is one tensor stays one."""
+    """Make copies, since there is no pool here; aliases of one tensor stay one."""
     extra = state.pop("extra")
     tensors = flatten(state, lambda value: isinstance(value, torch.Tensor), _torch_save_of)
     apart = {each.data_ptr(): each for each in tensors.values()}
