@@ -1,9 +1,9 @@
-"""Runs a Python program that uses CUDA, and faults in its name, on its context: SIGUSR1 writes out of bounds, SIGUSR2 traps.
-SIGQUIT prints where its threads are, also of one that hangs.
+"""Runs a Python program that uses CUDA, and faults on its context on request: SIGUSR1 writes out of bounds, SIGUSR2 traps.
+SIGQUIT prints the places of its threads, also of a program that hangs.
 
     fault_on_signal.py PROGRAM [arguments]
 
-Right before, it says so: {"event": "fault", "mode": "trap", "monotonic_ns": ...}.
+It reports each fault right before: {"event": "fault", "mode": "trap", "monotonic_ns": ...}.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ MODES = {signal.SIGUSR1: "oob_write", signal.SIGUSR2: "trap"}
 
 
 def fault(number: int, frame: object) -> None:
-    """The program's next call that waits for the GPU tells it."""
+    """The program's next call that waits for the GPU reports it."""
     cuda, mode = ctypes.CDLL("libcuda.so.1"), MODES[signal.Signals(number)]
     module, context, unused = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
     cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)

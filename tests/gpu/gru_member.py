@@ -1,12 +1,11 @@
-"""A small model as a service, written from docs/python.md alone: a GRU that draws tokens for some streams at once.
+"""A small model as a service, written from docs/python.md alone: a GRU that samples tokens for several streams at once.
 
-    gru_member.py --service gru [--cold]        a member; --cold: warm up with the model alone, as before `rehearse`
+    gru_member.py --service gru [--cold]        a member; --cold: warm up with the model alone, as without `rehearse`
     gru_member.py --plain --steps 5000          the same model without mpsd
 
 It prints JSON lines: "standby"; "rehearsed"; "promoted"; "first": the milliseconds of the first step of a term, until the GPU
-has finished it, and of its publish; "steady": the same of the later steps, their median; "split": of the
-first step's, those until its record was read, and then until its kernels were launched; "step": a number of steps, and the
-digest of all tokens up to it.
+has finished it, and of its publish; "steady": the median of the later steps; "split": of the first step, the time until its
+record was read, and then until its kernels were launched; "step": a number of steps, and the digest of all tokens up to it.
 """
 
 import argparse
@@ -29,7 +28,7 @@ SEED = 586
 SCHEMA = {"step": "uint64", "rng": f"bytes[{RNG_BYTES}]", "digest": "bytes[32]"}
 SKIPPED, MEASURED = 10, 50  # steps at the beginning of a term, without a pause
 EVERY = 10
-PAUSE_SECONDS = 0.02  # between later steps, so that there are not too many to compare
+PAUSE_SECONDS = 0.02  # between later steps, to limit the number of steps to compare
 
 
 class Model(nn.Module):
@@ -54,7 +53,7 @@ class Model(nn.Module):
 
 
 class Sampler:
-    """The step.  It reads one of two halves of its state, and writes the other: one that was cut off can be made again."""
+    """The step. It reads one of two halves of its state, and writes the other: so an interrupted step can be repeated."""
 
     def __init__(self, model: Model, hidden: Tensor, tokens: Tensor) -> None:
         self.model, self.hidden, self.tokens = model, hidden, tokens

@@ -1,4 +1,4 @@
-"""The comparison itself, in a tiny version on the simulator: every section runs, and says what it should.
+"""The comparison itself, in a tiny version on the simulator: every section runs and gives the expected rows.
 
 The sections of the vault and of the shim are in test_vault_on_sim.py, those of failover in test_failover_on_sim.py.
 """
@@ -22,7 +22,7 @@ COMPARE = Path(__file__).with_name("compare")
 NEEDED = (SIMULATOR / "bin/nvidia-cuda-mps-control", SIMULATOR / "lib/libcuda.so.1", CLIENTS / "counter", FRONT_END)
 ELSEWHERE = ("contract", "vault_", "shim_", "failover_")
 OTHERS = tuple(section.name for section in SECTIONS if not section.name.startswith(ELSEWHERE))
-# Sections whose goals are speeds: a simulated GPU has none.
+# Sections whose goals are speeds, which a simulated GPU does not have.
 SPEED = ("startup", "throughput", "pytorch", "memory_faults", "other_faults", "watched", "recovery")
 
 pytestmark = [
@@ -57,7 +57,8 @@ FAKE_TORCH = '''
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """compare.json of one run of everything but the contract suite, which has tests of its own, and the vault's sections."""
+    """Return compare.json of one run of all sections but the contract suite, which has separate tests, and the vault's
+    sections."""
     directory = tmp_path_factory.mktemp("compare")
     (directory / "torch.py").write_text(textwrap.dedent(FAKE_TORCH))
     argv = [sys.executable, str(COMPARE), "--dry-run-sim", "--trials", "1", "--only", ",".join(OTHERS)]

@@ -29,7 +29,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """compare.json of one run; two trials where there are five, so that mpsd is killed in one of them."""
+    """Return compare.json of one run; two trials instead of five, so that mpsd is killed in one of them."""
     directory = tmp_path_factory.mktemp("vault")
     env = dict(os.environ, OUT=str(directory), MPSD_PYTHON=sys.executable, BUDGET=str(SECONDS))
     argv = [str(COMPARE), "--dry-run-sim", "--trials", "6"]

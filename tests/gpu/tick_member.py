@@ -1,9 +1,10 @@
-"""A member of a service whose kernels count in the arena without a pause; who is promoted first looks whether that goes on.
+"""A member of a service whose kernels count in the arena without a pause; a promoted member first watches whether that
+continues.
 
     tick_member.py --service tick --kernels kernels.ptx [--ms 500] [--watch-ms 60]
 
-"promoted"; "watched", with how often the word was seen to change: 0, unless the one before still writes; "first_step", when its
-own first kernel is running.
+"promoted"; "watched", with the number of observed changes of the word: 0, unless the last active still writes; "first_step",
+when its own first kernel is running.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from typing import Any
 from mpsd_client import Dismissed, Service
 
 CYCLES_MS = 1_755_000  # of an H200 in a millisecond, about
-WORDS = 2  # what is counted, and in memory of its own: how often that changed
+WORDS = 2  # the counter, and in the process's memory the number of its changes
 
 
 class Gpu:
@@ -104,7 +105,7 @@ def tick(term: Any, gpu: Gpu, asked: argparse.Namespace) -> None:
     say("first_step")
     term.publish(term=term.generation)
     while not term.is_over:
-        gpu.launch("tick", word, asked.ms * CYCLES_MS)  # one runs, one waits: there is no gap
+        gpu.launch("tick", word, asked.ms * CYCLES_MS)  # one runs, one waits, without a gap
         gpu.wait()
 
 

@@ -1,4 +1,4 @@
-"""A PyTorch program: it imports, multiplies two matrices, and then goes on doing so.  Says when, one JSON object a line.
+"""A PyTorch program: it imports, multiplies two matrices, and then continues to do so. It reports each in a JSON object a line.
 
 python3 torch_client.py SECONDS START_NS
 """

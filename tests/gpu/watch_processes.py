@@ -1,4 +1,4 @@
-"""Says which processes NVML sees on the GPUs, whenever that changes: a JSON object a line, until it is ended.  Needs pynvml."""
+"""Prints the processes that NVML sees on the GPUs, at each change: a JSON object a line, until it is ended. Needs pynvml."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def pids(devices: list, kind: str) -> list[int]:
-    """Of the processes of one kind; a driver that does not tell counts as none."""
+    """Return the pids of the processes of one kind; none if the driver does not report them."""
     ask = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses")
     found: set[int] = set()
     for device in devices:

@@ -1,6 +1,6 @@
-"""A running test client: what it says, line by line, and its end.
+"""A running test client: its events, line by line, and its end.
 
-The clients of tests/clients print one JSON object a line; lines that are none are kept apart.
+The clients of tests/clients print one JSON object a line; other lines are kept separately.
 """
 
 import itertools
@@ -23,8 +23,8 @@ _FRAME = re.compile(r'  File ".*?([^/"]+)", line (\d+) in (.*)')
 
 
 def gist(lines: Sequence[str]) -> str:
-    """Of what a program printed: how its tracebacks end, whatever PyTorch adds behind them; where its threads were, if it was
-    asked; without any of that, its last lines."""
+    """Return the essence of a program's output: the ends of its tracebacks, without PyTorch's additions; the places of its
+    threads, if it was asked for them; otherwise its last lines."""
     found, is_within = [], False
     for number, line in enumerate(lines):
         if line.startswith("Traceback (most recent"):
@@ -39,7 +39,7 @@ def gist(lines: Sequence[str]) -> str:
 
 
 class Client:
-    """Guards the list of events, which a thread of its own fills.  has_input: it can be told something (`tell`)."""
+    """Guards the list of events, which a separate thread fills. has_input: `tell` sends it lines."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], has_input: bool = False) -> None:
         self.argv = list(argv)
@@ -87,7 +87,7 @@ class Client:
                 self.other.append(line.rstrip())
             self._changed.notify_all()
 
-    # -- what it said ------------------------------------------------------------------------------------------------
+    # -- its output --------------------------------------------------------------------------------------------------
 
     def events(self, name: str) -> list[Event]:
         with self._changed:
@@ -119,7 +119,7 @@ class Client:
         self.process.stdin.close()
 
     def wait_for_line(self, beginning: str, seconds: float) -> str | None:
-        """The first line that is no event and begins so; None as `wait_for` has it."""
+        """Return the first line that is not an event and begins so; None as in `wait_for`."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while True:
@@ -181,7 +181,7 @@ class Client:
 
 
 def end_all(clients: Sequence[Client], seconds: float = 3.0) -> None:
-    """SIGTERM, then SIGKILL for those that are still there.  Their kernels are short: nobody else is harmed."""
+    """Send SIGTERM, then SIGKILL to the remaining ones. Their kernels are short, so no other client is harmed."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + seconds
         for client in clients:

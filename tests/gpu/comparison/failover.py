@@ -1,9 +1,9 @@
-"""A service with a standby, disturbed in every way there is: what the sections about failover have in common.
+"""A service with a standby, disturbed in every possible way: the common part of the sections about failover.
 
     fault ──detect──▶ mpsd decides ──fence──▶ promoted ──told──▶ the standby knows ──▶ its first useful step has ended
 
-The moment of the fault is that of whoever makes it, by its own clock, right before; the last one is the new active's, right
-after.  All clocks are CLOCK_MONOTONIC of one machine.  detect, fence and promote are mpsd's own figures (service.promoted).
+The process that faults takes the time of the fault from its own clock, right before; the new active takes the last time, right
+after. All clocks are CLOCK_MONOTONIC of one machine. detect, fence and promote are mpsd's own figures (service.promoted).
 """
 
 import json
@@ -42,7 +42,7 @@ HANDED_OVER = "a planned handover"
 WAYS = (TRAP_BESIDE, TRAP_OWN, OOB_BESIDE, OOB_OWN, KILLED, DESERTED, STOPPED, HANDED_OVER)
 
 ASKED_WAYS = tuple(filter(None, os.environ.get("FAILOVER_WAYS", "").split(",")))  # words; a way that has one of them is tried
-CONFIG = "[services]\nmost_promotions = 1000\n"  # a trial is no flapping
+CONFIG = "[services]\nmost_promotions = 1000\n"  # mpsd must not take a trial for flapping
 # Milliseconds from the fault to the first useful step; of a memory fault, from the moment when the GPU answers again.
 GOALS = {TRAP_BESIDE: 20.0, TRAP_OWN: 20.0, OOB_BESIDE: 20.0, OOB_OWN: 20.0, KILLED: 250.0}
 STEP_GOALS = {KILLED: 250.0}  # where a step is that of a model, and takes as long as it takes: else the launch counts
@@ -53,12 +53,12 @@ _OWN = {TRAP_OWN: signal.SIGUSR2, OOB_OWN: signal.SIGUSR1}
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """What one disturbance came to, in milliseconds; None: not known.  total: from the fault to the end of the first useful
-    step.  told: from the fault until the standby knew.  mapped: from there until it may write its memory, and has said so.
-    step: from when it knew to the end of its first useful step.  after_xid: from when the driver or the vendor's server told of
-    the fault: of a memory fault, when the GPU has recovered.  lost, repeated: steps.  starting: members that were on their way
-    meanwhile, and may have held it up.  others: members beside the active, each with a context in a domain of its own: the more
-    there are, the later the driver tells of a trap.  why: it failed to be."""
+    """The result of one disturbance, in milliseconds; None: not known. total: from the fault to the end of the first useful
+    step. told: from the fault until the standby knew. mapped: from there until it may write its memory, and has reported it.
+    step: from when it knew to the end of its first useful step. after_xid: from the driver's or the vendor server's report of
+    the fault; of a memory fault, when the GPU has recovered. lost, repeated: steps. starting: members that were starting at
+    that time, and may have delayed it. others: members in addition to the active, each with a context in a separate domain: the
+    more of them, the later the driver reports a trap. why: the reason for a failure."""
 
     way: str
     total: float | None = None
@@ -78,7 +78,7 @@ class Failover:
 
     @property
     def launch(self) -> float | None:
-        """From the fault until the standby could launch its first useful kernel, and has said so."""
+        """Return the time from the fault until the standby could launch its first useful kernel, and has reported it."""
         return None if self.told is None or self.mapped is None else self.told + self.mapped
 
     @property
@@ -92,8 +92,8 @@ def asked(ways: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """lost: steps that somebody was told of, and that the new one has not.  repeated: steps that it computed once more.
-    is_same: as in a run that nobody disturbed."""
+    """lost: steps that a user received and the new active does not have. repeated: steps that it computed again. is_same: the
+    result equals that of an undisturbed run."""
 
     lost: int
     repeated: int
@@ -105,9 +105,9 @@ Check = Callable[[Client, Client], Outcome]  # of the old active and of the new 
 
 @dataclass(slots=True)
 class Crew:
-    """Guards that a service has one active and a standby.  start: a member, which says "standby" when it is warm and "promoted"
-    when it serves.  wanted: members.  fewest: with less, all that are missing are started; None: wanted.  calm: seconds that
-    `settle` waits for those that are on their way, since what they do on the GPU takes time from others."""
+    """Keeps one active and a standby in a service. start: starts a member, which reports "standby" when it is warm and
+    "promoted" when it serves. wanted: members. fewest: with fewer members, all missing ones are started; None: wanted. calm:
+    seconds that `settle` waits for starting members, since their work on the GPU slows others down."""
 
     stage: Stage
     system: System
@@ -142,7 +142,7 @@ class Crew:
         raise SystemFailed(f"no active with a standby, after {self.starts} starts: {self._words()}"[:400])
 
     def fill(self) -> None:
-        """Starts who is missing, and waits for nobody."""
+        """Start the missing members, without waiting for them."""
         for client in [each for each in self.members if not each.is_running]:
             self.last_words = f"pid {client.pid}: {client.trouble}"[:200]
             self.stage.say(self.last_words)
@@ -180,7 +180,7 @@ class Crew:
         return next((each.domain for each in self.view().members if each.pid == client.pid), "")
 
     def end(self) -> None:
-        """Standbys first, so that nobody is promoted."""
+        """End the standbys first, so that mpsd promotes none of them."""
         active = self.active()
         for client in [*(each for each in self.members if each is not active), *([active] if active else [])]:
             client.signal(signal.SIGCONT)
@@ -272,8 +272,8 @@ def _strike(crew: Crew, way: str, active: Client, culprit: Client | None) -> int
 
 
 def beside(crew: Crew, active: Client, way: str) -> Client | None:
-    """A client in the active's domain, whichever that is by now, that faults when its input ends: the time that its start takes
-    is not the load's.  None: in this way nobody beside it faults."""
+    """Start a client in the active's current domain that faults when its input ends, so that the measured time does not contain
+    its start. None: in this way no co-runner faults."""
     mode = _BESIDE.get(way)
     if mode is None:
         return None
@@ -292,7 +292,7 @@ def beside(crew: Crew, active: Client, way: str) -> Client | None:
 
 
 def _promotion(listener: Listener, pid: int) -> dict[str, float]:
-    """What mpsd says of it; it is said after the new one has said that it serves."""
+    """Return mpsd's event; it comes after the new active's report that it serves."""
     deadline = time.monotonic() + FAILOVER_SECONDS
     while time.monotonic() < deadline:
         for event in listener.events("service.promoted"):
@@ -303,7 +303,7 @@ def _promotion(listener: Listener, pid: int) -> dict[str, float]:
 
 
 def _since_xid(system: System, began_ns: int, end_ns: int) -> float | None:
-    """Milliseconds from the first that mpsd was told of the fault after the driver had dealt with it."""
+    """Return the milliseconds since the first report of the fault that reached mpsd after the driver had handled it."""
     seen = []
     for line in (system.log / "mpsd.log").read_text(errors="replace").splitlines():
         if '"fault.seen"' in line:
@@ -314,7 +314,7 @@ def _since_xid(system: System, began_ns: int, end_ns: int) -> float | None:
 
 
 def _put_away(active: Client, way: str) -> None:
-    """Whoever was replaced ends by itself or by mpsd's hand; one that handed over is ended."""
+    """End the replaced member: it ends by itself or mpsd ends it; after a handover it is ended here."""
     if way == HANDED_OVER:
         end_all([active])
     if active.wait(DEATH_SECONDS) is None:

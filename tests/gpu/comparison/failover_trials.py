@@ -35,8 +35,9 @@ def run_ways(
     leave_seconds: float = 0.0,
     goals: Mapping[str, float] = GOALS,
 ) -> None:
-    """Each so often, in turns: where the section's time is short, each is tried less often.  leave_seconds: of that time, for
-    what comes after.  A way that fails twice in a row is given up.  Raises SystemFailed: there is no service to disturb."""
+    """Try each way so often, in turns: if the section's time is short, each is tried less often. leave_seconds: the part of
+    that time for later work. A way that fails twice in a row is dropped. Raises SystemFailed if there is no service to
+    disturb."""
     found: dict[str, list[Failover]] = {way: [] for way in ways}
     longest = 0.0
     try:

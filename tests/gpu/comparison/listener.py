@@ -1,4 +1,4 @@
-"""What mpsd says of faults while a trial runs: its events, heard by a thread of its own."""
+"""mpsd's events about faults during a trial, received by a separate thread."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """mpsd's word on who did it, and when it was heard."""
+    """mpsd's verdict on the culprit, and the time at which it was received."""
 
     number: int
     pid: int
@@ -55,7 +55,7 @@ class Listener:
             return [event for heard_ns, event in self._heard if event.topic == topic and heard_ns >= since_ns]
 
     def culprit_since(self, since_ns: int, seconds: float) -> Verdict | None:
-        """The first incident with a culprit that was told after `since_ns`; None if none is within the time."""
+        """Return the first incident with a culprit published after `since_ns`; None if none comes in time."""
         end = time.monotonic() + seconds
         with self._changed:
             while True:

@@ -43,7 +43,7 @@ class Llm:
         return str(self.stage.work / f"{self.service}.sock")
 
     def member(self, *words: str, has_input: bool = False, environment: Mapping[str, str] | None = None) -> Client:
-        """One that serves, or stands by; it can be told to fault."""
+        """Start a member that serves or stands by; it faults on request."""
         sizes = ("--slots", str(self.slots), "--length", "1024", "--report-every", "10")
         argv = [str(failover.FAULTING), str(PLACE / "member.py"), "--service", self.service, "--backend", self.backend]
         env = {**self.system.environment(), **(environment or {})}
@@ -91,7 +91,7 @@ class Load:
     out: os.PathLike[str]
 
     def end(self) -> None:
-        """Whatever it has got."""
+        """Stop the front end, whatever it has received so far."""
         end_all([self.client])
 
     def result(self) -> dict[str, Any]:

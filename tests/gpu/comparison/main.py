@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def _run(section: Section, stage: Stage, seconds: float) -> None:
-    """Whatever goes wrong in a section is a row, and the next one begins with new daemons."""
+    """Run a section. Any failure in it becomes a row, and the next section begins with new daemons."""
     stage.section = section.name
     if seconds < _LEAST_SECONDS:
         stage.add("not begun", remark="no time was left")

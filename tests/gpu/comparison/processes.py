@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def started_below(directory: Path) -> list[int]:
-    """Living processes whose CUDA_MPS_PIPE_DIRECTORY lies below a directory; this one never."""
+    """Return the living processes whose CUDA_MPS_PIPE_DIRECTORY is below a directory, without this one."""
     wanted = f"CUDA_MPS_PIPE_DIRECTORY={directory}/".encode()
     return [pid for pid in _pids() if pid != os.getpid() and _has_variable(pid, wanted) and is_alive(pid)]
 
 
 def is_alive(pid: int) -> bool:
-    """A dead one that nobody has collected counts as dead."""
+    """Return whether a process lives; a zombie counts as dead."""
     return _stat(pid)[0:1] not in ([], ["Z"], ["X"])
 
 
@@ -73,7 +73,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def memory_mib(pid: int) -> tuple[float, float]:
-    """Resident, and its share of what is shared (PSS); 0 where the kernel does not say."""
+    """Return resident memory, and the proportional share of shared memory (PSS); 0 if the kernel does not report it."""
     return _kib(pid, "status", "VmRSS:") / 1024, _kib(pid, "smaps_rollup", "Pss:") / 1024
 
 

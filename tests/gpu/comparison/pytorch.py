@@ -4,7 +4,7 @@ from tests.gpu.comparison.stage import ROOT, Stage
 
 
 def has_torch(stage: Stage) -> bool:
-    """A row says that it has not."""
+    """Return whether PyTorch is installed; if not, add a row that reports it."""
     if stage.options.torch_python is None or stage.options.is_simulated:
         stage.add("skipped", remark="no Python with PyTorch and a GPU here (--torch-python names one)")
         return False

@@ -33,7 +33,7 @@ OTHERS_LOG = "others.log"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line said."""
+    """The options of the command line."""
 
     vendor: Path
     front_end: Path
@@ -45,7 +45,7 @@ class Options:
 
 @dataclass(slots=True)
 class Stage:
-    """Guards that both systems, and whatever they started, are gone when it is left."""
+    """Guards that both systems, and all processes that they started, are gone at its end."""
 
     options: Options
     work: Path
@@ -88,14 +88,14 @@ class Stage:
         user: Sequence[str] = (),
         config: str = "",
     ) -> System:
-        """One more system for this section, in a directory of its own; `config` is added to mpsd's."""
+        """Return one more system for this section, in a separate directory; `config` is added to mpsd's."""
         made = _system(self.options, self.work, name, control, like is self.mpsd, owner, config)
         made.user = user
         self.others.append(made)
         return made
 
     def clear(self) -> None:
-        """After a section: no client is left, nor anything of its own systems."""
+        """Remove all clients and all systems of a section at its end."""
         for system in (*self.both, *self.others):
             end_all(system.clients)
             system.clients.clear()

@@ -1,4 +1,4 @@
-"""One of the two that are compared: a control program in directories of its own, its daemon, and clients of it."""
+"""One of the two systems that are compared: a control program in separate directories, its daemon, and its clients."""
 
 import json
 import os
@@ -43,7 +43,7 @@ class Server:
 
 @dataclass(slots=True)
 class System:
-    """Guards that whatever it started can be found and ended again."""
+    """Guards that all processes that it started can be found and ended again."""
 
     name: str
     control: Path
@@ -84,12 +84,12 @@ class System:
             self.start()
 
     def renew(self) -> float:
-        """A new daemon, with nothing of the old one."""
+        """Replace the daemon by a new one, without any state of the old one."""
         self.quit()
         return self.start()
 
     def quit(self, seconds: int = 2) -> Reply | None:
-        """Politely, then not.  None: there was no daemon."""
+        """Quit the daemon, then kill it. None: there was no daemon."""
         pid = self.pid()
         reply = self.ask(f"quit -t {seconds}") if pid else None
         processes.wait_gone(pid, EXIT_SECONDS)  # it answers, and removes its pid file, before it lets its lock go
@@ -97,7 +97,7 @@ class System:
         return reply
 
     def kill(self) -> None:
-        """Everything of it, clients too."""
+        """Kill all of its processes, also clients."""
         if left := processes.end_below(self.place):
             raise SystemFailed(f"{self.name}: processes {left} cannot be ended")
         (self.pipe / PID_FILE).unlink(missing_ok=True)
@@ -126,8 +126,8 @@ class System:
         return tuple(int(word) for word in self.ask(f"get_client_list {server}").out.split() if word.isdigit())
 
     def wait_for_spare(self, seconds: float) -> bool:
-        """True once mpsd has a started server in reserve.  No command lists it: it is a server's process that is not listed,
-        and mpsd's log says that it is ready."""
+        """Return True once mpsd has a started server in reserve. No command lists it: its process exists, no list has it, and
+        mpsd's log reports it as ready."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             listed, started = self.ask("get_server_list").out.split(), self.server_processes()
@@ -152,7 +152,7 @@ class System:
         return [pid for pid in processes.started_below(self.place) if processes.program_name(pid) == SERVER_PROGRAM]
 
     def _last_of_spares(self) -> str:
-        """The last thing that mpsd's log says of any domain's being in order."""
+        """Return the last event about a domain in mpsd's log."""
         try:
             lines = (self.log / "mpsd.log").read_text(errors="replace").splitlines()
         except OSError:
@@ -163,7 +163,7 @@ class System:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def client(self, program: str, *arguments: str, before: Sequence[str] = (), has_input: bool = False) -> Client:
-        """A test client, told when it was started.  `before` goes in front of its command line."""
+        """Start a test client and pass it the time of its start. `before` goes in front of its command line."""
         argv = [*self.user, *before, str(self.programs / program), *arguments, "--json", "--start-ns", "{start_ns}"]
         return self.spawn(argv, None, has_input)
 

@@ -10,7 +10,7 @@ HEAD = ("what", "vendor", "mpsd", "ratio", "goal", "met", "remark")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line.  `met`: whether the goal was reached; None where there is none."""
+    """One line of the table. `met`: whether the goal was reached; None without a goal."""
 
     section: str
     what: str

@@ -35,7 +35,7 @@ def usable(system: System, launched_ns: int, first: list[Client]) -> float | Non
 
 
 def stall(bystander: Client, since_ns: int) -> float | None:
-    """The longest wait for a kernel since the launch; each tick tells the worst until then."""
+    """Return the longest wait for a kernel since the launch; each tick has the worst until then."""
     before = [tick["worst_ms"] for tick in bystander.events("tick") if tick["monotonic_ns"] < since_ns]
     after = [tick["worst_ms"] for tick in bystander.events("tick") if tick["monotonic_ns"] >= since_ns]
     grew = bool(after) and (not before or after[-1] > before[-1])

@@ -52,7 +52,7 @@ def said(client: Client, event: str, seconds: float = EVENT_SECONDS) -> Event:
 
 
 def until_said(system: System, begin: Callable[[], Client], event: str) -> tuple[Client, int]:
-    """A client that has said it, and how many had to be started: one that comes to a domain as it dies is refused."""
+    """Return a client that has reported it, and the number of starts: a client that comes to a dying domain is refused."""
     deadline = time.monotonic() + EVENT_SECONDS
     for number in count(1):
         client = begin()
@@ -67,7 +67,7 @@ def until_said(system: System, begin: Callable[[], Client], event: str) -> tuple
 
 
 def run(system: System, event: str, command: str, *arguments: object, before: Sequence[str] = ()) -> Event:
-    """What a client says in the end; it has ended then."""
+    """Run a client to its end, and return its last report."""
     client = start(system, command, *arguments, before=before)
     found = said(client, event)
     if client.wait(EVENT_SECONDS) is None:
@@ -152,7 +152,7 @@ def keeper_pids(system: System) -> list[int]:
 def _descriptors_of(pid: int) -> set[str]:
     found = set()
     for entry in os.scandir(f"/proc/{pid}/fd"):
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # closed by another thread
             found.add(os.readlink(entry.path))
     return found
 
@@ -166,7 +166,7 @@ def descriptors(pid: int) -> int:
 
 @contextmanager
 def lent_memory(system: System) -> Iterator[int]:
-    """A descriptor of 2 MiB of GPU memory, of a client that lives meanwhile: this process has no CUDA."""
+    """Yield a descriptor of 2 MiB of GPU memory, from a client that lives as long: this process has no CUDA."""
     client = start(system, "lend")
     number = int(said(client, "lent")["fd"])
     pidfd = os.pidfd_open(client.pid)

@@ -14,7 +14,7 @@ ANSWER_SECONDS = 30.0
 
 
 class Refusal(Exception):
-    """mpsd said no."""
+    """mpsd refused a request."""
 
     def __init__(self, code: int, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}")
@@ -70,7 +70,7 @@ class Wire:
             try:
                 datagram, fds, _, _ = socket.recv_fds(self._sock, MOST_BYTES, MOST_DESCRIPTORS)
             except ConnectionResetError:
-                continue  # told once, before what is still queued
+                continue  # reported once, before the datagrams that are still queued
             if not datagram:
                 raise Gone("mpsd ended the conversation")
             frame = msgpack.unpackb(datagram)

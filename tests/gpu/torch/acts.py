@@ -1,4 +1,5 @@
-"""What checks.py has other processes do: write, and die; adopt, and tell what is there.  `python acts.py VERB ARENA`."""
+"""The actions of the other processes of checks.py: write and die; adopt and report the contents. `python acts.py VERB
+ARENA`."""
 
 import hashlib
 import json
@@ -197,7 +198,7 @@ def train_through(name: str) -> None:
 
 
 def leave_everything(name: str) -> None:
-    """Nothing is closed; tensors, pool and arena end with the interpreter, in whatever order."""
+    """Close nothing; tensors, pool and arena end with the interpreter, in any order."""
     arena = Arena.create(name, 64 * MIB)
     with CUDA, pool(arena):
         held.extend([torch.ones(MIB), Tied(), arena])
@@ -257,8 +258,8 @@ def stand_by(name: str) -> None:
 
 
 def rehearse(name: str) -> None:
-    """A step is rehearsed, captured without a warm-up of its own, and replayed in another rehearsal: the arena is as it was,
-    and the graph writes to it when it may."""
+    """Rehearse a step, capture it without a warm-up, and replay it in another rehearsal: the arena is as it was, and the graph
+    writes to it when it may."""
     service = Service(name, capacity=64 * MIB, schema={"step": "uint64"})  # before CUDA begins
     x = torch.ones(16, 256, device=CUDA)
     arena = service.open()

@@ -1,10 +1,10 @@
-"""mpsd_client.torch on a real GPU: each check is a promise of docs/python.md, and says in one JSON line whether it holds.
+"""mpsd_client.torch on a real GPU: each check is a promise of docs/python.md, and reports in one JSON line whether it holds.
 
     checks.py                     all of them; exit status 1 if one fails
     checks.py NAME ...            some
     checks.py --list
 
-Needs torch, a GPU, mpsd, and mpsd_client with its C part on PYTHONPATH.  What other processes have to do is in acts.py.
+Needs torch, a GPU, mpsd, and mpsd_client with its C part on PYTHONPATH. The actions of other processes are in acts.py.
 """
 
 import json
@@ -28,7 +28,7 @@ REMOVE_SECONDS = 60.0  # for the end of the process that had it to be seen
 
 
 def act(verb: str, name: str, expected: int = 0) -> dict[str, Any]:
-    """Has another process do it; what it said."""
+    """Let another process perform an action, and return its report."""
     command = [sys.executable, str(ACTS), verb, name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == expected, f"{verb} ended with {done.returncode}: {done.stderr[-2000:]}"

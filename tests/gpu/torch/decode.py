@@ -1,10 +1,10 @@
-"""Greedy decoding that can be killed at any moment, and goes on in another process where everything is in an arena.
+"""Greedy decoding that can be killed at any moment, and continues in another process if everything is in an arena.
 
-    decode.py --tokens 200                                    as every program does it
+    decode.py --tokens 200                                    without an arena
     decode.py --tokens 200 --arena llm --state                everything in an arena
-    decode.py --tokens 200 --arena llm --state --adopt        goes on where the one before was killed
+    decode.py --tokens 200 --arena llm --state --adopt        continues where the last process was killed
 
-All three end with the same tokens and the same digest of the last logits.  What it does, it says as JSON lines (--report).
+All three end with the same tokens and the same digest of the last logits. It reports its actions as JSON lines (--report).
 Needs torch and a GPU; with --arena, mpsd, and mpsd_client with its C part on PYTHONPATH.
 """
 
@@ -105,7 +105,7 @@ def decode(state: dict[str, Any], options: argparse.Namespace, report: Report) -
         report.say("token", position=at, token=token, step_ms=times[-1])
         if options.pace:
             time.sleep(max(0.0, options.pace - times[-1] / 1e3))
-    if not times:  # the one before had done all but say so: its last step again, which changes nothing
+    if not times:  # the last process had done all but report it: its last step again, which changes nothing
         logits = model.step(history[position - 1], kv, position - 1)
     report.say(
         "end",

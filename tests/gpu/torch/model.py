@@ -151,5 +151,5 @@ def be_deterministic() -> None:
 
 
 def digest(tensor: Tensor) -> str:
-    """Of its bits."""
+    """Return a digest of a tensor's bits."""
     return hashlib.sha256(tensor.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()[:32]

@@ -1,12 +1,12 @@
-"""How long a step takes: training, reading or decoding text, in PyTorch's own memory or in an arena, with or without the shim.
+"""The time of a step: training, reading or decoding text, in PyTorch's own memory or in an arena, with or without the shim.
 
-    steps.py --kind infer                                     one JSON object: the median, and how far they spread
+    steps.py --kind infer                                     one JSON object: the median, and the spread
     steps.py --kind infer --arena steps                       the same with weights and cache in an arena
     LD_PRELOAD=.../libmpsd.so steps.py --kind train           the same under the shim
 
-To compare, run in turns: a GPU's clock drifts more than an arena costs.  --rounds does so within one process; with --turns
-several processes live at once, and each makes its steps when it is told to, a line of standard input for each turn.  A step of
-`decode` is the time that the host needs to launch it, which scatters by a third; those of `infer` and `train` are the GPU's.
+To compare, run in turns: a GPU's clock drifts more than an arena costs. --rounds does so within one process; with --turns
+several processes live at once, and each makes its steps on request, a line of standard input for each turn. A step of `decode`
+is the time that the host needs to launch it, which scatters by a third; those of `infer` and `train` are the GPU's.
 """
 
 import argparse

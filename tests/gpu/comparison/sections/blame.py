@@ -1,7 +1,7 @@
-"""A client that faults now and then, and that no source names: how many of its faults until mpsd has found it.
+"""A client that faults now and then, and that no source names: the number of faults until mpsd has found it.
 
-Nobody writes core dumps, so an SM exception names nobody.  Innocents and the culprit are started again after each fault, as a
-service would; mpsd places the suspects apart until one faults alone.
+No client writes core dumps, so an SM exception names no client. Innocents and the culprit are started again after each fault,
+as in a service; mpsd places the suspects apart until one faults alone.
 """
 
 import shutil
@@ -15,11 +15,11 @@ from tests.gpu.comparison.stage import Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
 TRIALS = 5
-INNOCENTS = ("innocent1", "innocent2", "innocent3")  # who a client is, is its user and program where it has no lease
+INNOCENTS = ("innocent1", "innocent2", "innocent3")  # without a lease a client is known by its user and program
 MOST_ROUNDS = 6
 VERDICT_SECONDS = 1.2
 BETWEEN_SECONDS = 0.5
-DEATH_SECONDS = 0.5  # an innocent of a trap hears of it up to 0.66 s later
+DEATH_SECONDS = 0.5  # an innocent gets the error of a trap up to 0.66 s later
 CONFIG = "[faults]\ncrash_pause_max = 0.0\nculprit_seconds = 0.0\n[domains]\nmax_domains = 8\n"
 
 
@@ -52,7 +52,8 @@ def run(stage: Stage) -> None:
 
 
 def _find(system: System, listener: Listener) -> tuple[int, bool, int]:
-    """After how many faults, whether it was found, and how many innocents were convicted.  Who died is started again."""
+    """Return the number of faults, whether mpsd found the culprit, and the number of convicted innocents. Dead clients are
+    started again."""
     innocents: list[Client] = []
     for number in range(1, MOST_ROUNDS + 1):
         time.sleep(BETWEEN_SECONDS)

@@ -43,7 +43,7 @@ def run(stage: Stage) -> None:
 
 
 def _watched(stage: Stage) -> dict[str, list[int]]:
-    """The control daemons: the vendor's; mpsd, its keeper, and the vendor daemons of its domains."""
+    """Return the control daemons: the vendor's; or mpsd, its keeper, and the vendor daemons of its domains."""
     vendor, mpsd = stage.vendor.pid(), stage.mpsd.pid()
     ours = {pid: processes.program_name(pid) for pid in processes.started_below(stage.mpsd.place)}
     return {
@@ -87,7 +87,7 @@ def _report(stage: Stage, used: dict[str, Use]) -> None:
 
 
 def _commands(stage: Stage) -> None:
-    """One command after the other, each a process of its own."""
+    """Run one command after the other, each in a new process."""
     for command in ("get_default_active_thread_percentage", "get_server_list", "ps"):
         times: dict[str, list[float]] = {"vendor": [], "mpsd": []}
         for _ in range(stage.trials(COMMANDS)):

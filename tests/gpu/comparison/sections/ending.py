@@ -29,7 +29,7 @@ def run(stage: Stage) -> None:
         watcher = system.spawn([str(stage.options.python), str(WATCHER)])
         watcher.wait_for("processes", 5.0)
         session = system.spawn(["sh", "-c", f"echo quit | {system.control}"])
-        time.sleep(0.2)  # for the daemon to have heard it; nothing tells when
+        time.sleep(0.2)  # until the daemon has received it; no event reports that
         newcomers = [system.client("counter", "--seconds", "0.1") for _ in range(NEWCOMERS)]
         ended = [client.wait(HANG_SECONDS) is not None for client in newcomers]
         status = session.wait(QUIT_SECONDS)
@@ -48,7 +48,7 @@ def run(stage: Stage) -> None:
 
 
 def _left(system: System) -> str:
-    """Names of MPS processes, as `ps | grep nvidia-cuda-mps` would find them; dead ones that nobody collected do not count."""
+    """Return the names of MPS processes, as `ps | grep nvidia-cuda-mps` would find them, without zombies."""
     names = [processes.program_name(pid) for pid in processes.started_below(system.place)]
     found = [name for name in names if name.startswith(("nvidia-cuda-mps", "mpsd"))]
     return ", ".join(sorted(found)) or "none"

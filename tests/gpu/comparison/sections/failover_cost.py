@@ -1,6 +1,5 @@
-"""What it costs to be a service while nothing happens: steps of a model in an arena, each published, with a standby beside, and
-those of the same model in PyTorch's own memory without any of it; in turns.
-"""
+"""The cost of being a service without faults: steps of a model in an arena, each published, with a standby, compared in turns
+with those of the same model in PyTorch's memory without mpsd."""
 
 import statistics
 import time
@@ -45,7 +44,7 @@ def run(stage: Stage) -> None:
 
 
 def _turns(stage: Stage, turn: Callable[[], tuple[float, float]]) -> list[tuple[float, float]]:
-    """As many as there is time for."""
+    """Take turns, as many as the time allows."""
     turns: list[tuple[float, float]] = []
     longest = 0.0
     while len(turns) < stage.trials(TURNS) and stage.left() > END_SECONDS + 1.5 * longest:

@@ -1,4 +1,4 @@
-"""The smallest service, disturbed in every way there is: how long until the standby's first useful step, and what is lost."""
+"""The smallest service, disturbed in every possible way: the time until the standby's first useful step, and the losses."""
 
 import itertools
 import os
@@ -98,7 +98,7 @@ def member(stage: Stage, system: System, program: Path, *words: str) -> Client:
 
 
 def compare(before: Client, after: Client) -> Outcome:
-    """A step that was told of is in the record, and every value is that of an undisturbed run."""
+    """Check that each acknowledged step is in the record, and that every value is that of an undisturbed run."""
     told = [*before.events("step"), *after.events("step")]
     if not told:
         raise SystemFailed("no step was told of")

@@ -1,4 +1,5 @@
-"""Never two writers: a member's kernels count in the arena without a pause; whoever is promoted looks whether that goes on."""
+"""Never two writers: a member's kernels count in the arena without a pause; the promoted member watches whether that
+continues."""
 
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -56,6 +57,6 @@ def start(stage: Stage, system: System) -> Client:
 
 
 def watch(way: str, found: list[Watched], before: Client, after: Client) -> Outcome:
-    """Its first step comes behind that, and is no measure of anything."""
+    """Record how often the word changed. The first step comes after the watch, so its time is no measure."""
     found.append(Watched(way, int(vault.said(after, "watched")["changes"])))
     return Outcome(lost=0, repeated=0, is_same=True)

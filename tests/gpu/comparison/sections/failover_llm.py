@@ -1,7 +1,8 @@
-"""A language model that serves streams, disturbed: no connection drops, no token is lost, all are those of an undisturbed run.
+"""A language model that serves streams, disturbed: no connection drops, no token is lost, all equal those of an undisturbed
+run.
 
-Beside it, what there is without: the process is started again, and reads all prompts again (cold); a process that was kept,
-with its weights in host memory and no part in MPS, loads them (sleeping).
+Two alternatives for comparison: the process is started again, and reads all prompts again (cold); a spare process, with its
+weights in host memory and no context in MPS, loads them (sleeping).
 """
 
 import os
@@ -21,7 +22,7 @@ STREAMS, TOKENS, FEW_TOKENS = 8, 600, 150  # few: on the simulator
 STRUCK_AFTER = 40  # steps of the load
 SERVICE = "llm"
 MEMBERS = int(os.environ.get("FAILOVER_MEMBERS", "6"))
-FEWEST = (MEMBERS + 1) // 2  # PyTorch takes ten seconds to start: several at once, when there are few; two on the simulator
+FEWEST = (MEMBERS + 1) // 2  # PyTorch takes ten seconds to start: start several when few are left
 CALM_SECONDS = 25.0
 STEP_SECONDS = 20.0  # without any
 BASELINE_SECONDS = 18.0  # of one trial of one of the four
@@ -83,7 +84,7 @@ def _serve(stage: Stage, crew: Crew, llm: Llm, shape: str, leave_seconds: float)
 
 
 class _Trial:
-    """Streams that run while somebody is struck.  Guards what they were promised."""
+    """Streams that run during the disturbance. Guards the tokens that they received."""
 
     def __init__(self, stage: Stage, crew: Crew, llm: Llm, tokens: int, digest: str) -> None:
         self._stage, self._crew, self._llm, self._tokens, self._digest = stage, crew, llm, tokens, digest
@@ -130,8 +131,8 @@ def wait_for_steps(client: Client, count: int) -> None:
 # -- without -------------------------------------------------------------------------------------------------------------
 
 
-Strike = Callable[[Client], int]  # tells when it was
-Prepare = Callable[[System], Strike]  # before there is any load
+Strike = Callable[[Client], int]  # returns the time of the fault
+Prepare = Callable[[System], Strike]  # before the load begins
 
 
 def _baselines(stage: Stage, shape: str) -> None:
@@ -170,7 +171,7 @@ def _sleeping(system: System, llm: Llm, prepare: Prepare) -> float | None:
 
 
 def _struck(system: System, llm: Llm, first: Client, prepare: Prepare, begin: Callable[[], Client]) -> float | None:
-    """Milliseconds from the fault to the first useful step of who comes next.  None: nobody served again."""
+    """Return the milliseconds from the fault to the first useful step of the next active. None: no member served again."""
     strike = prepare(system)
     load = llm.load("baseline", requests=STREAMS, tokens=TOKENS)
     wait_for_steps(first, STRUCK_AFTER)
@@ -181,7 +182,7 @@ def _struck(system: System, llm: Llm, first: Client, prepare: Prepare, begin: Ca
     deadline = time.monotonic() + failover.SERVING_SECONDS
     second = begin()
     while (step := second.wait_for("first_step", failover.SERVING_SECONDS)) is None and time.monotonic() < deadline:
-        second = begin()  # a server in FAULT refuses newcomers until the last of its clients has ended
+        second = begin()  # a server in FAULT refuses newcomers until its last client has ended
     if step is not None:
         found = (int(step["monotonic_ns"]) - began_ns) / 1e6
         load.result()

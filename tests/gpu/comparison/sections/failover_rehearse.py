@@ -1,6 +1,5 @@
-"""The first step after a promotion, of a model that is a service as docs/python.md has it: with `rehearse`, and with a warm-up
-that leaves out some of the step's kernels; beside the step in the middle of a term, and beside an undisturbed run.
-"""
+"""The first step after a promotion, of a model that is a service as docs/python.md describes: with `rehearse`, and with a
+warm-up that omits some of the step's kernels; compared with a step in the middle of a term, and with an undisturbed run."""
 
 import os
 import signal
@@ -157,7 +156,7 @@ def _ms(values: list[float]) -> str:
 
 
 def _compare(stage: Stage, system: System, digests: dict[int, set[str]]) -> None:
-    """All tokens of all terms of both services are those of a run that nobody disturbed."""
+    """Compare all tokens of all terms of both services with those of an undisturbed run."""
     last = max(digests, default=0)
     plain = member(stage, system, "--plain", "--steps", str(last))
     vault.said(plain, "end", END_SECONDS)

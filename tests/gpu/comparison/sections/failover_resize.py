@@ -20,7 +20,7 @@ TRIALS = 10
 SERVICE = "resized"
 STEP_PERCENT = 2.0  # a client has whole pairs of SMs: 26 of 132 for 20 %
 CHANGE_SECONDS, ENDING_SECONDS = 30.0, 20.0
-SHARES = (20.0, 30.0)  # for a moment there are three members, each with its own
+SHARES = (20.0, 30.0)  # for a moment three members exist, each with its share
 
 
 def run(stage: Stage) -> None:
@@ -81,7 +81,7 @@ def _wait(system: System, starter: Client, share: float) -> Any:
         with Mpsd(system.pipe / "mpsd.sock", program="compare") as mpsd:
             found = [each for each in mpsd.pages(calls.service_list()) if each.name == SERVICE]
             leases = {each.pid: each.sm_percent for each in mpsd.pages(calls.client_list())}
-        if found and found[0].phase == "serving" and found[0].settings.sm_percent == share:  # and its starter has said so
+        if found and found[0].phase == "serving" and found[0].settings.sm_percent == share:  # and its starter has reported it
             shares = [leases.get(each.pid) for each in found[0].members if each.standing == "ready" or each.is_writer]
             if len(shares) == 2 and all(each is not None and abs(each - share) < STEP_PERCENT for each in shares):
                 return found[0].last

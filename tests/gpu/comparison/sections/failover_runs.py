@@ -17,7 +17,7 @@ TRIALS = 10
 WAYS = (failover.KILLED, failover.TRAP_BESIDE, failover.TRAP_OWN, failover.OOB_BESIDE)
 EXAMPLES = ROOT / "clients/python/examples"
 RUN_SECONDS = 90.0
-MOST_FAILED = 3  # trials; then there are no more
+MOST_FAILED = 3  # after so many failed trials the section ends
 # A run is well under way when its standby is ready, some seconds after its first step, and must not be over by then.
 IMAGE_STEPS, IMAGE_STRUCK_AT = 600, 100
 TRAINING_STEPS, TRAINING_STRUCK_AT = 150, 5
@@ -25,8 +25,8 @@ TRAINING_STEPS, TRAINING_STRUCK_AT = 150, 5
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """counted_from: of a step that "step" tells of as n, n and this are done.  early: it may tell of so many that do not count
-    yet.  same: of its "end", what has to be as undisturbed."""
+    """counted_from: if "step" reports n, the steps n and below are done. early: so many reported steps may not count yet. same:
+    the fields of its "end" that must equal those of an undisturbed run."""
 
     service: str
     program: Path
@@ -49,7 +49,7 @@ def run_training(stage: Stage) -> None:
 
 
 def _run(stage: Stage, kind: _Kind) -> None:
-    """Each trial is a run of its own, from the first step to the last."""
+    """Run the trials; each is a separate run from the first step to the last."""
     if not has_torch(stage):
         return
     service, program, words = kind.service, kind.program, kind.words
@@ -90,14 +90,14 @@ def _run(stage: Stage, kind: _Kind) -> None:
 def _disturbed(crew: Crew, way: str, check: failover.Check, struck_at: int) -> failover.Failover:
     try:
         crew.settle()
-        crew.wanted = 1  # nobody is started in the place of who is struck
+        crew.wanted = 1  # do not replace the disturbed member
         return failover_trials.attempt(crew, way, check, partial(_wait_for_step, crew, struck_at))
     except SystemFailed as error:
         return failover.Failover(way, why=str(error)[:300])
 
 
 def member(stage: Stage, system: System, program: Path, *words: str) -> Client:
-    """Of PyTorch's Python; it can be told to fault."""
+    """Start a member with PyTorch's Python; it faults on request."""
     env = {**system.environment(), "PYTHONPATH": python_path(stage)}
     return system.spawn([str(stage.options.torch_python), str(failover.FAULTING), str(program), *words], env)
 

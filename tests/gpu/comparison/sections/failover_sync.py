@@ -1,4 +1,4 @@
-"""What publishing a forward state costs its writer on this machine, by the size of the record and by how much of it changed."""
+"""The writer's cost of publishing a forward state on this machine, by the size of the record and of the change."""
 
 import json
 import subprocess

@@ -1,9 +1,9 @@
-"""One client faults: who dies with it, who goes on, and what becomes of a client that arrives meanwhile.
+"""One client faults: which clients die with it, which continue, and the fate of clients that arrive at that time.
 
-mpsd: a bystander of another user, and so in another domain, runs through all the trials.  Two daemons take turns, since each
-warms a new spare for over a second after each trial; the trials themselves never overlap.  Vendor: there is one server, so
-the bystander is one more client of it, new in each trial.  In each trial three clients arrive: one as the fault is launched,
-before anything can know of it, one as its culprit is told, and one a fifth of a second later.
+mpsd: a bystander of another user, and so in another domain, runs through all the trials. Two daemons take turns, since each
+warms a new spare for over a second after each trial; the trials themselves never overlap. Vendor: there is one server, so the
+bystander is one of its clients, new in each trial. In each trial three clients arrive: one as the fault is launched, before any
+source can report it, one when its culprit gets the error, and one a fifth of a second later.
 """
 
 import time
@@ -30,9 +30,9 @@ class Trial:
     mode: str
     victim: str = ""
     culprit: str = ""
-    told_ms: float | None = None  # from the launch until the culprit was told
+    told_ms: float | None = None  # from the launch until the culprit got its error
     early: str = ""  # the client that arrived at the launch
-    newcomer: str = ""  # the one that arrived when the culprit was told
+    newcomer: str = ""  # the one that arrived when the culprit got its error
     newcomer_ms: float | None = None
     late: str = ""  # the one that arrived a little later
     late_ms: float | None = None

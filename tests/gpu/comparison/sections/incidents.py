@@ -1,8 +1,9 @@
-"""Every class of fault, again and again, among three innocents: who dies, who is named, how soon, what is left afterwards.
+"""Every class of fault, repeated, among three innocents: which clients die, which one is named, how soon, what is left
+afterwards.
 
-Two newcomers in each trial: one at the launch, before anything can be known of it, one while the domain recovers.
-mpsd: one innocent shares the culprit's domain, two are of other users and so in other domains, where they run through all
-trials.  Vendor: there is one server, so all are its clients, new in each trial.
+Two newcomers in each trial: one at the launch, before any source can report it, one while the domain recovers. mpsd: one
+innocent shares the culprit's domain, two are of other users and so in other domains, where they run through all trials. Vendor:
+there is one server, so all are its clients, new in each trial.
 """
 
 import math
@@ -32,7 +33,7 @@ MMU, SM, HOST, NONE = "mmu", "sm", "host", "none"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """mode: of faulter.  harmless: with mpsd nobody suffers of it, and nobody is named."""
+    """mode: of faulter. harmless: with mpsd no client suffers from it, and none is named."""
 
     mode: str
     fault_class: str
@@ -65,7 +66,7 @@ KINDS = (
 
 @dataclass(slots=True)
 class Trial:
-    """One fault.  named: the pid that mpsd convicted was the culprit's; None: it convicted nobody."""
+    """One fault. named: whether mpsd convicted the culprit's pid; None: it convicted no client."""
 
     mode: str
     culprit: str = ""
@@ -176,7 +177,7 @@ def _start(system: System, more: dict[str, str], program: str, *arguments: str, 
 
 
 def _take_verdict(trial: Trial, kind: Kind, culprit: Client, launched_ns: int, listener: Listener) -> None:
-    """Nobody is to be named where nothing happened: that is looked at for a moment only."""
+    """Check that mpsd names no client after a harmless fault; the check takes only a moment."""
     verdict = listener.culprit_since(launched_ns, SETTLE_SECONDS if kind.harmless else NAMED_SECONDS)
     if verdict is not None:
         trial.named = verdict.pid == culprit.pid

@@ -83,7 +83,7 @@ def _lines(log: Path, offset: int) -> Iterator[str]:
 
 
 def _shape(system: System) -> str:
-    """What the logs say about one client, and when."""
+    """Return the log lines about one client, with their times."""
     offsets = {name: (system.log / name).stat().st_size for name in ("control.log", "server.log")}
     client: Client = system.client("smcount")
     client.wait(CLIENT_SECONDS)

@@ -1,6 +1,7 @@
-"""Limits of each client's own: three that start together, many that come at once, the price, and the ways to refuse.
+"""Individual limits of clients: three that start together, many that come at once, the price, and the ways to refuse.
 
-Beside it the vendor's daemon as an operator would use it by hand: set the server's limits, start the client, set the next.
+For comparison the vendor's daemon, as an operator would use it by hand: set the server's limits, start the client, set the
+next.
 """
 
 import itertools
@@ -105,7 +106,7 @@ def start_by_hand(system: System, shares: Sequence[Share]) -> list[Client]:
 
 
 def start_leased(system: System, shares: Sequence[Share]) -> list[Client]:
-    """Each with a lease of its own, which it names in its environment."""
+    """Start clients, each with a separate lease, which its environment names."""
     tokens = [secrets.token_hex(16) for _ in shares]
     with _mpsd(system) as mpsd:
         for token, share in zip(tokens, shares, strict=True):
@@ -157,7 +158,8 @@ def _many(stage: Stage, mpsd: System) -> None:
 
 
 def _price(stage: Stage, mpsd: System) -> None:
-    """One client at a time, beside mpsd without limits: what setting them, and closing them again, costs a client's start."""
+    """Measure how much setting and closing the limits adds to a client's start, one client at a time, compared with mpsd
+    without limits."""
     count = stage.trials(PRICE_PAIRS)
     plain = [_start_ms(mpsd.client("quota", "--most", "64")) for _ in range(count)]  # first: with a lease come its windows
     limited = [_start_ms(start_leased(mpsd, [Share(50, 2048)])[0]) for _ in range(count)]
@@ -184,7 +186,7 @@ def _start_ms(client: Client) -> float:
 
 
 def _refusal(stage: Stage, way: str) -> None:
-    """Nobody runs without a lease: what the client sees, and whether it ever was on a GPU without MPS."""
+    """No client runs without a lease: check what the client sees, and whether it ever was on a GPU without MPS."""
     config = f'[admission]\ndefault = "refuse"\nrefuse_with = "{way}"\n'
     system = stage.another(f"refuse-{way}", stage.mpsd.control, stage.mpsd, config=config)
     system.start()

@@ -1,6 +1,6 @@
 """Clients without a lease after rounds of leased ones in the same domain: the server must still make contexts for them.
 
-Beside it the vendor's daemon with the same shares and memory limits, set by hand for one client after the other.
+For comparison the vendor's daemon with the same shares and memory limits, set by hand for one client after the other.
 """
 
 from tests.gpu.comparison import figures

@@ -1,4 +1,4 @@
-"""Many programs that ask the control daemon at once, each command a process of its own, as monitoring does it."""
+"""Many programs that send commands to the control daemon at once, each command in a new process, as monitoring does."""
 
 import json
 import shutil

@@ -1,6 +1,6 @@
-"""A domain's private directory, with the vendor's real programs: what is open in it, and what other processes reach.
+"""A domain's private directory, with the vendor's real programs: its open files, and what other processes can reach in it.
 
-"exposed" is an mpsd that may not make mount namespaces: its vendor daemons are started as before there were any.
+"exposed" is an mpsd that may not make mount namespaces, so that other users can reach its vendor daemons.
 """
 
 import json
@@ -49,7 +49,7 @@ def run(stage: Stage) -> None:
 
 
 def _python(stage: Stage) -> str:
-    """Without the environment of the installation: a script's first line has no room for much."""
+    """Return a Python without the environment of the installation: the first line of a script has little room."""
     found = os.path.realpath(sys.executable)
     return found if len(found) < 100 else "/usr/bin/python3"
 
@@ -105,7 +105,7 @@ def _reach(stage: Stage, ours: System, exposed: System, uid: int, who: str) -> N
 
 
 def _forge(stage: Stage, system: System, uid: int, who: str) -> None:
-    """Lines that say that the server faults, for a while; the domain would be restarted 2 s after the first."""
+    """Write lines that report a fault of the server, for a while; mpsd would restart the domain 2 s after the first."""
     with _client(system) as victim:
         before = len(_journal(system))
         said = json.loads(attack(FORGE, _state(system), FORGE_SECONDS, _server_of(system, victim), uid=uid))
@@ -185,7 +185,7 @@ def _cell(times: Sequence[float | None]) -> str:
     return f"{figures.ms(figures.median(known))}, slowest {figures.ms(max(known))}"
 
 
-# -- a client and what mpsd says -----------------------------------------------------------------------------------------
+# -- a client and mpsd's events ---------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -23,7 +23,7 @@ BEYOND = (0, 1 << 20)  # bytes: of the access, from the end of what is its own
 SETTLE_SECONDS = 0.4
 AFTER_SECONDS = "0.1"  # until mpsd has laid its own, at low addresses
 NAMED_SECONDS = 3.0
-PAGE = 64 << 10  # as far as an address is told exactly
+PAGE = 64 << 10  # addresses are reported to this precision
 LOG_CHARACTERS = 8000
 SEED = 3
 OFF = '[faults]\nshield = "off"\nquarantine = "off"\ncrash_pause_max = 0.0\n'  # mpsd's own is for low addresses
@@ -31,7 +31,7 @@ OFF = '[faults]\nshield = "off"\nquarantine = "off"\ncrash_pause_max = 0.0\n'  #
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """code: of the access, as the client saw it; None: it did not live to see.  wrong: words of its own memory."""
+    """code: the client's result of the access; None: it did not survive it. wrong: wrong words in its memory."""
 
     mode: str
     fate: str

@@ -1,4 +1,4 @@
-"""Strangers who connect to `control` and say nothing."""
+"""Strangers who connect to `control` and send nothing."""
 
 import os
 import socket
@@ -37,7 +37,7 @@ def run(stage: Stage) -> None:
 
 @contextmanager
 def open_silent(system: System, count: int) -> Iterator[int]:
-    """Connections that say nothing; how many there came to be."""
+    """Open connections that send nothing, and return their number."""
     with ExitStack() as stack:
         opened = 0
         for _ in range(count):

@@ -49,7 +49,7 @@ def _named(stage: Stage, name: str) -> System:
 
 
 def _blind(system: System) -> Sequence[str]:
-    """Mounts an empty file system over the state directory, in a mount namespace of its own."""
+    """Return a command that mounts an empty file system over the state directory, in a mount namespace."""
     script = f'mount -t tmpfs none {system.place}/state && ! ls {system.place}/state/domains >&2 2>/dev/null && exec "$@"'
     return ("unshare", "--mount", "sh", "-c", script, "sh")
 
@@ -75,7 +75,7 @@ def _try(system: System, before: Sequence[str]) -> tuple[bool, str]:
 
 
 def _is_reported(system: System) -> bool:
-    """Whether mpsd found a process in the vendor's list by a pid that it did not admit: one inside a pid namespace, say."""
+    """Return whether mpsd logged a client that it did not admit, such as one with a pid of an inner namespace."""
     journal = system.log / "mpsd.log"
     return journal.exists() and '"client.stranger"' in journal.read_text(errors="replace")
 

@@ -1,4 +1,4 @@
-"""Two GPUs: limits of one of them, placement, faults on the second one beside innocents on both, NCCL beside a fault."""
+"""Two GPUs: limits of one of them, placement, faults on the second one with innocents on both, NCCL during a fault."""
 
 import itertools
 import json
@@ -86,7 +86,8 @@ def _counter(system: System, visible: str) -> Client:
 
 
 def _innocents(stage: Stage, system: System, gpus: Sequence[str]) -> list[Client]:
-    """Root's: one on each GPU by ordinal, one with contexts on both, one on each by UUID.  Says in which domain each is."""
+    """Start root's clients: one on each GPU by ordinal, one with contexts on both, one on each by UUID. Return the domain of
+    each."""
     wanted = {"0": set(gpus), "1": set(gpus), "0,1": set(gpus), gpus[0]: {gpus[0]}, gpus[1]: {gpus[1]}}
     innocents = [_counter(system, visible) for visible in wanted]
     with Mpsd(system.pipe / "mpsd.sock") as mpsd:
@@ -144,7 +145,7 @@ def _faults(
 
 
 def _nccl(stage: Stage, gpus: Sequence[str]) -> None:
-    """Two processes that see both GPUs; on mpsd's side faults of another user beside them, on GPU 1."""
+    """Run two processes that see both GPUs; with mpsd, clients of another user fault on GPU 1 at the same time."""
     if not has_torch(stage):
         return
     rates: dict[str, float] = {}

@@ -65,7 +65,7 @@ def run(stage: Stage) -> None:
 
 @contextmanager
 def _writer(system: System) -> Iterator[tuple[Wire, dict[str, Any]]]:
-    """This process writes one arena; another is there, which nobody has open."""
+    """Make this process the writer of one arena; another arena exists, which no process has open."""
     with Wire(system.pipe) as wire:
         for name in (ARENA, CLOSED):
             wire.ask("arena.create", name=name, gpu="0", capacity_bytes=CAPACITY)
@@ -186,8 +186,8 @@ def _report(stage: Stage, what: str, tally: Tally) -> None:
 
 
 def _sizes(stage: Stage, memory: int) -> None:
-    """mpsd has no CUDA: it sees neither how large a memory is, nor whether a descriptor of the driver is memory.  Whoever
-    adopts it does."""
+    """mpsd has no CUDA: it sees neither the size of a memory, nor whether a descriptor of the driver is memory. An adopter
+    notices both."""
     system, control = stage.mpsd, Path("/dev/nvidiactl")
     foreign = os.open(control, os.O_RDWR) if control.exists() else os.memfd_create("foreign")
     fates = []

@@ -1,9 +1,9 @@
 """Writers that are killed in the middle of a kernel that counts in their arena: when is the next one admitted, and does the
 counter ever move again?
 
-Each writer is the one that was admitted when the last was killed.  They are of two users in turn, so that they are in two
-domains: without company a dead client's work ends with it; with company mpsd holds its descriptors for a while, so that the
-others live.  Where vault.fence is "prompt" it lets go as soon as somebody waits.
+Each writer is the one that was admitted when the last was killed. They are of two users in turn, so that they are in two
+domains: without co-runners a dead client's work ends with it; with co-runners mpsd holds its descriptors for a while, so that
+the others live. If vault.fence is "prompt" it releases them as soon as a writer waits.
 """
 
 import random
@@ -55,7 +55,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Company:
-    """Guards that each user's domain has one client that counts all the time, where there is to be any."""
+    """Keeps one client that counts all the time in each user's domain, if the trial wants co-runners."""
 
     system: System
     is_wanted: bool

@@ -31,7 +31,7 @@ def run(stage: Stage) -> None:
 
 
 def _gone(stage: Stage, memory: int) -> None:
-    """Each call, and mpsd killed while it is carried out; whoever asks again gets what he would have got."""
+    """Kill mpsd during each call; the repeated call gets the result that the first would have got."""
     system, chance = stage.mpsd, random.Random(SEED)
     layout = os.memfd_create("layout")
     os.write(layout, b"of the middle")

@@ -1,6 +1,5 @@
-"""How the driver takes guards where memory comes and goes, and addresses that are taken: what clients/shim and mpsd.h rely on.
-Each try is a process of its own (tests/clients/guards.c), without MPS and with it.
-"""
+"""How the driver treats guards where memory comes and goes, and addresses that are taken: clients/shim and mpsd.h rely on it.
+Each try is a separate process (tests/clients/guards.c), without MPS and with it."""
 
 from tests.gpu.comparison import vault
 from tests.gpu.comparison.clients import Event

@@ -1,9 +1,9 @@
-"""A thousand arenas with a hundred thousand allocations: what mpsd and its keepers need, and how long an operation takes, as
-they grow; mpsd killed with all of them, and one keeper; a thousand writers that die; whether a descriptor is left anywhere.
+"""A thousand arenas with a hundred thousand allocations: the resources of mpsd and its keepers, and the time of an operation,
+as they grow; mpsd killed with all of them, and one keeper; a thousand writers that die; a search for descriptors left behind.
 
-Of the two kinds, "real" allocations are memory of their own, 2 MiB each, as far as the GPU's memory goes; the others are one
-memory that is given again and again, by whoever speaks the protocol by hand: what mpsd alone costs, with all hundred thousand.
-Each is a descriptor; where a process may not open so many files there are several keepers, and mpsd sees to that.
+There are two kinds of allocations. "real" ones are separate memory, 2 MiB each, as far as the GPU's memory suffices; the others
+are one memory that a program gives again and again by the protocol: the cost of mpsd alone, with all hundred thousand. Each is
+a descriptor; if a process may not open so many files, mpsd starts several keepers.
 """
 
 import os
@@ -31,7 +31,7 @@ CONFIG = "[vault]\nmax_arenas = 4096\nuser_arenas = 4096\nmax_allocations = 2000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """arenas, allocations: as many as there were.  memory: of mpsd and of its keepers, in MiB; descriptors likewise."""
+    """arenas, allocations: their numbers. memory: of mpsd and of its keepers, in MiB; likewise descriptors."""
 
     arenas: int
     allocations: int
@@ -49,7 +49,7 @@ def run(stage: Stage) -> list[Size]:
     system.start()
     system.warm(10)
     arenas = max(PROBE, round(ARENAS * min(1.0, stage.options.trials / 20)))
-    if not stage.options.is_simulated:  # which knows some thousand blocks, and has no memory
+    if not stage.options.is_simulated:  # which has some thousand blocks, and no real memory
         room = vault.free_bytes(system) // vault.GRANULE
         _grow(stage, system, "real", arenas, max(1, min(EACH, room // (arenas + PROBE))), ())
         vault.remove_all(system)
@@ -80,7 +80,7 @@ def _make(system: System, name: str, first: int, arenas: int, each: int, how: tu
 
 
 def _size(system: System, arenas: int, each: int, how: tuple[str, ...]) -> Size:
-    """A few more are made, which tells what one costs beside all the others."""
+    """Measure an operation by making a few more arenas."""
     probe = _make(system, "probe", 0, PROBE, each, how)
     mpsd, keepers = system.pid(), vault.keeper_pids(system)
     found = Size(
@@ -184,7 +184,7 @@ def _arenas(wire: Wire) -> list[dict[str, Any]]:
 
 
 def _crash(stage: Stage, system: System) -> None:
-    """Counted after some have died: what is opened once and kept belongs to nobody's death."""
+    """Count after the first deaths, since mpsd opens some descriptors once and keeps them."""
     cycles = stage.trials(CYCLES)
     vault.run(system, "crashed", "crash", "--arena", "crash", "--cycles", max(3, cycles // 20))
     before = _descriptors(system)

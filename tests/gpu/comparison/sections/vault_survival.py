@@ -1,6 +1,5 @@
-"""A program whose state is in an arena, ended in the middle of its work in every way there is; a new one goes on, and its
-result is that of a run that nobody disturbed, bit for bit.  In every other trial mpsd itself is killed too.
-"""
+"""A program whose state is in an arena, ended in the middle of its work in every possible way; a new one continues, and its
+result is that of an undisturbed run, bit for bit. In every other trial mpsd itself is killed too."""
 
 import os
 import signal
@@ -38,13 +37,13 @@ class Trial:
 
 
 class Work(Protocol):
-    """A program that can be disturbed.  It says "ready" when it has everything, and "end" with its result."""
+    """A program that can be disturbed. It reports "ready" when it has everything, and "end" with its result."""
 
     def first(self, faults: bool) -> Client:
         """Has begun, in a new arena; it faults by itself, if it is to."""
 
     def reached(self, client: Client) -> bool:
-        """Whether it is in the middle of its work."""
+        """Return whether it is in the middle of its work."""
 
     def fault(self, client: Client) -> None:
         """Now, where it does not by itself."""

@@ -1,4 +1,4 @@
-"""What memory in an arena costs to get and to take over, beside plain CUDA memory, and beside reading the same bytes again."""
+"""The time to get and to adopt memory in an arena, compared with plain CUDA memory and with reading the same bytes again."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ CHUNK = 64 << 20
 ARENA = "times"
 ADOPTED_MS = {64: 5.0}  # the most, of so many GiB in one allocation
 MOST_RATIO = 2.0  # of many allocations, each held by mpsd, to plain ones that can be used
-SIMULATED_COUNT = 40  # the simulator knows some thousand blocks, and is no measure
+SIMULATED_COUNT = 40  # the simulator has some thousand blocks, and is no measure
 
 
 @dataclass(slots=True)

@@ -45,7 +45,7 @@ def run_checks(stage: Stage, *names: str) -> None:
     try:
         done = subprocess.run(argv, env=env, capture_output=True, timeout=seconds, check=False)
         said, trouble = done.stdout, done.stderr.decode(errors="replace")[-300:] if done.returncode else ""
-    except subprocess.TimeoutExpired as cut:  # those that were done are told of
+    except subprocess.TimeoutExpired as cut:  # the finished ones are reported
         said, trouble = cut.stdout or b"", f"not all were done after {seconds:.0f} s"
     found = [json.loads(line) for line in said.splitlines() if line.startswith(b"{") and line.endswith(b"}")]
     checks = [each for each in found if "check" in each]
