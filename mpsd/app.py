@@ -64,6 +64,7 @@ from mpsd.runtime.notify import Notifier, answer_ready
 from mpsd.runtime.operations import DomainOperations
 from mpsd.runtime.public_log import PublicLog
 from mpsd.runtime.reaper import become_reaper
+from mpsd.runtime.removed_state import RemovedState
 from mpsd.runtime.sessions import Sessions
 from mpsd.runtime.signals import Signals
 from mpsd.runtime.state_directory import StateDirectory
@@ -156,18 +157,18 @@ async def _run(
         opened.callback(audit.close)
         service_store = ServiceStore(claim.state_directory / "services.db")
         opened.callback(service_store.close)
-        stores = store, lease_store, fault_store, vault_store, service_store
         inspector = Inspector(ranges=ranges)
         inspector.start()
         opened.callback(inspector.close)
-        parts = (*stores, audit, inspector, allowance, ranges)
+        parts = (store, lease_store, fault_store, vault_store, service_store, audit, inspector, allowance, ranges)
         found = Found(config, invocation, environ, claim, public, devices, is_privileged, *parts)
         daemon = _build(found)
         daemon.on_signal = Signals(config, invocation, journal, public, audit, allowance).take
         write_back = WriteBack(claim.state_directory)
         opened.callback(write_back.close)
         counted = (journal, audit, daemon.sessions)
-        daemon.beside += [write_back.run, partial(tell_suppressed, *(each.tell_suppressed for each in counted))]
+        removed = RemovedState(claim, daemon.pool, write_back, daemon.move_state)
+        daemon.beside += [write_back.run, removed.run, partial(tell_suppressed, *(each.tell_suppressed for each in counted))]
         if is_privileged:  # otherwise every client bypasses mpsd
             daemon.beside.append(_build_strangers(daemon, config).run)
         become_reaper()
@@ -236,8 +237,7 @@ def _build(found: Found) -> Daemon:
     failover = join_failover(found, pool, vault, stopper, faults, events)
     refuser = Refuser(pool.program, claim.state_directory / "refuser", pool.settings.visible_devices)
     metrics, admission = _build_metrics(config, events, book)
-    relayed = _build_relay(found, pool, admission, faults.desk, refuser, facts) if found.is_privileged else None
-    _time_handshakes(relayed, metrics)
+    relayed = _build_relay(found, pool, admission, faults.desk, refuser, facts, metrics) if found.is_privileged else None
     ending = Ending(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
     health = _build_health(found, pool, book, relayed and relayed[1], faults)
@@ -293,11 +293,6 @@ def _build_metrics(config: Config, events: EventBus, book: LeaseBook) -> tuple[M
     return metrics, metrics.timing(book)
 
 
-def _time_handshakes(relayed: tuple[Relay, KeeperClient] | None, metrics: Metrics | None) -> None:
-    if relayed and metrics:
-        relayed[0].conversations.took_handshake = metrics.took_handshake
-
-
 def _build_strangers(daemon: Daemon, config: Config) -> Strangers:
     return Strangers(daemon.pool, partial(_ends_strangers, config.domains.strangers), daemon.events.publish)
 
@@ -333,7 +328,7 @@ def _readings(found: Found, relayed: tuple[Relay, KeeperClient] | None, api: Api
 
 
 def _build_relay(
-    found: Found, pool: Pool, admission: Admission, desk: FaultDesk, refuser: Refuser, facts: ClientFacts
+    found: Found, pool: Pool, admission: Admission, desk: FaultDesk, refuser: Refuser, facts: ClientFacts, metrics: Metrics | None
 ) -> tuple[Relay, KeeperClient]:
     config, state = found.config, found.claim.state_directory
     program = places.native_directory() / "keeper" / "mpsd-keeper"
@@ -343,6 +338,8 @@ def _build_relay(
     refusals = Refusals(refuser, config.relay.turn_seconds)
     relay_settings = settings.relay(config, found.is_privileged)
     conversations = Conversations(pool, keeper, progress, relay_settings, entrance, refusals)
+    if metrics:
+        conversations.took_handshake = metrics.took_handshake
     return Relay(conversations, found.ranges), keeper
 
 

@@ -125,9 +125,13 @@ def open_beside(path: Path) -> sqlite3.Connection:
 def sync_log(path: Path) -> None:
     """Sync to the disk what was committed to the database at `path`.  Waits for the disk: call it in a thread.  Raises OSError.
 
-    SQLite's locks are on the database and on its -shm file: closing a descriptor of the log drops no lock.
+    SQLite's locks are on the database and on its -shm file: closing a descriptor of the log drops no lock.  A log that another
+    process removed is not synced: mpsd keeps a copy then (runtime/removed_state.py).
     """
-    descriptor = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
     try:
         os.fdatasync(descriptor)
     finally:

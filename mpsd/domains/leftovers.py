@@ -40,14 +40,14 @@ class Leftovers:
 
     def record_children(self, daemon: ProcessId) -> None:
         """Record the daemon's children before it is killed: afterwards they have another parent."""
-        self.record(pid for pid in children(daemon.pid) if _is_vendors(pid))
+        self.record(pid for pid in children(daemon.pid) if is_vendors(pid))
 
     async def sweep(self) -> int:
         """Kill the remaining processes; return their number."""
         recorded, self._recorded = self._recorded, set()
-        swept = sum(_kill(each) for each in recorded if _is_vendors(each.pid))
+        swept = sum(_kill(each) for each in recorded if is_vendors(each.pid))
         for pid in children(os.getpid()):
-            if _is_vendors(pid) and (process := processes.process_id(pid)) and await self._is_ours(process):
+            if is_vendors(pid) and (process := processes.process_id(pid)) and await self._is_ours(process):
                 swept += _kill(process)
         return swept
 
@@ -70,7 +70,7 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def _is_vendors(pid: int) -> bool:
+def is_vendors(pid: int) -> bool:
     return processes.command(pid).startswith(_COMMAND)
 
 

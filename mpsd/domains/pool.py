@@ -18,6 +18,7 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.log_lines import LogLine, News
+from mpsd.domains.outlived import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
 from mpsd.domains.placement_waits import PlacementWaits
 from mpsd.domains.vendor import VendorControl, VendorProgram
@@ -100,6 +101,7 @@ class Pool:
     _has_adopted: bool = False
     _next_number: int = 1
     _change: trio.Event = field(default_factory=trio.Event)
+    outlived: Outlived = field(default_factory=Outlived)
     _queue: PlacementQueue = field(init=False)
     _nursery: trio.Nursery | None = None
 
@@ -311,11 +313,15 @@ class Pool:
     async def run(self, known: Iterable[tuple[str, int, tuple[str, ...], bool, str]], *, task_status: trio.TaskStatus) -> None:
         """Run as long as mpsd; report `started` once the domains of an earlier mpsd are adopted."""
         async with trio.open_nursery() as self._nursery:
+            unreachable = await find_unreachable(self.settings.home, self.program.inspector)
             rows = sorted(known, key=lambda row: row[1])
             for row in rows:
                 self.adopt(*row)
             self._adopt_forgotten({row[0] for row in rows})
             self._has_adopted = bool(self.domains)
+            adopted = {domain.control.process for domain in self.domains.values()}
+            not_adopted = [each for each in unreachable if each not in adopted]
+            self._nursery.start_soon(self.outlived.run, self.settings.home, not_adopted)
             if not any(domain.number == 1 for domain in self.domains.values()):
                 self.create(self.gpus)
             task_status.started()

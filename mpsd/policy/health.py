@@ -110,8 +110,8 @@ def _of_storage(facts: Facts) -> Iterator[str]:
         return
     if storage.trouble:
         yield (
-            f"the state directory {storage.path} {storage.trouble}: running clients go on, a restart of mpsd would lose them; "
-            "let them end, then `quit` and start mpsd"
+            f"the state directory {storage.path} {storage.trouble}: running clients go on, and mpsd keeps a copy there; "
+            "kill mpsd (`kill -9`, which clients do not notice) and start it"
         )
         return
     if storage.is_read_only:

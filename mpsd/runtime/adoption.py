@@ -24,6 +24,7 @@ def take_connections(relayed: tuple[Relay, KeeperClient] | None) -> tuple[list[H
     if relayed is None:
         return [], False
     keeper = relayed[1]
+    keeper.find_unreachable()
     is_old = keeper.open()
     return (keeper.held() if is_old else []), is_old
 

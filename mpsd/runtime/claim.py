@@ -56,6 +56,16 @@ class Claim:
         self.pipe.open()
         self._write_pid()
 
+    def remake_state(self) -> None:
+        """Make and lock the state directory again, after another process removed it.  Raises UnusablePath, AlreadyRunning."""
+        before = self._lock
+        try:
+            self._make_private()
+            self._take_lock()
+        except OSError as exc:
+            raise UnusablePath(f"the state directory {self.state_directory} cannot be made: {exc.strerror}") from None
+        os.close(before)
+
     def release(self) -> None:
         """Remove the pid file if it is this process's."""
         if self._read_pid() == os.getpid():

@@ -134,6 +134,13 @@ class Daemon:
             with trio.move_on_after(_REFUSAL_SECONDS):
                 await self.relayed[0].settled()
 
+    def move_state(self) -> None:
+        """Let the keeper and the progress of connections continue in a state directory that was made again.  Raises OSError."""
+        if self.relayed:
+            relay, keeper = self.relayed
+            relay.conversations.progress.move()
+            keeper.kill()  # _keep_keeper starts its successor
+
     def clean_up(self) -> None:
         """Remove what a client or the next daemon could take for a running one, after the domains have ended."""
         for name in (UI_SOCKET, api_server.SOCKET, *DOORS):

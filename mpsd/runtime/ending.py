@@ -75,6 +75,7 @@ class Ending:
         await self._wait_for_clients()
         failures: list[str] = []
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.pool.outlived.end_all)
             for domain in list(self.pool.domains.values()):
                 nursery.start_soon(self._end_domain, domain, failures)
         await self.see_off()
@@ -91,7 +92,7 @@ class Ending:
             for domain in list(self.pool.domains.values()):
                 domain.mark_stale()  # a client that connected a moment ago may not be known yet
                 await self._look(domain)
-            if not self._client_count():
+            if not self._client_count() and not self.pool.outlived.with_clients:
                 return
             with trio.move_on_after(min(_WAIT_SECONDS, max(0.0, self._deadline - trio.current_time()))):
                 await self.pool.changed()

@@ -14,9 +14,11 @@ from pathlib import Path
 import structlog
 import trio
 
+from mpsd import processes
 from mpsd.arrivals import Arrival, accept_for
 from mpsd.errors import KeeperFailed, ProtocolError
-from mpsd.runtime.keeper_process import connect_keeper, start_keeper
+from mpsd.model import ProcessId
+from mpsd.runtime.keeper_process import connect_keeper, find_unreachable, start_keeper
 from mpsd.wire.keeper import REPLY_BYTES, Op, Reply, Status, pack_request, parse_reply
 
 log = structlog.get_logger()
@@ -42,6 +44,7 @@ class KeeperClient:
         self._sequence = 0
         self._catching_up = trio.Lock()  # only one task may wait for a socket, and there are two public ones
         self._process: subprocess.Popen[bytes] | None = None
+        self._unreachable: list[ProcessId] = []
         self.pid = 0  # of the keeper that answered last; 0: none has
 
     @property
@@ -60,6 +63,16 @@ class KeeperClient:
         if not self._connect():
             raise KeeperFailed(f"{self._program} was started and does not answer at {self._path}")
         return False
+
+    def find_unreachable(self) -> None:
+        """Find an earlier mpsd's keeper whose socket was removed.  Call it before `open`.
+
+        It ends with `stop`: if it ended earlier, clients whose connections it holds would run without MPS.
+        """
+        self._unreachable = list(find_unreachable(self._program, self._path).values())
+        for keeper in self._unreachable:
+            effect = "clients that waited when the state directory was removed wait until `quit`: end them and start them again"
+            log.error("keeper.unreachable", pid=keeper.pid, effect=effect)
 
     async def replace(self) -> None:
         """Open a successor, as `open` does, in a thread.  Until then mpsd alone holds everything.  Raises KeeperFailed."""
@@ -117,6 +130,9 @@ class KeeperClient:
         except KeeperFailed:
             pass  # it has already ended
         self.close()
+        for keeper in self._unreachable:
+            with suppress(OSError):
+                processes.kill(keeper)
         self._path.unlink(missing_ok=True)
         if self._process is not None:
             try:
@@ -138,6 +154,12 @@ class KeeperClient:
             log.warning("keeper.refused", op=reply.op, name=reply.name, status=reply.status)
         if self._process is not None:
             self._process.poll()
+
+    def kill(self) -> None:
+        """Kill the keeper, whose socket was removed: a successor, which the next mpsd can reach, gets everything."""
+        keeper = processes.process_id(self.pid) if self._socket is not None else None
+        if keeper is not None:
+            processes.kill(keeper)
 
     def close(self) -> None:
         if self._socket is not None:

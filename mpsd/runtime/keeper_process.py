@@ -3,9 +3,15 @@
 import os
 import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
+from mpsd import processes
 from mpsd.errors import KeeperFailed
+from mpsd.model import ProcessId
+
+_IS_LISTENING = "00010000"  # __SO_ACCEPTCON, the fourth word of a line of /proc/net/unix
+_INODE, _PATH = 6, 7
 
 
 def start_keeper(program: Path, path: Path, most: int) -> subprocess.Popen[bytes]:
@@ -51,3 +57,39 @@ def connect_keeper(path: Path, seconds: float) -> socket.socket | None:
         end.close()
         raise KeeperFailed(f"the keeper at {path} cannot be reached: {exc}") from None
     return end
+
+
+def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
+    """Return the keepers whose sockets were removed, by the names of the sockets: the name of `path`, or one that begins so."""
+    names = _removed_sockets(path)
+    found = {}
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if names else ())):
+        if processes.command(pid) != program.name or (process := processes.process_id(pid)) is None:
+            continue
+        for inode in names.keys() & _sockets(pid):
+            found[names[inode]] = process
+    return found
+
+
+def _removed_sockets(path: Path) -> dict[str, str]:
+    """Return the names of listening sockets that no path leads to, by inode."""
+    found = {}
+    for line in Path("/proc/net/unix").read_bytes().splitlines()[1:]:
+        words = os.fsdecode(line).split(maxsplit=_PATH)
+        if len(words) > _PATH and words[3] == _IS_LISTENING:
+            place = Path(words[_PATH])
+            if place.parent == path.parent and place.name.startswith(path.name) and not os.path.lexists(place):
+                found[words[_INODE]] = place.name
+    return found
+
+
+def _sockets(pid: int) -> set[str]:
+    """Return the inodes of the process's sockets; none of a process of another user, where mpsd is not root."""
+    found = set()
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                kind, _, inode = os.readlink(f"/proc/{pid}/fd/{number}").partition(":[")
+                if kind == "socket":
+                    found.add(inode.removesuffix("]"))
+    return found

@@ -6,7 +6,7 @@ SQLite would otherwise checkpoint within some commit, and every caller of mpsd, 
 
 import os
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import trio
@@ -25,6 +25,7 @@ class WriteBack:
         """Open the connections.  directory: of the databases, which are open.  Raises UnusablePath."""
         self._databases: dict[Path, sqlite3.Connection] = {}
         self._done: dict[Path, int] = {}  # by log: the time of its last write
+        self._copied: dict[Path, int] = {}  # by log: the version of the database that was copied
         self._files: dict[Path, int] = {}  # by log: its database; never closed while in use, since that drops SQLite's locks
         for path in sorted(directory.glob("*.db")):
             log = path.with_name(f"{path.name}-wal")
@@ -46,6 +47,28 @@ class WriteBack:
         keep_room(log, ROOM_BYTES)
         keep_room_of(self._files[log], ROOM_BYTES)
 
+    def copy(self) -> None:
+        """Write each database that changed since the last copy to a new file, after another process removed the directory.
+
+        mpsd itself continues with the removed files.  Call it in a thread.  Raises OSError, sqlite3.Error.
+        """
+        for log, database in self._databases.items():
+            [version] = database.execute("PRAGMA data_version").fetchone()
+            if self._copied.get(log) == version:
+                continue
+            path = log.with_name(log.name.removesuffix("-wal"))
+            new = path.with_suffix(".new")
+            new.unlink(missing_ok=True)
+            new.touch(0o600)
+            with closing(sqlite3.connect(new)) as copy:
+                database.backup(copy)
+            new.replace(path)
+            self._copied[log] = version
+
+    def forget_copies(self) -> None:
+        """Copy everything next time: the copies were removed too."""
+        self._copied.clear()
+
     def _is_new(self, log: Path) -> bool:
         """Return whether the log was written since the last call."""
         before = self._done.get(log)
@@ -54,6 +77,9 @@ class WriteBack:
         return self._done.get(log) != before
 
     def close(self) -> None:
+        if self._copied:
+            with suppress(OSError, sqlite3.Error):
+                self.copy()
         for database in self._databases.values():
             database.close()
         for file in self._files.values():

@@ -18,7 +18,7 @@ import trio
 from mpsd.descriptors import close_soon
 from mpsd.errors import KeeperFailed, NoRoom, Stopping, UnusablePath
 from mpsd.model import ProcessId
-from mpsd.runtime.keeper_process import start_keeper
+from mpsd.runtime.keeper_process import find_unreachable, start_keeper
 from mpsd.vault.keeper import Item, KeeperGone, VaultKeeper
 
 log = structlog.get_logger()
@@ -50,7 +50,8 @@ class VaultKeepers:
         self._most = most
         self._compare_with = compare
         self._memory = memory
-        self._known = dict(memory.keepers())
+        unreachable = find_unreachable(program, path)  # ended in `reach`: what they hold belongs to no arena that mpsd knows
+        self._known = {_number_of(name): process for name, process in unreachable.items()} | dict(memory.keepers())
         self._keepers: dict[int, VaultKeeper] = {}
         self._processes: list[subprocess.Popen[bytes]] = []  # our children: those that this mpsd started
         self._starting = trio.Lock()
@@ -299,3 +300,9 @@ async def _reach(keeper: VaultKeeper) -> None:
     """Reach the keeper; if it is silent, its `watch` repeats that."""
     with suppress(KeeperFailed):
         await keeper.reach()
+
+
+def _number_of(socket: str) -> int:
+    """Return the number of the keeper with the socket of this name."""
+    digits = socket.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0

@@ -1,0 +1,187 @@
+"""Vendor daemons whose directories were removed: no process can connect to them, and their clients continue.
+
+The mpsd that placed the clients ends such a domain by itself.  Before it is restarted, it writes down who those clients are
+(`record`); a restarted mpsd finds the daemons by their environment and ends each after its last client, or at `quit`.  Where
+no record tells who the clients are, a daemon that has a server counts as one that has clients.
+Prose: docs/operating.md, "The state directory was removed".
+"""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd import processes
+from mpsd.domains.domain import Domain
+from mpsd.domains.home import OPEN
+from mpsd.domains.leftovers import DIRECTORY_VARIABLE, children, is_vendors
+from mpsd.inspector import Inspector, Unreadable
+from mpsd.model import ProcessId
+from mpsd.process_watch import wait_ended
+
+log = structlog.get_logger()
+_RECORD = "clients-of-removed"
+_OPEN_FILES = ("/control_lock (deleted)", "/log (deleted)", "/control.log (deleted)")  # vendor programs have some of them open
+_LOOK_SECONDS = 1.0  # between two looks whether a daemon still has a server
+_GONE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A vendor daemon that cannot be reached.  clients: None where they are not known."""
+
+    daemon: ProcessId
+    clients: frozenset[ProcessId] | None
+
+    @property
+    def has_clients(self) -> bool:
+        if not processes.is_alive(self.daemon):
+            return False
+        if self.clients is None:
+            return bool(_servers(self.daemon))
+        return any(processes.is_alive(client) for client in self.clients)
+
+
+class Outlived:
+    """Guards that such a daemon ends after its last client, or at `quit`, and that no other mpsd's daemon is ended."""
+
+    def __init__(self) -> None:
+        self._orphans: list[Orphan] = []
+
+    @property
+    def with_clients(self) -> int:
+        """The number of the daemons that still have clients."""
+        return sum(orphan.has_clients for orphan in self._orphans)
+
+    async def record(self, home: Path, domains: Iterable[Domain]) -> None:
+        """Write down who the clients of each running daemon are, for the next mpsd.  Raises OSError.
+
+        home: the folder of all domains.
+        """
+        known = [Orphan(each.control.process, frozenset(each.members)) for each in domains if each.control.process]
+        lines = [[each.daemon, *each.clients] for each in (*self._orphans, *known) if each.clients is not None]
+        text = "".join(" ".join(f"{each.pid}:{each.start_time}" for each in line) + "\n" for line in lines)
+        await trio.to_thread.run_sync(_write, home / _RECORD, text)
+
+    async def run(self, home: Path, found: Iterable[ProcessId]) -> None:
+        """End each after its last client; return when there is none.  found: those that no domain has adopted."""
+        clients = _read(home / _RECORD)
+        self._orphans = [Orphan(daemon, clients.get(daemon)) for daemon in found]
+        async with trio.open_nursery() as nursery:
+            for orphan in self._orphans:
+                effect = "it is ended after its last client, or at `quit`"
+                log.warning("domain.outlived", vendor_pid=orphan.daemon.pid, clients=_pids(orphan.clients), effect=effect)
+                nursery.start_soon(self._see_off, orphan)
+        with suppress(OSError):
+            (home / _RECORD).unlink(missing_ok=True)
+
+    async def end_all(self) -> None:
+        """End them now, with their clients' GPU work."""
+        async with trio.open_nursery() as nursery:
+            for orphan in self._orphans:
+                nursery.start_soon(_end, orphan.daemon)
+
+    async def _see_off(self, orphan: Orphan) -> None:
+        for client in orphan.clients or ():
+            await wait_ended(client)  # for ever: a client may live as long as it likes
+        await self._until_unused(orphan)
+        await _end(orphan.daemon)
+        self._orphans.remove(orphan)
+
+    async def _until_unused(self, orphan: Orphan) -> None:
+        while True:
+            if not orphan.has_clients:
+                return
+            await trio.sleep(_LOOK_SECONDS)
+
+
+async def find_unreachable(home: Path, inspector: Inspector) -> list[ProcessId]:
+    """Return the daemons whose directories were below `home` and were removed.  Call it before a domain is started."""
+    homeless = await trio.to_thread.run_sync(_homeless)
+    found = [process for process in homeless if await _is_from(home, process, inspector)]
+    pids = {process.pid for process in found}
+    return [process for process in found if processes.parent(process.pid) not in pids]  # a server ends with its daemon
+
+
+async def _is_from(home: Path, process: ProcessId, inspector: Inspector) -> bool:
+    try:
+        facts = await inspector.facts(process.pid, [DIRECTORY_VARIABLE])
+    except (OSError, Unreadable):
+        return False  # it is left to itself
+    return facts is not None and Path(facts.variables.get(DIRECTORY_VARIABLE, "")).parent.parent == home
+
+
+def _homeless() -> list[ProcessId]:
+    """Return the vendor's processes of mpsd's user whose files were removed, but none of a container that has its own root."""
+    root = _identity("/")
+    return [
+        process
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
+        if is_vendors(pid)
+        and (owner := processes.owner(pid)) is not None
+        and owner[0] == os.geteuid()
+        and _identity(f"/proc/{pid}/root") == root
+        and _has_removed_files(pid)
+        and (process := processes.process_id(pid)) is not None
+    ]
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _has_removed_files(pid: int) -> bool:
+    links: list[str] = []
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                links.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return any(link.endswith(_OPEN_FILES) for link in links)
+
+
+def _servers(daemon: ProcessId) -> list[ProcessId]:
+    return [process for pid in children(daemon.pid) if is_vendors(pid) and (process := processes.process_id(pid))]
+
+
+async def _end(daemon: ProcessId) -> None:
+    """Kill the daemon and its servers: there is no other way to reach it."""
+    if not processes.is_alive(daemon):
+        return
+    servers = _servers(daemon)
+    for process in (daemon, *servers):
+        try:
+            processes.kill(process)
+        except OSError as exc:
+            log.warning("domain.not_swept", pid=process.pid, why=exc.strerror, effect="it is left to itself")
+    with trio.move_on_after(_GONE_SECONDS):
+        for process in (daemon, *servers):
+            await wait_ended(process)
+    log.info("domain.gone", vendor_pid=daemon.pid)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(mode=OPEN, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def _read(path: Path) -> dict[ProcessId, frozenset[ProcessId]]:
+    """Return the recorded clients by daemon; empty if there is no record, or it is damaged."""
+    try:
+        lines = [[ProcessId(*map(int, word.split(":"))) for word in line.split()] for line in path.read_text().splitlines()]
+    except (OSError, ValueError, TypeError):
+        return {}
+    return {daemon: frozenset(clients) for daemon, *clients in lines}
+
+
+def _pids(clients: frozenset[ProcessId] | None) -> list[int] | None:
+    return None if clients is None else sorted(client.pid for client in clients)
