@@ -328,13 +328,13 @@ def _readings(found: Found, relayed: tuple[Relay, KeeperClient] | None, api: Api
 
 
 def _build_relay(
-    found: Found, pool: Pool, admission: Admission, desk: FaultDesk, refuser: Refuser, facts: ClientFacts, metrics: Metrics | None
+    found: Found, pool: Pool, book: Admission, desk: FaultDesk, refuser: Refuser, facts: ClientFacts, metrics: Metrics | None
 ) -> tuple[Relay, KeeperClient]:
     config, state = found.config, found.claim.state_directory
     program = places.native_directory() / "keeper" / "mpsd-keeper"
     keeper = KeeperClient(program, state / "keeper", config.relay.max_connections * 2 + 16)
     progress = _open_progress(state / "progress", config.relay.max_connections)
-    entrance = Entrance(pool, admission, desk, config.domains.per_gpu == "auto", facts)
+    entrance = Entrance(pool, book, desk, config.domains.per_gpu == "auto", facts)
     refusals = Refusals(refuser, config.relay.turn_seconds)
     relay_settings = settings.relay(config, found.is_privileged)
     conversations = Conversations(pool, keeper, progress, relay_settings, entrance, refusals)
