@@ -84,7 +84,7 @@ test-slow: build dev ## the slow ones; no test selected is no failure
 
 test-kmod: build dev ## the kernel module, built and run in virtual machines: downloads and compiles for minutes
 	@[ "$$(id -u)" != 0 ] || tests/kmod/setup
-	@$(VENV)/bin/python -m pytest tests/kmod -m kmod $(PYTEST_FLAGS)
+	@$(VENV)/bin/python -m pytest tests/kmod tests/hostile/test_process_reads.py -m kmod $(PYTEST_FLAGS)
 
 check: build dev ## before every commit: linters, types, then the everyday tests, cheapest first
 	@tests/check

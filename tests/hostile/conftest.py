@@ -20,9 +20,10 @@ collect_ignore = ["guest"]  # those run in the guest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of these need several users, and belong to the slow suite."""
+    """All of these need several users, and belong to the slow suite if not to the kernel module's."""
     for item in items:
         if HERE in item.path.as_posix():
-            item.add_marker(pytest.mark.slow)
+            if item.get_closest_marker("kmod") is None:
+                item.add_marker(pytest.mark.slow)
             if item.get_closest_marker("root") is None:
                 item.add_marker(pytest.mark.root)

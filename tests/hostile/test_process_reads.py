@@ -23,6 +23,7 @@ from tests.kmod.distributions import (
 )
 from tests.kmod.machine import Boot, names_of_guest_tests, pytest_command, run
 
+pytestmark = pytest.mark.kmod  # by the machinery of tests/kmod, and by its cache of roots
 GUEST = Path(__file__).with_name("guest")
 OPEN = {
     "test_reads::test_no_read_waits_that_mpsd_does_by_itself",

@@ -21,17 +21,11 @@ TABLE = pytest.StashKey[dict[str, Row]]()
 AT_ONCE = 2  # cases that are built and run: one of them compiles while the other waits for its emulated machine
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "kmod: builds the kernel module and runs it in virtual machines; run with -m kmod")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    ours = [item for item in items if HERE in item.path.parents]
-    for item in ours:
-        item.add_marker(pytest.mark.kmod)
-    if "kmod" not in config.option.markexpr:
-        config.hook.pytest_deselected(items=ours)
-        items[:] = [item for item in items if item not in ours]
+@pytest.hookimpl(tryfirst=True)  # before tests/conftest.py looks for the marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.kmod)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
