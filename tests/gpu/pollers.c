@@ -77,7 +77,8 @@ static ssize_t read_all(int fd, char *buffer)
 	}
 }
 
-/* The pid; *in and *out are our ends of its streams.  Exits when it cannot be started: that is not what is counted. */
+/* Returns the pid; *in and *out are our ends of its streams. Exits if the program cannot be started: that is not
+ * measured. */
 static pid_t start(const struct job *job, int *in, int *out)
 {
 	char *argv[] = { job->program, NULL };

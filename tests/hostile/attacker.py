@@ -1,9 +1,8 @@
-"""A program of another user of the machine, without rights: what it can reach, write to, or exhaust.
+"""A program of another user of the machine, without rights: the files and sockets that it can reach, write to, or exhaust.
 
-Attacks are Python programs of the standard library alone, run by the system's interpreter with no environment but PATH, as
-NOBODY where no other user is named.
-Proofs that hang /proc, fill disks or exhaust the machine run in namespaces or a virtual
-machine.
+Attacks are Python programs that use only the standard library, run by the system's interpreter with an environment of only
+PATH, as NOBODY unless another user is named. Proofs that hang /proc, fill disks or exhaust the machine run in namespaces or a
+virtual machine.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What attackers say at mpsd.sock: whole datagrams, since they have no library but Python's own."""
+"""The frames that attackers send to mpsd.sock: whole datagrams, since they have no library but Python's."""
 
 from typing import Any
 

@@ -13,7 +13,7 @@ def connect(path):
     end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     end.connect(path)
     return end
-def tell(reached):
+def report(reached):
     print(json.dumps({"found": found, "reached": reached}))
 """
 CONNECT = PATHS + """
@@ -26,7 +26,7 @@ for path in found:
     except BlockingIOError:
         pass
     reached.append(path)
-tell(reached)
+report(reached)
 """
 FORGE = PATHS + """
 reached, seconds, servers = [], float(sys.argv[2]), sys.argv[3:]
@@ -46,7 +46,7 @@ while True:
     if time.monotonic() > until:
         break
     time.sleep(0.1)
-tell(sorted(set(reached)))
+report(sorted(set(reached)))
 """
 SILENT = PATHS + """
 held = {}
@@ -75,14 +75,14 @@ if len(sys.argv) > 2:
 """
 LOOK = """
 import json, os, sys
-told = {}
+reached = {}
 for pid in sys.argv[1:]:
     for what in ("root", "cwd", "fd/0", "fd/3", "environ", "mem"):
         place = "/proc/%s/%s" % (pid, what)
         try:
             os.readlink(place) if os.path.islink(place) else os.close(os.open(place, os.O_RDONLY))
-            told[pid + what] = True
+            reached[pid + what] = True
         except OSError:
             pass
-print(json.dumps(told))
+print(json.dumps(reached))
 """

@@ -25,7 +25,7 @@ END_SECONDS = 240.0
 
 @dataclass
 class Probe:
-    """A client of a user of its own.  All in seconds since its start."""
+    """A client with its own user. All times in seconds since its start."""
 
     client: Client
     since: float

@@ -1,4 +1,4 @@
-"""The attacks of these tests are what they say: of another user, without rights."""
+"""The attacks of these tests run as another user, without rights."""
 
 import pytest
 

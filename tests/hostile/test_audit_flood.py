@@ -1,4 +1,4 @@
-"""Users who ask for much, and are refused or not: they rotate nobody's trail away, and fill no disk."""
+"""Users who send many requests, refused or not: they rotate no other user's trail away, and fill no disk."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""One user whose processes are admitted and then only live: a client keeps its slot until it ends."""
+"""One user whose processes are admitted and then stay idle: a client keeps its slot until it ends."""
 
 from mpsd_client import Client as Mpsd
 from mpsd_client import calls

@@ -1,7 +1,7 @@
 """The machine's clock is set while mpsd runs, by two days in each direction.
 
-CLOCK_REALTIME is that of the whole machine, which others use, and no namespace has one of its own.  So mpsd runs with a
-`time.time` that adds what a file says; its monotonic clock, and that of SQLite and of the kernel, stay as they are.
+CLOCK_REALTIME is that of the whole machine, which other programs use, and namespaces cannot replace it. So mpsd runs with a
+`time.time` that adds an offset from a file; its monotonic clock, and the clocks of SQLite and the kernel, do not change.
 """
 
 import os
@@ -18,7 +18,7 @@ from tests.integration.process import wait_for
 DAYS_SECONDS = 2 * 86_400.0
 LOOK_SECONDS = 1.0
 GRANULE = 2 << 20
-MOST_BUSY = 0.7  # of that time; a loop that waits for a moment of the past takes all of it
+MOST_BUSY = 0.7  # of that time; a loop that waits for a past moment takes all of it
 SHIFTED = """
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""One user whose command sessions are all waiting for an answer: they make way for those of others."""
+"""One user whose command sessions all wait for an answer: they make room for those of others."""
 
 from tests.hostile.attacker import NOBODY, attacking
 from tests.integration.machine import UIDS, Machine
@@ -19,9 +19,9 @@ def keep():
                 asked.release()
                 while True:
                     sock.send(line)
-                    while (said := sock.recv(65536)) and not said.startswith(b"X"):
+                    while (answer := sock.recv(65536)) and not answer.startswith(b"X"):
                         pass
-                    if not said:
+                    if not answer:
                         break
         except OSError:
             pass

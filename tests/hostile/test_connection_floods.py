@@ -21,7 +21,7 @@ from tests.integration.process import wait_for
 ATTACKERS = (65534, 1001, 1002)
 INNOCENT = 1000
 HEALTH_SECONDS = 0.3  # of the processor time of mpsd: 0.02 to 0.13 on a machine with 16 busy processes; 1.6 to 2.1 before
-START_SECONDS = 8.0  # on a machine that is busy with the attack; 38 before where it was not busy besides, 78 where it was
+START_SECONDS = 8.0  # during the attack; before its fix 38 on an idle machine, 78 on a busy one
 STORM = """
 import socket, sys
 path, what = sys.argv[1:]
@@ -138,7 +138,7 @@ def test_eight_users_with_all_they_can_get_leave_a_place_for_a_ninth(machine: Ma
 
 
 def test_users_who_connect_and_stay_keep_no_client_out(machine: Machine) -> None:
-    """Each says nothing, and takes as many places at the relay as it can get."""
+    """Each sends nothing, and takes as many places at the relay as it can get."""
     machine.configure("[relay]\nmax_connections = 128\n")
     machine.start()
     with ExitStack() as attacks:
@@ -150,7 +150,7 @@ def test_users_who_connect_and_stay_keep_no_client_out(machine: Machine) -> None
 
 
 def test_a_client_that_hangs_up_while_it_waits_takes_no_place(machine: Machine) -> None:
-    """Its process lives on, so that only the connection tells."""
+    """Its process lives on, so that only the connection shows it."""
     machine.start()
     keeper = Path(f"/proc/{machine.keeper_pid()}/fd")
     with attacking(LEAVE, machine.pipe / "control", 40):

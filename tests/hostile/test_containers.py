@@ -16,7 +16,7 @@ from tests.integration.process import is_running, wait_for
 from tests.integration.test_services import two
 
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", PYTHON, "-I", "-S", "-c")
-# Becomes a user, starts a child, and says each of the datagrams that come on its input; writes what is answered.
+# Becomes a user, starts a child, sends each of the datagrams on its input, and prints the answers.
 PROGRAM = """
 import os, socket, subprocess, sys
 uid = int(sys.argv[2])
@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 
 class Container:
-    """`ask` says what came of each call: "done", or the refusal."""
+    """`ask` returns the result of each call: "done", or the refusal."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -55,7 +55,7 @@ def children(pid: int) -> list[int]:
 
 @contextmanager
 def container(machine: Machine, uid: int) -> Iterator[Container]:
-    """Shares the machine's pipe directory, and nothing of its processes."""
+    """Start a container that shares the machine's pipe directory, and none of its processes."""
     words = [*CONTAINER, PROGRAM, str(machine.pipe / "mpsd.sock"), str(uid)]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -72,7 +72,7 @@ def container(machine: Machine, uid: int) -> Iterator[Container]:
 
 @pytest.mark.parametrize("uid", [0, UIDS[0]])
 def test_a_container_ends_no_process_outside(shared: Machine, uid: int) -> None:
-    """As root of the container, and as a user of the host whose uid it took; one that computes, and one that does not."""
+    """As root of the container, and as a user of the host whose uid it took; a process that computes, and one that does not."""
     idle = subprocess.Popen(["/bin/sleep", "600"], user=uid)
     client = shared.counter(uid=uid).ready()
     try:

@@ -10,7 +10,7 @@ from tests.integration.machine import Machine
 from tests.integration.process import wait_for
 from tests.unit.faults.test_core_file import SAMPLES
 
-# A writer of a FIFO is let go on when somebody opens it for reading.
+# A writer of a FIFO continues when a process opens the FIFO for reading.
 OFFER_A_FIFO = """
 import os, signal, sys, threading
 os.chdir(sys.argv[1])
@@ -27,7 +27,7 @@ signal.pause()
 
 
 def test_mpsd_opens_no_fifo_of_a_client(machine: Machine) -> None:
-    """It only looks at what is no regular file."""
+    """mpsd only inspects files that are not regular."""
     machine.start()
     cores = machine.pipe / "cores"
     wait_for("the directory", cores.is_dir)
@@ -40,7 +40,7 @@ def test_mpsd_opens_no_fifo_of_a_client(machine: Machine) -> None:
         assert attack.stdout.read() == ""
 
 
-# Another container: root with no capabilities, in a pid namespace of its own, no client; it writes and ends at once.
+# Another container: root without capabilities, in a separate pid namespace, not a client; it writes and ends at once.
 CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc", "setpriv", "--bounding-set=-all", "--inh-caps=-all", "cp"]
 
 

@@ -1,6 +1,6 @@
-"""A user who made the pipe directory first and listens there as mpsd would: no client tells him anything.
+"""A user who made the pipe directory first and listens there in mpsd's place: no client sends anything to that process.
 
-The victims are root, and another user.  Each of them connects, finds out who listens, says so, and ends.
+The victims are root, and another user. Each of them connects, finds out who listens, reports it, and ends.
 """
 
 import json
@@ -20,10 +20,10 @@ from tests.integration.machine import CLIENTS, FRONT_END, ROOT, SIMULATOR, UIDS,
 from tests.integration.test_shim import SHIM
 
 LAST = b"the test itself"
-ENDS_SECONDS = 30.0  # a front end whose `quit` was believed would wait for ever
+ENDS_SECONDS = 30.0  # a front end that believed the answer to `quit` would wait for ever
 
-# Makes the directory, listens at both sockets, and writes down what each connection said first; then it answers, with what
-# clears a terminal.
+# Makes the directory, listens at both sockets, and records the first message of each connection; then it answers, with
+# characters that clear a terminal.
 SOCKETS = ("mpsd-ui", "mpsd.sock")
 IMPOSTOR = r"""
 import json, os, select, socket, sys
@@ -40,12 +40,12 @@ print("ready", flush=True)
 while True:
     for listener in select.select(listeners, [], [])[0]:
         peer, _ = listener.accept()
-        said = peer.recv(65536)
+        first = peer.recv(65536)
         with open(record, "a") as file:
-            file.write(json.dumps(said.decode("latin-1")) + "\n")
+            file.write(json.dumps(first.decode("latin-1")) + "\n")
         try:
-            peer.send(b"mpsd-ui 1" if said == b"mpsd-ui 1" else b"E\x1b[2J\x1b]0;owned\x07")
-            if said:
+            peer.send(b"mpsd-ui 1" if first == b"mpsd-ui 1" else b"E\x1b[2J\x1b]0;owned\x07")
+            if first:
                 peer.send(b"O\x1b[2J\x1b]0;owned\x07")
         except OSError:
             pass
@@ -78,9 +78,9 @@ class Trap:
         )  # fmt: skip
 
     def heard(self) -> list[str]:
-        """What each connection said first; "": nothing.
+        """Return the first message of each connection; "": none.
 
-        The false daemon takes the connections of a socket in order, and may be late: what it answers us comes after all others.
+        The false daemon takes the connections of a socket in order, and may be late: its answer to us comes after all others.
         """
         for name in SOCKETS:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as last:
@@ -134,7 +134,7 @@ def test_mpsctl_and_the_python_client_ask_nothing(trap: Trap, uid: int) -> None:
 
 @VICTIMS
 def test_the_c_client_and_the_shim_tell_nothing(trap: Trap, uid: int, tmp_path: Path) -> None:
-    """A program whose lease is required does not begin: it would run without limits, and with the false daemon's CUDA."""
+    """A program whose lease is required does not start: it would run without limits, and with the false daemon's CUDA."""
     said = trap.refusal(uid)
     done = trap.run(trap.python, "-c", SESSION, uid=uid)
     assert f"connecting to {trap.directory}/mpsd.sock: {said}" in done.stderr
@@ -148,7 +148,7 @@ def test_the_c_client_and_the_shim_tell_nothing(trap: Trap, uid: int, tmp_path: 
 
 
 def test_in_a_namespace_where_root_is_hidden_a_client_still_finds_roots_mpsd(machine: Machine) -> None:
-    """The container of an ordinary user: the kernel says 65534 for root there, as for each user of the outside."""
+    """In the container of an ordinary user the kernel reports uid 65534 for root, as for each user of the outside."""
     machine.start()
     inside = ("setpriv", f"--reuid={UIDS[0]}", f"--regid={UIDS[0]}", "--clear-groups", "unshare", "--user", "--map-root-user")
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:

@@ -1,4 +1,4 @@
-"""mpsd with few descriptors: it takes on what it has descriptors for, says what others wait for, and recovers."""
+"""mpsd with few descriptors: it serves as many clients as it has descriptors for, reports why others wait, and recovers."""
 
 import os
 import subprocess

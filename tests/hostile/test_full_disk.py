@@ -1,4 +1,4 @@
-"""A state directory without room: programs start as ever where there is a domain for them, and all others are told why not."""
+"""A full disk below the state directory: programs start if a domain exists for them, and all others get the reason."""
 
 import ctypes
 import functools

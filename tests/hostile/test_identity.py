@@ -1,4 +1,4 @@
-"""Who a client is: the process that connected, and nobody who has its connection or its pid afterwards."""
+"""The identity of a client: the process that connected, and no process that gets its connection or its pid afterwards."""
 
 import pytest
 

@@ -35,7 +35,7 @@ def test_a_forged_xid_ends_no_active_and_drains_no_gpu(machine: Machine) -> None
     for shape in (NAMED, BEGUN):
         for xid in (43, 31, 13, 79, 95):
             write(log, shape, xid, active)
-    write(log, DRIVERS, 43, os.getpid())  # of no client: nothing comes of it
+    write(log, DRIVERS, 43, os.getpid())  # of no client: it has no effect
     troupe.wait_for("the last record to be read", lambda: machine.journal("fault.xid") != [])
     assert [entry["pid"] for entry in machine.journal("fault.xid")] == [os.getpid()]
     assert is_running(active)

@@ -1,4 +1,4 @@
-"""The vendor's log of a domain, in which text of others can stand: no line of it ends mpsd, now or after a restart."""
+"""The vendor's log of a domain, which may contain text of others: no line of it ends mpsd, now or after a restart."""
 
 from tests.integration.machine import Machine
 from tests.integration.process import wait_for

@@ -1,6 +1,6 @@
-"""Each component is stopped for 30 s, longer than most deadlines: no process beside it is harmed, and it continues afterwards.
+"""Each component is stopped for 30 s, longer than most deadlines: it harms no other process, and continues afterwards.
 
-All of them at the same time, each in a machine of its own, since most of the time is waiting.
+All of them run at the same time, each on a separate machine, since most of the time is waiting.
 """
 
 import os
@@ -52,7 +52,7 @@ def child(machine: Machine, program: str) -> int:
 
 
 def is_well(machine: Machine) -> None:
-    """Newcomers are served, and health has nothing to say that a full machine would not."""
+    """Newcomers are served, and health reports nothing that a full machine would not."""
     machine.counter(uid=FRIENDLY).ready(AFTER_SECONDS)
     with machine.mpsd() as mpsd:
         wait_for("health", lambda: not mpsd.ask(calls.health()).problems, AFTER_SECONDS)
@@ -74,7 +74,7 @@ def has_followed(starter: Starter, pid: int | None) -> bool:
 
 
 def stop_mpsd(machine: Machine) -> None:
-    """Clients and services go on; who comes meanwhile waits; no lease and no member is lost."""
+    """Clients and services continue; new clients wait; no lease and no member is lost."""
     client = machine.counter(uid=FRIENDLY).ready()
     with machine.mpsd() as mpsd:
         lease = mpsd.ask(calls.lease_create("job", Selector.of_uid(FRIENDLY + 1), sm_percent=10)).id

@@ -57,7 +57,7 @@ print(*reached, sep="\\n")
 
 
 def tried(machine: Machine, asked: Sequence[calls.Call[Any]]) -> dict[str, str]:
-    """What mpsd answers to a process of another user: the code of its refusal, or "" where it did as it was asked."""
+    """Return mpsd's answer to a process of another user: the code of its refusal, or "" for success."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -22,7 +22,7 @@ from tests.integration.process import is_running, wait_for
 DEFAULT = "/tmp/nvidia-mps"
 CHECK = ("-I", "-m", "mpsd", "check", "--json")
 
-# Makes the directory whenever there is none, and puts links to a target under all names that mpsd makes files of.
+# Makes the directory whenever it is missing, and puts links to a target under all file names that mpsd uses.
 LINKS = """
 import os, sys
 directory, target = sys.argv[1:]
@@ -48,7 +48,7 @@ while True:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Iterator[Path]:
-    """A file of root's that nobody else may read, in a place that everybody may reach."""
+    """Make a file that only root may read, in a place that every user can reach."""
     directory = Path(tempfile.mkdtemp(prefix="mpsd-precious-", dir="/tmp"))
     directory.chmod(0o755)
     file = directory / "secret"
@@ -80,7 +80,7 @@ def shared_place(machine: Machine) -> Machine:
 
 
 def test_root_follows_no_link_in_a_directory_that_a_user_made(shared_place: Machine, precious: Path) -> None:
-    """mpsd refuses it, and says whose it is and what to do; `check` says the same."""
+    """mpsd refuses the directory, and reports its owner and the remedy; so does `check`."""
     with attacking(LINKS, shared_place.pipe, precious):
         for _ in range(3):
             done = shared_place.run("-d")
@@ -105,7 +105,7 @@ def test_a_directory_of_roots_that_everybody_may_write_to_is_tightened(machine: 
 
 
 def test_who_takes_the_directory_is_not_served_by_root(shared_place: Machine, precious: Path) -> None:
-    """After a tmp cleaner, say.  Once theirs is gone, mpsd makes its own again; who runs goes on."""
+    """As after a tmp cleaner. Once the user's directory is gone, mpsd makes its own again; running clients continue."""
     machine = shared_place
     machine.start()
     pid, running = machine.daemon_pid(), machine.counter().ready()
@@ -155,7 +155,7 @@ def test_the_start_and_the_check_refuse_the_same(machine: Machine, area: str, ab
 
 
 def test_logs_go_to_no_file_that_a_user_left(machine: Machine, precious: Path) -> None:
-    """In a log directory that had mode 0777: a link, and a file of theirs."""
+    """A link and a file of another user, in a log directory that had mode 0777."""
     attack("import os, sys; os.symlink(sys.argv[1], sys.argv[2] + '/control.log')", precious, machine.log_directory)
     theirs = machine.log_directory / "audit.log"
     attack("import sys; open(sys.argv[1], 'w')", theirs)
@@ -179,7 +179,7 @@ def test_the_default_directory_of_another_user(host: Host) -> None:
 
 
 def test_a_link_of_roots_at_the_default_directory(host: Host) -> None:
-    """Sites that keep it in /run; a user's link is none."""
+    """Sites that keep the directory in /run have such a link; mpsd follows no user's link."""
     host.shell(f"mkdir -p -m 755 /run/nvidia-mps && ln -s /run/nvidia-mps {DEFAULT}")
     assert host.run(f"/usr/bin/{PROGRAM}", "-d").returncode == 0
     assert host.file("/run/nvidia-mps/control").is_socket()

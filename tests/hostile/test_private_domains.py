@@ -1,7 +1,7 @@
-"""A domain's private directory: what other users, and the client's own user, can do to the vendor daemon in it.
+"""A domain's private directory: attacks on its vendor daemon by other users, and by the client's own user.
 
-Each attack runs as a stranger and as the client's own user.  Where mpsd may not make mount namespaces the directory is
-reachable (`exposed`): then nothing that is written or connected there may do more than docs/domains.md says.
+Each attack runs as a stranger and as the client's own user. If mpsd may not make mount namespaces the directory is reachable
+(`exposed`): then attacks have at most the effects that docs/domains.md lists.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.integration.client import Client
 from tests.integration.machine import PROGRAM, UIDS, Machine
 from tests.integration.process import is_running, wait_for
 
-OWNER = UIDS[0]  # whose clients are attacked
+OWNER = UIDS[0]  # the user whose clients are attacked
 ATTACKERS = pytest.mark.parametrize("attacker", [NOBODY, OWNER], ids=["a stranger", "the client's own user"])
 QUICK = "[faults]\nrecycle_seconds = 1.0\n[domains]\nrestart_seconds = 0.1\n"
 
@@ -113,7 +113,7 @@ def test_where_mounts_are_refused_clients_run_and_mpsd_says_what_is_open(exposed
 
 
 def test_a_forged_line_by_itself_has_no_effect(exposed: Machine) -> None:
-    """It keeps newcomers out for a moment; the server, when asked, says that it is well."""
+    """It keeps newcomers out for a moment; then the server, when asked, reports that it works."""
     victim = exposed.counter(uid=OWNER).ready()
     said = told(attack(FORGE, exposed.state, 4.0, exposed.server_of(victim)))
     assert said["reached"]
@@ -177,7 +177,7 @@ def test_a_daemon_of_an_earlier_mpsd_is_replaced_when_it_serves_nobody(exposed: 
 
 
 def test_health_says_so_when_a_newcomer_would_hang(machine: Machine) -> None:
-    """Where others reach the vendor daemon: it runs, waits for a word of theirs, and answers nobody else."""
+    """If others reach the vendor daemon: it runs, waits for a message of theirs, and answers no other process."""
     machine.configure("[domains]\nspares = 0\nmax_domains = 1\n")
     start_exposed(machine)
     machine.counter(uid=OWNER).ready()

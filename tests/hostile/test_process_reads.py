@@ -1,7 +1,7 @@
-"""Processes that cannot be read: tests/hostile/guest, in a virtual machine of its own; here it would hang `ps` for every user.
+"""Processes that cannot be read: tests/hostile/guest, in a separate virtual machine; here it would hang `ps` for every user.
 
 The guest is the kernel module's (tests/kmod): its first run fetches a distribution, and without that these tests are skipped.
-MPSD_KMOD_ALL=1 asks for Debian 11's kernel too, in which a user can hold the lock that `stat` takes.
+MPSD_KMOD_ALL=1 adds Debian 11's kernel, in which a user can hold the lock that `stat` takes.
 """
 
 import os

@@ -34,14 +34,14 @@ USERS = (1000, 1001, 1002)
 CLIENTS = 10
 STATE_BYTES = "24m"
 STOP_SECONDS = 1.5
-HANG_SECONDS = 10.0  # a newcomer that has not begun by then hangs, and health has to say so
-START_SECONDS = 60.0  # for a newcomer whose obstacle has gone; 0.1 to 2 on a machine that does nothing else
+HANG_SECONDS = 10.0  # a newcomer that has not begun by then hangs, and health has to report it
+START_SECONDS = 60.0  # for a newcomer whose obstacle has gone; 0.1 to 2 on an idle machine
 HEALTH_SECONDS = 0.1  # half of the answers; a machine with two processors and all of this running delays some
 CONFIG = "[domains]\nidle_seconds = 1.0\n"
 
 
 class HealthWatch(threading.Thread):
-    """Asks for health every 50 ms over a connection of its own.  problems: of the last answer; None: mpsd did not answer."""
+    """Asks for health every 50 ms over a separate connection. problems: of the last answer; None: mpsd did not answer."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(name="health", daemon=True)
@@ -77,7 +77,7 @@ class Days:
     health: HealthWatch
     clients: list[Client] = field(default_factory=list)
     newcomers: list[Client] = field(default_factory=list)
-    outdated: list[Client] = field(default_factory=list)  # their domains take no others: docs/operating.md says to let them end
+    outdated: list[Client] = field(default_factory=list)  # docs/operating.md advises to let them end
     leases: set[int] = field(default_factory=set)
 
     # -- what happens --------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class Days:
         self.newcomers.append(self.machine.counter(uid=self.chance.choice(USERS)))
 
     def _must_not_hang_unseen(self, newcomer: Client) -> None:
-        """Wait until it runs or, after HANG_SECONDS, until health or the queue says why it does not."""
+        """Wait until it runs or, after HANG_SECONDS, until health or the queue reports why it does not."""
         until = time.monotonic() + HANG_SECONDS
         while newcomer.is_silent():
             if time.monotonic() > until:
@@ -240,7 +240,7 @@ class Days:
         return self.machine.domain_of_server(self.chance.choice(self.machine.servers()))
 
     def _forget_clients_of(self, domain: str) -> None:
-        """They are hurt, as docs/operating.md says: they may end, or may not."""
+        """They are hurt, as docs/operating.md describes: they may end or continue."""
         with self.machine.mpsd() as mpsd:
             hurt = {client.pid for client in mpsd.pages(calls.client_list()) if client.domain == domain}
         for client in [each for each in self.clients if each.pid in hurt]:
@@ -289,7 +289,7 @@ def _descriptors(machine: Machine) -> Counter[str]:
 
 @pytest.fixture
 def small(machine: Machine) -> Iterator[Machine]:
-    """Its state has a file system of its own, which can be filled."""
+    """Make a machine whose state is on a small file system, which can be filled."""
     leave_mount_namespace()
     machine.state.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={STATE_BYTES},mode=711", "none", machine.state], check=True)

@@ -1,4 +1,4 @@
-"""A client ends and its pid is given to a process of another user; a process says that it is another one."""
+"""A client ends and its pid is given to a process of another user; a process claims the identity of another one."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ from tests.integration.machine import CLIENTS, Machine
 from tests.integration.process import is_running, wait_for
 
 SYS_CLONE3 = 435
-# As root of user and pid namespaces of its own: each line of output is a claim that the kernel refused, with its error.
+# As root of separate user and pid namespaces: each line of output is a claim that the kernel refused, with its error.
 FORGES = """
 import ctypes, os, socket, struct, sys, time
 path, others_pid, others_uid = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

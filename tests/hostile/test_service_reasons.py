@@ -1,4 +1,4 @@
-"""What a service says of itself on a bad day: that its state was lost, and why nobody serves now."""
+"""A service's reasons on a bad day: that its state was lost, and why no member serves now."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def kill_the_active(starter: Starter) -> int:
 
 @pytest.mark.deadline(120)
 def test_a_service_that_begins_anew_says_so_for_as_long_as_mpsd_runs(machine: Machine) -> None:
-    """The active and the vault's keeper are killed together.  Neither the starter nor `service show` said anything."""
+    """The active and the vault's keeper are killed together. Before, neither the starter nor `service show` reported it."""
     machine.start()
     with begun(machine) as starter:
         first = starter.wait("two members", lambda it: len(it.members) == 2)
@@ -61,7 +61,7 @@ def test_the_reason_for_which_nobody_serves_is_that_of_now(machine: Machine) -> 
     with begun(machine) as starter:
         before = kill_the_active(starter)
         second = starter.wait("a standby", lambda it: it.writer_pid != before and len(it.members) == 2)
-        os.kill(starter.process.pid, signal.SIGSTOP)  # nobody is started in their place before both are known to be dead
+        os.kill(starter.process.pid, signal.SIGSTOP)  # it starts no replacement before both are known to be dead
         for member in second.members:
             os.kill(member.pid, signal.SIGKILL)
 

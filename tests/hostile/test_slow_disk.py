@@ -1,4 +1,4 @@
-"""A disk that takes a tenth of a second for each fsync: whoever changes a lease waits for it, and no one else does."""
+"""A disk that takes a tenth of a second for each fsync: the caller who changes a lease waits for it, and no other does."""
 
 import subprocess
 import time

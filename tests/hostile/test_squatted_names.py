@@ -1,4 +1,4 @@
-"""Somebody makes an arena of another user's service first, and lets everybody write it."""
+"""A user makes an arena with the name of another user's service first, and lets every user write it."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ BYTES = 32 << 20
 
 @pytest.mark.parametrize("uid", [VICTIM, 0])
 def test_a_squatters_arena_is_not_taken_for_ones_own(shared: Machine, uid: int) -> None:
-    """It would read what is committed there, and its settings would be the starter's: root's service is no better off."""
+    """The service would read the squatter's commits and obey its settings; root's service is not exempt."""
     name = f"llm-{uid}"
     with shared.mpsd(SQUATTER) as squatter, shared.mpsd(uid) as victim, shared.mpsd() as operator:
         made = squatter.ask(calls.arena_create(name, "0", BYTES, mode=0o666))
@@ -44,7 +44,7 @@ def test_the_shim_commits_nothing_to_a_squatters_arena(shared: Machine) -> None:
 
 
 def test_a_starter_does_not_obey_a_squatter(shared: Machine) -> None:
-    """It says whose service it is; the squatter wants nine members of it."""
+    """It reports the owner of the service; the squatter requests nine members."""
     with shared.mpsd(SQUATTER) as squatter:
         squatter.ask(calls.arena_create("served", "0", BYTES, mode=0o666))
         squatter.ask(calls.service_change("served", standbys=8))

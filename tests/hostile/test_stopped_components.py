@@ -1,4 +1,4 @@
-"""A part of the system that is stopped, or whose files are gone: newcomers go elsewhere, and health says what was found."""
+"""A stopped component, or one whose files are gone: newcomers go elsewhere, and health reports the problem."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ def problems(machine: Machine) -> list[str]:
 
 
 def wait_for_problem(machine: Machine, words: str) -> str:
-    """The problem that says so, each answer within 100 ms."""
+    """Wait until health reports the problem; each answer comes within 100 ms."""
     with machine.mpsd() as mpsd:
 
         def look() -> str:

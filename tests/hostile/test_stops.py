@@ -1,4 +1,4 @@
-"""client.stop: whom it ends, whatever a process calls itself and becomes."""
+"""client.stop ends the right processes, even if a process changes its name or program."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ def test_those_that_clients_need_are_known_by_mpsds_records(shared: Machine) -> 
 
 @pytest.fixture
 def roots_sleep(short_dir: Path) -> Path:
-    """A program that runs as root, whoever starts it."""
+    """A program that runs as root for any user who starts it."""
     made = short_dir / "sleep"
     shutil.copy(SLEEP, made)
     made.chmod(0o4755)

@@ -81,7 +81,7 @@ def test_many_uids_of_one_user_leave_leases_and_arenas_for_others(granted: Machi
 
 
 def test_many_uids_of_one_user_leave_domains_for_others(granted: Machine) -> None:
-    """Each uid has a server of its own: four took all domains."""
+    """Each uid has a separate server: four took all domains."""
     for uid in range(FIRST, FIRST + 3):
         granted.counter(uid=uid).ready(10.0)
     granted.counter(uid=FIRST + 3)

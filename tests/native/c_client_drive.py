@@ -1,6 +1,6 @@
-"""The C client as a process that is told what to do, and a relay between it and mpsd that loses or changes answers.
+"""The C client as a process that obeys lines, and a relay between it and mpsd that loses or changes answers.
 
-The relay is who mpsd sees: an arena that is opened through it is held by the process of the test.
+mpsd sees the relay as its peer: the test's process holds an arena that is opened through the relay.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ class Drive:
         return address
 
     def end(self) -> None:
-        """By itself: what leaked is told by the sanitizer, in its status."""
+        """End it; the sanitizer reports leaks in the exit status."""
         if self.process.poll() is None and self.process.stdin:
             self.process.stdin.close()
         assert self.process.wait(10) == 0
@@ -104,7 +104,7 @@ class Drive:
 
 @dataclass(slots=True)
 class Frame:
-    """What mpsd answered to `method`, for whoever wants to change it.  raw: sent instead of the value."""
+    """mpsd's answer to `method`, for the test to change. raw: sent instead of the value."""
 
     method: str
     value: list[Any]
@@ -117,10 +117,10 @@ Change = Callable[[Frame], None]
 
 @dataclass(slots=True)
 class Relay:
-    """Listens on `path` and hands everything to `upstream`, with the descriptors.
+    """Listens on `path` and forwards everything to `upstream`, with the descriptors.
 
-    lose: how many answers to a method are not handed back: the connection ends instead, after mpsd has done it.  refuse: the
-    same, before mpsd hears of it.  change: what becomes of an answer.
+        lose: how many answers to a method are not passed on: the connection ends instead, after mpsd has carried it out.
+        refuse: the same, before mpsd gets the request. change: a function that changes an answer.
     """
 
     path: Path
@@ -137,7 +137,7 @@ class Relay:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        """Nobody listens any more; twice does nothing."""
+        """Stop listening; a second call does nothing."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -42,7 +42,7 @@ def begin_sessions(drive_program: Path) -> Iterator[Begin]:
 
 @pytest.fixture(name="name")
 def name_of_the_test(request: pytest.FixtureRequest) -> str:
-    """Of an arena of its own."""
+    """Return the name of the test's arena."""
     return re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:100]
 
 

@@ -15,7 +15,7 @@ from tests.native.ui_daemon import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_MS = 400  # of the keepers under test, instead of five seconds
-BUILDS = {"plain": "SAN=", "sanitized": "SAN=address,undefined"}  # said in full: a make around us may say SAN too
+BUILDS = {"plain": "SAN=", "sanitized": "SAN=address,undefined"}  # set in full, since a make around us may have set SAN too
 
 
 def build(directory: str, out: Path, build_name: str, define: str) -> Path:
@@ -40,7 +40,7 @@ def front_end(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def run(front_end: Path, short_dir: Path) -> Run:
-    """Run the front end with no environment but the pipe directory."""
+    """Run the front end with only the pipe directory in its environment."""
 
     def run(*arguments: str, stdin: bytes = b"", **environment: str) -> "subprocess.CompletedProcess[bytes]":
         variables = {"CUDA_MPS_PIPE_DIRECTORY": str(short_dir), **environment}
@@ -68,7 +68,8 @@ def client(keeper: RunningKeeper) -> Iterator[KeeperClient]:
 
 @pytest.fixture(scope="package")
 def vault_machine() -> Iterator[Machine]:
-    """With mpsd; one for all tests of the C client, each with arenas of its own: what it takes to start is most of the time."""
+    """A machine with mpsd for all tests of the C client, each with separate arenas, since starting it takes most of the
+    time."""
     assert FRONT_END.exists(), "run: make build"
     with open_machine() as made:
         made.configure('[vault]\neviction = "unheld"\n')

@@ -51,7 +51,7 @@ if plan["stay"]:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A virtual environment with the fake daemon, and the front end beside its interpreter."""
+    """A virtual environment with the fake daemon, and the front end next to its interpreter."""
 
     venv: Path
     program: Path

@@ -126,7 +126,7 @@ class KeeperClient:
     def receive(self) -> Message:
         try:
             data, control, _flags, _address = self.socket.recvmsg(REPLY_BYTES + 1, socket.CMSG_SPACE(64 * 4))
-        except ConnectionResetError:  # told once, before what the keeper sent; then the queue, then the end
+        except ConnectionResetError:  # reported once, before the keeper's last datagrams; then come these, then the end
             data, control, _flags, _address = self.socket.recvmsg(REPLY_BYTES + 1, socket.CMSG_SPACE(64 * 4))
         fds: list[int] = []
         for _level, _kind, content in control:

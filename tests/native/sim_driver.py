@@ -72,7 +72,7 @@ def map_at(handle: c_uint64, size: int) -> None:
 
 
 def write(path: str, granules: str, ending: str) -> None:
-    """Fills shared memory, gives its descriptor to whoever listens at `path`, and ends, or is killed."""
+    """Fill shared memory, give its descriptor to the process that listens at `path`, and end, or be killed."""
     size, handle, shared = int(granules) * GRANULE, c_uint64(), c_int()
     kernels = start()
     call("cuMemCreate", byref(handle), c_size_t(size), byref(Properties(1, 1, Location(1, 0))), c_uint64(0))
@@ -101,7 +101,7 @@ def adopt(descriptor: str, granules: str) -> None:
 
 
 def import_junk(path: str) -> None:
-    """A descriptor of something else is no memory."""
+    """Check that the driver refuses a descriptor that is not memory."""
     start()
     with open(path, "rb") as file:
         status = cuda.cuMemImportFromShareableHandle(byref(c_uint64()), c_void_p(file.fileno()), 1)
@@ -229,7 +229,7 @@ def names() -> None:
 
 
 def fork_after_init() -> NoReturn:
-    """A child of an initialised process has no CUDA; the parent keeps its own."""
+    """A child of an initialised process has no CUDA; the parent keeps its context."""
     start()
     child = os.fork()
     if child == 0:

@@ -105,7 +105,7 @@ def thousand_guards(count_text: str) -> None:
 
 
 def sparse_over_memory() -> None:
-    """What nobody may do: it is accepted, and it is the end."""
+    """Do what no program may do: the driver accepts it, and the process dies."""
     start()
     memory, endless = allocate(1 << 20), kernel("hang")
     launch(endless, memory.value)

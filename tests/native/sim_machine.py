@@ -1,4 +1,4 @@
-"""A fake machine for a test: directories of its own, a control daemon, clients, and nothing left behind.
+"""A simulated machine for a test: separate directories, a control daemon, clients, and no process left at the end.
 
 With $MPSD_SIM_SAN=address the simulator's programs are those built with that sanitizer.
 """
@@ -72,7 +72,7 @@ class Client:
         self.process.stdin.close()
 
     def end(self) -> dict[str, Any]:
-        """The last thing it said, once it is over."""
+        """Wait for its end, and return its last report."""
         while self.next_event():
             pass
         self.process.wait(WAIT_SECONDS)

@@ -1,4 +1,4 @@
-"""Memory through ctypes: run as a program, `python sim_memory.py VERB ...`, as sim_driver.py is, whose words it uses."""
+"""Memory through ctypes: run as a program, `python sim_memory.py VERB ...`, like sim_driver.py, whose functions it uses."""
 
 import ctypes
 import json
@@ -160,7 +160,7 @@ def twice_in_a_process() -> None:
 
 
 def pool() -> None:
-    """What is freed stays with its pool, and comes again; a trimmed pool has nothing."""
+    """Freed memory stays with its pool and is used again; a trimmed pool has none."""
     start()
     before = free_mib()
     first, second, handle, stored = c_uint64(), c_uint64(), c_void_p(), c_uint64()
@@ -215,7 +215,7 @@ def pointers() -> None:
 
 
 def graph() -> None:
-    """Captured and told twice: a kernel on memory that cuMemMap placed."""
+    """Capture a graph and launch it twice: a kernel on memory that cuMemMap placed."""
     start()
     map_at(create(), GRANULE)
     stream, captured, ready, value, state = c_void_p(), c_void_p(), c_void_p(), c_uint64(), c_int()
@@ -270,7 +270,7 @@ def launches() -> None:
 
 
 def ipc_give() -> None:
-    """Prints a handle of memory that it has filled; then waits for the end of stdin, and says what is there then."""
+    """Print a handle of filled memory, wait for the end of stdin, and report the contents at that time."""
     kernels = start()
     memory, handle = allocate(1 << 20), ctypes.create_string_buffer(64)
     launch(kernels["fill"], memory.value, 1 << 17, SEED)

@@ -38,7 +38,7 @@ class Page(NamedTuple):
 
 
 def duplicate(pid: int, suffix: str) -> int:
-    """The client's open file whose name ends so: the same open file, not another of it."""
+    """Duplicate the client's descriptor whose name ends so: the same open file, not a second opening."""
 
     def number() -> str | None:
         for link in Path(f"/proc/{pid}/fd").iterdir():

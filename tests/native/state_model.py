@@ -14,7 +14,7 @@ WORDS = 2  # of a record; in update n each is n, so that any mixture shows
 
 
 class Wrong(Exception):
-    """The reader said what it must not say."""
+    """The reader returned a wrong record."""
 
 
 class Part(StrEnum):
@@ -67,8 +67,8 @@ def _all(made: list[Store]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Where it stands.  floor: the updates that were complete when it began; scan: marks seen so far; before: the scan before,
-    if that was implausible; wants: the update whose words it loads, `got`; mark: the second look."""
+    """The state of a reader. floor: the updates that were complete when it began; scan: marks seen so far; before: the scan
+    before, if that was implausible; wants: the update whose words it loads, `got`; mark: the second look."""
 
     floor: int
     scan: tuple[int, ...] = ()
@@ -111,7 +111,7 @@ class Model:
                 yield visible | 1 << at
 
     def loads(self, visible: int, reader: Reader) -> Iterator[Reader | int]:
-        """What the reader may do next: another state of it, or the update it ends with (0: there is none)."""
+        """Return the reader's possible next steps: another state, or the update it ends with (0: none)."""
         if not reader.wants:
             yield self._look(visible, reader)
             return
@@ -152,7 +152,8 @@ class Model:
         return update
 
     def walk(self) -> tuple[int, set[int]]:
-        """Everything that can happen; how many states there were, and the updates that readers ended with.  Raises Wrong."""
+        """Walk all possible interleavings; return the number of states, and the updates that readers ended with. Raises
+        Wrong."""
         started, seen, ends = {0}, set[tuple[int, Reader]](), set[int]()
         waiting: list[tuple[int, Reader]] = [(0, Reader(0))]
         while waiting:

@@ -1,4 +1,4 @@
-"""The C client on the simulator, with mpsd and its keeper: memory outlives whoever filled it."""
+"""The C client on the simulator, with mpsd and its keeper: memory outlives the process that filled it."""
 
 import os
 import re
@@ -136,7 +136,7 @@ def test_few_descriptors_are_enough_for_many_allocations(machine: Machine, begin
 
 
 def test_room_is_made_when_the_gpu_is_full(machine: Machine, begin: Begin, name: str) -> None:
-    """By evicting what nobody holds; once, and only where there is none."""
+    """By evicting arenas that no process holds; once, and only if there is no room."""
     total = int(machine.status()["gpus"][0]["total_mib"]) * MIB // (8 * GRANULE) * (8 * GRANULE)
     drive = begin(machine)
     for each in ("old", "new"):

@@ -97,7 +97,7 @@ def test_what_is_on_its_way_when_a_connection_breaks_is_given_again(
 
 
 def test_what_mpsd_may_have_is_not_forgotten_here(relay: Relay, machine: Machine, begin: Begin, name: str) -> None:
-    """Whether it came to mpsd was not heard, and it is freed: its place is another one's then."""
+    """The library does not know whether the request reached mpsd, and the memory is freed: another one gets its place then."""
     drive = begin(machine, relay.path)
     drive.do(f"create {name} {400 * MIB}")
     drive.do(f"open {name} write 0")
@@ -114,7 +114,7 @@ def test_what_mpsd_may_have_is_not_forgotten_here(relay: Relay, machine: Machine
 
 
 def test_what_may_not_be_done_twice_is_not(relay: Relay, machine: Machine, begin: Begin) -> None:
-    """Its caller is told that nobody knows whether it was done."""
+    """The library reports to its caller that the result is unknown."""
     drive = begin(machine, relay.path)
     relay.lose["health"] = 1
     answer = drive.ask("call health once")
@@ -177,7 +177,8 @@ def test_the_keeper_dies_and_the_writer_gives_all_again(machine: Machine, begin:
 
 @pytest.mark.slow
 def test_a_commit_of_which_a_part_is_gone_is_not_made_up(fresh: Machine, begin: Begin, name: str) -> None:
-    """What was freed since the commit went with the keeper: half of a commit is none, until the writer commits again."""
+    """Memory that was freed since the commit was lost with the keeper: half a commit counts as none, until the writer commits
+    again."""
     drive = opened(begin(fresh), name)
     gone, left = drive.alloc(2, 1), drive.alloc(2, 2)
     drive.do("commit words")

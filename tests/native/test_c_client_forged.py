@@ -1,7 +1,7 @@
-"""Answers that mpsd would never give: the C client says what is wrong, and nothing half done is left behind.
+"""Answers that mpsd would never give: the C client reports the error, and leaves nothing half done behind.
 
-The real mpsd answers; what it said is changed on the way.  In the slow tests the client is built with
-AddressSanitizer and UBSan: it must also end without a leak.
+The real mpsd answers, and a relay changes its answers. In the slow tests the client is built with AddressSanitizer and UBSan:
+it must also end without a leak.
 """
 
 import os
@@ -253,7 +253,7 @@ def test_pages_without_end_are_refused(kept: Drive, relay: Relay) -> None:
 
 
 def another_memory(frame: Frame) -> None:
-    """In the place of the first one, and it is no memory of the GPU's."""
+    """In the place of the first one, and the driver refuses it as memory."""
     with_result(items=[[0, G, 100], [G, G, 1], [2 * G, G, 1]])(frame)
     frame.fds.append(os.memfd_create("no GPU memory"))
 
@@ -290,7 +290,8 @@ STALE = {"code": 22, "name": "STALE_GENERATION", "message": "forged"}
 
 
 def test_a_writer_that_was_replaced_is_told_so(kept: Drive, relay: Relay) -> None:
-    """mpsd says that its generation is over, and that the arena has what another committed: nothing of ours goes into it."""
+    """mpsd reports that its generation is over, and that the arena has another writer's commit: the library puts none of ours
+    into it."""
     kept.do(OPEN)
 
     def change(frame: Frame) -> None:

@@ -1,4 +1,4 @@
-"""The C client keeps the descriptors that memory came with: the driver exports nothing that was imported, and keepers die."""
+"""The C client keeps the descriptors of adopted memory: the driver cannot export imported memory, and keepers die."""
 
 import os
 import resource
@@ -25,7 +25,7 @@ FEW = 96  # a soft RLIMIT_NOFILE; what a process of the tests has open itself is
 
 
 def contents(machine: Machine, begin: Begin, name: str) -> list[tuple[str, int]]:
-    """What who comes next finds: each address, and the byte that it is full of."""
+    """Return the next holder's view: each address, and the byte that fills it."""
     drive = begin(machine)
     drive.do(f"open {name} read 0")
     bytes_of = range(1, 9)
@@ -46,7 +46,7 @@ def highest(drive: Drive) -> int:
 
 
 def promoted(machine: Machine, begin: Begin, name: str) -> tuple[Drive, list[tuple[str, int]]]:
-    """The writer now, and what there is: two pieces that came with opening, one that came with a refresh, and its own."""
+    """Return the present writer and its memory: two pieces from open, one from a refresh, and one that it allocated."""
     before = opened(begin(machine), name)
     pieces = [(before.alloc(2, 1), 1), (before.alloc(2, 2), 2)]
     before.do("commit words")
@@ -64,7 +64,7 @@ def promoted(machine: Machine, begin: Begin, name: str) -> tuple[Drive, list[tup
 
 
 def test_a_promoted_reader_gives_again_what_it_has_imported(machine: Machine, begin: Begin, name: str) -> None:
-    """Twice: what was given is kept for the next time.  Whoever made it has ended long before."""
+    """Twice, since the library keeps what it gave. The process that made the memory has ended long before."""
     drive, pieces = promoted(machine, begin, name)
     for generation in (3, 4):
         kill_keepers(machine)
@@ -76,7 +76,7 @@ def test_a_promoted_reader_gives_again_what_it_has_imported(machine: Machine, be
 
 @pytest.mark.slow
 def test_who_adopted_from_a_dead_writer_gives_it_again(machine: Machine, begin: Begin, name: str) -> None:
-    """And who adopts from the adopter, what was imported from what was given again."""
+    """A third process adopts from the adopter: it imports what was imported and given again."""
     before = opened(begin(machine), name)
     pieces = [(before.alloc(2, 1), 1), (before.alloc(2, 2), 2)]
     before.do("commit words")
@@ -93,7 +93,7 @@ def test_who_adopted_from_a_dead_writer_gives_it_again(machine: Machine, begin: 
 
 
 def test_who_has_yielded_and_is_chosen_again_gives_all(machine: Machine, begin: Begin, name: str) -> None:
-    """Some of it is its own, some the other one's."""
+    """Some of the memory is its own, some the other member's."""
     first = opened(begin(machine), name)
     pieces = [(first.alloc(2, 1), 1)]
     first.do("commit words")
@@ -126,7 +126,7 @@ def test_a_giving_that_fails_half_way_is_gone_on_with(machine: Machine, begin: B
 
 
 def test_few_descriptors_suffice_to_give_much(machine: Machine, begin: Begin, name: str) -> None:
-    """The program has nearly all of its own open: what may still be opened is given, and then the next."""
+    """The program has nearly all of its descriptors open: the library gives as many as it can open, and then the next."""
     drive, pieces = promoted(machine, begin, name)
     kill_keepers(machine)
     before = open_now(drive)
@@ -167,7 +167,7 @@ def test_one_descriptor_is_held_of_each_piece_that_came_and_none_stays(machine: 
 
 
 def test_nothing_is_held_of_a_sealed_arena(machine: Machine, begin: Begin, name: str) -> None:
-    """Nobody writes it again, so nobody gives it again."""
+    """A sealed arena has no writer again, so its memory is never given again."""
     opened(begin(machine), name).alloc(2, 1)
     made = begin(machine)
     alone = open_now(made)
@@ -190,7 +190,7 @@ def test_nothing_is_held_of_a_sealed_arena(machine: Machine, begin: Begin, name:
 
 
 def test_the_program_has_half_of_its_descriptors_for_itself(machine: Machine, begin: Begin, name: str) -> None:
-    """What is not kept is mapped all the same; only giving it again fails, and says why."""
+    """Memory whose descriptor is not kept is mapped all the same; only giving it again fails, with the reason."""
     writer = begin(machine)
     writer.do(f"create {name} {400 * MIB}")
     writer.do(f"open {name} write 0")

@@ -23,7 +23,7 @@ SIZE = 2 * MIB
 
 
 def seen(machine: Machine, name: str) -> tuple[int, int, bool]:
-    """By who would come next: its generation, how many allocations it has, whether there is a state."""
+    """Return the next writer's view: its generation, the number of allocations, whether there is a state."""
     with machine.mpsd() as mpsd:
         arena = mpsd.ask(Call("arena.get", {"name": name}, dict[str, Any]))
     return arena["generation"], arena["allocations"], bool(arena["state_serial"])
@@ -47,7 +47,7 @@ def test_whatever_is_asked_next_gives_the_state_with_the_memory(
     drive = serving(machine, begin, name)
     kill_keepers(machine)
     assert seen(machine, name) == (2, 0, False)
-    if line == "alloc 1":  # is told of later
+    if line == "alloc 1":  # reported later
         drive.do(line)
         assert seen(machine, name) == (2, 0, False)
         line = "flush"
@@ -58,7 +58,7 @@ def test_whatever_is_asked_next_gives_the_state_with_the_memory(
 
 
 def test_the_state_waits_for_the_commit_where_a_part_of_the_last_one_is_gone(machine: Machine, begin: Begin, name: str) -> None:
-    """The keeper dies a second time meanwhile: a layout without its memory is not committed either."""
+    """The keeper dies a second time in between: a layout without its memory is not committed either."""
     drive = serving(machine, begin, name)
     gone = drive.alloc(2, 3)
     drive.do("commit words")

@@ -31,7 +31,7 @@ def holds(drive: Drive) -> list[str]:
 
 
 def test_a_reader_follows_what_is_committed(machine: Machine, begin: Begin, name: str) -> None:
-    """What is gone is unmapped, what is new is mapped, what stayed is left as it is; and nothing of it can be written."""
+    """A refresh unmaps removed memory, maps new memory, and leaves the rest as it is; none of it can be written."""
     writer = opened(begin(machine), name)
     gone, stayed = writer.alloc(2, 1), writer.alloc(2, 2)
     writer.do("commit layout-1")
@@ -145,7 +145,7 @@ def test_a_promoted_reader_writes_and_the_one_before_cannot(machine: Machine, be
 def test_what_a_standby_has_made_writable_is_promoted_without_the_driver(
     machine: Machine, begin: Begin, name: str
 ) -> None:
-    """It is a reader all the same: it allocates nothing; what a refresh maps is read-only again until it is said again."""
+    """It is a reader all the same: it cannot allocate, and what a refresh maps is read-only again until the next call."""
     before = opened(begin(machine), name)
     place = before.alloc(2, 1)
     before.do("commit words")

@@ -304,7 +304,7 @@ def test_stopped_and_continued(front_end: Path, short_dir: Path) -> None:
 
 @pytest.mark.parametrize("seed", seeds(5, 5))
 def test_random_input(run: Run, short_dir: Path, seed: int) -> None:
-    """The same commands come out as from Python's way to say it."""
+    """The front end sends the same commands as an implementation in Python."""
     rng = random.Random(seed)
     data = b"".join(rng.choice([b"\n", b"\r", b"\0", b"x", b"y" * rng.randrange(5000)]) for _ in range(200))
     data = data.replace(b"quit", b"")

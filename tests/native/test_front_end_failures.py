@@ -119,7 +119,7 @@ def test_another_version_is_told(run: Run, short_dir: Path, greeting: bytes) -> 
 
 @pytest.mark.parametrize("seed", seeds(20, 20))
 def test_random_daemons(run: Run, short_dir: Path, seed: int) -> None:
-    """Whatever a daemon says, the front end ends in time, with a status, and without a crash."""
+    """For any answers of a daemon the front end ends in time, with a status, and without a crash."""
     rng = random.Random(seed)
 
     def converse(conversation: Conversation) -> None:

@@ -155,7 +155,7 @@ def test_minus_f_is_the_same_process_with_its_descriptors(installed: Installed, 
     assert fds[str(pipe[0])].startswith("pipe:")
 
 
-# -- what the daemon says --------------------------------------------------------------------------------------------
+# -- the daemon's output ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_no_interpreter_anywhere(installed: Installed, front_end: Path, start: s
 
 
 def test_an_interpreter_that_cannot_be_executed(installed: Installed, short_dir: Path) -> None:
-    """It looks executable; the kernel says otherwise, in the child, after the fork."""
+    """It looks executable; the kernel refuses it in the child, after the fork."""
     (broken := short_dir / "python3").write_text("#!/nowhere/interpreter\n")
     broken.chmod(0o755)
     for start in ("-d", "-f"):

@@ -1,4 +1,5 @@
-"""What a daemon says, or repeats of a client's name, can only be shown by a terminal; ordinary text comes out byte for byte."""
+"""A daemon's text, which may repeat a client's name, can only be displayed by a terminal; ordinary text comes out byte for
+byte."""
 
 import random
 from pathlib import Path
@@ -40,7 +41,7 @@ ODD = {
 
 
 def said(run: Run, place: Path, *texts: bytes) -> list[tuple[bytes, bytes]]:
-    """What the front end writes to stdout and stderr, where the daemon says each of the texts to both."""
+    """Return what the front end writes to stdout and stderr when the daemon sends each of the texts for both."""
 
     def converse(conversation: Conversation) -> None:
         conversation.greet()
@@ -80,6 +81,6 @@ def test_no_bytes_do_more_than_be_shown(run: Run, short_dir: Path, seed: int) ->
     parts = [*ODD, *ORDINARY, *("é", "数", "\x85", "\N{LEFT-TO-RIGHT MARK}"), *(rng.randbytes(1) for _ in range(50))]
     encoded = [part.encode() if isinstance(part, str) else part for part in parts]
     [(shown, _)] = said(run, short_dir, b"".join(rng.choices(encoded, k=1000))[: 16 * 1024 - 1])
-    text = shown.decode()  # raises where it is no UTF-8
+    text = shown.decode()  # raises if it is not UTF-8
     assert not [each for each in text if each not in "\n\t" and category(each) in ("Cc", "Cs", "Zl", "Zp")]
     assert not [each for each in text if bidirectional(each) in ("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI")]

@@ -58,7 +58,8 @@ def test_a_daemon_that_never_accepts(run: Run, short_dir: Path) -> None:
 def outputs(
     run: Run, place: Path, converse: Callable[[Conversation], None], commands: list[bytes]
 ) -> dict[bytes, tuple[int, bytes, bytes]]:
-    """Of each command, given to a front end with a daemon of its own; all at the same time, so that they wait together."""
+    """Return the output of each command, given to a front end with its own daemon; all run at once, so that they wait
+    together."""
     with ExitStack() as daemons, ThreadPoolExecutor(len(commands)) as threads:
         started = {}
         for number, command in enumerate(commands):
@@ -141,7 +142,7 @@ def test_after_quit_it_returns_when_the_daemons_process_is_gone(front_end: Path,
 
 @pytest.mark.slow
 def test_after_quit_it_does_not_wait_for_ever(run: Run, short_dir: Path) -> None:
-    """The daemon keeps the connection open; and the listener is of a process that is no daemon: this one."""
+    """The daemon keeps the connection open; and the listener belongs to a process that is not a daemon: this one."""
 
     def converse(conversation: Conversation) -> None:
         conversation.greet()

@@ -1,4 +1,4 @@
-"""The keeper holds what it was given: through the death of its clients, until it is told otherwise, and no longer."""
+"""The keeper holds its descriptors through the death of its clients, until a request to release them, and no longer."""
 
 import os
 import re
@@ -57,7 +57,7 @@ def test_all_survives_a_killed_client(keeper: RunningKeeper, short_dir: Path, ev
     killed = subprocess.run([sys.executable, "-c", HOLD_AND_WAIT, keeper.path, held], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as waiting:
-        waiting.connect(str(held))  # nobody but the keeper holds the listener
+        waiting.connect(str(held))  # only the keeper holds the listener
         with keeper.client() as client:
             eventually(lambda: client.stats().held == 101)
             assert client.list()[0] == (b"listen:control", 1, 0, 0)
@@ -74,7 +74,7 @@ def test_requests_sent_before_a_death_are_carried_out_though_their_replies_canno
     keeper: RunningKeeper, pipe: tuple[int, int], eventually: Eventually
 ) -> None:
     with keeper.client() as dying:
-        for number in range(100):  # each is owed a reply that nobody will read
+        for number in range(100):  # each causes a reply that no process reads
             dying.send(Message(kc.PUT, b"n%d" % number, 1), (pipe[0],))
     with keeper.client() as client:
         eventually(lambda: client.stats().held == 100)
@@ -185,7 +185,7 @@ def test_ps_shows_its_name(keeper: RunningKeeper) -> None:
 
 
 def test_it_keeps_nothing_of_its_parent(keeper_program: Path, short_dir: Path) -> None:
-    """No output, directory, session or descriptor: its parent's death and callers' pipes are none of its affair."""
+    """It inherits no output, directory, session or descriptor: its parent's death and callers' pipes do not affect it."""
     path = short_dir / "keeper"
     leaked = [os.dup(0) for _ in range(5)]
     for fd in leaked:

@@ -74,7 +74,8 @@ def test_only_put_takes_a_descriptor(keeper: RunningKeeper, client: KeeperClient
 def test_a_flood_of_descriptors_is_refused_and_closed(
     keeper: RunningKeeper, client: KeeperClient, pipe: tuple[int, int], count: int
 ) -> None:
-    """253 is what the kernel lets one message carry; more than one does not fit, and the kernel says so."""
+    """The kernel lets one message carry 253; more than one does not fit into the keeper's buffer, and the kernel reports
+    that."""
     before = keeper.open_fds()
     for _ in range(20):
         assert client.ask(Message(kc.PUT, b"a", 1), (pipe[0],) * count).status == kc.BAD_DESCRIPTORS
@@ -202,7 +203,7 @@ with kc.RunningKeeper(Path(sys.argv[1], "mpsd-keeper"), Path(sys.argv[1], "socke
 
 @pytest.mark.root
 def test_a_hard_limit_that_cannot_be_raised_lowers_the_maximum(keeper_program: Path, short_dir: Path) -> None:
-    """It says how many it can hold, holds exactly so many beside all its peers, and refuses the next."""
+    """It reports how many it can hold, holds exactly so many in addition to its peers, and refuses the next."""
     for source in (keeper_program, Path(kc.__file__)):
         shutil.copy(source, short_dir)
     os.chown(short_dir, 12345, 12345)
@@ -229,7 +230,7 @@ def peers_with_one_more(keeper: RunningKeeper) -> int:
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         with keeper.client(greet=False) as client:
-            with suppress(BrokenPipeError):  # turned away before it has said anything
+            with suppress(BrokenPipeError):  # refused before it has sent anything
                 client.send(Message(kc.HELLO))
             if client.receive().status != kc.PEERS_FULL:
                 return client.stats().peers
@@ -267,10 +268,10 @@ def test_who_does_not_read_is_disconnected_and_the_others_are_served(
         deaf.socket.setblocking(False)
 
         def is_impatient() -> bool:
-            """While it takes what was sent there is room for more: only a peer that goes on fills both queues."""
+            """While it receives, the queues get room again: only a peer that continues fills both."""
             with pytest.raises((BlockingIOError, ConnectionError)):
                 send_for_ever(deaf, Message(kc.GET, b"a"))
-            assert client.stats().held == 1  # served meanwhile
+            assert client.stats().held == 1  # served in the meantime
             return client.stats().impatience == 1
 
         eventually(is_impatient)
@@ -347,7 +348,7 @@ def stop_in(data: bytes) -> bool:
 def test_random_datagrams_and_descriptors(
     keeper: RunningKeeper, pipe: tuple[int, int], seed: int, eventually: Eventually
 ) -> None:
-    """Whatever comes, the keeper is there afterwards, holds what it says, and has leaked nothing."""
+    """For any input, the keeper lives afterwards, holds what it reports, and has leaked nothing."""
     rng = random.Random(seed)
     clients: list[KeeperClient] = []
     for _ in range(3000):

@@ -1,4 +1,4 @@
-"""mpsd-launcher: a program in a mount namespace where a directory is open that is closed outside of it."""
+"""mpsd-launcher: a program in a mount namespace in which it can enter a directory that is closed outside of it."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ def shell(home: Path, script: str, *words: object) -> str:
 
 @pytest.fixture
 def running(home: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Something inside that waits, and has said so."""
+    """Start a program inside that waits, and has reported it."""
     command = [LAUNCHER, home, "/bin/sh", "-c", "echo ready; exec sleep 600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/", env={}) as process:
         assert process.stdout is not None

@@ -46,7 +46,7 @@ def built() -> None:
 
 @pytest.fixture
 def run(built: None, short_dir: Path) -> Run:
-    """A program under the shim, on a machine with no daemon; without it where `shim` is empty."""
+    """Run a program under the shim, on a machine with no daemon; without the shim if `shim` is empty."""
 
     def run(program: str, *words: str, shim: str = str(SHIM), **variables: str) -> "subprocess.CompletedProcess[str]":
         environment = {
@@ -84,7 +84,7 @@ def exported(library: Path) -> set[str]:
     return {line.split()[-1] for line in table.splitlines()}
 
 
-FOUND = [  # how it is asked for, and what is found; functions of ours are marked
+FOUND = [  # how a program asks, and what it finds; our functions are marked
     ("open cuInit", "*cuInit"),
     ("open cuMemcpyDtoH_v2", "*cuMemcpyDtoH_v2"),
     ("again cuMemAlloc_v2", "*cuMemAlloc_v2"),
@@ -122,7 +122,7 @@ def test_it_is_found_where_the_driver_is(run: Run, shim: str) -> None:
 @pytest.mark.parametrize("shim", [str(SHIM), ""], ids=["with", "without"])
 @pytest.mark.parametrize(("how", "before"), [("self", [NOTHING]), ("default", [NOTHING, NOTHING])])
 def test_before_there_is_a_libcuda_there_is_nothing(run: Run, how: str, before: list[str], shim: str) -> None:
-    """Programs ask for cuInit to find out whether there is one."""
+    """Programs ask for cuInit to find out whether libcuda exists."""
     assert said(run("shim_found", how, "cuInit", shim=shim)) == [*before, f"{OURS if shim else DRIVER} cuInit"]
 
 
@@ -139,7 +139,8 @@ def test_switched_off_it_is_not_there(run: Run) -> None:
 
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_another_library_that_stands_in_finds_what_comes_after_it(run: Run, order: str) -> None:
-    """By RTLD_NEXT, also in malloc before anything has begun: whoever answers with himself there never comes back."""
+    """By RTLD_NEXT, also in malloc before the libraries are initialised: a library that returned its own function would recurse
+    for ever."""
     other = str(CLIENTS / "shim_next.so")
     both = f"{other} {SHIM}" if order == "first" else f"{SHIM} {other}"
     done = run("shim_life", "vm", shim=both, MPSD_SHIELD="absorb")
@@ -184,7 +185,7 @@ def test_a_wild_access_beside_placed_memory_harms_nothing(run: Run, mode: str) -
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in seeds(0, 18))])
 def test_guards_keep_out_of_the_way_of_memory(run: Run, short_dir: Path, seed: int) -> None:
-    """Whatever order it comes and goes in: the driver refuses a guard over memory, and memory over a guard."""
+    """In any order of allocating and freeing: the driver refuses a guard over memory, and memory over a guard."""
     done = run("shim_life", "churn", str(seed), MPSD_SHIELD="absorb")
     assert (done.returncode, done.stdout, done.stderr) == (0, "PASS\n", "")
     assert not (short_dir / "log").exists()
@@ -260,7 +261,7 @@ def library_of_gcc(name: str) -> str:
 @pytest.mark.skipif(bool(os.environ.get("MPSD_SIM_SAN")), reason="the machine's library is sanitized in another way")
 @pytest.mark.parametrize("words", SOUND)
 def test_the_shim_itself_is_sound(run: Run, sanitized: str, words: str) -> None:
-    """Whatever it does with memory is looked at by sanitizers."""
+    """Sanitizers check all of its memory accesses."""
     done = run(*words.split(), shim=sanitized, MPSD_SHIELD="absorb")
     assert (done.returncode, done.stderr) == (0, "")
 

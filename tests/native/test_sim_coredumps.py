@@ -11,7 +11,7 @@ from mpsd.faults.core_file import CoreFile, parse_core
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
 from tests.native.sim_machine import Machine, eventually
 
-# mode, the exception, what the culprit and a co-runner hear in the end, whether another SM shows it to all
+# mode, the exception, the final errors of the culprit and of a co-runner, whether another SM shows it to all
 CLASSES = [
     ("trap", "TRAP", 719, 719, False),
     ("misaligned", "WARP_MISALIGNED_ADDRESS", 0, 716, True),

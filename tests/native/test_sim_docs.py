@@ -1,4 +1,4 @@
-"""The page about the simulator lists what there is: knobs, fault modes, verbs of the tool."""
+"""The page about the simulator lists its knobs, fault modes, and verbs of the tool."""
 
 import re
 import subprocess

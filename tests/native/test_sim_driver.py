@@ -38,7 +38,7 @@ def drive(
 
 
 def receive(path: Path, got: list[int]) -> threading.Thread:
-    """What a keeper does: takes one descriptor, with no CUDA in sight."""
+    """Take one descriptor without CUDA, as a keeper does."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(path))
     listener.listen(1)

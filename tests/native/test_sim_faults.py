@@ -1,4 +1,4 @@
-"""Faults on the simulator: who gets which error, what the log and the kernel log say, and how the server recovers."""
+"""Faults on the simulator: the error of each client, the lines of the log and the kernel log, and the server's recovery."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import pytest
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
 from tests.native.sim_machine import CLIENTS, CONTROL, SIMULATOR, Client, Machine, eventually, sanitizer_library
 
-# mode, what the culprit's synchronize says, what a co-runner gets, the Xids of it
+# mode, the result of the culprit's synchronize, a co-runner's result, the Xids
 UNDER_MPS = [
     ("oob_write", 700, 700, [31]),
     ("oob_read", 700, 700, [31]),

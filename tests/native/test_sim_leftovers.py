@@ -1,7 +1,7 @@
-"""What a client that was killed in mid-kernel still writes, and when that ends: who admits the next writer must wait for it.
+"""The writes of a client that was killed in mid-kernel, and their end: mpsd must wait for it before it admits the next writer.
 
-On the device it goes on until the kernel ends, or whoever holds its address space lets go; the pidfd tells of the death long
-before that.
+On the device they continue until the kernel ends, or until the holder of its address space closes it; the pidfd becomes
+readable long before that.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ WORDS, WORDS_AT = 512, 4096
 
 
 class Writer:
-    """A client that writes to exported memory, and the descriptor that a keeper has of it."""
+    """A client that writes to exported memory, and the keeper's descriptor of that memory."""
 
     def __init__(self, machine: Machine, *arguments: str) -> None:
         self.machine = machine
@@ -89,7 +89,7 @@ def writer(machine: Machine, *arguments: str) -> Iterator[Writer]:
 
 
 def stands_still(left: Writer) -> bool:
-    """Once the server has done with it, whatever else the server does meanwhile."""
+    """Once the server has finished with it, even if the server does other work then."""
     eventually(lambda: not left.is_watched())
     before = left.word()
     for _ in range(5):
@@ -98,7 +98,7 @@ def stands_still(left: Writer) -> bool:
 
 
 def test_a_killed_writer_that_is_held_writes_on_until_the_holder_lets_go(mps: Machine) -> None:
-    """The pidfd alone is no fence."""
+    """A readable pidfd alone is no fence."""
     with writer(mps, "count_for", "60000") as left:
         assert left.goes_on()
         left.kill()
@@ -109,7 +109,7 @@ def test_a_killed_writer_that_is_held_writes_on_until_the_holder_lets_go(mps: Ma
 
 
 def test_its_files_are_there_until_the_server_has_done_with_it(mps: Machine) -> None:
-    """Also those of one that left nothing: whoever lets go of the dead can wait for that."""
+    """Also those of a client that left nothing: a process that releases the dead can wait for that."""
     with writer(mps, "count_for", "1") as left:
         eventually(lambda: left.word() > 0)
         left.kill()
@@ -162,7 +162,7 @@ def test_what_a_stopped_writer_had_time_for_is_done(mps: Machine) -> None:
     with writer(mps, "write_later", "100") as left:
         os.kill(left.client.pid, signal.SIGSTOP)
         left.space.close()
-        mps.run("counter", "--seconds", "0.2")  # meanwhile
+        mps.run("counter", "--seconds", "0.2")  # in the meantime
         before = left.word(WORDS_AT)
         left.kill()
         eventually(lambda: not left.is_watched())
@@ -170,7 +170,7 @@ def test_what_a_stopped_writer_had_time_for_is_done(mps: Machine) -> None:
 
 
 def test_nothing_can_be_done_to_the_dead(mps: Machine) -> None:
-    """As measured: terminate_client of a client that has died, and whose address space is held, answers 201."""
+    """As measured: terminate_client of a dead client whose address space is held answers 201."""
     with writer(mps, "count_for", "60000") as left:
         server = mps.server()
         left.kill()

@@ -1,4 +1,4 @@
-"""The simulator's memory: many of it, stream-ordered, shared, guarded; and what is known of an address."""
+"""The simulator's memory: many allocations, stream-ordered, shared, guarded; and the attributes of an address."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def drive_guards(machine: Machine, *arguments: str) -> dict[str, Any]:
 
 @contextmanager
 def client_of(machine: Machine, program: Path, *arguments: str) -> Iterator[Client]:
-    """A verb that says what it does, and goes on when its stdin ends."""
+    """Start a verb that reports its actions, and continues when its stdin ends."""
     process = subprocess.Popen(
         [sys.executable, "-I", program, *arguments],
         env=machine.library_environment(),
@@ -175,6 +175,6 @@ def test_a_managed_guard_tells_of_each_page_once_and_harms_nobody(mps: Machine) 
 
 
 def test_windows_begin_above_where_the_driver_puts_its_own() -> None:
-    """An arena's addresses are free in every process, whatever it allocated before."""
+    """An arena's addresses are free in every process, after any earlier allocations."""
     source = (ROOT / "native/sim/driver/addresses.c").read_text()
     assert f"#define LAST_ADDRESS {FIRST_ADDRESS:#x}ull" in source

@@ -175,7 +175,7 @@ def test_a_write_that_runs_over_into_a_range_is_done_as_far_as_there_is_memory(m
 
 
 def killed_under_hold(mps: Machine, *arguments: str) -> tuple[Client, Space]:
-    """A client that has died in the middle of a kernel, and whoever holds what it left."""
+    """Yield a client that has died in the middle of a kernel, and the holder of its descriptors."""
     culprit = ready(mps, "faulter", *arguments, "--gate")
     space = Space(culprit)
     culprit.open_gate()
@@ -249,7 +249,7 @@ def test_what_nobody_holds_kills_the_others_at_once(mps: Machine, mode: str) -> 
 
 
 def test_work_of_a_frozen_client_ends(mps: Machine) -> None:
-    """So it is on the device: frozen, drained and then killed, a client harms nobody."""
+    """As on the device: a client that is frozen, drained and then killed harms no other."""
     victim = ready(mps, "counter", "--seconds", "1.2")
     frozen = mps.client("counter", "--kernel-us", "200000", "--seconds", "30")
     frozen.wait_for("ready")

@@ -71,7 +71,7 @@ async def main():
             while not holds():
                 await trio.sleep(0.01)
 
-    async def heard(gpu, uuid):
+    async def receives(gpu, uuid):
         subprocess.run([*sys.argv[2:], "xid", gpu, "79"], check=True)
         with trio.fail_after(15):
             seen = await receive.receive()
@@ -84,12 +84,12 @@ async def main():
         await until(lambda: source.absent)
         assert source.absent == f"no events of {first}: NVML says GPU is lost", source.absent
         assert source.lost == {first: "NVML says GPU is lost"}, source.lost
-        await heard("1", second)
+        await receives("1", second)
         subprocess.run([*sys.argv[2:], "return", "0"], check=True)
         await until(lambda: not source.absent)
         assert not source.lost
-        await heard("0", first)
-        await heard("1", second)
+        await receives("0", first)
+        await receives("1", second)
         nursery.cancel_scope.cancel()
     print("done", flush=True)
 

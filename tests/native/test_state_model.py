@@ -14,7 +14,7 @@ def test_no_order_of_stores_and_loads_gives_a_mixture_or_an_old_record() -> None
 
 
 def test_a_writer_may_stop_after_any_store() -> None:
-    """Whoever comes then finds the update that was complete last."""
+    """The next reader finds the last complete update."""
     model = Model(UPDATES)
     for made in range(len(model.stores) + 1):
         visible = (1 << made) - 1
@@ -23,7 +23,7 @@ def test_a_writer_may_stop_after_any_store() -> None:
 
 @pytest.mark.parametrize("part", Part)
 def test_no_part_of_the_protocol_can_be_left_out(part: Part) -> None:
-    """So the model can tell right from wrong."""
+    """So the model detects errors."""
     with pytest.raises(Wrong):
         Model(UPDATES, ALL - {part}).walk()
 

@@ -1,4 +1,4 @@
-"""UI daemon: the other side of the front end's conversation, saying what a test tells it to."""
+"""UI daemon: the other side of the front end's conversation, with answers that a test chooses."""
 
 import socket
 import subprocess
@@ -15,7 +15,7 @@ LIMIT = 1 << 20  # no datagram of a front end's is longer
 class UiDaemon:
     """Listens at PIPE_DIR/mpsd-ui in a thread and lets `converse` talk to each front end.
 
-    `commands` collects what came, in order.  What goes wrong in a conversation is raised on leaving the `with`.
+        `commands` collects the commands in order. An error in a conversation is raised on leaving the `with`.
     """
 
     def __init__(self, pipe_directory: Path, converse: "Callable[[Conversation], None]", backlog: int = 8) -> None:
@@ -64,7 +64,7 @@ class Conversation:
         self.peer.send(VERSION)
 
     def next_command(self) -> bytes | None:
-        """None at the end; no command is an empty datagram, which could not be told from it."""
+        """Return None at the end; a message without a command is an empty datagram, which looks the same."""
         data = self.peer.recv(LIMIT)
         if data:
             self._commands.append(data)

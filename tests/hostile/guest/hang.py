@@ -1,10 +1,10 @@
-"""Another user's program: processes of its own that keep whoever reads them waiting.  Standard library alone.
+"""Another user's program: processes that make their readers wait. It uses only the standard library.
 
     hang.py UID COUNT [SOCKET]   processes that connect to SOCKET and exec for ever: closing a file waits for FLUSH
 
-The files are on a FUSE mount that any user can have: started as root, this program mounts it as fusermount(1) does for a user,
-and is that user from then on.  Prints the pids, one a line, each when the kernel waits for FLUSH on its behalf.  Ends when its
-standard input does: then the mount goes, and everything that waited goes on.
+The files are on a FUSE mount that any user can make: started as root, this program mounts it as fusermount(1) does for a user,
+and becomes that user. It prints the pids, one a line, each when the kernel waits for FLUSH on its behalf. It ends when its
+standard input does: then the mount is removed, and all waiting processes continue.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ def attributes(node: int) -> bytes:
 
 
 def answer(opcode: int, node: int) -> bytes | int | None:
-    """What to say; an errno; or nothing, for ever."""
+    """Return the answer, or an errno; without either the request waits for ever."""
     if opcode == INIT:
         return struct.pack("<IIIIHHIIHHI28x", 7, 31, 4096, 0, 16, 12, 4096, 1, 0, 0, 0)
     if opcode == LOOKUP:

@@ -1,6 +1,6 @@
-"""A process of another user that waits in exec: which reads of it wait too, and what of mpsd goes on all the same.
+"""A process of another user that waits in exec: which reads of it wait too, and which parts of mpsd continue all the same.
 
-Runs in a virtual machine of its own: what it does would hang `ps` for everybody on a shared one.
+Runs in a separate virtual machine, since on a shared one it would hang `ps` for all users.
 """
 
 import ctypes
@@ -49,7 +49,7 @@ OF_MPSD = ANSWERS | {"stat", "fd", "exe", "ns"}  # what mpsd reads by itself, no
 
 @contextmanager
 def hanging(count: int, door: str = "") -> Iterator[list[int]]:
-    """Processes of another user that keep whoever reads them waiting."""
+    """Yield processes of another user that make their readers wait."""
     attacker = subprocess.Popen(
         [PYTHON, "-I", "-S", "-c", HANG, str(NOBODY), str(count), door], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True, cwd="/", env={"TMPDIR": "/dev/shm"},
@@ -108,7 +108,7 @@ def test_no_read_waits_that_mpsd_does_by_itself(found: dict[str, str]) -> None:
 
 
 def reads(inspector: Inspector, pid: int) -> Facts | None:
-    """What the inspector says, at the latest by its own deadline and a little."""
+    """Return the inspector's answer, at the latest shortly after its own deadline."""
     began = time.monotonic()
     with suppress(Unreadable):
         return inspector.facts_now(pid, [])
@@ -118,7 +118,7 @@ def reads(inspector: Inspector, pid: int) -> Facts | None:
 
 @pytest.mark.deadline(300)
 def test_the_inspector_answers_for_others_while_a_read_waits(found: dict[str, str]) -> None:
-    """Each read of a process in exec ends by its deadline, and afterwards nothing of it is left."""
+    """Each read of a process in exec ends by its deadline, and leaves no process behind."""
     inspector = Inspector()
     inspector.start()
     try:

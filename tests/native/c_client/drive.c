@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* drive: the C client, told what to do line by line on stdin; each answer is a line "RESULT WORDS", where RESULT is 0 or -errno.
- * One session and one arena at a time.  tests/native/c_client_drive.py speaks it. */
+/* drive: the C client, driven by lines on stdin; each answer is a line "RESULT WORDS", where RESULT is 0 or -errno.
+ * One session and one arena at a time.  tests/native/c_client_drive.py speaks this protocol. */
 #include <mpsd.h>
 
 #include <dirent.h>
@@ -165,7 +165,7 @@ static void memory(const char *verb, char **words)
 	}
 }
 
-/* Made once; a word: mpsd is not told by arena.keep_state. */
+/* Makes the state once. With a word for is_quiet the library does not call arena.keep_state. */
 static int state(const char *is_quiet)
 {
 	static struct mpsd_state *made;

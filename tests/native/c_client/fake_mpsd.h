@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The other end of the socket, in a thread: answers as mpsd does for one arena, or whatever `spoil` makes of it.  It keeps nothing
- * but a number: each commit has three allocations, the first of which is as old as the arena, and one more each second time; and
- * whoever reads it again may find the next commit.  Enough for a client to go through all of its paths. */
+/* The other end of the socket, in a thread: answers as mpsd does for one arena, or as `spoil` changes the answers.  Its only state is
+ * a number: each commit has three allocations, the first of which is as old as the arena, and one more each second time; and
+ * a second read may find the next commit.  That is enough for a client to go through all of its paths. */
 #ifndef MPSD_TEST_FAKE_MPSD_H
 #define MPSD_TEST_FAKE_MPSD_H
 
@@ -42,7 +42,7 @@ static void other_talks(int change)
 	pthread_mutex_unlock(&other.lock);
 }
 
-/* Waits until all connections are over: then this end has no descriptor but the listening one. */
+/* Waits until all connections have ended: then this end has only the listening descriptor. */
 static void other_is_quiet(void)
 {
 	int talkers = 1;
@@ -94,7 +94,8 @@ static void answer_arena(struct mpsd_pack *pack, uint32_t others)
 	mpsd_pack_uint(pack, other_commit(0));
 }
 
-/* Allocations from one on, of the two to three there are behind the first; the first is of commit 1, the others of the last one. */
+/* Allocations from the given one on, of the two or three after the first; the first is of commit 1, the others of the
+ * last one. */
 static void answer_items(struct fake_answer *answer, uint64_t from, uint64_t until, uint64_t known, uint64_t commit)
 {
 	struct mpsd_pack *pack = &answer->pack;
@@ -113,7 +114,7 @@ static void answer_items(struct fake_answer *answer, uint64_t from, uint64_t unt
 	}
 }
 
-/* All but the last one come with the opening, so that there are two pages. */
+/* All but the last one come with the answer to open, so that there are two pages. */
 static void answer_open(struct fake_answer *answer, uint64_t known)
 {
 	uint64_t commit = other_commit(1);
@@ -184,7 +185,7 @@ static void talk_with(int fd)
 		mpsd_unpack_begin(&at, bytes, count);
 		if (mpsd_unpack_array(&at, &entries) < 0 || mpsd_unpack_uint(&at, &kind) < 0 || mpsd_unpack_uint(&at, &id) < 0 ||
 		    mpsd_unpack_text(&at, &method, &length) < 0)
-			abort(); /* the client itself never says anything wrong */
+			abort(); /* the client itself never breaks the protocol */
 		answer_to(&answer, id, method, length, &at);
 		if (other.spoil)
 			other.spoil(&answer);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * cost.c: what a publish costs, and a read.  usage: cost BYTES CHANGED TIMES still|followed|cold
+ * cost.c: the time of a publish, and of a read.  usage: cost BYTES CHANGED TIMES still|followed|cold
  *
- * CHANGED bytes of a record of BYTES are changed before each publish, at a place that moves.  still: nobody reads meanwhile.
- * followed: another process reads as fast as it can.  cold: between publishes 8 MiB of other memory are written, as a program does
- * that also does something else.  Prints nanoseconds as JSON: median, p99 and mean of publishes; of reads of another process.
+ * CHANGED bytes of a record of BYTES are changed before each publish, at a place that moves.  still: no process reads at that time.
+ * followed: another process reads as fast as it can.  cold: between publishes 8 MiB of other memory are written, as in a program
+ * that also does other work.  Prints nanoseconds as JSON: median, p99 and mean of publishes; of reads of another process.
  */
 #define _GNU_SOURCE
 #include <mpsd.h>
@@ -13,7 +13,7 @@
 
 #if defined(__x86_64__)
 #include <x86intrin.h>
-static inline uint64_t now(void) /* of whatever unit; after all that came before it, and before all that follows */
+static inline uint64_t now(void) /* in any unit; after all that came before it, and before all that follows */
 {
 	uint64_t ticks;
 
@@ -150,7 +150,7 @@ int main(int argc, char **argv)
 	times = strtoull(argv[3], NULL, 10);
 	if (mpsd_state_create("", bytes, 1, &state) < 0)
 		return 2;
-	for (int i = 0; i < MPSD_STATE_SLOTS; i++) /* the first of each slot writes all of it */
+	for (int i = 0; i < MPSD_STATE_SLOTS; i++) /* the first publish of each slot writes all of the record */
 		mpsd_state_publish(state);
 	if (!strcmp(argv[4], "followed") && (reader = fork()) == 0) {
 		close(ends[1]);
@@ -162,7 +162,7 @@ int main(int argc, char **argv)
 	if (reader)
 		waitpid(reader, &status, 0);
 	else
-		follow(mpsd_state_fd(state), -1, times, found); /* poll takes -1 as one that says nothing */
+		follow(mpsd_state_fd(state), -1, times, found); /* poll ignores an entry with -1 */
 	mpsd_state_close(state);
 	printf("{\"median\": %.1f, \"p99\": %.1f, \"mean\": %.1f, \"reads\": %llu, \"overtaken\": %llu, \"reads_median\": %.1f, "
 	       "\"reads_p99\": %.1f}\n", found->median, found->p99, found->mean, (unsigned long long)found->reads,

@@ -3,8 +3,8 @@
  * crowd.c: one writer and some readers at once.  usage: crowd BYTES UPDATES threads | crowd BYTES KILLS kills SEED
  *
  * threads: readers are threads; each sees whole updates, never an older one than before, and the last one at the end.
- * kills: the writer is a process that publishes as fast as it can, killed at a random moment, KILLS times: what it had told to be
- * published, or the one after it, is there.
+ * kills: the writer is a process that publishes as fast as it can, killed at a random moment, KILLS times: its last reported
+ * update, or the one after that, can be read.
  */
 #define _GNU_SOURCE
 #include <mpsd.h>

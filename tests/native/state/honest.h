@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* honest.h: updates of which a test can tell any mixture: every word says which update changed it last, and its place. */
+/* honest.h: updates by which a test detects any mixture: every word has the number of the update that changed it last,
+ * and its place. */
 #ifndef HONEST_H
 #define HONEST_H
 
@@ -23,7 +24,7 @@ static inline uint64_t honest_word(uint64_t n, uint64_t word, uint64_t words)
 	return ((n > age ? n - age : 1) << 32) ^ (word * 0x9e3779b97f4a7c15u);
 }
 
-/* Update n as a program makes it: it writes into the record what it changes, and says so. */
+/* Update n as a program makes it: it writes its changes into the record, and publishes them. */
 static inline int honest_publish(struct mpsd_state *state, uint64_t n)
 {
 	uint64_t words = mpsd_state_bytes(state) / 8, first = words, end = 0;

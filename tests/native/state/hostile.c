@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * hostile.c: what a reader makes of memory that somebody else has written to.  usage: hostile SEED ROUNDS SECONDS
+ * hostile.c: a reader of memory that another process has changed.  usage: hostile SEED ROUNDS SECONDS
  *
- * Each round takes the image of an honest state, damages it in one of many ways, also where the seals would not let anybody, and
- * reads: what comes is an error, or an honest update.  Then, for SECONDS, a thread goes on damaging while others read.
+ * Each round takes the image of an honest state, damages it in one of many ways, some of which the seals would prevent, and
+ * reads: the result is an error, or an honest update.  Then, for SECONDS, a thread continues to damage it while others read.
  */
 #define _GNU_SOURCE
 #include <mpsd.h>

@@ -4,7 +4,7 @@
  *
  * The writer is a coroutine that is stopped before each of its stores.  Dying: it is stopped before every store of some updates,
  * and a reader that comes then finds the last complete one.  Overtaking: a reader is stopped before every load, and the writer
- * makes every number of steps meanwhile; `twice`: before two loads of one read.  Prints how many reads there were.
+ * makes any number of steps at that point; `twice`: before two loads of one read.  Prints the number of reads.
  */
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -83,7 +83,7 @@ static void begin(void)
 	makecontext(&writer, writing, 0);
 }
 
-/* One read; `loads` counts its loads.  Whatever it says must be right. */
+/* One read; `loads` counts its loads.  Its result must be right. */
 static void read_once(struct mpsd_state_reader *reader)
 {
 	struct mpsd_state_stamp stamp = {0, 0};
@@ -103,7 +103,8 @@ static void read_once(struct mpsd_state_reader *reader)
 	CHECK(is_honest(record, bytes, stamp.sequence), "a mixture, said to be %" PRIu64, stamp.sequence);
 }
 
-/* Stopped before its store `at`; the store that ends an update completes it, though `completed` is not yet told. */
+/* Stopped before its store `at`; the store that ends an update completes it, though `completed` does not count it yet.
+ */
 static void die_at(uint64_t at, const uint64_t *ends_of, struct mpsd_state_reader *reader)
 {
 	struct mpsd_state_stamp stamp = {0, 0};
