@@ -3,6 +3,7 @@
 PYTHON ?= python3
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
+TABLE_FLAGS ?=
 
 PREFIX ?= /opt/mpsd
 BINDIR ?= /usr/bin
@@ -86,6 +87,10 @@ test-kmod: build dev ## the kernel module, built and run in virtual machines: do
 	@[ "$$(id -u)" != 0 ] || tests/kmod/setup
 	@$(VENV)/bin/python -m pytest tests/kmod tests/hostile/test_process_reads.py -m kmod $(PYTEST_FLAGS)
 
+table-kmod: build dev ## drivers, kernels, what was applied, built and booted; runs what has no result of these sources, an hour or more
+	@[ "$$(id -u)" != 0 ] || tests/kmod/setup
+	@$(VENV)/bin/python -m tests.kmod $(TABLE_FLAGS)
+
 check: build dev ## before every commit: linters, types, then the everyday tests, cheapest first
 	@tests/check
 
@@ -164,4 +169,4 @@ uninstall: ## undo install; SYSCONFDIR/mpsd stays
 	@rmdir $(PREFIX) 2>/dev/null || true
 
 .NOTPARALLEL:
-.PHONY: help needs venv dev programs build run test test-slow test-kmod check bench docs clean install install-files uninstall
+.PHONY: help needs venv dev programs build run test test-slow test-kmod table-kmod check bench docs clean install install-files uninstall

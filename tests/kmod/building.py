@@ -175,10 +175,8 @@ class Builder:
         return self.root.path / str(self.out)[1:] / path
 
     def run_build(self) -> None:
-        self.root.run(
-            "nice", "-n", "19", str(self.inside_work / "kmod/build"), "--out", str(self.out), str(self.tree()),
-            self.root.kernel_release, log=self.log,
-        )  # fmt: skip
+        command = str(self.inside_work / "kmod/build")
+        self.root.run(command, "--out", str(self.out), str(self.tree()), self.root.kernel_release, log=self.log)
 
     def include_selftest(self, is_wanted: bool) -> None:
         """The list of sources, with the self test's part at its end or without."""

@@ -13,18 +13,22 @@ from tests.kmod.distributions import DEBIAN11, DEBIAN12, DEBIAN13, DEBUG, SOURCE
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DRIVERS = "MPSD_KMOD_DRIVERS"
-ALL_WANTED = "MPSD_KMOD_ALL"  # "1": every case but those of the debug kernel
+ALL_WANTED = "MPSD_KMOD_ALL"  # "1": every case but those of the debug kernel, each with its guest
 DEBUG_WANTED = "MPSD_KMOD_DEBUG"  # "1": those of the debug kernel, which is compiled where the cache has none
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """driver: how its version begins.  is_own: the distribution ships its source.  wanted: the variable that asks for it."""
+    """driver: how its version begins.  is_own: the distribution ships its source.  wanted: the variable that asks for it.
+
+    guest_wanted: the variable that asks for its guest; without it the case is only built, if another case boots that kernel.
+    """
 
     distribution: Distribution
     driver: str
     is_own: bool = False
     wanted: str = ""
+    guest_wanted: str = ""
 
     @property
     def name(self) -> str:
@@ -39,12 +43,26 @@ class Case:
             raise Unavailable(f"no {file.name} in {file.parent} ({DRIVERS}): a release of NVIDIA's open-gpu-kernel-modules")
         return file
 
-    def check(self) -> None:
-        """Raises Unavailable where it was not asked for, or has no sources."""
-        if self.wanted and os.environ.get(self.wanted) != "1":
+    def check(self, is_asked: bool = False) -> None:
+        """Raises Unavailable where it was not asked for, here or by its variable, or has no sources."""
+        if not is_asked and self.wanted and os.environ.get(self.wanted) != "1":
             raise Unavailable(f"{self.wanted}=1 asks for it")
         if not self.is_own:
             self.archive(Root(self.distribution, Path()))
+
+    def why_no_guest(self) -> str:
+        """Why it is only built; "" where its guest runs."""
+        if not self.guest_wanted or os.environ.get(self.guest_wanted) == "1":
+            return ""
+        others = [each for each in CASES if each.distribution == self.distribution and each != self and each.is_available()]
+        return f"{others[0].name} has a guest; {self.guest_wanted}=1 asks for one of each" if others else ""
+
+    def is_available(self) -> bool:
+        try:
+            self.check()
+        except Unavailable:
+            return False
+        return True
 
 
 def drivers_directory() -> Path:
@@ -52,16 +70,21 @@ def drivers_directory() -> Path:
 
 
 CASES = (
-    Case(DEBIAN12, "535.", is_own=True),
-    Case(DEBIAN13, "550.", is_own=True),
     Case(DEBIAN12, "580.142"),
     Case(DEBIAN13, "595.45.04"),
+    Case(DEBIAN12, "535.", is_own=True, guest_wanted=ALL_WANTED),
+    Case(DEBIAN13, "550.", is_own=True, guest_wanted=ALL_WANTED),
     Case(DEBIAN12, "570.211.01", wanted=ALL_WANTED),
     Case(DEBIAN13, "570.211.01", wanted=ALL_WANTED),
     Case(DEBIAN13, "580.142", wanted=ALL_WANTED),
     Case(DEBIAN12, "590.48.01", wanted=ALL_WANTED),
     Case(DEBIAN13, "590.48.01", wanted=ALL_WANTED),
     Case(DEBIAN12, "595.45.04", wanted=ALL_WANTED),
+    Case(DEBIAN12, "545.29.06", wanted=ALL_WANTED),
+    Case(DEBIAN12, "555.58.02", wanted=ALL_WANTED),
+    Case(DEBIAN12, "560.35.03", wanted=ALL_WANTED),
+    Case(DEBIAN12, "565.77", wanted=ALL_WANTED),
+    Case(DEBIAN12, "575.64.05", wanted=ALL_WANTED),
     Case(DEBIAN11, "580.142", wanted=ALL_WANTED),
     Case(DEBIAN11, "595.45.04", wanted=ALL_WANTED),
     Case(DEBUG, "535.", is_own=True, wanted=DEBUG_WANTED),

@@ -1,44 +1,100 @@
-"""What came of each case, as a table.  No GPU has run any of it."""
+"""What came of each case, as a table, and the rows of earlier runs, which the cache keeps.  No GPU has run any of it."""
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tests.kmod.building import CALLS, Build
+from tests.kmod.building import CALLS, KMOD, Build, state_of
 from tests.kmod.cases import Case
-from tests.kmod.machine import Boot
+from tests.kmod.distributions import cache_directory
+from tests.kmod.machine import GUEST_TESTS, Boot, names_of_guest_tests
 
-HEADINGS = ("case", "driver", "kernel", "applied", "built", "warnings", "guest tests", "seconds")
+HEADINGS = ("case", "driver", "kernel", "applied", "built", "warnings", "guest tests", "seconds", "sources")
+NOTED = ("record", "event", "debug_locks", "kasan")  # facts of a guest that the table shows below its rows
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """cells: as HEADINGS, without the first.  notes: lines below it.  why: instead of both, why it was not tried."""
+    """One case.
+
+    cells: as HEADINGS, without the first and the last.  notes: lines below the table.  why: instead of both, why it was not
+    tried.  state: of kmod/ and the guest's tests when the case ran.  is_good: nothing in it failed.
+    """
 
     cells: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     why: str = ""
+    state: str = ""
+    is_good: bool = True
+
+    @property
+    def is_current(self) -> bool:
+        return self.state == state_now()
+
+    @property
+    def is_booted(self) -> bool:
+        return bool(self.cells) and self.cells[5] != "not run"
+
+
+def state_now() -> str:
+    return state_of(KMOD, GUEST_TESTS)
 
 
 def skipped_row(case: Case, why: str) -> Row:
     return Row(why=f"{case.driver.rstrip('.')} on {case.distribution.kernel}x: {why}")
 
 
+def failed_row(case: Case, error: str) -> Row:
+    """Of a case whose build failed.  error: what Root.run said, with the log's end."""
+    lines = error.splitlines()
+    cells = (case.driver.rstrip("."), f"{case.distribution.kernel}x", "?", "NO", "-", "not run", "-")
+    return Row(cells, (f"NOT BUILT: {lines[0]}", *lines[-3:]), state=state_now(), is_good=False)
+
+
 def row_of(build: Build, boot: Boot | None) -> Row:
-    """boot: None before the guest has run."""
-    applied = f"{build.calls} of {CALLS}"
-    cells = (build.driver, build.kernel, applied, "yes", str(len(build.warnings)))
+    """boot: None where the guest has not run."""
+    cells = (build.driver, build.kernel, f"{build.calls} of {CALLS}", "yes", str(len(build.warnings)))
+    is_good = build.calls == CALLS and not build.warnings
     if boot is None:
-        return Row((*cells, "not run", f"build {build.seconds:.0f}"))
+        return Row((*cells, "not run", f"build {build.seconds:.0f}"), state=state_now(), is_good=is_good)
     outcomes = [each.outcome for each in boot.results.values()]
     skipped = f", {outcomes.count('skipped')} skipped" if "skipped" in outcomes else ""
     tests = f"{outcomes.count('passed')} of {len(outcomes)}{skipped}"
     seconds = f"build {build.seconds:.0f}, to the first result {boot.first_seconds:.0f}, to the end {boot.seconds:.0f}"
-    notes = tuple(f"{name}: {boot.facts[name]}" for name in ("record", "event", "debug_locks") if name in boot.facts)
-    return Row((*cells, tests, seconds), notes)
+    notes = [f"{name}: {boot.facts[name]}" for name in NOTED if name in boot.facts]
+    notes += [f"FAILED: {name}" for name, each in boot.results.items() if each.outcome == "failed"]
+    missing = set(names_of_guest_tests()) - set(boot.results)
+    if missing:
+        notes.append(f"THE GUEST DID NOT COME TO ITS END, {len(missing)} tests: {' | '.join(boot.console.splitlines()[-3:])}")
+    is_good = is_good and not missing and "failed" not in outcomes
+    return Row((*cells, tests, seconds), tuple(notes), state=state_now(), is_good=is_good)
+
+
+def keep(case: Case, row: Row) -> None:
+    """Write the row to the cache.  One of a build alone does not replace one of a guest with the same sources."""
+    before = kept(case)
+    if before and before.is_current and before.is_booted and before.is_good and row.is_good and not row.is_booted:
+        return
+    file = cache_directory() / "results" / f"{case.name}.json"
+    file.parent.mkdir(exist_ok=True)
+    half = file.with_suffix(".half")
+    half.write_text(json.dumps(dataclasses.asdict(row)))
+    half.replace(file)
+
+
+def kept(case: Case) -> Row | None:
+    """The case's row from the cache, of whichever sources; None: there is none."""
+    try:
+        read = json.loads((cache_directory() / "results" / f"{case.name}.json").read_text())
+        return Row(**{**read, "cells": tuple(read["cells"]), "notes": tuple(read["notes"])})
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
 
 
 def render(rows: Mapping[str, Row]) -> list[str]:
-    whole = [HEADINGS, *((name, *row.cells) for name, row in rows.items() if row.cells)]
+    tried = {name: row for name, row in rows.items() if row.cells}
+    whole = [HEADINGS, *((name, *row.cells, "as now" if row.is_current else "older") for name, row in tried.items())]
     widths = [max(len(cells[column]) for cells in whole) for column in range(len(HEADINGS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in whole]
     noted = [f"{name}: {note}" for name, row in rows.items() for note in row.notes]

@@ -22,6 +22,10 @@ def test_lockdep_looked_to_the_end(case: Case, booted: Boot) -> None:
     assert booted.facts.get("debug_locks") == ("1" if case.distribution.is_debug else None)
 
 
+def test_kasan_watched_the_debug_kernel_alone(case: Case, booted: Boot) -> None:
+    assert booted.facts.get("kasan") == ("on" if case.distribution.is_debug else None)
+
+
 def test_the_guest_ran_nothing_else(booted: Boot) -> None:
     """A guest test that the host does not ask for could fail unseen."""
     assert set(booted.results) == set(names_of_guest_tests())

@@ -12,11 +12,13 @@ from telling import tell
 
 
 def pytest_sessionfinish() -> None:
-    """Whether lockdep, where the kernel has it, still looked at the end: at its first complaint it stops."""
+    """Tell whether lockdep, where the kernel has it, still looked at the end (its first complaint stops it), and of KASAN."""
     lockdep = Path("/proc/lockdep_stats")
     if lockdep.exists():
         (state,) = [line.split()[-1] for line in lockdep.read_text().splitlines() if line.strip().startswith("debug_locks")]
         tell(fact="debug_locks", value=state)
+    if " kasan_report\n" in Path("/proc/kallsyms").read_text():
+        tell(fact="kasan", value="on")
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ SPARSE_ENTRY = 0x8  # not valid, volatile: gv100 and later
 PAGE_4K, PAGE_64K, PAGE_2M = 4 << 10, 64 << 10, 2 << 20
 REPLAYABLE, PHYSICAL, NO_MEMORY, ABSORBED, BATCH = 1, 2, 4, 8, 16
 OLD, NO_SPARSE, CHANNEL, DEFERRED = 1, 2, 4, 8
+CC_VIOLATION = 16  # a FaultType that drivers know since 560
 LOOK, ANSWER, UNREGISTER = 0, 1, 2
 
 UVM_INITIALIZE = 0x30000001

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from children import Child
-from device import REPLAYABLE, Device, Kind, Mode, Record
-from fake_gpu import ABSORBED, ACCESS, Access, AccessType, Engine, FakeGpu, FaultType, VaSpace
+from device import REPLAYABLE, Device, Kind, Mode, Record, refusal
+from fake_gpu import ABSORBED, ACCESS, CC_VIOLATION, Access, AccessType, Engine, FakeGpu, FaultType, VaSpace
 from fake_gpu import REPLAYABLE as AS_REPLAYABLE
 from test_sink import HOLE
 
@@ -73,6 +73,21 @@ def test_a_record_carries_the_fault_packet(device: Device, va_space: VaSpace) ->
     (record,) = device.drain()
     assert {name: getattr(record, name) for name in packet} == packet
     assert (record.flags, record.fault_type, record.access_type, record.reason, record.channel) == (REPLAYABLE, 2, 3, 1, 0)
+
+
+# UvmEventFaultType of each FaultType; UVM has none for READ.
+EVENT_TYPES = dict(zip(FaultType, (1, 2, 4, 3, 0, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), strict=True)) | {CC_VIOLATION: 16}
+
+
+@pytest.mark.parametrize("fault_type", EVENT_TYPES)
+def test_a_record_has_the_types_number_in_uvms_events(device: Device, va_space: VaSpace, fault_type: int) -> None:
+    device.set_policy(Mode.REPORT)
+    with FakeGpu(device, va_space) as gpu:
+        if fault_type == CC_VIOLATION and int(device.info().driver.partition(b".")[0]) < 560:
+            assert refusal(gpu.access, HOLE, fault_type) == "EINVAL"
+            return
+        gpu.access(HOLE, fault_type)
+    assert [each.fault_type for each in device.drain()] == [EVENT_TYPES[fault_type]]
 
 
 @pytest.mark.parametrize("engine", [Engine.HOST, Engine.COPY])

@@ -1,6 +1,7 @@
 """Records of the fault channel: the header and Python agree; what is damaged or foreign is refused."""
 
 import re
+import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -54,6 +55,18 @@ def test_every_why_of_the_header_has_words():
     assert header == {0, *kmod_records._WHYS} == {0, *map(int, re.findall(r"(\d+): ", table))}
     (fault,) = parse_records(record(why=7))
     assert "(all windows of the client are used)" in observe(fault, 100).text
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
+def test_the_header_is_one_of_c_plus_plus_too():
+    """Readers in C++ include it as it is."""
+    subprocess.run(
+        ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-pedantic", "-x", "c++", "-"],
+        input=f'#include "{HEADER}"\nstatic_assert(sizeof(mpsd_fault_record) == 128);\n',
+        text=True,
+        check=True,
+        timeout=60,
+    )
 
 
 def test_the_layout_is_the_headers(tmp_path):

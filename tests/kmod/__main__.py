@@ -1,0 +1,53 @@
+"""python -m tests.kmod [--kept] [--no-guest] [CASE...]: run each case that has no result of today's sources; print the table.
+
+Without names it takes all cases of cases.py: more than an hour on two cores where none was run before.  --no-guest builds them
+and boots none; --kept runs nothing.  The exit status is 0 where no row has a failure.
+"""
+
+import argparse
+import sys
+import time
+
+from tests.kmod.cases import CASES, Case
+from tests.kmod.table import Row, kept, render, skipped_row
+from tests.kmod.works import Works
+
+
+def is_known(case: Case, has_guest: bool) -> bool:
+    row = kept(case)
+    return row is not None and row.is_current and row.is_good and (row.is_booted or not has_guest)
+
+
+def run(cases: list[Case], has_guests: bool) -> dict[str, Row]:
+    """The rows of cases that were run now."""
+    works = Works(cases, is_all=True, has_guests=has_guests)
+    try:
+        for case in cases:
+            try:
+                works.boot(case)
+            except Exception as exc:
+                print(f"{case.name}: {exc}", file=sys.stderr)
+            print(f"{time.strftime('%H:%M:%S')} {case.name}: done", file=sys.stderr, flush=True)
+    finally:
+        works.close()
+    return works.rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.kmod", description=__doc__)
+    parser.add_argument("--kept", action="store_true", help="print what is known; run nothing")
+    parser.add_argument("--no-guest", action="store_true", help="apply and build; boot nothing")
+    parser.add_argument("case", nargs="*", help=", ".join(each.name for each in CASES))
+    asked = parser.parse_args()
+    chosen = [each for each in CASES if not asked.case or each.name in asked.case]
+    if unknown := set(asked.case) - {each.name for each in CASES}:
+        parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    unknown_yet = [each for each in chosen if not is_known(each, not asked.no_guest)]
+    ran = {} if asked.kept else run(unknown_yet, not asked.no_guest)
+    rows = {each.name: kept(each) or ran.get(each.name) or skipped_row(each, "never run here") for each in chosen}
+    print("\n".join(render(rows)))
+    return 0 if all(row.is_good for row in rows.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""One root, one build and one guest of each case, made in the background; what came of each is a row that the cache keeps."""
+
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from tests.kmod.building import Build, build_in
+from tests.kmod.cases import Case
+from tests.kmod.distributions import Root, Unavailable, root_of
+from tests.kmod.machine import Boot, boot
+from tests.kmod.table import Row, failed_row, keep, row_of, skipped_row
+
+AT_ONCE = 2  # cases that are built and run: one of them compiles while the other waits for its emulated machine
+
+
+class Works:
+    """Builds and boots cases, each once, in order.
+
+    is_all: also what an environment variable has to ask for.  has_guests: False builds them and boots none.
+    """
+
+    def __init__(self, cases: Iterable[Case], is_all: bool = False, has_guests: bool = True) -> None:
+        self.rows: dict[str, Row] = {}
+        self._is_all = is_all
+        self._has_guests = has_guests
+        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._builds: dict[Case, Future[tuple[Root, Build]]] = {case: Future() for case in cases}
+        self._boots = {case: self._pool.submit(self._work, case) for case in self._builds}
+
+    def build(self, case: Case) -> tuple[Root, Build]:
+        """Wait for the case's build.  Raises Unavailable, or AssertionError with the end of the build's log."""
+        return self._builds[case].result()
+
+    def boot(self, case: Case) -> Boot:
+        """Wait for the end of the case's guest.  Raises Unavailable where it is only built."""
+        return self._boots[case].result()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def _work(self, case: Case) -> Boot:
+        built = self._builds[case]
+        try:
+            root, made = self._build(case)
+        except BaseException as exc:
+            built.set_exception(exc)
+            raise
+        built.set_result((root, made))
+        if why := self._why_no_guest(case):
+            self._note(case, row_of(made, None))
+            raise Unavailable(why)
+        found = boot(root, made)
+        self._note(case, row_of(made, found))
+        return found
+
+    def _build(self, case: Case) -> tuple[Root, Build]:
+        try:
+            case.check(self._is_all)
+            root = root_of(case.distribution)
+            return root, build_in(root, case)
+        except Unavailable as exc:
+            self.rows[case.name] = skipped_row(case, str(exc))
+            raise
+        except AssertionError as exc:
+            self._note(case, failed_row(case, str(exc)))
+            raise
+
+    def _why_no_guest(self, case: Case) -> str:
+        if not self._has_guests:
+            return "only built"
+        return "" if self._is_all else case.why_no_guest()
+
+    def _note(self, case: Case, row: Row) -> None:
+        self.rows[case.name] = row
+        keep(case, row)
