@@ -40,6 +40,17 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert not dead
 
 
+def test_each_test_that_a_page_names_exists() -> None:
+    """A name that ends in an underscore stands for several."""
+    tests = [path for path in tracked() if ROOT / "tests" in path.parents]
+    known = {path.stem for path in tests}
+    known.update(*(re.findall(r"\bdef (test_\w+)", path.read_text()) for path in tests if path.suffix == ".py"))
+    named = {(page, name) for page in pages() for name in re.findall(r"\btest_\w+", page.read_text())}
+    assert not [
+        f"{page.relative_to(ROOT)}: {name}" for page, name in sorted(named) if not name.endswith("_") and name not in known
+    ]
+
+
 def test_commands_can_be_pasted_with_the_words_beside_them() -> None:
     """Those are comments of the shell: a block is copied as a whole, at three in the morning too."""
     words = re.compile(r"^(make|mpsctl|echo|systemctl|journalctl|kill|tail|dmesg|pip|/opt/\S+|tests/\S+)\b[^#]*\S {2,}(?!#)\S")
