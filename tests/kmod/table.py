@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tests.kmod.building import CALLS, KMOD, Build, state_of
 from tests.kmod.cases import Case
 from tests.kmod.distributions import cache_directory
-from tests.kmod.machine import GUEST_TESTS, Boot, names_of_guest_tests
+from tests.kmod.machine import Boot, names_of_guest_tests
 
 HEADINGS = ("case", "driver", "kernel", "applied", "built", "warnings", "guest tests", "seconds", "sources")
 NOTED = ("record", "event", "debug_locks", "kasan")  # facts of a guest that the table shows below its rows
@@ -19,7 +19,7 @@ class Row:
     """One case.
 
     cells: as HEADINGS, without the first and the last.  notes: lines below the table.  why: instead of both, why it was not
-    tried.  state: of kmod/ and the guest's tests when the case ran.  is_good: nothing in it failed.
+    tried.  state: of kmod/ when the case ran.  is_good: nothing in it failed.
     """
 
     cells: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Row:
 
 
 def state_now() -> str:
-    return state_of(KMOD, GUEST_TESTS)
+    return state_of(KMOD)
 
 
 def skipped_row(case: Case, why: str) -> Row:
