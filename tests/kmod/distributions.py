@@ -170,6 +170,7 @@ def bootstrap(distribution: Distribution, target: Path) -> None:
     argv = ["mmdebstrap", "--variant=apt", "--mode=root", f"--include={distribution.packages}", *LEAVE_OUT]
     argv += ['--aptopt=Apt::Install-Recommends "false"', *(f"--customize-hook={each}" for each in distribution.hooks)]
     argv += [suite, str(target), "-"]
-    done = subprocess.run(argv, input="\n".join(sources) + "\n", capture_output=True, text=True)
+    environment = {**os.environ, "INITRD": "No"}  # Debian 13's headers install its kernel too: nothing boots that one
+    done = subprocess.run(argv, input="\n".join(sources) + "\n", capture_output=True, text=True, env=environment)
     if done.returncode:
         raise Unavailable(f"{suite} could not be fetched: {done.stderr.strip().splitlines()[-1:]}")

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+PAGE = re.compile(r"\b(?:docs|kmod|tests|clients|native|mpsd)/[\w/.-]*\.md\b")
 PLACES_OF_A_MACHINE = ("/wor" + "k/", "/roo" + "t/", "/hom" + "e/")  # in two parts: this file is looked at too
 
 
@@ -38,6 +39,13 @@ def test_links_between_pages_lead_somewhere() -> None:
             if "://" not in target and not target.startswith("mailto:") and not (page.parent / target).exists():
                 dead.append(f"{page.relative_to(ROOT)}: {target}")
     assert not dead
+
+
+def test_each_page_that_a_source_names_exists() -> None:
+    """Comments say where the prose is, from the root of the checkout."""
+    sources = [path for path in tracked() if path.suffix in ("", ".py", ".c", ".h", ".cocci", ".sh", ".toml")]
+    named = {(path, name) for path in sources for name in PAGE.findall(path.read_text(errors="replace"))}
+    assert not [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(named) if not (ROOT / name).exists()]
 
 
 def test_each_test_that_a_page_names_exists() -> None:
