@@ -24,7 +24,7 @@ DEADLINE_SECONDS = 30.0
 
 hypothesis.settings.register_profile(
     "mpsd",
-    deadline=None,  # a busy machine is no failure; the test's own deadline stands
+    deadline=None,  # a busy machine is no failure; the test's own deadline applies
     derandomize=False,  # hypothesis' own default changes where the environment has CI
     database=None,  # a red run is repeated by its seed (tests/seeds.py)
     max_examples=int(os.environ.get("MPSD_TEST_EXAMPLES", "50")),
@@ -66,7 +66,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """No test may hang: real seconds, whatever clock the test has."""
+    """No test may hang: real seconds, independent of the test's clock."""
     marker = item.get_closest_marker("deadline")
     seconds = marker.args[0] if marker else DEADLINE_SECONDS * (10 if item.get_closest_marker("slow") else 1)
 

@@ -1,4 +1,4 @@
-"""A descriptor whose close waits, as a stranger can make one and send it to us."""
+"""A descriptor whose close waits, as a stranger can make one and send it to mpsd."""
 
 import socket
 import struct
@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def lingering() -> Iterator[int]:
-    """A connection whose last close waits for ten seconds, since nobody reads what it has to send."""
+    """Yield a connection whose last close waits for ten seconds, since no process reads its unsent data."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         listener.bind(("127.0.0.1", 0))
@@ -23,4 +23,4 @@ def lingering() -> Iterator[int]:
             sock.setblocking(True)
             fd = sock.detach()
             yield fd
-    # its peer has never accepted, and with the listener all of it ends
+    # its peer has never accepted it; when the listener closes, the connection ends

@@ -1,6 +1,6 @@
 """The seeds of random tests: a few that are the same in every run, and others that are new in each.
 
-pytest's header tells the seed of the run, and so does every failure; MPSD_TEST_SEED=N repeats that run.
+pytest's header has the seed of the run, and so does every failure; MPSD_TEST_SEED=N repeats that run.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The socket's own side for bench_api.py: mpsd's, over a book in memory with many leases, and a bare echo beside it."""
+"""The server's side for bench_api.py: mpsd's socket, over a book in memory with many leases, and a bare echo for comparison."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ LEASES = 10_000
 
 
 async def serve(place: Path, orders: int, ready: int) -> None:
-    """Until killed; publishes as many events as it is told to."""
+    """Serve until killed; publish as many events as requested."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     async with open_house(place, max_per_user=400, max_connections=1000) as house:
         spec = LeaseSpec("training", selector_of(1000), sm_percent=10)

@@ -1,9 +1,9 @@
-"""The schedulers' socket: calls per second beside a bare echo of the same bytes, events per second to many subscribers.
+"""The schedulers' socket: calls per second compared with a bare echo of the same bytes, events per second to many subscribers.
 
     .venv/bin/python tests/bench/bench_api.py [--trials 20] [--json FILE] [--plot FILE]
 
-Needs neither a GPU nor a daemon.  Callers and readers are processes of their own, and so is the socket's own side, which has a
-book in memory: what is measured is the socket.
+It needs neither a GPU nor a daemon. Callers and readers are separate processes, and so is the server's side, which has a book
+in memory, so that only the socket is measured.
 """
 
 import os
@@ -186,7 +186,7 @@ def _flood(path: Path, flooding: int) -> None:
 
 
 def _read_events(path: Path, subscribers: int, count: int, subscribed: int, counts: int) -> None:
-    """Many connections in one process; says when all have subscribed, and at the end how many events were lost."""
+    """Many connections in one process; reports when all have subscribed, and at the end the number of lost events."""
     clients = {client._sock.fileno(): client for client in (Client(path) for _ in range(subscribers))}
     poll = select.poll()
     for number, client in clients.items():
@@ -203,8 +203,8 @@ def _read_events(path: Path, subscribers: int, count: int, subscribed: int, coun
 
 
 def _waiting(client: Client) -> tuple[int, int]:
-    """How many events have come, and how many of them are only told to be lost.  Not decoded: readers share the processors with
-    what is measured."""
+    """Return how many events have come, and how many of them were only counted as lost. They are not decoded, since readers
+    share the processors with the measured part."""
     seen = lost = 0
     try:
         while True:
@@ -216,7 +216,7 @@ def _waiting(client: Client) -> tuple[int, int]:
 
 
 def _time(callers: int, work: Callable[[], None]) -> float:
-    """Seconds until all have done it, each in a process of its own."""
+    """Return the seconds until all have done it, each in a separate process."""
     begun = time.monotonic()
     _wait_for([_fork(work) for _ in range(callers)])
     return time.monotonic() - begun
@@ -229,7 +229,7 @@ def _wait_for(pids: list[int]) -> None:
 
 
 def _fork(work: Callable[[], None]) -> int:
-    """This process has no threads, and no other is forked."""
+    """This process has no threads, and forks no other one."""
     pid = os.fork()
     if pid:
         return pid

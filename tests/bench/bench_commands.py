@@ -1,4 +1,5 @@
-"""Commands per second: mpsd's front end beside the vendor's program, one process a command, from 1 to 64 pollers at once.
+"""Commands per second: mpsd's front end compared with the vendor's program, one process a command, from 1 to 64 pollers at
+once.
 
 .venv/bin/python tests/bench/bench_commands.py [--gpu] [--trials 20] [--json FILE] [--plot FILE]
 """

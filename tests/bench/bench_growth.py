@@ -1,8 +1,8 @@
-"""What mpsd costs as its clients grow: memory and processor time while they are idle, and how long a command takes.
+"""The cost of mpsd as its clients grow: memory and processor time while they are idle, and the time of a command.
 
     .venv/bin/python tests/bench/bench_growth.py [--gpu] [--clients 0,64,250,1000] [--json FILE] [--plot FILE]
 
-As many fault domains as are needed; the vendor's daemon stands beside it with as many clients as it takes, 48.
+It uses as many fault domains as needed; the vendor's daemon is measured with as many clients as it takes, 48.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from tests.gpu.comparison.stage import Stage
 from tests.gpu.comparison.system import System, SystemFailed
 
 SIZES = (0, 64, 250, 1000)
-GPU_SIZES = (0, 64, 200)  # a context takes about half a GiB of its memory
+GPU_SIZES = (0, 64, 200)  # a context takes about half a GiB of the GPU's memory
 AT_ONCE = 25  # started together: a machine has more clients than processors
 VENDOR_CLIENTS = 48
 START_SECONDS = 60.0

@@ -115,7 +115,7 @@ def _maker(book: LeaseBook) -> Callable[[], Lease]:
 
 
 def _releaser(book: LeaseBook, times: int) -> Callable[[], Lease]:
-    """Of leases that were made besides."""
+    """Release leases that were made in addition."""
     besides = iter([book.create(0, spec(2 * SIZES[-1] + number)) for number in range(times)])
     return lambda: book.release(next(besides).id)
 
@@ -157,7 +157,7 @@ def _identify() -> Identity:
 
 
 def _identity(pid: int, number: int | None) -> Identity:
-    """number: of its lease."""
+    """number: the lease's."""
     if number is None:
         return Identity(ProcessId(pid, 2), 1000, cgroups=("/user.slice/user-1000.slice/session-3.scope",))
     return Identity(ProcessId(pid, 1), 1000, cgroups=(POD.format(number) + SCOPE.format(number),), token=_token(number))

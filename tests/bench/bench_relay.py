@@ -1,8 +1,8 @@
-"""The relay alone: messages that go to and fro through it, beside the same two ends joined directly.
+"""The relay alone: messages to and fro through it, compared with the same two ends joined directly.
 
     .venv/bin/python tests/bench/bench_relay.py [--trials 20] [--json FILE] [--plot FILE]
 
-Needs neither a GPU nor a daemon: clients and a peer that echoes are processes of their own, the relay's links run here.
+It needs neither a GPU nor a daemon: clients and a peer that echoes are separate processes, the relay's links run here.
 """
 
 import os

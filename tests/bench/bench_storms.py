@@ -1,9 +1,9 @@
-"""What mpsd costs, and how soon it answers, while very many clients of many users wait; and how fast it serves a crowd.
+"""The cost of mpsd, and its response time, while very many clients of many users wait; and its speed in serving a crowd.
 
     .venv/bin/python tests/bench/bench_storms.py [--waiting 1000,10000] [--arrivals 2000] [--users 200] [--json FILE]
 
-A waiting client is a process of its own that has connected and waits for a fault domain: there is one, and another user has it.
-Then all of them are killed at once.  An arrival is a CUDA program that runs one kernel and ends; all arrive at once.  As root.
+A waiting client is a separate process that has connected and waits for a fault domain: the only one is another user's. Then all
+of them are killed at once. An arrival is a CUDA program that runs one kernel and ends; all arrive at once. As root.
 """
 
 import argparse
@@ -140,7 +140,7 @@ def _wait(stage: Stage, machine: Machine, size: int, users: int) -> float:
 
 
 def _answers(mpsd: Mpsd) -> dict[str, list[float]]:
-    """Milliseconds: health, the first page of the queue, all of it, and why one of those in it waits."""
+    """Return milliseconds: of health, the first page of the queue, all of it, and why for one of its clients."""
     [*page] = mpsd.ask(calls.queue_list()).items
     pid = next(each.pid for each in page if each.pid)
     asked: dict[str, Callable[[], object]] = {
@@ -183,7 +183,7 @@ def _until(is_so: Callable[[], bool]) -> float:
 
 
 def _cost(machine: Machine) -> tuple[float, int, int]:
-    """Resident MiB and descriptors of mpsd, and descriptors of its keeper."""
+    """Return resident MiB and descriptors of mpsd, and descriptors of its keeper."""
     pid = machine.daemon_pid()
     return processes.memory_mib(pid)[0], _descriptors(pid), _descriptors(machine.keeper_pid())
 

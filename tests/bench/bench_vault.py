@@ -1,8 +1,8 @@
-"""What mpsd and its keepers need for a thousand arenas with a hundred thousand allocations; what deaths cost then.
+"""The resources of mpsd and its keepers for a thousand arenas with a hundred thousand allocations; the cost of deaths then.
 
     .venv/bin/python tests/bench/bench_vault.py [--gpu] [--trials 20] [--json FILE] [--plot FILE]
 
-The same as the section vault_many of tests/gpu/compare, which says what is counted.  With fewer trials there are fewer arenas.
+The same as the section vault_many of tests/gpu/compare, which documents the counts. With fewer trials there are fewer arenas.
 """
 
 import argparse

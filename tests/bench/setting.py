@@ -1,7 +1,7 @@
-"""What the benchmarks share: their options, the two systems they measure, and how they say what they found.
+"""Shared by the benchmarks: their options, the two systems that they measure, and their output.
 
-The systems, and what starts and ends them, are those of tests/gpu/comparison.  On the simulator, which is the default, only
-ratios and growth mean something; --gpu measures on the machine's own GPU.
+The systems, and the code that starts and ends them, are those of tests/gpu/comparison. On the simulator, which is the default,
+only ratios and growth are meaningful; --gpu measures on the machine's own GPU.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def parser(name: str, about: str, trials: int = 20) -> argparse.ArgumentParser:
 
 
 def plot(file: str | None, title: str, x: str, y: str, lines: Lines) -> None:
-    """A picture of lines, where one was asked for and matplotlib is here; the table says the same in any case."""
+    """Draw lines, if a picture was requested and matplotlib is installed; the table has the same figures in any case."""
     if not file:
         return
     if importlib.util.find_spec("matplotlib") is None:

@@ -37,7 +37,7 @@ def test_every_benchmark_is_tried_here() -> None:
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.deadline(120)
 def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
-    """--plot is asked for too: without matplotlib it says so, and goes on."""
+    """The test requests --plot too: without matplotlib the benchmark reports that, and continues."""
     argv = [sys.executable, str(HERE / f"bench_{name}.py"), "--trials", "1", "--json", str(tmp_path / "found.json")]
     argv += ["--plot", str(tmp_path / "plot.png"), *FEWER.get(name, [])]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)

@@ -1,7 +1,6 @@
-/* A module whose kernel is not an instruction any more: the linker's cubin, with zeros in it.
+/* A module whose kernel is no longer an instruction: the linker's cubin, with zeros in it.
  *
- * The simulator's linker gives the text back, which has no ELF sections and stays as it is.
- */
+ * The simulator's linker returns the text, which has no ELF sections and stays as it is. */
 #include "client.h"
 
 #include <elf.h>

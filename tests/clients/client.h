@@ -36,8 +36,8 @@ void client_usage(const char *text);
 void client_start(struct client *client);  /* init, primary context, module; exits 3 on failure */
 CUfunction client_kernel(struct client *client, const char *name);
 CUresult client_launch(CUfunction function, unsigned grid, unsigned block, void **parameters);
-int client_sms(struct client *client);      /* what the attribute says */
-int client_seen_sms(struct client *client); /* on how many a kernel of ours really runs */
+int client_sms(struct client *client);      /* the attribute's value */
+int client_seen_sms(struct client *client); /* on how many SMs a kernel of ours really runs */
 CUfunction broken_code_kernel(struct client *client); /* broken_code.c */
 /* One line: the event's name, then what the format makes; JSON members in JSON mode. */
 void client_say(struct client *client, const char *event, const char *human, const char *json, ...);

@@ -1,11 +1,10 @@
-/* faulter MODE: does one wrong thing on the device, on purpose, and says what came of it.
+/* faulter MODE: causes one fault on the device, on purpose, and reports the result.
  *
  *   faulter MODE [--gate] [--after S] [--linger S] [--kernel-ms MS] [--json]      faulter --list
  *
- * --gate: does it when its standard input ends, so that others can get ready without haste.
- * Exit status: 0 where nothing failed, because what was wrong was contained; else EXIT_WORK.  Each line of --list is a mode and
- * its class: mmu, sm, host (what the death of the process does), none (harms nobody).
- */
+ * --gate: faults when its standard input ends, so that others can get ready first.
+ * Exit status: 0 if no call failed, because the fault was contained; else EXIT_WORK.  Each line of --list is a mode and
+ * its class: mmu, sm, host (the effect of the process's death), none (harms no client). */
 #include "client.h"
 
 #include <signal.h>
@@ -21,7 +20,7 @@ struct attempt {
 };
 
 struct mode {
-	const char *name; /* of its kernel too, where it has one */
+	const char *name; /* also of its kernel, if it has one */
 	const char *class;
 	CUresult (*run)(struct client *client, struct attempt *attempt);
 	CUdeviceptr (*memory)(struct client *client); /* NULL: some that is good */
@@ -110,7 +109,7 @@ static CUresult run_kernel(struct client *client, struct attempt *attempt)
 	return launch(client, attempt, client_kernel(client, attempt->mode->name));
 }
 
-/* Beside a kernel of its own that does nothing wrong, and for which its channels are not idle. */
+/* While a valid kernel of this process runs, which keeps its channels busy. */
 static CUresult run_busy(struct client *client, struct attempt *attempt)
 {
 	CUdeviceptr p = good_memory(client);
@@ -218,7 +217,7 @@ static const struct mode modes[] = {
 	{ "out_of_memory", "none", run_out_of_memory, NULL },
 };
 
-/* The exit status.  The next call tells whether the context lives: out of memory is no reason for it to die. */
+/* The exit status.  The next call shows whether the context lives: out of memory is no reason for it to die. */
 static int do_it(struct client *client, struct attempt *attempt)
 {
 	CUresult rc = attempt->mode->run(client, attempt), next;
@@ -248,7 +247,7 @@ static int list(void)
 	return 0;
 }
 
-/* For ever: whoever holds the other end decides. */
+/* For ever: the process at the other end decides. */
 static void wait_for_end_of_stdin(void)
 {
 	char ignored[64];

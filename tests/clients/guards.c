@@ -1,9 +1,8 @@
-/* guards WHAT [--json]: how the driver takes guards, ranges of UVM's laid by the process itself, where memory comes and goes.
+/* guards WHAT [--json]: the driver's treatment of guards, ranges of UVM's laid by the process itself, where memory comes and goes.
  *
- * Each WHAT is one try in a process of its own; --list tells them.  The event "found" has what each call answered: a CUresult,
+ * Each WHAT is one try in a separate process; --list prints them.  The event "found" has the result of each call: a CUresult,
  * or for UVM an NV_STATUS, or an errno.  A guard is a sparse range of UVM's ioctls 73 and 74, or managed memory: the UVM
- * descriptor mapped at its own address.  Prose: docs/shim.md.
- */
+ * descriptor mapped at its own address.  Prose: docs/shim.md. */
 #include "client.h"
 
 #include <dlfcn.h>

@@ -1,7 +1,6 @@
-/* memlimit MiB: allocates that much in one piece, and says what the driver thinks is free.
+/* memlimit MiB: allocates that much in one piece, and reports the free memory by the driver.
  *
- * With --vmm the memory comes from cuMemCreate (whole granules of 2 MiB).
- */
+ * With --vmm the memory comes from cuMemCreate (whole granules of 2 MiB). */
 #include "client.h"
 
 #include <stdlib.h>

@@ -1,9 +1,8 @@
-/* quota: what this process may use: how many SMs it has, on how many its kernel was seen (beside others it may be fewer), and how
- * much memory it can have.
+/* quota: this process's limits: its SMs, the SMs on which its kernel ran (with co-runners they may be fewer), and
+ * the memory that it can have.
  *
- * It allocates in steps until it is refused, and says the sum.  --most MiB: it stops there, so that one without a limit does not
- * take what others need.
- */
+ * It allocates in steps until it is refused, and reports the sum.  --most MiB: it stops there, so that a client without a limit does
+ * not take the memory that others need. */
 #include "client.h"
 
 #include <stdlib.h>

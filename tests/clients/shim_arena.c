@@ -1,8 +1,7 @@
-/* shim_arena [--write VALUE] [--free N] [--wild] [--rounds N] [--end exit|kill|stay] [--json] MIB...: allocates so many MiB each, in that order, and says
- * of each where it is and what was in its first and last word; then writes VALUE + its number into all of it.  --free: then
- * frees that one.  --wild: a kernel writes 64 bytes behind the last.  --rounds: before all that, the same sizes so often allocated
- * and freed.  A plain program: that the memory outlives it, it does not know.
- */
+/* shim_arena [--write VALUE] [--free N] [--wild] [--rounds N] [--end exit|kill|stay] [--json] MIB...: allocates so many MiB each, in that order,
+ * and reports for each the address and the first and last word; then it writes VALUE + its number into all of it.  --free: then
+ * frees that one.  --wild: a kernel writes 64 bytes behind the last.  --rounds: before all that, allocates and frees the same sizes so
+ * often.  A plain program: it does not know that the memory outlives it. */
 #include "client.h"
 
 #include <signal.h>

@@ -1,13 +1,12 @@
-/* shim_found WORD... [, WORD...]...: in which library, and as what, a function of CUDA is found, by each way there is.  Not linked
- * to libcuda.
+/* shim_found WORD... [, WORD...]...: in which library, and as which symbol, a program finds a function of CUDA, by every possible way.
+ * Not linked to libcuda.
  *
  *   open NAME           dlopen libcuda.so.1, dlsym                  version NAME VERSION    dlvsym there
  *   default NAME        dlsym RTLD_DEFAULT, before and after        next NAME               dlsym RTLD_NEXT
  *   self NAME           dlopen(NULL), dlsym                         proc NAME VERSION FLAGS  cuGetProcAddress_v2
  *   again NAME          as open, after libcuda was closed once      proc1 NAME VERSION       cuGetProcAddress
  *   run                 all by cuGetProcAddress, as the static CUDA runtime has it: memory, copies, errors; prints PASS
- *   runs THREADS        the same, in as many threads at once
- */
+ *   runs THREADS        the same, in as many threads at once */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -96,7 +95,7 @@ static void *run(void *argument)
 		CHECK(range(&base, &bytes, memory + 1000));
 		CHECK(base != memory || bytes < BYTES);
 		CHECK(release(memory));
-		if (!argument) /* with others its address may be somebody's by now */
+		if (!argument) /* with other threads its address may be in use by now */
 			CHECK(release(memory) != 1);
 	}
 	free(here);

@@ -1,20 +1,19 @@
-/* shim_life WORD: lives that a shim must survive.  Linked to libcuda.  Prints PASS last, or what went wrong.
+/* shim_life WORD: lives that a shim must survive.  Linked to libcuda.  Prints PASS last, or the error.
  *
  *   fork_before          fork before cuInit: parent and child both use CUDA
  *   fork_after           the child of a process that uses CUDA: every call as without the shim, and it ends
- *   fork_exec            ... and one that starts another program, which uses CUDA
+ *   fork_exec            ... and a child that starts another program, which uses CUDA
  *   threads              eight threads allocate, copy, free, and fork, at once
  *   callback             calls from a host function of a stream
  *   exit                 CUDA calls in atexit and in a destructor
- *   vm                   the program's own cuMemCreate and cuMemMap, a wild access beside them as it is without the shim
+ *   vm                   the program's own cuMemCreate and cuMemMap; a wild access next to them is as without the shim
  *   ipc                  cuIpcGetMemHandle of memory: prints the result
  *   reset                memory goes with its context: cuDevicePrimaryCtxReset, then as much again
- *   pitch                cuMemAllocPitch where it is there
- *   others               memory of pools, managed memory, what a graph does: all of the driver's own, as without the shim
- *   churn SEED           allocates and frees at random, with wild writes beside what lives and into what was just freed: each is
- *                        absorbed, and nothing that lives is changed.  Needs MPSD_SHIELD, and all of it placed
- *   placed               what the driver says of memory of cuMemAlloc: its range, its kind, free memory
- */
+ *   pitch                cuMemAllocPitch, if the library has it
+ *   others               memory of pools, managed memory, a graph's memory: all from the driver, as without the shim
+ *   churn SEED           allocates and frees at random, with wild writes next to live memory and into freed memory: each is
+ *                        absorbed, and no live memory changes.  Needs MPSD_SHIELD, and all of it placed
+ *   placed               the driver's attributes of memory of cuMemAlloc: its range, its kind, free memory */
 #include "client.h"
 
 #include <dlfcn.h>
@@ -158,7 +157,7 @@ static void at_exit(void) { CHECK(cuMemFree(left), 0); }
 static void __attribute__((destructor)) last(void)
 {
 	if (left)
-		cuCtxSynchronize(); /* whatever it says */
+		cuCtxSynchronize(); /* any result is good */
 }
 
 static void vm(void)

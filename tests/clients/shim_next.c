@@ -1,5 +1,5 @@
-/* A library for LD_PRELOAD beside the shim: it stands in for malloc and for cuMemAlloc_v2, as others do, by dlsym(RTLD_NEXT), and
- * counts.  At the end it prints how often, to stderr. */
+/* A library for LD_PRELOAD in addition to the shim: it replaces malloc and cuMemAlloc_v2, as others do, by dlsym(RTLD_NEXT), and
+ * counts.  At the end it prints the number of calls to stderr. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>

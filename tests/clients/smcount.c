@@ -1,4 +1,4 @@
-/* smcount: how many SMs a kernel of ours really runs on, and what the attribute says. */
+/* smcount: the number of SMs on which a kernel of ours really runs, and the attribute's value. */
 #include "client.h"
 
 int main(int argc, char **argv)

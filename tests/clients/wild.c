@@ -1,12 +1,11 @@
-/* wild MODE [--bytes N] [--beyond N] [--after S] [--json]: one access where nothing of its own lies, among memory that must stay as it is.
+/* wild MODE [--bytes N] [--beyond N] [--after S] [--json]: one access outside its allocations, among memory that must not change.
  *
  *   overrun, underrun     N bytes behind the last, before the first of three allocations
  *   use_after_free        the one in the middle, after it was freed
  *   near_null             an element of an array whose address is null, 64 KiB or more from it
  *
- * A plain program: it knows nothing of mpsd, its arenas or its shield.  Goes on afterwards, where it can: says what the access
- * came to, whether the next call works, and how many words of its memory are wrong.  Exit status 0: nothing failed.
- */
+ * A plain program: it knows nothing of mpsd, arenas or the shield.  It continues afterwards, if it can: it reports the result of the
+ * access, whether the next call works, and how many words of its memory are wrong.  Exit status 0: no call failed. */
 #include "client.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-"""Playing a recorded scene to a control program, and comparing what it says."""
+"""Plays a recorded scene to a control program, and compares its answers."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ class Played:
 
 
 def play(program: Program, scene: Scene) -> Iterator[Played]:
-    """Every step of the scene, in order, with a daemon of its own."""
+    """Play every step of the scene, in order, with a new daemon."""
     with open_place(program) as daemon:
         names: dict[str, str] = {}
         if "no daemon" not in scene.needs:

@@ -1,6 +1,6 @@
-"""Control programs under test: where each is found, how it is started in directories of its own, asked, and ended.
+"""Control programs under test: where each is found, how it is started in separate directories, asked, and ended.
 
-Needs nothing but the standard library: on a GPU machine that is what there is.
+It needs only the standard library, since a GPU machine has no more.
 """
 
 import os
@@ -102,7 +102,7 @@ class Daemon:
 
     @contextmanager
     def open_session(self, line: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A front end that was told one line and nothing after it; stderr comes with stdout.  Gone at the end."""
+        """Open a front end that got one line and waits for more; stderr goes to stdout. It is ended afterwards."""
         environment = self.program.environment(self.place)
         with tempfile.TemporaryFile() as typed:
             typed.write(line.encode("latin-1") + b"\n")
@@ -159,7 +159,7 @@ class Daemon:
         self.clients.clear()
 
     def pid(self) -> int:
-        """The daemon's own, 0 where there is none."""
+        """Return the daemon's pid, or 0 if it does not run."""
         try:
             return int((self.place / "pipe/nvidia-cuda-mps-control.pid").read_text())
         except (OSError, ValueError):

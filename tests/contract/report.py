@@ -1,10 +1,10 @@
-"""A table of what control programs answer.
+"""A table of the answers of control programs.
 
     python -m tests.contract.report --control PATH [--control PATH2] [--all] [--scene NAME]
 
-One row for each step of each recorded scene: the line, what each program said, and whether the answers are the same; with
-one program, the record of the vendor's stands beside it.  The pids and UUIDs of each run are written by their names.
-Only the standard library is needed.
+One row for each step of each recorded scene: the line, each program's answer, and whether the answers are the same; with one
+program, the record of the vendor's is next to it. Pids and UUIDs of a run are replaced by names. It needs only the standard
+library.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""What libcuda answers where memory is placed and guarded: the simulator's, and with $MPSD_CONTRACT_CONTROL the machine's own.
+"""libcuda's answers when memory is placed and guarded: the simulator's, and with $MPSD_CONTRACT_CONTROL the machine's own.
 
-Both are held to the same record; a row that was never tried on the device says so when it differs there.
+Both are compared with the same record; a row that was never tried on the device reports that when it differs there.
 """
 
 import json
@@ -75,7 +75,7 @@ def guards_of_the_driver(driver: str) -> str:
 @pytest.mark.slow
 @pytest.mark.deadline(300)
 def test_guards_are_taken_as_recorded(guards: str, environment: dict[str, str]) -> None:
-    """Each try in a process of its own; what comes twice in one is told by the last."""
+    """Each try runs in a separate process; of a value that comes twice in one, the last counts."""
     names = subprocess.run([guards, "--list"], env=environment, capture_output=True, text=True, check=True).stdout.split()
     answers = {name: ask([guards, name, "--json"], environment) for name in names}
     told = {name: {key: value for key, value in each.items() if key not in UNHEARD} for name, each in answers.items()}

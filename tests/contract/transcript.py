@@ -23,7 +23,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Expected:
-    """A reply to come: `out` in so many words, or a pattern for all of it."""
+    """An expected reply: `out` literally, or a pattern for all of it."""
 
     out: str = ""
     pattern: str | None = None
@@ -37,7 +37,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Step:
-    """A line, who sends it, what the vendor answers, and what mpsd does; `why` names the difference, if there is one."""
+    """A line, its sender, the vendor's answer, and mpsd's action; `why` names the difference, if they differ."""
 
     line: str
     uid: int

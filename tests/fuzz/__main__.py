@@ -1,7 +1,7 @@
-"""Fuzz the readers of foreign bytes: `python -m tests.fuzz [--seconds N] [--keep] [NAME...]`; prose: README.md beside this.
+"""Fuzz the readers of foreign bytes: `python -m tests.fuzz [--seconds N] [--keep] [NAME...]`; prose: README.md in this folder.
 
-A C reader runs under clang's libFuzzer, a Python reader under atheris, which is libFuzzer too; both start from corpus/NAME.
-What breaks a reader is written to a file, whose path is printed: it belongs into corpus/NAME, beside the fix.
+A C reader runs under clang's libFuzzer, a Python reader under atheris, which is libFuzzer too; both start from corpus/NAME. An
+input that breaks a reader is written to a file, whose path is printed: put it into corpus/NAME, together with the fix.
 """
 
 import argparse

@@ -73,7 +73,7 @@ def client_layout(data: bytes) -> None:
 
 @reads("clients/python/mpsd_client/_record.py", "clients/python/mpsd_client/_state_reader.py")
 def client_schema(data: bytes) -> None:
-    """A schema that is taken is written as it was, and reads any record of its size."""
+    """A schema that is accepted is written unchanged, and reads any record of its size."""
     try:
         schema = Schema.parse(data.decode())
     except ValueError:

@@ -1,7 +1,7 @@
-"""Which readers of foreign bytes there are, and what drives each with random bytes: the one table.
+"""The table of all readers of foreign bytes, and the target that drives each with random bytes.
 
-A module that reads bytes is found by what it calls (`reads_bytes`, `reads_bytes_in_c`).  It is driven by a target, or it stands
-in NOT_FUZZED with the reason; test_parsers.py fails for one that does neither, so that a new reader cannot be missed.
+A module that reads bytes is found by its calls (`reads_bytes`, `reads_bytes_in_c`). A target drives it, or NOT_FUZZED has the
+reason why none does; test_parsers.py fails for a module with neither, so that a new reader cannot be missed.
 """
 
 import ast
@@ -17,7 +17,7 @@ PYTHON_TARGETS = TARGETS
 assert client_targets.CALLS, "its targets are in the same table"
 
 _CLIENT = "clients/c/include/mpsd/code/"
-C_TARGETS: dict[str, tuple[str, ...]] = {  # c/NAME.c, and whose readers it drives
+C_TARGETS: dict[str, tuple[str, ...]] = {  # c/NAME.c, and the modules whose readers it drives
     "keeper": ("native/keeper/protocol.c", "native/keeper/table.c"),
     "keeper_peers": ("native/keeper/peers.c",),
     "unpack": (_CLIENT + "pack.h", "clients/c/include/mpsd/pack.h"),
@@ -103,7 +103,7 @@ def reads_bytes(text: str) -> bool:
 
 
 def reads_bytes_in_c(text: str) -> bool:
-    """The same of a C file; the simulator is nobody's in production."""
+    """Return the same for a C file; the simulator does not run in production."""
     without_comments = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     return _IN_C.search(without_comments) is not None
 

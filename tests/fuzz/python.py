@@ -1,6 +1,6 @@
 """One Python reader under atheris: `python -m tests.fuzz.python NAME [libFuzzer's flags] CORPUS...`.
 
-`all` for NAME: the first byte of an input says which reader gets the rest, in the order of their names.
+`all` for NAME: the first byte of an input selects the reader that gets the rest, in the order of their names.
 """
 
 import importlib

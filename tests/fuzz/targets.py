@@ -1,7 +1,7 @@
-"""Entry points for random bytes at every Python reader of bytes that others made: one function a reader.
+"""Entry points for random bytes at every Python reader of foreign bytes: one function a reader.
 
-Each takes an input and returns; an exception is a finding.  What a reader may raise is caught here, and what must always hold
-is asserted.  `reads` says whose readers they are: parsers.py checks that none is missed.
+Each takes an input and returns; an exception is a finding. The function catches what a reader may raise, and asserts what must
+always hold. `reads` names the modules of the readers: parsers.py checks that none is missed.
 """
 
 import math
@@ -42,7 +42,7 @@ MOST_NUMBER = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """modules: whose readers it drives, as paths from the root of the checkout."""
+    """modules: those whose readers it drives, as paths from the root of the checkout."""
 
     read: Read
     modules: tuple[str, ...]
@@ -237,7 +237,7 @@ DEVICES = (
 
 @reads("mpsd/legacy/grammar.py", "mpsd/legacy/quantities.py", "mpsd/legacy/devices.py", "mpsd/runtime/sessions.py")
 def command_line(data: bytes) -> None:
-    """A request or a refusal; whatever is printed is printable."""
+    """A request or a refusal; all output is printable."""
     try:
         words = parse_words(data)
         assert len(data) <= MAX_LINE_BYTES

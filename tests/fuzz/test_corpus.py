@@ -1,4 +1,4 @@
-"""Every input that ever broke a reader in Python, or reaches something new in it, and some that nobody has seen."""
+"""Every input that ever broke a reader in Python, or reaches new code in it, and some new ones."""
 
 import random
 import time

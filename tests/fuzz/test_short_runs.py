@@ -1,4 +1,4 @@
-"""Each corpus and a short time of random bytes, from the run's own seed; README.md says how to run them for long."""
+"""Each corpus and a short time of random bytes, from the run's own seed; README.md explains long runs."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.deadline(PYTHON_SECONDS + 280)]
 
 @pytest.fixture(scope="module")
 def why_no_libfuzzer() -> str:
-    """Build the readers under libFuzzer; where that cannot be, with any compiler's sanitizers, and say why."""
+    """Build the readers under libFuzzer; if that is not possible, with any compiler's sanitizers, and return the reason."""
     if why := why_not(next(iter(C_TARGETS))):
         subprocess.run(["make", "-s", "-j2", "-C", str(HERE / "c"), "replay"], check=True)
     else:

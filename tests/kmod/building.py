@@ -1,9 +1,9 @@
 """The modules that the guest loads, built in a distribution's root by kmod/build, as an operator would.
 
-nvidia.ko           a stand-in: exports what nvidia-uvm takes, declared by the driver's own header, so that the symbol
-                    versions agree and the kernel loads it unforced; there is no GPU behind it
-nvidia-uvm.ko       what kmod/build makes
-nvidia-uvm-test.ko  the same with kmod/test in it: the sink can be driven on a GPU that UVM's own tests make up
+nvidia.ko           a stand-in: exports the symbols that nvidia-uvm needs, declared by the driver's own header, so that the
+                    symbol versions agree and the kernel loads it unforced; no GPU is behind it
+nvidia-uvm.ko       the result of kmod/build
+nvidia-uvm-test.ko  the same with kmod/test in it: it can drive the sink on a GPU that UVM's own tests simulate
 """
 
 import difflib
@@ -21,7 +21,7 @@ from tests.kmod.distributions import Root, cache_directory, once
 
 KMOD = CHECKOUT / "kmod"
 APPLIED_BY = ("apply", "hooks.cocci")  # what these did to a tree is undone when they change, and done again
-AT_LOAD = ("RegisterUvmCallbacks", "RegisterUvmEvents", "SessionCreate", "SessionDestroy")  # these succeed, as with no GPU
+AT_LOAD = ("RegisterUvmCallbacks", "RegisterUvmEvents", "SessionCreate", "SessionDestroy")  # these succeed, as without a GPU
 CALLS = 7  # what kmod/apply inserts
 BUILDS_KEPT = 6  # of each case; 6 MB each
 
@@ -51,9 +51,9 @@ endif
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What is in the cache for one case and one state of kmod/.
+    """The cached build of one case and one state of kmod/.
 
-    seconds: what making it took, when it was made.  calls, inserted: of ours in upstream's files, and lines altogether.
+    seconds: the time of the build. calls, inserted: our calls in upstream's files, and all our lines there.
     """
 
     directory: Path
@@ -66,7 +66,7 @@ class Build:
 
     @property
     def warnings(self) -> list[str]:
-        """What the compiler said of files of ours."""
+        """Return the compiler's warnings about our files."""
         return [line for line in self.log.splitlines() if "mpsd" in line and re.search(r"\b(warning|error):", line)]
 
     @property
@@ -188,7 +188,7 @@ class Builder:
         sources.write_text(text + added if is_wanted else text)
 
     def keep(self, made: str, name: str) -> None:
-        """Without debugging information, which is nine tenths of it."""
+        """Keep it without debugging information, which is nine tenths of its size."""
         self.root.run("strip", "--strip-debug", "-o", str(self.inside_work / "stripped.ko"), str(self.out / made), log=self.log)
         shutil.move(self.work / "stripped.ko", self.target / name)
 

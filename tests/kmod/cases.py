@@ -1,8 +1,8 @@
-"""What is tried: which driver's sources, on which kernel, and when.
+"""The cases: the driver's sources, the kernel, and the condition of each.
 
-A distribution's own driver source is in its root.  Others are release archives of NVIDIA's open-gpu-kernel-modules, called
-VERSION.tar.xz, in ../shared/drivers beside the checkout or where MPSD_KMOD_DRIVERS says.  They are no part of this project;
-what needs one that is not there is skipped.
+A distribution's own driver source is in its root. Others are release archives of NVIDIA's open-gpu-kernel-modules, called
+VERSION.tar.xz, in ../shared/drivers next to the checkout or in MPSD_KMOD_DRIVERS. They are not part of this project; a case
+without its archive is skipped.
 """
 
 import os
@@ -14,7 +14,7 @@ from tests.kmod.distributions import DEBIAN11, DEBIAN12, DEBIAN13, DEBUG, SOURCE
 CHECKOUT = Path(__file__).resolve().parents[2]
 DRIVERS = "MPSD_KMOD_DRIVERS"
 ALL_WANTED = "MPSD_KMOD_ALL"  # "1": every case but those of the debug kernel, each with its guest
-DEBUG_WANTED = "MPSD_KMOD_DEBUG"  # "1": those of the debug kernel, which is compiled where the cache has none
+DEBUG_WANTED = "MPSD_KMOD_DEBUG"  # "1": the debug kernel's cases; it is compiled if the cache has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Case:
         return file
 
     def check(self, is_asked: bool = False) -> None:
-        """Raises Unavailable where it was not asked for, here or by its variable, or has no sources."""
+        """Raise Unavailable if the case was not requested, by `is_asked` or by its variable, or has no sources."""
         if not is_asked and self.wanted and os.environ.get(self.wanted) != "1":
             raise Unavailable(f"{self.wanted}=1 asks for it")
         if not self.is_own:

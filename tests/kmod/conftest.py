@@ -61,7 +61,7 @@ def build(built: tuple[Root, Build]) -> Build:
 
 @pytest.fixture(scope="session")
 def booted(works: Works, case: Case, build: Build) -> Boot:
-    """Everything that the guest reported; it is off again."""
+    """Return all output of the guest; it is powered off by then."""
     try:
         return works.boot(case)
     except Unavailable as exc:

@@ -1,7 +1,7 @@
-"""Where the module is tried: a distribution's kernel and the driver source that it ships, in a root of its own.
+"""The distributions in which the module is tried: the kernel of each and the driver source that it ships, in a separate root.
 
-A root holds what the build needs (the distribution's compiler, headers, driver source) and an unpacked kernel to boot.  It is
-made once, by mmdebstrap, and kept in the cache; `MPSD_KMOD_CACHE` says where, else ~/.cache/mpsd-kmod.
+A root holds the tools of the build (the distribution's compiler, headers, driver source) and an unpacked kernel to boot. It is
+made once, by mmdebstrap, and kept in the cache, `MPSD_KMOD_CACHE` or ~/.cache/mpsd-kmod.
 """
 
 import fcntl
@@ -53,7 +53,7 @@ LEAVE_OUT = [f"--dpkgopt=path-exclude=/usr/share/{each}/*" for each in ("doc", "
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """name: in test ids.  kernel: how its version begins; another one is a failure, not a surprise.
+    """name: in test ids. kernel: the beginning of its version; with another one the case fails.
 
     has_driver: it ships the source of an open driver.
     is_debug: not its own kernel but a small one of its sources, with KASAN and lockdep (debug.config), compiled in the root.
@@ -89,7 +89,7 @@ DEBUG = Distribution("debug", "bookworm", "6.1.", is_debug=True)
 
 
 class Unavailable(Exception):
-    """This machine cannot run the suite; the text says why."""
+    """This machine cannot run the suite; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Root:
         return self.path / KERNEL_DIRECTORY / f"boot/vmlinuz-{self.kernel_release}"
 
     def run(self, *argv: str, log: Path, environment: dict[str, str] | None = None) -> None:
-        """Run a command inside; what it says goes to `log`.  CalledProcessError, with the log's end, where it fails."""
+        """Run a command inside, with its output in `log`. CalledProcessError, with the log's end, if it fails."""
         inside = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root", **(environment or {})}
         with log.open("ab") as out:
             done = subprocess.run(["chroot", self.path, *argv], stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=inside)
@@ -133,7 +133,7 @@ def locked(name: str) -> Iterator[None]:
 
 
 def once(place: Path, make: Callable[[Path], None]) -> Path:
-    """`place`, filled by `make` if it is not there: whole or not at all, whatever interrupts it."""
+    """Return `place`, filled by `make` if it does not exist: completely or not at all, even if interrupted."""
     with locked(f"{place.parent.name}-{place.name}".rpartition("-")[0]):  # without the hash at its end
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def once(place: Path, make: Callable[[Path], None]) -> Path:
 
 
 def root_of(distribution: Distribution) -> Root:
-    """The distribution's root, made now if the cache has none.  Unavailable: it cannot be made here."""
+    """Return the distribution's root, made now if the cache has none. Unavailable: it cannot be made here."""
     place = cache_directory() / "roots" / f"{distribution.name}-{distribution.recipe}"
     if not place.exists():
         if missing := [each for each in TOOLS if not shutil.which(each)]:

@@ -23,7 +23,7 @@ from tests.kmod.distributions import KERNEL_DIRECTORY, Root
 GUEST_TESTS = CHECKOUT / "tests/kmod/guest"
 APPLETS = ("chroot", "insmod", "mkdir", "mount", "poweroff", "sh")
 NEEDED_MODULES = ("virtio_pci", "9pnet_virtio", "9p")  # before the root file system can be read
-BOOT_SECONDS = 900  # an ordinary run takes a tenth of it, with a debug kernel half
+BOOT_SECONDS = 900  # a normal run takes a tenth of it, a run of a debug kernel half
 QEMU = """
 qemu-system-x86_64 -M q35 -accel tcg,thread=multi -cpu max -smp 2 -m 3072 -nodefaults -no-reboot -display none
 -serial file:{console} -serial file:{reports}

@@ -1,4 +1,4 @@
-"""What came of each case, as a table, and the rows of earlier runs, which the cache keeps.  No GPU has run any of it."""
+"""The outcome of each case, as a table, and the rows of earlier runs, which the cache keeps. No GPU has run any of it."""
 
 import dataclasses
 import json

@@ -60,7 +60,7 @@ def test_it_imports_of_nvidia_only_what_upstream_does(root: Root, build: Build) 
 
 
 def test_each_address_space_of_a_client_comes_from_rm_by_one_call(root: Root, case: Case, build: Build) -> None:
-    """RM refuses that call for a VA space in which its firmware has page tables of its own (kmod/README.md, "The firmware's
-    page tables").  The other call makes the VA space that UVM's own channels use."""
+    """RM refuses that call for a VA space in which its firmware keeps page tables (kmod/README.md, "The firmware's page
+    tables"). The other call makes the VA space that UVM's own channels use."""
     assert calls_in_uvm(root, case, "nvUvmInterfaceDupAddressSpace") == 1
     assert calls_in_uvm(root, case, "nvUvmInterfaceAddressSpaceCreate") == 1

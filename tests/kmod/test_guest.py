@@ -32,7 +32,7 @@ def test_the_guest_ran_nothing_else(booted: Boot) -> None:
 
 
 def test_the_kernel_complained_of_nothing_from_boot_to_power_off(booted: Boot) -> None:
-    """Also beside tests, and of what the console has from before the first one."""
+    """Also outside tests, and in the console's output before the first one."""
     assert "Power down" in booted.console
     words = ("BUG:", "WARNING:", "Oops", "Call Trace", "general protection", "Kernel panic")
     assert not [line for line in booted.console.splitlines() if any(word in line for word in words)]

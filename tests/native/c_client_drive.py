@@ -119,8 +119,8 @@ Change = Callable[[Frame], None]
 class Relay:
     """Listens on `path` and forwards everything to `upstream`, with the descriptors.
 
-        lose: how many answers to a method are not passed on: the connection ends instead, after mpsd has carried it out.
-        refuse: the same, before mpsd gets the request. change: a function that changes an answer.
+    lose: how many answers to a method are not passed on: the connection ends instead, after mpsd has carried it out.
+    refuse: the same, before mpsd gets the request. change: a function that changes an answer.
     """
 
     path: Path

@@ -167,7 +167,7 @@ def test_one_descriptor_is_held_of_each_piece_that_came_and_none_stays(machine: 
 
 
 def test_nothing_is_held_of_a_sealed_arena(machine: Machine, begin: Begin, name: str) -> None:
-    """A sealed arena has no writer again, so its memory is never given again."""
+    """A sealed arena never gets another writer, so its memory is never given again."""
     opened(begin(machine), name).alloc(2, 1)
     made = begin(machine)
     alone = open_now(made)

@@ -1,4 +1,5 @@
-/* What the commands of arena_client share.  Each is a small program on clients/c/include/mpsd.h, and says what it found. */
+/* Shared parts of the commands of arena_client. Each is a small program on clients/c/include/mpsd.h, and reports its
+ * findings. */
 #ifndef MPSD_TEST_ARENA_H
 #define MPSD_TEST_ARENA_H
 
@@ -23,7 +24,7 @@ struct program {
 	char **argv;
 };
 
-struct piece { /* of a layout of ours: what lies where, and what it was filled with */
+struct piece { /* of a layout of this program: the place of each allocation, and its contents */
 	uint64_t offset, bytes, seed;
 };
 
@@ -38,7 +39,7 @@ const char *text_option(struct program *program, const char *option, const char 
 uint64_t size_option(struct program *program, const char *option, const char *otherwise);
 double number_option(struct program *program, const char *option, const char *otherwise);
 
-/* A negative rc is said with mpsd's words, and ends the program with EXIT_WORK. */
+/* Reports a negative rc in mpsd's words, and ends the program with EXIT_WORK. */
 void must(struct program *program, const char *call, int rc);
 void open_session(struct program *program);
 /* Opens it, and makes it first where it is not there and `capacity` is not 0. */

@@ -23,7 +23,7 @@ static double lap(uint64_t *since_ns)
 	return ms;
 }
 
-/* A memory that many can put, each by a descriptor of its own. */
+/* A memory that many can put, each by a separate descriptor. */
 static int export_memory(struct program *program)
 {
 	CUmemAllocationProp prop;
@@ -62,7 +62,7 @@ static int put(struct mpsd_session *session, uint64_t id, uint64_t generation, u
 	return pack.failed ? -EMSGSIZE : mpsd_call(session, "arena.put", room, pack.used, fds, count, 1, 0, NULL);
 }
 
-/* Opens the arena without CUDA, as whoever speaks the protocol may: its generation, or -errno. */
+/* Opens the arena without CUDA, as any program may by the protocol: its generation, or -errno. */
 static int open_by_hand(struct mpsd_session *session, const char *name, uint64_t *id, uint64_t *generation)
 {
 	struct mpsd_answer answer;
@@ -178,7 +178,7 @@ static int many(struct program *program)
 	return 0;
 }
 
-/* Says its descriptor, and keeps it until it is ended: for whoever takes it by pidfd_getfd(2). */
+/* Prints its descriptor, and keeps it open until it is ended, so that another process can take it by pidfd_getfd(2). */
 static int lend(struct program *program)
 {
 	int fd;
@@ -274,7 +274,7 @@ static void shrink(struct program *program, struct churn *churn)
 	churn->freed++;
 }
 
-/* Each commit is told only when mpsd has answered: what comes back after a death is that one, or the one that was on its way. */
+/* Reports each commit only when mpsd has answered: after a death the arena has that one, or the one in progress. */
 static int churn(struct program *program)
 {
 	double seconds = number_option(program, "--seconds", "5");

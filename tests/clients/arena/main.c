@@ -1,14 +1,13 @@
 /* arena_client COMMAND [--arena NAME] [--seed N] [--json] ...: memory in an arena of mpsd's, from a plain C program.
  *
- *   plain alloc|vmm   what memory costs without mpsd             write    memory in an arena, filled and committed
- *   adopt             takes it over, and checks every word       reload   the same bytes from a file
+ *   plain alloc|vmm   the cost of memory without mpsd            write    memory in an arena, filled and committed
+ *   adopt             adopts it, and checks every word           reload   the same bytes from a file
  *   info              how much memory is free
- *   work              steps that go on where the last process ended          fence   counts in the arena until it is killed
+ *   work              steps that continue where the last process ended       fence   counts in the arena until it is killed
  *   many   arenas by the thousand      crash   writers that die      churn   allocates and commits, again and again
- *   lend   keeps a descriptor of memory for whoever takes it
+ *   lend   keeps a descriptor of memory open for another process
  *
- * Exit status as of every test client; what mpsd refuses is the event "refused", with its code and its words.
- */
+ * Exit status as of every test client; a refusal by mpsd is the event "refused", with its code and its message. */
 #define ARENA_CODE
 #include "arena.h"
 

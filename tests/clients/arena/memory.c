@@ -100,7 +100,7 @@ static double fill_all(struct program *program, const struct piece *pieces, size
 	return client_ms_since(before);
 }
 
-/* For ever: whoever started us decides. */
+/* For ever: the process that started this one ends it. */
 static void stay_if_asked(struct program *program)
 {
 	if (client_flag(&program->argc, program->argv, "--stay"))
@@ -158,7 +158,7 @@ static int count_one(void *argument, const struct mpsd_allocation *allocation)
 	return 0;
 }
 
-/* What is mapped, and what the layout says, are one commit's: as many, as large, and filled as said. */
+/* The mapped memory and the layout are of one commit: the same number, sizes and contents. */
 static int adopt(struct program *program)
 {
 	bool is_reader = client_flag(&program->argc, program->argv, "--read");

@@ -16,7 +16,7 @@ struct run {
 	bool is_adopted;
 };
 
-/* Each part is an allocation of its own; the layout says which is which by their order. */
+/* Each part is a separate allocation; their order in the layout identifies them. */
 static void make_parts(struct program *program, struct run *run)
 {
 	struct piece pieces[PARTS];
@@ -46,7 +46,7 @@ static void find_parts(struct program *program, struct run *run)
 	free(pieces);
 }
 
-/* Whoever ends in the middle of a step leaves what the step began from as it was, and it is done again. */
+/* A process that ends in the middle of a step leaves the step's input as it was, and the step is repeated. */
 static void step(struct program *program, struct run *run, uint64_t number)
 {
 	CUdeviceptr from = run->part[number % 2 ? SECOND : FIRST], to = run->part[number % 2 ? FIRST : SECOND];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The whole of the C client against answers that are spoilt, and a driver that fails: whatever fails, nothing stays behind.
- * In place of the kernel stands an mpsd in the same thread; time goes on by itself. */
+/* The whole C client against damaged answers, and a driver that fails: after any failure, no resource is left behind.
+ * An mpsd in the same thread replaces the kernel; time advances by itself. */
 #include "choices.h"
 
 #include <poll.h>
@@ -235,7 +235,7 @@ static int count_granules(void *argument, const struct mpsd_allocation *one)
 	return 0;
 }
 
-/* What the arena says that it has is what is mapped, after every success and every failure. */
+/* After every success and every failure, the mapped memory is the memory that the arena lists. */
 static void must_agree(struct mpsd_arena *arena)
 {
 	long granules = 0;

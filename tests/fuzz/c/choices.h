@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the entry points share: choices taken from the bytes of one input, which are all there is of chance, and what must hold. */
+/* Shared by the entry points: choices taken from the bytes of one input, the only source of chance, and the invariants. */
 #ifndef MPSD_FUZZ_CHOICES_H
 #define MPSD_FUZZ_CHOICES_H
 
@@ -29,7 +29,7 @@ static inline size_t choices_left(void)
 	return (size_t)(choices.end - choices.at);
 }
 
-/* The next bytes, zero where there are no more. */
+/* The next bytes, or zeros at the end of the input. */
 static inline void take_bytes(void *out, size_t count)
 {
 	size_t there = choices_left() < count ? choices_left() : count;

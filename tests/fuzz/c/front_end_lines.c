@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Any bytes in any pieces as lines of commands, against a second way to say the same; and words of a command line. */
+/* Any bytes in any pieces as lines of commands, compared with a second implementation; and words of a command line. */
 #include "choices.h"
 
 #include "../../../clients/control/control.h"

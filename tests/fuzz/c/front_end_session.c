@@ -8,7 +8,7 @@
 
 static size_t printed;
 
-/* In place of the kernel: a daemon that says what the input holds, then hangs up. */
+/* Replaces the kernel: a daemon that sends the bytes of the input, then hangs up. */
 static ssize_t fuzz_recv(int fd, void *buffer, size_t size, int flags)
 {
 	static const char *const known[] = { "mpsd-ui 1", "X\1", "X\0", "O" };

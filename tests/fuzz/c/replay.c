@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Where there is no libFuzzer: each file of a corpus once.  Usage: TARGET DIRECTORY... */
+/* Without libFuzzer: each file of a corpus once.  Usage: TARGET DIRECTORY... */
 #include "choices.h"
 
 static void replay(const char *path)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Any bytes as a forward state's memfd, which also change while it is read: an error, or a record of the size that its head says. */
+/* Any bytes as a forward state's memfd, which also change while it is read: an error, or a record of the size in its
+ * head. */
 #include "choices.h"
 
 static void change_a_word(void);
@@ -62,7 +63,7 @@ static void make_shared(const struct mpsd_state_head *head, uint64_t lines, size
 		take_bytes(control, 1 + any(32));
 }
 
-/* The descriptor; its shared part is mapped, if there is one. */
+/* The descriptor; its shared part is mapped, if it has one. */
 static int forge(void)
 {
 	int fd = memfd_create("forged", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -71,7 +72,7 @@ static int forge(void)
 	size_t bytes;
 
 	make_head(&head);
-	lines = mpsd_state_lines(head.record_bytes); /* a head may say more than there is */
+	lines = mpsd_state_lines(head.record_bytes); /* the size in a head may be larger than the file */
 	lines = lines > MOST_LINES ? MOST_LINES : lines;
 	bytes = mpsd_state_shared_bytes(lines);
 	if (fd < 0 || ftruncate(fd, (off_t)(MPSD_STATE_CONTROL_AT + bytes)) < 0 ||

@@ -89,7 +89,7 @@ class System:
         return self.start()
 
     def quit(self, seconds: int = 2) -> Reply | None:
-        """Quit the daemon, then kill it. None: there was no daemon."""
+        """Quit the daemon, then kill it. Return None if no daemon ran."""
         pid = self.pid()
         reply = self.ask(f"quit -t {seconds}") if pid else None
         processes.wait_gone(pid, EXIT_SECONDS)  # it answers, and removes its pid file, before it lets its lock go
@@ -163,7 +163,7 @@ class System:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def client(self, program: str, *arguments: str, before: Sequence[str] = (), has_input: bool = False) -> Client:
-        """Start a test client and pass it the time of its start. `before` goes in front of its command line."""
+        """Start a test client, with the time of its start in its arguments. `before` goes in front of its command line."""
         argv = [*self.user, *before, str(self.programs / program), *arguments, "--json", "--start-ns", "{start_ns}"]
         return self.spawn(argv, None, has_input)
 

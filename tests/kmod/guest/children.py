@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Child:
-    """A forked process that runs `work` and sends what it returns; then it lives until it is told to end, or killed."""
+    """A forked process that runs `work` and sends the result; then it lives until it gets the order to end, or is killed."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._said, said = os.pipe()
@@ -40,7 +40,7 @@ class Child:
 
 
 def run_to_the_end(work: Callable[[], Any], said: int) -> None:
-    """In the child; does not return.  It keeps whatever `work` opened until it is ended."""
+    """Run in the child, without return. It keeps all files of `work` open until it is ended."""
     kept = None
     try:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -23,7 +23,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(autouse=True)
 def kernel_log() -> Iterator[KernelLog]:
-    """Whatever a test does, the kernel has nothing to complain of."""
+    """Check that the kernel reports no error during any test."""
     log = KernelLog()
     yield log
     complaints = log.complaints()
@@ -33,7 +33,7 @@ def kernel_log() -> Iterator[KernelLog]:
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[None]:
-    """The module with the self test, from the first test of a file to the last; then nobody may hold it."""
+    """Load the module with the self test, from the first test of a file to the last; then no process may hold it."""
     modules.load_stand_in()
     modules.load(modules.TEST)
     yield

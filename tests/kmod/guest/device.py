@@ -1,4 +1,4 @@
-"""/dev/mpsd-fault as a program sees it: kmod/include/mpsd_fault.h, read a second time, beside the daemon's own reader."""
+"""/dev/mpsd-fault as a program sees it: a second reader of kmod/include/mpsd_fault.h, independent of the daemon's."""
 
 import ctypes
 import errno
@@ -85,7 +85,7 @@ class Record(ctypes.Structure):
 
     @property
     def story(self) -> str:
-        """Kind, and of a fault what became of it: "FAULT SUNK", "FAULT CANCELLED BUDGET", "STOPPED"."""
+        """Return the kind, and the outcome of a fault: "FAULT SUNK", "FAULT CANCELLED BUDGET", "STOPPED"."""
         if self.kind != Kind.FAULT:
             return Kind(self.kind).name
         why = [WHY_NAMES[self.why]] if self.why else []

@@ -145,7 +145,7 @@ CHANNEL_ACT = command(3, 0xF5, ChannelState)
 
 
 def open_uvm_device(name: str = "nvidia-uvm", minor: int = 0) -> int:
-    """The device node, made where there is none: nothing in the guest does it."""
+    """Open the device node, and make it if it is missing: the guest has no udev."""
     path = Path("/dev") / name
     if not path.exists():
         (major,) = re.findall(r"^ *(\d+) nvidia-uvm$", Path("/proc/devices").read_text(), re.MULTILINE)
@@ -192,7 +192,7 @@ class VaSpace:
         assert status == 0, f"ioctl {number}: NV_STATUS {status:#x}"
 
     def reserve(self, address: int, size: int) -> None:
-        """What cuMemAddressReserve does: an external range with nothing mapped in it."""
+        """Do as cuMemAddressReserve: make an external range with nothing mapped in it."""
         self.check(UVM_CREATE_EXTERNAL_RANGE, address.to_bytes(8, "little") + size.to_bytes(8, "little") + bytes(8), 16)
 
     def unreserve(self, address: int, size: int) -> None:
@@ -203,7 +203,7 @@ class VaSpace:
         LIBC.munmap(*self._managed.pop())
 
     def manage(self, address: int, size: int) -> None:
-        """Managed memory: UVM makes a range of what is mapped of its device.  It goes with the VA space."""
+        """Make managed memory: UVM makes a range of each mapping of its device. It goes with the VA space."""
         flags = mmap.MAP_SHARED | MAP_FIXED_NOREPLACE  # UVM's offsets are its addresses
         found = LIBC.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, self.fd, address)
         assert found == address, os.strerror(ctypes.get_errno())

@@ -21,7 +21,7 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Tell the host the outcome of each call, and each failure before and after it."""
+    """Report the outcome of each call to the host, and each failure before and after it."""
     if report.when != "call" and report.outcome == "passed":
         return
     file, _, function = report.nodeid.rpartition("/")[2].partition("::")

@@ -35,5 +35,5 @@ def load(file: Path, *parameters: str) -> None:
 
 
 def unload() -> None:
-    """CalledProcessError where somebody holds it."""
+    """Unload a module. CalledProcessError if a process holds it."""
     subprocess.run(["rmmod", UVM], check=True, capture_output=True, text=True)

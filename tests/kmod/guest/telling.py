@@ -1,4 +1,4 @@
-"""What the host is told, on the second serial line: one JSON object a line, an outcome or a fact."""
+"""Reports to the host, on the second serial line: one JSON object a line, an outcome or a fact."""
 
 import json
 import os

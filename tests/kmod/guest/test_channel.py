@@ -174,7 +174,7 @@ def test_many_readers_each_have_their_own_place(device: Device) -> None:
 
 
 def test_overflow_is_counted_exactly(device: Device) -> None:
-    """Nobody waits for a reader: 3,000 records into 1,024 places."""
+    """The module waits for no reader: 3,000 records into 1,024 places."""
     target = Target(1, 0, 0)
     for _ in range(3000):
         fcntl.ioctl(device.fd, INJECT, target)

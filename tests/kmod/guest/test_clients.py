@@ -1,4 +1,4 @@
-"""Whose fault it was, and what becomes of that process.  Each client is a child; closing everything is its end."""
+"""The process that a record names, and its fate. Each client is a child; closing all its files is its end."""
 
 import fcntl
 import os
@@ -92,7 +92,7 @@ def test_a_record_has_the_types_number_in_uvms_events(device: Device, va_space: 
 
 @pytest.mark.parametrize("engine", [Engine.HOST, Engine.COPY])
 def test_faults_of_copy_and_host_engines_are_contained(device: Device, va_space: VaSpace, engine: Engine) -> None:
-    """They cannot be repeated by the GPU: UVM resumes the channel.  They are told by channel."""
+    """The GPU cannot repeat them: UVM resumes the channel. They are reported by channel."""
     device.set_policy(Mode.SINK)
     with FakeGpu(device, va_space) as gpu:
         assert gpu.access(HOLE, flags=0, channel=1234, engine_type=engine, client_type=1).absorbed
@@ -169,7 +169,8 @@ def test_a_client_that_dies_by_itself_is_told(device: Device) -> None:
 
 
 def test_a_condemned_client_that_is_gone_is_still_named(device: Device) -> None:
-    """Killed, and its files held elsewhere: what of its work still strays is absorbed, and nobody is ended for it."""
+    """It was killed while another process held its files: its remaining wild accesses are absorbed, and no process is ended for
+    them."""
     device.set_policy(Mode.SINK)
     ours, theirs = socket.socketpair()
 
@@ -197,7 +198,8 @@ def test_a_condemned_client_that_is_gone_is_still_named(device: Device) -> None:
 
 
 def test_a_client_whose_owner_is_gone_when_it_faults(device: Device) -> None:
-    """Another holds its files open, as the watcher of UVM's events does: the record names nobody, or the one that was."""
+    """Another process holds its files open, as the watcher of UVM's events does: the record names no process, or the dead
+    one."""
     device.set_policy(Mode.SINK)
     handed_to, from_child = os.pipe()
     inner = os.fork()
@@ -221,7 +223,7 @@ def test_a_client_whose_owner_is_gone_when_it_faults(device: Device) -> None:
 
 
 def test_plain_faults_leave_the_flags_alone(device: Device, va_space: VaSpace) -> None:
-    """REPLAYABLE is the packet's, whatever becomes of it."""
+    """REPLAYABLE describes the packet, independent of its outcome."""
     device.set_policy(Mode.OFF)
     device.set_policy(Mode.REPORT)
     with FakeGpu(device, va_space) as gpu:

@@ -52,7 +52,7 @@ class Client:
         return said
 
     def fault(self) -> None:
-        """It is frozen before it can say what came of it."""
+        """The client is frozen before it can report the result."""
         assert self.process.stdin
         self.process.stdin.write("now\n")
         self.process.stdin.flush()
@@ -84,7 +84,7 @@ def until(mpsd: Mpsd, topic: str) -> Event:
 
 @pytest.mark.deadline(400)
 def test_a_contained_fault_from_the_page_tables_to_the_event(device: Device, machine: Machine) -> None:
-    """The daemon tells the module to contain, names the culprit as proven and ends it; the client beside it does not notice."""
+    """The daemon sets the module to contain, names the culprit as proven and ends it; the other client does not notice."""
     machine.configure(FORGIVING)
     start(machine)
     with client_of(machine) as innocent, client_of(machine) as culprit, machine.mpsd() as mpsd:

@@ -56,7 +56,8 @@ def command_buffer() -> bytearray:
 
 
 def test_after_loading_faults_are_only_reported() -> None:
-    """Until somebody who reads asks for more, nothing is contained: docs and kmod/README say so.  The log says it too."""
+    """Until a reader sets another mode, the module contains nothing, as docs and kmod/README promise. The log reports that
+    too."""
     log = KernelLog()
     modules.load(modules.PRODUCTION)
     assert any("reported until a policy says more" in line for line in log.read())
@@ -79,7 +80,7 @@ def test_it_cannot_go_while_a_va_space_is_open() -> None:
 
 
 def test_a_va_space_whose_release_was_deferred_is_told_of_nowhere() -> None:
-    """UVM ends it when the module goes: what the module says of it then is read by nobody, and harms nobody."""
+    """UVM ends it when the module goes: no process reads its last records, and they harm none."""
     modules.load(modules.TEST)
     with Device() as device, VaSpace() as va_space:
         device.set_policy(Mode.SINK)
@@ -91,7 +92,7 @@ def test_a_va_space_whose_release_was_deferred_is_told_of_nowhere() -> None:
 
 
 def test_the_faults_of_nobody_known_are_left_to_uvm() -> None:
-    """Without the owner of its memory a VA space may be an MPS server's, which is exempt, and nobody could end its client."""
+    """Without the owner of its memory a VA space may be an MPS server's, which is exempt, and mpsd could not end its client."""
     modules.load(modules.TEST, *modules.PARAMETERS, "uvm_enable_va_space_mm=0")
     with Device() as device, VaSpace(has_mm=False) as va_space:
         device.set_policy(Mode.SINK)

@@ -1,4 +1,4 @@
-"""Faults on a made-up GPU: what becomes of each class, what its page tables hold then, and what is told."""
+"""Faults on a simulated GPU: the outcome of each class, the page tables afterwards, and the records."""
 
 import errno
 import itertools
@@ -26,7 +26,7 @@ from fake_gpu import (
 )  # fmt: skip
 from fake_gpu import REPLAYABLE as AS_REPLAYABLE
 
-HOLE = 0x7E00_0000_0000  # nothing of a guest's process or of UVM's lies here; 1 TiB of it is used below
+HOLE = 0x7E00_0000_0000  # neither the guest's process nor UVM uses addresses here; 1 TiB is used below
 FIRMWARE, FIRMWARE_BYTES = 4 << 30, 512 << 20
 NOT_CANONICAL = 1 << 60  # neither lower nor upper half, also with 57 bits of addresses
 SINKABLE = [each for each in FaultType if each < FaultType.PDE_SIZE]
@@ -39,7 +39,7 @@ def stories(device: Device) -> list[str]:
 
 
 def test_a_fault_in_a_hole_is_contained(device: Device, gpu: FakeGpu) -> None:
-    """The window around it is sparse from end to end, and nothing beside it is."""
+    """The window around it is sparse from end to end, and no address outside it is."""
     assert gpu.entry(HOLE) is None
     assert gpu.access(HOLE + 0x12_3000).absorbed
     record = device.wait(Kind.FAULT)[0]
@@ -53,7 +53,7 @@ def test_a_fault_in_a_hole_is_contained(device: Device, gpu: FakeGpu) -> None:
 
 
 def test_its_client_is_stopped_once_and_its_end_is_told(device: Device, gpu: FakeGpu) -> None:
-    """FAULT before anybody can notice, then STOPPED, then GONE, whatever faults follow."""
+    """FAULT before any process can notice, then STOPPED, then GONE, in spite of further faults."""
     for number in range(3):
         assert gpu.access(HOLE + number * WINDOW_BYTES).absorbed
     found = device.wait(Kind.STOPPED)
@@ -219,7 +219,7 @@ REFUSALS: dict[str, tuple[str, Callable[[FakeGpu], object]]] = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_cannot_be_contained_takes_the_usual_way_and_says_why(device: Device, gpu: FakeGpu, name: str) -> None:
-    """Nobody is condemned for it: no STOPPED, and at the end no GONE."""
+    """It condemns no client: no STOPPED, and at the end no GONE."""
     why, access = REFUSALS[name]
     outcome = access(gpu)
     assert not outcome.absorbed
@@ -255,7 +255,7 @@ def test_after_a_failure_the_next_fault_is_contained(device: Device, gpu: FakeGp
 def test_what_is_cancelled_with_a_batch_says_so_in_every_mode(
     device: Device, va_space: VaSpace, mode: Mode, reason: Reason
 ) -> None:
-    """Out of memory, UVM cancels whatever is pending: the record names a client that did nothing."""
+    """Out of memory, UVM cancels all pending accesses: the record names an innocent client."""
     device.set_policy(mode)
     with FakeGpu(device, va_space) as gpu:
         assert not gpu.access(HOLE, reason=reason, flags=AS_REPLAYABLE | BATCH).absorbed
@@ -276,7 +276,7 @@ def test_a_gpu_that_cannot(device: Device, va_space: VaSpace, flags: int) -> Non
 
 
 def test_a_va_space_that_several_processes_share(device: Device) -> None:
-    """All of them would be stopped; and it belongs to nobody in particular."""
+    """Stopping would stop all of them; and it belongs to no single process."""
     device.set_policy(Mode.SINK)
     with VaSpace(MULTI_PROCESS_SHARING, has_mm=False) as va_space, FakeGpu(device, va_space) as gpu:
         assert not gpu.access(HOLE).absorbed
@@ -347,7 +347,7 @@ def test_a_second_gpu_with_the_number_of_the_first_is_its_own(device: Device, va
 
 
 def test_the_test_device_refuses_nonsense(device: Device, va_space: VaSpace, gpu: FakeGpu) -> None:
-    """Its own borders, so that a mistake in a test is no oops."""
+    """The test device checks its own arguments, so that a mistake in a test is no oops."""
     assert refusal(FakeGpu, device, va_space, 99) == "EINVAL"
     assert refusal(gpu.access, HOLE, 31) == "EINVAL"
     assert refusal(gpu.entry, HOLE, 12345) == "EINVAL"

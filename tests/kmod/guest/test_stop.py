@@ -1,4 +1,4 @@
-"""STOPPED: what the module does until it says so, and what it does not promise.  RM is played by the self test."""
+"""STOPPED: the module's steps before it, and what it does not promise. The self test plays RM."""
 
 import threading
 import time
@@ -56,7 +56,7 @@ def is_waiting_uninterruptibly(thread: threading.Thread) -> bool:
 
 
 def test_stopped_comes_when_rm_returns_and_whatever_it_did(device: Device, busy: FakeGpu) -> None:
-    """RM does not say whether it has succeeded, and this one has done nothing at all: STOPPED proves nothing."""
+    """RM does not report whether it has succeeded, and this one has done nothing at all: STOPPED proves nothing."""
     begin_to_stop(busy)
     assert [each.kind for each in device.drain()] == [Kind.FAULT]
     busy.channel(ANSWER)

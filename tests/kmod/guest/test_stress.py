@@ -19,7 +19,7 @@ Work = Callable[[random.Random, float], int]
 
 
 def run_all(works: list[Work], seconds: float = SECONDS) -> list[int]:
-    """Each in a process of its own until the time is over, and once at least; how often each went round."""
+    """Run each in a separate process until the time is over, at least once; return the number of rounds of each."""
     until = time.monotonic() + seconds
 
     def bound(number: int, work: Work) -> Callable[[], Any]:
@@ -43,7 +43,7 @@ def inject(chance: random.Random, until: float) -> int:
 
 
 def read_and_check(chance: random.Random, until: float) -> int:
-    """Sequences have no gap but those that are told."""
+    """Check that sequences have no gap but the reported ones."""
     rounds = 0
     while time.monotonic() < until:
         with Device() as device:
@@ -150,7 +150,7 @@ def test_both_bottom_halves_fault_on_one_gpu_at_once(device: Device) -> None:
 
 
 def test_clients_that_are_killed_while_they_fault(device: Device) -> None:
-    """At any moment: the VA space, the page tables and the queue go in UVM's order, and each condemned one is told of."""
+    """At any moment: the VA space, the page tables and the queue go in UVM's order, and each condemned client is reported."""
     device.set_policy(Mode.SINK)
     chance = random.Random(7)
 

@@ -1,6 +1,6 @@
-"""A client in both worlds: of MPS, through the simulated libcuda, and of the real nvidia-uvm, on a made-up GPU.
+"""A client in both worlds: of MPS, through the simulated libcuda, and of the real nvidia-uvm, on a simulated GPU.
 
-It faults when it reads a line, and tells in JSON what came of it; then it goes on with CUDA until it is ended.
+It faults when it reads a line, and reports the result in JSON; then it continues with CUDA until it is ended.
 """
 
 import ctypes

@@ -103,8 +103,7 @@ static void read_once(struct mpsd_state_reader *reader)
 	CHECK(is_honest(record, bytes, stamp.sequence), "a mixture, said to be %" PRIu64, stamp.sequence);
 }
 
-/* Stopped before its store `at`; the store that ends an update completes it, though `completed` does not count it yet.
- */
+/* Stopped before its store `at`; the store that ends an update completes it, though `completed` does not count it yet. */
 static void die_at(uint64_t at, const uint64_t *ends_of, struct mpsd_state_reader *reader)
 {
 	struct mpsd_state_stamp stamp = {0, 0};

@@ -166,7 +166,7 @@ async def test_a_domain_that_says_something_else_is_not_the_same_conversation(en
 
 
 async def test_a_domain_is_freed_of_a_client_that_keeps_it_waiting(ends, autojump_clock):
-    """A vendor daemon waits for one silent peer without limit, and serves no other meanwhile."""
+    """A vendor daemon waits for one silent peer without limit, and serves no other in that time."""
     client, link_client, link_domain, domain = ends
     link = Link(link_client, PRIVILEGED)
     domain.send(b"greeting")
@@ -177,7 +177,7 @@ async def test_a_domain_is_freed_of_a_client_that_keeps_it_waiting(ends, autojum
 
 
 async def test_words_that_freeze_a_domain_are_as_bad_as_silence(ends, autojump_clock):
-    """A vendor daemon that does not understand a message waits for more, and answers no other client meanwhile."""
+    """A vendor daemon that does not understand a message waits for more, and answers no other client in that time."""
     client, link_client, link_domain, _ = ends
     link = Link(link_client, PRIVILEGED)
     client.send(b"junk")
@@ -185,7 +185,7 @@ async def test_words_that_freeze_a_domain_are_as_bad_as_silence(ends, autojump_c
 
 
 async def test_a_domain_may_keep_its_client_waiting(ends, autojump_clock):
-    """A server has to start, or another user's clients have to finish: others may talk to the domain meanwhile."""
+    """A server has to start, or another user's clients have to finish: others may talk to the domain in that time."""
     client, link_client, link_domain, _ = ends
     link = Link(link_client, PRIVILEGED)
     asked = trio.Event()
