@@ -65,8 +65,8 @@ class Machine:
         (self.place / "mpsd.toml").write_text(f'state_directory = "{self.state}"\n{before}\n[vendor]\n{control}{after}\n')
 
     def keep_state_in_memory(self) -> None:
-        """In memory, as in production, where it is below /run. Making a file on a busy disk takes up to 0.1 s, and `blocks`
-        would measure the disk. Without enough memory it stays on disk."""
+        """In memory, as /run is in production: making a file on a busy disk takes up to 0.1 s, which `blocks` would measure.
+        Without enough memory the state stays on disk."""
         with contextlib.suppress(OSError):
             found = os.statvfs(MEMORY)
             if found.f_bavail * found.f_frsize < MEMORY_BYTES:
