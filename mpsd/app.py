@@ -74,6 +74,7 @@ from mpsd.runtime.strangers import Strangers
 from mpsd.runtime.suppressed import tell_suppressed
 from mpsd.runtime.targets import Targets
 from mpsd.runtime.write_back import WriteBack
+from mpsd.user_database import AdminGroup
 from mpsd.vault.holders import MOST_HOLDERS
 from mpsd.vault.joining import join_vault
 from mpsd.vault.store import VaultStore
@@ -160,15 +161,17 @@ async def _run(
         inspector = Inspector(ranges=ranges)
         inspector.start()
         opened.callback(inspector.close)
-        parts = (store, lease_store, fault_store, vault_store, service_store, audit, inspector, allowance, ranges)
+        stores = (store, lease_store, fault_store, vault_store, service_store)
+        admin_group = await AdminGroup.named(config.ui.admin_group)
+        parts = (*stores, audit, inspector, allowance, ranges, admin_group)
         found = Found(config, invocation, environ, claim, public, devices, is_privileged, *parts)
         daemon = _build(found)
-        daemon.on_signal = Signals(config, invocation, journal, public, audit, allowance).take
+        daemon.on_signal = Signals(config, invocation, journal, public, audit, allowance, admin_group).take
         write_back = WriteBack(claim.state_directory)
         opened.callback(write_back.close)
-        counted = (journal, audit, daemon.sessions)
         removed = RemovedState(claim, daemon.pool, write_back, daemon.move_state)
-        daemon.beside += [write_back.run, removed.run, partial(tell_suppressed, *(each.tell_suppressed for each in counted))]
+        tell = partial(tell_suppressed, *(each.tell_suppressed for each in (journal, audit, daemon.sessions)))
+        daemon.beside += [admin_group.run, write_back.run, removed.run, tell]
         if is_privileged:  # otherwise every client bypasses mpsd
             daemon.beside.append(_build_strangers(daemon, config).run)
         become_reaper()
@@ -205,9 +208,7 @@ def _check_enforceable(config: Config, is_privileged: bool) -> None:
 def _announce(public: PublicLog, config: Config) -> None:
     """Write the vendor's first lines, which people and scripts look for."""
     public.write(f"Starting control daemon using socket {config.pipe_directory}/control")
-    public.write(
-        "To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=" + config.pipe_directory
-    )
+    public.write("To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=" + config.pipe_directory)
     public.write(f"mpsd {__version__}")
 
 
@@ -260,12 +261,12 @@ def _build(found: Found) -> Daemon:
         failover,
         lambda: ending.ends_at,
     )
-    api = Api(services, settings.api(config), events, found.audit, found.ranges)
+    api = Api(services, settings.api(config), events, found.audit, found.ranges, found.admin_group.gid)
     daemon = Daemon(
         claim.pipe,
         pool,
         upkeep,
-        Sessions(board, found.public.write, settings.sessions(config), found.ranges),
+        Sessions(board, found.public.write, settings.sessions(config), found.ranges, found.admin_group.gid),
         ending,
         found.store,
         notifier,

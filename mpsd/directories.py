@@ -5,18 +5,18 @@ twice.  Prose: docs/decisions/026-a-directory-is-judged-before-it-is-used.md.
 """
 
 import errno
-import grp
 import os
-import pwd
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpsd.errors import UnusablePath
 from mpsd.policy.ownership import Entry, judge_last, judge_on_the_way
+from mpsd.user_database import ask_now, is_private_group
 
+_GROUP_SECONDS = 1.0  # where the user database does not answer, the group counts as shared
 _MOST_LINKS = 40  # as the kernel's, path_resolution(7)
 
 
@@ -222,18 +222,12 @@ def _has_acl(descriptor: int) -> bool:
     return True
 
 
-def _is_private_group(uid: int, gid: int, user_of: Callable[[int], pwd.struct_passwd] = pwd.getpwuid) -> bool:
+def _is_private_group(uid: int, gid: int) -> bool:
     """Return whether the group is root's or a user's private group.
 
     Most systems create a group for each user alone (umask 002 relies on it).
     """
-    if gid == 0:
-        return True
-    try:
-        user, group = user_of(uid), grp.getgrgid(gid)
-    except KeyError:
-        return False
-    return user.pw_gid == gid and user.pw_name == group.gr_name and not set(group.gr_mem) - {user.pw_name}
+    return gid == 0 or ask_now(lambda: is_private_group(uid, gid), default=False, seconds=_GROUP_SECONDS)
 
 
 def _tighten(descriptor: int) -> int:

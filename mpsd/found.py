@@ -16,6 +16,7 @@ from mpsd.policy.uid_ranges import UidRanges
 from mpsd.runtime.claim import Claim
 from mpsd.runtime.public_log import PublicLog
 from mpsd.runtime.store import SqliteStore
+from mpsd.user_database import AdminGroup
 from mpsd.vault.store import VaultStore
 
 
@@ -39,3 +40,4 @@ class Found:
     inspector: Inspector
     budget: Budget
     ranges: UidRanges
+    admin_group: AdminGroup

@@ -101,13 +101,11 @@ def defaults(config: Config, devices: tuple[Device, ...]) -> Defaults:
 
 
 def relay(config: Config, may_impersonate: bool) -> RelaySettings:
-    return RelaySettings(
-        config.relay.max_connections, config.relay.turn_seconds, config.relay.silent_seconds, may_impersonate
-    )
+    return RelaySettings(config.relay.max_connections, config.relay.turn_seconds, config.relay.silent_seconds, may_impersonate)
 
 
 def sessions(config: Config) -> SessionSettings:
-    return SessionSettings(config.ui.max_sessions, config.ui.idle_seconds, config.ui.admin_group, config.ui.container_operators)
+    return SessionSettings(config.ui.max_sessions, config.ui.idle_seconds, config.ui.container_operators)
 
 
 def api(config: Config) -> ApiSettings:
@@ -116,7 +114,6 @@ def api(config: Config) -> ApiSettings:
         max_per_user=config.api.max_per_user,
         max_queued_events=config.api.max_queued_events,
         idle_seconds=config.api.idle_seconds,
-        admin_group=config.ui.admin_group,
         trusts_containers=config.ui.container_operators,
     )
 

@@ -5,7 +5,6 @@ All facts come from the kernel (SO_PEERCRED, SO_PEERGROUPS, SO_PEERPIDFD); a pee
 
 import ctypes
 import errno
-import grp
 import os
 import socket
 from array import array
@@ -49,21 +48,24 @@ class Peer:
         return self.is_operator or (owner_uid == self.uid and reaches(self.bound, namespaces))
 
 
-def peer_of(connection: socket.socket, admin_group: str, *, trusts_containers: bool = False) -> Peer:
-    """Identify the peer of a connection.  Raises OSError if the kernel can no longer identify it."""
+def peer_of(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> Peer:
+    """Identify the peer of a connection.  Raises OSError if the kernel can no longer identify it.
+
+    admin_gid: the group whose members are operators; None: there is none, or it is not known.
+    """
     credentials = peer_credentials(connection)
     gids = (credentials.gid, *_groups(connection))
     process = _process(connection, credentials)
     is_inside = trusts_containers or is_in_our_namespace(process)
-    caller = Caller(credentials.uid, os.geteuid(), _is_in(gids, admin_group), is_inside)
+    caller = Caller(credentials.uid, os.geteuid(), admin_gid in gids, is_inside)
     return Peer(credentials.pid, credentials.uid, caller.is_owner, process, gids, _bound(process))
 
 
-def caller_of(connection: socket.socket, admin_group: str, *, trusts_containers: bool = False) -> Caller:
+def caller_of(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> Caller:
     """Identify the peer of a command session, as `peer_of` does.  Raises OSError."""
     credentials = peer_credentials(connection)
     is_inside = trusts_containers or is_in_our_namespace(_process(connection, credentials))
-    return Caller(credentials.uid, os.geteuid(), is_member(connection, credentials.gid, admin_group), is_inside)
+    return Caller(credentials.uid, os.geteuid(), _is_member(connection, credentials.gid, admin_gid), is_inside)
 
 
 def is_in_our_namespace(process: ProcessId | None) -> bool:
@@ -85,21 +87,11 @@ def _bound(process: ProcessId | None) -> Bound:
     return found if processes.is_alive(process) else NOTHING  # another process may have got its pid
 
 
-def is_member(connection: socket.socket, gid: int, group: str) -> bool:
-    """Return whether the connected process is in `group`, by its own groups, not by the user database's present contents.
-
-    An empty group name has no members.
-    """
+def _is_member(connection: socket.socket, gid: int, admin_gid: int | None) -> bool:
+    """Return whether the connected process is in the group, by its own groups, not by the user database's present contents."""
     try:
-        return bool(group) and _is_in((gid, *_groups(connection)), group)
+        return admin_gid in (gid, *_groups(connection))
     except OSError:
-        return False
-
-
-def _is_in(gids: tuple[int, ...], group: str) -> bool:
-    try:
-        return bool(group) and grp.getgrnam(group).gr_gid in gids
-    except KeyError:
         return False
 
 

@@ -5,6 +5,7 @@ connection.py serves each connection.
 
 import socket
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ _FEW = 1
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """The configuration's [api], and [ui].admin_group.  A reload may replace it."""
+    """The configuration's [api].  A reload may replace it."""
 
     max_connections: int = 512
     max_per_user: int = 64
@@ -42,7 +43,6 @@ class ApiSettings:
     hello_seconds: float = 10.0
     idle_seconds: float = 300.0
     send_seconds: float = 30.0
-    admin_group: str = ""
     trusts_containers: bool = False
 
     @property
@@ -55,9 +55,17 @@ class Api:
     """Guards the number of connections: one too many is closed with an error, since a queue would let one user block all."""
 
     def __init__(
-        self, services: Services, settings: ApiSettings, events: EventBus, audit: Audit, ranges: UidRanges = NO_RANGES
+        self,
+        services: Services,
+        settings: ApiSettings,
+        events: EventBus,
+        audit: Audit,
+        ranges: UidRanges = NO_RANGES,
+        admin_gid: Callable[[], int | None] = lambda: None,
     ) -> None:
+        """admin_gid: the group of operators; None while there is none, or it is not known."""
         self.settings = settings
+        self._admin_gid = admin_gid
         self._ranges = ranges
         self.faults = FaultLog()
         events.listeners.append(self.faults.take)
@@ -102,7 +110,7 @@ class Api:
 
     def _peer(self, sock: socket.socket) -> Peer:
         """Identify the peer.  Raises OSError."""
-        return peer_of(sock, self.settings.admin_group, trusts_containers=self.settings.trusts_containers)
+        return peer_of(sock, self._admin_gid(), trusts_containers=self.settings.trusts_containers)
 
     def begin_with(self, peer: Peer, sock: socket.socket, nursery: trio.Nursery) -> None:
         """Serve or refuse one connection with this peer, who is at the other end of `sock`; close the socket at its end."""

@@ -42,6 +42,9 @@ class Leases(Protocol):
     Every method may raise MpsdError.
     """
 
+    async def meet(self, uid: int) -> None:
+        """Find out which quotas apply to this user, before `create`."""
+
     def create(self, owner_uid: int, spec: LeaseSpec, for_all_users: bool) -> Lease: ...
     def renew(self, lease_id: int, ttl_seconds: float | None) -> Lease: ...
     def release(self, lease_id: int) -> Lease: ...

@@ -40,6 +40,7 @@ _LOOK_SECONDS = 20.0  # between checks of the processes that no other task watch
 _LOOKS_AT_ONCE = 64  # then other tasks run
 _LOOKS_A_ROUND = 1000  # more processes are checked less often
 _AGAIN_SECONDS = 5.0  # until a failed write is tried again
+_SILENT = "the user database does not say which groups user {} is in, and a quota depends on that (look at nsswitch.conf)"
 NO_FACTS: Mapping[str, object] = MappingProxyType({})
 
 
@@ -68,7 +69,7 @@ class LeaseBook:
         self._identify = identify
         self._find_process = find_process
         self._news = News(publish)
-        self._terms = Terms(settings, devices, groups or UnixGroups(), clock, ranges)
+        self._terms = Terms(settings, devices, groups or UnixGroups(ranges.share_of), clock, ranges)
         self._account = Account()
         self._register = Register(store, self._account, self._terms)
         self._dealer = Dealer(lambda: self.settings, self._account, self._register.find, self._terms.devices_of)
@@ -88,6 +89,11 @@ class LeaseBook:
         self._schedule.expect(self._terms.clock())
 
     # -- leases ------------------------------------------------------------------------------------------------------
+
+    async def meet(self, uid: int) -> None:
+        """Find out which quotas apply to this user; call it before `create`.  Raise NoRoom."""
+        if not await self._terms.learn_groups(uid):
+            raise NoRoom(_SILENT.format(uid))
 
     def create(self, owner_uid: int, spec: LeaseSpec, for_all_users: bool | None = None) -> Lease:
         """Create a lease: ACTIVE, or QUEUED if it does not fit and may wait; return the present one for a repeated request.
@@ -156,6 +162,7 @@ class LeaseBook:
             return await self._admit_unseen(credentials, told)
         if (grant := self._clients.grants.get(process)) is not None:
             return grant
+        await self._learn_groups(process, credentials, told)
         answer = self._admissions.line.find(process) or self._admissions.ask(process, credentials, self._identify)
         if isinstance(answer, Grant):
             return answer
@@ -264,6 +271,16 @@ class LeaseBook:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
+    async def _learn_groups(self, process: ProcessId, credentials: Credentials, told: Callable[[str], None]) -> None:
+        """Return once the client's quotas are known; it waits, or is refused if that is configured.  Raise Refused."""
+        while not await self._terms.learn_groups(credentials.uid):
+            why = _SILENT.format(credentials.uid)
+            if may_be_told(self.settings):
+                refused = Refused(self.settings.refuse_with, why)
+                self._news.refused(process, credentials, refused)
+                raise refused
+            told(why)
+
     async def _admit_unseen(self, credentials: Credentials, told: Callable[[str], None]) -> Grant:
         """Admit a process in another pid namespace: mpsd would not see its end, so it gets nothing that is counted."""
         why = refusal_of(None, self.settings)
@@ -282,6 +299,7 @@ class LeaseBook:
 
     def _restore(self, is_new_boot: bool) -> None:
         """Restore the leases and clients; end what ended while no mpsd ran."""
+        self._terms.learn_groups_now(self._store)
         self._register.restore()
         now = self._terms.clock()
         for process in self._register.processes():

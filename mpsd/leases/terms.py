@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mpsd.lease import Lease, LeaseSpec
 from mpsd.leases.groups import UnixGroups
+from mpsd.leases.store import LeaseStore
 from mpsd.model import Device
 from mpsd.policy.budgets import Limits, Owner
 from mpsd.policy.queue import Order
@@ -34,6 +35,15 @@ class Terms:
     def configure(self, settings: AdmissionSettings) -> None:
         self.settings = settings
         self._groups.forget()
+
+    async def learn_groups(self, uid: int) -> bool:
+        """Learn the groups of a user if a quota depends on them; return False if the user database does not answer."""
+        return uid in self.settings.operators or await self._groups.learn(uid, self.settings.quota_groups)
+
+    def learn_groups_now(self, store: LeaseStore) -> None:
+        """Learn the groups of all users in the store.  Blocks: for the start."""
+        owners = {lease.owner_uid for lease in store.leases()} | {one.credentials.uid for one in store.admitted()}
+        self._groups.learn_now(owners - self.settings.operators, self.settings.quota_groups)
 
     def gpus_of(self, spec: LeaseSpec) -> tuple[str, ...]:
         return spec.gpus or tuple(device.uuid for device in self.devices())

@@ -45,7 +45,6 @@ _USERS_IN_TOTAL = 16  # all users together may write as much as so many
 class SessionSettings:
     max_sessions: int
     idle_seconds: float
-    admin_group: str
     trusts_containers: bool = False
 
 
@@ -112,8 +111,15 @@ class Sessions:
     """Guards the number of sessions: at the limit, an idle session is closed for the next front end."""
 
     def __init__(
-        self, board: Board, write_log: Callable[[str], None], settings: SessionSettings, ranges: UidRanges = NO_RANGES
+        self,
+        board: Board,
+        write_log: Callable[[str], None],
+        settings: SessionSettings,
+        ranges: UidRanges = NO_RANGES,
+        admin_gid: Callable[[], int | None] = lambda: None,
     ) -> None:
+        """admin_gid: the group of operators; None while there is none, or it is not known."""
+        self._admin_gid = admin_gid
         self._board = board
         self._write_log = write_log
         self.settings = settings
@@ -237,7 +243,7 @@ class Sessions:
             self._write_log(f"{entries} entries about commands of user {uid} are left out: they were too many")
 
     def _caller(self, connection: socket.socket) -> Caller:
-        return caller_of(connection, self.settings.admin_group, trusts_containers=self.settings.trusts_containers)
+        return caller_of(connection, self._admin_gid(), trusts_containers=self.settings.trusts_containers)
 
 
 def _datagrams(answer: Answer) -> Iterator[bytes]:

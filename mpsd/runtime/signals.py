@@ -15,6 +15,7 @@ from mpsd.policy.descriptor_budget import Budget
 from mpsd.runtime.daemon import Daemon
 from mpsd.runtime.limits import fit_again
 from mpsd.runtime.public_log import PublicLog
+from mpsd.user_database import AdminGroup
 
 log = structlog.get_logger()
 
@@ -23,7 +24,14 @@ class Signals:
     """Guards that an invalid configuration changes nothing."""
 
     def __init__(
-        self, config: Config, invocation: Invocation, journal: Journal, public: PublicLog, audit: Audit, budget: Budget
+        self,
+        config: Config,
+        invocation: Invocation,
+        journal: Journal,
+        public: PublicLog,
+        audit: Audit,
+        budget: Budget,
+        admin_group: AdminGroup,
     ) -> None:
         self._config = config
         self._invocation = invocation
@@ -31,10 +39,11 @@ class Signals:
         self._public = public
         self._audit = audit
         self._budget = budget
+        self._admin_group = admin_group
 
     async def take(self, daemon: Daemon, number: int) -> None:
         if number == signal.SIGHUP:
-            self._reload(daemon)
+            await self._reload(daemon)
         elif self._config.stop.on_sigterm == "leave":
             daemon.stop.set()
         else:
@@ -42,7 +51,7 @@ class Signals:
             seconds = self._config.stop.drain_seconds if self._config.stop.on_sigterm == "drain" else 0.0
             daemon.begin_quit(seconds)
 
-    def _reload(self, daemon: Daemon) -> None:
+    async def _reload(self, daemon: Daemon) -> None:
         daemon.notifier.reloading()
         self._public.reopen()
         try:
@@ -52,6 +61,7 @@ class Signals:
         else:
             live, restart = changed(self._config, new)
             self._apply(daemon, new)
+            await self._admin_group.rename(new.ui.admin_group)
             log.info("reload.done", changed=live, need_a_restart=restart)
         daemon.notifier.ready()
 

@@ -59,6 +59,7 @@ async def create(call: Call[CreateLease]) -> Map:
     )
     owner_uid = peer.uid if ask.owner_uid is None else ask.owner_uid
     for_all_users = peer.is_operator and ask.owner_uid is None
+    await services.leases.meet(owner_uid)
     return await _show_settled(call, services.leases.create(owner_uid, spec, for_all_users))
 
 

@@ -73,13 +73,13 @@ def group() -> grp.struct_group:
 @pytest.mark.root
 def test_root_and_the_daemons_own_user_are_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     with connected(0, 0, []) as made:
-        assert peer_of(made, "").is_operator
-        assert caller_of(made, "").is_owner
+        assert peer_of(made, None).is_operator
+        assert caller_of(made, None).is_owner
     with connected(ANOTHER, ANOTHER, []) as made:
-        peer = peer_of(made, "")
+        peer = peer_of(made, None)
         assert (peer.uid, peer.is_operator) == (ANOTHER, False)
         monkeypatch.setattr(os, "geteuid", lambda: ANOTHER)
-        assert peer_of(made, "").is_operator
+        assert peer_of(made, None).is_operator
 
 
 @pytest.mark.root
@@ -87,21 +87,21 @@ def test_members_of_the_group_are_operators(group: grp.struct_group) -> None:
     many = [*range(20000, 21000), group.gr_gid]
     for gid, groups in ((group.gr_gid, []), (ANOTHER, [7, group.gr_gid]), (ANOTHER, many)):
         with connected(ANOTHER, gid, groups) as made:
-            assert peer_of(made, group.gr_name).is_operator
-            assert not peer_of(made, "").is_operator
-            assert not peer_of(made, "no-such-group").is_operator
+            assert peer_of(made, group.gr_gid).is_operator
+            assert not peer_of(made, None).is_operator
+            assert not peer_of(made, group.gr_gid + 1).is_operator
 
 
 @pytest.mark.root
 def test_others_are_not(group: grp.struct_group) -> None:
     with connection_of(ANOTHER, ANOTHER, [ANOTHER + 1]) as made:
-        assert not peer_of(made, group.gr_name).is_operator
+        assert not peer_of(made, group.gr_gid).is_operator
 
 
 def test_who_made_a_connection_is_told_by_the_kernel() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        peer = peer_of(ours, "")
+        peer = peer_of(ours, None)
         assert (peer.pid, peer.uid, peer.is_operator) == (os.getpid(), os.getuid(), True)
 
 
@@ -109,13 +109,13 @@ def test_a_process_is_told_apart_from_a_later_one_with_its_pid() -> None:
     """As long as it lives; an ended process gets no identity, even before its pid is free."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        assert peer_of(ours, "").process == process_id(os.getpid())
+        assert peer_of(ours, None).process == process_id(os.getpid())
 
 
 @pytest.mark.root
 def test_a_process_that_has_ended_is_nobody() -> None:
     with connection_of(0, 0, []) as made:
-        peer = peer_of(made, "")
+        peer = peer_of(made, None)
         assert peer.pid
         assert peer.process is None
 
@@ -135,7 +135,7 @@ def test_a_process_that_is_ending_is_nobody() -> None:
         _, [fd], _, _ = socket.recv_fds(ours, 1, 1)
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         with socket.socket(fileno=fd) as made:
-            assert peer_of(made, "").process is None
+            assert peer_of(made, None).process is None
         os.waitpid(child, 0)
 
 
@@ -144,20 +144,20 @@ def test_an_older_kernel_is_asked_by_pid(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        assert peer_of(ours, "").process == process_id(os.getpid())
+        assert peer_of(ours, None).process == process_id(os.getpid())
         monkeypatch.setattr(processes, "uids", lambda pid: {ANOTHER})  # the pid went to another user's process
-        assert peer_of(ours, "").process is None
+        assert peer_of(ours, None).process is None
 
 
 @pytest.mark.root
 def test_root_of_a_container_is_no_operator(group: grp.struct_group) -> None:
     """Without a user namespace it has root's uid, and can take any group; its pid namespace distinguishes it."""
     with connected(0, group.gr_gid, [], "--pid") as made:
-        peer = peer_of(made, group.gr_name)
+        peer = peer_of(made, group.gr_gid)
         assert (peer.uid, peer.is_operator) == (0, False)
-        assert not caller_of(made, group.gr_name).is_owner
-        assert peer_of(made, "", trusts_containers=True).is_operator
-        assert caller_of(made, "", trusts_containers=True).is_owner
+        assert not caller_of(made, group.gr_gid).is_owner
+        assert peer_of(made, None, trusts_containers=True).is_operator
+        assert caller_of(made, None, trusts_containers=True).is_owner
 
 
 @pytest.mark.root
@@ -165,9 +165,9 @@ def test_a_peer_reaches_its_own_pid_namespace_and_those_below() -> None:
     ours = processes.pid_namespaces(os.getpid())
     assert ours == (os.stat("/proc/self/ns/pid").st_ino,)
     with connected(ANOTHER, ANOTHER, []) as made:
-        assert peer_of(made, "").bound is EVERYTHING
+        assert peer_of(made, None).bound is EVERYTHING
     with connected(0, 0, [], "--pid") as made, connected(0, 0, [], "--pid") as other:
-        peer, neighbour = peer_of(made, ""), peer_of(other, "")
+        peer, neighbour = peer_of(made, None), peer_of(other, None)
         inside, beside = (processes.pid_namespaces(each.pid) for each in (peer, neighbour))
         assert (peer.bound, inside[1:]) == (inside[0], ours)
         assert peer.may_name(0, inside)
@@ -178,7 +178,7 @@ def test_a_peer_reaches_its_own_pid_namespace_and_those_below() -> None:
 @pytest.mark.root
 def test_a_peer_that_has_ended_reaches_nothing() -> None:
     with connection_of(ANOTHER, ANOTHER, []) as made:
-        assert peer_of(made, "").bound == NOTHING
+        assert peer_of(made, None).bound == NOTHING
 
 
 @pytest.mark.root
@@ -186,4 +186,4 @@ def test_a_peer_that_has_ended_reaches_nothing() -> None:
 def test_groups_are_told_however_many(count: int) -> None:
     groups = list(range(30000, 30000 + count))
     with connection_of(ANOTHER, 4321, groups) as made:
-        assert peer_of(made, "").gids == (4321, *groups)
+        assert peer_of(made, None).gids == (4321, *groups)

@@ -1,52 +1,106 @@
-"""Which Unix groups a user is in, and how seldom that is asked."""
+"""Which Unix groups a user is known to be in, and how seldom the user database is asked."""
 
-import grp
-import pwd
+import threading
+from collections.abc import Iterator
+from functools import partial
 
 import pytest
+import trio
+import trio.testing
 
 from mpsd.leases import groups
-from mpsd.leases.groups import UnixGroups, is_member
+from mpsd.leases.groups import UnixGroups
+from mpsd.user_database import UserDatabase, ask_now
 
-ROOT = 0  # whom every user database has; in a container it may not have the user who runs the tests
-
-
-def roots_group() -> str:
-    return grp.getgrgid(pwd.getpwuid(ROOT).pw_gid).gr_name
+SHORT_SECONDS = 0.1
 
 
-def test_a_user_is_a_member_of_its_own_group():
-    assert is_member(ROOT, roots_group())
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The uids that the database was asked for; everybody is in the group a alone."""
+    found: list[int] = []
+    monkeypatch.setattr(groups, "is_member", lambda uid, name: found.append(uid) or name == "a")
+    return found
 
 
-@pytest.mark.parametrize(("uid", "name"), [(ROOT, "no-such-group"), (2**31 - 7, roots_group())])
-def test_who_or_what_is_not_there_is_no_member(uid, name):
-    assert not is_member(uid, name)
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    speaks = threading.Event()
+    monkeypatch.setattr(groups, "is_member", lambda uid, name: speaks.wait(60))
+    yield speaks
+    speaks.set()
 
 
-def test_a_group_may_list_its_members(monkeypatch):
-    name = pwd.getpwuid(ROOT).pw_name
-    listed = grp.struct_group(("staff", "x", 2**31 - 9, [name]))
-    monkeypatch.setattr(groups.grp, "getgrnam", lambda asked: listed)
-    assert is_member(ROOT, "staff")
-
-
-def test_each_user_is_looked_up_once_until_the_settings_change(monkeypatch):
-    asked = []
-    monkeypatch.setattr(groups, "is_member", lambda uid, name: asked.append(uid) or name == "a")
+async def test_each_user_is_looked_up_once_until_the_settings_change(asked: list[int]) -> None:
     known = UnixGroups()
-    assert known.of(1000, []) == ()  # no quota depends on it: no lookup
-    assert [known.of(1000, ["a", "b"]) for _ in range(3)] == [("a",)] * 3
+    assert await known.learn(1000, [])  # no quota depends on it: no lookup
+    for _ in range(3):
+        assert await known.learn(1000, ["a", "b"])
+        assert known.of(1000, ["a", "b"]) == ("a",)
     assert asked == [1000, 1000]
     known.forget()
-    known.of(1000, ["a"])
+    assert known.of(1000, ["a"]) == ("a",)  # until there is a newer answer
+    await known.learn(1000, ["a"])
     assert len(asked) == 3
 
 
-def test_only_so_many_users_are_remembered(monkeypatch):
-    monkeypatch.setattr(groups, "is_member", lambda uid, name: False)
+async def test_only_so_many_users_are_remembered(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "_MOST_USERS", 3)
     known = UnixGroups()
     for uid in range(10):
-        known.of(uid, ["a"])
-    assert len(known._known) == 3
+        await known.learn(uid, ["a"])
+    assert [uid for uid in range(10) if known.of(uid, ["a"])] == [7, 8, 9]
+
+
+async def test_quotas_of_a_range_are_those_of_its_share(asked: list[int]) -> None:
+    known = UnixGroups(share_of=lambda uid: 100_000)
+    await known.learn(100_007, ["a"])
+    assert known.of(100_000, ["a"]) == known.of(100_007, ["a"]) == ("a",)
+
+
+async def test_a_silent_database_says_nothing_and_keeps_nobody(silent: threading.Event) -> None:
+    known = UnixGroups(users=UserDatabase(seconds=SHORT_SECONDS))
+    assert not await known.learn(1000, ["a"])
+    assert known.of(1000, ["a"]) == ()
+    silent.set()
+    assert await known.learn(1000, ["a"])
+    assert known.of(1000, ["a"]) == ("a",)
+
+
+async def test_a_user_with_many_uids_takes_one_thread(silent: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise one who has a slow entry in the database, or many uids that are in none, would keep all others waiting."""
+    monkeypatch.setattr(groups, "is_member", lambda uid, name: uid < 1000 or silent.wait(60))
+    known = UnixGroups(share_of=lambda uid: 5000 if uid >= 1000 else uid, users=UserDatabase(threads=2, seconds=5.0))
+    async with trio.open_nursery() as nursery:
+        for uid in range(1000, 1020):
+            nursery.start_soon(known.learn, uid, ["a"])
+        await trio.testing.wait_all_tasks_blocked()
+        assert await known.learn(7, ["a"])
+        silent.set()
+
+
+async def test_an_answer_to_an_earlier_question_is_asked_for_again(silent: threading.Event) -> None:
+    known = UnixGroups()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(known.learn, 1000, ["a"])
+        await trio.testing.wait_all_tasks_blocked()
+        known.forget()
+        silent.set()
+    assert known._lacks(1000, ["a"])
+
+
+def test_those_of_an_earlier_mpsd_are_learnt_at_once(asked: list[int]) -> None:
+    known = UnixGroups()
+    known.learn_now([1000, 1001], ["a"])
+    assert sorted(asked) == [1000, 1001]
+    assert known.of(1001, ["a"]) == ("a",)
+    known.learn_now([1002], [])
+    assert sorted(asked) == [1000, 1001]
+
+
+def test_the_start_waits_for_a_bounded_time(silent: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "ask_now", partial(ask_now, seconds=SHORT_SECONDS))
+    known = UnixGroups()
+    known.learn_now([1000], ["a"])
+    assert known.of(1000, ["a"]) == ()
+

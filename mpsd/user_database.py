@@ -1,0 +1,120 @@
+"""Ask the user database (passwd and group, through NSS) in threads, under deadlines: on a network it may never answer.
+
+While it does not answer, nothing is granted because of it: the group of operators has no members, a client of whom a quota
+depends on waits, a directory's group counts as shared.  Prose: docs/operating.md, "The user database".
+"""
+
+import grp
+import pwd
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import structlog
+import trio
+
+log = structlog.get_logger()
+ANSWER_SECONDS = 5.0
+_REFRESH_SECONDS = 60.0  # a group that is made while mpsd runs counts after so long, or after a reload
+_THREADS = 8  # each may wait for the database for as long as that likes
+_T = TypeVar("_T")
+
+
+class UserDatabase:
+    """Guards that no task waits longer than the deadline, and that only a few threads wait at once, however long they do."""
+
+    def __init__(self, threads: int = _THREADS, seconds: float = ANSWER_SECONDS) -> None:
+        self._limiter = trio.CapacityLimiter(threads)
+        self._seconds = seconds
+
+    async def ask(self, look_up: Callable[[], _T]) -> _T:
+        """Return what the function returns.  Raises TooSlowError, and what the function raises."""
+        with trio.fail_after(self._seconds):
+            return await trio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=self._limiter)
+
+
+def ask_now(look_up: Callable[[], _T], default: _T, seconds: float = ANSWER_SECONDS) -> _T:
+    """Return what the function returns, or the default if that takes longer.  Blocks: for the start, and for other threads."""
+    answer: queue.SimpleQueue[_T] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answer.put(look_up()), name="mpsd-users", daemon=True).start()
+    try:
+        return answer.get(timeout=seconds)
+    except queue.Empty:
+        return default
+
+
+class AdminGroup:
+    """Guards that a connection never waits for the user database, and that a group that is not known has no members.
+
+    An answer counts until another one comes: a database that falls silent later takes no operator's rights away.
+    """
+
+    def __init__(self, name: str, seconds: float = ANSWER_SECONDS) -> None:
+        """name: of the configuration; empty for none."""
+        self._name = name
+        self._gid: int | None = None
+        self._users = UserDatabase(threads=1, seconds=seconds)
+
+    @classmethod
+    async def named(cls, name: str) -> "AdminGroup":
+        """Return the group of this name once it is known, or the database does not answer."""
+        group = cls(name)
+        await group.look_up()
+        return group
+
+    def gid(self) -> int | None:
+        """Return the group's id; None while it is not known."""
+        return self._gid
+
+    async def rename(self, name: str) -> None:
+        """Take another group from now on, and return once it is known, or the database does not answer."""
+        if name != self._name:
+            self._name, self._gid = name, None
+        await self.look_up()
+
+    async def run(self) -> None:
+        """Ask again from time to time, for as long as mpsd runs."""
+        while True:
+            await trio.sleep(_REFRESH_SECONDS)
+            await self.look_up()
+
+    async def look_up(self) -> None:
+        name = self._name
+        if not name:
+            return
+        try:
+            found = await self._users.ask(partial(gid_of, name))
+        except trio.TooSlowError:
+            effect = "its members are no operators" if self._gid is None else f"gid {self._gid} goes on to count"
+            log.warning("users.silent", group=name, why="the user database does not answer", effect=effect)
+        else:
+            if name == self._name:  # otherwise a reload has named another one meanwhile
+                self._gid = found
+
+
+def gid_of(name: str) -> int | None:
+    """Return the id of a group; None if there is none.  May block."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except (KeyError, OSError):
+        return None
+
+
+def is_member(uid: int, name: str) -> bool:
+    """Return whether the user is in the group.  May block."""
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrnam(name)
+    except (KeyError, OSError):
+        return False
+    return user.pw_gid == group.gr_gid or user.pw_name in group.gr_mem
+
+
+def is_private_group(uid: int, gid: int) -> bool:
+    """Return whether the user alone is in the group, by its name and members.  May block."""
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+    except (KeyError, OSError):
+        return False
+    return user.pw_gid == gid and user.pw_name == group.gr_name and not set(group.gr_mem) - {user.pw_name}
