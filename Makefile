@@ -115,11 +115,16 @@ clean: ## back to a fresh checkout
 install: programs ## into PREFIX, BINDIR, SYSCONFDIR, UNITDIR, TMPFILESDIR, MANDIR; as root
 	@umask 022 && $(MAKE) -s --no-print-directory install-files
 
-# What root runs later must not be the builder's, nor anybody's: the owner and the umask of the build are not taken over.
+# What root runs later must not be the builder's, nor anybody's: the owner and the umask of the build are not taken over.  Nor
+# may another user replace a directory on the way: in one with the sticky bit only those of their own.
+INSTALLED_DIRS = $(PREFIX) $(BINDIR) $(SYSCONFDIR) $(UNITDIR) $(TMPFILESDIR) $(MANDIR)
+REFUSE_OTHERS = [ -z "$$(find "$$each" -maxdepth 0 \( ! -uid 0 -o ! -type l -perm /022 ! -perm -1000 \) 2>/dev/null)" ] || { \
+	echo "$$each, where $$place leads, belongs to another user, or others may write to it: chown root $$each; chmod go-w $$each" >&2; exit 1; }
 install-files:
-	@if [ "$$(id -u)" = 0 ] && [ -n "$$(find $(PREFIX) -maxdepth 0 \( ! -uid 0 -o -perm /022 \) 2>/dev/null)" ]; then \
-		echo "PREFIX=$(PREFIX) belongs to another user, or others may write to it: chown root $(PREFIX); chmod go-w $(PREFIX)" >&2; exit 1; \
-	fi
+	@[ "$$(id -u)" != 0 ] || for place in $(INSTALLED_DIRS); do \
+		place=$$(realpath -m "$$place") link=$$(realpath -ms "$$place"); \
+		for each in "$$place" "$$link"; do while :; do $(REFUSE_OTHERS); [ "$$each" != / ] || break; each=$$(dirname "$$each"); done; done; \
+	done
 	@install -d $(PREFIX)
 	@rm -rf clients/control/build/install # it holds PREFIX, which make cannot see
 	@echo "compiling the front end for $(PREFIX)"

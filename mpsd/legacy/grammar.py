@@ -205,8 +205,9 @@ def parse_priority(words: tuple[str, ...]) -> SetPriority:
     return SetPriority(priority=_number_at(words, 0))
 
 
-def parse_lspart(words: tuple[str, ...]) -> PassOn:
-    return PassOn(line=" ".join(("lspart", *words)))
+def parse_lspart(_: tuple[str, ...]) -> PassOn:
+    """Every user may say it: no word that they choose reaches the vendor's daemon, which runs as root."""
+    return PassOn(line="lspart")
 
 
 def parse_sm_partition(words: tuple[str, ...]) -> PassOn:

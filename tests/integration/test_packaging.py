@@ -86,6 +86,43 @@ def test_the_vendors_program_makes_way_and_comes_back(place: Path, with_dpkg: bo
     assert sorted(path.name for path in (place / "etc").rglob("*") if path.is_file()) == ["mpsd", "mpsd.toml"]
 
 
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("mode", "uid", "through"),
+    [
+        pytest.param(0o755, 65534, "parent", id="another user's"),
+        pytest.param(0o777, 0, "parent", id="everybody's"),
+        pytest.param(0o1777, 65534, "parent", id="another user's, with the sticky bit"),
+        pytest.param(0o755, 65534, "link", id="another user's, behind a link"),
+    ],
+)
+def test_nothing_is_installed_below_what_others_may_replace(place: Path, mode: int, uid: int, through: str) -> None:
+    """Its owner would replace the directory, and root would run the owner's programs."""
+    parent = place / "parent"
+    (parent / "opt").mkdir(parents=True)
+    (place / "link").symlink_to(parent)
+    parent.chmod(mode)
+    os.chown(parent, uid, uid)
+    done = run("make", "install-files", f"PREFIX={place / through / 'opt'}", *elsewhere(place), cwd=ROOT)
+    assert done.returncode != 0
+    assert f"chown root {parent}; chmod go-w" in done.stderr
+    assert not list((parent / "opt").iterdir())
+
+
+@pytest.mark.root
+def test_other_places_than_the_prefix_are_judged_too(place: Path) -> None:
+    os.chown(place / "bin", 65534, 65534)
+    done = run("make", "install-files", f"PREFIX={place / 'opt'}", *elsewhere(place), cwd=ROOT)
+    assert done.returncode != 0
+    assert f"chown root {place / 'bin'}" in done.stderr
+    assert not (place / "opt").exists()
+
+
+def elsewhere(place: Path) -> list[str]:
+    names = {"BINDIR": "bin", "SYSCONFDIR": "etc", "UNITDIR": "units", "TMPFILESDIR": "tmpfiles", "MANDIR": "man"}
+    return [f"{name}={place / folder}" for name, folder in names.items()]
+
+
 @pytest.mark.slow
 @pytest.mark.root
 def test_what_is_installed_is_roots_and_starts_from_an_empty_environment(place: Path, short_dir: Path) -> None:

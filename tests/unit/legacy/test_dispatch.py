@@ -186,6 +186,12 @@ async def test_the_vendor_is_left_to_understand_partitions(board: FakeBoard) -> 
     assert answer.stderr == "Asked the default domain alone; the domains with servers: gpu0-0, gpu0-1\n"
 
 
+async def test_no_word_of_a_user_reaches_the_vendors_daemon(board: FakeBoard) -> None:
+    """Every user may say lspart, and the daemon reads its commands as root."""
+    await ask(board, "lspart -x " + "A" * 900, STRANGER)
+    assert board.forwarded == [(None, "lspart")]
+
+
 async def test_what_is_passed_on_is_bounded(board: FakeBoard) -> None:
     """The vendor's daemon dies of 4095 bytes, and an escape is longer than what it stands for."""
     assert (await dispatch(board, ROOT, b"sm_partition add " + b"\xff" * 1000)).status == 1
