@@ -12,6 +12,7 @@ import socket
 import stat
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,18 +76,16 @@ class Home:
         except OSError:
             return False
 
-    def protect_pid_file(self) -> None:
-        """Make the pid file 0600: the vendor daemon has written it as 0666."""
-        try:
-            os.chmod(self.pipe / PID_FILE, 0o600)
-        except OSError:
-            pass  # its contents are checked in any case
-
     # -- identity of the vendor daemon -------------------------------------------------------------------------------
 
     def record(self, process: ProcessId) -> None:
-        """Record the daemon for the next mpsd.  A full disk costs the record; then find_by_pid_file finds the process."""
+        """Record the daemon for the next mpsd, and make the vendor's pid file 0600, which is 0666.  Call it in a thread.
+
+        A full disk costs the record; then find_by_pid_file finds the process, and checks what the file says.
+        """
         new = self.path / f".{_RECORD}.new"
+        with suppress(OSError):
+            os.chmod(self.pipe / PID_FILE, 0o600)
         try:
             new.unlink(missing_ok=True)
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:

@@ -40,7 +40,7 @@ async def live(pool: Pool, domain: Domain) -> None:
         await trio.sleep(pause)
         pause = min(pause * 2, pool.settings.restart_max_seconds)
         domain.state = DomainState.STARTING
-    pool.remove(domain)
+    await pool.remove(domain)
 
 
 async def _bring_up(pool: Pool, domain: Domain) -> None:

@@ -34,6 +34,7 @@ from mpsd.process_watch import wait_ended
 
 log = structlog.get_logger()
 _FIRST = "default"  # the others are d2, d3, ...
+_REMOVE_SECONDS = 5.0
 
 
 class Store(Protocol):
@@ -282,7 +283,8 @@ class Pool:
         """
         control = VendorControl(self.program, self.settings.home / name)
         if control.adopt() is None and number != 1:
-            self._clear(name)
+            self.store.forget_domain(name)
+            self._clear_home(name)
             return
         domain = self.create(gpus, name, number)
         domain.control.adopt()
@@ -340,16 +342,17 @@ class Pool:
             if domain.state is DomainState.DEAD:
                 raise VendorFailed(f"the first fault domain does not start: {domain.trouble}")
 
-    def remove(self, domain: Domain) -> None:
+    async def remove(self, domain: Domain) -> None:
         """Remove a domain that has ended for good."""
         domain.state = DomainState.GONE
         del self.domains[domain.name]
-        self._clear(domain.name)
+        self.store.forget_domain(domain.name)
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _REMOVE_SECONDS):
+            await trio.to_thread.run_sync(self._clear_home, domain.name)
         log.info("domain.gone", domain=domain.name)
         self.notify()
 
-    def _clear(self, name: str) -> None:
-        self.store.forget_domain(name)
+    def _clear_home(self, name: str) -> None:
         shutil.rmtree(self.settings.home / name, ignore_errors=True)
 
     def begin_guarding(self, domain: Domain) -> None:

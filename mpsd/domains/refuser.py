@@ -6,6 +6,7 @@ refuses the first client.
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -54,4 +55,4 @@ class Refuser:
         if self._control.is_alive() and not await self._control.quit(patience_seconds):
             await self._control.kill()
         await self._control.sweep()
-        shutil.rmtree(self._home, ignore_errors=True)
+        await trio.to_thread.run_sync(partial(shutil.rmtree, self._home, ignore_errors=True))

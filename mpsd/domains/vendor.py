@@ -72,7 +72,7 @@ class VendorControl:
         self, visible_devices: str | None, options: tuple[str, ...] = (), as_uid: int | None = None
     ) -> ProcessId:
         """Start the daemon and return when it listens.  Raise VendorFailed with its message, or UnusablePath."""
-        self._make_directories(as_uid)
+        await trio.to_thread.run_sync(self._make_directories, as_uid)
         await self.sweep()
         arguments = ["-d", *options]
         environment = self._environment()
@@ -85,11 +85,11 @@ class VendorControl:
             raise
         self.process = self._find(as_uid) if status == 0 else None
         if self.process is None:
-            reason = why_absent(output, status, has_room=os.statvfs(self.pipe_directory).f_bavail > 0)
+            room = await trio.to_thread.run_sync(os.statvfs, self.pipe_directory)
+            reason = why_absent(output, status, has_room=room.f_bavail > 0)
             asked = f"{self._program.path} {' '.join(arguments)}"
             raise VendorFailed(f"{asked} ended with status {status} and left no daemon behind: {reason}")
-        self.home.protect_pid_file()
-        self.home.record(self.process)
+        await trio.to_thread.run_sync(self.home.record, self.process)
         return self.process
 
     def adopt(self) -> ProcessId | None:
