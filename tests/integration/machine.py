@@ -155,13 +155,12 @@ class Machine:
         return self.numbers("get_server_list")
 
     def server(self) -> int:
-        """Return the pid of the only server, once it is listed: mpsd learns of it from a log, moments after its first
-        client."""
+        """Return the pid of the only server, once it is listed: mpsd learns of it from a log."""
         [pid] = wait_for("a server in the list", self.servers)
         return pid
 
     def clients(self) -> set[int]:
-        """Return the pids of all servers, by the command language."""
+        """Return the pids of the clients of all servers, by the command language."""
         return {pid for server in self.servers() for pid in self.numbers(f"get_client_list {server}")}
 
     def server_of(self, client: Client) -> int:
