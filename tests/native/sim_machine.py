@@ -6,6 +6,7 @@ With $MPSD_SIM_SAN=address the simulator's programs are those built with that sa
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ TOOL = SIMULATOR / "bin/mpsd-sim"
 CLIENTS = ROOT / "tests/clients/bin"
 ASK_SECONDS = 20.0
 WAIT_SECONDS = 10.0
+SILENT_SECONDS = 0.4
 
 
 def eventually(holds: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
@@ -65,6 +67,17 @@ class Client:
             if event["event"] == name:
                 return event
         raise AssertionError(f"ended without {name!r}: {self.events}")
+
+    def falls_silent(self, seconds: float = 3.0) -> bool:
+        """Whether it says nothing for a while, within this time; what it says before is read. One that ended is not silent."""
+        assert self.process.stdout
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if not select.select([self.process.stdout], [], [], SILENT_SECONDS)[0]:
+                return True
+            if self.next_event() is None:
+                return False
+        return False
 
     def open_gate(self) -> None:
         """Lets a client that was started with `--gate` go on."""

@@ -144,6 +144,7 @@ void page_prepare(struct work *work);                          /* before it is g
 void page_given(CUcontext context, struct work *work);         /* under the context's lock */
 void page_started(CUcontext context, const struct work *work); /* the rest: worker only */
 void page_ended(CUcontext context, const struct work *work);
+void page_wait(CUcontext context); /* while an SM exception holds the GPU; worker only */
 
 /* graph.c */
 CUresult graph_take(CUstream stream, const struct work *work); /* into what the stream captures */
@@ -241,6 +242,9 @@ bool space_meets(CUdeviceptr base, size_t bytes); /* a range that was laid from 
 size_t space_sparse_bytes(CUdeviceptr at, size_t bytes); /* how many from `at` on are in a sparse range; at most `bytes` */
 void space_report(const struct bad_access *bad);         /* to the reader of the event queue; never blocks */
 void space_report_serviced(const struct bad_access *touched); /* not a fault: memory was mapped at its first access */
+
+/* rm.c */
+uint32_t rm_new_client(void); /* a handle; takes the machine's lock */
 
 /* kernels.c */
 struct kernel {

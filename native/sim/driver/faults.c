@@ -165,10 +165,18 @@ static void managed_oob(CUcontext context, const struct work *work)
 	write_to(context, work->launch.values[0] - (1ull << 40));
 }
 
+/* The detail of an exception of which the SM reports a PC: unified addresses, so that it is one of this process's. */
+static void raise_at(CUcontext context, enum fault_class fault, const struct work *work)
+{
+	char detail[32];
+
+	snprintf(detail, sizeof(detail), "pc %llx", (unsigned long long)(uintptr_t)work->launch.kernel->run);
+	raise_with(context, fault, detail);
+}
+
 static void misaligned(CUcontext context, const struct work *work)
 {
-	(void)work;
-	raise_with(context, FAULT_MISALIGNED, "");
+	raise_at(context, FAULT_MISALIGNED, work);
 }
 
 static void trap(CUcontext context, const struct work *work)
@@ -185,14 +193,12 @@ static void assert_fail(CUcontext context, const struct work *work)
 
 static void illegal_instruction(CUcontext context, const struct work *work)
 {
-	(void)work;
-	raise_with(context, FAULT_ILLEGAL, "");
+	raise_at(context, FAULT_ILLEGAL, work);
 }
 
 static void stack_overflow(CUcontext context, const struct work *work)
 {
-	(void)work;
-	raise_with(context, FAULT_STACK, "");
+	raise_at(context, FAULT_STACK, work);
 }
 
 const struct kernel fault_kernels[] = {

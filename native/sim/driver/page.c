@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+enum { HELD_LOOK_NS = 1000000 };
+
 static uint64_t needs_ns(const struct work *work)
 {
 	uint64_t needs = work->launch.kernel->needs_ns ? work->launch.kernel->needs_ns(work) : 0;
@@ -101,4 +103,12 @@ void page_ended(CUcontext context, const struct work *work)
 	page->kernel_started_ns = 0;
 	if (work->launch.is_told)
 		page->first_effect++;
+}
+
+void page_wait(CUcontext context)
+{
+	struct link_page *page = context->link.page;
+
+	while (page && page->is_held && queue_sleep(context, HELD_LOOK_NS))
+		;
 }

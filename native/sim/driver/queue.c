@@ -33,8 +33,10 @@ static void *work_for_ever(void *argument)
 		if (!context->first)
 			context->last = &context->first;
 		pthread_mutex_unlock(&context->lock);
-		if (!context->error && !context->stopping)
+		if (!context->error && !context->stopping) {
 			work->run(context, work);
+			page_wait(context);
+		}
 		pthread_mutex_lock(&context->lock);
 		context->completed = work->number;
 		pthread_cond_broadcast(&context->changed);

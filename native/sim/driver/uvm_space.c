@@ -1,6 +1,7 @@
 /* The stand-in for /dev/nvidia-uvm: events for a reader in another process, and the ranges that it mapped into this address
  * space. */
 #include "driver.h"
+#include "rm_page.h"
 #include "uvm_space.h"
 
 #include <errno.h>
@@ -18,7 +19,7 @@ enum { GPC = 1, CLIENT = 0x27, COPY_PAGES = 20, COPY_STEP = 64 << 10 };
 static struct uvm_space *space; /* NULL: the machine does not have UVM */
 static int events = -1;
 static pid_t owner;
-static char space_path[300], events_path[300], control_path[300];
+static char space_path[300], events_path[300], control_path[300], exceptions_path[300];
 
 /* A child has the descriptors too, but the names are its parent's. */
 static void unlink_at_exit(void)
@@ -28,6 +29,7 @@ static void unlink_at_exit(void)
 	unlink(space_path);
 	unlink(events_path);
 	unlink(control_path);
+	unlink(exceptions_path);
 }
 
 /* Existing files of that name belonged to a dead process with the same pid. */
@@ -58,6 +60,11 @@ static void create_control(int above)
 	fd = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, above + 1);
 	if (fd >= 0)
 		(void)flock(fd, LOCK_EX | LOCK_NB);
+	if (fd >= 0 && ftruncate(fd, RM_PAGE_BYTES) == 0) {
+		struct rm_page page = { .magic = RM_PAGE_MAGIC, .client = rm_new_client() };
+
+		(void)!pwrite(fd, &page, sizeof(page), 0);
+	}
 	if (low >= 0)
 		close(low);
 }
@@ -76,6 +83,7 @@ void space_open(void)
 	snprintf(space_path, sizeof(space_path), "%s/%d.space", directory, (int)owner);
 	snprintf(events_path, sizeof(events_path), "%s/%d.events", directory, (int)owner);
 	snprintf(control_path, sizeof(control_path), "%s/%d.control", directory, (int)owner);
+	snprintf(exceptions_path, sizeof(exceptions_path), "%s/%d.sm", directory, (int)owner);
 	space_fd = create_space();
 	if (space_fd < 0)
 		return;

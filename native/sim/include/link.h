@@ -95,12 +95,12 @@ static inline uint64_t link_pattern(uint64_t seed, uint64_t index) /* of fill(),
 	return seed ^ index * 0x9e3779b97f4a7c15u;
 }
 
-struct link_page { /* shared by one context and its server: the client writes, the server reads */
+struct link_page { /* shared by one context and its server: the client writes but for is_held, the server reads */
 	_Atomic uint64_t kernel_started_ns; /* 0: idle */
 	_Atomic uint64_t kernel_needs_ns;   /* at most LINK_ENDLESS_NS */
 	_Atomic uint64_t queued_needs_ns;   /* of the kernels behind it */
 	_Atomic int32_t space_pid;          /* names its files in MPSD_SIM_DIR/uvm; 0: it made none */
-	int32_t reserved;
+	_Atomic int32_t is_held;            /* server: an SM exception holds the GPU, no work gets on */
 	_Atomic uint64_t kernel_ended_ns; /* the last one */
 	_Atomic uint64_t first_effect, effects_end; /* of the kernels that are not over; counts, modulo LINK_EFFECTS the places */
 	struct link_effect effects[LINK_EFFECTS];

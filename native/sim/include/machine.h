@@ -79,7 +79,7 @@ struct machine_state {
 	uint32_t first_free_block; /* counted from 1; 0: none below block_end */
 	uint32_t block_end;        /* slots from here on were never used; so with processes */
 	uint32_t process_end;
-	uint32_t unused;
+	uint32_t rm_clients; /* a count, for the handles of RM clients */
 	uint64_t next_block; /* a count; the upper part of an id */
 	uint64_t next_xid;
 	uint64_t ticket_device; /* of the kernel's memory files */

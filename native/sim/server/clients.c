@@ -183,6 +183,7 @@ static void client_gone(struct server *server, struct connection *client)
 	space_see_end(server, client);
 	client->space_pid = client->page ? client->page->space_pid : 0;
 	client->work_end_ns = work_end_ns(client->page);
+	exception_client_gone(server, client);
 	if (client->refusal)
 		return;
 	log_server("Server failed to recevie command with status 806, assuming client {PID: %d, Context ID: %d} exit", pid, context);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 enum { TRAP_LATE_ONE_IN = 4, TRAP_LATE_MS = 250 };
+enum { CONTINUED_MS = 3, CONTINUED_SPREAD_MS = 12 }; /* once the client that was stopped continues: the others' errors */
 
 struct course { /* milliseconds after the access */
 	unsigned culprit_ms;
@@ -106,6 +107,46 @@ static void doom_late_comers(struct server *server, uint64_t now)
 	}
 }
 
+/* With a stopped client the culprit alone learns of an SM exception; one that hangs learns nothing. */
+static bool block(struct server *server, pid_t pid, enum fault_class class, const char *detail, uint64_t start)
+{
+	const struct course *course = &courses[class];
+	struct connection *culprit = NULL;
+
+	for (unsigned i = 0; i < server->count; i++)
+		if (server->list[i].fd >= 0 && server->list[i].pid == pid && server->list[i].context)
+			culprit = &server->list[i];
+	if (!culprit || !exception_begin(server, culprit, class, detail, after(start, course->culprit_ms)))
+		return false;
+	coming.gpu = culprit->gpu;
+	server->culprit = pid;
+	culprit->fail_class = class;
+	culprit->doomed = true;
+	if (exception_hangs_culprit())
+		return true;
+	culprit->fail_code = course->culprit_code;
+	culprit->fail_ns = after(start, course->culprit_ms);
+	return true;
+}
+
+void fault_continue(struct server *server, enum fault_class class)
+{
+	uint64_t now = machine_now_ns();
+
+	coming.course = &courses[class];
+	coming.known_ns = now;
+	coming.xid_ns = now;
+	coming.access[0] = '\0';
+	for (unsigned i = 0; i < server->count; i++) {
+		struct connection *client = &server->list[i];
+
+		if (client->fd < 0 || client->refusal || client->terminated || client->doomed)
+			continue;
+		doom(client, coming.course, now, false);
+		client->fail_ns = after(now, CONTINUED_MS + (unsigned)rand() % CONTINUED_SPREAD_MS);
+	}
+}
+
 /* Only the first fault counts: what follows is its consequence. */
 void fault_begin(struct server *server, const struct connection *culprit, enum fault_class class, const char *access)
 {
@@ -115,6 +156,8 @@ void fault_begin(struct server *server, const struct connection *culprit, enum f
 	unsigned long late_ms = machine_knob("MPSD_SIM_XID_DELAY_MS", 0);
 
 	if (fault_is_near(server))
+		return;
+	if (culprit && block(server, culprit->pid, class, access, start))
 		return;
 	if (coming.xid_ns)
 		raise_xids(server); /* those of the fault before, late as they are */

@@ -101,7 +101,10 @@ static void forget_closed(struct server *server)
 static int wait_ms(const struct server *server)
 {
 	uint64_t next = fault_next_ns(server), now = machine_now_ns(), look = space_next_ns(server, now);
+	uint64_t exception = exception_next_ns(now);
 
+	if (exception && (!next || exception < next))
+		next = exception;
 	if (look && (!next || look < next))
 		next = look;
 	for (unsigned i = 0; i < server->count; i++)
@@ -117,7 +120,7 @@ static void loop(struct server *server, struct pollfd *items)
 	for (;;) { /* for ever: this is the server's life */
 		unsigned count = server->count;
 
-		items[0] = (struct pollfd){ server->control, POLLIN, 0 };
+		items[0] = (struct pollfd){ server->control, exception_blocks() ? 0 : POLLIN, 0 };
 		for (unsigned i = 0; i < count; i++)
 			items[i + 1] = (struct pollfd){ server->list[i].fd, POLLIN, 0 };
 		if (poll(items, count + 1, wait_ms(server)) < 0)
@@ -125,10 +128,14 @@ static void loop(struct server *server, struct pollfd *items)
 		for (unsigned i = count; i-- > 0;) /* a process's contexts go before it does */
 			if (items[i + 1].revents)
 				client_said(server, &server->list[i]);
-		if (items[0].revents)
+		if (items[0].revents & POLLIN)
 			control_said(server);
-		client_answers(server, machine_now_ns());
+		else if (items[0].revents)
+			exit(1); /* the control daemon has died, as in control_said() */
+		if (!exception_blocks())
+			client_answers(server, machine_now_ns());
 		space_run(server, machine_now_ns());
+		exception_run(server, machine_now_ns());
 		fault_run(server, machine_now_ns());
 		terminate_run(server);
 		forget_closed(server);

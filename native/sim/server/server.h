@@ -93,6 +93,7 @@ bool space_is_held(pid_t space_pid); /* by a process other than its client, whic
 void space_forget(const struct server *server, pid_t space_pid); /* takes its files away, unless it is held */
 void space_hold(struct server *server, const struct connection *client); /* takes nothing; its death waits */
 void space_open_files(struct connection *client); /* at the arrival of a context */
+int space_open_file(pid_t space_pid, const char *what); /* "control", "sm"...: a descriptor, or -1 */
 void space_see_end(struct server *server, struct connection *client); /* takes its descriptors */
 bool space_is_worn(const struct server *server); /* no context can be made any more */
 void space_run(struct server *server, uint64_t now);
@@ -107,6 +108,7 @@ void leftover_end(struct server *server, struct held *held); /* its place is fre
 /* terminate.c */
 void terminate_asked(struct server *server, pid_t pid); /* answers, or keeps the control daemon waiting */
 void terminate_run(struct server *server);
+bool process_is_stopped(pid_t pid);
 
 /* answers.c */
 void client_answers(struct server *server, uint64_t now);
@@ -117,6 +119,17 @@ void fault_run(struct server *server, uint64_t now);
 uint64_t fault_next_ns(const struct server *server); /* 0: nothing to come */
 void fault_client_gone(struct server *server);
 bool fault_is_near(const struct server *server); /* on its way, or here */
+
+void fault_continue(struct server *server, enum fault_class class); /* of an exception that was blocked until now */
+
+/* exception.c: SM exceptions while a client is stopped */
+bool exception_begin(struct server *server, struct connection *culprit, enum fault_class class, const char *detail,
+		     uint64_t culprit_knows_ns); /* false: nothing is stopped, or it is no SM exception */
+bool exception_blocks(void); /* the server answers nobody */
+bool exception_hangs_culprit(void);
+void exception_client_gone(struct server *server, const struct connection *client);
+void exception_run(struct server *server, uint64_t now);
+uint64_t exception_next_ns(uint64_t now); /* 0: nothing to come */
 
 /* startup.c */
 void startup(struct server *server); /* exits on failure */

@@ -55,9 +55,11 @@ void space_forget(const struct server *server, pid_t space_pid)
 	unlink(path);
 	path_of(path, sizeof(path), space_pid, "control");
 	unlink(path);
+	path_of(path, sizeof(path), space_pid, "sm");
+	unlink(path);
 }
 
-static int open_file(pid_t pid, const char *what)
+int space_open_file(pid_t pid, const char *what)
 {
 	char path[300];
 
@@ -70,8 +72,8 @@ void space_open_files(struct connection *client)
 {
 	bool is_watched = client->context && client->terms.percent < FULL_PERCENT;
 
-	client->space_fd = is_watched ? open_file(client->pid, "space") : -1;
-	client->control_fd = is_watched ? open_file(client->pid, "control") : -1;
+	client->space_fd = is_watched ? space_open_file(client->pid, "space") : -1;
+	client->control_fd = is_watched ? space_open_file(client->pid, "control") : -1;
 }
 
 static void close_files(int space_fd, int control_fd)

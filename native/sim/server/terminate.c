@@ -50,7 +50,7 @@ static void answer(struct server *server, pid_t pid)
 	link_send(server->control, LINK_ANSWER, (struct link_head){ .status = terminate(server, pid) }, NULL, 0, LINK_NO_FD);
 }
 
-static bool is_stopped(pid_t pid)
+bool process_is_stopped(pid_t pid)
 {
 	char path[32], state = 0;
 	FILE *stat;
@@ -67,7 +67,7 @@ static bool is_stopped(pid_t pid)
 
 static bool must_wait(struct server *server, pid_t pid)
 {
-	if (is_stopped(pid))
+	if (process_is_stopped(pid))
 		return true;
 	return fault_is_near(server) && server->culprit && connection_of(server, server->culprit);
 }
