@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: MIT */
+/* After an exception each client has a process here that holds the client's descriptors: while they are open, the end of the
+ * client's process does not take its address space and channels from under the warps that are still on the GPU.
+ *
+ * Reading a hostile process can block for ever (docs/decisions/029): each of these processes blocks alone. */
+#include "sentinel.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438 /* on every architecture */
+#endif
+
+static const char spaces_name[] = "nvidia-uvm";
+
+enum { PIPE_FD = 3, PIDFD_FD = 4, MOST_NUMBERS = 65536 };
+
+int take_descriptor(int pidfd, int number)
+{
+	int taken = (int)syscall(SYS_pidfd_getfd, pidfd, number, 0);
+
+	return taken < 0 ? -errno : taken;
+}
+
+/* The simulator's stand-ins are PID.space, PID.control and PID.events in a directory `uvm`. */
+bool is_device_link(const char *link, const char *name, bool is_simulated)
+{
+	const char *dot = strrchr(link, '.');
+
+	if (!is_simulated)
+		return strncmp(link, "/dev/", 5) == 0 && strncmp(link + 5, name, strlen(name)) == 0;
+	if (!dot || !strstr(link, "/uvm/"))
+		return false;
+	if (strcmp(name, "nvidiactl") == 0)
+		return strcmp(dot, ".control") == 0;
+	return strcmp(name, "nvidia-uvm") == 0 ? strcmp(dot, ".space") == 0 : true;
+}
+
+/* Take what links to /dev/NAME..., but not what links to /dev/BUT... (NULL: all); returns how many, or -errno of the last failure if
+ * there were none. */
+static int take_all(pid_t pid, const char *name, const char *but, bool is_simulated)
+{
+	char path[64], link[PATH_MAX + 1];
+	int count = 0, looked_at = 0, rc = 0;
+	struct dirent *entry;
+	DIR *folder;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+	folder = opendir(path);
+	if (!folder)
+		return -errno;
+	while (count < MPSD_SENTINEL_HELD && looked_at++ < MOST_NUMBERS && (entry = readdir(folder))) {
+		ssize_t size = readlinkat(dirfd(folder), entry->d_name, link, PATH_MAX);
+
+		if (size <= 0)
+			continue;
+		link[size] = '\0';
+		if (!is_device_link(link, name, is_simulated) || (but && is_device_link(link, but, is_simulated)))
+			continue;
+		rc = take_descriptor(PIDFD_FD, atoi(entry->d_name));
+		count += rc >= 0;
+	}
+	closedir(folder);
+	return count ? count : rc < 0 ? rc : 0;
+}
+
+static bool lies_in_mappings(pid_t pid, uint64_t pc)
+{
+	char path[64], line[PATH_MAX + 128];
+	uint64_t begin, end;
+	bool found = false;
+	FILE *maps;
+
+	snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+	maps = pc ? fopen(path, "re") : NULL;
+	while (maps && !found && fgets(line, sizeof(line), maps))
+		found = sscanf(line, "%" SCNx64 "-%" SCNx64, &begin, &end) == 2 && pc >= begin && pc < end;
+	if (maps)
+		fclose(maps);
+	return found;
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* The address spaces come first: they get the lowest numbers, and are closed first at our end (docs/decisions/027). */
+static _Noreturn void hold(pid_t watcher, pid_t pid, uint64_t pc, bool is_simulated)
+{
+	struct mpsd_sentinel_report report = { .version = MPSD_SENTINEL_VERSION, .kind = MPSD_SENTINEL_HOLDS, .pid = (uint32_t)pid };
+	int spaces, rest;
+
+	if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != watcher)
+		_exit(2);
+	spaces = take_all(pid, spaces_name, NULL, is_simulated);
+	rest = take_all(pid, "nvidia", spaces_name, is_simulated);
+	report.status = spaces < 0 ? spaces : rest < 0 ? rest : 0;
+	report.count = (uint32_t)((spaces > 0 ? spaces : 0) + (rest > 0 ? rest : 0));
+	report.pc = pc;
+	/* The pid could be another process's by now, were the first one not still alive. */
+	report.is_culprit = lies_in_mappings(pid, pc) && syscall(SYS_pidfd_send_signal, PIDFD_FD, 0, NULL, 0) == 0;
+	report.time_ns = now_ns();
+	(void)!write(PIPE_FD, &report, sizeof(report));
+	close(PIPE_FD);
+	for (;;)
+		pause();
+}
+
+int holder_start(pid_t pid, int pidfd, uint64_t pc, bool is_simulated, int pipe)
+{
+	pid_t watcher = getpid(), child = fork();
+	int high;
+
+	if (child)
+		return child < 0 ? -errno : 0;
+	high = fcntl(pidfd, F_DUPFD, PIDFD_FD + 1); /* neither dup2 below may hit what the other one needs */
+	if (high < 0 || (pipe != PIPE_FD && dup2(pipe, PIPE_FD) < 0) || dup2(high, PIDFD_FD) < 0)
+		_exit(2);
+	syscall(SYS_close_range, PIDFD_FD + 1, ~0U, 0);
+	hold(watcher, pid, pc, is_simulated);
+}

@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: MIT */
+/* mpsd-sentinel, the watcher: it waits for an SM exception and contains it.  See ../include/mpsd_sentinel.h. */
+#include "sentinel.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+	SETTLE_MS = 25, /* from the event to RESUME: the culprit sees its error before (measured: 11 to 18 ms after the launch) */
+	DRAIN_MS = 20,  /* one exception fires several events */
+	LAST_PEER_MS = 1000,
+};
+
+enum { LISTENER, PEER, SIGNALS, START, EVENT, HOLDERS, FIRST_ADDED };
+
+struct added { /* a client of the server */
+	pid_t pid;
+	int pidfd; /* -1: it has ended, or a free place */
+};
+
+static struct {
+	struct client client;
+	struct rm rm;
+	struct pollfd polled[FIRST_ADDED + MPSD_SENTINEL_CLIENTS];
+	struct added added[MPSD_SENTINEL_CLIENTS];
+	int holders; /* the end that they write to */
+	uint32_t exceptions;
+	uint64_t pc; /* of the last one */
+	struct mpsd_sentinel_report reports[MPSD_SENTINEL_REPORTS];
+	unsigned report_count;
+	uint64_t start_end_ns;
+} watcher;
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void close_slot(int slot)
+{
+	if (watcher.polled[slot].fd >= 0)
+		close(watcher.polled[slot].fd);
+	watcher.polled[slot].fd = -1;
+}
+
+/* A peer that does not read loses its connection; the next one gets every report again. */
+static void send_report(const struct mpsd_sentinel_report *report)
+{
+	if (watcher.polled[PEER].fd >= 0 &&
+	    send(watcher.polled[PEER].fd, report, sizeof(*report), MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+		close_slot(PEER);
+}
+
+static void report_now(struct mpsd_sentinel_report report)
+{
+	report.version = MPSD_SENTINEL_VERSION;
+	if (!report.time_ns)
+		report.time_ns = now_ns();
+	if (watcher.report_count < MPSD_SENTINEL_REPORTS)
+		watcher.reports[watcher.report_count++] = report;
+	send_report(&report);
+}
+
+static void accept_peer(void);
+
+static _Noreturn void leave(int status)
+{
+	client_kill(&watcher.client);
+	exit(status);
+}
+
+/* Fail to what happens without a sentinel: the client's death lets the server go on.  mpsd may be about to connect. */
+static _Noreturn void fail(enum mpsd_sentinel_step step, int status)
+{
+	client_kill(&watcher.client);
+	if (watcher.polled[PEER].fd < 0 && poll(&watcher.polled[LISTENER], 1, LAST_PEER_MS) > 0)
+		accept_peer();
+	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_FAILED, .status = status, .count = step });
+	exit(1);
+}
+
+static void arm(void)
+{
+	struct client_context context = { 0 };
+	struct rm *rm = &watcher.rm;
+	int rc;
+
+	if (read(watcher.client.pipe, &context, sizeof(context)) != sizeof(context))
+		fail(MPSD_SENTINEL_AT_START, -ECHILD);
+	if (context.code)
+		fail(MPSD_SENTINEL_AT_START, context.code);
+	close_slot(START);
+	if ((rc = client_stop(&watcher.client)))
+		fail(MPSD_SENTINEL_AT_STOP, rc);
+	rm->sms = context.sms;
+	if ((rc = rm_open(rm, context.is_simulated)) || (rc = rm_find(rm, &watcher.client)))
+		fail(MPSD_SENTINEL_AT_FIND, rc);
+	if ((rc = rm_open_session(rm)))
+		fail(MPSD_SENTINEL_AT_SESSION, rc);
+	if ((rc = rm_open_event(rm)))
+		fail(MPSD_SENTINEL_AT_EVENT, rc);
+	watcher.polled[EVENT].fd = rm->event;
+	watcher.start_end_ns = 0;
+	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_ARMED, .pid = (uint32_t)watcher.client.pid,
+						  .count = rm->sms });
+}
+
+static void hold(const struct added *added)
+{
+	int rc = holder_start(added->pid, added->pidfd, watcher.pc, watcher.rm.is_simulated, watcher.holders);
+
+	if (rc)
+		report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_HOLDS, .pid = (uint32_t)added->pid, .status = rc,
+							  .pc = watcher.pc });
+}
+
+static void hear_holder(void)
+{
+	struct mpsd_sentinel_report report;
+
+	if (read(watcher.polled[HOLDERS].fd, &report, sizeof(report)) == sizeof(report))
+		report_now(report);
+}
+
+/* Meanwhile the holders report, so that the culprit is known before the GPU continues. */
+static void settle(uint64_t end_ns)
+{
+	struct pollfd *holders = &watcher.polled[HOLDERS];
+	uint64_t now;
+
+	while ((now = now_ns()) < end_ns)
+		if (poll(holders, 1, (int)((end_ns - now) / 1000000u + 1)) > 0)
+			hear_holder();
+	holders->revents = 0;
+}
+
+/* The events that the same exception fired meanwhile. */
+static void drain_events(void)
+{
+	uint64_t end_ns = now_ns() + DRAIN_MS * 1000000ull;
+	struct pollfd event = { .fd = watcher.rm.event, .events = POLLIN | POLLPRI };
+
+	while (now_ns() < end_ns) {
+		if (poll(&event, 1, 2) > 0)
+			rm_clear_event(&watcher.rm);
+	}
+}
+
+/* No step of this waits for a client, for mpsd or for the vendor's server. */
+static void contain(void)
+{
+	uint64_t began_ns = now_ns();
+	struct exception exception;
+	int rc;
+
+	rm_clear_event(&watcher.rm);
+	if ((rc = rm_read(&watcher.rm, &exception)))
+		fail(MPSD_SENTINEL_AT_READ, rc);
+	if (exception.is_mmu)
+		fail(MPSD_SENTINEL_AT_MMU, 0);
+	watcher.exceptions++;
+	watcher.pc = exception.pc;
+	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_FAULT, .time_ns = began_ns, .pc = exception.pc,
+						  .warp_esr = exception.warp_esr, .global_esr = exception.global_esr,
+						  .count = exception.sms });
+	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
+		if (watcher.added[i].pidfd >= 0)
+			hold(&watcher.added[i]);
+	settle(began_ns + SETTLE_MS * 1000000ull);
+	if ((rc = rm_resume(&watcher.rm)))
+		fail(MPSD_SENTINEL_AT_RESUME, rc);
+	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_CONTAINED, .count = watcher.exceptions });
+	drain_events();
+}
+
+static void hear_signal(void)
+{
+	struct signalfd_siginfo signal_info;
+	siginfo_t info = { 0 };
+
+	if (read(watcher.polled[SIGNALS].fd, &signal_info, sizeof(signal_info)) != sizeof(signal_info))
+		return;
+	if (signal_info.ssi_signo == SIGTERM)
+		leave(0);
+	if (waitid(P_PID, (id_t)watcher.client.pid, &info, WEXITED | WCONTINUED | WNOHANG | WNOWAIT) == 0 && info.si_pid)
+		fail(watcher.polled[START].fd >= 0 ? MPSD_SENTINEL_AT_START : MPSD_SENTINEL_AT_END, -ECHILD);
+}
+
+static void accept_peer(void)
+{
+	int fd = accept4(watcher.polled[LISTENER].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+
+	if (fd < 0)
+		return;
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != geteuid()) {
+		close(fd);
+		return;
+	}
+	close_slot(PEER);
+	watcher.polled[PEER].fd = fd;
+	for (unsigned i = 0; i < watcher.report_count; i++)
+		send_report(&watcher.reports[i]);
+}
+
+/* Takes the pidfd.  mpsd can have sent the request just before the exception. */
+static void add_client(pid_t pid, int pidfd)
+{
+	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
+		if (watcher.added[i].pidfd < 0) {
+			watcher.added[i] = (struct added){ pid, pidfd };
+			watcher.polled[FIRST_ADDED + i].fd = pidfd;
+			if (watcher.exceptions)
+				hold(&watcher.added[i]);
+			return;
+		}
+	close(pidfd);
+}
+
+/* Of a message: the one descriptor that came with it, or -1. */
+static int sole_descriptor(struct msghdr *message)
+{
+	struct cmsghdr *head = CMSG_FIRSTHDR(message);
+	int fd = -1;
+
+	if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS)
+		memcpy(&fd, CMSG_DATA(head), sizeof(fd)); /* there is room for one */
+	return fd;
+}
+
+static void hear_peer(void)
+{
+	struct mpsd_sentinel_request request;
+	struct iovec part = { &request, sizeof(request) };
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(sizeof(int))];
+	} room;
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = room.space, .msg_controllen = sizeof(room.space) };
+	ssize_t size = recvmsg(watcher.polled[PEER].fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+	int fd;
+	bool is_whole;
+
+	if (size < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	fd = size < 0 ? -1 : sole_descriptor(&message);
+	is_whole = size == sizeof(request) && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
+		   request.version == MPSD_SENTINEL_VERSION && request.reserved == 0;
+	if (is_whole && request.op == MPSD_SENTINEL_END && fd < 0)
+		leave(0);
+	if (is_whole && request.op == MPSD_SENTINEL_ADD && fd >= 0) {
+		add_client((pid_t)request.pid, fd);
+		return;
+	}
+	if (fd >= 0)
+		close(fd);
+	close_slot(PEER);
+}
+
+/* The server is of no more use after an exception: with its last client gone there is nothing to keep. */
+static void client_ended(int place)
+{
+	close_slot(FIRST_ADDED + place);
+	watcher.added[place].pidfd = -1;
+	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
+		if (watcher.added[i].pidfd >= 0)
+			return;
+	if (watcher.exceptions)
+		leave(0);
+}
+
+static int wait_ms(void)
+{
+	uint64_t now = now_ns();
+
+	if (!watcher.start_end_ns)
+		return -1; /* forever: until an exception, a request, or the client's end */
+	return now >= watcher.start_end_ns ? 0 : (int)((watcher.start_end_ns - now) / 1000000u + 1);
+}
+
+static void run(void)
+{
+	static void (*const hear[FIRST_ADDED])(void) = { [LISTENER] = accept_peer, [PEER] = hear_peer, [SIGNALS] = hear_signal,
+							 [START] = arm, [EVENT] = contain, [HOLDERS] = hear_holder };
+	static const int order[] = { EVENT, HOLDERS, START, SIGNALS, PEER, LISTENER };
+
+	for (;;) { /* forever: see wait_ms() */
+		int ready = poll(watcher.polled, FIRST_ADDED + MPSD_SENTINEL_CLIENTS, wait_ms());
+
+		if (ready < 0)
+			continue;
+		if (ready == 0 && watcher.start_end_ns && now_ns() >= watcher.start_end_ns)
+			fail(MPSD_SENTINEL_AT_START, -ETIMEDOUT);
+		for (unsigned i = 0; i < sizeof(order) / sizeof(*order); i++)
+			if (watcher.polled[order[i]].fd >= 0 && watcher.polled[order[i]].revents)
+				hear[order[i]]();
+		for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
+			if (watcher.added[i].pidfd >= 0 && watcher.polled[FIRST_ADDED + i].revents)
+				client_ended(i);
+	}
+}
+
+static int open_signals(void)
+{
+	sigset_t wanted;
+
+	sigemptyset(&wanted);
+	sigaddset(&wanted, SIGCHLD);
+	sigaddset(&wanted, SIGTERM);
+	sigprocmask(SIG_BLOCK, &wanted, NULL);
+	signal(SIGINT, SIG_IGN); /* typed at mpsd's terminal */
+	signal(SIGHUP, SIG_IGN);
+	return signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+static int start(int listener)
+{
+	struct rlimit files;
+	int ends[2], rc;
+
+	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+		files.rlim_cur = files.rlim_max; /* the event's descriptor has a high number */
+		setrlimit(RLIMIT_NOFILE, &files);
+	}
+	for (int i = 0; i < FIRST_ADDED + MPSD_SENTINEL_CLIENTS; i++)
+		watcher.polled[i] = (struct pollfd){ .fd = -1, .events = i == EVENT ? POLLIN | POLLPRI : POLLIN };
+	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
+		watcher.added[i].pidfd = -1;
+	watcher.polled[LISTENER].fd = fcntl(listener, F_DUPFD_CLOEXEC, 3);
+	watcher.polled[SIGNALS].fd = open_signals();
+	if (watcher.polled[LISTENER].fd < 0 || watcher.polled[SIGNALS].fd < 0 || pipe2(ends, O_CLOEXEC) != 0)
+		return -errno;
+	close(listener);
+	watcher.polled[HOLDERS].fd = ends[0];
+	watcher.holders = ends[1];
+	rc = client_start(&watcher.client);
+	watcher.polled[START].fd = rc ? -1 : watcher.client.pipe;
+	watcher.start_end_ns = now_ns() + MPSD_SENTINEL_START_MS * 1000000ull;
+	return rc;
+}
+
+int main(int argc, char **argv)
+{
+	int rc;
+
+	if (argc != 3 || strcmp(argv[1], "--fd") != 0) {
+		fprintf(stderr, "usage: mpsd-sentinel --fd N\n");
+		return 2;
+	}
+	rc = start(atoi(argv[2]));
+	if (rc) {
+		fprintf(stderr, "mpsd-sentinel: cannot start: %s\n", strerror(-rc));
+		return 2;
+	}
+	run();
+}

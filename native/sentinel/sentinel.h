@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT */
+/* Inside of mpsd-sentinel.  The protocol and its words: ../include/mpsd_sentinel.h.
+ *
+ *   main.c     the watcher: requests, reports, the order of things
+ *   client.c   the CUDA client that is stopped
+ *   rm.c       RM on /dev/nvidiactl: the client's objects, the debugger session, the event
+ *   holders.c  one process for each client after an exception: holds its descriptors, looks the PC up
+ */
+#ifndef SENTINEL_H
+#define SENTINEL_H
+
+#include "mpsd_rm.h"
+#include "mpsd_sentinel.h"
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+/* client.c */
+struct client_context { /* what the client writes to its pipe once it has a context */
+	int32_t code; /* a CUresult; 0: it has one */
+	uint32_t sms;
+	uint32_t is_simulated;
+};
+
+struct client {
+	pid_t pid;
+	int pidfd;
+	int pipe; /* from which a struct client_context comes; end of file: the client ended without a context */
+};
+
+int client_start(struct client *out);        /* 0, or -errno.  Before any thread exists */
+int client_stop(const struct client *client); /* 0, or -errno; waits until it is stopped, 5 s at most */
+void client_kill(const struct client *client); /* waits for its end, 5 s at most */
+
+/* rm.c: each returns 0, an NV_STATUS, or -errno */
+struct rm {
+	int control;          /* /dev/nvidiactl */
+	uint32_t own;         /* our RM client */
+	int client_control;   /* the stopped client's /dev/nvidiactl: the same open file */
+	uint32_t client;      /* its RM client */
+	uint32_t compute;     /* its compute object */
+	uint32_t session;     /* of ours */
+	int event;            /* readable after an SM exception */
+	uint32_t sms;
+	bool is_simulated;
+};
+
+struct exception {
+	uint64_t pc; /* 0: unknown */
+	uint32_t warp_esr, global_esr;
+	uint32_t sms; /* how many SMs report an error */
+	bool is_mmu;
+};
+
+int rm_open(struct rm *rm, bool is_simulated); /* simulated: through libcuda.so.1 of the simulator, native/sim/driver/rm.c */
+int rm_find(struct rm *rm, const struct client *client);
+int rm_open_session(struct rm *rm);
+int rm_open_event(struct rm *rm);
+void rm_clear_event(const struct rm *rm);
+int rm_read(const struct rm *rm, struct exception *out);
+int rm_resume(const struct rm *rm); /* RESUME, CLEAR, RESUME; 20 to 60 ms */
+
+/* holders.c */
+bool is_device_link(const char *link, const char *name, bool is_simulated); /* name: a prefix of the last part */
+/* Fork a process that holds the client's descriptors until the caller's process dies, and that writes one report of kind HOLDS
+ * to `pipe`.  0, or -errno. */
+int holder_start(pid_t pid, int pidfd, uint64_t pc, bool is_simulated, int pipe);
+int take_descriptor(int pidfd, int number); /* a duplicate, close-on-exec, or -errno; can block if the process is hostile */
+
+#endif

@@ -1,0 +1,263 @@
+"""mpsd-sentinel on the simulator: which faults of a client it contains, and what happens when one of its parts ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.native.sentinel_process import (
+    ARMED,
+    CONTAINED,
+    END,
+    FAILED,
+    FAULT,
+    HOLDS,
+    REQUEST,
+    VERSION,
+    Sentinel,
+)
+from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
+from tests.native.sim_machine import ROOT, SANITIZER, Client, Machine, eventually
+
+AT_START, AT_END = 1, 9
+NOT_FOUND = 500  # CUresult
+
+pytestmark = pytest.mark.skipif(SANITIZER == "thread", reason="the watcher forks")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def program() -> None:
+    subprocess.run(["make", "-s", "-C", ROOT / "native/sentinel"], check=True)
+
+
+@pytest.fixture
+def sentinel(mps: Machine, program: None) -> Iterator[Sentinel]:
+    """Armed, in the server of `mps`."""
+    made = Sentinel(mps.place, mps.library_environment())
+    try:
+        assert made.comes(ARMED)
+        yield made
+    finally:
+        made.close()
+
+
+def two_clients(mps: Machine, sentinel: Sentinel, mode: str, seconds: str = "1.5") -> tuple[Client, Client]:
+    victim = mps.client("counter", "--seconds", seconds, "--ms", "20")
+    victim.wait_for("ready")
+    culprit = mps.client("faulter", mode, "--gate", "--linger", "60")
+    culprit.wait_for("ready")
+    for each in (victim, culprit):
+        sentinel.add(each.pid)
+    return victim, culprit
+
+
+def hold(sentinel: Sentinel, count: int) -> bool:
+    return sentinel.wait_for(lambda reports: sum(each.kind == HOLDS for each in reports) == count)
+
+
+def lives_on(victim: Client) -> bool:
+    """It ends by itself, and counted each of its kernels once."""
+    last = victim.end()
+    return last["event"] == "end" and last["count"] == last["kernels"]
+
+
+def state(pid: int) -> str:
+    """As in /proc/PID/stat; of a process that has been reaped "Z" too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return "Z"
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "is_named"), [("trap", 719, False), ("misaligned", 0, True), ("illegal_instruction", 715, True)]
+)
+def test_an_sm_exception_is_contained(mps: Machine, sentinel: Sentinel, mode: str, code: int, is_named: bool) -> None:
+    victim, culprit = two_clients(mps, sentinel, mode)
+    culprit.open_gate()
+    assert culprit.wait_for("result")["code"] == code
+    assert sentinel.comes(CONTAINED)
+    assert hold(sentinel, 2)
+    assert mps.xids() == []
+    culprit.kill()
+    assert lives_on(victim)
+    (fault,), holds = sentinel.of(FAULT), sentinel.of(HOLDS)
+    assert (fault.pc != 0, fault.count) == (is_named, 1)
+    assert {each.pid: bool(each.is_culprit) for each in holds} == {victim.pid: False, culprit.pid: is_named}
+    assert all((each.status, each.count) == (0, 3) for each in holds)
+
+
+def test_the_kernels_of_a_culprit_that_hangs_are_held_beyond_its_death(mps: Machine, sentinel: Sentinel) -> None:
+    victim, culprit = two_clients(mps, sentinel, "stack_overflow")
+    culprit.open_gate()
+    assert sentinel.comes(CONTAINED)
+    assert hold(sentinel, 2)
+    culprit.wait_for("fault")
+    assert culprit.falls_silent()
+    culprit.kill()
+    assert lives_on(victim)
+
+
+def test_a_culprit_that_is_not_held_takes_its_co_runners_along(mps: Machine, sentinel: Sentinel) -> None:
+    """It was not added: it ends before RESUME, and its address space with it."""
+    victim = mps.client("counter", "--seconds", "60", "--ms", "20")
+    victim.wait_for("ready")
+    mps.run("faulter", "trap", "--linger", "0")
+    assert sentinel.comes(CONTAINED)
+    assert victim.falls_silent()
+    sentinel.end()
+    assert victim.end()["code"] == 719
+
+
+def test_a_memory_fault_is_not_contained(mps: Machine, sentinel: Sentinel) -> None:
+    victim, culprit = two_clients(mps, sentinel, "oob_write", "60")
+    culprit.open_gate()
+    assert culprit.wait_for("result")["code"] == 700
+    assert victim.end()["code"] == 700
+    assert not sentinel.of(FAULT)
+
+
+def test_the_server_takes_nobody_after_an_exception_until_all_have_ended(mps: Machine, sentinel: Sentinel) -> None:
+    victim, culprit = two_clients(mps, sentinel, "trap")
+    culprit.open_gate()
+    assert sentinel.comes(CONTAINED)
+    newcomer = mps.client("counter", "--seconds", "0.05")
+    assert newcomer.falls_silent()
+    culprit.kill()
+    assert lives_on(victim)
+    assert sentinel.process.wait(20) == 0
+    assert newcomer.end()["event"] == "end"
+
+
+def test_an_end_before_any_exception_harms_nobody(mps: Machine, sentinel: Sentinel) -> None:
+    victim = mps.client("counter", "--seconds", "0.5")
+    victim.wait_for("ready")
+    client = sentinel.of(ARMED)[0].pid
+    assert state(client) == "T"
+    sentinel.end()
+    assert sentinel.process.returncode == 0
+    eventually(lambda: state(client) == "Z")
+    assert lives_on(victim)
+    assert str(client) not in mps.ask(f"get_client_list {mps.server()}").split()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before an exception", "after one"])
+def test_a_killed_watcher_leaves_what_there_is_without_a_sentinel(mps: Machine, sentinel: Sentinel, after: bool) -> None:
+    victim, culprit = two_clients(mps, sentinel, "trap", "60")
+    client = sentinel.of(ARMED)[0].pid
+    if after:
+        culprit.open_gate()
+        assert sentinel.comes(CONTAINED)
+    sentinel.process.kill()
+    eventually(lambda: state(client) == "Z")
+    if not after:
+        victim.wait_for("tick")
+        culprit.open_gate()
+    assert victim.end()["code"] == 719
+
+
+def test_a_client_that_somebody_continues_is_reported(mps: Machine, sentinel: Sentinel) -> None:
+    os.kill(sentinel.of(ARMED)[0].pid, signal.SIGCONT)
+    failed = sentinel.comes(FAILED)
+    assert failed
+    assert failed.count == AT_END
+    assert sentinel.process.wait(20) == 1
+
+
+def test_the_next_peer_gets_every_report_and_goes_on(mps: Machine, sentinel: Sentinel) -> None:
+    victim, culprit = two_clients(mps, sentinel, "misaligned", "60")
+    culprit.open_gate()
+    assert sentinel.comes(CONTAINED)
+    assert hold(sentinel, 2)
+    before = list(sentinel.reports)
+    sentinel.connect()
+    assert sentinel.wait_for(lambda reports: len(reports) == len(before))
+    assert sorted(sentinel.reports) == sorted(before)
+    sentinel.end()
+    assert victim.end()["code"] == 716
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        REQUEST.pack(VERSION + 1, END, 0, 0),
+        REQUEST.pack(VERSION, END, 0, 1),
+        REQUEST.pack(VERSION, 7, 0, 0),
+        REQUEST.pack(VERSION, END, 0, 0)[:-1],
+        REQUEST.pack(VERSION, END, 0, 0) + b"\0",
+        REQUEST.pack(VERSION, 1, 1, 0),  # without a pidfd
+    ],
+)
+def test_a_malformed_request_ends_the_connection_alone(sentinel: Sentinel, request_bytes: bytes) -> None:
+    assert sentinel.peer
+    sentinel.peer.send(request_bytes)
+    sentinel.peer.settimeout(20)
+    assert sentinel.peer.recv(100) == b""
+    sentinel.connect()
+    assert sentinel.comes(ARMED)
+
+
+def test_an_end_with_a_descriptor_is_refused(sentinel: Sentinel) -> None:
+    assert sentinel.peer
+    socket.send_fds(sentinel.peer, [REQUEST.pack(VERSION, END, 0, 0)], [0])
+    sentinel.peer.settimeout(20)
+    assert sentinel.peer.recv(100) == b""
+    assert sentinel.process.poll() is None
+
+
+def test_more_clients_than_there_are_places_are_let_go(mps: Machine, sentinel: Sentinel) -> None:
+    sleeper = subprocess.Popen(["sleep", "60"])
+    mps.started.append(sleeper)  # type: ignore[arg-type]
+    for _ in range(70):
+        sentinel.add(sleeper.pid)
+    eventually(lambda: count_of_descriptors(sentinel, "pidfd") == 64 + 1)  # and that of its own client
+    sleeper.kill()
+    eventually(lambda: count_of_descriptors(sentinel, "pidfd") == 1)
+
+
+def count_of_descriptors(sentinel: Sentinel, word: str) -> int:
+    links = Path(f"/proc/{sentinel.process.pid}/fd").iterdir()
+    return sum(word in os.readlink(each) for each in links if each.is_symlink())
+
+
+def test_without_cuda_it_says_so(mps: Machine, program: None) -> None:
+    (mps.place / "libcuda.so.1").write_text("no library")  # before any that this machine may have
+    lonely = Sentinel(mps.place, mps.library_environment(LD_LIBRARY_PATH=str(mps.place)))
+    try:
+        failed = lonely.comes(FAILED)
+        assert failed
+        assert (failed.status, failed.count) == (NOT_FOUND, AT_START)
+        assert lonely.process.wait(20) == 1
+    finally:
+        lonely.close()
+
+
+def test_a_client_that_is_added_after_an_exception_is_held_too(mps: Machine, sentinel: Sentinel) -> None:
+    """The request and the exception can cross."""
+    victim, culprit = two_clients(mps, sentinel, "trap")
+    late = mps.client("hold")
+    late.wait_for("ready")
+    culprit.open_gate()
+    assert sentinel.comes(CONTAINED)
+    sentinel.add(late.pid)
+    assert hold(sentinel, 3)
+    late.kill()
+    culprit.kill()
+    assert lives_on(victim)
+
+
+def test_a_stall_is_as_long_as_the_sequence(mps: Machine, sentinel: Sentinel) -> None:
+    """Between the event and CONTAINED no work of a co-runner ends; this order holds on a busy machine too."""
+    victim, culprit = two_clients(mps, sentinel, "trap")
+    culprit.open_gate()
+    contained = sentinel.comes(CONTAINED)
+    assert contained
+    (fault,) = sentinel.of(FAULT)
+    assert contained.time_ns - fault.time_ns >= 25_000_000
+    assert victim.end()["worst_ms"] >= 20
+    assert time.monotonic_ns() > contained.time_ns
