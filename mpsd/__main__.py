@@ -1,8 +1,8 @@
 """The command line: argv becomes an Invocation and a Config, then one of four commands runs.
 
-    serve     the daemon; what the front end runs for -d and -f         mpsd/app.py
-    check     checks the machine and the configuration                  mpsd/check.py
-    config    every option, annotated                                   mpsd/config_text.py
+    serve     the daemon; what the front end runs for -d and -f         mpsd/app/start.py
+    check     checks the machine and the configuration                  mpsd/check/report.py
+    config    every option, annotated                                   mpsd/config/help_text.py
     --version
 """
 
@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 
 from mpsd import __version__
-from mpsd.config import ConfigError, Invocation
-from mpsd.options import Config
-from mpsd.runtime import notify
+from mpsd.app import readiness
+from mpsd.config.loading import ConfigError, Invocation
+from mpsd.config.options import Config
 
 
 def main(argv: Sequence[str]) -> int:
@@ -85,35 +85,35 @@ def serve(arguments: argparse.Namespace) -> int:
     try:
         config = invocation.load(os.environ)
         gc.disable()  # modules stay loaded: collecting garbage while they load is a tenth of the time of a start
-        from mpsd import app  # --version does not need the time to import trio and the rest
+        from mpsd.app import start  # --version does not need the time to import trio and the rest
 
         gc.freeze()  # later collections, during requests or at the end, do not scan them either
         gc.enable()
     except (ConfigError, ImportError) as exc:
         why = str(exc) if isinstance(exc, ConfigError) else f"mpsd is not installed completely: {exc}"
         print(why, file=sys.stderr)
-        notify.answer_ready(invocation.ready_fd, 1, f"{why}\n")
+        readiness.answer_ready(invocation.ready_fd, 1, f"{why}\n")
         return 1
-    return app.main(config, invocation)
+    return start.main(config, invocation)
 
 
 def check(arguments: argparse.Namespace) -> int:
-    from mpsd import check
+    from mpsd.check import report as check
 
     return check.main(parse_invocation(arguments), os.environ, as_json="json" in arguments)
 
 
 def show_config(arguments: argparse.Namespace) -> int:
-    from mpsd import config_text
+    from mpsd.config import help_text
 
     if arguments.markdown:
-        print(config_text.render_markdown(), end="")
+        print(help_text.render_markdown(), end="")
         return 0
     if arguments.defaults:
-        print(config_text.render_toml(Config(), commented=True), end="")
+        print(help_text.render_toml(Config(), commented=True), end="")
         return 0
     try:
-        print(config_text.render_toml(parse_invocation(arguments).load(os.environ)), end="")
+        print(help_text.render_toml(parse_invocation(arguments).load(os.environ)), end="")
     except ConfigError as exc:
         print(exc, file=sys.stderr)
         return 1

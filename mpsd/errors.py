@@ -111,7 +111,7 @@ class NoRoom(MpsdError):
 
 
 class Refused(MpsdError):
-    """The refusal of a client at its start; `way`: how the client is refused (mpsd/lease.py, Refusal)."""
+    """The refusal of a client at its start; `way`: how the client is refused (mpsd/model/lease.py, Refusal)."""
 
     code = ErrorCode.REFUSED
 

@@ -2,8 +2,8 @@
 
 import atexit
 
-from mpsd.inspector import Inspector
-from mpsd.wire.inspector import Pair, Same
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_messages import Pair, Same
 
 INSPECTOR = Inspector()
 INSPECTOR.start()

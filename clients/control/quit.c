@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Quit: whether a command is `quit`, and when the daemon ends what is left.  The daemon reads the words by the same rule
- * (mpsd/legacy/grammar.py, parse_quit).  No I/O. */
+ * (mpsd/commands/language/grammar.py, parse_quit).  No I/O. */
 #include "control.h"
 
 #include <string.h>

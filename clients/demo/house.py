@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpsd import places
-from mpsd.options import Config
-from mpsd.relay.message import may_impersonate
+from mpsd.config import paths
+from mpsd.config.options import Config
+from mpsd.host.peers import may_impersonate
 
 ROOT = Path(__file__).resolve().parents[2]
 _CLIENTS = ("counter", "faulter")
@@ -55,9 +55,9 @@ class Theatre:
             if backend == "sim":
                 for part in ("bin", "lib"):  # copied: other users may not be able to enter the checkout
                     shutil.copytree(ROOT / "native/sim" / part, directory / "sim" / part, symlinks=True)
-                vendor = directory / "sim/bin" / places.PROGRAM
+                vendor = directory / "sim/bin" / paths.PROGRAM
             else:
-                vendor = places.find_vendor_control(Config(), os.environ)
+                vendor = paths.find_vendor_control(Config(), os.environ)
             _compile(directory / "clients", backend)
         except Exception as exc:
             shutil.rmtree(directory, ignore_errors=True)
@@ -82,8 +82,8 @@ class Theatre:
     def mpsd_house(self) -> "House":
         config = self.directory / "mpsd.toml"
         config.write_text(f'state_directory = "{self.directory}/state"\n[vendor]\ncontrol = "{self.vendor}"\n')
-        beside = Path(sys.executable).with_name(places.PROGRAM)
-        front_end = beside if beside.exists() else ROOT / "clients/control" / places.PROGRAM
+        beside = Path(sys.executable).with_name(paths.PROGRAM)
+        front_end = beside if beside.exists() else ROOT / "clients/control" / paths.PROGRAM
         more = {"MPSD_CONFIG": str(config), "MPSD_BACKEND": self.backend, "MPSD_PYTHON": sys.executable}
         return self._house("mpsd", front_end, more)
 

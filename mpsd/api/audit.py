@@ -6,7 +6,8 @@
 
 Each record is one line of JSON, and also an event of mpsd's own log.  The files have mode 0640.  They are separate so that
 no user's calls rotate an operator's changes out.  Lines above a user's rate are counted, and the count is written.  Auditing
-never blocks the daemon: a full or hung disk loses lines, which are counted too (sink.py).  Prose: docs/operating.md, "Logs".
+never blocks the daemon: a full or hung disk loses lines, which are counted too (log/sink.py).  Prose: docs/operating.md,
+"Logs".
 """
 
 import json
@@ -21,12 +22,12 @@ from typing import Any
 import structlog
 
 from mpsd.api.authority import Peer
-from mpsd.log import rotation
-from mpsd.log_options import Log
-from mpsd.policy.rates import Rate, Rates
-from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
-from mpsd.sink import LogFile, Sink
-from mpsd.syslog import Severity, send_lines
+from mpsd.config.log_options import Log
+from mpsd.fairness.rates import Rate, Rates
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.log.journal import rotation
+from mpsd.log.sink import LogFile, Sink
+from mpsd.log.syslog import Severity, send_lines
 
 log = structlog.get_logger()
 _MODE = 0o640  # other users must not read what a user does

@@ -3,22 +3,15 @@
 All facts come from the kernel (SO_PEERCRED, SO_PEERGROUPS, SO_PEERPIDFD); a peer's own claims count for nothing.
 """
 
-import ctypes
-import errno
 import os
 import socket
-from array import array
 from dataclasses import dataclass
 
-from mpsd import processes
-from mpsd.legacy.exchange import Caller
-from mpsd.model import Credentials, ProcessId
-from mpsd.policy.reach import EVERYTHING, NOTHING, Bound, bound_of, reaches
-from mpsd.relay.peers import PeerEnded, peer_credentials, peer_process
-
-_SO_PEERGROUPS = 59  # asm-generic/socket.h
-_MAX_GROUPS = 65536  # NGROUPS_MAX
-_MOST_BYTES = 1024  # the most that Python's own getsockopt returns
+from mpsd.host import processes
+from mpsd.host.peers import groups_of, is_in_our_namespace, peer_credentials, process_if_known
+from mpsd.model.authority import Caller
+from mpsd.model.process import ProcessId
+from mpsd.model.reach import EVERYTHING, NOTHING, Bound, bound_of, reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +19,7 @@ class Peer:
     """A connected process, with the ids of mpsd's own namespaces; pid 0 if mpsd's pid namespace does not have the process.
 
     process: the same process, distinguished from later ones with this pid; None also if it ended before mpsd asked.
-    gids: its group, then its supplementary groups.  bound: which processes it reaches (policy/reach.py).
+    gids: its group, then its supplementary groups.  bound: which processes it reaches (model/reach.py).
     """
 
     pid: int
@@ -54,27 +47,11 @@ def peer_of(connection: socket.socket, admin_gid: int | None, *, trusts_containe
     admin_gid: the group whose members are operators; None: there is none, or it is not known.
     """
     credentials = peer_credentials(connection)
-    gids = (credentials.gid, *_groups(connection))
-    process = _process(connection, credentials)
+    gids = (credentials.gid, *groups_of(connection))
+    process = process_if_known(connection, credentials)
     is_inside = trusts_containers or is_in_our_namespace(process)
     caller = Caller(credentials.uid, os.geteuid(), admin_gid in gids, is_inside)
     return Peer(credentials.pid, credentials.uid, caller.is_owner, process, gids, _bound(process))
-
-
-def caller_of(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> Caller:
-    """Identify the peer of a command session, as `peer_of` does.  Raises OSError."""
-    credentials = peer_credentials(connection)
-    is_inside = trusts_containers or is_in_our_namespace(_process(connection, credentials))
-    return Caller(credentials.uid, os.geteuid(), _is_member(connection, credentials.gid, admin_gid), is_inside)
-
-
-def is_in_our_namespace(process: ProcessId | None) -> bool:
-    """Return whether the process is in mpsd's own pid namespace.
-
-    Root of a container without a user namespace has root's uid, and any group; the pid namespace distinguishes it
-    (docs/decisions/030-root-of-a-container-is-no-operator.md).
-    """
-    return process is not None and processes.is_in_our_namespace(process.pid)
 
 
 def _bound(process: ProcessId | None) -> Bound:
@@ -85,38 +62,3 @@ def _bound(process: ProcessId | None) -> Bound:
     else:
         found = bound_of(processes.pid_namespaces(process.pid))
     return found if processes.is_alive(process) else NOTHING  # another process may have got its pid
-
-
-def _is_member(connection: socket.socket, gid: int, admin_gid: int | None) -> bool:
-    """Return whether the connected process is in the group, by its own groups, not by the user database's present contents."""
-    try:
-        return admin_gid in (gid, *_groups(connection))
-    except OSError:
-        return False
-
-
-def _process(connection: socket.socket, credentials: Credentials) -> ProcessId | None:
-    try:
-        return peer_process(connection, credentials)
-    except (PeerEnded, OSError):
-        return None
-
-
-def _groups(connection: socket.socket) -> tuple[int, ...]:
-    """Return the supplementary groups of the process that connected.  Raises OSError."""
-    try:
-        return tuple(array("I", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)))
-    except OSError as exc:
-        if exc.errno != errno.ERANGE:
-            raise
-    return _many_groups(connection)
-
-
-def _many_groups(connection: socket.socket) -> tuple[int, ...]:
-    """Return the groups through the C library, which gives more of them than Python's own getsockopt.  Raises OSError."""
-    groups = (ctypes.c_uint32 * _MAX_GROUPS)()
-    size = ctypes.c_uint32(ctypes.sizeof(groups))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.getsockopt(connection.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, groups, ctypes.byref(size)):
-        raise OSError(ctypes.get_errno(), "SO_PEERGROUPS")
-    return tuple(groups[: size.value // ctypes.sizeof(ctypes.c_uint32)])

@@ -20,14 +20,15 @@ import trio
 from mpsd import __version__
 from mpsd.api.audit import Audit
 from mpsd.api.authority import Peer
-from mpsd.api.datagrams import Datagram, parse, receive_now, send, until_gone
+from mpsd.api.call import Call, State
+from mpsd.api.datagrams import parse
 from mpsd.api.dispatch import dispatch
-from mpsd.api.events import Subscription
-from mpsd.api.exchange import Call, State
-from mpsd.api.services import Services
-from mpsd.api.table import HELLO, METHODS
-from mpsd.descriptors import Descriptors
+from mpsd.api.event_bus import Subscription
+from mpsd.api.method_table import HELLO, METHODS
+from mpsd.api.ports import Services
 from mpsd.errors import Idle, MpsdError, ProtocolError, Stopping
+from mpsd.host.datagrams import Datagram, receive_now, send, until_gone
+from mpsd.host.descriptors import Descriptors
 from mpsd.wire import params
 from mpsd.wire.messages import MINOR, MOST_PAGE, VERSION, Hello
 from mpsd.wire.rpc import MAX_BYTES, Notification, Request, Response, encode, error_map

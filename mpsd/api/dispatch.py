@@ -13,13 +13,13 @@ import trio
 
 from mpsd.api.audit import DONE, Audit
 from mpsd.api.authority import Peer
-from mpsd.api.exchange import Call
-from mpsd.api.services import Services
-from mpsd.api.table import METHODS, Method, Privilege
-from mpsd.descriptors import is_prompt
+from mpsd.api.call import Call
+from mpsd.api.method_table import METHODS, Method, Privilege
+from mpsd.api.ports import Services
 from mpsd.errors import BadRequest, MpsdError, NoSuchMethod, NotAllowed, ProtocolError
-from mpsd.lease import SelectorKind
-from mpsd.schema import describe
+from mpsd.host.descriptors import is_prompt
+from mpsd.model.describe import describe
+from mpsd.model.lease import SelectorKind
 from mpsd.wire import params
 from mpsd.wire.messages import CreateLease
 from mpsd.wire.plain import plain

@@ -14,16 +14,16 @@ import trio
 
 from mpsd.api.audit import Audit
 from mpsd.api.authority import Peer, peer_of
+from mpsd.api.call import State
 from mpsd.api.connection import Connection, Patience, say_goodbye
-from mpsd.api.events import EventBus
-from mpsd.api.exchange import State
-from mpsd.api.faults import FaultLog, Reports
-from mpsd.api.services import Services
-from mpsd.arrivals import Arrival, hang_up, is_empty, serve_in_turn
-from mpsd.descriptors import close_apart
+from mpsd.api.event_bus import EventBus
+from mpsd.api.fault_history import FaultLog, Reports
+from mpsd.api.ports import Services
 from mpsd.errors import TooMany
-from mpsd.policy.places import Hindrance, Places
-from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
+from mpsd.fairness.places import Hindrance, Places
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.host.arrivals import Arrival, hang_up, is_empty, serve_in_turn
+from mpsd.host.descriptors import close_apart
 
 log = structlog.get_logger()
 SOCKET = "mpsd.sock"  # in the pipe directory; mode 0666, since each method has its own privilege

@@ -1,6 +1,7 @@
 """Every topic of events: its meaning, its facts, and the minor version that introduced it.
 
-page.py generates the table of topics in docs/protocol.md from this one.  No client can subscribe to a topic that is not here.
+protocol_page.py generates the table of topics in docs/protocol.md from this one.  No client can subscribe to a topic that is
+not here.
 """
 
 from collections.abc import Mapping

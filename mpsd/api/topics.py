@@ -10,9 +10,9 @@ from typing import Any
 
 from mpsd.api.authority import Peer
 from mpsd.api.topic_table import TOPICS
-from mpsd.arena import Access
 from mpsd.errors import BadRequest
-from mpsd.policy.arena_mode import may
+from mpsd.model.arena import Access
+from mpsd.model.arena_mode import may
 from mpsd.wire.incidents import NAMING
 
 

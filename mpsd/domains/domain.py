@@ -14,17 +14,16 @@ from dataclasses import dataclass, field
 import structlog
 import trio
 
-from mpsd import processes
-from mpsd.domains import log_lines
-from mpsd.domains.guard import Guard
-from mpsd.domains.log_lines import News
-from mpsd.domains.vendor import VendorControl
+from mpsd.domains.handshake_gate import Gate
+from mpsd.domains.limit_guard import Guard
+from mpsd.domains.rules import log_lines, vendor_limits
+from mpsd.domains.rules.line_alarm import LineAlarm
+from mpsd.domains.rules.log_lines import News
+from mpsd.domains.vendor_control import VendorControl
 from mpsd.errors import VendorFailed
-from mpsd.legacy.board import Defaults, ServerView
-from mpsd.model import DomainState, DomainView, ProcessId
-from mpsd.policy import limits
-from mpsd.policy.hearsay import LineAlarm
-from mpsd.relay.gate import Gate
+from mpsd.host import processes
+from mpsd.model.domain import Defaults, DomainState, DomainView, ServerView
+from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -50,7 +49,7 @@ class Domain:
     handshakes: Counter[ProcessId | None] = field(default_factory=Counter)  # open relayed connections
     gate: Gate = field(default_factory=Gate)  # the turn to send to its vendor daemon
     guard: Guard = field(init=False)  # the limits of each client
-    key: str = ""  # the key of the clients that it serves (policy/placement.py)
+    key: str = ""  # the key of the clients that it serves (domains/rules/placement.py)
     is_draining: bool = False
     is_worn: bool = False  # drained since newcomers got no context: also clients that end too early bring that about
     contexts: dict[int, Counter[int]] = field(default_factory=dict)  # of each server, by client, from its log
@@ -210,7 +209,8 @@ class Domain:
         self.news.set()
 
     def hear(self, news: News) -> None:
-        """Take note of a line of its log, and ask soon: a line alone changes nothing for long (policy/hearsay.py)."""
+        """Take note of a line of its log, and ask soon: a line alone changes nothing for long
+        (faults/rules/unconfirmed_lines.py)."""
         match news:
             case log_lines.ServerFault() if self.state is DomainState.READY:
                 if until := self._line_alarm.until(trio.current_time()):
@@ -379,9 +379,9 @@ class Domain:
         takes no clients until a later call succeeds.
         """
         self.applied_defaults = None
-        wanted = limits.of_defaults(defaults, self.gpus)
+        wanted = vendor_limits.of_defaults(defaults, self.gpus)
         if self.guard.is_on:
-            wanted = limits.closed(self.gpus, defaults.client_priority)
+            wanted = vendor_limits.closed(self.gpus, defaults.client_priority)
         await self.control.command(f"set_default_active_thread_percentage {wanted.thread_percent:g}")
         for ordinal, size in enumerate(wanted.memory_bytes):
             await self.control.command(f"set_default_device_pinned_mem_limit {ordinal} {_format_limit(size)}")

@@ -4,10 +4,10 @@ import structlog
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
+from mpsd.domains.rules import vendor_limits as terms
+from mpsd.domains.rules.vendor_limits import Limits
 from mpsd.domains.servers import ensure_server
 from mpsd.errors import MpsdError
-from mpsd.policy import limits as terms
-from mpsd.policy.limits import Limits
 
 log = structlog.get_logger()
 

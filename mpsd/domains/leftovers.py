@@ -1,8 +1,8 @@
 """Kill vendor processes that survived mpsd's attempts to end them: servers without a daemon, a daemon that never listened.
 
 mpsd considers only processes of its own records: servers that the daemon listed, children that the daemon had when mpsd killed
-it, and children of mpsd itself, which reaps what it started (runtime/reaper.py).  The environment of a child, which only mpsd
-wrote, names its domain; a recorded process is known by its start time.
+it, and children of mpsd itself, which reaps what it started (host/child_reaper.py).  The environment of a child, which only
+mpsd wrote, names its domain; a recorded process is known by its start time.
 """
 
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import structlog
 
-from mpsd import processes
-from mpsd.inspector import Inspector, Unreadable
-from mpsd.model import ProcessId
+from mpsd.host import processes
+from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 DIRECTORY_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"

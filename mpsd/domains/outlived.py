@@ -15,13 +15,13 @@ from pathlib import Path
 import structlog
 import trio
 
-from mpsd import processes
+from mpsd.domains.directories import OPEN
 from mpsd.domains.domain import Domain
-from mpsd.domains.home import OPEN
 from mpsd.domains.leftovers import DIRECTORY_VARIABLE, children, is_vendors
-from mpsd.inspector import Inspector, Unreadable
-from mpsd.model import ProcessId
-from mpsd.process_watch import wait_ended
+from mpsd.host import processes
+from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.process_exit import wait_ended
+from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 _RECORD = "clients-of-removed"

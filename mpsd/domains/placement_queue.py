@@ -16,10 +16,11 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.placement_waits import PlacementWaits, Reason
+from mpsd.domains.rules.placement import Ask, Create, Join, Wait
 from mpsd.errors import Stopping
-from mpsd.model import DomainView, ProcessId
-from mpsd.policy.placement import Ask, Create, Join, Wait
-from mpsd.policy.uid_ranges import UidRanges
+from mpsd.fairness.uid_ranges import UidRanges
+from mpsd.model.domain import DomainView
+from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 NEW_USER = -1  # no user has this uid

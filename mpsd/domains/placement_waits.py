@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from mpsd.model import ProcessId
-from mpsd.policy.placement import Wait
+from mpsd.domains.rules.placement import Wait
+from mpsd.model.process import ProcessId
 
 
 @dataclass(slots=True)

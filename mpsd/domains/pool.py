@@ -1,7 +1,7 @@
 """Create, fill, restart and adopt the fault domains.
 
-Each domain has one task that lives as long as the domain (life.py); upkeep.py decides about spares and recycling.  All waits
-for a change of any domain use `changed()`.
+Each domain has one task that lives as long as the domain (lifecycle.py); upkeep.py decides about spares and recycling.  All
+waits for a change of any domain use `changed()`.
 """
 
 import math
@@ -17,20 +17,20 @@ import structlog
 import trio
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.log_lines import LogLine, News
 from mpsd.domains.outlived import Outlived, find_unreachable
 from mpsd.domains.placement_queue import NEW_USER, PlacementQueue
 from mpsd.domains.placement_waits import PlacementWaits
-from mpsd.domains.vendor import VendorControl, VendorProgram
+from mpsd.domains.rules.log_lines import LogLine, News
+from mpsd.domains.rules.placement import Ask, Create, Join, Rules, Wait, place
+from mpsd.domains.rules.vendor_limits import Limits
+from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.domains.vital_signs import look_now
 from mpsd.errors import NoSuchServer, Stopping, VendorFailed
-from mpsd.legacy.board import Defaults
-from mpsd.model import ComputeMode, Device, DomainState, DomainView, ProcessId
-from mpsd.policy.limits import Limits
-from mpsd.policy.placement import Ask, Create, Join, Rules, Wait, place
-from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
-from mpsd.process_ending import Ending
-from mpsd.process_watch import wait_ended
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.host.process_exit import Ending, wait_ended
+from mpsd.model.device import ComputeMode, Device
+from mpsd.model.domain import Defaults, DomainState, DomainView
+from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 _FIRST = "default"  # the others are d2, d3, ...
@@ -38,7 +38,7 @@ _REMOVE_SECONDS = 5.0
 
 
 class Store(Protocol):
-    """The database of the domains, which outlives mpsd (runtime/store.py)."""
+    """The database of the domains, which outlives mpsd (domains/store.py)."""
 
     def save_domain(self, name: str, number: int, gpus: Iterable[str], is_public: bool, key: str = "") -> None: ...
     def forget_domain(self, name: str) -> None: ...
@@ -66,7 +66,7 @@ class PoolSettings:
     vendor_options: tuple[str, ...]  # options of its daemons in addition to -d
     visible_devices: str | None  # the daemon's own CUDA_VISIBLE_DEVICES, passed on as it is
     recycle_seconds: float = 0.0  # a domain in FAULT for longer is restarted without its clients; 0: never
-    is_guarded: bool = False  # clients get in only through mpsd, even before any client has limits (domains/guard.py)
+    is_guarded: bool = False  # clients get in only through mpsd, even before any client has limits (domains/limit_guard.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Pool:
     defaults: Defaults
     store: Store
     publish: Callable[[Domain, str, LogLine | str], None]  # takes a domain's log line for the public log
-    run_domain: Callable[["Pool", Domain], Awaitable[None]]  # runs a domain as long as it lives (life.py)
+    run_domain: Callable[["Pool", Domain], Awaitable[None]]  # runs a domain as long as it lives (lifecycle.py)
     domains: dict[str, Domain] = field(default_factory=dict)
     on_adopted: Callable[[ProcessId, Domain], None] = lambda process, domain: None  # for clients that an earlier mpsd admitted
     on_gone: Callable[[ProcessId, Ending | None], None] = lambda process, ending: None  # called after the end of a member

@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from mpsd.domains.vendor import VendorControl, VendorProgram
+from mpsd.domains.vendor_control import VendorControl, VendorProgram
 from mpsd.errors import MpsdError
 
 log = structlog.get_logger()

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 import trio
 
-from mpsd import processes
 from mpsd.domains.domain import Domain
 from mpsd.errors import VendorFailed
-from mpsd.legacy.board import ServerView
+from mpsd.host import processes
+from mpsd.model.domain import ServerView
 
 _POLL_SECONDS = 0.02
 

@@ -5,12 +5,13 @@ from collections.abc import Awaitable, Callable
 import structlog
 import trio
 
-from mpsd import processes
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
+from mpsd.domains.rules.spares import plan_spares
 from mpsd.errors import MpsdError, VendorFailed
-from mpsd.model import Device, DomainState
-from mpsd.policy.spares import plan_spares
+from mpsd.host import processes
+from mpsd.model.device import Device
+from mpsd.model.domain import DomainState
 
 log = structlog.get_logger()
 _LOOK_SECONDS = 5.0

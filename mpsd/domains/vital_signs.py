@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import trio
 
-from mpsd import processes
 from mpsd.domains.domain import Domain
-from mpsd.model import DomainState
+from mpsd.host import processes
+from mpsd.model.domain import DomainState
 
 SECONDS = 0.5
 _STOPPED = {"T": "is stopped (SIGSTOP): continue it by", "t": "is stopped under a debugger: let it go on, or"}

@@ -5,8 +5,8 @@ from typing import Any
 
 import structlog
 
-from mpsd.fault import Incident
-from mpsd.policy.blame_state import Change, event_of
+from mpsd.faults.rules.blame_state import Change, event_of
+from mpsd.model.fault import Incident
 from mpsd.wire.incidents import incident_facts
 
 log = structlog.get_logger()

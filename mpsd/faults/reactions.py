@@ -1,4 +1,4 @@
-"""Reactions to incidents: policy/response.py decides them, this carries each out once, and notes the result.
+"""Reactions to incidents: faults/rules/response.py decides them, this carries each out once, and notes the result.
 
 The reactions that involve the patched module have never run with a real GPU: they were tested with made-up records.
 """
@@ -12,16 +12,16 @@ from typing import Any
 import structlog
 import trio
 
-from mpsd import processes
-from mpsd.api.services import Stopper
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError, NoSuchClient, NoSuchFault
-from mpsd.fault import Incident, Source
-from mpsd.faults.desk import SUSPECT_SECONDS, FaultDesk
-from mpsd.model import DomainState, ProcessId
-from mpsd.policy.response import STOPPED_SECONDS, Act, Drain, End, Finish, Freeze, is_known, is_stopped, plan
-from mpsd.stop import Asker, Manner, Report, Target, TargetKind
+from mpsd.faults.incidents import SUSPECT_SECONDS, FaultDesk
+from mpsd.faults.rules.response import STOPPED_SECONDS, Act, Drain, End, Finish, Freeze, is_known, is_stopped, plan
+from mpsd.host import processes
+from mpsd.model.domain import DomainState
+from mpsd.model.fault import Incident, Source
+from mpsd.model.process import ProcessId
+from mpsd.model.stop import Asker, Manner, Report, Stopper, Target, TargetKind
 
 log = structlog.get_logger()
 _OPERATOR = Asker(None, 0)

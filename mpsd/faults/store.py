@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import structlog
 
-from mpsd.database import Write, close, open_database, write
 from mpsd.errors import UnusablePath
-from mpsd.fault import Incident
-from mpsd.policy.blame_state import BlameState
-from mpsd.policy.incident_text import blame_of, blame_text, incident_of, incident_text
+from mpsd.faults.rules.blame_state import BlameState
+from mpsd.faults.rules.incident_json import blame_of, blame_text, incident_of, incident_text
+from mpsd.model.fault import Incident
+from mpsd.storage.database import Write, close, open_database, write
 
 log = structlog.get_logger()
 SCHEMA_VERSION = 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pynvml
 
 from mpsd.errors import NoSuchDevice, VendorFailed
-from mpsd.model import ComputeMode, Device
+from mpsd.model.device import ComputeMode, Device
 
 _MODES = {
     pynvml.NVML_COMPUTEMODE_DEFAULT: ComputeMode.DEFAULT,

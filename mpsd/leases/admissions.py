@@ -10,20 +10,20 @@ from dataclasses import replace
 import structlog
 
 from mpsd.errors import NoRoom, Refused, UnusablePath
-from mpsd.lease import Grant, Identity, Lease, Refusal
-from mpsd.leases.clients import Clients
-from mpsd.leases.line import NO_PLACE, Client, Entry, Line
-from mpsd.leases.news import News
-from mpsd.leases.register import Register
-from mpsd.leases.terms import Terms
-from mpsd.model import Credentials, ProcessId
-from mpsd.policy import queue
-from mpsd.policy.account import Account
-from mpsd.policy.admission import hindrance_of, may_be_told, refusal_of
-from mpsd.policy.budgets import Limits, client_amounts, first_blocked, lease_amounts, shortage
-from mpsd.policy.dealing import Dealer
-from mpsd.policy.matching import place_of, places_of
-from mpsd.policy.queue import Plan, QueueEntry, Waiting
+from mpsd.leases.active_leases import Register
+from mpsd.leases.admitted_clients import Clients
+from mpsd.leases.event_log import News
+from mpsd.leases.quota_limits import Terms
+from mpsd.leases.rules import queue
+from mpsd.leases.rules.admission import hindrance_of, may_be_told, refusal_of
+from mpsd.leases.rules.budgets import Limits, client_amounts, first_blocked, lease_amounts, shortage
+from mpsd.leases.rules.initial_share import Dealer
+from mpsd.leases.rules.matching import place_of, places_of
+from mpsd.leases.rules.queue import Plan, QueueEntry, Waiting
+from mpsd.leases.rules.usage import Account
+from mpsd.leases.wait_queue import NO_PLACE, Client, Entry, Line
+from mpsd.model.lease import Grant, Identity, Lease, Refusal
+from mpsd.model.process import Credentials, ProcessId
 
 log = structlog.get_logger()
 _NEWCOMER = "newcomer"

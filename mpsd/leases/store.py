@@ -12,11 +12,12 @@ from pathlib import Path
 
 import trio
 
-from mpsd.database import Write, close, open_database, sync_log, write
 from mpsd.errors import UnusablePath
-from mpsd.lease import Lease
-from mpsd.leases.records import Admitted, Row, admitted_of, admitted_row, lease_of, lease_row
-from mpsd.model import ProcessId
+from mpsd.host.boot_id import read_boot_id
+from mpsd.leases.rows import Admitted, Row, admitted_of, admitted_row, lease_of, lease_row
+from mpsd.model.lease import Lease
+from mpsd.model.process import ProcessId
+from mpsd.storage.database import Write, close, open_database, sync_log, write
 
 SCHEMA_VERSION = 2
 _UPGRADES = {1: ""}  # version 2 adds the requested SMs to a spec; a spec of version 1 is read as it is
@@ -27,14 +28,6 @@ CREATE TABLE grants (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, uid INTE
                      lease_id INTEGER NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (pid, start_time));
 CREATE TABLE boot (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL);
 """
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def read_boot_id() -> str:
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 class LeaseStore:

@@ -1,8 +1,8 @@
 """Refuse leases if mpsd is not root: clients do not connect through it then, so it could not enforce a lease."""
 
 from mpsd.errors import BadRequest
-from mpsd.lease import Lease, LeaseSpec
-from mpsd.leases.book import LeaseBook
+from mpsd.leases.lease_book import LeaseBook
+from mpsd.model.lease import Lease, LeaseSpec
 
 
 class UnenforcedBook(LeaseBook):

@@ -14,14 +14,13 @@ from prometheus_client.registry import Collector
 from mpsd import __version__
 from mpsd.api.methods.daemon import report_health
 from mpsd.api.methods.queue import all_waiting
-from mpsd.api.services import Services
-from mpsd.arena import Arena
-from mpsd.lease import FULL_PERCENT, Lease, LeaseState, Refusal
+from mpsd.api.ports import Services
+from mpsd.metrics.counters import Histogram
 from mpsd.metrics.source import Source
-from mpsd.metrics.tallies import Histogram
-from mpsd.model import DomainState
-from mpsd.policy.succession_words import Phase, Standing
-from mpsd.service import Cause, is_unserved
+from mpsd.model.arena import Arena
+from mpsd.model.domain import DomainState
+from mpsd.model.lease import FULL_PERCENT, Lease, LeaseState, Refusal
+from mpsd.model.service import Cause, Phase, Standing, is_unserved
 
 WAITING, STARTING, RUNNING = "waiting", "starting", "running"  # of clients, as client.list has them
 _ARENA_STATES = ("written", "read", "unheld")

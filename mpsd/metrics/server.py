@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import structlog
 import trio
 
-from mpsd.api.events import EventBus
-from mpsd.api.services import Services
-from mpsd.metrics.door import Door, open_door
+from mpsd.api.event_bus import EventBus
+from mpsd.api.ports import Services
+from mpsd.metrics.admission_timer import Admission, TimedAdmission
+from mpsd.metrics.counters import Tallies
+from mpsd.metrics.listener import Door, open_door
 from mpsd.metrics.source import Readings, Source
-from mpsd.metrics.tallies import Tallies
-from mpsd.metrics.timing import Admission, TimedAdmission
 
 log = structlog.get_logger()
 _AGAIN_SECONDS = 5.0  # the port may still belong to a daemon that is ending

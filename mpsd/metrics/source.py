@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpsd.api.events import EventBus
-from mpsd.api.services import Services
-from mpsd.metrics.tallies import Tallies
+from mpsd.api.event_bus import EventBus
+from mpsd.api.ports import Services
+from mpsd.metrics.counters import Tallies
 
 
 def none() -> int:

@@ -15,18 +15,18 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.enforcement import enforce
-from mpsd.domains.guard import Arrival
+from mpsd.domains.handshake_gate import Pass
+from mpsd.domains.limit_guard import Arrival
 from mpsd.domains.pool import Pool
+from mpsd.domains.rules.vendor_limits import Limits
 from mpsd.errors import MpsdError, Refused, Stopping
-from mpsd.model import ProcessId
-from mpsd.policy.limits import Limits
-from mpsd.relay.backend import connect
-from mpsd.relay.caller import Caller, Keeper, has_ended, until_ended
-from mpsd.relay.entrance import Entrance
-from mpsd.relay.gate import Pass
-from mpsd.relay.link import End
+from mpsd.model.process import ProcessId
+from mpsd.relay.assignment import Entrance
+from mpsd.relay.client_connection import Caller, Keeper, has_ended, until_ended
+from mpsd.relay.forwarding import End
 from mpsd.relay.progress import Progress
 from mpsd.relay.refusals import Refusals
+from mpsd.relay.vendor_connection import connect
 
 log = structlog.get_logger()
 _FAREWELL_SECONDS = 0.5  # a client that has all it needs ends its connection at once

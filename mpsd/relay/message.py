@@ -5,16 +5,15 @@ refused, never passed on cut short.  Linux: unix(7), recvmsg(2).
 """
 
 import array
-import os
 import socket
 import struct
 from dataclasses import dataclass
 
 import trio
 
-from mpsd.descriptors import close_soon
 from mpsd.errors import ProtocolError
-from mpsd.model import Credentials
+from mpsd.host.descriptors import close_soon
+from mpsd.model.process import Credentials
 
 MAX_BYTES = 256 * 1024  # above the largest datagram that a default SO_SNDBUF (212,992 bytes) allows
 MAX_DESCRIPTORS = 253  # SCM_MAX_FD
@@ -104,14 +103,3 @@ async def send(connection: socket.socket, message: Message, credentials: Credent
             return
         except BlockingIOError:
             await trio.lowlevel.wait_writable(connection)  # for ever: the caller bounds it by who the peer is
-
-
-def may_impersonate() -> bool:
-    """Return whether this process may send credentials that are not its own (CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID)."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        try:
-            ours.sendmsg([b"?"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _UCRED.pack(os.getppid() or 1, 1, 1))])
-        except OSError:
-            return False
-        return True

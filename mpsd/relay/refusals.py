@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import structlog
 import trio
 
-from mpsd import processes
 from mpsd.domains.domain import Domain
 from mpsd.domains.refuser import Refuser
 from mpsd.errors import Refused
-from mpsd.lease import Refusal
-from mpsd.model import ProcessId
-from mpsd.relay.backend import connect
-from mpsd.relay.caller import Caller, until_ended
-from mpsd.relay.link import End
+from mpsd.host import processes
+from mpsd.model.lease import Refusal
+from mpsd.model.process import ProcessId
+from mpsd.relay.client_connection import Caller, until_ended
+from mpsd.relay.forwarding import End
+from mpsd.relay.vendor_connection import connect
 
 log = structlog.get_logger()
 _HANG_UP_SECONDS = 1.0

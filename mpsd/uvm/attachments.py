@@ -12,15 +12,16 @@ from typing import Any
 import structlog
 import trio
 
-from mpsd import processes
-from mpsd.fault import Observation
-from mpsd.inspector import Inspector
-from mpsd.model import ProcessId
-from mpsd.policy.descriptor_budget import may_take
-from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.host import processes
+from mpsd.host.inspector import Inspector
+from mpsd.host.rules.descriptor_budget import may_take
+from mpsd.model.client import UNKNOWN, Standing
+from mpsd.model.fault import Observation
+from mpsd.model.process import ProcessId
+from mpsd.uvm.client_watch import InThread, Surroundings, Watch
 from mpsd.uvm.holding import OpenSpaces, find_closed
-from mpsd.uvm.standing import UNKNOWN, Standing, UvmSettings
-from mpsd.uvm.watch import InThread, Surroundings, Watch
+from mpsd.uvm.status import UvmSettings
 
 log = structlog.get_logger()
 _THREADS = 8  # a GPU that keeps its driver waiting must not use up the threads of other tasks

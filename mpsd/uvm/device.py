@@ -16,12 +16,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpsd.inspector import Inspector
-from mpsd.model import ProcessId
-from mpsd.uvm import abi, descriptors
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_messages import Pair
+from mpsd.host.syscalls import device_number
+from mpsd.model.process import ProcessId
+from mpsd.uvm import abi, client_descriptors
 from mpsd.uvm.space import Answer, Outcome, Space, Taken, Unavailable, answer
-from mpsd.uvm.syscalls import device_number
-from mpsd.wire.inspector import Pair
 
 UVM, TOOLS, CONTROL = Path("/dev/nvidia-uvm"), Path("/dev/nvidia-uvm-tools"), Path("/dev/nvidiactl")
 
@@ -43,7 +43,7 @@ class Devices:
         """
         device, control = _device_of(self.uvm), _device_of(self.control)
         known = [space.pair for space in have]
-        numbers = descriptors.find(process.pid, lambda link: os.path.basename(link) == self.uvm.name)
+        numbers = client_descriptors.find(process.pid, lambda link: os.path.basename(link) == self.uvm.name)
         if numbers <= {pair.number for pair in known}:
             return []
         with ExitStack() as taken:
@@ -56,7 +56,7 @@ class Devices:
     def _take(
         self, pid: int, pidfd: int, path: Path, device: tuple[int, int], known: Sequence[Pair] = ()
     ) -> list[tuple[int, int]]:
-        return descriptors.take(self.inspector, pid, pidfd, [path.name], known, device)
+        return client_descriptors.take(self.inspector, pid, pidfd, [path.name], known, device)
 
 
 def _device_of(path: Path) -> tuple[int, int]:

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mpsd import processes
-from mpsd.inspector import Inspector, Unreadable
-from mpsd.model import ProcessId
-from mpsd.uvm.laying import Laying
-from mpsd.uvm.maps import Mapping, parse_maps
-from mpsd.uvm.shield import Plan, plan_shield
+from mpsd.host import processes
+from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector_messages import Same
+from mpsd.model.process import ProcessId
+from mpsd.uvm.rules.memory_maps import Mapping, parse_maps
+from mpsd.uvm.rules.shield import Plan, plan_shield
+from mpsd.uvm.shield_mapping import Laying
 from mpsd.uvm.space import Queue, Space, Unavailable
-from mpsd.uvm.standing import UvmSettings
-from mpsd.wire.inspector import Same
+from mpsd.uvm.status import UvmSettings
 
 # Arguments: the process, its pidfd, its known spaces.  Returns the others; raises ProcessEnded or Unavailable.
 OpenSpaces = Callable[[ProcessId, int, Sequence[Space]], list[Space]]

@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpsd.inspector import Inspector
-from mpsd.model import ProcessId
-from mpsd.processes import process_id
-from mpsd.uvm import abi, descriptors
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_messages import Pair
+from mpsd.host.processes import process_id
+from mpsd.model.process import ProcessId
+from mpsd.uvm import abi, client_descriptors
 from mpsd.uvm.sim_page import PAGE_BYTES, Page
 from mpsd.uvm.space import Answer, Space, Taken, Unavailable, answer
-from mpsd.wire.inspector import Pair
 
 _READ_ENTRIES = 1024  # as many as a FIFO holds
 _SERVER_SECONDS = 0.5  # for a server to notice that a client has gone
@@ -39,7 +39,7 @@ class SimulatedDevices:
             str(folder / f"{process.pid}.{kind}") for kind in ("space", "control", "events")
         )
         known = [space.pair for space in have]
-        if descriptors.find(process.pid, lambda link: link in _links(space_path)) <= {pair.number for pair in known}:
+        if client_descriptors.find(process.pid, lambda link: link in _links(space_path)) <= {pair.number for pair in known}:
             return []
         with ExitStack() as taken, ExitStack() as made:
             control = self._take_one(process.pid, pidfd, control_path)
@@ -59,7 +59,7 @@ class SimulatedDevices:
         return spaces
 
     def _take(self, pid: int, pidfd: int, path: str, known: Sequence[Pair] = ()) -> list[tuple[int, int]]:
-        return descriptors.take(self.inspector, pid, pidfd, _links(path), known)
+        return client_descriptors.take(self.inspector, pid, pidfd, _links(path), known)
 
     def _take_one(self, pid: int, pidfd: int, path: str) -> int | None:
         """Take the first descriptor of this path, if any."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from mpsd.host.inspector_messages import Pair
 from mpsd.uvm import abi
 from mpsd.uvm.abi import UvmEvent
-from mpsd.wire.inspector import Pair
 
 
 class Outcome(Enum):

@@ -10,22 +10,22 @@ from functools import partial
 
 import trio
 
-from mpsd.arena import Access, Allocation, Arena, ArenaSpec, KeptState, Portion
-from mpsd.descriptors import close_all, close_apart
 from mpsd.errors import ArenaBusy, BadRequest, KeeperFailed, NoRoom, Stopping
-from mpsd.legacy.devices import find_device
-from mpsd.model import ProcessId
-from mpsd.policy import arena_windows
-from mpsd.policy.arena_contents import Contents
-from mpsd.policy.arena_eviction import plan_eviction
-from mpsd.policy.arena_specs import check_fits, check_spec
-from mpsd.vault.entry import Entry
-from mpsd.vault.filling import Filling
-from mpsd.vault.holders import Holders
-from mpsd.vault.janitor import Janitor
-from mpsd.vault.shelf import Shelf
+from mpsd.host.descriptors import close_all, close_apart
+from mpsd.model.arena import Access, Allocation, Arena, ArenaSpec, KeptState, Portion
+from mpsd.model.device_names import find_device
+from mpsd.model.process import ProcessId
+from mpsd.vault.allocations import Filling
+from mpsd.vault.catalog import Shelf
+from mpsd.vault.fencing import Holders
+from mpsd.vault.live_arena import Entry
+from mpsd.vault.reclaim import Janitor
+from mpsd.vault.rules import windows
+from mpsd.vault.rules.contents import Contents
+from mpsd.vault.rules.eviction import plan_eviction
+from mpsd.vault.rules.spec import check_fits, check_spec
 from mpsd.vault.store import Row, VaultStore
-from mpsd.vault.terms import Terms
+from mpsd.vault.writers import Terms
 
 LeaseOf = Callable[[ProcessId], int | None]
 _READY_SECONDS = 15.0  # after a start mpsd compares the keeper's contents
@@ -34,7 +34,7 @@ _READY_SECONDS = 15.0  # after a start mpsd compares the keeper's contents
 class Arenas:
     """Guards that a process that adopts an arena sees the last commit and nothing else.
 
-    on_state, on_told: called in the daemon after the event is stored (filling.py, shelf.py).
+    on_state, on_told: called in the daemon after the event is stored (allocations.py, catalog.py).
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Arenas:
             raise BadRequest(f"arena {arena.name} holds {arena.used_bytes} bytes, more than {capacity}")
         wanted = replace(arena, capacity_bytes=capacity, window_bytes=window)
         self._shelf.account.check_arena(wanted, self._shelf.bounds(arena))
-        if not arena_windows.may_end_at(self._shelf.windows(arena), arena.base, arena.base + window):
+        if not windows.may_end_at(self._shelf.windows(arena), arena.base, arena.base + window):
             raise NoRoom(f"the window of {arena.name} cannot grow to {window} bytes: another one lies behind it")
         return wanted
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpsd.arena import Access, Allocation, Arena, KeptState
-from mpsd.database import Write, close, open_database, write
 from mpsd.errors import UnusablePath
-from mpsd.leases.store import read_boot_id
-from mpsd.model import ProcessId
+from mpsd.host.boot_id import read_boot_id
+from mpsd.model.arena import Access, Allocation, Arena, KeptState
+from mpsd.model.process import ProcessId
+from mpsd.storage.database import Write, close, open_database, write
 
 SCHEMA_VERSION = 3
 _STATES = """

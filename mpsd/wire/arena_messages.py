@@ -5,13 +5,7 @@ Offsets and sizes of allocations are multiples of the driver's granule; the vaul
 
 from dataclasses import dataclass
 
-from mpsd.arena import (
-    GRANULE,
-    MOST_CAPACITY_BYTES,
-    MOST_DESCRIPTORS,
-    MOST_WINDOW_BYTES,
-    Access,
-)
+from mpsd.model.arena import GRANULE, MOST_CAPACITY_BYTES, MOST_DESCRIPTORS, MOST_WINDOW_BYTES, Access
 from mpsd.wire.messages import GPU, ID, MOST_SECONDS, PATIENCE
 from mpsd.wire.params import array, boolean, choice, maybe, multiple, number, owned_word, pair, param, whole
 

@@ -8,10 +8,10 @@ any process, if all named processes are theirs.  docs/protocol.md, "Methods", ha
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from mpsd.fault import TEXT_CHARACTERS, Deed, Incident, Observation, Party
-from mpsd.model import ProcessId
-from mpsd.policy.accusation import convicted_key, hurt
-from mpsd.policy.xids import meaning_of
+from mpsd.model.accusation import convicted_key, hurt
+from mpsd.model.fault import TEXT_CHARACTERS, Deed, Incident, Observation, Party
+from mpsd.model.process import ProcessId
+from mpsd.model.xid import meaning_of
 from mpsd.wire.plain import plain
 from mpsd.wire.rpc import size
 

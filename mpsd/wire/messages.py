@@ -1,15 +1,15 @@
 """The parameters of every method, each a frozen value once it has been checked.
 
-arena_messages.py has those of arenas.  api/table.py assigns them to methods; docs/protocol.md, "Methods", explains them.
+arena_messages.py has those of arenas.  api/method_table.py assigns them to methods; docs/protocol.md, "Methods", explains them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mpsd.fault import TEXT_CHARACTERS, FaultClass
-from mpsd.lease import LEAST_PERCENT, DomainPolicy, LeaseState, SelectorKind
-from mpsd.stop import Way
+from mpsd.model.fault import TEXT_CHARACTERS, FaultClass
+from mpsd.model.lease import LEAST_PERCENT, DomainPolicy, LeaseState, SelectorKind
+from mpsd.model.stop import Way
 from mpsd.wire.params import array, boolean, choice, label, maybe, number, param, record, table, text, whole, word
 
 VERSION = 1  # of the protocol; another number is another protocol

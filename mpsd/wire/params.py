@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from mpsd.errors import BadRequest
-from mpsd.schema import describe
+from mpsd.model.describe import describe
 from mpsd.wire.plain import plain
 
 M = TypeVar("M")

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mpsd.arena import Arena, Portion
-from mpsd.lease import Grant, Lease, Selector, SelectorKind
-from mpsd.legacy.board import Defaults, ServerView
-from mpsd.model import Device, DomainView, ProcessId
-from mpsd.policy import sm_steps
+from mpsd.model import sm_steps
+from mpsd.model.arena import Arena, Portion
+from mpsd.model.device import Device
+from mpsd.model.domain import Defaults, DomainView, ServerView
+from mpsd.model.lease import Grant, Lease, Selector, SelectorKind
+from mpsd.model.process import ProcessId
 
 Map = Mapping[str, Any]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mpsd.policy.succession_words import MOST_RANK
+from mpsd.model.service import MOST_RANK
 from mpsd.wire.messages import ID, PATIENCE, PID
 from mpsd.wire.params import boolean, maybe, number, or_zero, owned_word, param, text, whole
 

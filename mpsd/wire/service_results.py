@@ -1,6 +1,6 @@
 """Convert services to the maps of results; docs/protocol.md, "Methods", has every field."""
 
-from mpsd.service import HandedOver, Instruction, MemberView, Promotion, ServiceView
+from mpsd.model.service import HandedOver, Instruction, MemberView, Promotion, ServiceView
 from mpsd.wire.plain import plain
 from mpsd.wire.results import Map, process
 

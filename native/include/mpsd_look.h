@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * mpsd_look.h: a descriptor is looked at again and again, for one that wakes its readers late: the kernel log does
- * (mpsd/faults/kernel_log.py).
+ * (mpsd/faults/sources/kernel_log.py).
  */
 #ifndef MPSD_LOOK_H
 #define MPSD_LOOK_H

@@ -7,8 +7,8 @@ from pathlib import Path
 import structlog
 import trio
 
-from mpsd.lease import Lease, LeaseSpec, LeaseState
-from mpsd.runtime.sockets import listen
+from mpsd.host.listeners import listen
+from mpsd.model.lease import Lease, LeaseSpec, LeaseState
 from tests.unit.api.fake_services import selector_of
 from tests.unit.api.house import House, open_house
 

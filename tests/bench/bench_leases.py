@@ -16,14 +16,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from mpsd import cgroups, processes
 from mpsd.errors import NoRoom
-from mpsd.lease import Grant, Identity, Lease, LeaseSpec, Selector, SelectorKind
-from mpsd.leases.book import LeaseBook
+from mpsd.host import cgroups, processes
+from mpsd.leases.lease_book import LeaseBook
+from mpsd.leases.rules.matching import LeaseIndex
+from mpsd.leases.rules.settings import AdmissionSettings
 from mpsd.leases.store import LeaseStore
-from mpsd.model import Credentials, Device, ProcessId
-from mpsd.policy.matching import LeaseIndex
-from mpsd.policy.settings import AdmissionSettings
+from mpsd.model.device import Device
+from mpsd.model.lease import Grant, Identity, Lease, LeaseSpec, Selector, SelectorKind
+from mpsd.model.process import Credentials, ProcessId
 from tests.bench import setting
 from tests.gpu.comparison import figures
 from tests.gpu.comparison.table import Table

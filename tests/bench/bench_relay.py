@@ -16,8 +16,8 @@ import trio
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from mpsd.relay.link import Link
-from mpsd.relay.message import may_impersonate
+from mpsd.host.peers import may_impersonate
+from mpsd.relay.forwarding import Link
 from tests.bench import setting
 from tests.gpu.comparison import figures
 from tests.gpu.comparison.table import Table

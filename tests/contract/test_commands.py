@@ -8,7 +8,8 @@ from tests.contract.playing import play, unplayable
 from tests.contract.programs import Program, programs
 from tests.contract.transcript import Scene, scenes
 
-OF_ITS_WORDS = (  # what mpsd says there is what tests/unit/legacy compares without a daemon; what it does, tests/integration
+# What mpsd says there is what tests/unit/commands/language compares without a daemon; what it does, tests/integration.
+OF_ITS_WORDS = (
     "several lines", "no server", "start_server for a negative uid", "default percentage", "default memory limit",
     "default memory limit, values that are none", "default memory limit, naming devices", "default client priority",
     "quit with what it does not know",

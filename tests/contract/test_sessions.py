@@ -12,7 +12,7 @@ from tests.contract.transcript import Reply
 
 
 def slow(*values: str | float) -> Any:
-    """A variant whose answers the everyday tests compare without waiting (tests/unit/legacy)."""
+    """A variant whose answers the everyday tests compare without waiting (tests/unit/commands/language)."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 

@@ -9,32 +9,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mpsd import stop
-from mpsd.api.table import METHODS
+from mpsd.api.method_table import METHODS
 from mpsd.api.topics import parse_patterns
-from mpsd.cgroups import parse_cgroups
+from mpsd.commands.language import merge
+from mpsd.commands.language.command_table import COMMANDS
+from mpsd.commands.language.dispatch import answer_error
+from mpsd.commands.language.grammar import MAX_LINE_BYTES, PinnedLimit, Rejected, parse_words
 from mpsd.domains.domain import _pids
-from mpsd.domains.log_lines import OwnCommands, parse_line, read_news
+from mpsd.domains.rules import vendor_limits
+from mpsd.domains.rules.log_lines import OwnCommands, parse_line, read_news
 from mpsd.errors import BadRequest, MpsdError, NoSuchDevice, ProtocolError
-from mpsd.faults import kmod_records, xid_lines
-from mpsd.faults.core_file import parse_core
-from mpsd.legacy import merge
-from mpsd.legacy.commands import answer_error
-from mpsd.legacy.devices import find_device
-from mpsd.legacy.grammar import MAX_LINE_BYTES, PinnedLimit, Rejected, parse_words
-from mpsd.legacy.quantities import parse_limit
-from mpsd.legacy.table import COMMANDS
-from mpsd.model import Device
-from mpsd.policy import limits
-from mpsd.policy.cgroup_paths import describe
-from mpsd.process_ending import parse_stat
+from mpsd.faults.sources import kernel_log_lines, kmod_records
+from mpsd.faults.sources.core_dump_file import parse_core
+from mpsd.host import inspector_messages as inspector_wire
+from mpsd.host.cgroups import parse_cgroups
+from mpsd.host.process_exit import parse_stat
+from mpsd.keeper import messages as keeper_wire
+from mpsd.model import stop
+from mpsd.model.cgroup_path import describe
+from mpsd.model.device import Device
+from mpsd.model.device_names import find_device
+from mpsd.model.quantities import parse_limit
+from mpsd.stop import rules
 from mpsd.uvm import abi
-from mpsd.uvm.maps import parse_maps
-from mpsd.wire import inspector as inspector_wire
-from mpsd.wire import keeper as keeper_wire
+from mpsd.uvm.rules.memory_maps import parse_maps
 from mpsd.wire import rpc
+from mpsd.wire.forward_state import CONTROL_AT, parse_head
 from mpsd.wire.params import parse as parse_params
-from mpsd.wire.state import CONTROL_AT, parse_head
 
 Read = Callable[[bytes], None]
 MOST_NUMBER = 2**63
@@ -96,7 +97,7 @@ def rpc_params(data: bytes) -> None:
         assert str(error).isprintable()
 
 
-@reads("mpsd/wire/keeper.py")
+@reads("mpsd/keeper/messages.py")
 def keeper_reply(data: bytes) -> None:
     try:
         reply = keeper_wire.parse_reply(data)
@@ -109,7 +110,7 @@ def keeper_reply(data: bytes) -> None:
             continue
 
 
-@reads("mpsd/wire/state.py", "mpsd/failover/heartbeats.py", "mpsd/vault/descriptors.py")
+@reads("mpsd/wire/forward_state.py", "mpsd/services/heartbeats.py", "mpsd/vault/descriptor_checks.py")
 def state_head(data: bytes) -> None:
     try:
         assert parse_head(data).file_bytes > CONTROL_AT
@@ -117,7 +118,7 @@ def state_head(data: bytes) -> None:
         return
 
 
-@reads("mpsd/wire/inspector.py", "mpsd/inspector.py")
+@reads("mpsd/host/inspector_messages.py", "mpsd/host/inspector.py")
 def inspector_answer(data: bytes) -> None:
     try:
         _, payload = inspector_wire.parse_answer(data)
@@ -131,7 +132,9 @@ def inspector_answer(data: bytes) -> None:
 # -- the kernel's and the vendor's text, in which that of others can stand ---------------------------------------------
 
 
-@reads("mpsd/faults/core_file.py", "mpsd/faults/elf_tables.py", "mpsd/faults/core_directory.py")
+@reads(
+    "mpsd/faults/sources/core_dump_file.py", "mpsd/faults/sources/elf_tables.py", "mpsd/faults/sources/core_dump_directory.py"
+)
 def core_dump(data: bytes) -> None:
     try:
         core = parse_core(lambda offset, size: data[offset : offset + size], len(data))
@@ -141,16 +144,16 @@ def core_dump(data: bytes) -> None:
     assert core.kernel.isprintable()
 
 
-@reads("mpsd/faults/xid_lines.py", "mpsd/faults/kernel_log.py")
+@reads("mpsd/faults/sources/kernel_log_lines.py", "mpsd/faults/sources/kernel_log.py")
 def kernel_log(data: bytes) -> None:
-    xid = xid_lines.parse_xid(text_of(data))
+    xid = kernel_log_lines.parse_xid(text_of(data))
     if xid is not None:
-        seen = xid_lines.observe(xid, "default", DEVICES, 10**12)
+        seen = kernel_log_lines.observe(xid, "default", DEVICES, 10**12)
         assert seen.text.isprintable()
         assert (seen.xid or 0) < MOST_NUMBER
 
 
-@reads("mpsd/faults/kmod_records.py", "mpsd/faults/kmod.py")
+@reads("mpsd/faults/sources/kmod_records.py", "mpsd/faults/sources/kmod.py")
 def kmod_channel(data: bytes) -> None:
     try:
         for record in kmod_records.parse_records(data):
@@ -164,12 +167,12 @@ def kmod_channel(data: bytes) -> None:
             pass
 
 
-@reads("mpsd/process_ending.py", "mpsd/processes.py", "mpsd/faults/file_writers.py")
+@reads("mpsd/host/process_exit.py", "mpsd/host/processes.py", "mpsd/host/file_writers.py")
 def proc_stat(data: bytes) -> None:
     parse_stat(data, 5)
 
 
-@reads("mpsd/uvm/maps.py", "mpsd/uvm/holding.py")
+@reads("mpsd/uvm/rules/memory_maps.py", "mpsd/uvm/holding.py")
 def proc_maps(data: bytes) -> None:
     try:
         found = parse_maps(text_of(data))
@@ -178,18 +181,18 @@ def proc_maps(data: bytes) -> None:
     assert all(one.end <= other.start for one, other in pairwise(found))
 
 
-@reads("mpsd/cgroups.py", "mpsd/policy/cgroup_paths.py", "mpsd/stop.py", "mpsd/runtime/freezer.py")
+@reads("mpsd/host/cgroups.py", "mpsd/model/cgroup_path.py", "mpsd/model/stop.py", "mpsd/stop/freezer.py")
 def proc_cgroup(data: bytes) -> None:
     paths = tuple(parse_cgroups(text_of(data)))
     describe(paths)
-    stop.container_of(paths)
+    rules.container_of(paths)
     for kind in (stop.TargetKind.CGROUP, stop.TargetKind.CONTAINER):
         target = stop.Target(kind, paths[0] if paths else "word")
-        top = stop.branch(paths, target, stop.Asker(1000, 1))
+        top = rules.branch(paths, target, stop.Asker(1000, 1))
         assert top is None or top.startswith("/")
 
 
-@reads("mpsd/domains/log_lines.py", "mpsd/domains/log_files.py", "mpsd/domains/logs.py")
+@reads("mpsd/domains/rules/log_lines.py", "mpsd/host/growing_file.py", "mpsd/domains/log_follower.py")
 def vendor_log(data: bytes) -> None:
     own = OwnCommands()
     for text in text_of(data).split("\n"):
@@ -199,18 +202,18 @@ def vendor_log(data: bytes) -> None:
             assert line.pid < MOST_NUMBER
 
 
-@reads("mpsd/legacy/merge.py", "mpsd/policy/limits.py", "mpsd/domains/domain.py")
+@reads("mpsd/commands/language/merge.py", "mpsd/domains/rules/vendor_limits.py", "mpsd/domains/domain.py")
 def vendor_answers(data: bytes) -> None:
     text = text_of(data)
     halves = text[: len(text) // 2], text[len(text) // 2 :]
     merge.merge_ps(halves)
     merge.merge_device_clients([(half, [0, 1]) for half in halves])
     merge.merge_device_queries(halves, {DEVICES[0].uuid: 1})
-    percent, memory = limits.read_percent(text), limits.read_memory(text)
+    percent, memory = vendor_limits.read_percent(text), vendor_limits.read_memory(text)
     assert percent is None or 0 < percent <= 100
     assert memory is None or 0 <= memory < MOST_NUMBER
     assert all(pid < MOST_NUMBER for pid in _pids(text))
-    limits.overrides(text, {DEVICES[0].uuid: 0})
+    vendor_limits.overrides(text, {DEVICES[0].uuid: 0})
 
 
 @reads("mpsd/uvm/abi.py", "mpsd/uvm/device.py", "mpsd/uvm/simulator.py", "mpsd/uvm/sim_page.py")
@@ -235,7 +238,9 @@ DEVICES = (
 )
 
 
-@reads("mpsd/legacy/grammar.py", "mpsd/legacy/quantities.py", "mpsd/legacy/devices.py", "mpsd/runtime/sessions.py")
+@reads(
+    "mpsd/commands/language/grammar.py", "mpsd/model/quantities.py", "mpsd/model/device_names.py", "mpsd/commands/sessions.py"
+)
 def command_line(data: bytes) -> None:
     """A request or a refusal; all output is printable."""
     try:

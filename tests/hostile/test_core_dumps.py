@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.hostile.attacker import attacking
 from tests.integration.machine import Machine
 from tests.integration.process import wait_for
-from tests.unit.faults.test_core_file import SAMPLES
+from tests.unit.faults.sources.test_core_dump_file import SAMPLES
 
 # A writer of a FIFO continues when a process opens the FIFO for reading.
 OFFER_A_FIFO = """

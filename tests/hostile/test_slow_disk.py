@@ -14,7 +14,7 @@ from tests.integration.process import wait_for
 SOURCE = Path(__file__).with_name("slow_disk.c")
 FSYNC_SECONDS = 0.1
 READY_SECONDS = 30.0
-CHECKPOINT_SECONDS = 6.0  # runtime/write_back.py looks every 5 s
+CHECKPOINT_SECONDS = 6.0  # storage/checkpointing.py looks every 5 s
 
 
 @pytest.fixture

@@ -336,7 +336,7 @@ class Machine:
 
     def blocks(self) -> list[dict[str, Any]]:
         """Return the steps that blocked mpsd's event loop for over 50 ms, or MPSD_TEST_LOOP_MS. Making a file on a busy disk
-        takes long and is no fault of the step. runtime/loop_watch.py defines what counts."""
+        takes long and is no fault of the step. health/loop_watch.py defines what counts."""
         most_ms = float(os.environ.get("MPSD_TEST_LOOP_MS", "50"))
         return [entry for entry in self.journal("loop.blocked") if entry["ms"] > most_ms]
 

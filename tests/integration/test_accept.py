@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mpsd.faults import kmod_records
+from mpsd.faults.sources import kmod_records
 from tests.integration.machine import ROOT, Machine
 
 pytestmark = [

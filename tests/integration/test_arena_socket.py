@@ -17,7 +17,7 @@ from mpsd_client import Client, Refused, _conversation, calls, values
 from mpsd_client._datagrams import close_all
 
 from mpsd.api.audit import Trail
-from mpsd.arena import GRANULE
+from mpsd.model.arena import GRANULE
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import wait_for
 from tests.seeds import RUN_SEED

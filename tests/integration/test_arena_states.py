@@ -5,7 +5,7 @@ import os
 import pytest
 from mpsd_client import Client, Refused, State, StateReader, calls, values
 
-from mpsd.arena import GRANULE
+from mpsd.model.arena import GRANULE
 from tests.integration.machine import Machine
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

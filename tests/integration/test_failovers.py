@@ -166,8 +166,8 @@ NO_FENCE = """
 import runpy
 import sys
 
-import mpsd.failover.fencing as fencing
-import mpsd.vault.holders as holders
+import mpsd.services.fencing as fencing
+import mpsd.vault.fencing as holders
 
 def fence(self, entry, writer):
     self._desk.ends.kill(writer)

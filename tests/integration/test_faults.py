@@ -14,7 +14,7 @@ import pytest
 from mpsd_client import Client as Mpsd
 from mpsd_client import Event, Refused, calls, values
 
-from mpsd.faults.core_dumps import environment
+from mpsd.faults.sources.core_dumps import environment
 from tests.integration.client import Client
 from tests.integration.machine import SIMULATOR, UIDS, Machine
 from tests.integration.process import EVENT_SECONDS, is_running, wait_for

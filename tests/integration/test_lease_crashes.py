@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from mpsd.errors import NoRoom
-from mpsd.lease import Grant, Identity, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
-from mpsd.leases.book import LeaseBook
+from mpsd.leases.lease_book import LeaseBook
+from mpsd.leases.rules.budgets import Scope
+from mpsd.leases.rules.settings import AdmissionSettings
 from mpsd.leases.store import LeaseStore
-from mpsd.model import Credentials, Device, ProcessId
-from mpsd.policy.budgets import Scope
-from mpsd.policy.settings import AdmissionSettings
+from mpsd.model.device import Device
+from mpsd.model.lease import Grant, Identity, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
+from mpsd.model.process import Credentials, ProcessId
 
 DEVICES = (Device(0, "GPU-a", "A", 1 << 36, "0"),)
 ROOT, ALICE, BOB, CAROL = 0, 1000, 1001, 1002

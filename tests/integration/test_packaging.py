@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mpsd import places
-from mpsd.options import Config
-from mpsd.probes import CAPABILITIES
+from mpsd.check.probes import CAPABILITIES
+from mpsd.config import paths as places
+from mpsd.config.options import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "clients/systemd/mpsd.service"

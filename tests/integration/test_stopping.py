@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from mpsd_client import Refused, calls, values
 
-from mpsd.runtime.freezer import CgroupFreezer
+from mpsd.stop.freezer import CgroupFreezer
 from tests.integration.client import Client
 from tests.integration.machine import UIDS, Machine
 from tests.integration.process import is_running, state_of, wait_for

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from mpsd import processes
-from mpsd.fault import Observation
-from mpsd.model import ProcessId
+from mpsd.host import processes
+from mpsd.model.client import ShieldState
+from mpsd.model.fault import Observation
+from mpsd.model.process import ProcessId
 from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.simulator import SimulatedDevices
-from mpsd.uvm.standing import ShieldState, UvmSettings
+from mpsd.uvm.status import UvmSettings
 from tests.descriptors import descriptors
 from tests.inspecting import INSPECTOR
 from tests.integration.client import Client

@@ -6,7 +6,7 @@ import signal
 import pytest
 from mpsd_client import calls, values
 
-from mpsd.arena import GRANULE
+from mpsd.model.arena import GRANULE
 from tests.integration.machine import Machine
 from tests.integration.process import is_running, wait_for
 from tests.integration.test_arena_socket import contents, fill, layout_of, put, refusal

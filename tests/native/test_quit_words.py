@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.legacy.grammar import parse_quit, parse_words
+from mpsd.commands.language.grammar import parse_quit, parse_words
 from tests.seeds import seeds
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.faults.core_dumps import environment
-from mpsd.faults.core_file import CoreFile, parse_core
+from mpsd.faults.sources.core_dump_file import CoreFile, parse_core
+from mpsd.faults.sources.core_dumps import environment
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
 from tests.native.sim_machine import Machine, eventually
 

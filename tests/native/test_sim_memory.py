@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpsd.arena import FIRST_ADDRESS
+from mpsd.model.arena import FIRST_ADDRESS
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
 from tests.native.sim_machine import ROOT, Client, Machine, eventually, open_machine
 from tests.native.sim_space import GPU_FAULT, Space

@@ -13,7 +13,7 @@ pytest.importorskip("pynvml", reason="needs the package nvidia-ml-py")
 WATCH = """
 import sys, trio, trio.testing
 from pathlib import Path
-from mpsd.faults.nvml_events import NvmlEvents
+from mpsd.faults.sources.nvml_events import NvmlEvents
 from mpsd.gpu.nvml import read_devices
 
 async def main():
@@ -55,7 +55,7 @@ def test_an_xid_of_the_simulator_is_heard_and_its_end_disturbs_nothing() -> None
 LOSE = """
 import subprocess, sys, trio
 from pathlib import Path
-from mpsd.faults import nvml_events
+from mpsd.faults.sources import nvml_events
 from mpsd.gpu.nvml import read_devices
 
 nvml_events._AGAIN_SECONDS = nvml_events._AGAIN_MOST_SECONDS = 0.1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mpsd.__main__ import main, parse_arguments, parse_invocation
-from mpsd.config import Invocation
+from mpsd.config.loading import Invocation
 
 
 def run(*arguments: str, environ: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -51,7 +51,7 @@ def test_a_refused_configuration_reaches_the_front_end(tmp_path: Path) -> None:
 
 
 def test_a_package_that_is_missing_is_said_to_the_front_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "mpsd.app", None)  # importing it fails
+    monkeypatch.setitem(sys.modules, "mpsd.app.start", None)  # importing it fails
     (tmp_path / "mpsd.toml").touch()
     reader, writer = os.pipe()
     assert main(["serve", "--background", "--ready-fd", str(writer), "--config", str(tmp_path / "mpsd.toml")]) == 1

@@ -18,10 +18,28 @@ SOURCES = sorted(
     if path.suffix in (".py", ".c", ".h") and not {"build", "bin", "_native"} & set(path.relative_to(ROOT).parts)
 )
 
-PURE = (
-    "errors", "model", "arena", "fault", "lease", "service", "stop", "options", "vault_options",
-    "failover_options", "log_options", "accept", "schema", "visible", "wire", "legacy", "policy",
-)  # fmt: skip
+# Who may import whom: a package imports only from packages of a lower rank.  mpsd/__init__.py is free to all.
+LAYERS = (
+    ("errors", "native"),
+    ("model", "storage", "fairness"),
+    ("wire", "gpu", "host"),
+    ("config",),
+    ("log",),
+    ("keeper", "domains", "leases", "uvm", "check"),
+    ("relay", "commands", "stop", "vault", "api", "health"),
+    ("faults", "metrics"),
+    ("services",),
+    ("app",),
+    ("__main__",),
+)
+RANK = {package: rank for rank, packages in enumerate(LAYERS, 1) for package in packages}
+
+PURE_PACKAGES = {"errors", "model", "wire", "fairness"}
+PURE_FOLDERS = {"rules", "language"}
+PURE_MODULES = {
+    "config/value_checks.py", "config/schema.py", "config/options.py", "config/log_options.py", "config/vault_options.py",
+    "config/service_options.py", "host/inspector_messages.py", "keeper/messages.py", "stop/rules.py",
+}  # fmt: skip
 # Modules that would let a pure module wait, or do I/O.
 IMPURE = {
     "trio", "structlog", "asyncio", "os", "io", "pathlib", "shutil", "socket", "select", "selectors", "signal", "subprocess",
@@ -40,9 +58,27 @@ def parse(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text())
 
 
-def layer(path: Path) -> str:
-    """The name of the module or package directly under mpsd."""
+def package_of(path: Path) -> str:
+    """The name of the package, or of the module, directly under mpsd."""
     return path.parts[1].removesuffix(".py")
+
+
+def is_pure(path: Path) -> bool:
+    """Whether a module, as a path from the root, decides without I/O."""
+    inside = Path(*path.parts[1:])
+    return (
+        package_of(path) in PURE_PACKAGES
+        or bool(PURE_FOLDERS & set(inside.parts[:-1]))
+        or str(inside) in PURE_MODULES
+        or inside.name == "__init__.py"
+    )
+
+
+def module_of(name: str) -> Path:
+    """The file of a dotted name: of the module itself, or of the module that has the name."""
+    while not ((path := Path(*name.split("."))).with_suffix(".py") in MODULES or path / "__init__.py" in MODULES):
+        name = name.rpartition(".")[0]
+    return path.with_suffix(".py") if path.with_suffix(".py") in MODULES else path / "__init__.py"
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -60,14 +96,49 @@ def imports() -> Iterator[tuple[Path, str]]:
             yield path, name
 
 
-def test_a_pure_layer_does_not_touch_the_world() -> None:
+def imports_of_mpsd() -> Iterator[tuple[Path, Path]]:
+    """The modules of mpsd, each with a module of mpsd that it imports."""
+    for path, name in imports():
+        if name.startswith("mpsd.") and not name.startswith("mpsd._native"):
+            yield path, module_of(name)
+
+
+def test_every_package_has_a_rank() -> None:
+    assert {package_of(path) for path in MODULES} - {"__init__"} == set(RANK)
+
+
+def test_a_package_imports_only_from_lower_ranks() -> None:
+    """So the packages form no cycle, and each can be read with those below it alone."""
+    assert not [
+        f"{path} imports {other}"
+        for path, other in imports_of_mpsd()
+        if package_of(path) != package_of(other) != "__init__" and RANK[package_of(other)] >= RANK[package_of(path)]
+    ]
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    below: dict[Path, set[Path]] = {path: set() for path in MODULES}
+    for path, other in imports_of_mpsd():
+        below[path] |= {other} - {path}
+    while free := [path for path, others in below.items() if not others]:
+        for path in free:
+            del below[path]
+        below = {path: others - set(free) for path, others in below.items()}
+    assert not below, "those that are in a circle or import one that is"
+
+
+def test_a_pure_module_does_not_touch_the_world() -> None:
     """A decision must be testable with values alone."""
     assert not [
-        f"{path} is pure and imports {name}"
-        for path, name in imports()
-        if layer(path) in PURE
-        and (name.partition(".")[0] in IMPURE or (name.startswith("mpsd.") and name.split(".")[1] not in PURE))
+        f"{path} is pure and imports {name}" for path, name in imports() if is_pure(path) and name.partition(".")[0] in IMPURE
     ]
+    assert not [
+        f"{path} is pure and imports {other}" for path, other in imports_of_mpsd() if is_pure(path) and not is_pure(other)
+    ]
+
+
+def test_the_pure_modules_exist() -> None:
+    assert not [name for name in PURE_MODULES if Path("mpsd", name) not in MODULES]
 
 
 def test_drivers_of_devices_are_imported_in_one_place() -> None:
@@ -77,16 +148,6 @@ def test_drivers_of_devices_are_imported_in_one_place() -> None:
         for package, home in ONLY_IN.items()
         if (name + ".").startswith(package + ".") and not str(path).startswith(home)
     ]
-
-
-def test_only_the_command_line_imports_app() -> None:
-    """`app` joins the other modules; none of them may reach into it"""
-    joining = {"mpsd/__main__.py", "mpsd/app.py"}
-    assert not [f"{path} imports {name}" for path, name in imports() if is_app(name) and str(path) not in joining]
-
-
-def is_app(name: str) -> bool:
-    return name.split(".")[:2] == ["mpsd", "app"]
 
 
 def test_signals_go_by_pidfd() -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from mpsd_client import _native as client
 
-from mpsd import arena, errors
+from mpsd import errors
+from mpsd.keeper import messages
+from mpsd.model import arena
 from mpsd.native import ffi, lib
-from mpsd.wire import keeper
 
 ROOT = Path(__file__).resolve().parents[2]
 C_CLIENT = ROOT / "clients/c/include"
@@ -25,21 +26,21 @@ def compile_c(source: str, *flags: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_the_keepers_wire_is_that_of_its_header() -> None:
-    assert keeper._MESSAGE.size == ffi.sizeof("struct mpsd_keeper_message")
-    assert keeper._ENTRY.size == ffi.sizeof("struct mpsd_keeper_entry")
-    assert keeper._STAT.size == ffi.sizeof("struct mpsd_keeper_stat")
-    assert (keeper.MAJOR, keeper.MINOR) == (lib.MPSD_KEEPER_MAJOR, lib.MPSD_KEEPER_MINOR)
-    assert (keeper.ID_BYTES, keeper.PAGE) == (lib.MPSD_KEEPER_ID_BYTES, lib.MPSD_KEEPER_PAGE)
-    assert {each.name: each.value for each in keeper.Op} == {
-        each.name: getattr(lib, f"MPSD_KEEPER_{each.name}") for each in keeper.Op
+    assert messages._MESSAGE.size == ffi.sizeof("struct mpsd_keeper_message")
+    assert messages._ENTRY.size == ffi.sizeof("struct mpsd_keeper_entry")
+    assert messages._STAT.size == ffi.sizeof("struct mpsd_keeper_stat")
+    assert (messages.MAJOR, messages.MINOR) == (lib.MPSD_KEEPER_MAJOR, lib.MPSD_KEEPER_MINOR)
+    assert (messages.ID_BYTES, messages.PAGE) == (lib.MPSD_KEEPER_ID_BYTES, lib.MPSD_KEEPER_PAGE)
+    assert {each.name: each.value for each in messages.Op} == {
+        each.name: getattr(lib, f"MPSD_KEEPER_{each.name}") for each in messages.Op
     }
-    assert all(each == getattr(lib, f"MPSD_KEEPER_{each.name}") for each in keeper.Status)
+    assert all(each == getattr(lib, f"MPSD_KEEPER_{each.name}") for each in messages.Status)
 
 
 def test_a_request_to_the_keeper_has_its_fields_where_the_header_says() -> None:
     """Each field differs, so that two that changed places would show."""
     fields = ["major", "minor", "op", "flags", "sequence", "status", "generation", "size", "item_flags", "count"]
-    packed = keeper._MESSAGE.pack(*range(1, 11), b"name", 11, 12)
+    packed = messages._MESSAGE.pack(*range(1, 11), b"name", 11, 12)
     message = ffi.from_buffer("struct mpsd_keeper_message *", packed)
     assert [getattr(message, name) for name in fields] == list(range(1, 11))
     assert ffi.string(message.id) == b"name"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from mpsd.api.table import METHODS
-from mpsd.options import OPTIONS
+from mpsd.api.method_table import METHODS
+from mpsd.config.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOTTED = re.compile(r"`([a-z]+\.[a-z_]+)`")
@@ -55,8 +55,8 @@ def test_every_place_and_target_that_contributing_names_exists() -> None:
     """A newcomer follows CONTRIBUTING.md word by word: files, constants, targets of make."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
     written = set(re.findall(r"`([\w./]+/[\w./]*|[\w/]+\.(?:py|md))`", page)) | set(re.findall(r" (tests/\S+)", page))
-    examples = {"mpsd/faults/NAME.py", "mpsd/api/methods/SUBJECT.py"}
-    bases = (ROOT, ROOT / "mpsd", ROOT / "tests", ROOT / "clients", ROOT / "native", ROOT / "mpsd/wire")
+    examples = {"mpsd/faults/sources/NAME.py", "mpsd/api/methods/SUBJECT.py"}
+    bases = (ROOT, ROOT / "mpsd", ROOT / "tests", ROOT / "clients", ROOT / "native", ROOT / "mpsd/wire", ROOT / "mpsd/config")
     assert [each for each in sorted(written - examples) if not any((base / each).exists() for base in bases)] == []
     makefile = (ROOT / "Makefile").read_text()
     assert [each for each in re.findall(r"(?:^|`)make ([a-z-]+)\b", page, re.MULTILINE) if f"\n{each}:" not in makefile] == []

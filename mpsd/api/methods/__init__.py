@@ -1,1 +1,1 @@
-"""The handlers of the methods, by subject.  api/table.py has the privilege and the parameters of each."""
+"""The handlers of the methods, by subject.  api/method_table.py has the privilege and the parameters of each."""

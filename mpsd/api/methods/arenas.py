@@ -8,14 +8,14 @@ from contextlib import suppress
 from typing import Any
 
 from mpsd.api.authority import Peer
-from mpsd.api.exchange import Call, Rows
-from mpsd.api.services import Arenas, Services
-from mpsd.arena import Access, Allocation, Arena, ArenaSpec
+from mpsd.api.call import Call, Rows
+from mpsd.api.ports import Arenas, Services
 from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, NotAllowed
-from mpsd.legacy.devices import find_device
-from mpsd.policy import arena_names
-from mpsd.policy.arena_mode import may
-from mpsd.policy.reach import EVERYTHING
+from mpsd.model import arena_names
+from mpsd.model.arena import Access, Allocation, Arena, ArenaSpec
+from mpsd.model.arena_mode import may
+from mpsd.model.device_names import find_device
+from mpsd.model.reach import EVERYTHING
 from mpsd.wire import results
 from mpsd.wire.arena_messages import (
     ArenaId,

@@ -4,12 +4,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from mpsd.api.authority import Peer
-from mpsd.api.exchange import Call, Rows
+from mpsd.api.call import Call, Rows
 from mpsd.api.methods.queue import Waiting, all_waiting
-from mpsd.api.services import ClientView, Services
+from mpsd.api.ports import Services
 from mpsd.errors import MpsdError, NoSuchClient, NoSuchDomain, VendorFailed
-from mpsd.lease import Grant
-from mpsd.model import ProcessId
+from mpsd.model.client import ClientView
+from mpsd.model.lease import Grant
+from mpsd.model.process import ProcessId
 from mpsd.wire import results
 from mpsd.wire.messages import ClientId, MoveClient, Page
 from mpsd.wire.results import Map

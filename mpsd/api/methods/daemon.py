@@ -5,10 +5,10 @@ import time
 from collections import Counter
 
 from mpsd import __version__
-from mpsd.api.exchange import Call
-from mpsd.api.services import Services
-from mpsd.lease import LeaseState
-from mpsd.service import is_unserved
+from mpsd.api.call import Call
+from mpsd.api.ports import Services
+from mpsd.model.lease import LeaseState
+from mpsd.model.service import is_unserved
 from mpsd.wire.messages import Nothing
 from mpsd.wire.results import Map
 

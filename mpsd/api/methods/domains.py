@@ -3,10 +3,11 @@
 from functools import partial
 from typing import Any
 
-from mpsd.api.exchange import Call, Rows
+from mpsd.api.call import Call, Rows
 from mpsd.errors import BadRequest, NoSuchDomain
-from mpsd.legacy.devices import find_device
-from mpsd.model import Device, DomainView
+from mpsd.model.device import Device
+from mpsd.model.device_names import find_device
+from mpsd.model.domain import DomainView
 from mpsd.wire import results
 from mpsd.wire.messages import CreateDomain, DomainName, Page
 from mpsd.wire.results import Map

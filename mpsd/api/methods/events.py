@@ -4,8 +4,8 @@ from functools import partial
 
 from mpsd.api import topics
 from mpsd.api.authority import Peer
-from mpsd.api.events import Event, EventBus
-from mpsd.api.exchange import Call, Listener, Rows
+from mpsd.api.call import Call, Listener, Rows
+from mpsd.api.event_bus import Event, EventBus
 from mpsd.wire.messages import Nothing, Page, Subscribe
 from mpsd.wire.results import Map
 

@@ -3,13 +3,13 @@
 from functools import partial
 
 from mpsd.api.authority import Peer
-from mpsd.api.exchange import Call, Rows
+from mpsd.api.call import Call, Rows
 from mpsd.api.methods.clients import Clients
-from mpsd.api.services import FirstError, Standing
 from mpsd.errors import NoSuchClient, NotAllowed
-from mpsd.fault import Incident
-from mpsd.model import ProcessId
-from mpsd.policy.accusation import accused, convicted_key
+from mpsd.model.accusation import accused, convicted_key
+from mpsd.model.blame import Standing
+from mpsd.model.fault import FirstError, Incident
+from mpsd.model.process import ProcessId
 from mpsd.wire import results
 from mpsd.wire.incidents import incident_facts, incident_report, is_party
 from mpsd.wire.messages import BlameKey, GuardRange, IncidentNumber, ListIncidents, Page, ReportError

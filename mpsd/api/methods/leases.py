@@ -8,15 +8,15 @@ from operator import attrgetter
 from typing import Any
 
 from mpsd.api.authority import Peer
-from mpsd.api.exchange import Call, Rows
-from mpsd.api.services import Services
+from mpsd.api.call import Call, Rows
+from mpsd.api.ports import Services
 from mpsd.errors import BadRequest, MpsdError, NoSuchLease, NotAllowed
-from mpsd.lease import FULL_PERCENT, NO_LIMITS, Lease, LeaseSpec, Selector, SelectorKind
-from mpsd.legacy.devices import find_device
-from mpsd.model import Device
-from mpsd.policy import sm_steps
-from mpsd.policy.reach import EVERYTHING
-from mpsd.schema import describe
+from mpsd.model import sm_steps
+from mpsd.model.describe import describe
+from mpsd.model.device import Device
+from mpsd.model.device_names import find_device
+from mpsd.model.lease import FULL_PERCENT, NO_LIMITS, Lease, LeaseSpec, Selector, SelectorKind
+from mpsd.model.reach import EVERYTHING
 from mpsd.wire import results
 from mpsd.wire.messages import CreateLease, LeaseId, ListLeases, RenewLease
 from mpsd.wire.results import Map

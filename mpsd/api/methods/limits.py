@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mpsd.api.exchange import Call
-from mpsd.api.services import Board
+from mpsd.api.call import Call
+from mpsd.api.ports import Board
 from mpsd.errors import BadRequest
-from mpsd.legacy.devices import find_device
+from mpsd.model.device_names import find_device
 from mpsd.wire import results
 from mpsd.wire.messages import MIB, Nothing, SetLimits
 from mpsd.wire.results import Map

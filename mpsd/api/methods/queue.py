@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mpsd.api.exchange import Call, Rows
-from mpsd.api.services import Services
-from mpsd.model import ProcessId
+from mpsd.api.call import Call, Rows
+from mpsd.api.ports import Services
+from mpsd.model.process import ProcessId
 from mpsd.wire import results
 from mpsd.wire.messages import Page
 from mpsd.wire.results import Map

@@ -3,15 +3,15 @@
 A process is a member, not a connection: it may reconnect.
 """
 
-from mpsd.api.exchange import Call, Rows
-from mpsd.api.failover import Failover
+from mpsd.api.call import Call, Rows
 from mpsd.api.methods.arenas import arenas_of, check_whose, find_named, may_see, may_write
-from mpsd.api.services import Services
-from mpsd.arena import Arena
+from mpsd.api.ports import Services
+from mpsd.api.service_port import Failover
 from mpsd.errors import BadRequest, KeeperFailed, NoSuchArena, NotAllowed
-from mpsd.policy.arena_names import split
-from mpsd.policy.reach import reaches
-from mpsd.service import Instruction, ServiceSettings, ServiceView
+from mpsd.model.arena import Arena
+from mpsd.model.arena_names import split
+from mpsd.model.reach import reaches
+from mpsd.model.service import Instruction, ServiceSettings, ServiceView
 from mpsd.wire import service_results
 from mpsd.wire.messages import Page
 from mpsd.wire.results import Map

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mpsd.api.exchange import Call
+from mpsd.api.call import Call
 from mpsd.errors import BadRequest
-from mpsd.stop import Asker, Manner, Stopped, Target, TargetKind
+from mpsd.model.stop import Asker, Manner, Stopped, Target, TargetKind
 from mpsd.wire import results
 from mpsd.wire.messages import StopClient
 from mpsd.wire.results import Map

@@ -10,7 +10,7 @@ struct range {
 	struct address_facts facts;
 };
 
-/* Far from where programs and libraries lie, below where mpsd's windows begin (mpsd/arena.py), and outside what
+/* Far from where programs and libraries lie, below where mpsd's windows begin (mpsd/model/arena.py), and outside what
  * AddressSanitizer keeps for itself. */
 #ifdef __SANITIZE_THREAD__ /* leaves less room than others do */
 #define FIRST_ADDRESS 0x550000000000ull

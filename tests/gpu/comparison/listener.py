@@ -79,7 +79,7 @@ class Listener:
 
     def dump_variables(self) -> dict[str, str]:
         """What a client is started with to write core dumps where mpsd reads them."""
-        from mpsd.faults.core_dumps import environment
+        from mpsd.faults.sources.core_dumps import environment
 
         return environment(self._system.pipe / "cores")
 

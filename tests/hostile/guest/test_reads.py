@@ -18,8 +18,8 @@ from daemon import START_SECONDS, open_machine, start
 from mpsd_client import calls
 from telling import tell
 
-from mpsd.inspector import Inspector, Unreadable
-from mpsd.wire.inspector import Facts
+from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector_messages import Facts
 from tests.hostile.attacker import NOBODY, PYTHON
 from tests.integration.machine import Machine
 

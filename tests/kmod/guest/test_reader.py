@@ -1,4 +1,4 @@
-"""The daemon's reader, mpsd/faults/kmod.py, on the real device under trio."""
+"""The daemon's reader, mpsd/faults/sources/kmod.py, on the real device under trio."""
 
 import os
 from collections.abc import AsyncIterator
@@ -12,9 +12,9 @@ from fake_gpu import FakeGpu, VaSpace
 from test_clients import start_ticks
 from test_sink import HOLE
 
-from mpsd.fault import FaultClass, Observation, Source
-from mpsd.faults.kmod import Kmod
-from mpsd.model import ProcessId
+from mpsd.faults.sources.kmod import Kmod
+from mpsd.model.fault import FaultClass, Observation, Source
+from mpsd.model.process import ProcessId
 
 DEADLINE_SECONDS = 20
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import trio
 
-from mpsd.arena import FIRST_ADDRESS, GRANULE, Access, Allocation, Arena, ArenaSpec, KeptState, Portion
 from mpsd.errors import (
     ArenaBusy,
     ArenaSealed,
@@ -20,7 +19,8 @@ from mpsd.errors import (
     NotAllowed,
     StaleGeneration,
 )
-from mpsd.model import ProcessId
+from mpsd.model.arena import FIRST_ADDRESS, GRANULE, Access, Allocation, Arena, ArenaSpec, KeptState, Portion
+from mpsd.model.process import ProcessId
 
 NOW = 1_700_000_000.0
 MOST_BYTES = 64 << 30  # of all arenas together

@@ -4,17 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mpsd.errors import ArenaBusy, NoSuchArena, NotAllowed, StaleGeneration
-from mpsd.model import ProcessId
-from mpsd.policy.succession_words import Phase, Standing
-from mpsd.service import (
+from mpsd.model.process import ProcessId
+from mpsd.model.service import (
     Cause,
     HandedOver,
     Instruction,
     MemberView,
     Order,
+    Phase,
     Promotion,
     ServiceSettings,
     ServiceView,
+    Standing,
 )
 from tests.unit.api.fake_arenas import FakeArenas
 

@@ -1,10 +1,10 @@
 """Three faults as they may be: one that is proven, one with suspects, one of the GPU itself; and what is held against whom."""
 
-from mpsd.api.faults import FaultsInMemory
-from mpsd.api.services import Standing, StandingKind
-from mpsd.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
-from mpsd.model import ProcessId
-from tests.unit.legacy.fake_board import DEVICES
+from mpsd.api.fault_history import FaultsInMemory
+from mpsd.model.blame import Standing, StandingKind
+from mpsd.model.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
+from mpsd.model.process import ProcessId
+from tests.unit.commands.language.fake_board import DEVICES
 
 NOW = 1_700_000_000.0
 BEGAN_NS = 7_000_000_000_000

@@ -4,26 +4,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mpsd.api.faults import FaultsInMemory
-from mpsd.api.services import ClientView, KeeperView, Services
+from mpsd.api.fault_history import FaultsInMemory
+from mpsd.api.ports import Services
 from mpsd.domains.placement_waits import PlacementWait
+from mpsd.domains.rules.placement import Join
 from mpsd.errors import NoRoom, NoSuchClient, NoSuchLease
-from mpsd.lease import Grant, Identity, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
-from mpsd.legacy.board import ServerView
-from mpsd.legacy.devices import find_device
-from mpsd.model import DomainState, DomainView, ProcessId
-from mpsd.policy import health
-from mpsd.policy.health import Facts
-from mpsd.policy.placement import Join
-from mpsd.processes import process_id
-from mpsd.stop import Asker, Manner, Report, Stopped, Target, TargetKind, plan
+from mpsd.health.rules import problems as health
+from mpsd.health.rules.problems import Facts
+from mpsd.host.processes import process_id
+from mpsd.model.arena import KeeperView
+from mpsd.model.client import ClientView
+from mpsd.model.device_names import find_device
+from mpsd.model.domain import DomainState, DomainView, ServerView
+from mpsd.model.lease import Grant, Identity, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
+from mpsd.model.process import ProcessId
+from mpsd.model.stop import Asker, Manner, Report, Stopped, Target, TargetKind
+from mpsd.stop.rules import plan
 from tests.unit.api.fake_arenas import FakeArenas
 from tests.unit.api.fake_arenas import furnish as furnish_arenas
 from tests.unit.api.fake_failover import FakeFailover
 from tests.unit.api.fake_failover import furnish as furnish_failover
 from tests.unit.api.fake_incidents import NOW as NOW
 from tests.unit.api.fake_incidents import known_faults
-from tests.unit.legacy.fake_board import DEVICES, FakeBoard
+from tests.unit.commands.language.fake_board import DEVICES, FakeBoard
 
 UUIDS = tuple(device.uuid for device in DEVICES)
 

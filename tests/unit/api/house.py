@@ -14,12 +14,12 @@ import trio
 from mpsd.api.audit import Audit, Trail
 from mpsd.api.audit import open_audit as open_audit_files
 from mpsd.api.authority import Peer
-from mpsd.api.events import EventBus
+from mpsd.api.event_bus import EventBus
 from mpsd.api.server import MODE, SOCKET, Api, ApiSettings
-from mpsd.descriptors import KERNELS_MOST, close_all, rights
-from mpsd.log_options import Log
-from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
-from mpsd.runtime.sockets import listen
+from mpsd.config.log_options import Log
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.host.descriptors import KERNELS_MOST, close_all, rights
+from mpsd.host.listeners import listen
 from mpsd.wire.messages import VERSION
 from mpsd.wire.rpc import Frame, Notification, Request, Response, decode, encode
 from tests.unit.api.fake_services import NOW, Fakes, furnished

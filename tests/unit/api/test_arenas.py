@@ -9,10 +9,10 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mpsd.api.authority import Peer
-from mpsd.arena import GRANULE, Portion
-from mpsd.descriptors import close_all
 from mpsd.errors import KeeperFailed
-from mpsd.model import ProcessId
+from mpsd.host.descriptors import close_all
+from mpsd.model.arena import GRANULE, Portion
+from mpsd.model.process import ProcessId
 from mpsd.wire.rpc import Notification, Request, encode
 from tests.unit.api.fake_services import UUIDS
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, Caller, House, audit_text, open_house

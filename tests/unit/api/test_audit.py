@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from mpsd.api.audit import Audit, Trail, open_audit
-from mpsd.log_options import Log
-from mpsd.policy.uid_ranges import parse
-from mpsd.sink import LogFile, Rotation
-from mpsd.syslog import Severity, send_lines
+from mpsd.config.log_options import Log
+from mpsd.fairness.uid_ranges import parse
+from mpsd.log.sink import LogFile, Rotation
+from mpsd.log.syslog import Severity, send_lines
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, audit_in, open_house
 
 USERS = Trail.USERS.value

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from mpsd import processes
-from mpsd.api.authority import caller_of, peer_of
-from mpsd.policy.reach import EVERYTHING, NOTHING
-from mpsd.processes import process_id
-from mpsd.relay import peers
+from mpsd.api.authority import peer_of
+from mpsd.host import peers, processes
+from mpsd.host.peers import caller_of
+from mpsd.host.processes import process_id
+from mpsd.model.reach import EVERYTHING, NOTHING
 
 ANOTHER = 54321
 CONNECTS = """

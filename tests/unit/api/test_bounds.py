@@ -12,7 +12,7 @@ import trio.testing
 from mpsd.api import connection
 from mpsd.api.authority import Peer
 from mpsd.api.dispatch import dispatch
-from mpsd.policy.uid_ranges import parse
+from mpsd.fairness.uid_ranges import parse
 from mpsd.wire.rpc import Notification, Request, encode
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
 

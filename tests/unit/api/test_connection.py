@@ -14,7 +14,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from mpsd.errors import NotAllowed
-from mpsd.service import Instruction, Order
+from mpsd.model.service import Instruction, Order
 from mpsd.wire.rpc import MAX_BYTES, Request, Response, encode
 from tests.descriptors import descriptors
 from tests.unit.api.house import OWNER, audit_text, open_house

@@ -11,14 +11,14 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from mpsd import descriptors as module
-from mpsd.api.table import METHODS
-from mpsd.arena import GRANULE, MOST_DESCRIPTORS
-from mpsd.descriptors import KERNELS_MOST, Descriptors, close_all
+from mpsd.api.method_table import METHODS
+from mpsd.host import descriptors as module
+from mpsd.host.descriptors import KERNELS_MOST, Descriptors, close_all
+from mpsd.model.arena import GRANULE, MOST_DESCRIPTORS
 from mpsd.wire.rpc import Request, Response, encode
 from tests.descriptors import descriptors
 from tests.unit.api.house import OWNER, STRANGER, Caller, House, open_house
-from tests.unit.api.test_table import CALLS
+from tests.unit.api.test_method_table import CALLS
 
 TAKING = {name for name, method in METHODS.items() if method.takes}
 PUT: dict[str, Any] = {"id": 1, "generation": 7, "allocations": [[GRANULE, GRANULE], [2 * GRANULE, GRANULE]]}

@@ -12,9 +12,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from mpsd import descriptors as module
-from mpsd.arena import GRANULE
-from mpsd.descriptors import close_all
+from mpsd.host import descriptors as module
+from mpsd.host.descriptors import close_all
+from mpsd.model.arena import GRANULE
 from mpsd.wire.rpc import Request, Response, encode
 from tests.descriptors import descriptors
 from tests.lingering import lingering

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from mpsd.api.authority import Peer
-from mpsd.api.faults import REPORTERS, REPORTS, Reports
-from mpsd.api.services import FirstError
-from mpsd.model import ProcessId
+from mpsd.api.fault_history import REPORTERS, REPORTS, Reports
+from mpsd.model.fault import FirstError
+from mpsd.model.process import ProcessId
 from tests.unit.api.fake_incidents import ALICES
 from tests.unit.api.house import OWNER, open_house
 

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 from mpsd_client._conversation import Conversation
 
-from mpsd.api.table import HELLO, METHODS
+from mpsd.api.method_table import HELLO, METHODS
 from mpsd.wire import minors
 from mpsd.wire.messages import MINOR, VERSION
 from mpsd.wire.params import parse

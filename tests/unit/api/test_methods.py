@@ -7,14 +7,13 @@ import pytest
 
 from mpsd.api.authority import Peer
 from mpsd.errors import VendorFailed
-from mpsd.lease import Lease, LeaseSpec, LeaseState
-from mpsd.legacy.board import Defaults
-from mpsd.model import DomainState
-from mpsd.stop import Manner, Target, TargetKind, Way
+from mpsd.model.domain import Defaults, DomainState
+from mpsd.model.lease import Lease, LeaseSpec, LeaseState
+from mpsd.model.stop import Manner, Target, TargetKind, Way
 from mpsd.wire.rpc import MAX_BYTES, size
 from tests.unit.api.fake_services import NOW, UUIDS, selector_of
 from tests.unit.api.house import OPERATOR, OWNER, audit_text, open_house
-from tests.unit.legacy.fake_board import GIB, MIB
+from tests.unit.commands.language.fake_board import GIB, MIB
 
 SELF = {"kind": "pid", "value": "self"}
 

@@ -8,20 +8,20 @@ from typing import Any
 import msgpack
 import pytest
 
-from mpsd.api.page import ASKS, default_of, fields_of, render, schema, section
-from mpsd.api.page import rows as rows_of
+from mpsd.api.method_table import HELLO, METHODS, Privilege
+from mpsd.api.protocol_page import ASKS, default_of, fields_of, render, schema, section
+from mpsd.api.protocol_page import rows as rows_of
 from mpsd.api.server import ApiSettings
-from mpsd.api.table import HELLO, METHODS, Privilege
 from mpsd.api.topic_table import TOPICS
 from mpsd.api.topics import FAMILIES
 from mpsd.errors import ErrorCode
-from mpsd.model import DomainState
+from mpsd.model.domain import DomainState
 from mpsd.wire import minors, rpc
 from mpsd.wire.messages import MINOR, VERSION
 from mpsd.wire.params import walk
 from tests.unit.api.house import OPERATOR, OWNER, open_house
 from tests.unit.api.test_golden import FILES, frames
-from tests.unit.api.test_table import NEEDS_CLIENT, NEEDS_HOLDER, said
+from tests.unit.api.test_method_table import NEEDS_CLIENT, NEEDS_HOLDER, said
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = (DOCS / "protocol.md").read_text()

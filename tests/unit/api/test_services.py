@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpsd.api.authority import Peer
-from mpsd.model import ProcessId
+from mpsd.model.process import ProcessId
 from mpsd.wire.rpc import Notification
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER, open_house
 

@@ -13,11 +13,11 @@ import trio
 from mpsd_client import AsyncClient, Call, Client, ErrorCode, Event, Lost, Page, Refused, Selector, calls, values
 
 from mpsd import errors
-from mpsd.api.table import METHODS
-from mpsd.arena import GRANULE
-from mpsd.descriptors import close_all
-from mpsd.lease import Grant
-from mpsd.processes import process_id
+from mpsd.api.method_table import METHODS
+from mpsd.host.descriptors import close_all
+from mpsd.host.processes import process_id
+from mpsd.model.arena import GRANULE
+from mpsd.model.lease import Grant
 from tests.unit.api.house import House, open_house
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from mpsd_client import _conversation as conversation
 from mpsd_client._conversation import Conversation
 from mpsd_client._datagrams import close_all
 
-from mpsd.arena import GRANULE
-from mpsd.runtime.sockets import listen
+from mpsd.host.listeners import listen
+from mpsd.model.arena import GRANULE
 from tests.descriptors import descriptors
 from tests.unit.client.test_clients import admit_this_process, blocking, serving
 

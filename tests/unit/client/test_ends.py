@@ -12,7 +12,7 @@ import trio
 from mpsd_client import AsyncClient, Client, Disconnected, calls
 from mpsd_client._place import socket_path
 
-from mpsd.runtime.sockets import listen
+from mpsd.host.listeners import listen
 from tests.unit.client.test_clients import blocking, serving
 
 T = TypeVar("T")

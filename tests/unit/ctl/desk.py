@@ -18,11 +18,10 @@ from mpsctl.surroundings import Surroundings
 from mpsd.api.authority import Peer
 from mpsd.api.methods import daemon
 from mpsd.api.server import MODE
-from mpsd.lease import Grant, LeaseSpec, Selector, SelectorKind
-from mpsd.model import ProcessId
-from mpsd.policy.succession_words import Standing
-from mpsd.runtime.sockets import listen
-from mpsd.service import Cause, MemberView, Promotion, ServiceSettings, ServiceView
+from mpsd.host.listeners import listen
+from mpsd.model.lease import Grant, LeaseSpec, Selector, SelectorKind
+from mpsd.model.process import ProcessId
+from mpsd.model.service import Cause, MemberView, Promotion, ServiceSettings, ServiceView, Standing
 from tests.unit.api.fake_incidents import suspected
 from tests.unit.api.fake_services import NOW, UUIDS
 from tests.unit.api.house import OPERATOR, House, open_house

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mpsd.model import ProcessId
+from mpsd.model.process import ProcessId
 from tests.unit.api.fake_services import UUIDS
 from tests.unit.api.house import OWNER, STRANGER
 from tests.unit.ctl.desk import open_desk

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mpsd.lease import DomainPolicy, LeaseSpec, Selector, SelectorKind
-from mpsd.model import ProcessId
-from mpsd.stop import Asker, Manner, Report, Stopped, Target, TargetKind, Way
+from mpsd.model.lease import DomainPolicy, LeaseSpec, Selector, SelectorKind
+from mpsd.model.process import ProcessId
+from mpsd.model.stop import Asker, Manner, Report, Stopped, Target, TargetKind, Way
 from tests.unit.api.fake_services import UUIDS
 from tests.unit.api.house import OPERATOR, OWNER
 from tests.unit.ctl.desk import open_desk

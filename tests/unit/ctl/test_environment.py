@@ -9,7 +9,7 @@ import pytest
 from mpsctl.commands.environment import CORES, variables
 from mpsctl.program import main
 
-from mpsd.faults.core_dumps import environment
+from mpsd.faults.sources.core_dumps import environment
 from tests.unit.ctl.desk import surroundings
 
 

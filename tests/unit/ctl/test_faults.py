@@ -12,7 +12,7 @@ from mpsd_client import values
 from mpsd_client._reading import read
 
 from mpsd.api.authority import Peer
-from mpsd.fault import Confidence, FaultClass, Incident, Party
+from mpsd.model.fault import Confidence, FaultClass, Incident, Party
 from mpsd.wire.incidents import incident_report
 from tests.unit.api.fake_incidents import ALICES, ALICES_SECOND, BOBS, PARTIES, of_the_gpu, proven, suspected
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER

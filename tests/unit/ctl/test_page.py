@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mpsctl.page import render_page
 
-from mpsd.fault import Incident, Party
+from mpsd.model.fault import Incident, Party
 from mpsd.wire.incidents import incident_report
 from tests.unit.api.fake_incidents import ALICES, BOBS, of_the_gpu, proven, suspected
 from tests.unit.api.house import OWNER

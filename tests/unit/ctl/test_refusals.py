@@ -11,7 +11,7 @@ import trio
 from mpsctl.program import main
 from mpsd_client import Client
 
-from mpsd.model import DomainState
+from mpsd.model.domain import DomainState
 from tests.unit.api.house import OPERATOR, OWNER, STRANGER
 from tests.unit.ctl.desk import Desk, open_desk, surroundings
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mpsd.service import ServiceSettings
+from mpsd.model.service import ServiceSettings
 from tests.unit.api.fake_services import UUIDS
 from tests.unit.api.house import OWNER, STRANGER
 from tests.unit.ctl.desk import furnish, open_desk

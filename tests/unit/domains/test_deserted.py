@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from mpsd.domains.domain import Domain
-from mpsd.legacy.board import ServerView
-from mpsd.model import DomainState
+from mpsd.model.domain import DomainState, ServerView
 
 GPUS = ("GPU-a",)
 

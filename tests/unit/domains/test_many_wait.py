@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
+from mpsd.domains.rules.placement import Ask, Join, Rules, Wait
 from mpsd.errors import Stopping
-from mpsd.legacy.board import Defaults
-from mpsd.model import DomainState, DomainView, ProcessId
-from mpsd.policy.placement import Ask, Join, Rules, Wait
+from mpsd.model.domain import Defaults, DomainState, DomainView
+from mpsd.model.process import ProcessId
 
 USERS, EACH = 5, 40
 GPUS = frozenset({"GPU-a"})

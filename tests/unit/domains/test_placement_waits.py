@@ -1,8 +1,8 @@
 """Which clients that wait for a fault domain are a sign of a sick machine."""
 
 from mpsd.domains.placement_waits import PlacementWaits, Reason
-from mpsd.model import ProcessId
-from mpsd.policy.placement import Wait
+from mpsd.domains.rules.placement import Wait
+from mpsd.model.process import ProcessId
 
 FIRST, SECOND = ProcessId(1, 1), ProcessId(2, 1)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from mpsd import processes
 from mpsd.domains.domain import Domain
-from mpsd.domains.log_lines import ServerReady
-from mpsd.model import DomainState
+from mpsd.domains.rules.log_lines import ServerReady
+from mpsd.host import processes
+from mpsd.model.domain import DomainState
 
 GPUS = ("GPU-a",)
 

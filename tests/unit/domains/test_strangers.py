@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from mpsd import processes
 from mpsd.domains.domain import Domain
-from mpsd.domains.log_lines import (
+from mpsd.domains.log_follower import is_of_file
+from mpsd.domains.rules.line_alarm import LINE_SECONDS
+from mpsd.domains.rules.log_lines import (
     ClientArrived,
     ContextOpened,
     News,
@@ -21,10 +22,9 @@ from mpsd.domains.log_lines import (
     parse_line,
     read_news,
 )
-from mpsd.domains.logs import is_of_file
-from mpsd.legacy.board import ServerView
-from mpsd.model import DomainState, ProcessId
-from mpsd.policy.hearsay import LINE_SECONDS
+from mpsd.host import processes
+from mpsd.model.domain import DomainState, ServerView
+from mpsd.model.process import ProcessId
 
 GPUS = ("GPU-a",)
 SERVER = 999_999_901  # no process

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpsd.domains.vendor import why_absent
+from mpsd.domains.vendor_control import why_absent
 
 
 @pytest.mark.parametrize(

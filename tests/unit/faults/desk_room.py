@@ -7,15 +7,15 @@ import trio
 import trio.testing
 
 from mpsd.domains.domain import Domain
-from mpsd.domains.log_lines import ServerFault
 from mpsd.domains.pool import Pool
-from mpsd.fault import FaultClass, Incident, Observation, Party, Source
-from mpsd.faults.desk import FaultDesk
+from mpsd.domains.rules.log_lines import ServerFault
+from mpsd.faults.incidents import FaultDesk
+from mpsd.faults.rules.settings import FaultSettings
 from mpsd.faults.store import FaultStore
-from mpsd.legacy.board import ServerView
-from mpsd.model import DomainState, ProcessId
-from mpsd.policy.fault_settings import FaultSettings
-from mpsd.process_ending import Ending
+from mpsd.host.process_exit import Ending
+from mpsd.model.domain import DomainState, ServerView
+from mpsd.model.fault import FaultClass, Incident, Observation, Party, Source
+from mpsd.model.process import ProcessId
 
 SETTINGS = FaultSettings()
 BOOTED_NS = 10**12

@@ -11,10 +11,11 @@ import trio
 
 from mpsd.domains.domain import Domain
 from mpsd.errors import NoSuchClient
-from mpsd.fault import FaultClass, Source
 from mpsd.faults import reactions
-from mpsd.model import DomainState, ProcessId
-from mpsd.processes import process_id
+from mpsd.host.processes import process_id
+from mpsd.model.domain import DomainState
+from mpsd.model.fault import FaultClass, Source
+from mpsd.model.process import ProcessId
 from tests.unit.faults.desk_room import SETTINGS, DeskRoom
 from tests.unit.faults.test_reactions import Reacting
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from mpsd.errors import UnusablePath
-from mpsd.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
+from mpsd.faults.rules.blame_state import BlameState, Case, Conviction, CrashRecord
+from mpsd.faults.rules.incident_json import blame_of, blame_text, incident_of, incident_text
 from mpsd.faults.store import FaultStore
-from mpsd.model import ProcessId
-from mpsd.policy.blame_state import BlameState, Case, Conviction, CrashRecord
-from mpsd.policy.incident_text import blame_of, blame_text, incident_of, incident_text
+from mpsd.model.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
+from mpsd.model.process import ProcessId
 
 A, B, C = (ProcessId(pid, 7) for pid in (1, 2, 3))
 SEEN = Observation(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mpsd.fault import Party
-from mpsd.model import ProcessId
+from mpsd.model.fault import Party
+from mpsd.model.process import ProcessId
 
 PROCESS = ProcessId(4711, 99)
 

@@ -12,9 +12,10 @@ import trio.testing
 from mpsd.domains.domain import Domain
 from mpsd.errors import NoSuchClient
 from mpsd.faults.reactions import Reactions
-from mpsd.model import DomainState, ProcessId
-from mpsd.processes import process_id
-from mpsd.stop import Report, Step, Stopped
+from mpsd.host.processes import process_id
+from mpsd.model.domain import DomainState
+from mpsd.model.process import ProcessId
+from mpsd.model.stop import Report, Step, Stopped
 from tests.unit.faults.desk_room import SETTINGS, DeskRoom
 
 

@@ -7,11 +7,12 @@ import pytest
 import trio
 import trio.testing
 
-from mpsd.domains.log_lines import ClientFault
-from mpsd.fault import Confidence, FaultClass, Source
-from mpsd.model import DomainState, ProcessId
-from mpsd.process_ending import Ending
-from mpsd.processes import process_id
+from mpsd.domains.rules.log_lines import ClientFault
+from mpsd.host.process_exit import Ending
+from mpsd.host.processes import process_id
+from mpsd.model.domain import DomainState
+from mpsd.model.fault import Confidence, FaultClass, Source
+from mpsd.model.process import ProcessId
 from tests.unit.faults.desk_room import SERVER_PIDS, DeskRoom, running
 
 KILLED = Ending(signal.SIGKILL, 0)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mpsd.errors import NoRoom, TooMany
-from mpsd.lease import Grant, LeaseState, Selector, SelectorKind
-from mpsd.model import Credentials
-from mpsd.policy.budgets import Kind, Level, Scope, to_millionths
-from mpsd.policy.settings import AdmissionSettings
+from mpsd.leases.rules.budgets import Kind, Level, Scope, to_millionths
+from mpsd.leases.rules.settings import AdmissionSettings
+from mpsd.model.lease import Grant, LeaseState, Selector, SelectorKind
+from mpsd.model.process import Credentials
 from tests.unit.leases.world import ALICE, DEVICES, GIB, ROOT, World, by_uid, process, spec
 
 PIDS = st.integers(1, 8)

@@ -4,11 +4,11 @@ import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mpsd.errors import Refused
-from mpsd.lease import Refusal
-from mpsd.leases.line import NO_PLACE
-from mpsd.model import Credentials
-from mpsd.policy.settings import AdmissionSettings
-from mpsd.policy.uid_ranges import parse
+from mpsd.fairness.uid_ranges import parse
+from mpsd.leases.rules.settings import AdmissionSettings
+from mpsd.leases.wait_queue import NO_PLACE
+from mpsd.model.lease import Refusal
+from mpsd.model.process import Credentials
 from tests.unit.leases.world import ALICE, BOB, ROOT, Arrival, World, process
 
 SLOTS, FREELY = 64, 56

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mpsd.errors import NoRoom
-from mpsd.lease import LeaseState
-from mpsd.policy.settings import AdmissionSettings
+from mpsd.leases.rules.settings import AdmissionSettings
+from mpsd.model.lease import LeaseState
 from tests.unit.leases.world import ALICE, BOB, ROOT, Arrival, World, by_uid, spec
 
 UIDS = st.sampled_from([ROOT, ALICE, BOB])

@@ -5,9 +5,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mpsd.errors import NoRoom, UnusablePath
-from mpsd.lease import LeaseState
-from mpsd.model import Credentials
-from mpsd.policy.settings import AdmissionSettings
+from mpsd.leases.rules.settings import AdmissionSettings
+from mpsd.model.lease import LeaseState
+from mpsd.model.process import Credentials
 from tests.unit.leases.world import ALICE, BOB, GIB, GPU_A, ROOT, Arrival, World, by_pid, by_token, by_uid, ids, process, spec
 
 

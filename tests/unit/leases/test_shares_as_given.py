@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from mpsd.domains.rules.vendor_limits import of_grant
 from mpsd.errors import NoRoom
-from mpsd.policy.admission import renumbering
-from mpsd.policy.limits import of_grant
-from mpsd.policy.sm_steps import given
+from mpsd.leases.rules.admission import renumbering
+from mpsd.model.sm_steps import given
 from tests.unit.leases.world import ALICE, BOB, DEVICES, GIB, GPU_A, GPU_B, ROOT, World, by_uid, spec
 
 H200S = tuple(replace(each, multiprocessors=132, capability=(9, 0)) for each in DEVICES)

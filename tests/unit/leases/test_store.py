@@ -10,12 +10,13 @@ import trio
 import trio.testing
 
 from mpsd.errors import UnusablePath
-from mpsd.lease import DomainPolicy, Grant, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
-from mpsd.leases.records import Admitted
-from mpsd.leases.store import LeaseStore, read_boot_id
-from mpsd.model import Credentials, ProcessId
-from mpsd.policy.account import Held
-from mpsd.policy.budgets import Owner
+from mpsd.host.boot_id import read_boot_id
+from mpsd.leases.rows import Admitted
+from mpsd.leases.rules.budgets import Owner
+from mpsd.leases.rules.usage import Held
+from mpsd.leases.store import LeaseStore
+from mpsd.model.lease import DomainPolicy, Grant, Lease, LeaseSpec, LeaseState, Selector, SelectorKind
+from mpsd.model.process import Credentials, ProcessId
 
 SPEC = LeaseSpec(
     name="trainer «1»",

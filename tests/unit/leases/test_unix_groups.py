@@ -8,9 +8,9 @@ import pytest
 import trio
 import trio.testing
 
-from mpsd.leases import groups
-from mpsd.leases.groups import UnixGroups
-from mpsd.user_database import UserDatabase, ask_now
+from mpsd.host import unix_groups
+from mpsd.host.unix_groups import UnixGroups
+from mpsd.host.user_database import UserDatabase, ask_now
 
 SHORT_SECONDS = 0.1
 
@@ -19,14 +19,14 @@ SHORT_SECONDS = 0.1
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The uids that the database was asked for; everybody is in the group a alone."""
     found: list[int] = []
-    monkeypatch.setattr(groups, "is_member", lambda uid, name: found.append(uid) or name == "a")
+    monkeypatch.setattr(unix_groups, "is_member", lambda uid, name: found.append(uid) or name == "a")
     return found
 
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     speaks = threading.Event()
-    monkeypatch.setattr(groups, "is_member", lambda uid, name: speaks.wait(60))
+    monkeypatch.setattr(unix_groups, "is_member", lambda uid, name: speaks.wait(60))
     yield speaks
     speaks.set()
 
@@ -45,7 +45,7 @@ async def test_each_user_is_looked_up_once_until_the_settings_change(asked: list
 
 
 async def test_only_so_many_users_are_remembered(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "_MOST_USERS", 3)
+    monkeypatch.setattr(unix_groups, "_MOST_USERS", 3)
     known = UnixGroups()
     for uid in range(10):
         await known.learn(uid, ["a"])
@@ -69,7 +69,7 @@ async def test_a_silent_database_says_nothing_and_keeps_nobody(silent: threading
 
 async def test_a_user_with_many_uids_takes_one_thread(silent: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise one who has a slow entry in the database, or many uids that are in none, would keep all others waiting."""
-    monkeypatch.setattr(groups, "is_member", lambda uid, name: uid < 1000 or silent.wait(60))
+    monkeypatch.setattr(unix_groups, "is_member", lambda uid, name: uid < 1000 or silent.wait(60))
     known = UnixGroups(share_of=lambda uid: 5000 if uid >= 1000 else uid, users=UserDatabase(threads=2, seconds=5.0))
     async with trio.open_nursery() as nursery:
         for uid in range(1000, 1020):
@@ -99,7 +99,7 @@ def test_those_of_an_earlier_mpsd_are_learnt_at_once(asked: list[int]) -> None:
 
 
 def test_the_start_waits_for_a_bounded_time(silent: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "ask_now", partial(ask_now, seconds=SHORT_SECONDS))
+    monkeypatch.setattr(unix_groups, "ask_now", partial(ask_now, seconds=SHORT_SECONDS))
     known = UnixGroups()
     known.learn_now([1000], ["a"])
     assert known.of(1000, ["a"]) == ()

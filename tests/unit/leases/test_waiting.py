@@ -5,7 +5,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mpsd.errors import NoRoom, Refused, TooMany
-from mpsd.lease import LeaseState, Refusal
+from mpsd.model.lease import LeaseState, Refusal
 from tests.unit.leases.world import (
     ALICE,
     BOB,

@@ -9,12 +9,13 @@ from typing import Any
 import trio
 
 from mpsd.errors import Refused
-from mpsd.lease import Grant, Identity, Lease, LeaseSpec, Selector, SelectorKind
-from mpsd.leases.book import LeaseBook
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.leases.lease_book import LeaseBook
+from mpsd.leases.rules.settings import AdmissionSettings
 from mpsd.leases.store import LeaseStore
-from mpsd.model import Credentials, Device, ProcessId
-from mpsd.policy.settings import AdmissionSettings
-from mpsd.policy.uid_ranges import NO_RANGES, UidRanges
+from mpsd.model.device import Device
+from mpsd.model.lease import Grant, Identity, Lease, LeaseSpec, Selector, SelectorKind
+from mpsd.model.process import Credentials, ProcessId
 
 GIB = 1 << 30
 GPU_A, GPU_B = "GPU-aaaaaaaa", "GPU-bbbbbbbb"

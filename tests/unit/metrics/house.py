@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from mpsd.api.events import EventBus
+from mpsd.api.event_bus import EventBus
 from mpsd.metrics import pages
 from mpsd.metrics.server import Metrics, MetricsSettings
 from mpsd.metrics.source import Readings, Source

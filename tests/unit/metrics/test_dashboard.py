@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import Metric
 
-from mpsd.metrics.tallies import MOST_VALUES
+from mpsd.metrics.counters import MOST_VALUES
 from tests.unit.metrics.house import House
 
 ROOT = Path(__file__).resolve().parents[3]

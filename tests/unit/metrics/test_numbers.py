@@ -12,15 +12,14 @@ import pytest
 import trio
 import trio.testing
 
-from mpsd.api.events import EventBus
-from mpsd.api.services import KeeperView
-from mpsd.arena import GRANULE
+from mpsd.api.event_bus import EventBus
 from mpsd.errors import Refused
-from mpsd.lease import Grant, Refusal
-from mpsd.metrics.tallies import MOST_VALUES, OTHER, Histogram, Tallies
-from mpsd.model import Credentials, DomainState, ProcessId
-from mpsd.policy.succession_words import Phase, Standing
-from mpsd.service import MemberView, ServiceSettings, ServiceView
+from mpsd.metrics.counters import MOST_VALUES, OTHER, Histogram, Tallies
+from mpsd.model.arena import GRANULE, KeeperView
+from mpsd.model.domain import DomainState
+from mpsd.model.lease import Grant, Refusal
+from mpsd.model.process import Credentials, ProcessId
+from mpsd.model.service import MemberView, Phase, ServiceSettings, ServiceView, Standing
 from tests.unit.api.fake_services import UUIDS
 from tests.unit.metrics.house import House
 
@@ -287,6 +286,6 @@ def test_nothing_asks_a_vendor_daemon(house: House, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_library_is_not_loaded_where_nobody_asks() -> None:
-    code = "import sys, mpsd.settings; print(sorted({'prometheus_client', 'h11'} & set(sys.modules)))"
+    code = "import sys, mpsd.app.settings; print(sorted({'prometheus_client', 'h11'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert done.stdout == "[]\n"

@@ -8,13 +8,13 @@ import trio.testing
 
 from mpsd.domains.domain import Domain
 from mpsd.domains.placement_waits import PlacementWaits
-from mpsd.lease import Grant
-from mpsd.legacy.board import Defaults
-from mpsd.model import Credentials, DomainState, ProcessId
-from mpsd.relay.caller import Caller
+from mpsd.model.domain import Defaults, DomainState
+from mpsd.model.lease import Grant
+from mpsd.model.process import Credentials, ProcessId
+from mpsd.relay.assignment import Entrance
+from mpsd.relay.client_connection import Caller
 from mpsd.relay.conversation import Conversations, RelaySettings
-from mpsd.relay.entrance import Entrance
-from mpsd.relay.link import Link
+from mpsd.relay.forwarding import Link
 from mpsd.relay.progress import Track
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import trio
 
-from mpsd import processes
-from mpsd.fault import Observation
-from mpsd.model import ProcessId
+from mpsd.host import processes
+from mpsd.host.inspector_messages import Pair
+from mpsd.model.client import ShieldState, Standing
+from mpsd.model.fault import Observation
+from mpsd.model.process import ProcessId
 from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Answer, Outcome
-from mpsd.uvm.standing import ShieldState, Standing, UvmSettings
-from mpsd.wire.inspector import Pair
+from mpsd.uvm.status import UvmSettings
 from tests.inspecting import INSPECTOR
 
 SCRIPT = Path(__file__).with_name("fake_client.py")

@@ -11,12 +11,13 @@ import structlog
 import trio
 import trio.testing
 
-from mpsd.fault import Source
-from mpsd.model import ProcessId
-from mpsd.policy.descriptor_budget import MOST_SPACES, OF_A_CLIENT
+from mpsd.host.rules.descriptor_budget import MOST_SPACES, OF_A_CLIENT
+from mpsd.model.client import UNKNOWN, ShieldState, Standing
+from mpsd.model.fault import Source
+from mpsd.model.process import ProcessId
 from mpsd.uvm.attachments import Attachments, Watched
 from mpsd.uvm.space import Space, Unavailable
-from mpsd.uvm.standing import UNKNOWN, ShieldState, Standing, UvmSettings
+from mpsd.uvm.status import UvmSettings
 from tests.descriptors import descriptors
 from tests.inspecting import INSPECTOR
 from tests.unit.uvm.house import (

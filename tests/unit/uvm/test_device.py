@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsd import processes
+from mpsd.host import processes
 from mpsd.uvm import abi
 from mpsd.uvm.device import DeviceQueue, Devices
 from mpsd.uvm.space import Outcome, Space, Taken, Unavailable

@@ -11,11 +11,12 @@ import structlog
 import trio
 import trio.testing
 
-from mpsd.model import ProcessId
+from mpsd.model.client import ShieldState
+from mpsd.model.process import ProcessId
 from mpsd.uvm.attachments import Attachments
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Space
-from mpsd.uvm.standing import ShieldState, UvmSettings
+from mpsd.uvm.status import UvmSettings
 from tests.inspecting import INSPECTOR
 from tests.unit.uvm.house import (
     GPU,

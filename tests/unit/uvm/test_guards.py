@@ -6,11 +6,11 @@ import pytest
 import trio
 
 from mpsd.errors import TooMany
-from mpsd.fault import FaultClass, Observation, Source
-from mpsd.model import ProcessId
-from mpsd.policy.verdict import judge
+from mpsd.faults.rules.verdict import judge
+from mpsd.model.fault import FaultClass, Observation, Source
+from mpsd.model.process import ProcessId
 from mpsd.uvm.abi import EventKind, UvmEvent
-from mpsd.uvm.digest import digest_guarded, guarded
+from mpsd.uvm.fault_digest import digest_guarded, guarded
 from tests.unit.uvm.house import FakeClient, Told, attachments, start
 
 P, OTHER = ProcessId(4711, 99), ProcessId(4712, 99)

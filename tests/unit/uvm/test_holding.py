@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from mpsd import processes
-from mpsd.uvm.descriptors import ProcessEnded
+from mpsd.host import processes
+from mpsd.model.client import ShieldState
+from mpsd.uvm.client_descriptors import ProcessEnded
 from mpsd.uvm.holding import Holding, Look, close_all, find_closed, look
 from mpsd.uvm.simulator import SimulatedDevices
 from mpsd.uvm.space import Queue, Unavailable
-from mpsd.uvm.standing import ShieldState, UvmSettings
+from mpsd.uvm.status import UvmSettings
 from tests.inspecting import INSPECTOR
 from tests.unit.uvm.house import GPU, FakeClient, FakeSpace, a_client
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsd import processes
+from mpsd.host import processes
 from mpsd.uvm import abi, simulator
 from mpsd.uvm.sim_page import MOST_RANGES, PAGE_BYTES, Page
 from mpsd.uvm.simulator import SimulatedDevices

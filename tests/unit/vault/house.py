@@ -11,21 +11,22 @@ from pathlib import Path
 import pytest
 import trio
 
-from mpsd import processes
-from mpsd.arena import GRANULE, Access, Allocation, Arena, ArenaSpec
-from mpsd.model import Device, ProcessId
-from mpsd.places import native_directory
-from mpsd.policy.arena_settings import VaultSettings
+from mpsd.host import processes
+from mpsd.host.programs import native_directory
+from mpsd.keeper.memory_keepers import VaultKeepers
+from mpsd.model.arena import GRANULE, Access, Allocation, Arena, ArenaSpec
+from mpsd.model.device import Device
+from mpsd.model.process import ProcessId
+from mpsd.vault.allocations import Filling
 from mpsd.vault.arenas import Arenas
-from mpsd.vault.descriptors import check_simulated
-from mpsd.vault.filling import Filling
-from mpsd.vault.holders import Holders
-from mpsd.vault.janitor import Janitor
-from mpsd.vault.keepers import VaultKeepers
-from mpsd.vault.shelf import Shelf, Surroundings
+from mpsd.vault.catalog import Shelf, Surroundings
+from mpsd.vault.descriptor_checks import check_simulated
+from mpsd.vault.fencing import Holders
+from mpsd.vault.lifecycle import Vault
+from mpsd.vault.reclaim import Janitor
+from mpsd.vault.rules.settings import VaultSettings
 from mpsd.vault.store import VaultStore
-from mpsd.vault.terms import Terms
-from mpsd.vault.vault import Vault
+from mpsd.vault.writers import Terms
 
 PROGRAM = native_directory() / "keeper" / "mpsd-keeper"
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
@@ -210,8 +211,8 @@ async def taken(vault: Vault, arena: Arena, process: ProcessId) -> dict[int, byt
 
 def impatient_with_keepers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait a second for a keeper instead of ten.  Less is too little for one that is well on a busy machine."""
-    monkeypatch.setattr("mpsd.vault.keeper_link.SECONDS", 1.0)
-    monkeypatch.setattr("mpsd.vault.keeper._AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("mpsd.keeper.link.SECONDS", 1.0)
+    monkeypatch.setattr("mpsd.keeper.memory_keeper._AGAIN_SECONDS", 0.01)
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import trio.testing
 
-from mpsd.arena import FIRST_ADDRESS, GRANULE, WINDOW_UNIT, Access, ArenaSpec
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoRoom, NoSuchArena, NotAllowed, StaleGeneration, UnusablePath
-from mpsd.policy.arena_settings import Eviction, VaultSettings
+from mpsd.model.arena import FIRST_ADDRESS, GRANULE, WINDOW_UNIT, Access, ArenaSpec
+from mpsd.vault.rules.settings import Eviction, VaultSettings
 from tests.descriptors import descriptors
 from tests.unit.vault.house import (
     GPU,

@@ -11,12 +11,12 @@ import pytest
 from mpsd_client import State, StateReader
 from trio.testing import wait_all_tasks_blocked
 
-from mpsd import processes
-from mpsd.arena import GRANULE, Access, Arena
 from mpsd.errors import KeeperFailed, MpsdError, StaleGeneration, Stopping
-from mpsd.model import ProcessId
-from mpsd.vault.keeper_link import KeeperLink
-from mpsd.vault.vault import Vault
+from mpsd.host import processes
+from mpsd.keeper.link import KeeperLink
+from mpsd.model.arena import GRANULE, Access, Arena
+from mpsd.model.process import ProcessId
+from mpsd.vault.lifecycle import Vault
 from tests.descriptors import descriptors
 from tests.unit.vault.house import SPEC, House, at, committed, impatient_with_keepers, memory, opened, put, taken, until
 
@@ -264,7 +264,7 @@ async def test_a_stopped_keeper_costs_an_answer_and_no_memory(house, writer, mon
         assert vault.arenas.find("model").used_bytes == GRANULE
         os.kill(vault.keeper.pid, signal.SIGCONT)
         await until(lambda: vault.keeper.state == "works")
-        monkeypatch.setattr("mpsd.vault.keeper_link.SECONDS", 10.0)
+        monkeypatch.setattr("mpsd.keeper.link.SECONDS", 10.0)
         await put(vault, arena, writer.process, 1, text=b"after")
         await vault.arenas.commit(arena.id, 1, writer.process, None)
         assert await taken(vault, arena, writer.process) == {0: b"0", 1: b"after"}
@@ -356,7 +356,7 @@ async def test_memory_is_given_back_when_a_stopped_keeper_goes_on(house, writer,
         await vault.arenas.remove(arena.id)
         os.kill(vault.keeper.pid, signal.SIGCONT)
         await until(lambda: vault.keeper.state == "works" and not vault.keeper.held)
-        monkeypatch.setattr("mpsd.vault.keeper_link.SECONDS", 10.0)
+        monkeypatch.setattr("mpsd.keeper.link.SECONDS", 10.0)
         assert await vault.keeper.names() == []
 
 

@@ -8,10 +8,10 @@ import pytest
 import trio
 import trio.testing
 
-from mpsd.arena import Access
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, TooMany
-from mpsd.model import ProcessId
-from mpsd.policy.arena_settings import VaultSettings
+from mpsd.model.arena import Access
+from mpsd.model.process import ProcessId
+from mpsd.vault.rules.settings import VaultSettings
 from tests.descriptors import descriptors
 from tests.unit.vault.house import SPEC, STRANGER, USER, a_process, committed, opened, put, taken, until
 
@@ -226,8 +226,8 @@ async def test_after_a_reboot_nobody_holds_anything(house, writer):
 
 
 async def test_one_user_cannot_keep_the_others_from_opening(house, writer, other, monkeypatch):
-    monkeypatch.setattr("mpsd.vault.holders.MOST_OF_USER", 1)
-    monkeypatch.setattr("mpsd.processes.owner", lambda pid: (USER if pid == writer.process.pid else STRANGER, 0))
+    monkeypatch.setattr("mpsd.vault.fencing.MOST_OF_USER", 1)
+    monkeypatch.setattr("mpsd.host.processes.owner", lambda pid: (USER if pid == writer.process.pid else STRANGER, 0))
     async with house.vault() as vault:
         await opened(vault, writer.process)
         arena = await opened(vault, other.process, replace(SPEC, name="b"), STRANGER)

@@ -2,8 +2,8 @@
 
 import trio
 
-from mpsd.arena import Access
-from mpsd.policy.arena_settings import VaultSettings
+from mpsd.model.arena import Access
+from mpsd.vault.rules.settings import VaultSettings
 from tests.unit.uvm.house import GPU, Told, a_client, attachments, company, until
 from tests.unit.vault.house import SPEC, USER, committed, opened, taken
 

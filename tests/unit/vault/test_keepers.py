@@ -9,12 +9,12 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from mpsd import processes
-from mpsd.arena import GRANULE, Access, Arena
-from mpsd.descriptors import close_all
 from mpsd.errors import KeeperFailed, NoRoom, UnusablePath
-from mpsd.model import ProcessId
-from mpsd.vault.vault import Vault
+from mpsd.host import processes
+from mpsd.host.descriptors import close_all
+from mpsd.model.arena import GRANULE, Access, Arena
+from mpsd.model.process import ProcessId
+from mpsd.vault.lifecycle import Vault
 from tests.descriptors import descriptors
 from tests.unit.vault.house import SPEC, House, at, committed, impatient_with_keepers, memory, opened, put, taken, until
 
@@ -127,7 +127,7 @@ async def test_puts_at_once_start_no_more_than_are_needed(small, writer):
 
 
 async def test_what_even_many_could_not_hold_is_said(small, writer, monkeypatch):
-    monkeypatch.setattr("mpsd.vault.keepers.MOST_KEEPERS", 2)
+    monkeypatch.setattr("mpsd.keeper.memory_keepers.MOST_KEEPERS", 2)
     with capture_logs() as logs:
         async with small.vault() as vault:
             await committed(vault, writer.process)
@@ -207,7 +207,7 @@ async def test_a_socket_that_is_gone_costs_what_its_keeper_had(small, writer):
 
 
 async def test_what_is_lost_and_cannot_be_stored_is_lost_later(small, writer, monkeypatch):
-    monkeypatch.setattr("mpsd.vault.keepers._AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("mpsd.keeper.memory_keepers._AGAIN_SECONDS", 0.01)
     async with small.vault() as vault:
         await three(vault, writer.process)
         refusals = [UnusablePath("no space"), UnusablePath("no space")]
@@ -239,7 +239,7 @@ async def test_a_silent_keeper_costs_answers_about_what_it_has_and_nothing_else(
         for arena in (first, second):
             with pytest.raises(KeeperFailed):
                 await taken(vault, arena, writer.process)
-        impatient.setattr("mpsd.vault.keeper_link.SECONDS", 10.0)  # no request waits for it any more
+        impatient.setattr("mpsd.keeper.link.SECONDS", 10.0)  # no request waits for it any more
         assert vault.keeper.state == "1 of 2 do not answer"
         assert len(await taken(vault, third, writer.process)) == 4
         await put(vault, first, writer.process, 8, 9)  # elsewhere
@@ -261,7 +261,7 @@ async def test_one_that_is_silent_from_the_start_loses_nothing(small, writer, im
     async with small.vault() as vault:
         assert states(vault) == {"first": (4, 1), "second": (4, 1), "third": (4, 1)}
         assert set(vault.keeper.pids) == set(pids)
-        impatient.setattr("mpsd.vault.keeper_link.SECONDS", 10.0)
+        impatient.setattr("mpsd.keeper.link.SECONDS", 10.0)
         assert len(await taken(vault, third, writer.process)) == 4
         with pytest.raises(KeeperFailed):
             await taken(vault, first, writer.process)
@@ -295,7 +295,7 @@ async def test_what_is_put_into_one_that_falls_silent_is_not_put_twice(small, wr
             await put(vault, arena, writer.process, 1)
         os.kill(vault.keeper.pid, signal.SIGCONT)
         await until(lambda: vault.keeper.state == "works" and vault.keeper.held == 1)
-        impatient.setattr("mpsd.vault.keeper_link.SECONDS", 10.0)
+        impatient.setattr("mpsd.keeper.link.SECONDS", 10.0)
         await check_whole(vault)
 
 
@@ -350,7 +350,7 @@ async def test_a_quit_waits_for_none_that_is_silent(small, writer, impatient):
         os.kill(pids[0], signal.SIGSTOP)
         with pytest.raises(KeeperFailed):
             await taken(vault, first, writer.process)
-        impatient.setattr("mpsd.vault.keeper_link.SECONDS", 10.0)
+        impatient.setattr("mpsd.keeper.link.SECONDS", 10.0)
         await vault.end()
         await until(lambda: have_ended(pids))
     assert list(small.directory.glob("keeper*")) == []

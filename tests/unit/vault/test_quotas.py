@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import trio
 
-from mpsd.arena import GRANULE
 from mpsd.errors import NoRoom, NoSuchDevice
-from mpsd.policy.arena_settings import VaultSettings
+from mpsd.model.arena import GRANULE
+from mpsd.vault.rules.settings import VaultSettings
 from tests.unit.vault.house import GPU, SPEC, STRANGER, USER, at, committed, memory, opened, put
 
 TWO = VaultSettings(user_memory_bytes=2 * GRANULE, user_allocations=100)

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import trio
 
-from mpsd.arena import GRANULE, Access
-from mpsd.model import ProcessId
-from mpsd.policy.arena_settings import VaultSettings
-from mpsd.vault.vault import Vault
+from mpsd.model.arena import GRANULE, Access
+from mpsd.model.process import ProcessId
+from mpsd.vault.lifecycle import Vault
+from mpsd.vault.rules.settings import VaultSettings
 from tests.unit.vault.house import SPEC, at, memory, opened, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.deadline(600)]

@@ -12,14 +12,14 @@ import pytest
 from mpsd_client import State, StateReader
 from trio.testing import wait_all_tasks_blocked
 
-from mpsd.arena import GRANULE, Access, Arena, KeptState
 from mpsd.errors import BadRequest, KeeperFailed, NoRoom, NotAllowed, StaleGeneration
-from mpsd.model import ProcessId
-from mpsd.policy.arena_settings import VaultSettings
-from mpsd.vault.descriptors import check_state
+from mpsd.model.arena import GRANULE, Access, Arena, KeptState
+from mpsd.model.process import ProcessId
+from mpsd.vault.descriptor_checks import check_state
+from mpsd.vault.lifecycle import Vault
+from mpsd.vault.rules.settings import VaultSettings
 from mpsd.vault.store import VaultStore
-from mpsd.vault.vault import Vault
-from mpsd.wire.state import HEAD, MAGIC, file_bytes
+from mpsd.wire.forward_state import HEAD, MAGIC, file_bytes
 from tests.descriptors import descriptors
 from tests.unit.vault.house import SPEC, a_process, committed, memory, opened, put, taken, until
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mpsd.arena import GRANULE, Access
 from mpsd.errors import NotAllowed
+from mpsd.model.arena import GRANULE, Access
 from tests.unit.vault.house import committed, memory, opened, put, read
 
 

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mpsd_client import State
 
-from mpsd.arena import GRANULE, Access, Arena
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, MpsdError, NoSuchArena, NotAllowed, StaleGeneration
-from mpsd.model import ProcessId
-from mpsd.vault.vault import Vault
+from mpsd.model.arena import GRANULE, Access, Arena
+from mpsd.model.process import ProcessId
+from mpsd.vault.lifecycle import Vault
 from tests.unit.vault.house import SPEC, a_process, at, committed, memory, opened, put, taken, until
 
 SECONDS = 10.0

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mpsd.fault import Confidence, Deed, Incident, Observation, Party, Source
-from mpsd.model import ProcessId
+from mpsd.model.fault import Confidence, Deed, Incident, Observation, Party, Source
+from mpsd.model.process import ProcessId
 from mpsd.wire.incidents import NAMING, incident_facts, incident_report
 from mpsd.wire.plain import plain
 from mpsd.wire.rpc import MAX_BYTES, Response, encode

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsd.api.table import METHODS
+from mpsd.api.method_table import METHODS
 from mpsd.errors import BadRequest
-from mpsd.lease import DomainPolicy, SelectorKind
+from mpsd.model.lease import DomainPolicy, SelectorKind
 from mpsd.wire.arena_messages import ArenaName, DropMemory, PutMemory
 from mpsd.wire.messages import CreateLease, Hello, ListLeases, Nothing, Page, SelectorParams, SetLimits, Subscribe
 from mpsd.wire.params import parse, walk

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsd.lease import LeaseState, Selector, SelectorKind
-from mpsd.model import ProcessId
+from mpsd.model.lease import LeaseState, Selector, SelectorKind
+from mpsd.model.process import ProcessId
 from mpsd.wire.plain import plain
 
 

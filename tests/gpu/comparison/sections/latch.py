@@ -1,6 +1,6 @@
 """When the vendor's server reads a newcomer's limits: they are changed as each line about it appears in the server's log.
 
-mpsd lets the next client with other limits come only after the last of these lines (domains/guard.py); this is why.
+mpsd lets the next client with other limits come only after the last of these lines (domains/limit_guard.py); this is why.
 """
 
 import re

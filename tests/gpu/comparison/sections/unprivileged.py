@@ -48,7 +48,7 @@ def _until_one_runs(system: System) -> tuple[int, float | None]:
 def _why_not(stage: Stage) -> str:
     """What keeps that user from running mpsd here at all."""
     python = str(stage.options.python)
-    for argv in (["test", "-x", python], [python, "-I", "-c", "import mpsd.app"]):
+    for argv in (["test", "-x", python], [python, "-I", "-c", "import mpsd.app.start"]):
         done = subprocess.run([*AS_OTHER, *argv], capture_output=True, text=True, check=False, cwd="/")
         if done.returncode:
             return f"uid {OTHER_UID} cannot use {python}: {' '.join(done.stderr.split()[-8:]) or 'no access'}"

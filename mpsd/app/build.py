@@ -1,0 +1,219 @@
+"""Build the daemon's objects and join them: the one place that does."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from mpsd.api.event_bus import EventBus
+from mpsd.api.ports import Services
+from mpsd.api.server import Api
+from mpsd.app import settings
+from mpsd.app.daemon import Daemon
+from mpsd.app.readiness import Notifier
+from mpsd.app.startup import Found
+from mpsd.app.wire_faults import join_faults
+from mpsd.app.wire_services import join_failover
+from mpsd.app.wire_vault import join_vault
+from mpsd.commands.pool_board import DaemonBoard
+from mpsd.commands.sessions import Sessions
+from mpsd.config import paths
+from mpsd.config.options import Config
+from mpsd.domains.domain import Domain
+from mpsd.domains.lifecycle import live
+from mpsd.domains.operations import DomainOperations
+from mpsd.domains.pool import Pool
+from mpsd.domains.refuser import Refuser
+from mpsd.domains.strangers import Strangers
+from mpsd.domains.upkeep import Upkeep
+from mpsd.domains.vital_signs import watch_vital_signs
+from mpsd.errors import UnusablePath
+from mpsd.faults.incidents import FaultDesk
+from mpsd.faults.lifecycle import Faults
+from mpsd.health.collector import Health
+from mpsd.health.state_directory import StateDirectory
+from mpsd.host import processes, programs
+from mpsd.host.client_facts import ClientFacts
+from mpsd.keeper.connections import KeeperClient
+from mpsd.leases.lease_book import LeaseBook
+from mpsd.leases.unenforced import UnenforcedBook
+from mpsd.metrics.server import Metrics
+from mpsd.metrics.source import Readings
+from mpsd.model.device import Device
+from mpsd.model.process import ProcessId
+from mpsd.relay.assignment import Admission, Entrance
+from mpsd.relay.conversation import Conversations
+from mpsd.relay.progress import Progress
+from mpsd.relay.refusals import Refusals
+from mpsd.relay.server import Relay
+from mpsd.stop.quit import Ending
+from mpsd.stop.stopper import Stopper
+from mpsd.stop.targets import Targets
+from mpsd.vault.lifecycle import Vault
+
+
+def _build_pool(found: Found) -> Pool:
+    vendor = settings.vendor(found.config, found.environ, found.inspector, is_relayed=found.is_privileged)
+    pool_settings = settings.pool(found.config, found.invocation, found.claim.state_directory)
+    defaults = found.store.defaults() or settings.defaults(found.config, found.devices)
+    store, public = found.store, found.public.publish
+    return Pool(pool_settings, vendor, found.devices, defaults, store, public, live, ranges=found.ranges)
+
+
+def _wish(relayed: tuple[Relay, KeeperClient] | None) -> Callable[[ProcessId, int | None, str], None] | None:
+    return None if relayed is None else relayed[0].conversations.entrance.wish
+
+
+def build(found: Found) -> Daemon:
+    config, claim = found.config, found.claim
+    pool = _build_pool(found)
+    upkeep = Upkeep(pool, config.vendor.stop_seconds, lambda: find_devices(config))
+    events = EventBus()
+    facts = ClientFacts(found.inspector)
+    book = _open_book(found, pool, facts, events)
+    stopper = Stopper(pool, Targets(pool, lambda: _admitted(book), lambda: _needed(found, refuser, vault, relayed)))
+    faults = join_faults(found, pool, book, stopper, events, facts)
+    notifier = Notifier(found.environ)
+    vault = join_vault(found, lambda: pool.devices, book, faults.attachments, events)
+    failover = join_failover(found, pool, vault, stopper, faults, events)
+    refuser = Refuser(pool.program, claim.state_directory / "refuser", pool.settings.visible_devices)
+    metrics, admission = _build_metrics(config, events, book)
+    relayed = _build_relay(found, pool, admission, faults.desk, refuser, facts, metrics) if found.is_privileged else None
+    ending = Ending(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
+    board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
+    health = _build_health(found, pool, book, relayed and relayed[1], faults)
+    services = Services(
+        book,
+        DomainOperations(pool, upkeep, _wish(relayed), faults.attachments.standing, book.uid_of),
+        board,
+        stopper,
+        faults.desk,
+        processes.process_id,
+        _owner_uid,
+        processes.pid_namespaces,
+        lambda: pool.is_stopping,
+        health.problems,
+        time.time(),
+        {"backend": config.backend, "is_privileged": found.is_privileged},
+        faults.sources.standing,
+        vault.arenas,
+        vault.view,
+        failover,
+        lambda: ending.ends_at,
+    )
+    api = Api(services, settings.api(config), events, found.audit, found.ranges, found.admin_group.gid)
+    daemon = Daemon(
+        claim.pipe,
+        pool,
+        upkeep,
+        Sessions(board, found.public.write, settings.sessions(config), found.ranges, found.admin_group.gid),
+        ending,
+        found.store,
+        notifier,
+        relayed,
+        book,
+        api,
+        events,
+        faults,
+        vault,
+        failover,
+        partial(metrics.serve, services, _readings(found, relayed, api)) if metrics else None,
+        claim.restore,
+        _ignore_signal,
+    )
+    daemon.beside += [health.run, partial(watch_vital_signs, pool.domains, pool.notify)]
+    return daemon
+
+
+def _build_metrics(config: Config, events: EventBus, book: LeaseBook) -> tuple[Metrics | None, Admission]:
+    """Build the metrics, and the admission, which the metrics time."""
+    asked = settings.metrics(config)
+    if asked is None:
+        return None, book
+    metrics = Metrics(asked, events)
+    return metrics, metrics.timing(book)
+
+
+def build_strangers(daemon: Daemon, config: Config) -> Strangers:
+    return Strangers(daemon.pool, partial(_ends_strangers, config.domains.strangers), daemon.events.publish)
+
+
+def _ends_strangers(action: str, domain: Domain) -> bool:
+    return action == "terminate" or (action == "auto" and domain.guard.is_on)
+
+
+def _open_book(found: Found, pool: Pool, facts: ClientFacts, events: EventBus) -> LeaseBook:
+    make = LeaseBook if found.is_privileged else UnenforcedBook
+    admission = settings.admission(found.config, found.budget)
+    return make(found.lease_store, lambda: pool.devices, admission, facts.identify, events.publish, ranges=found.ranges)
+
+
+def _build_health(found: Found, pool: Pool, book: LeaseBook, keeper: KeeperClient | None, faults: Faults) -> Health:
+    return Health(
+        pool,
+        book,
+        StateDirectory(found.claim.state_directory),
+        lambda: found.claim.pipe.missing,
+        lambda: keeper.is_there if keeper else None,
+        lambda: found.store.trouble,
+        lambda: faults.sources.lost_gpus,
+    )
+
+
+def _readings(found: Found, relayed: tuple[Relay, KeeperClient] | None, api: Api) -> Readings:
+    return Readings(
+        relay_connections=lambda: len(relayed[0].callers) if relayed else 0,
+        api_connections=lambda: api.connections,
+        audit_lines_lost=lambda: found.audit.lost,
+    )
+
+
+def _build_relay(
+    found: Found, pool: Pool, book: Admission, desk: FaultDesk, refuser: Refuser, facts: ClientFacts, metrics: Metrics | None
+) -> tuple[Relay, KeeperClient]:
+    config, state = found.config, found.claim.state_directory
+    program = programs.native_directory() / "keeper" / "mpsd-keeper"
+    keeper = KeeperClient(program, state / "keeper", config.relay.max_connections * 2 + 16)
+    progress = _open_progress(state / "progress", config.relay.max_connections)
+    entrance = Entrance(pool, book, desk, config.domains.per_gpu == "auto", facts)
+    refusals = Refusals(refuser, config.relay.turn_seconds)
+    relay_settings = settings.relay(config, found.is_privileged)
+    conversations = Conversations(pool, keeper, progress, relay_settings, entrance, refusals)
+    if metrics:
+        conversations.took_handshake = metrics.took_handshake
+    return Relay(conversations, found.ranges), keeper
+
+
+def _owner_uid(process: ProcessId) -> int | None:
+    """Return the uid of the process; None if it has ended."""
+    found = processes.sole_uid(process.pid)
+    return found if processes.is_alive(process) else None  # checked last: until now the pid was this process's
+
+
+def _admitted(book: LeaseBook) -> set[ProcessId]:
+    """Return the clients that have been admitted, and those that wait to be."""
+    return {*book.grants(), *(entry.process for entry in book.queue() if entry.process is not None)}
+
+
+def _needed(found: Found, refuser: Refuser, vault: Vault, relayed: tuple[Relay, KeeperClient] | None) -> set[int]:
+    """Return the pids, other than those of the domains, that clients depend on."""
+    return {found.inspector.pid, refuser.pid, *vault.keeper.pids, *([relayed[1].pid] if relayed else [])}
+
+
+def _open_progress(path: Path, slots: int) -> Progress:
+    try:
+        return Progress(path, slots)
+    except OSError as exc:
+        raise UnusablePath(f"{path} cannot be used: {exc.strerror}") from None
+
+
+async def _ignore_signal(daemon: Daemon, number: int) -> None:
+    """Do nothing: the handler until the real one is set."""
+
+
+async def find_devices(config: Config) -> tuple[Device, ...]:
+    from mpsd.gpu.nvml import read_devices  # pynvml is large: --version does not load it
+
+    return await trio.to_thread.run_sync(read_devices, settings.visible(config), paths.nvml_library(config))

@@ -1,0 +1,83 @@
+"""Make the state directory again after another process removed it, so that a restart of mpsd loses little.
+
+mpsd continues with the removed files, which it has open.  In the new directory it keeps what the next mpsd needs: copies of the
+databases, who the clients of the running vendor daemons are, a keeper that can be reached, and the progress of connections.
+Prose: docs/operating.md, "The state directory was removed".
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd.app.instance_lock import Claim
+from mpsd.domains.pool import Pool
+from mpsd.errors import MpsdError
+from mpsd.storage.checkpointing import WriteBack
+
+log = structlog.get_logger()
+LOOK_SECONDS = 0.5
+_COPY_SECONDS = 1.0  # between two looks whether a database has changed
+
+
+@dataclass(slots=True)
+class RemovedState:
+    """Guards that a new directory is made only after the old one was removed or replaced, and is kept up to date from then on.
+
+    move: lets the keeper and the progress of connections continue in the new directory.
+    """
+
+    claim: Claim
+    pool: Pool
+    write_back: WriteBack
+    move: Callable[[], None]
+    _known: tuple[int, int] | None = None
+    _is_copied: bool = False  # the directory is not the one that mpsd was started with
+    _copied_at: float = 0.0  # trio time
+    _trouble: str = ""
+
+    async def run(self) -> None:
+        """Run as long as mpsd."""
+        self._known = await trio.to_thread.run_sync(self._identity, abandon_on_cancel=True)
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            try:
+                await self._look()
+                self._trouble = ""
+            except (MpsdError, OSError, sqlite3.Error) as exc:
+                if str(exc) != self._trouble:
+                    log.error("state_directory.not_made", why=str(exc), effect="a restart of mpsd would lose what it stores")
+                self._trouble = str(exc)
+
+    async def _look(self) -> None:
+        found = await trio.to_thread.run_sync(self._identity, abandon_on_cancel=True)
+        if self._known != found or found is None:
+            await self._make()
+        elif self._is_copied and trio.current_time() > self._copied_at + _COPY_SECONDS:
+            await self._copy()
+
+    async def _make(self) -> None:
+        await trio.to_thread.run_sync(self.claim.remake_state)
+        await self.pool.outlived.record(self.pool.settings.home, self.pool.domains.values())
+        self.move()
+        self.write_back.forget_copies()
+        await self._copy()
+        self._known, self._is_copied = await trio.to_thread.run_sync(self._identity), True
+        log.error("state_directory.made_again", path=str(self.claim.state_directory),
+                  effect="running clients go on; their domains take no others")  # fmt: skip
+
+    async def _copy(self) -> None:
+        await trio.to_thread.run_sync(self.write_back.copy)
+        self._copied_at = trio.current_time()
+
+    def _identity(self) -> tuple[int, int] | None:
+        path: Path = self.claim.state_directory
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino

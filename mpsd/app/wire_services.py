@@ -1,0 +1,94 @@
+"""The one place that builds services, and connects them with the vault, the domains and the fault sources."""
+
+import os
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from mpsd.api.event_bus import EventBus
+from mpsd.app import settings
+from mpsd.app.startup import Found
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.domains.rules.placement import Ask
+from mpsd.errors import NoSuchClient, VendorFailed
+from mpsd.faults.incidents import SUSPECT_SECONDS
+from mpsd.faults.lifecycle import Faults
+from mpsd.model.domain import DomainState
+from mpsd.model.process import ProcessId
+from mpsd.model.stop import Asker, Manner, Target, TargetKind
+from mpsd.services.coordinator import Around, Desk
+from mpsd.services.enlistment import Enlisted, FindPlace, Place
+from mpsd.services.requests import Failover
+from mpsd.services.server_watch import Servers
+from mpsd.stop.stopper import Stopper
+from mpsd.vault.lifecycle import Vault
+
+_OPERATOR = Asker(None, 0)
+
+
+def join_failover(
+    found: Found, pool: Pool, vault: Vault, stopper: Stopper, faults: Faults, events: EventBus
+) -> Failover:
+    """Build the failover services.  Raises UnusablePath."""
+
+    def domain_of(process: ProcessId) -> str:
+        return next((domain.name for domain in _domains_of(pool, process)), "")
+
+    def fault_since(name: str) -> float | None:
+        domain = pool.domains.get(name)
+        return domain.fault_since if domain is not None and domain.state is DomainState.FAULT else None
+
+    def gpus_of(name: str) -> tuple[str, ...]:
+        domain = pool.domains.get(name)
+        return domain.gpus if domain is not None else ()
+
+    around = Around(domain_of, fault_since, gpus_of, _ending(stopper, pool), events.publish)
+    desk = Desk(vault.arenas, around, found.service_store, settings.failover(found.config))
+    enlisted = Enlisted(desk, found.service_store, None if found.is_privileged else _finding(pool), found.ranges)
+    failover = Failover(desk, enlisted, Servers(desk, pool), vault.arenas.ready)
+    vault.arenas.reserve(desk.is_served)
+    vault.arenas.on_told.append(desk.heard_of)
+    vault.arenas.on_state.append(lambda arena: desk.heard_of("state", arena))
+    faults.desk.on_seen.append(desk.see)
+    desk.on_protected = faults.haste.turn
+    pool.avoid = enlisted.avoid
+    return failover
+
+
+def _ending(stopper: Stopper, pool: Pool) -> Callable[[ProcessId], Awaitable[object]]:
+    async def end(process: ProcessId) -> None:
+        """End a process; raises MpsdError if it still lives.
+
+        A domain that may be about to fault is waited for: its vendor daemon hangs when it is asked to end a client then
+        (measured).
+        """
+        with trio.move_on_after(SUSPECT_SECONDS + 1.0):
+            while any(trio.current_time() < domain.suspect_until for domain in _domains_of(pool, process)):
+                await pool.changed()
+        target = Target(TargetKind.PID, str(process.pid), process.start_time)
+        try:
+            report = await stopper.stop(target, Manner(), _OPERATOR)
+        except NoSuchClient:
+            return  # it has already ended
+        left = [each.why for each in report.stopped if not each.has_ended]
+        if left:
+            raise VendorFailed(left[0])
+
+    return end
+
+
+def _domains_of(pool: Pool, process: ProcessId) -> list[Domain]:
+    found = pool.home_of(process) or pool.domain_of_process(process.pid)
+    return [] if found is None else [found]
+
+
+def _finding(pool: Pool) -> FindPlace:
+    """Return how to find a domain for a process that reaches it through the domain daemon's own directory."""
+    gpus = frozenset(pool.gpus)
+
+    async def find(avoid: frozenset[str]) -> Place:
+        domain = await pool.place(Ask(os.geteuid(), gpus, avoid=avoid), None)
+        return Place(domain.name, {"CUDA_MPS_PIPE_DIRECTORY": str(domain.control.pipe_directory)})
+
+    return find

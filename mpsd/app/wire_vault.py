@@ -1,0 +1,66 @@
+"""Build the vault, and join it with the leases and with the resources of dead clients that mpsd holds."""
+
+import os
+from collections.abc import Callable, Sequence
+
+from mpsd.api.event_bus import EventBus
+from mpsd.app import settings
+from mpsd.app.startup import Found
+from mpsd.errors import NoSuchLease
+from mpsd.host import processes, programs
+from mpsd.keeper.memory_keepers import VaultKeepers
+from mpsd.leases.lease_book import LeaseBook
+from mpsd.model.device import Device
+from mpsd.model.process import ProcessId
+from mpsd.uvm.attachments import Attachments
+from mpsd.vault.allocations import Filling
+from mpsd.vault.arenas import Arenas
+from mpsd.vault.catalog import Shelf, Surroundings
+from mpsd.vault.descriptor_checks import check_exported, check_simulated
+from mpsd.vault.fencing import Holders
+from mpsd.vault.lifecycle import Vault
+from mpsd.vault.reclaim import Janitor
+from mpsd.vault.writers import Terms
+
+KEEPER = "vault-keeper"
+
+
+def join_vault(
+    found: Found,
+    devices: Callable[[], Sequence[Device]],
+    book: LeaseBook,
+    attachments: Attachments,
+    events: EventBus,
+) -> Vault:
+    """Build the vault from the configuration and the store.  Raise UnusablePath."""
+    config, store = found.config, found.vault_store
+
+    def lease_bytes(lease_id: int, gpu: str) -> int | None:
+        try:
+            return book.find(lease_id).spec.memory_bytes.get(gpu)
+        except NoSuchLease:
+            return None
+
+    def lease_of(process: ProcessId) -> int | None:
+        grant = book.grant_of(process)
+        return None if grant is None else grant.lease_id
+
+    def is_awaited(process: ProcessId) -> bool:
+        """Return whether another process waits for the writer's end, and the settings ask for a short wait."""
+        return shelf.settings.is_prompt and any(
+            entry.queue and entry.arena.writer == process for entry in shelf.by_id.values()
+        )
+
+    around = Surroundings(devices, lease_bytes, events.publish, ranges=found.ranges)
+    shelf = Shelf(store, around, settings.vault(config))
+    program = programs.native_directory() / "keeper" / "mpsd-keeper"
+    keeper = VaultKeepers(program, found.claim.state_directory / KEEPER, config.vault.max_allocations, shelf.compare, store)
+    janitor = Janitor(keeper, store)
+    holders = Holders(attachments, is_awaited, found.ranges)
+    check_memory = check_simulated if config.backend == "sim" else check_exported
+    filling = Filling(shelf, store, keeper, janitor, check_memory)
+    terms = Terms(shelf, store, filling, holders)
+    arenas = Arenas(shelf, store, filling, terms, holders, janitor, lease_of)
+    ours = processes.process_id(os.getpid())
+    before = store.begin(ours) if ours else None
+    return Vault(arenas, shelf, store, keeper, holders, janitor, before)

@@ -1,0 +1,1 @@
+"""`mpsd check`: whether this machine and its configuration are fit for mpsd."""

@@ -1,0 +1,119 @@
+"""The board of the vendor's commands (commands/language/board.py), over all fault domains at once."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.domains.rules.placement import Ask
+from mpsd.domains.rules.vendor_limits import of_defaults
+from mpsd.domains.servers import make_way
+from mpsd.domains.terminate_client import terminate_client
+from mpsd.errors import MpsdError, TooMany, VendorFailed
+from mpsd.model.device import Device
+from mpsd.model.domain import Defaults, ServerView
+
+log = structlog.get_logger()
+_OF_ONE_SERVER = frozenset(
+    f"{verb}_{noun}" for verb in ("get", "set") for noun in ("active_thread_percentage", "device_pinned_mem_limit")
+)
+_PATIENCE_SECONDS = 1.0  # then the last known state is the answer: health probes give up after 3 s
+
+
+class DaemonBoard:
+    """Guards that a command that only reads is answered even while a vendor daemon hangs."""
+
+    def __init__(self, pool: Pool, quit_all: Callable[[float | None], Awaitable[int]]) -> None:
+        self._pool = pool
+        self._quit = quit_all
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        return self._pool.devices
+
+    def defaults(self) -> Defaults:
+        return self._pool.defaults
+
+    async def set_defaults(self, defaults: Defaults) -> None:
+        await self._pool.set_defaults(defaults)
+
+    async def servers(self) -> Sequence[ServerView]:
+        """Return the servers of domains that have had clients: a spare's server does not count yet."""
+        found: list[ServerView] = []
+        public = [domain for domain in self._pool.domains.values() if domain.is_public]
+        stale = [domain for domain in public if domain.news.is_set()]
+        if stale:
+            with trio.move_on_after(_PATIENCE_SECONDS):
+                async with trio.open_nursery() as nursery:
+                    for domain in stale:
+                        nursery.start_soon(self._refresh, domain)
+        for domain in sorted(public, key=lambda domain: domain.number):
+            found.extend(domain.servers.values())
+        return found
+
+    async def _refresh(self, domain: Domain) -> None:
+        try:
+            await domain.refresh()
+        except VendorFailed as exc:
+            log.warning("domain.silent", domain=domain.name, why=str(exc))
+
+    async def start_server(self, uid: int) -> str:
+        """Start a server in the domain where this user's next client would go.
+
+        If that domain has an idle server of another user, it is replaced.
+        """
+        domain: Domain | None = None
+        seconds = self._pool.program.start_seconds
+        with trio.move_on_after(seconds):
+            domain = await self._pool.place(Ask(uid, frozenset(self._pool.gpus)), None)
+        if domain is None:
+            raise TooMany(f"no fault domain became free within {seconds:g} s to start a server for user {uid}")
+        await make_way(domain, uid, is_multiuser=self._pool.settings.is_multiuser)
+        return await self._tell(domain, f"start_server -uid {uid}", seconds)
+
+    async def shutdown_server(self, pid: int, force: bool) -> str:
+        domain = self._pool.domain_of_server(pid)
+        return await self._tell(domain, f"shutdown_server {pid}{' -f' if force else ''}")
+
+    async def terminate_client(self, server_pid: int, client_pid: int) -> str:
+        domain = self._pool.domain_of_server(server_pid)
+        try:
+            return await terminate_client(domain, server_pid, client_pid)
+        except MpsdError as exc:
+            log.error("command.failed", domain=domain.name, line=f"terminate_client {server_pid} {client_pid}", why=str(exc))
+            raise
+
+    async def forward(self, server_pid: int | None, line: str) -> str:
+        domain = self._pool.default_domain() if server_pid is None else self._pool.domain_of_server(server_pid)
+        if server_pid is None or not domain.guard.is_on or line.split()[0] not in _OF_ONE_SERVER:
+            return await domain.control.command(line)
+        return await self._at_baseline(domain, server_pid, line)
+
+    async def _at_baseline(self, domain: Domain, server_pid: int, line: str) -> str:
+        """Send a command about a server's limits while the server has its baseline limits.  Raises VendorFailed.
+
+        The limits that a server's user sees and sets differ from those that its next client gets (domains/limit_guard.py).
+        """
+        seconds = self._pool.program.command_seconds
+        defaults = of_defaults(self._pool.defaults, domain.gpus)
+        with trio.move_on_after(seconds):
+            async with domain.guard.at_baseline(server_pid, defaults, domain.control):
+                answer = await domain.control.command(line)
+            self._pool.store.save_baselines(domain.name, domain.guard.baselines)
+            return answer
+        raise VendorFailed(f"'{line}' was not answered in {seconds:g} s: too many clients with limits of their own are coming")
+
+    async def quit(self, timeout_seconds: float | None) -> int:
+        return await self._quit(timeout_seconds)
+
+    async def _tell(self, domain: Domain, line: str, seconds: float | None = None) -> str:
+        """Send a command that changes something; mpsd's view of the domain is stale afterwards."""
+        try:
+            return await domain.control.command(line, seconds)
+        except MpsdError as exc:
+            log.error("command.failed", domain=domain.name, line=line, why=str(exc))
+            raise
+        finally:
+            domain.mark_stale()

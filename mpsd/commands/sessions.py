@@ -1,0 +1,265 @@
+"""Command sessions: front ends that connect to PIPE_DIR/mpsd-ui.
+
+    front end                        mpsd
+    `mpsd-ui 1`                 ->
+                                <-   `mpsd-ui 1`
+    one datagram per command    ->
+                                <-   `O`bytes, `E`bytes (stdout, stderr), any number; then `X`status
+
+SEQPACKET.  Both programs are built together, so another version is just refused.
+"""
+
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import structlog
+import trio
+
+from mpsd.commands.language.board import Board
+from mpsd.commands.language.call import Answer
+from mpsd.commands.language.dispatch import dispatch
+from mpsd.commands.language.grammar import printable
+from mpsd.fairness.rates import Rate, Rates
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.host.arrivals import Arrival, hang_up, serve_in_turn
+from mpsd.host.datagrams import receive_now
+from mpsd.host.descriptors import close_apart
+from mpsd.host.peers import caller_of
+from mpsd.model.authority import Caller
+
+log = structlog.get_logger()
+_COMMAND_BYTES = 64 * 1024  # a longer command is cut, and refused like any over grammar.MAX_LINE_BYTES
+GREETING = b"mpsd-ui 1"
+MAX_COMMAND_BYTES = 4096
+_CHUNK_BYTES = 16 * 1024 - 1
+_SEND_SECONDS = 30.0
+_ROOM_SECONDS = 0.1
+_RUNNING_OF_USER = 4  # commands at once: a vendor daemon does one at a time, and one that starts a server may take a minute
+_LINES_RATE = Rate(burst=1 << 18, per_second=64)  # bytes of control.log for one user's commands: 5 MB a day at most
+_USERS_IN_TOTAL = 16  # all users together may write as much as so many
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    max_sessions: int
+    idle_seconds: float
+    trusts_containers: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """One front end.  Guards that mpsd knows which of the two waits for the other."""
+
+    connection: socket.socket
+    uid: int
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # cancelled only while idle
+    idle_since: float | None = field(default_factory=trio.current_time)  # mpsd waits for a command, or for room to send
+
+    @contextmanager
+    def idle(self, seconds: float) -> Iterator[None]:
+        """Raises TooSlowError when the front end lets mpsd wait for longer."""
+        self.idle_since = trio.current_time()
+        try:
+            with trio.fail_after(seconds):
+                yield
+        finally:
+            self.idle_since = None
+
+    async def receive(self, seconds: float) -> bytes:
+        """Return the next datagram; empty at the end.  Raises TooSlowError."""
+        with self.idle(seconds):
+            while True:
+                await trio.lowlevel.wait_readable(self.connection)
+                await trio.lowlevel.checkpoint_if_cancelled()  # otherwise the command would be cut off in the middle
+                try:
+                    datagram = receive_now(self.connection, _COMMAND_BYTES)
+                except (BlockingIOError, ConnectionResetError):
+                    continue  # a reset is reported once, before the commands that are still queued
+                await datagram.descriptors.close_strange()  # no command takes any
+                return datagram.data
+
+    async def reply(self, answer: Answer) -> None:
+        """Send the answer.  Raises TooSlowError when the front end does not read."""
+        for datagram in _datagrams(answer):
+            with self.idle(_SEND_SECONDS):
+                await self._send(datagram)
+
+    async def _send(self, data: bytes) -> None:
+        while True:
+            try:
+                self.connection.send(data, socket.MSG_NOSIGNAL)
+                return
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self.connection)
+
+    async def greet(self) -> None:
+        with self.idle(_SEND_SECONDS):
+            await self._send(GREETING)
+
+    def dismiss(self, why: str) -> None:
+        """Send a last answer, if the front end can take it: it reads it as the answer to its next command."""
+        try:
+            for datagram in _datagrams(Answer(stderr=why, status=1)):
+                self.connection.send(datagram, socket.MSG_NOSIGNAL)
+        except OSError:
+            pass  # it has closed, or does not read
+
+
+class Sessions:
+    """Guards the number of sessions: at the limit, an idle session is closed for the next front end."""
+
+    def __init__(
+        self,
+        board: Board,
+        write_log: Callable[[str], None],
+        settings: SessionSettings,
+        ranges: UidRanges = NO_RANGES,
+        admin_gid: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """admin_gid: the group of operators; None while there is none, or it is not known."""
+        self._admin_gid = admin_gid
+        self._board = board
+        self._write_log = write_log
+        self.settings = settings
+        self._ranges = ranges
+        self._open: set[_Session] = set()
+        self._running: dict[int, trio.Semaphore] = {}  # by the uid whose share they are of
+        self._lines = Rates(_LINES_RATE, _LINES_RATE.times(_USERS_IN_TOTAL))
+        self._ended = trio.Event()
+
+    async def serve(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        """Accept until cancelled."""
+
+        def begin(arrival: Arrival) -> None:
+            session = _Session(arrival.sock, arrival.credentials.uid)
+            self._open.add(session)
+            nursery.start_soon(self._converse, session)
+
+        def failed(trouble: OSError) -> None:
+            log.error("ui.accept_failed", why=trouble.strerror)
+
+        def refuse(arrival: Arrival) -> None:
+            log.info("ui.dropped", uid=arrival.credentials.uid, why="too many sessions wait to be begun, most of this user")
+            hang_up(arrival.sock)
+
+        most = self.settings.max_sessions
+        await serve_in_turn(listener, begin, refuse, self._ranges.share_of, most, failed, self._make_room)
+
+    async def settled(self) -> None:
+        """Return when no session is open."""
+        while self._open:
+            await self._ended.wait()
+
+    async def _make_room(self) -> int:
+        """Wait for room; return for how many sessions.
+
+        At the limit it closes an idle session: the one that has been idle longest, of the user with most idle ones.  If all
+        sessions wait for their answers, it waits until one does not; further front ends queue.
+        """
+        while len(self._open) >= self.settings.max_sessions:
+            idle = [session for session in self._open if session.idle_since is not None]
+            if idle:
+                share_of = self._ranges.share_of
+                [(greediest, _)] = Counter(share_of(session.uid) for session in idle).most_common(1)
+                min((s for s in idle if share_of(s.uid) == greediest), key=lambda s: s.idle_since or 0.0).scope.cancel()
+            with trio.move_on_after(_ROOM_SECONDS):
+                await self._ended.wait()
+        return self.settings.max_sessions - len(self._open)
+
+    async def _converse(self, session: _Session) -> None:
+        """Serve one session.  An error in here ends this session and nothing else."""
+        try:
+            with session.scope:
+                await self._serve(session)
+            if session.scope.cancelled_caught:
+                log.warning("ui.evicted", uid=session.uid, why="too many command sessions, and it was idle longest")
+                session.dismiss("Session closed: there were too many, and this one was idle longest\n")
+        except (OSError, trio.TooSlowError) as exc:
+            log.info("ui.dropped", uid=session.uid, why=repr(exc))
+        except Exception:
+            log.exception("ui.bug", uid=session.uid)
+        finally:
+            try:
+                await close_apart(session.connection.close)  # also closes its unread datagrams and their descriptors
+            finally:
+                self._open.remove(session)
+                self._ended.set()
+                self._ended = trio.Event()
+
+    async def _serve(self, session: _Session) -> None:
+        caller = self._caller(session.connection)
+        first = await session.receive(self.settings.idle_seconds)
+        if first != GREETING:
+            if first:
+                why = f"This mpsd speaks '{GREETING.decode()}', the front end said {first[:32]!r}: install both anew\n"
+                await session.reply(Answer(stderr=why, status=1))
+            return
+        await session.greet()
+        self._write(caller, "NEW UI")
+        while line := await session.receive(self.settings.idle_seconds):
+            if len(line) > MAX_COMMAND_BYTES:
+                answer = Answer(f"Command too long: more than {MAX_COMMAND_BYTES} bytes\n", 1)
+            else:
+                async with self._turn(session, caller):
+                    answer = await dispatch(self._board, caller, line)
+            self._record(caller, line, answer)
+            await session.reply(answer)
+        self._write(caller, "UI closed")
+
+    @asynccontextmanager
+    async def _turn(self, session: _Session, caller: Caller) -> AsyncIterator[None]:
+        """Let as many commands of one user run as a user has a share of; raises TooSlowError.  Operators never wait.
+
+        A session that waits here is idle: it makes way for front ends of others.
+        """
+        if caller.is_owner:
+            yield
+            return
+        share = self._ranges.share_of(caller.uid)
+        running = self._running.setdefault(share, trio.Semaphore(_RUNNING_OF_USER))
+        with session.idle(self.settings.idle_seconds):
+            await running.acquire()
+        try:
+            yield
+        finally:
+            running.release()
+            if running.value == _RUNNING_OF_USER:
+                del self._running[share]
+
+    def _record(self, caller: Caller, line: bytes, answer: Answer) -> None:
+        text = printable(line[:MAX_COMMAND_BYTES])
+        self._write(caller, f"Cmd:{text}\n{answer.stdout}" if answer.stdout else f"Cmd:{text}")
+
+    def _write(self, caller: Caller, text: str) -> None:
+        """Write to control.log, as the vendor's daemon does; a limit keeps users other than operators from filling the disk."""
+        if caller.is_owner or self._lines.allows(self._ranges.share_of(caller.uid), trio.current_time(), len(text)):
+            self._write_log(text)
+
+    def tell_suppressed(self) -> None:
+        """Write for each user how many entries the limit kept out of control.log."""
+        for uid, entries in self._lines.take_suppressed().items():
+            self._write_log(f"{entries} entries about commands of user {uid} are left out: they were too many")
+
+    def _caller(self, connection: socket.socket) -> Caller:
+        return caller_of(connection, self._admin_gid(), trusts_containers=self.settings.trusts_containers)
+
+
+def _datagrams(answer: Answer) -> Iterator[bytes]:
+    for letter, text in ((b"O", answer.stdout), (b"E", answer.stderr)):
+        data = text.encode(errors="replace")
+        while data:
+            end = _whole_characters(data, _CHUNK_BYTES)
+            yield letter + data[:end]
+            data = data[end:]
+    yield b"X" + bytes([min(answer.status, 255)])
+
+
+def _whole_characters(data: bytes, most: int) -> int:
+    """Return the length of as many characters as fit: the front end would escape the parts of a split one."""
+    end = min(most, len(data))
+    while end < len(data) and data[end] & 0xC0 == 0x80:  # a byte inside a character of UTF-8
+        end -= 1
+    return end

@@ -1,0 +1,204 @@
+"""Give each client its own limits, at a server with one set of limits for the next client (docs/leases.md, "Enforcement").
+
+A window is the time in which clients with the same limits may come: from before their connection reaches the vendor's daemon
+until the server's log reports that they have arrived.  Clients with other limits wait for the next window.  Between windows the
+server's limits are closed, so that a client that comes outside of every window gets an error rather than too much.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+import trio
+
+from mpsd.domains.rules import vendor_limits as terms
+from mpsd.domains.rules.vendor_limits import Limits
+from mpsd.errors import VendorFailed
+
+log = structlog.get_logger()
+_CLOSE_SECONDS = 5.0
+_ADOPTED_SECONDS = 2.0  # a context that an earlier mpsd admitted may still be coming
+
+
+class Control(Protocol):
+    """The part of the vendor's daemon that the guard uses (vendor_control.py)."""
+
+    async def commands(self, lines: tuple[str, ...], seconds: float | None = None) -> str: ...
+
+
+class Arrival:
+    """One connection of a client that is connecting."""
+
+    def __init__(self) -> None:
+        self._is_there = trio.Event()
+
+    async def settled(self, patience_seconds: float) -> bool:
+        """Wait until the client has arrived: True, or until the patience ends: whether it has."""
+        with trio.move_on_after(patience_seconds):
+            await self._is_there.wait()
+        return self._is_there.is_set()
+
+    def set(self) -> None:
+        self._is_there.set()
+
+
+@dataclass(slots=True)
+class Guard:
+    """Guards that while a client is connecting, its server has the limits of that client.
+
+    Off until the first client with limits comes: then the vendor's daemon gets no commands, and all clients share one window.
+    `baselines`: of each server, what its user or operator has set for it; no client gets more.
+    """
+
+    gpus: tuple[str, ...]
+    is_on: bool = False
+    baselines: dict[int, Limits] = field(default_factory=dict)
+    era: int = 0  # in another era, limits that were set before do not hold
+    _in_force: dict[int, Limits] = field(default_factory=dict)  # the last limits that each server took; absent: not known
+    _key: object = None  # what the clients in the window have in common
+    _inside: int = 0
+    _waiting: deque[tuple[object, trio.Event]] = field(default_factory=deque)
+    _telling: trio.Lock = field(default_factory=trio.Lock)
+    _arrivals: dict[int, deque[Arrival]] = field(default_factory=dict)
+
+    # -- windows -----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def window(self, key: object, control: Control) -> AsyncIterator[None]:
+        """Enter a window; inside are only holders of the same key: the limits, or another common property."""
+        await self._enter(key)
+        try:
+            yield
+        finally:
+            self._leave()
+            if self.is_on and not self._inside:
+                with trio.move_on_after(_CLOSE_SECONDS, shield=True):
+                    await self._close(control)
+
+    async def turn_on(self, server_pids: Iterable[int], defaults: Limits, control: Control) -> None:
+        """Admit only clients with limits from here on.  Raise VendorFailed; then the guard stays off."""
+        async with self._telling:
+            for server_pid in server_pids:
+                await self._learn_baseline(server_pid, defaults, control)
+            self.is_on = True
+
+    async def set_limits(self, server_pid: int, limits: Limits, defaults: Limits, control: Control) -> None:
+        """Set the limits, inside a window.  `defaults`: what a server is started with that started after `turn_on`.
+
+        Raise VendorFailed if it is not certain that the limits hold; then no client may be admitted.
+        """
+        async with self._telling:
+            baseline = self.baselines.setdefault(server_pid, defaults)
+            await self._tell(server_pid, terms.tighter(limits, baseline), control)
+
+    @asynccontextmanager
+    async def at_baseline(self, server_pid: int, defaults: Limits, control: Control) -> AsyncIterator[None]:
+        """Put the server's own limits in force, for a caller that reads or changes them; learn them anew afterwards."""
+        async with self.window(("baseline", server_pid), control):
+            await self.set_limits(server_pid, terms.unlimited(self.gpus), defaults, control)
+            yield
+            async with self._telling:
+                self._in_force.pop(server_pid, None)
+                await self._learn_baseline(server_pid, defaults, control)
+
+    async def hold_adopted(self, control: Control) -> None:
+        """Keep the limits in force after a restart of mpsd, until the clients that the earlier one admitted have arrived."""
+        async with self.window("adopted", control):
+            await trio.sleep(_ADOPTED_SECONDS)
+
+    # -- arrivals ----------------------------------------------------------------------------------------------------
+
+    def expect(self, pid: int) -> Arrival:
+        arrival = Arrival()
+        self._arrivals.setdefault(pid, deque()).append(arrival)
+        return arrival
+
+    def forget_arrival(self, pid: int, arrival: Arrival) -> None:
+        queue = self._arrivals.get(pid)
+        if queue and arrival in queue:
+            queue.remove(arrival)
+        if not queue:
+            self._arrivals.pop(pid, None)
+
+    def hear(self, pid: int) -> None:
+        """Note the server's report that a client has arrived: its oldest pending connection counts."""
+        if queue := self._arrivals.get(pid):
+            queue.popleft().set()
+
+    def forget(self) -> None:
+        """Forget all servers: the vendor's daemon has ended, and they with it."""
+        self.is_on = False
+        self.era += 1
+        self.baselines.clear()
+        self._in_force.clear()
+        for queue in self._arrivals.values():
+            for arrival in queue:
+                arrival.set()
+        self._arrivals.clear()
+
+    def forget_servers_but(self, pids: set[int]) -> None:
+        for table in (self.baselines, self._in_force):
+            for gone in set(table) - pids:
+                del table[gone]
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    async def _enter(self, key: object) -> None:
+        if not self._waiting and (not self._inside or self._key == key):
+            self._key = key
+            self._inside += 1
+            return
+        entry = (key, trio.Event())
+        self._waiting.append(entry)
+        try:
+            await entry[1].wait()  # for ever: every window ends within its clients' patience
+        except trio.Cancelled:
+            if entry[1].is_set():
+                self._leave()  # it was admitted at the same moment
+            else:
+                self._waiting.remove(entry)
+            raise
+
+    def _leave(self) -> None:
+        """Leave the window.  The next in the queue enter with all directly behind them that have the same key."""
+        self._inside -= 1
+        if self._inside or not self._waiting:
+            return
+        self._key = self._waiting[0][0]
+        while self._waiting and self._waiting[0][0] == self._key:
+            self._inside += 1
+            self._waiting.popleft()[1].set()
+
+    async def _learn_baseline(self, server_pid: int, defaults: Limits, control: Control) -> None:
+        """Read the limits that the server's user or operator has set, while they are in force."""
+        percent = terms.read_percent(await control.commands((f"get_active_thread_percentage {server_pid}",)))
+        memory = [
+            terms.read_memory(await control.commands((f"get_device_pinned_mem_limit {server_pid} {ordinal}",)))
+            for ordinal in range(len(self.gpus))
+        ]
+        if percent is None or None in memory:
+            raise VendorFailed(f"the limits of server {server_pid} cannot be read")
+        self.baselines[server_pid] = Limits(percent, tuple(size or 0 for size in memory), defaults.priority)
+
+    async def _tell(self, server_pid: int, wanted: Limits, control: Control) -> None:
+        if self._in_force.get(server_pid) == wanted:
+            return
+        before = self._in_force.pop(server_pid, None)
+        answer = await control.commands(terms.commands(server_pid, wanted, before.priority if before else None))
+        if answer != terms.proof(wanted):
+            raise VendorFailed(f"server {server_pid} did not take {wanted}: {answer.strip()!r}")
+        self._in_force[server_pid] = wanted
+
+    async def _close(self, control: Control) -> None:
+        """Close the limits, unless a client has come.  If that fails, they are set again before the next client is admitted."""
+        async with self._telling:
+            for server_pid, baseline in list(self.baselines.items()):
+                if self._inside:
+                    return
+                try:
+                    await self._tell(server_pid, terms.closed(self.gpus, baseline.priority), control)
+                except VendorFailed as exc:
+                    log.warning("limits.not_closed", server=server_pid, why=str(exc))

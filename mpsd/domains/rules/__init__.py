@@ -1,0 +1,1 @@
+"""Decisions about fault domains: placement, spares, the vendor's limits and log lines.  Pure."""

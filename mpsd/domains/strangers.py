@@ -1,0 +1,91 @@
+"""Clients that a vendor server lists and that mpsd did not admit: found, reported, and ended as configured.
+
+Where vendor daemons are private (domains/directories.py), no client can connect to one without the relay.  This covers domains
+where that is impossible, and ways in that are not known.  Prose: docs/domains.md, "Private directories".
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.domains.terminate_client import terminate_client
+from mpsd.errors import VendorFailed
+from mpsd.host import processes
+from mpsd.model.domain import DomainState
+from mpsd.model.process import ProcessId
+
+log = structlog.get_logger()
+_SURE_SECONDS = 1.0  # listed for so long, in two answers
+_AGAIN_SECONDS = 10.0  # until the work of a stranger that is still listed is ended again
+
+
+@dataclass(slots=True)
+class Stranger:
+    """A process in a domain's list.  since: its first listing; ended_at: when its work was last ended (trio times)."""
+
+    since: float
+    is_told: bool = False
+    ended_at: float | None = None
+
+
+@dataclass(slots=True)
+class Strangers:
+    """Guards that one answer alone makes no process a stranger, and that each is reported once.
+
+    is_ended: whether mpsd ends the GPU work of strangers in this domain.
+    """
+
+    pool: Pool
+    is_ended: Callable[[Domain], bool]
+    publish: Callable[[str, Mapping[str, Any]], None]
+    _known: dict[tuple[str, ProcessId], Stranger] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Run as long as mpsd."""
+        while True:
+            with trio.move_on_after(_SURE_SECONDS if self._known else float("inf")):
+                await self.pool.changed()
+            for domain in [each for each in self.pool.domains.values() if each.state is DomainState.READY]:
+                await self.look(domain)
+            for name, process in list(self._known):
+                if name not in self.pool.domains or not processes.is_alive(process):
+                    del self._known[name, process]
+
+    async def look(self, domain: Domain) -> None:
+        """Handle the strangers that the domain lists now; mpsd acts only on a second answer, some time after the first."""
+        now = trio.current_time()
+        listed = {process for pid in domain.strangers if (process := processes.process_id(pid))}
+        for process in [each for name, each in self._known if name == domain.name and each not in listed]:
+            del self._known[domain.name, process]
+        for process in listed:
+            stranger = self._known.setdefault((domain.name, process), Stranger(now))
+            if domain.asked_at < stranger.since + _SURE_SECONDS:
+                domain.mark_stale()
+                continue
+            if not stranger.is_told:
+                stranger.is_told = True
+                self._tell(domain, process)
+            if self.is_ended(domain) and (stranger.ended_at is None or now - stranger.ended_at > _AGAIN_SECONDS):
+                stranger.ended_at = now
+                await self._end(domain, process)
+
+    def _tell(self, domain: Domain, process: ProcessId) -> None:
+        owner = processes.owner(process.pid)
+        facts = {"pid": process.pid, "uid": owner[0] if owner else None, "domain": domain.name}
+        log.error("client.stranger", **facts, program=processes.command(process.pid), is_exposed=domain.is_exposed)
+        self.publish("client.stranger", facts)
+
+    async def _end(self, domain: Domain, process: ProcessId) -> None:
+        """End its GPU work.  It gets no signal: only the vendor's list calls it a client."""
+        server = next((each for each in domain.servers.values() if process.pid in each.client_pids), None)
+        if server is None:
+            return
+        try:
+            await terminate_client(domain, server.pid, process.pid)
+        except VendorFailed as exc:
+            log.error("client.not_terminated", pid=process.pid, domain=domain.name, why=str(exc))

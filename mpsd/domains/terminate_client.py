@@ -1,0 +1,24 @@
+"""End one client's GPU work by the vendor's terminate_client."""
+
+import structlog
+
+from mpsd.domains.domain import Domain
+from mpsd.errors import VendorFailed
+from mpsd.model.domain import DomainState
+
+log = structlog.get_logger()
+
+
+async def terminate_client(domain: Domain, server_pid: int, client_pid: int) -> str:
+    """End the client's GPU work and return the vendor's answer; its process sees error 810 and lives on.  Raises VendorFailed.
+
+    mpsd does not ask a domain in FAULT: its vendor daemon would not answer any command until the process has ended (measured).
+    """
+    if domain.state is DomainState.FAULT:
+        raise VendorFailed(f"domain {domain.name} is in FAULT: its clients have no work left that could be ended")
+    try:
+        answer = await domain.control.command(f"terminate_client {server_pid} {client_pid}")
+    finally:
+        domain.mark_stale()  # mpsd's view of the domain is stale, whether it worked or not
+    log.info("client.terminated", pid=client_pid, domain=domain.name, answer=answer.strip())
+    return answer

@@ -1,0 +1,277 @@
+"""Run one vendor control daemon in private directories, by its documented command language.
+
+It is started with `-d` (its parent returns when it listens), so it is not a child of mpsd and outlives it; see
+docs/decisions/002-vendor-daemons-are-not-children.md.  As root, in a mount namespace of its own (directories.py gives the
+reason).  Vendor daemons fail overlapping queries (measured: one in four to one in seven), so mpsd sends each one query at a
+time.
+"""
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd.domains.directories import CLOSED, OPEN, Home
+from mpsd.domains.leftovers import Leftovers
+from mpsd.errors import UnusablePath, VendorFailed
+from mpsd.host import processes
+from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.process_exit import wait_ended
+from mpsd.model.process import ProcessId
+
+log = structlog.get_logger()
+MAX_SOCKET_PATH = 107  # sun_path less its final zero, unix(7)
+MAX_LINE_BYTES = 1024  # 5,000 bytes kill the vendor's 580 daemon; 2,000 are fine
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+_ATTEMPTS = 5  # another user's vendor front end, relayed, can still overlap with us
+_SILENT_COMMANDS = 3
+_FORCE_SECONDS = 1  # before mpsd lets a daemon quit, clients have ended, or their work was terminated
+_BUSY = b"Cannot send command"
+_LIST = "get_server_list"
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE; it prints no message
+_LONGEST_SOCKET = "control_privileged"
+_NO_NAMESPACE = 125  # the launcher's exit status where mounts are not allowed (native/launcher)
+EXPOSED = "every user can connect to its vendor daemon past the relay, and write to its log"
+_LAUNCHER_SAYS = b"mpsd-launcher: "
+
+
+@dataclass(frozen=True, slots=True)
+class VendorProgram:
+    """The vendor's `nvidia-cuda-mps-control` and the time limits for it (seconds).
+
+    launcher: starts it where no other user reaches it; None where clients connect to it directly, without the relay.
+    """
+
+    path: Path
+    environment: Mapping[str, str]
+    command_seconds: float
+    start_seconds: float
+    inspector: Inspector
+    launcher: Path | None = None
+
+
+class VendorControl:
+    """Guards that one command at a time reaches the daemon, and that mpsd signals only its own daemon."""
+
+    def __init__(self, program: VendorProgram, home: Path) -> None:
+        self.home = Home(home)
+        self.pipe_directory = self.home.pipe
+        self.log_directory = self.home.log
+        self.process: ProcessId | None = None
+        self.is_exposed = False  # other users reach its sockets and its log, past the relay
+        self.was_left_exposed = False  # by an earlier mpsd, which did not close its directories or could not
+        self._program = program
+        self._one_at_a_time = trio.Lock()
+        self._leftovers = Leftovers(self.pipe_directory, program.inspector)
+
+    async def start(
+        self, visible_devices: str | None, options: tuple[str, ...] = (), as_uid: int | None = None
+    ) -> ProcessId:
+        """Start the daemon and return when it listens.  Raise VendorFailed with its message, or UnusablePath."""
+        await trio.to_thread.run_sync(self._make_directories, as_uid)
+        await self.sweep()
+        arguments = ["-d", *options]
+        environment = self._environment()
+        if visible_devices is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = visible_devices
+        try:
+            status, output = await self._launch(arguments, environment, as_uid)
+        except VendorFailed:
+            await self.sweep()  # a start that hung may have left a daemon behind
+            raise
+        self.process = self._find(as_uid) if status == 0 else None
+        if self.process is None:
+            room = await trio.to_thread.run_sync(os.statvfs, self.pipe_directory)
+            reason = why_absent(output, status, has_room=room.f_bavail > 0)
+            asked = f"{self._program.path} {' '.join(arguments)}"
+            raise VendorFailed(f"{asked} ended with status {status} and left no daemon behind: {reason}")
+        await trio.to_thread.run_sync(self.home.record, self.process)
+        return self.process
+
+    def adopt(self) -> ProcessId | None:
+        """Return the daemon that already runs in these directories, if any."""
+        self.process = self._find(None)
+        self.is_exposed = self.was_left_exposed = self._program.launcher is not None and not self.home.is_closed
+        return self.process
+
+    def visible_devices(self) -> str:
+        """Return the GPUs that the adopted daemon was started with; empty if it got none, or that cannot be read."""
+        try:
+            facts = self._program.inspector.facts_now(self.process.pid, [_DEVICES]) if self.process else None
+        except (OSError, Unreadable):
+            return ""
+        return facts.variables.get(_DEVICES, "") if facts else ""
+
+    async def command(self, line: str, seconds: float | None = None) -> str:
+        """Return its answer to one command.  Raise VendorFailed if it is gone, hangs, or is busy with others."""
+        return await self.commands((line,), seconds)
+
+    async def commands(self, lines: Sequence[str], seconds: float | None = None) -> str:
+        """Return its answers to several commands, one after the other, from one session.
+
+        Raise VendorFailed; then it may have executed some of them.
+        """
+        for line in lines:
+            if (size := len(line.encode())) > MAX_LINE_BYTES or "\n" in line:
+                raise VendorFailed(f"a command of {size} bytes is not passed on: {MAX_LINE_BYTES} on one line are")
+        encoded = "".join(f"{line}\n" for line in lines).encode()
+        async with self._one_at_a_time:
+            for attempt in range(_ATTEMPTS):
+                status, output = await self._run(
+                    [], encoded, self._environment(), seconds or self._program.command_seconds
+                )
+                if not status:
+                    answer = output.decode(errors="replace")
+                    if lines == (_LIST,):
+                        self._leftovers.record(int(word) for word in answer.split() if word.isdigit())
+                    return answer
+                if _BUSY not in output:
+                    break
+                await trio.sleep(0.01 * 2**attempt)
+        asked = "; ".join(lines)
+        raise VendorFailed(f"'{asked}' was not answered: {output.decode(errors='replace').strip() or status}")
+
+    async def is_responsive(self, seconds: float) -> bool:
+        """Return whether it answers at all, even that it is busy.  Does not wait for other commands to finish."""
+        with trio.move_on_after(seconds):
+            try:
+                await self._run([], f"{_LIST}\n".encode(), self._environment(), seconds)
+            except VendorFailed:
+                return False
+            return True
+        return False
+
+    @property
+    def silence_seconds(self) -> float:
+        """For how long it may leave everything unanswered, as it does while its server and the GPU are very busy."""
+        return _SILENT_COMMANDS * self._program.command_seconds
+
+    async def quit(self, patience_seconds: float) -> bool:
+        """Ask it to quit, forcing its servers after a second; return True if it ends within the patience."""
+        with trio.move_on_after(patience_seconds):
+            try:
+                await self.command(f"quit -t {_FORCE_SECONDS}", patience_seconds)
+            except VendorFailed:
+                pass  # a daemon that hangs or has ended does not answer: only its process counts
+            await self.wait_gone()
+        return not self.is_alive()
+
+    async def kill(self) -> None:
+        """Kill a daemon that does not quit; its servers and their clients' contexts die with it."""
+        if self.process is None:
+            return
+        self._leftovers.record_children(self.process)
+        with suppress(OSError):
+            processes.kill(self.process)
+        with trio.move_on_after(self._program.command_seconds):
+            await wait_ended(self.process)
+        processes.collect(self.process.pid)
+        await self.sweep()
+
+    async def sweep(self) -> int:
+        """Kill the other remaining processes of this domain (leftovers.py); return their number."""
+        return await self._leftovers.sweep()
+
+    def is_alive(self) -> bool:
+        return self.process is not None and processes.is_alive(self.process)
+
+    async def wait_gone(self) -> None:
+        """Wait until the daemon's process has ended, without limit."""
+        if self.process is None:
+            return
+        await wait_ended(self.process)
+        processes.collect(self.process.pid)  # it is our child where mpsd is its reaper
+
+    def socket_path(self, name: str) -> str:
+        return str(self.pipe_directory / name)
+
+    def _make_directories(self, owner: int | None) -> None:
+        longest = len(os.fsencode(self.socket_path(_LONGEST_SOCKET)))
+        if longest > MAX_SOCKET_PATH:
+            raise UnusablePath(f"{self.pipe_directory} makes a socket path of {longest} bytes; {MAX_SOCKET_PATH} fit")
+        self.home.make(CLOSED if self._program.launcher or os.geteuid() else OPEN, owner)
+        if trouble := self.home.trouble(os.geteuid() if owner is None else owner):
+            raise UnusablePath(f"{self.home.path} cannot be used: {trouble}")
+
+    def _environment(self) -> dict[str, str]:
+        directories = {
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe_directory),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.log_directory),
+        }
+        return dict(self._program.environment) | directories
+
+    async def _launch(self, arguments: list[str], environment: dict[str, str], uid: int | None) -> tuple[int, bytes]:
+        """Start the daemon where no other user reaches it, or else where they do; return status and output."""
+        seconds, launcher = self._program.start_seconds, self._program.launcher
+        self.is_exposed = self.was_left_exposed = False
+        if launcher is None:
+            return await self._run(arguments, b"", environment, seconds, uid)
+        user = () if uid is None else ("--uid", str(uid))
+        through = (str(launcher), *user, str(self.home.path))
+        status, output = await self._run(arguments, b"", environment, seconds, through=through)
+        if status != _NO_NAMESPACE or not output.startswith(_LAUNCHER_SAYS):
+            return status, output
+        log.error("domain.exposed", directory=str(self.home.path), why=output.decode(errors="replace").strip(),
+                  effect=EXPOSED)  # fmt: skip
+        self.is_exposed = True
+        self.home.open_to_servers()
+        return await self._run(arguments, b"", environment, seconds, uid)
+
+    async def _run(
+        self,
+        arguments: list[str],
+        text: bytes,
+        env: dict[str, str],
+        seconds: float,
+        uid: int | None = None,
+        through: tuple[str, ...] = (),
+    ) -> tuple[int, bytes]:
+        """Run the vendor's program; return status and output.  Raise VendorFailed if it is missing or hangs."""
+        try:
+            with trio.fail_after(seconds):
+                done = await trio.run_process(
+                    [*through, str(self._program.path), *arguments],
+                    stdin=text,
+                    capture_stdout=True,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                    env=env,
+                    cwd="/",
+                    deliver_cancel=_kill_at_once,
+                    start_new_session=True,  # reaper.py recognises our children by it
+                    user=uid,
+                    group=uid,
+                    extra_groups=None if uid is None else [],
+                )
+        except OSError as exc:
+            raise VendorFailed(f"{(*through, self._program.path)[0]} cannot be run: {exc.strerror}") from None
+        except trio.TooSlowError:
+            what = text.decode(errors="replace").strip() or " ".join(arguments)
+            raise VendorFailed(f"{self._program.path} hung: no answer to '{what}' in {seconds:g} s") from None
+        return done.returncode, done.stdout
+
+    def _find(self, uid: int | None) -> ProcessId | None:
+        """Return the daemon of the private directory; uid: its user, None for ours."""
+        owner = os.geteuid() if uid is None else uid
+        if trouble := self.home.trouble(owner):
+            log.error("domain.not_believed", directory=str(self.home.path), why=trouble)
+            return None
+        asked = self._program.path, owner, self._program.inspector
+        return self.home.recorded() or self.home.find_by_pid_file(*asked) or self.home.find_by_socket(*asked)
+
+
+async def _kill_at_once(process: trio.Process) -> None:
+    """Kill a front end that waits for a frozen daemon: it needs no cleanup, and ignores SIGTERM."""
+    process.kill()
+
+
+def why_absent(output: bytes, status: int, *, has_room: bool) -> str:
+    """Return why it did not start, by its output; has_room: of its disk, which the output omits (the simulator's does not)."""
+    said = output.decode(errors="replace").strip().partition("\n")[0].replace("\0", "")
+    reason = said or ("no device is visible to it" if status == _NO_DEVICE else "it said nothing")
+    return reason if has_room else f"{reason}; the disk of the state directory is full"

@@ -1,0 +1,375 @@
+"""The fault coordinator: observations become incidents, and incidents cause events, verdicts and actions.
+
+Sources pass in observations; the fusion assigns each to an incident (faults/rules/fusion.py), blame decides which clients are
+kept apart (faults/rules/blame.py), the response acts (reactions.py).  Only waiting is asynchronous.  Prose: docs/faults.md.
+"""
+
+import math
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from heapq import merge
+
+import structlog
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.domains.rules.log_lines import News
+from mpsd.errors import NoSuchFault
+from mpsd.faults.blame_report import standings
+from mpsd.faults.incident_events import Publish, publish_blame, publish_incident
+from mpsd.faults.known_clients import Parties
+from mpsd.faults.rules.blame import Blame
+from mpsd.faults.rules.correlation import is_elsewhere
+from mpsd.faults.rules.fusion import PRESENT_SECONDS, Fusion
+from mpsd.faults.rules.settings import FaultSettings
+from mpsd.faults.rules.unconfirmed_lines import Unconfirmed, confirms_fault
+from mpsd.faults.rules.verdict import is_proof
+from mpsd.faults.sources.vendor_log import observe
+from mpsd.faults.store import FaultStore
+from mpsd.host import processes
+from mpsd.host.process_exit import Ending
+from mpsd.model.blame import Standing
+from mpsd.model.domain import DomainState
+from mpsd.model.fault import TEXT_CHARACTERS, Deed, FaultClass, FirstError, Incident, Observation, Party, Source
+from mpsd.model.process import ProcessId
+from mpsd.model.xid import ENDS_SERVER
+
+log = structlog.get_logger()
+SUSPECT_SECONDS = 2.0  # by then the vendor's server has reported FAULT, or it was a false alarm
+# Signals by which a process ends itself, also after an error of its own (signal(7)); 0: it ended without one.
+OWN_SIGNALS = frozenset({0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
+_MOST_RECENT = 256
+_BREATH_SECONDS = 0.001
+_LOOK_SECONDS = 60.0  # the machine's clock may be set forward
+
+
+class FaultDesk:
+    """Guards that every observation is judged by mpsd's knowledge at that moment, and that the result is stored and published.
+
+    on_seen: called with each observation, with its domain if known, before anything else; returns whether a caller is being
+    answered now who must not wait for the rest, which then follows a moment later.
+    on_incident: called with each new revision of an incident, by which memory is held or released, and reactions start.
+    on_arrival: called for each connection of a client, and whether it is its first.  on_hang_up: for the end of each.
+    watches_since: when mpsd began to see clients come and go, on a machine that had clients before.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        store: FaultStore,
+        settings: FaultSettings,
+        describe: Callable[[ProcessId], Party],
+        publish: Publish,
+        clock: Callable[[], int] = time.monotonic_ns,
+        watches_since: int | None = None,
+    ) -> None:
+        self._pool, self._store, self._publish, self._clock = pool, store, publish, clock
+        self._describe = describe
+        self.parties = Parties(describe, clock)
+        self._fusion = Fusion(store.next_number(), self._at, self.parties.find, watches_since)
+        self.settings = settings
+        self._blame = Blame(settings, store.blame())
+        self._recent: dict[int, Incident] = {}  # the last ones, as published
+        self._unsaved: set[int] = set()  # of those, the ones that could not be stored
+        self._states: dict[str, DomainState] = {}
+        for left in store.unsettled():  # no mpsd ran to observe how they ended
+            store.save(replace(left, revision=left.revision + 1, is_settled=True))
+        self._unconfirmed = Unconfirmed()  # lines of the domains' logs
+        self._acquit_at = math.inf  # trio time: then clients that wait for a suspected domain try again
+        self._news = trio.Event()
+        self.on_seen: list[Callable[[Observation], bool]] = []
+        self._later: deque[tuple[Observation, int]] = deque()  # observations to be judged, and when they came
+        self.on_incident: list[Callable[[Incident], None]] = []
+        self.on_arrival: list[Callable[[ProcessId, Domain, bool], None]] = []
+        self.on_hang_up: list[Callable[[ProcessId], None]] = []
+        self.on_guard: Callable[[ProcessId, int, int], Awaitable[bool]] | None = None
+
+    def configure(self, settings: FaultSettings) -> None:
+        """Apply other settings from now on; convictions stay as they are."""
+        self.settings = settings
+        self._blame.configure(settings)
+
+    # -- observations ------------------------------------------------------------------------------------------------
+
+    def see(self, seen: Observation) -> None:
+        """Take an observation from any source; call it in the trio thread."""
+        domain = self._domain_of(seen)
+        if domain is not None and is_elsewhere(seen, domain.gpus):
+            domain, seen = None, replace(seen, domain="")
+        if domain is not None:
+            gpu = seen.gpu or (domain.gpus[0] if len(domain.gpus) == 1 else "")
+            seen = replace(seen, domain=domain.name, gpu=gpu)
+        is_urgent = False
+        for tell in self.on_seen:
+            is_urgent |= tell(seen)
+        if domain is not None:
+            seen = replace(seen, present=self._present(domain))
+            if (is_proof(seen) and not seen.is_contained) or seen.xid in ENDS_SERVER:
+                self._suspect(domain)
+        if self._later or (is_urgent and self._has_begun):
+            self._later.append((seen, self._clock()))
+            self._news.set()
+        else:
+            self._judge(seen, self._clock())
+        if domain is not None and confirms_fault(seen):
+            self.confirm(domain)
+
+    def _judge(self, seen: Observation, now_ns: int) -> None:
+        log.info("fault.seen", source=seen.source.value, domain=seen.domain, gpu=seen.gpu, xid=seen.xid, text=seen.text,
+                 pid=seen.process and seen.process.pid, is_proof=seen.is_proof, seen_ns=seen.seen_ns)  # fmt: skip
+        self._took(self._fusion.take(seen, now_ns))
+
+    def hear(self, domain: Domain, news: News) -> None:
+        """Take a line of a domain's log: it counts once a source that clients cannot forge confirms it
+        (faults/rules/unconfirmed_lines.py)."""
+        seen = observe(domain.name, news, self.parties, self._clock())
+        if seen is None:
+            return
+        if domain.state is DomainState.FAULT or self._unconfirmed.hear(seen):
+            self._believe(domain, (seen,))
+        else:
+            self._news.set()
+
+    def confirm(self, domain: Domain) -> None:
+        """Accept the earlier lines of the domain's log: its server, or the kernel, has confirmed the fault."""
+        if lines := self._unconfirmed.confirm(domain.name, self._clock()):
+            self._believe(domain, lines)
+
+    def _believe(self, domain: Domain, lines: Iterable[Observation]) -> None:
+        """Mark the domain as in FAULT, even if its server works again when asked: its clients have lost their contexts."""
+        domain.fail()
+        self._pool.notify()
+        for line in lines:
+            self.see(line)
+
+    def report(self, process: ProcessId, error: FirstError) -> None:
+        """Take a client's report of its own error: evidence, and not proof."""
+        words = " ".join(filter(None, (error.name or f"CUDA error {error.code}", error.text)))
+        self.see(
+            Observation(
+                Source.REPORT,
+                self._clock(),
+                process=process,
+                address=error.address,
+                kernel=error.kernel,
+                pc=error.pc,
+                text=words[:TEXT_CHARACTERS],
+            )
+        )
+
+    async def guard(self, process: ProcessId, base: int, length: int) -> bool:
+        """Watch a client's guards in this range.  Returns whether accesses to them will be seen."""
+        return self.on_guard is not None and await self.on_guard(process, base, length)
+
+    def _domain_of(self, seen: Observation) -> Domain | None:
+        if seen.domain:
+            return self._pool.domains.get(seen.domain)
+        if seen.process is None:
+            return None
+        if (home := self._pool.home_of(seen.process)) is not None:
+            return home
+        if self.parties.find(seen.process) is not None:  # its pid may belong to another process by now
+            return self._pool.domains.get(self.parties.domain_of(seen.process))
+        return self._pool.domain_of_process(seen.process.pid)
+
+    def domain_of_pid(self, pid: int) -> Domain | None:
+        """Return the domain of a server or client now or a moment ago: an Xid may name one that left because of the fault."""
+        former = self.parties.former_domain(pid)
+        return self._pool.domains.get(former) if former else self._pool.domain_of_process(pid)
+
+    def _present(self, domain: Domain) -> tuple[ProcessId, ...]:
+        """Return the domain's clients: members, and those that only the vendor's server lists, as without root."""
+        self._meet_listed(domain)
+        listed = (self.parties.by_pid(pid) for pid in domain.client_pids)
+        there = {*domain.members, *(process for process in listed if process is not None)}
+        return self.parties.present(domain.name, there, PRESENT_SECONDS)
+
+    def _meet_listed(self, domain: Domain) -> None:
+        """Note clients that bypassed mpsd.  A known one keeps its domain: its former domain may still list it."""
+        for process in domain.members:
+            if self.parties.find(process) is None:
+                self.parties.meet(process, domain.name)
+        for pid in domain.client_pids:
+            known = self.parties.by_pid(pid)
+            found = processes.process_id(pid) if known is None or self.parties.is_gone(known) else None
+            if found is not None and found != known:
+                self.parties.meet(found, domain.name)
+                self._pool.watch(domain, found)
+
+    def _suspect(self, domain: Domain) -> None:
+        """Close the domain until its state is known: the vendor's server reports FAULT late, and admits clients until then."""
+        if domain.state is DomainState.READY:
+            domain.suspect(SUSPECT_SECONDS)
+            self._acquit_at = min(self._acquit_at, domain.suspect_until)
+            self._news.set()
+            self._pool.notify()
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def arrived(self, process: ProcessId, domain: Domain) -> None:
+        """Record a connection of a client that is placed in the domain; called for each of its connections."""
+        is_new = self.parties.meet(process, domain.name)
+        for tell in self.on_arrival:
+            tell(process, domain, is_new)
+
+    def hung_up(self, process: ProcessId) -> None:
+        """Record that one of its connections has ended."""
+        for tell in self.on_hang_up:
+            tell(process)
+
+    def left(self, process: ProcessId, ending: Ending | None) -> None:
+        """Record the end of a client.  ending: None if unknown; then a signal may have ended it in the middle of a kernel."""
+        domain = self.parties.leave(process)
+        if domain is None:
+            return
+        is_own = ending is not None and ending.signal in OWN_SIGNALS
+        fault_class = FaultClass.UNKNOWN if is_own else FaultClass.HOST
+        text = f"pid {process.pid} ended, {ending or 'how is not known'}"
+        self.see(Observation(Source.PROCESS, self._clock(), fault_class, domain=domain, process=process, text=text))
+
+    def key_of(self, process: ProcessId, is_grouped: bool = False) -> str:
+        """Return the key of the domain in which faults require the client to be placed; empty: any domain."""
+        party = self._party(process)
+        return self._blame.placement(party.key, time.time(), () if is_grouped else party.wider_keys)
+
+    def pause_of(self, process: ProcessId) -> float:
+        """Return the seconds until the client may start."""
+        return self._blame.pause(self._party(process).key, time.time())
+
+    def _party(self, process: ProcessId) -> Party:
+        return self.parties.find(process) or self._describe(process)
+
+    # -- incidents ---------------------------------------------------------------------------------------------------
+
+    def note(self, incident: Incident, text: str) -> None:
+        """Record an action on an incident."""
+        log.info("fault.deed", number=incident.number, text=text)
+        self._took(self._fusion.note(incident.number, Deed(self._clock(), text)))
+
+    def _took(self, changed: Sequence[Incident]) -> None:
+        for incident in changed:
+            before = self._recent.pop(incident.number, None)
+            self._recent[incident.number] = incident
+            publish_incident(self._publish, before, incident)
+            changes = self._blame.take(incident, time.time())
+            if changes:
+                is_saved = self._store.save_with_blame(incident, self._blame.state)
+                publish_blame(self._publish, changes)
+            else:
+                is_saved = self._store.save(incident)
+            (self._unsaved.discard if is_saved else self._unsaved.add)(incident.number)
+            for told in self.on_incident:
+                told(incident)
+        while len(self._recent) > _MOST_RECENT:
+            oldest = next(iter(self._recent))
+            del self._recent[oldest]
+            self._unsaved.discard(oldest)
+        if changed:
+            self._news.set()
+
+    # -- queries -----------------------------------------------------------------------------------------------------
+
+    def incidents(self, after: int) -> Iterable[Incident]:
+        return self._listed(self._store.incidents(after), [each for each in self._unsaved if each > after], 1)
+
+    def incidents_before(self, before: int | None) -> Iterable[Incident]:
+        unsaved = [each for each in self._unsaved if before is None or each < before]
+        return self._listed(self._store.incidents_before(before), unsaved, -1)
+
+    def _listed(self, stored: Iterable[Incident], unsaved: Collection[int], step: int) -> Iterable[Incident]:
+        """Merge in the incidents that a full disk kept from being stored; step: 1 for ascending, -1 for descending."""
+        written = (each for each in stored if each.number not in unsaved)
+        others = [self._recent[number] for number in sorted(unsaved, reverse=step < 0)]
+        return merge(written, others, key=lambda each: step * each.number)
+
+    def incident(self, number: int) -> Incident:
+        found = self._recent.get(number) or self._store.incident(number)
+        if found is None:
+            raise NoSuchFault(f"no fault has number {number}")
+        return found
+
+    def standings(self) -> Iterable[Standing]:
+        return standings(self._blame, self._pool.drained, time.time())
+
+    def pardon(self, key: str) -> Standing:
+        """End what is held against the key and return it.  A drained GPU, GPU-..., takes clients again.  Raises NoSuchFault."""
+        found = next((each for each in self.standings() if each.key == key), None)
+        if found is None:
+            raise NoSuchFault(f"nothing is held against {key!r}")
+        changes = self._blame.pardon(key)
+        if self._pool.restore_gpu(key):
+            self._publish("gpu.restored", {"gpu": key})
+            log.warning("gpu.restored", gpu=key)
+        else:
+            self._store.save_blame(self._blame.state)
+        publish_blame(self._publish, changes)
+        self._pool.notify()
+        return found
+
+    # -- tasks -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Settle incidents and let suspicions decay; run as long as mpsd."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_domains)
+            self._has_begun = True
+            while True:
+                if self._later:
+                    await trio.sleep(_BREATH_SECONDS)
+                while self._later:
+                    self._judge(*self._later.popleft())
+                self._took(self._fusion.settle(self._clock()))
+                for name, lines in self._unconfirmed.drop_late(self._clock()).items():
+                    log.warning("fault.unconfirmed", domain=name, lines=lines)
+                if changes := self._blame.decay(time.time()):
+                    self._store.save_blame(self._blame.state)
+                    publish_blame(self._publish, changes)
+                self._acquit()
+                self._news = trio.Event()
+                with trio.move_on_after(self._pause()):
+                    await self._news.wait()
+
+    def _acquit(self) -> None:
+        """Wake the clients that wait for a domain whose suspicion has ended."""
+        now = trio.current_time()
+        if self._acquit_at <= now:
+            ends = (domain.suspect_until for domain in self._pool.domains.values())
+            self._acquit_at = min((each for each in ends if each > now), default=math.inf)
+            self._pool.notify()
+
+    def _pause(self) -> float:
+        dues_ns, decay_at = (self._fusion.next_settle_ns(), self._unconfirmed.next_drop_ns()), self._blame.next_decay_at()
+        waits = [self._acquit_at - trio.current_time()]
+        waits += [(due_ns - self._clock()) / 1e9 for due_ns in dues_ns if due_ns is not None]
+        waits += [] if decay_at is None else [decay_at - time.time()]
+        return max(0.01, min([*waits, _LOOK_SECONDS]))
+
+    async def _watch_domains(self) -> None:
+        """Watch the domains: one whose servers were replaced has recovered."""
+        was_ill = (DomainState.FAULT, DomainState.DEAD, DomainState.RECYCLING, DomainState.STARTING)
+        while True:
+            for name, domain in list(self._pool.domains.items()):
+                self._meet_listed(domain)
+                before, self._states[name] = self._states.get(name), domain.state
+                if domain.state is DomainState.FAULT:
+                    self.confirm(domain)
+                if before is None and domain.state is DomainState.FAULT:
+                    self._took(self._fusion.domain_failed(name, self._clock()))
+                if domain.state is DomainState.READY and before in was_ill:
+                    self.parties.renew(name)
+                    self._took(self._fusion.domain_recovered(name, self._clock()))
+                    self._news.set()
+            for gone in self._states.keys() - self._pool.domains.keys():
+                del self._states[gone]
+                self._unconfirmed.forget_but(self._pool.domains.keys())
+                self._took(self._fusion.domain_recovered(gone, self._clock()))
+                self._news.set()
+            await self._pool.changed()
+
+    def _at(self, moment_ns: int) -> float:
+        """Convert to seconds since the epoch."""
+        return time.time() - (self._clock() - moment_ns) / 1e9

@@ -1,0 +1,119 @@
+"""The clients of each domain, now and until a moment ago, for `Observation.present`.
+
+A client that has just ended may be the culprit, so it counts for a while; but not for new servers, which it never used.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from mpsd.model.fault import Party
+from mpsd.model.process import ProcessId
+
+_KNOWN_NS = 60 * 1_000_000_000  # a core dump comes seconds after its process has ended
+_MOVED_NS = 2 * 1_000_000_000  # the Xids of one fault come within this time
+_MOST_GONE = 4096
+
+
+@dataclass(slots=True)
+class _Guest:
+    party: Party
+    domain: str
+    gone_ns: int | None = None
+    counts: bool = True  # it was present since its domain's servers were renewed
+    former: str = ""  # where it was placed before, without having had a context there
+    moved_ns: int = 0
+
+
+class Parties:
+    """Guards that a client stays known for a minute after its end, and that the number of ended ones is bounded.
+
+    describe: returns a client's facts for people; called while it lives.  clock: nanoseconds of CLOCK_MONOTONIC.
+    """
+
+    def __init__(self, describe: Callable[[ProcessId], Party], clock: Callable[[], int]) -> None:
+        self._describe = describe
+        self._clock = clock
+        self._guests: dict[ProcessId, _Guest] = {}
+        self._by_pid: dict[int, ProcessId] = {}  # the latest process with this pid
+        self._gone: dict[ProcessId, None] = {}  # in the order of their ends
+
+    def meet(self, process: ProcessId, domain: str) -> bool:
+        """Record that the client is placed in the domain.  Returns True the first time."""
+        guest = self._guests.get(process)
+        if guest is None:
+            self._guests[process] = _Guest(self._describe(process), domain)
+            self._by_pid[process.pid] = process
+            return True
+        if guest.domain != domain:
+            guest.former, guest.moved_ns = guest.domain, self._clock()
+            guest.domain, guest.counts = domain, True
+        return False
+
+    def leave(self, process: ProcessId) -> str | None:
+        """Record the end of a client and return its domain.  None if it was never met, or has ended before."""
+        guest = self._guests.get(process)
+        if guest is None or guest.gone_ns is not None:
+            return None
+        guest.gone_ns = self._clock()
+        self._gone[process] = None
+        self._forget()
+        return guest.domain
+
+    def renew(self, domain: str) -> None:
+        """Record that the domain has new servers, which clients that ended before have not used."""
+        for process in self._gone:
+            if self._guests[process].domain == domain:
+                self._guests[process].counts = False
+
+    def present(self, domain: str, now_there: Iterable[ProcessId], seconds: float) -> tuple[ProcessId, ...]:
+        """Return the clients in the domain now, and those that ended there within so many seconds."""
+        since = self._clock() - int(seconds * 1e9)
+        found = set(now_there)
+        for process in self._gone:
+            guest = self._guests[process]
+            if guest.domain == domain and guest.counts and (guest.gone_ns or 0) >= since:
+                found.add(process)
+        return tuple(sorted(found))
+
+    def find(self, process: ProcessId | None) -> Party | None:
+        guest = self._guests.get(process) if process else None
+        return guest.party if guest else None
+
+    def is_gone(self, process: ProcessId) -> bool:
+        """Return whether the client was met, and has ended."""
+        guest = self._guests.get(process)
+        return guest is not None and guest.gone_ns is not None
+
+    def of_user(self, uid: int) -> Iterable[ProcessId]:
+        """Return the user's clients, including those that ended within the last minute."""
+        return [process for process, guest in self._guests.items() if guest.party.uid == uid]
+
+    def lived(self, process: ProcessId, at_ns: int) -> bool:
+        """Return whether the client was met, and had not ended by then."""
+        guest = self._guests.get(process)
+        return guest is not None and (guest.gone_ns is None or guest.gone_ns >= at_ns)
+
+    def by_pid(self, pid: int) -> ProcessId | None:
+        """Return the living client with this pid, else the one that ended last."""
+        return self._by_pid.get(pid)
+
+    def domain_of(self, process: ProcessId) -> str:
+        """Return the client's domain, or its last one; empty: never met, or that domain has had new servers since."""
+        guest = self._guests.get(process)
+        return guest.domain if guest is not None and guest.counts else ""
+
+    def former_domain(self, pid: int) -> str:
+        """Return the domain that the client left a moment ago; empty if it did not move."""
+        process = self.by_pid(pid)
+        guest = self._guests.get(process) if process else None
+        is_fresh = guest is not None and guest.former and self._clock() - guest.moved_ns < _MOVED_NS
+        return guest.former if guest is not None and is_fresh else ""
+
+    def _forget(self) -> None:
+        oldest = self._clock() - _KNOWN_NS
+        for process in list(self._gone):
+            if len(self._gone) <= _MOST_GONE and (self._guests[process].gone_ns or 0) >= oldest:
+                return
+            del self._gone[process], self._guests[process]
+            if self._by_pid.get(process.pid) == process:
+                del self._by_pid[process.pid]

@@ -1,0 +1,31 @@
+"""What the daemon runs for faults: the coordinator, the sources and the reactions."""
+
+from dataclasses import dataclass
+
+import trio
+
+from mpsd.faults.incidents import FaultDesk
+from mpsd.faults.low_latency import Haste
+from mpsd.faults.reactions import Reactions
+from mpsd.faults.sources.kmod_policy import KmodPolicy
+from mpsd.faults.sources.runner import Sources
+from mpsd.uvm.attachments import Attachments
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """The parts that see faults and react.  haste: set by the services."""
+
+    desk: FaultDesk
+    sources: Sources
+    reactions: Reactions
+    attachments: Attachments
+    kmod_policy: KmodPolicy
+    haste: Haste
+
+    async def run(self) -> None:
+        """Run as long as mpsd."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.desk.run)
+            nursery.start_soon(self.reactions.run)
+            nursery.start_soon(self.sources.run, self.desk.see)

@@ -1,0 +1,1 @@
+"""The sources of faults: one file each, with its parser beside it."""

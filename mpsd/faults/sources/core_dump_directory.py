@@ -1,0 +1,285 @@
+"""The directory into which clients write their CUDA core dumps: read, and kept small.  Blocks; no trio.
+
+    cores/           mode 1733: every user may create files, but not list them, nor touch another user's
+        core.HOST.PID   a dump that is being written, or waits to be read; host and pid as its writer sees them
+        kept/           mode 0711, mpsd's alone: dumps with an exception, for their owners, who get the name
+            core.HOST.PID.SECONDS
+
+All files there are untrusted.  A file counts if it is a regular one with one name, in the file system of the directory: a user
+can mount a file system on a file of theirs, which then may never answer.  It belongs to its owner, and is complete once its
+writer has closed it, or has not touched it for a while, and no process has it open for writing.  A dump that was read is
+deleted or kept; any other file is deleted after a minute, and the oldest sooner when the limit is exceeded.  As in any
+temporary directory, a user can still fill it between two looks, continue to write a deleted file that is open, or make
+directories; that counts against the user's quota.
+Prose: docs/faults.md.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from mpsd.errors import ProtocolError, UnusablePath
+from mpsd.faults.sources.core_dump_file import CoreFile, parse_core
+from mpsd.host.file_writers import FileId
+from mpsd.host.trusted_directories import open_directory
+
+CORES = "cores"  # its name in the pipe directory, which containers share with mpsd
+MODE, KEPT_MODE = 0o1733, 0o711
+_KEPT = "kept"
+MADE = (f"{CORES}/{_KEPT}", CORES)  # in the pipe directory; the innermost first
+_NAME = re.compile(r"(?:[A-Za-z0-9._-]{1,80}\.)?([1-9][0-9]{0,9})")  # CUDA_COREDUMP_FILE may end in %p alone
+_QUIET_SECONDS = 5.0  # no measured dump took longer than one
+_STRAY_SECONDS = 60.0
+_LOOK_SECONDS = 1.0  # time to read dumps; the rest waits for the next look
+_MOST_SEEN = 4096
+_MOST_FILES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """A dump that was read.  core: None if it could not be parsed, `why` has the reason.
+
+    age_seconds: since it was written.  kept_as: "" if deleted.  may_change: mpsd could not keep other processes from writing to
+    it while it read it, since the file system has no leases.
+    """
+
+    name: str
+    pid: int
+    uid: int
+    age_seconds: float
+    core: CoreFile | None
+    why: str = ""
+    kept_as: str = ""
+    file: FileId = (0, 0)
+    may_change: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    size: int
+    changed_at: float  # ctime: unlike mtime, no user can set it
+
+
+class CoreDirectory:
+    """Guards that the directory stays within its limits, and that each dump is reported once.
+
+    kept: how many dumps are kept.  total_bytes: the limit on the kept files, and again on those that wait.
+    clock: seconds since the epoch.  Raises UnusablePath when the directory cannot be created or is not mpsd's own.
+    """
+
+    def __init__(self, path: Path, kept: int, total_bytes: int, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._kept = kept
+        self._total_bytes = total_bytes
+        self._closed: set[str] = set()
+        self._directory = _open_own(path)
+        try:
+            self._keep = _open_own(path / _KEPT)
+        except UnusablePath:
+            os.close(self._directory)
+            raise
+        os.fchmod(self._keep, KEPT_MODE)
+        os.fchmod(self._directory, MODE)  # last: until then no other user could create `kept` in it
+
+    def close(self) -> None:
+        os.close(self._directory)
+        os.close(self._keep)
+
+    @property
+    def place(self) -> Path:
+        """A path that leads to this directory, even if another takes its name."""
+        return Path(f"/proc/self/fd/{self._directory}")
+
+    def look(self, closed: Collection[str]) -> list[Dump]:
+        """Read the complete dumps, each once, and tidy up.
+
+        closed: names of files that their writers closed since the last look.
+        """
+        self._closed.update(islice(closed, _MOST_FILES))
+        end = time.monotonic() + _LOOK_SECONDS
+        dumps = []
+        files = sorted(_files(self._directory), key=lambda file: file.changed_at)
+        self._closed &= {file.name for file in files}
+        for file in files:
+            if time.monotonic() > end:
+                break
+            if self._is_complete(file) and (dump := self._read(file)):
+                dumps.append(dump)
+        self._tidy()
+        return dumps
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the last look ended before all complete files were read."""
+        return bool(self._closed)
+
+    def _is_complete(self, file: _File) -> bool:
+        return _NAME.fullmatch(file.name) is not None and (
+            file.name in self._closed or self._clock() - file.changed_at >= _QUIET_SECONDS
+        )
+
+    def _read(self, file: _File) -> Dump | None:
+        """Read a dump; None if it has gone, or is not a dump."""
+        self._closed.discard(file.name)
+        try:
+            descriptor = _open_regular(file.name, self._directory)
+        except OSError:
+            return None  # a link, or a file that mpsd may not read: removed later
+        if descriptor is None:
+            return None
+        try:
+            return self._take(file.name, descriptor, may_change=not _keep_writers_out(descriptor))
+        except BlockingIOError:
+            return None  # a process has it open for writing: read later, or removed
+        finally:
+            os.close(descriptor)
+
+    def _take(self, name: str, descriptor: int, *, may_change: bool) -> Dump | None:
+        found = os.fstat(descriptor)
+        matched = _NAME.fullmatch(name)
+        assert matched is not None, "only such files are complete"
+        age_seconds = max(self._clock() - found.st_ctime, 0.0)
+        core, why = None, ""
+        try:
+            core = parse_core(lambda offset, size: os.pread(descriptor, size, offset), found.st_size)
+        except ProtocolError as exc:
+            if age_seconds < _QUIET_SECONDS:
+                return None  # its writer may open it again
+            why = str(exc)
+        kept_as = self._put_away(name, descriptor, int(found.st_ctime), core is not None and core.has_exception)
+        file = (found.st_dev, found.st_ino)
+        return Dump(name, int(matched[1]), found.st_uid, age_seconds, core, why, kept_as, file, may_change)
+
+    def _put_away(self, name: str, descriptor: int, seconds: int, is_worth_keeping: bool) -> str:
+        """Keep or delete the file; return where it is kept, "" if it is deleted.
+
+        It links the file that was read, and does not rename: its owner may have given the name to another file.
+        """
+        kept_as = ""
+        with contextlib.suppress(OSError):  # its owner has removed it, or the file system has no links
+            if is_worth_keeping and self._kept:
+                os.link(_path_of(descriptor), f"{name}.{seconds}", dst_dir_fd=self._keep, follow_symlinks=True)
+                kept_as = f"{_KEPT}/{name}.{seconds}"
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=self._directory)
+        return kept_as
+
+    def _tidy(self) -> None:
+        now = self._clock()
+        waiting = sorted(_files(self._directory), key=lambda file: -file.changed_at)
+        for file in _beyond(waiting, _MOST_FILES, self._total_bytes):
+            _delete(self._directory, file.name)
+        for file in waiting:
+            if now - file.changed_at >= _STRAY_SECONDS:
+                _delete(self._directory, file.name)
+        kept = sorted(_files(self._keep), key=lambda file: -file.changed_at)
+        for file in _beyond(kept, self._kept, self._total_bytes):
+            _delete(self._keep, file.name)
+
+
+def _open_own(path: Path) -> int:
+    """Open the directory, creating it for mpsd alone if missing, in a directory that can be trusted.  Raises UnusablePath."""
+    try:
+        parent = open_directory(path.parent, may_be_shared=True).descriptor
+    except UnusablePath as exc:
+        raise UnusablePath(f"{path}: {exc}") from None
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path.name, 0o700, dir_fd=parent)
+        descriptor = os.open(path.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except OSError as exc:
+        raise UnusablePath(f"{path}: {exc.strerror}") from None
+    finally:
+        os.close(parent)
+    owner = os.fstat(descriptor).st_uid
+    if owner != os.geteuid():
+        os.close(descriptor)
+        raise UnusablePath(f"{path} belongs to user {owner}")
+    return descriptor
+
+
+def _open_regular(name: str, directory: int) -> int | None:
+    """Open a regular file with one name.  Returns None for any other without opening it, since opening alone can have effects.
+
+    Raises OSError.
+    """
+    with _open_path(name, directory) as looked_at:
+        if looked_at is None:
+            return None
+        found = os.fstat(looked_at)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            return None
+        return os.open(_path_of(looked_at), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+@contextlib.contextmanager
+def _open_path(name: str, directory: int) -> Iterator[int | None]:
+    """Open the path alone, which asks no file system of a mount on it; None if there is one.  Raises OSError."""
+    found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        yield found if _mount_of(found) == _mount_of(directory) else None
+    finally:
+        os.close(found)
+
+
+def _mount_of(descriptor: int) -> str:
+    with open(f"/proc/self/fdinfo/{descriptor}") as facts:
+        return next(line for line in facts if line.startswith("mnt_id:"))
+
+
+def _keep_writers_out(descriptor: int) -> bool:
+    """Take a lease: a process that opens the file for writing waits until mpsd closes it.  False if there are no leases.
+
+    Raises BlockingIOError if a process has it open for writing.
+    """
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # sent when a process waits; ignored, unlike SIGIO
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def _path_of(descriptor: int) -> str:
+    """Return a path to the file behind the descriptor, independent of its name."""
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _files(directory: int) -> Iterator[_File]:
+    """Yield all entries but directories and mounts; the first few thousand."""
+    with os.scandir(directory) as entries:
+        for entry in islice(entries, _MOST_SEEN):
+            try:
+                with _open_path(entry.name, directory) as looked_at:
+                    found = os.fstat(looked_at) if looked_at is not None else None
+            except OSError:
+                continue
+            if found is not None and not stat.S_ISDIR(found.st_mode):
+                yield _File(entry.name, found.st_blocks * 512, found.st_ctime)
+
+
+def _beyond(files: list[_File], most: int, total_bytes: int) -> Iterator[_File]:
+    """Yield the files that exceed the limits, newest first."""
+    used = 0
+    for number, file in enumerate(files):
+        used += file.size
+        if number >= most or used > total_bytes:
+            yield file
+
+
+def _delete(directory: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except OSError:
+        pass  # already removed, or replaced by a directory

@@ -1,0 +1,233 @@
+"""CUDA core dumps of clients as a source: they name the culprit of an SM exception, and clear innocent clients.
+
+A dump is its writer's claim: any user can forge one.  So it counts only against or for a client of the user who owns the file,
+and only for the client that wrote it, which the kernel identifies (host/file_writers.py).  Of a writer that has ended the
+kernel gives only the pid: then it is a client that had this pid and lived when the file was written.  If the kernel cannot
+identify the writer (without root), a dump proves nothing and clears no client: it is shown with the client whose pid, in its
+own pid namespace, is in the file's name, if exactly one matches.  A client can still accuse or clear itself with a false dump.
+Prose: docs/faults.md, "Core dumps".
+"""
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd.errors import UnusablePath
+from mpsd.faults.sources.core_dump_directory import CoreDirectory, Dump
+from mpsd.faults.sources.core_dump_file import CoreFile, GpuException
+from mpsd.faults.sources.sm_exceptions import DEVICE_EXCEPTIONS, MMU_EXCEPTIONS
+from mpsd.host.file_writers import FileWriters, Lineage
+from mpsd.host.inotify import COMPLETE, DirectoryWatch
+from mpsd.model.fault import TEXT_CHARACTERS, FaultClass, Observation, Source
+from mpsd.model.process import ProcessId
+
+log = structlog.get_logger()
+KEPT = 16
+TOTAL_BYTES = 256 << 20
+_LOOK_SECONDS = 5.0  # for files without an event: from before the start, or after the kernel's queue was full
+_MOST_KNOWN = 8192
+# Tables only: 0.3 MB in 0.1 s; with memory it would be 11 MB and up to a second (measured).  skip_abort: the program itself
+# decides what to do about its error.
+_FLAGS = "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,skip_constbank_memory,skip_abort"
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """Return the variables that a client must be started with (CUDA-GDB's documentation, "GPU core dump support").
+
+    %h, the host's name, is needed because the first process of every container has the same pid.
+    """
+    return {
+        "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "1",
+        "CUDA_COREDUMP_FILE": str(directory / "core.%h.%p"),
+        "CUDA_COREDUMP_GENERATION_FLAGS": _FLAGS,
+    }
+
+
+class CoreDumps:
+    """Guards the directory of dumps, and the pids that clients have in their own namespaces.
+
+    clients_of: the clients of a user, including those that ended within the last minute.  lived: whether one lived at that
+    time, of CLOCK_MONOTONIC.  absent: why no dumps are read; "" while they are.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        clients_of: Callable[[int], Iterable[ProcessId]],
+        lived: Callable[[ProcessId, int], bool] = lambda process, at_ns: True,
+        *,
+        kept: int = KEPT,
+        total_bytes: int = TOTAL_BYTES,
+    ) -> None:
+        self.absent = "not started"
+        self._path = directory
+        self._clients_of, self._lived = clients_of, lived
+        self._kept = kept
+        self._total_bytes = total_bytes
+        self._inside: OrderedDict[ProcessId, int] = OrderedDict()
+        self._writers: FileWriters | None = None
+
+    def meet(self, process: ProcessId) -> None:
+        """Note the pid that the client has in its own namespace; call it while the client lives."""
+        number = pid_inside(process.pid)
+        if number is not None:
+            self._inside[process] = number
+            if len(self._inside) > _MOST_KNOWN:
+                self._inside.popitem(last=False)
+
+    async def run(self, publish: Callable[[Observation], None]) -> None:
+        """Run until cancelled; return at once if dumps cannot be read here."""
+        try:
+            directory = CoreDirectory(self._path, self._kept, self._total_bytes)
+        except UnusablePath as exc:
+            self._give_up(str(exc))
+            return
+        try:
+            watch = DirectoryWatch(directory.place, COMPLETE)
+        except OSError as exc:
+            directory.close()
+            self._give_up(str(exc))
+            return
+        self._writers = self._open_writers(directory.place)
+        self.absent = ""
+        try:
+            await self._follow(directory, watch, publish)
+        finally:
+            self.absent = "stopped"
+            if self._writers is not None:
+                self._writers.close()
+            watch.close()
+            directory.close()
+
+    async def _follow(self, directory: CoreDirectory, watch: DirectoryWatch, publish: Callable[[Observation], None]) -> None:
+        closed: frozenset[str] = frozenset()
+        while True:
+            began = trio.current_time()
+            # In a thread, since it reads files and /proc; not abandoned, since it uses the descriptors.
+            found = await trio.to_thread.run_sync(self._look, directory, closed)
+            self._tell(found, publish)
+            # Pause as long as it took, however many files come: parsing holds the interpreter's lock.
+            await trio.sleep(trio.current_time() - began)
+            closed = frozenset()
+            with trio.move_on_after(0 if directory.has_more else _LOOK_SECONDS):
+                closed = await watch.names()
+
+    def _look(self, directory: CoreDirectory, closed: Collection[str]) -> list[tuple[Dump, frozenset[Lineage]]]:
+        """Return the dumps with their writers."""
+        dumps = directory.look(closed)
+        if self._writers is None:
+            return [(dump, frozenset()) for dump in dumps]
+        self._writers.drain()  # every event, also without a dump, since the kernel's queue is bounded
+        return [(dump, self._writers.take(dump.file)) for dump in dumps]
+
+    def _tell(self, found: Iterable[tuple[Dump, frozenset[Lineage]]], publish: Callable[[Observation], None]) -> None:
+        refused = []
+        for dump, writers in found:
+            if dump.core is None:
+                refused.append(dump)
+                continue
+            seen_ns = time.monotonic_ns() - int(dump.age_seconds * 1e9)
+            is_certain = self._writers is not None and not dump.may_change
+            publish(observe(dump, dump.core, self._owner(dump, writers, seen_ns), seen_ns, is_certain=is_certain))
+        if refused:  # one line, however many a user sends
+            first = refused[0]
+            log.info("faults.core_dump_refused", count=len(refused), file=first.name, uid=first.uid, why=first.why)
+
+    def _owner(self, dump: Dump, writers: frozenset[Lineage], written_ns: int) -> ProcessId | None:
+        clients = list(self._clients_of(dump.uid))
+        if self._writers is not None:
+            written_at = time.clock_gettime(time.CLOCK_BOOTTIME) - dump.age_seconds
+            there = [each for each in clients if has_begun(each, written_at) and self._lived(each, written_ns)]
+            return find_writer(writers, there)
+        for process in clients:
+            if process not in self._inside:
+                self.meet(process)
+        return find_owner(dump.pid, clients, self._inside)
+
+    def _open_writers(self, place: Path) -> FileWriters | None:
+        try:
+            return FileWriters(place)
+        except OSError as exc:
+            log.info("faults.core_dumps_by_name", why=exc.strerror, effect="dumps prove nothing and clear nobody")
+            return None
+
+    def _give_up(self, why: str) -> None:
+        self.absent = why
+        log.warning("faults.no_core_dumps", path=str(self._path), why=why, effect="culprits of SM exceptions are suspected")
+
+
+def find_writer(lineages: Iterable[Lineage], clients: Iterable[ProcessId]) -> ProcessId | None:
+    """Return the client that wrote the file, itself or through a child.  None: another process wrote to it too, or alone."""
+    latest = {process.pid: process for process in sorted(clients, key=lambda process: process.start_time)}
+    found = {next((latest[pid] for pid in lineage if pid in latest), None) for lineage in lineages}
+    return found.pop() if len(found) == 1 else None
+
+
+def has_begun(process: ProcessId, at_seconds: float) -> bool:
+    """Return whether the process had started by then, in seconds since boot: a later one may have the pid of a writer."""
+    return process.start_time <= at_seconds * os.sysconf("SC_CLK_TCK")
+
+
+def find_owner(pid: int, clients: Iterable[ProcessId], inside: Mapping[ProcessId, int]) -> ProcessId | None:
+    """Return the one client with this pid in its own namespace; None: none has it, or several have.
+
+    A client whose pid was never noted is taken to be in mpsd's own namespace.
+    """
+    able = [process for process in clients if inside.get(process, process.pid) == pid]
+    return able[0] if len(able) == 1 else None
+
+
+def pid_inside(pid: int) -> int | None:
+    """Return the pid that a process has in its own pid namespace; None if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    return pid  # a kernel before 4.1
+
+
+def observe(dump: Dump, core: CoreFile, owner: ProcessId | None, seen_ns: int, *, is_certain: bool = True) -> Observation:
+    """Return the observation that a dump makes about its writer.  is_certain: the kernel identified the writer."""
+    counts = owner is not None and is_certain
+    if not core.exceptions:
+        said = "it had no work on the GPU" if core.clears else "it had work on the GPU, none of it with an exception"
+        text = f"core dump of pid {dump.pid}: {said}"
+        return Observation(Source.CORE_DUMP, seen_ns, process=owner, clears=core.clears and counts, text=text)
+    first = core.exceptions[0]
+    fault_class = _class_of(first.kind)
+    text = f"core dump of pid {dump.pid}: {_describe(first, core.kernel)}"
+    kept = f"; kept as cores/{dump.kept_as}" if dump.kept_as else ""
+    return Observation(
+        Source.CORE_DUMP,
+        seen_ns,
+        fault_class,
+        process=owner,
+        is_proof=counts and fault_class is FaultClass.SM,
+        kernel=core.kernel,
+        pc=first.pc if first.pc is not None else first.error_pc,
+        text=text[: TEXT_CHARACTERS - len(kept)] + kept,
+    )
+
+
+def _class_of(kind: int) -> FaultClass:
+    """Return the class.  Measurements show only for SM exceptions that the culprit's dump alone has them."""
+    if kind in MMU_EXCEPTIONS:
+        return FaultClass.MMU
+    return FaultClass.DEVICE if kind in DEVICE_EXCEPTIONS else FaultClass.SM
+
+
+def _describe(seen: GpuException, kernel: str) -> str:
+    where = f" in {kernel}" if kernel else ""
+    if seen.pc_offset is not None:
+        where += f"+{seen.pc_offset:#x}" if kernel else f" at {seen.pc_offset:#x} of a function"
+    block = ",".join(map(str, seen.block))
+    thread = f" thread ({','.join(map(str, seen.thread))})" if seen.thread else ""
+    return f"{seen.name}{where}, block ({block}){thread}, SM {seen.sm}"

@@ -1,0 +1,68 @@
+"""The facts behind `health`, updated regularly, so that no request waits for them.
+
+health/rules/problems.py decides what follows from them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from mpsd.domains.pool import Pool
+from mpsd.health.rules import problems as health
+from mpsd.health.rules.problems import Facts, Storage
+from mpsd.health.state_directory import StateDirectory
+from mpsd.leases.lease_book import LeaseBook
+
+SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class Health:
+    """Guards that an answer is at most as old as the last look.
+
+    missing: the names in the pipe directory that clients need and that do not exist.  has_keeper: None if none is needed.
+    unwritten: why mpsd's facts about its domains could not be stored.  lost_gpus: whose errors NVML no longer reports, and why.
+    """
+
+    pool: Pool
+    book: LeaseBook
+    state_directory: StateDirectory
+    missing: Callable[[], Sequence[str]]
+    has_keeper: Callable[[], bool | None]
+    unwritten: Callable[[], str]
+    lost_gpus: Callable[[], Mapping[str, str]]
+    _seen: Storage | None = None
+    _seen_at: float = 0.0  # trio time
+
+    async def run(self) -> None:
+        """Update the facts as long as mpsd runs, in a thread: a disk that hangs stops the thread and not the loop."""
+        self._seen_at = trio.current_time()
+        while True:
+            self._seen = await trio.to_thread.run_sync(self.state_directory.look, abandon_on_cancel=True)
+            self._seen_at = trio.current_time()
+            await trio.sleep(SECONDS)
+
+    def problems(self) -> list[str]:
+        return health.problems(self._facts())
+
+    def _facts(self) -> Facts:
+        waits = self.pool.waits.because_of_the_machine()
+        return Facts(
+            domains=self.pool.views(),
+            placement=self.pool.placement_of_a_newcomer(),
+            is_stopping=self.pool.is_stopping,
+            storage=self._seen,
+            seen_seconds=trio.current_time() - self._seen_at,
+            unwritten=self.unwritten(),
+            has_keeper=self.has_keeper(),
+            missing=self.missing(),
+            queued=self.book.queued,
+            places=self.book.settings.max_queue,
+            waiting=len(waits),
+            waited_seconds=waits[0].machine_seconds if waits else 0.0,
+            waits_for=waits[0].reason if waits else "",
+            clients=len(self.book.grants()),
+            most_clients=self.book.settings.max_clients,
+            lost_gpus=self.lost_gpus(),
+        )

@@ -1,0 +1,1 @@
+"""The decision about health, from facts.  Pure."""

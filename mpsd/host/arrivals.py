@@ -1,0 +1,185 @@
+"""Accept connections of a Unix socket and begin them in turns: users alternate, before any work is done.
+
+Each turn of the event loop accepts a number of connections and begins fewer, at most one of each user; hung-up connections
+are closed when they are accepted (native/include/mpsd_accept.h).  So a storm of one user's connections is sorted within
+milliseconds, and costs other users no more than that.
+"""
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from mpsd.fairness.turns import Turns
+from mpsd.host.descriptors import ANCILLARY_BYTES, Descriptors, close_all, close_soon, received
+from mpsd.model.process import Credentials
+from mpsd.native import ffi, lib
+
+ACCEPTED = 64  # connections, in one turn of the event loop
+BEGUN = 8
+_TURN_SECONDS = 0.0005  # or as many as are accepted, or closed since they have hung up, in this time
+MOST_WAITING = 256  # connections of all users at one socket; a program that starts 200 sessions at once is served
+_MOST_LEFT = 256  # descriptors open at once, of those that hung-up clients left
+_PAUSE_SECONDS = 0.1  # where nobody can be accepted: most likely the limit of open files
+_NO_REQUEST = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A connection, and the ids of the process that made it, as mpsd's pid and user namespaces see them."""
+
+    sock: socket.socket
+    credentials: Credentials
+    is_gone: bool = False  # the peer has hung up, and may have left descriptors in the socket
+
+
+def accept(listener: socket.socket) -> Arrival | None:
+    """Accept the next connection of a non-blocking listener; None if those examined had hung up.  Raises OSError."""
+    return accept_for(listener, -1, _NO_REQUEST)[0]
+
+
+def accept_for(listener: socket.socket, keeper: int, request: bytes) -> tuple[Arrival | None, int]:
+    """Accept as `accept` does, and send the connection to the keeper with this request, unless the peer has hung up.
+
+    Also returns 0, or the errno if the keeper did not take it.
+    """
+    out = ffi.new("struct mpsd_arrival *")
+    fd = lib.mpsd_accept(listener.fileno(), keeper, request, len(request), out)
+    if fd == -errno.ECONNABORTED:
+        return None, 0
+    if fd < 0:
+        raise OSError(-fd, os.strerror(-fd))
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fd)
+    sock.setblocking(False)
+    return Arrival(sock, Credentials(out.pid, out.uid, out.gid), bool(out.gone)), out.lost
+
+
+def accepted(accept_one: Callable[[], Arrival | None], most: int) -> Iterator[Arrival]:
+    """Yield waiting connections, as many as one turn of the event loop has time for.  Raises OSError."""
+    until = time.monotonic() + _TURN_SECONDS
+    gone: list[socket.socket] = []
+    try:
+        while most > 0 and time.monotonic() < until:
+            try:
+                arrival = accept_one()
+            except BlockingIOError:
+                return
+            if arrival is None:
+                continue
+            most -= 1
+            if arrival.is_gone:
+                gone.append(arrival.sock)
+            else:
+                yield arrival
+    finally:
+        if gone:
+            _drain_soon(gone)
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Close a connection; in a thread if data is queued, since descriptors in it may be slow to close."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RD)  # no more data can arrive
+    if is_empty(sock):
+        sock.close()
+    else:
+        _drain_soon([sock])
+
+
+def _drain_soon(socks: list[socket.socket]) -> None:
+    """Drain in a thread that no task waits for."""
+    try:
+        trio.lowlevel.start_thread_soon(partial(_drain, socks), lambda outcome: None)
+    except RuntimeError:  # mpsd can start no further thread
+        _drain(socks)
+
+
+def _drain(socks: Iterable[socket.socket]) -> None:
+    """Close connections together with the descriptors queued in them.
+
+    Closing a socket does not drop them if the keeper holds it too.  They are closed after the socket, so that its peer sees the
+    end at once.
+    """
+    left: list[int] = []
+    for sock in socks:
+        with sock, suppress(OSError):
+            while (found := _next(sock)) is not None:
+                left += found.held
+                if len(left) >= _MOST_LEFT:
+                    close_soon(left)
+                    left = []
+    close_all(left)
+
+
+def _next(sock: socket.socket) -> Descriptors | None:
+    """Return the descriptors of the next message; None at the end.  Raises OSError."""
+    try:
+        data, ancillary, _, _ = sock.recvmsg(1, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return _next(sock)  # a reset is reported once, before the queued data
+    return received(ancillary) if data or ancillary else None
+
+
+def is_empty(sock: socket.socket) -> bool:
+    """Return whether no data is queued on a connection whose peer can send no more."""
+    for _ in range(2):  # a reset is reported once, before the queued data
+        try:
+            data, _, flags, _ = sock.recvmsg(1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return not data and not flags & socket.MSG_CTRUNC
+        except ConnectionResetError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+async def serve_in_turn(
+    listener: socket.socket,
+    begin: Callable[[Arrival], None],
+    refuse: Callable[[Arrival], None],
+    share_of: Callable[[int], int],
+    may_wait: int,
+    failed: Callable[[OSError], None],
+    until_room: Callable[[], Awaitable[int]] | None = None,
+) -> None:
+    """Accept until cancelled.  `refuse` gets the oldest of a user of whom more than `may_wait` wait, or, where more than
+    MOST_WAITING wait in all, of the user with most; both own the connection then.  The oldest, since silent connections of a
+    user must not keep out a later one that has a question.
+    `share_of` returns the uid whose share a uid counts against.  `until_room` returns how many can be begun, once some can."""
+    turns: Turns[Arrival] = Turns()
+    try:
+        while True:
+            if not turns:
+                await trio.lowlevel.wait_readable(listener)
+            try:
+                _accept_some(listener, turns, refuse, share_of, may_wait)
+            except OSError as exc:
+                failed(exc)
+                if not turns:
+                    await trio.sleep(_PAUSE_SECONDS)
+            await trio.lowlevel.checkpoint()
+            room = await until_room() if until_room and turns else BEGUN
+            for arrival in turns.take(min(room, BEGUN)):
+                begin(arrival)
+    finally:
+        for arrival in turns:
+            hang_up(arrival.sock)
+
+
+def _accept_some(
+    listener: socket.socket,
+    turns: Turns[Arrival],
+    refuse: Callable[[Arrival], None],
+    share_of: Callable[[int], int],
+    may_wait: int,
+) -> None:
+    """Accept the waiting connections and queue them by user.  Raises OSError."""
+    for arrival in accepted(partial(accept, listener), ACCEPTED):
+        if oldest := turns.put_newest(share_of(arrival.credentials.uid), arrival, may_wait, MOST_WAITING):
+            refuse(oldest)

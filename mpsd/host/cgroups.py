@@ -1,0 +1,54 @@
+"""The identity of a client: its cgroups and its token, from /proc; cgroup v1 and v2.
+
+SCM_CREDENTIALS and SO_PEERCRED carry pid and uid as mpsd's own namespaces count them, so that a process in a container has
+its outer pid here.  One that mpsd cannot see at all has process None; then only its uid and gid are known.
+Prose: docs/leases.md, "Who a client is".
+"""
+
+from collections.abc import Iterator
+
+from mpsd.host import processes
+from mpsd.model.cgroup_path import describe
+from mpsd.model.lease import Identity
+from mpsd.model.process import Credentials, ProcessId
+
+TOKEN_VARIABLE = "MPSD_LEASE"
+_TOKEN_CHARACTERS = 128  # leases/rules/spec.py refuses longer ones
+_MOST_BYTES = 1 << 16  # of /proc/PID/cgroup, which has one line for each hierarchy
+_DELETED = " (deleted)"  # the kernel appends it to a cgroup that was removed under its processes
+
+
+def identify(process: ProcessId | None, credentials: Credentials, token: str = "") -> Identity:
+    """Return the identity; for a process that has ended, or whose pid another one has, only the ids.
+
+    token: from its environment, which was read before (client_facts.py).
+    """
+    if process is None:
+        return Identity(None, credentials.uid, credentials.gid)
+    cgroups = paths(process.pid)
+    if not processes.is_alive(process):
+        return Identity(process, credentials.uid, credentials.gid)
+    return Identity(
+        process,
+        credentials.uid,
+        credentials.gid,
+        cgroups,
+        token if len(token) <= _TOKEN_CHARACTERS else "",
+        describe(cgroups),
+    )
+
+
+def paths(pid: int) -> tuple[str, ...]:
+    """Return the process's present path in each hierarchy; empty if it has ended."""
+    return tuple(dict.fromkeys(parse_cgroups(processes.read_cgroup(pid, _MOST_BYTES))))
+
+
+def parse_cgroups(text: str) -> Iterator[str]:
+    """Yield the paths of /proc/PID/cgroup, ID:CONTROLLERS:PATH a line.
+
+    The root of a hierarchy identifies nothing and is omitted.
+    """
+    for line in text.split("\n"):  # only a newline ends a line: names may hold any other character
+        path = line.split(":", 2)[-1].removesuffix(_DELETED)
+        if path.startswith("/") and path != "/":
+            yield path

@@ -1,0 +1,56 @@
+"""Facts from the start of a client: its program, its token, and variables that affect its limits.
+
+The inspector reads them when a client connects, because such a read may never end; later uses find them here and do not
+wait.  Prose: docs/relay.md, "A client that cannot be read".
+"""
+
+from collections import OrderedDict
+
+from mpsd.host import cgroups, processes
+from mpsd.host.inspector import Inspector
+from mpsd.host.inspector_messages import Facts
+from mpsd.model.lease import Identity
+from mpsd.model.process import Credentials, ProcessId
+
+PINNED_VARIABLE, DEVICES_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_VISIBLE_DEVICES"
+JOB_NAME_VARIABLE = "SLURM_JOB_NAME"  # users choose the names of their jobs, so a false one gains a user nothing
+_VARIABLES = (cgroups.TOKEN_VARIABLE, PINNED_VARIABLE, DEVICES_VARIABLE, JOB_NAME_VARIABLE)
+_MOST = 16384  # processes; above it the one whose facts were read least recently is forgotten
+NOTHING = Facts("", {})
+
+
+class ClientFacts:
+    """Guards that the facts of a process were read from it, not from an earlier or later process with its pid."""
+
+    def __init__(self, inspector: Inspector) -> None:
+        self._inspector = inspector
+        self._known: OrderedDict[ProcessId, Facts] = OrderedDict()
+
+    async def read(self, process: ProcessId) -> Facts:
+        """Read the facts now: the process may run another program since the last read.  Raises Unreadable."""
+        found = await self._inspector.facts(process.pid, _VARIABLES)
+        if found is None or not processes.is_alive(process):
+            return NOTHING
+        self._known[process] = found
+        self._known.move_to_end(process)
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)
+        return found
+
+    def identify(self, process: ProcessId | None, credentials: Credentials) -> Identity:
+        """Return the identity, with its token if its facts were read."""
+        known = self._known.get(process, NOTHING) if process else NOTHING
+        return cgroups.identify(process, credentials, known.variables.get(cgroups.TOKEN_VARIABLE, ""))
+
+    def program_of(self, process: ProcessId) -> str:
+        """Return the name of its program; if it was not read, the kernel's command name."""
+        known = self._known.get(process)
+        return known.program if known and known.program else processes.command(process.pid)
+
+    def job_name_of(self, process: ProcessId) -> str:
+        """Return the name of its Slurm job, which repeats although the job's number does not; empty if it was not read."""
+        return self._known.get(process, NOTHING).variables.get(JOB_NAME_VARIABLE, "")
+
+    def forget(self, process: ProcessId) -> None:
+        """Forget a process that has ended."""
+        self._known.pop(process, None)

@@ -1,0 +1,130 @@
+"""Which process wrote which file of a directory, from the kernel (fanotify(7), through libc: Python has no binding).
+
+Unlike a file's name, this cannot be forged, and it distinguishes containers in which every process is root and has pid 1.
+Since Linux 5.15 an event names its process by a pidfd too, so that a later process with the same pid is not taken for it.
+Blocks: it reads /proc.
+"""
+
+import ctypes
+import errno
+import os
+import select
+import struct
+from collections import OrderedDict
+from pathlib import Path
+
+from mpsd.host.descriptors import close_soon
+
+_CLOSE_ON_EXEC, _NON_BLOCKING, _REPORT_PIDFD = 0x1, 0x2, 0x80  # FAN_CLOEXEC ...; FAN_CLASS_NOTIF is 0
+_ADD, _CLOSE_WRITE, _OF_CHILDREN = 0x1, 0x8, 0x08000000
+_CURRENT_DIRECTORY = -100
+_EVENT = struct.Struct("=IBBHQii")  # its bytes, version, reserved, bytes of this head, mask, descriptor, pid
+_PIDFD = struct.Struct("=BBHi")  # type, padding, bytes, pidfd: negative if the process has ended
+_INFO_TYPE_PIDFD = 4
+_VERSION = 3
+_EVENT_BYTES = _EVENT.size + _PIDFD.size
+# The kernel opens the file of each event for mpsd.  Without O_NONBLOCK that waits for a lease of the file's owner
+# (F_SETLEASE), 45 s by default.
+_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_EVENTS_AT_ONCE = 64  # each brings a descriptor
+_MOST_READS = 1024
+_MOST_FILES = 1024
+_MOST_WRITERS = 4  # of one file; with two it already has no sole writer
+_GENERATIONS = 4  # of a program that lets a child write
+_libc = ctypes.CDLL(None, use_errno=True)
+
+FileId = tuple[int, int]  # device and inode
+Lineage = tuple[int, ...]  # a pid, its parent's, and so on, 0 for init; the pid alone if the process had ended
+
+
+class FileWriters:
+    """Guards one fanotify group, and that the remembered files are bounded.
+
+    Raises OSError if the kernel does not permit it: it needs CAP_SYS_ADMIN.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._found: OrderedDict[FileId, set[Lineage]] = OrderedDict()
+        flags = _CLOSE_ON_EXEC | _NON_BLOCKING
+        self._descriptor = _libc.fanotify_init(flags | _REPORT_PIDFD, _FILE_FLAGS)
+        if self._descriptor < 0 and ctypes.get_errno() == errno.EINVAL:
+            self._descriptor = _libc.fanotify_init(flags, _FILE_FLAGS)
+        if self._descriptor < 0:
+            raise OSError(ctypes.get_errno(), f"fanotify_init: {os.strerror(ctypes.get_errno())}")
+        mask = ctypes.c_uint64(_CLOSE_WRITE | _OF_CHILDREN)
+        if _libc.fanotify_mark(self._descriptor, _ADD, mask, _CURRENT_DIRECTORY, os.fsencode(directory)) < 0:
+            error = ctypes.get_errno()
+            self.close()
+            raise OSError(error, f"fanotify_mark {directory}: {os.strerror(error)}")
+
+    def take(self, file: FileId) -> frozenset[Lineage]:
+        """Return the processes that closed the file after writing, and forget them."""
+        self.drain()
+        return frozenset(self._found.pop(file, ()))
+
+    def close(self) -> None:
+        """Close the group in a thread: the kernel waits until no processor uses the marks, as with inotify."""
+        close_soon((self._descriptor,))
+
+    def drain(self) -> None:
+        """Read the queued events; call it regularly: the kernel keeps 16,384 events and drops the rest."""
+        for _ in range(_MOST_READS):
+            if not select.select([self._descriptor], (), (), 0)[0]:
+                return
+            try:
+                events = os.read(self._descriptor, _EVENT_BYTES * _EVENTS_AT_ONCE)
+            except OSError:
+                continue  # the file of one event could not be opened, or its owner has a lease on it; that event is lost
+            at = 0
+            while at < len(events):
+                size, version, _, head_bytes, _, descriptor, pid = _EVENT.unpack_from(events, at)
+                pidfd = _pidfd(events[at + head_bytes : at + size])
+                at += max(size, _EVENT.size)
+                if descriptor >= 0:
+                    self._note(descriptor, pid if version == _VERSION else 0, pidfd)
+                if pidfd is not None and pidfd >= 0:
+                    os.close(pidfd)
+
+    def _note(self, descriptor: int, pid: int, pidfd: int | None) -> None:
+        found = os.fstat(descriptor)
+        os.close(descriptor)
+        if found.st_nlink:  # otherwise its inode may soon be another file's
+            lineages = self._found.setdefault((found.st_dev, found.st_ino), set())
+            if len(lineages) < _MOST_WRITERS:
+                lineages.add(_lineage_of(pid, pidfd))
+            if len(self._found) > _MOST_FILES:
+                self._found.popitem(last=False)
+
+
+def _pidfd(more: bytes) -> int | None:
+    """Return the pidfd from the bytes after an event's head; negative if its process has ended, None if there is none."""
+    if len(more) < _PIDFD.size:
+        return None
+    kind, _, _, pidfd = _PIDFD.unpack_from(more)
+    return int(pidfd) if kind == _INFO_TYPE_PIDFD else None
+
+
+def _lineage_of(pid: int, pidfd: int | None) -> Lineage:
+    """Return the lineage of the process itself; its pid alone if it has ended, whether or not another process has it now."""
+    if pidfd is None:
+        return _lineage(pid)
+    found = _lineage(pid) if pidfd >= 0 else (pid,)
+    has_ended = pidfd < 0 or bool(select.select([pidfd], (), (), 0)[0])
+    return (pid,) if has_ended else found
+
+
+def _lineage(pid: int) -> Lineage:
+    found = [pid]
+    while len(found) < _GENERATIONS and found[-1] > 0 and (parent := _parent(found[-1])) is not None:
+        found.append(parent if parent != 1 else 0)  # an orphan's parent is init, and no client
+    return tuple(found)
+
+
+def _parent(pid: int) -> int | None:
+    """Return the parent's pid; None if the process has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            text = stat.read()
+    except OSError:
+        return None
+    return int(text[text.rfind(b")") + 2 :].split()[1])

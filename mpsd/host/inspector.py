@@ -1,0 +1,276 @@
+"""Reads of other processes that their users can block for ever, done by a process that can be killed and replaced.
+
+docs/decisions/029-reads-of-clients-may-never-end.md lists those reads, and the ones that never wait.  Every function here ends
+by its deadline.  `*_now` blocks its caller until then: for threads, and for mpsd's start.
+"""
+
+import errno
+import os
+import select
+import signal
+import socket
+import threading
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd.errors import ProtocolError, UnusablePath
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.host import inspector_messages as wire
+from mpsd.host import processes
+from mpsd.host.inspector_messages import Facts, Op, Pair, Question, Same
+from mpsd.host.programs import native_directory
+
+log = structlog.get_logger()
+DEADLINE_SECONDS = 1.0  # such a read takes 0.2 ms; the rest is for a very busy machine
+_SLACK_SECONDS = 0.5  # after the deadline; a child that outlives it cannot be killed
+_PING_SECONDS = 0.5
+_ANSWER_BYTES = wire.DATAGRAM_BYTES
+_SOCKET = 3
+_DESCRIPTOR = array("i")
+
+
+class Unreadable(Exception):
+    """A process could not be read in time, or its user has too many such reads in progress; the message has the reason."""
+
+
+class Inspector:
+    """Guards the inspector's process: started at the first request, replaced when it does not answer.  Any thread may use it.
+
+    program: mpsd-inspector; None: the one of this installation.  ranges: whose uids count as one user.
+    """
+
+    def __init__(
+        self, program: Path | None = None, deadline_seconds: float = DEADLINE_SECONDS, ranges: UidRanges = NO_RANGES
+    ) -> None:
+        self._share_of = ranges.share_of
+        self._program = program or native_directory() / "inspector" / "mpsd-inspector"
+        self._deadline_seconds = deadline_seconds
+        self._lock = threading.Lock()  # protects the three below; no other lock is taken while it is held
+        self._requests: socket.socket | None = None
+        self._pid, self._pidfd = 0, -1
+
+    # -- reads -----------------------------------------------------------------------------------------------------------
+
+    async def facts(self, pid: int, names: Sequence[str]) -> Facts | None:
+        """Return the facts from the process's start; None if it has ended, or mpsd may not read it.  Raises Unreadable."""
+        try:
+            data, _ = await self._ask(Question(Op.FACTS, pid, names))
+        except OSError as exc:
+            _check_gone(exc, pid)
+            return None
+        return wire.parse_facts(data)
+
+    def facts_now(self, pid: int, names: Sequence[str]) -> Facts | None:
+        """Return the facts, as `facts` does."""
+        try:
+            data, _ = self._ask_now(Question(Op.FACTS, pid, names))
+        except OSError as exc:
+            _check_gone(exc, pid)
+            return None
+        return wire.parse_facts(data)
+
+    def maps_now(self, pid: int) -> bytes:
+        """Return the beginning of its /proc/PID/maps.  Raises OSError, Unreadable."""
+        return self._ask_now(Question(Op.MAPS, pid))[0]
+
+    def same_now(self, pairs: Sequence[Pair]) -> list[Same]:
+        """Return whether both descriptors of each pair are one open file.
+
+        UNKNOWN for all pairs of a user if one of the user's processes cannot be read.
+        """
+        found = [Same.UNKNOWN] * len(pairs)
+        of_user: dict[int, list[int]] = {}
+        for place, pair in enumerate(pairs):
+            of_user.setdefault(processes.real_uid(pair.pid), []).append(place)
+        for places in of_user.values():
+            with suppress(OSError, Unreadable):
+                for at in range(0, len(places), wire.MOST_PAIRS):
+                    some = places[at : at + wire.MOST_PAIRS]
+                    asked = [pairs[place] for place in some]
+                    data, _ = self._ask_now(Question(Op.SAME, asked[0].pid, (), asked))
+                    for place, same in zip(some, wire.parse_same(data), strict=True):
+                        found[place] = same
+        return found
+
+    def take_now(
+        self, pid: int, pidfd: int, links: Sequence[str], known: Sequence[Pair], device: tuple[int, int] = (0, 0)
+    ) -> list[tuple[int, int]]:
+        """Duplicate the process's descriptors with one of these links, and of this device.
+
+        Returns the number in the process and the duplicate, which the caller owns, for each; at most wire.MOST_TAKEN, and none
+        that `known` has.  Raises OSError, Unreadable.
+        """
+        data, taken = self._ask_now(Question(Op.TAKE, pid, links, known[: wire.MOST_PAIRS], device), pidfd)
+        numbers = wire.parse_numbers(data)
+        if len(numbers) != len(taken):
+            _close_all(taken)
+            raise Unreadable("mpsd has no descriptor left for what was taken")
+        return list(zip(numbers, taken, strict=True))
+
+    # -- its process -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the process.  Raises UnusablePath if it cannot be started."""
+        try:
+            with self._lock:
+                self._open()
+        except OSError as exc:
+            raise UnusablePath(f"the inspector {self._program} cannot be started: {exc.strerror}") from None
+
+    def close(self) -> None:
+        """End the process, if it runs.  A later request starts it again."""
+        with self._lock:
+            self._end()
+
+    @property
+    def pid(self) -> int:
+        """The pid of its process; 0 if it does not run."""
+        return self._pid
+
+    def _open(self) -> socket.socket:
+        """Return the socket of the process, starting it if needed; with the lock held.  Raises OSError."""
+        if self._requests is not None:
+            return self._requests
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            nothing = [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_RDWR, 0) for each in range(_SOCKET)]
+            actions = [*nothing, (os.POSIX_SPAWN_DUP2, theirs.fileno(), _SOCKET)]
+            argv = [self._program.name, "--fd", str(_SOCKET)]
+            try:
+                self._pid = os.posix_spawn(self._program, argv, {}, file_actions=actions)
+                self._pidfd = os.pidfd_open(self._pid)
+            except BaseException:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        self._requests = ours
+        return ours
+
+    def _end(self) -> None:
+        """End the process, with the lock held.  Its children continue until their own deadlines."""
+        if self._requests is None:
+            return
+        self._requests.close()
+        self._requests = None
+        with suppress(ProcessLookupError, ChildProcessError):  # it has ended, or mpsd's reaper has collected it
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        os.close(self._pidfd)
+        self._pid, self._pidfd = 0, -1
+
+    def _replace(self, pid: int) -> None:
+        """Replace the process, unless another thread has."""
+        with self._lock:
+            if self._pid == pid:
+                log.error("inspector.replaced", pid=pid, why="it did not answer")
+                self._end()
+
+    # -- requests --------------------------------------------------------------------------------------------------------
+
+    def _send(self, question: Question, pidfd: int = -1) -> tuple[socket.socket, int]:
+        """Send a question; return the socket for the answer, and the inspector's pid.  Raises OSError."""
+        deadline_ms = max(1, int(self._deadline_seconds * 1000))
+        share = self._share_of(processes.real_uid(question.pid)) if question.pid else 0
+        request = wire.pack_question(question, share, deadline_ms, os.getpid())
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                return ours, self._pass(request, [theirs.fileno()] + ([pidfd] if pidfd >= 0 else []))
+            except BaseException:
+                ours.close()
+                raise
+
+    def _pass(self, request: bytes, descriptors: list[int]) -> int:
+        """Pass the request to the inspector, or to a new one if it has died.  Returns its pid.  Raises OSError."""
+        with self._lock:
+            for _ in range(2):
+                try:
+                    socket.send_fds(self._open(), [request], descriptors)
+                    return self._pid
+                except (BrokenPipeError, ConnectionResetError):
+                    log.error("inspector.replaced", pid=self._pid, why="it died")
+                    self._end()
+        raise OSError(errno.EPIPE, "the inspector dies when it is asked")
+
+    async def _ask(self, question: Question) -> tuple[bytes, list[int]]:
+        """Ask, and return payload and descriptors.  Raises OSError, Unreadable."""
+        end, pid = self._send(question)
+        with end:
+            with trio.move_on_after(self._deadline_seconds + _SLACK_SECONDS):
+                await trio.lowlevel.wait_readable(end)
+                return _receive(end, question.pid)
+            if not await self._answers(pid):
+                self._replace(pid)
+        raise _overdue(question.pid)
+
+    async def _answers(self, pid: int) -> bool:
+        with suppress(OSError):
+            end, asked = self._send(Question(Op.PING))
+            with end, trio.move_on_after(_PING_SECONDS):
+                if asked == pid:
+                    await trio.lowlevel.wait_readable(end)
+                return True
+        return False
+
+    def _ask_now(self, question: Question, pidfd: int = -1) -> tuple[bytes, list[int]]:
+        """Ask, blocking, and return payload and descriptors.  Raises OSError, Unreadable."""
+        end, pid = self._send(question, pidfd)
+        with end:
+            if _is_readable(end, self._deadline_seconds + _SLACK_SECONDS):
+                return _receive(end, question.pid)
+            if not self._answers_now(pid):
+                self._replace(pid)
+        raise _overdue(question.pid)
+
+    def _answers_now(self, pid: int) -> bool:
+        with suppress(OSError):
+            end, asked = self._send(Question(Op.PING))
+            with end:
+                return asked != pid or _is_readable(end, _PING_SECONDS)
+        return False
+
+
+def _check_gone(error: OSError, pid: int) -> None:
+    """Raise Unreadable unless the process has ended, or mpsd may not read it."""
+    if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM):
+        raise Unreadable(f"pid {pid} cannot be read: {os.strerror(error.errno or 0)}") from None
+
+
+def _overdue(pid: int) -> Unreadable:
+    return Unreadable(f"pid {pid} could not be read in time: the kernel keeps whoever reads its memory or descriptors waiting")
+
+
+def _is_readable(end: socket.socket, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _receive(end: socket.socket, pid: int) -> tuple[bytes, list[int]]:
+    """Return payload and descriptors.  Raises OSError, Unreadable."""
+    room = socket.CMSG_LEN(wire.MOST_TAKEN * _DESCRIPTOR.itemsize)
+    data, ancillary, _, _ = end.recvmsg(_ANSWER_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    taken = [each for _, _, numbers in ancillary for each in array("i", numbers)]
+    if not data:
+        raise _overdue(pid)  # its child was killed at the deadline
+    try:
+        _, payload = wire.parse_answer(data)
+    except ProtocolError as exc:
+        _close_all(taken)
+        raise Unreadable(str(exc)) from None
+    except OSError as exc:
+        _close_all(taken)
+        if exc.errno == errno.EBUSY:
+            raise Unreadable(f"pid {pid} was not read: too many reads of its user's processes wait for an end") from None
+        raise
+    return payload, taken
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for each in descriptors:
+        os.close(each)

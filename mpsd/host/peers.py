@@ -1,0 +1,138 @@
+"""Identify the process that connected to a socket, and no later one with its pid.
+
+    Linux 6.5 and later   SO_PEERPIDFD names the process itself: whether it lives is asked last, and while it lives no other
+                          process has its pid
+    before                the process that has the pid now, if it is of the user who connected; so mpsd notices a pid that
+                          went to another user's process, but not one that went to the same user's
+"""
+
+import ctypes
+import errno
+import os
+import select
+import socket
+import struct
+from array import array
+
+from mpsd.host import processes
+from mpsd.model.authority import Caller
+from mpsd.model.process import Credentials, ProcessId
+
+_UCRED = struct.Struct("3i")
+_SO_PEERPIDFD = 77  # asm-generic/socket.h
+
+
+class PeerEnded(Exception):
+    """The process that connected has ended; another may have the connection."""
+
+
+def peer_credentials(connection: socket.socket) -> Credentials:
+    """Return the ids of the process that connected, in this pid and user namespace; pid 0 if it is not visible."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return Credentials(*_UCRED.unpack(raw))
+
+
+def peer_process(connection: socket.socket, credentials: Credentials) -> ProcessId | None:
+    """Return the process that connected; None if this pid namespace does not have it.  Raise PeerEnded or OSError.
+
+    credentials: of peer_credentials.
+    """
+    found = processes.process_id(credentials.pid)
+    is_certain = _lives(connection)
+    if not credentials.pid:
+        return None
+    if found is None:
+        raise PeerEnded(f"pid {credentials.pid}, which connected, has ended")
+    if not is_certain and credentials.uid not in processes.uids(credentials.pid):
+        raise PeerEnded(f"pid {credentials.pid}, which connected, has ended, and is another user's process now")
+    return found
+
+
+def _lives(connection: socket.socket) -> bool:
+    """Return whether the process lives for certain; False if the kernel cannot tell.  Raise PeerEnded."""
+    try:
+        pidfd = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as exc:
+        if exc.errno in (errno.ESRCH, errno.ENODATA, errno.EINVAL):
+            raise PeerEnded("the process that connected has ended") from None
+        return False
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        has_ended = bool(poll.poll(0))
+    finally:
+        os.close(pidfd)
+    if has_ended:
+        raise PeerEnded("the process that connected has ended")
+    return True
+
+
+_SO_PEERGROUPS = 59  # asm-generic/socket.h
+
+
+_MAX_GROUPS = 65536  # NGROUPS_MAX
+
+
+_MOST_BYTES = 1024  # the most that Python's own getsockopt returns
+
+
+def caller_of(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> Caller:
+    """Identify the peer of a command session, as `peer_of` does.  Raises OSError."""
+    credentials = peer_credentials(connection)
+    is_inside = trusts_containers or is_in_our_namespace(process_if_known(connection, credentials))
+    return Caller(credentials.uid, os.geteuid(), _is_member(connection, credentials.gid, admin_gid), is_inside)
+
+
+def is_in_our_namespace(process: ProcessId | None) -> bool:
+    """Return whether the process is in mpsd's own pid namespace.
+
+    Root of a container without a user namespace has root's uid, and any group; the pid namespace distinguishes it
+    (docs/decisions/030-root-of-a-container-is-no-operator.md).
+    """
+    return process is not None and processes.is_in_our_namespace(process.pid)
+
+
+def _is_member(connection: socket.socket, gid: int, admin_gid: int | None) -> bool:
+    """Return whether the connected process is in the group, by its own groups, not by the user database's present contents."""
+    try:
+        return admin_gid in (gid, *groups_of(connection))
+    except OSError:
+        return False
+
+
+def process_if_known(connection: socket.socket, credentials: Credentials) -> ProcessId | None:
+    try:
+        return peer_process(connection, credentials)
+    except (PeerEnded, OSError):
+        return None
+
+
+def groups_of(connection: socket.socket) -> tuple[int, ...]:
+    """Return the supplementary groups of the process that connected.  Raises OSError."""
+    try:
+        return tuple(array("I", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)))
+    except OSError as exc:
+        if exc.errno != errno.ERANGE:
+            raise
+    return _many_groups(connection)
+
+
+def _many_groups(connection: socket.socket) -> tuple[int, ...]:
+    """Return the groups through the C library, which gives more of them than Python's own getsockopt.  Raises OSError."""
+    groups = (ctypes.c_uint32 * _MAX_GROUPS)()
+    size = ctypes.c_uint32(ctypes.sizeof(groups))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.getsockopt(connection.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, groups, ctypes.byref(size)):
+        raise OSError(ctypes.get_errno(), "SO_PEERGROUPS")
+    return tuple(groups[: size.value // ctypes.sizeof(ctypes.c_uint32)])
+
+
+def may_impersonate() -> bool:
+    """Return whether this process may send credentials that are not its own (CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID)."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        try:
+            ours.sendmsg([b"?"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _UCRED.pack(os.getppid() or 1, 1, 1))])
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,98 @@
+"""How a process ended: by itself or by a signal, for processes that are not mpsd's children.
+
+While a process is ending, and as a zombie, /proc/PID/stat has it (proc(5), field 52); once its parent has taken its status, its
+pidfd has it, from Linux 6.15 on.  Before that, an end that was not seen in time stays unknown.
+"""
+
+import fcntl
+import os
+import struct
+from dataclasses import dataclass
+
+import trio
+
+from mpsd.host import processes
+from mpsd.model.process import ProcessId
+
+_START_TIME, _FLAGS, _EXIT_CODE = 22, 9, 52  # fields of /proc/PID/stat
+_PF_EXITING = 0x4  # linux/sched.h
+_INFO = struct.Struct("<QQIIIIIIIIIIIi")  # struct pidfd_info, its first version: mask, cgroup, eleven ids, exit code
+_GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11  # PIDFD_GET_INFO of linux/pidfd.h
+_INFO_EXIT = 1 << 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a process ended.  signal: 0 if it ended by itself, with `status`.  Both as in wait(2)."""
+
+    signal: int
+    status: int
+
+    def __str__(self) -> str:
+        return f"signal {self.signal}" if self.signal else f"status {self.status}"
+
+
+def how_ended(pidfd: int, process: ProcessId) -> Ending | None:
+    """Return the ending of a process whose pidfd is readable; None if it is not known any more."""
+    return _told_by(pidfd) or how_it_is_ending(process)
+
+
+def how_it_is_ending(process: ProcessId) -> Ending | None:
+    """Return the ending from /proc; None if the process is not ending yet, or has gone."""
+    text = processes.read_stat(process.pid)
+    return parse_stat(text, process.start_time) if text else None
+
+
+def parse_stat(text: bytes, start_time: int) -> Ending | None:
+    """Parse the contents of /proc/PID/stat; None if they are another process's, or the process is not ending."""
+    fields = text[text.rfind(b")") + 2 :].split()
+    if len(fields) <= _EXIT_CODE - 3 or not fields[0] or not all(_is_number(each) for each in fields[1:]):
+        return None
+    is_ending = fields[0] == b"Z" or int(fields[_FLAGS - 3]) & _PF_EXITING
+    if int(fields[_START_TIME - 3]) != start_time or not is_ending:
+        return None
+    return decode(int(fields[_EXIT_CODE - 3]))
+
+
+def _is_number(field: bytes) -> bool:
+    return field.removeprefix(b"-").isdigit() and len(field) <= 21  # a number of 64 bits; int() raises on thousands of digits
+
+
+def decode(wait_status: int) -> Ending:
+    return Ending(wait_status & 0x7F, wait_status >> 8 & 0xFF)
+
+
+def _told_by(pidfd: int) -> Ending | None:
+    buffer = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, buffer, True)
+    except OSError:
+        return None  # no such ioctl before 6.13
+    mask, *_, exit_code = _INFO.unpack(buffer)
+    return decode(exit_code) if mask & _INFO_EXIT else None
+
+
+_AGAIN_SECONDS = 0.5
+
+
+async def wait_ended(process: ProcessId) -> Ending | None:
+    """Return when the process has ended, with its ending if known.  Waits as long as it lives.
+
+    If mpsd has no descriptor left, it checks the process now and then until it gets one: that mpsd cannot watch a process does
+    not mean that it has ended.
+    """
+    while True:
+        try:
+            pidfd = processes.open_pidfd(process)
+        except OSError:
+            if not processes.is_alive(process):
+                return None
+            await trio.sleep(_AGAIN_SECONDS)
+            continue
+        if pidfd is None:
+            return None
+        try:
+            await trio.lowlevel.wait_readable(pidfd)
+            return how_ended(pidfd, process)
+        finally:
+            os.close(pidfd)

@@ -1,0 +1,1 @@
+"""Decisions about files and descriptors of this machine.  Pure."""

@@ -1,0 +1,245 @@
+"""mpsd's side of the keeper (native/include/mpsd_keeper.h is the protocol).
+
+The keeper holds the listening sockets and every open client connection, so that `kill -9` of mpsd closes none of them: CUDA
+silently runs without MPS when its control connection is closed.
+"""
+
+import array
+import os
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+import trio
+
+from mpsd.errors import KeeperFailed, ProtocolError
+from mpsd.host import processes
+from mpsd.host.arrivals import Arrival, accept_for
+from mpsd.keeper.messages import REPLY_BYTES, Op, Reply, Status, pack_request, parse_reply
+from mpsd.keeper.process import connect_keeper, find_unreachable, start_keeper
+from mpsd.model.process import ProcessId
+
+log = structlog.get_logger()
+
+# The kernel's queue of requests that the keeper has not read: enough for 4096 connections that end, or go to a new keeper, at
+# once.  The default, 208 KiB, is full at some 270.
+_QUEUED_BYTES = 8 << 20
+_SO_SNDBUFFORCE = 32  # asm-generic/socket.h
+_SECONDS = 5.0  # the keeper answers in microseconds, unless it is stopped or dead
+
+
+class KeeperClient:
+    """Guards the connection to the keeper.  `accept`, `hold` and `drop` never wait.
+
+    A keeper that does not keep up is reported as lost, and its successor gets everything.
+    """
+
+    def __init__(self, program: Path, path: Path, max_descriptors: int) -> None:
+        self._program = program
+        self._path = path
+        self._max = max_descriptors
+        self._socket: socket.socket | None = None
+        self._sequence = 0
+        self._catching_up = trio.Lock()  # only one task may wait for a socket, and there are two public ones
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unreachable: list[ProcessId] = []
+        self.pid = 0  # of the keeper that answered last; 0: none has
+
+    @property
+    def is_there(self) -> bool:
+        return self._socket is not None
+
+    def open(self) -> bool:
+        """Connect to the running keeper, or start one.  True: it ran before, and may hold an earlier mpsd's descriptors.
+
+        Raises KeeperFailed.
+        """
+        self.close()
+        if self._connect():
+            return True
+        self._process = start_keeper(self._program, self._path, self._max)
+        if not self._connect():
+            raise KeeperFailed(f"{self._program} was started and does not answer at {self._path}")
+        return False
+
+    def find_unreachable(self) -> None:
+        """Find an earlier mpsd's keeper whose socket was removed.  Call it before `open`.
+
+        It ends with `stop`: if it ended earlier, clients whose connections it holds would run without MPS.
+        """
+        self._unreachable = list(find_unreachable(self._program, self._path).values())
+        for keeper in self._unreachable:
+            effect = "clients that waited when the state directory was removed wait until `quit`: end them and start them again"
+            log.error("keeper.unreachable", pid=keeper.pid, effect=effect)
+
+    async def replace(self) -> None:
+        """Open a successor, as `open` does, in a thread.  Until then mpsd alone holds everything.  Raises KeeperFailed."""
+        self.close()
+        successor = KeeperClient(self._program, self._path, self._max)
+        await trio.to_thread.run_sync(successor.open)  # not abandoned: it ends within seconds, and may have started a process
+        self._socket, self._sequence, self.pid = successor._socket, successor._sequence, successor.pid
+        self._process = successor._process
+
+    def accept(self, listener: socket.socket, name: str, note: int = 0) -> Arrival | None:
+        """Accept a connection at the non-blocking `listener`, and give it to the keeper in the same call.
+
+        So `kill -9` of mpsd cannot come in between and close it.  None if the waiting connections had hung up; the keeper gets
+        no connection that has.  Raises OSError if none was accepted.
+        """
+        request = self._pack(Op.PUT, name, generation=1, size=note)
+        arrival, lost = accept_for(listener, -1 if self._socket is None else self._socket.fileno(), request)
+        if lost:
+            self._lose(Op.PUT, os.strerror(lost))
+        return arrival
+
+    async def until_it_keeps_up(self) -> None:
+        """Wait until the keeper has read most requests, or is lost: it has not for some seconds."""
+        async with self._catching_up:
+            if self._socket is None:
+                return
+            with suppress(OSError, trio.ClosedResourceError), trio.move_on_after(_SECONDS) as waiting:
+                await trio.lowlevel.wait_writable(self._socket)
+            if waiting.cancelled_caught and self._socket is not None:
+                self._lose(Op.PUT, f"it has not kept up for {_SECONDS:g} s")
+
+    def hold(self, name: str, end: socket.socket, note: int = 0, generation: int = 1) -> None:
+        """Give the keeper a copy of a descriptor, and a number that comes back with it; no reply is awaited.
+
+        A higher generation replaces a lower one of the same name.
+        """
+        self._tell(Op.PUT, name, generation=generation, size=note, descriptor=end.fileno())
+
+    def drop(self, name: str) -> None:
+        self._tell(Op.DROP, name)
+
+    def held(self) -> list[tuple[str, socket.socket, int]]:
+        """Return everything it holds: name, descriptor, note.  Raises KeeperFailed."""
+        found: list[tuple[str, socket.socket, int]] = []
+        for name in self._names():
+            reply, descriptors = self._ask(Op.GET, name)
+            if reply.status == Status.OK and descriptors:
+                found.append((name, socket.socket(fileno=descriptors[0]), reply.size))
+        return found
+
+    def stop(self) -> None:
+        """End the keeper, which closes its descriptors; connections close unless other processes hold them too."""
+        try:
+            self._ask(Op.STOP)
+        except KeeperFailed:
+            pass  # it has already ended
+        self.close()
+        for keeper in self._unreachable:
+            with suppress(OSError):
+                processes.kill(keeper)
+        self._path.unlink(missing_ok=True)
+        if self._process is not None:
+            try:
+                self._process.wait(_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    async def wait_lost(self) -> None:
+        """Return when the keeper has died or hung up, or was closed; log the refusals that come before."""
+        while self._socket is not None:
+            try:
+                await trio.lowlevel.wait_readable(self._socket)
+                reply = parse_reply(self._socket.recv(REPLY_BYTES, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                continue
+            except (OSError, trio.ClosedResourceError, ProtocolError):
+                break
+            log.warning("keeper.refused", op=reply.op, name=reply.name, status=reply.status)
+        if self._process is not None:
+            self._process.poll()
+
+    def kill(self) -> None:
+        """Kill the keeper, whose socket was removed: a successor, which the next mpsd can reach, gets everything."""
+        keeper = processes.process_id(self.pid) if self._socket is not None else None
+        if keeper is not None:
+            processes.kill(keeper)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            if trio.lowlevel.in_trio_run():
+                trio.lowlevel.notify_closing(self._socket)  # otherwise wait_lost would wait on the next owner of this number
+            self._socket.close()
+            self._socket = None
+
+    # -- the protocol ------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> bool:
+        try:
+            self._socket = connect_keeper(self._path, _SECONDS)
+        except KeeperFailed:
+            return False
+        if self._socket is None:
+            return False
+        _make_room(self._socket)
+        try:
+            reply, _ = self._ask(Op.HELLO)
+            if not reply.status:
+                self.pid = self._ask(Op.STAT)[0].keeper_pid()
+        except (KeeperFailed, ProtocolError):
+            self.close()
+            return False
+        if reply.status:
+            self.close()
+            raise KeeperFailed(f"the keeper at {self._path} refuses mpsd with status {reply.status}: is it of another version?")
+        return True
+
+    def _names(self) -> list[str]:
+        names: list[str] = []
+        while True:
+            reply, _ = self._ask(Op.LIST, names[-1] if names else "")
+            names += [entry.name for entry in reply.entries()]
+            if not reply.has_more:
+                return names
+
+    def _next_sequence(self) -> int:
+        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+        return self._sequence
+
+    def _tell(self, op: Op, name: str, generation: int = 0, size: int = 0, descriptor: int | None = None) -> None:
+        if self._socket is None:
+            return
+        rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        request = self._pack(op, name, generation, size)
+        try:
+            self._socket.sendmsg([request], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError as exc:
+            self._lose(op, os.strerror(exc.errno or 0))
+
+    def _pack(self, op: Op, name: str, generation: int, size: int) -> bytes:
+        return pack_request(op, self._next_sequence(), name, is_quiet=True, generation=generation, size=size)
+
+    def _lose(self, op: Op, why: str) -> None:
+        """Shut the connection down: wait_lost notices, and a successor gets everything."""
+        log.error("keeper.lost", why=why, op=op.name)
+        assert self._socket is not None, "it was told something"
+        self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _ask(self, op: Op, name: str = "") -> tuple[Reply, list[int]]:
+        """Send one request; return its reply and descriptors, within a few seconds.  Raises KeeperFailed."""
+        if self._socket is None:
+            raise KeeperFailed(f"there is no connection to the keeper at {self._path}")
+        sequence = self._next_sequence()
+        try:
+            self._socket.send(pack_request(op, sequence, name), socket.MSG_NOSIGNAL)
+            while True:
+                data, descriptors, _, _ = socket.recv_fds(self._socket, REPLY_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                reply = parse_reply(data)
+                if reply.sequence == sequence:
+                    return reply, list(descriptors)
+        except (OSError, ProtocolError) as exc:
+            raise KeeperFailed(f"the keeper at {self._path} did not answer {op.name}: {exc}") from None
+
+
+def _make_room(end: socket.socket) -> None:
+    """Enlarge the send buffer; only root may exceed net.core.wmem_max."""
+    try:
+        end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _QUEUED_BYTES)
+    except PermissionError:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUED_BYTES)

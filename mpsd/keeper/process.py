@@ -1,0 +1,95 @@
+"""Start a keeper, and connect to a running one."""
+
+import os
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from mpsd.errors import KeeperFailed
+from mpsd.host import processes
+from mpsd.model.process import ProcessId
+
+_IS_LISTENING = "00010000"  # __SO_ACCEPTCON, the fourth word of a line of /proc/net/unix
+_INODE, _PATH = 6, 7
+
+
+def start_keeper(program: Path, path: Path, most: int) -> subprocess.Popen[bytes]:
+    """Start a keeper that listens at `path` when this returns, and outlives mpsd.  Raises KeeperFailed."""
+    environ = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            path.unlink(missing_ok=True)
+            listener.bind(str(path))
+            os.chmod(path, 0o600)
+            listener.listen(8)
+        except OSError as exc:
+            raise KeeperFailed(f"the keeper's socket {path} cannot be made: {exc.strerror}") from None
+        number = listener.fileno()
+        try:
+            return subprocess.Popen(
+                [str(program), "--fd", str(number), "--max", str(most)],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=environ,
+                start_new_session=True,  # a signal to mpsd's session must not end it
+            )
+        except OSError as exc:
+            raise KeeperFailed(f"the keeper {program} cannot be started: {exc.strerror}") from None
+
+
+def connect_keeper(path: Path, seconds: float) -> socket.socket | None:
+    """Return a connection without a greeting; None if no process listens: a stopped keeper still does, a dead one does not.
+
+    Raises KeeperFailed if a process listens and cannot be reached within `seconds`.
+    """
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end.settimeout(seconds)
+    try:
+        end.connect(str(path))
+    except (ConnectionRefusedError, FileNotFoundError):
+        end.close()
+        return None
+    except OSError as exc:
+        end.close()
+        raise KeeperFailed(f"the keeper at {path} cannot be reached: {exc}") from None
+    return end
+
+
+def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
+    """Return the keepers whose sockets were removed, by the names of the sockets: the name of `path`, or one that begins so."""
+    names = _removed_sockets(path)
+    found = {}
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if names else ())):
+        if processes.command(pid) != program.name or (process := processes.process_id(pid)) is None:
+            continue
+        for inode in names.keys() & _sockets(pid):
+            found[names[inode]] = process
+    return found
+
+
+def _removed_sockets(path: Path) -> dict[str, str]:
+    """Return the names of listening sockets that no path leads to, by inode."""
+    found = {}
+    for line in Path("/proc/net/unix").read_bytes().splitlines()[1:]:
+        words = os.fsdecode(line).split(maxsplit=_PATH)
+        if len(words) > _PATH and words[3] == _IS_LISTENING:
+            place = Path(words[_PATH])
+            if place.parent == path.parent and place.name.startswith(path.name) and not os.path.lexists(place):
+                found[words[_INODE]] = place.name
+    return found
+
+
+def _sockets(pid: int) -> set[str]:
+    """Return the inodes of the process's sockets; none of a process of another user, where mpsd is not root."""
+    found = set()
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                kind, _, inode = os.readlink(f"/proc/{pid}/fd/{number}").partition(":[")
+                if kind == "socket":
+                    found.add(inode.removesuffix("]"))
+    return found

@@ -1,0 +1,314 @@
+"""LeaseBook: the one owner of leases and admissions while mpsd runs.
+
+leases/rules/ makes the decisions; the store has all that must outlive mpsd before any caller gets an answer.  Except for waits,
+each change happens at once: no other task can see it half done.  Prose: docs/leases.md.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import structlog
+import trio
+
+from mpsd.errors import NoRoom, Refused, TooMany, UnusablePath
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.host import processes
+from mpsd.host.unix_groups import UnixGroups
+from mpsd.leases.active_leases import Register, end_of
+from mpsd.leases.admissions import Admissions, Identify
+from mpsd.leases.admitted_clients import Clients
+from mpsd.leases.event_log import News, Publish
+from mpsd.leases.expiry_timer import Schedule
+from mpsd.leases.quota_limits import Terms
+from mpsd.leases.request_checks import check_draft, same_request, with_start_time
+from mpsd.leases.rules.admission import UNSEEN, may_be_told, refusal_of
+from mpsd.leases.rules.initial_share import Dealer
+from mpsd.leases.rules.queue import QueueEntry
+from mpsd.leases.rules.settings import AdmissionSettings
+from mpsd.leases.rules.spec import check_spec, check_ttl
+from mpsd.leases.rules.usage import Account
+from mpsd.leases.store import LeaseStore
+from mpsd.model.device import Device
+from mpsd.model.lease import Grant, Identity, Lease, LeaseSpec, LeaseState
+from mpsd.model.process import Credentials, ProcessId
+from mpsd.model.sm_steps import as_given
+
+log = structlog.get_logger()
+_RANKS_SECONDS = 1.0  # ranks of a long queue rise all the time; an entry that goes in only because of that can wait so long
+_LOOK_SECONDS = 20.0  # between checks of the processes that no other task watches; clients in a domain are watched there
+_LOOKS_AT_ONCE = 64  # then other tasks run
+_LOOKS_A_ROUND = 1000  # more processes are checked less often
+_AGAIN_SECONDS = 5.0  # until a failed write is tried again
+_SILENT = "the user database does not say which groups user {} is in, and a quota depends on that (look at nsswitch.conf)"
+NO_FACTS: Mapping[str, object] = MappingProxyType({})
+
+
+class LeaseBook:
+    """Guards that no lease or client gets what another has reserved."""
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        devices: Callable[[], Sequence[Device]],
+        settings: AdmissionSettings,
+        identify: Identify,
+        publish: Publish,
+        clock: Callable[[], float] = time.time,
+        *,
+        find_process: Callable[[int], ProcessId | None] = processes.process_id,
+        groups: UnixGroups | None = None,
+        ranges: UidRanges = NO_RANGES,
+    ) -> None:
+        """Restore what an earlier mpsd left in the store.  Raise UnusablePath.
+
+        clock: seconds since the epoch.  find_process: the process that has a pid; None where none has.
+        ranges: whose uids count as one user.
+        """
+        self._store = store
+        self._identify = identify
+        self._find_process = find_process
+        self._news = News(publish)
+        self._terms = Terms(settings, devices, groups or UnixGroups(ranges.share_of), clock, ranges)
+        self._account = Account()
+        self._register = Register(store, self._account, self._terms)
+        self._dealer = Dealer(lambda: self.settings, self._account, self._register.find, self._terms.devices_of)
+        self._clients = Clients(store, self._account, self._dealer, self._news, self._terms)
+        self._admissions = Admissions(self._terms, self._account, self._register, self._clients, self._dealer, self._news)
+        self._schedule = Schedule(clock)
+        self._restore(store.is_new_boot)
+
+    @property
+    def settings(self) -> AdmissionSettings:
+        return self._terms.settings
+
+    def configure(self, settings: AdmissionSettings) -> None:
+        """Use other settings from now on.  Present leases and grants stay as they are."""
+        self._terms.configure(settings)
+        self._admissions.advance()
+        self._schedule.expect(self._terms.clock())
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    async def meet(self, uid: int) -> None:
+        """Find out which quotas apply to this user; call it before `create`.  Raise NoRoom."""
+        if not await self._terms.learn_groups(uid):
+            raise NoRoom(_SILENT.format(uid))
+
+    def create(self, owner_uid: int, spec: LeaseSpec, for_all_users: bool | None = None) -> Lease:
+        """Create a lease: ACTIVE, or QUEUED if it does not fit and may wait; return the present one for a repeated request.
+
+        for_all_users: an operator made it, and it serves all processes that it names; None: decide by `owner_uid`.  Raise
+        BadRequest, NoSuchDevice, NotAllowed, NoRoom or TooMany.
+        """
+        is_for_all = owner_uid in self.settings.operators if for_all_users is None else for_all_users
+        spec = with_start_time(check_spec(spec, self._terms.devices()), self._find_process)
+        spec = as_given(spec, self._terms.devices_of(spec))
+        if spec.request_key and (made := self._register.made_by(owner_uid, spec.request_key)) is not None:
+            return same_request(made, spec)
+        now = self._terms.clock()
+        draft = Lease(0, owner_uid, spec, LeaseState.QUEUED, now, None, is_for_all)
+        check_draft(draft, len(self._register), self._account, self._terms)
+        why = self._admissions.why_not_now(draft)
+        if not why:
+            draft = replace(draft, state=LeaseState.ACTIVE, expires_at=end_of(spec, now))
+        elif not spec.wait_seconds:
+            raise NoRoom(why)
+        elif not self._admissions.line.has_place_for(owner_uid, self.settings):
+            raise TooMany(f"the queue has no place for user {owner_uid}, and the lease has to wait: {why}")
+        lease = self._register.add(draft)
+        self._news.of_lease("created", lease)
+        if why:
+            self._admissions.line_up(lease, why)
+            self._news.of_lease("queued", lease, reason=why)
+            self._schedule.expect(now + spec.wait_seconds, now + self.settings.aging_seconds)
+        self._admissions.lease_came(lease)
+        self._admissions.catch_up()
+        self._schedule.expect(lease.expires_at)
+        return self._register.find(lease.id)
+
+    def renew(self, lease_id: int, ttl_seconds: float | None) -> Lease:
+        """Renew the lease for this time from now on; None: until it is released."""
+        check_ttl(ttl_seconds)
+        lease = self._register.renew(self._register.find(lease_id), ttl_seconds, self._terms.clock())
+        self._news.of_lease("renewed", lease)
+        self._schedule.expect(lease.expires_at)
+        return lease
+
+    def release(self, lease_id: int) -> Lease:
+        """End the lease and return its last value.  Its clients keep what they have until they end."""
+        lease = self._register.find(lease_id)
+        self._end_leases([lease], "released")
+        return lease
+
+    async def settled(self) -> None:
+        """Return once all changes so far outlive a power cut.  Raise UnusablePath."""
+        await self._store.settled()
+
+    def leases(self) -> Sequence[Lease]:
+        return self._register.all()
+
+    def find(self, lease_id: int) -> Lease:
+        return self._register.find(lease_id)
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant:
+        """Return the client's grant; wait as long as necessary.  The same process always gets the same answer.  Raise Refused.
+
+        told: called with each new reason for waiting.  If the call is cancelled, the client loses its place.
+        """
+        if process is None:
+            return await self._admit_unseen(credentials, told)
+        if (grant := self._clients.grants.get(process)) is not None:
+            return grant
+        await self._learn_groups(process, credentials, told)
+        answer = self._admissions.line.find(process) or self._admissions.ask(process, credentials, self._identify)
+        if isinstance(answer, Grant):
+            return answer
+        self._schedule.expect(answer.waiting.deadline, answer.waiting.arrived_at + self.settings.aging_seconds)
+        return await self._admissions.wait(answer, told)
+
+    def grant_of(self, process: ProcessId) -> Grant | None:
+        return self._clients.grants.get(process)
+
+    def grants(self) -> Mapping[ProcessId, Grant]:
+        return MappingProxyType(self._clients.grants)
+
+    def adopt(self, process: ProcessId, credentials: Credentials) -> Grant:
+        """Return the grant of a client that an earlier mpsd admitted; one that is not in the store had no lease."""
+        return self._clients.grants.get(process) or self._clients.take_in(process, credentials)
+
+    def leave(self, process: ProcessId) -> None:
+        """Free what an ended process held, and end the leases that name its pid."""
+        named = self._register.naming(process)
+        was_client = self._clients.remove(process, is_stored=not named)
+        if named:
+            self._end_leases_of_dead(named, process)
+        elif was_client:
+            self._admissions.catch_up()
+
+    def observe(self, process: ProcessId, busy: float, seconds: float) -> None:
+        """Note for the elastic policy that for `seconds` a client used this fraction of its share."""
+        grant = self._clients.grants.get(process)
+        if grant is not None and (lease := self._register.get(grant.lease_id)) is not None:
+            self._dealer.observe(lease, busy, seconds, self._terms.clock())
+
+    def identity_of(self, process: ProcessId) -> Identity | None:
+        """Return the identity of a client, or of a process that waits."""
+        entry = self._admissions.line.find(process)
+        if entry is not None and entry.client is not None:
+            return entry.client.identity
+        return self._clients.identity_of(process, self._identify)
+
+    def uid_of(self, process: ProcessId) -> int | None:
+        """Return the uid of a client, or of a process that waits, without reading /proc."""
+        entry = self._admissions.line.find(process)
+        return entry.uid if entry is not None else self._clients.uid_of(process)
+
+    @property
+    def queued(self) -> int:
+        """The number of taken places in the queue."""
+        return len(self._admissions.line)
+
+    def queue(self) -> Sequence[QueueEntry]:
+        """Return the queue in order; the first entry has position 1."""
+        return self._admissions.queue()
+
+    # -- lifetime ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """End what is over and admit entries in their turn, as long as mpsd lives."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_after_processes)
+            while True:
+                self._end_what_is_over(self._terms.clock())
+                self._admissions.advance()
+                deadline, rise = self._admissions.next_change()
+                later = None if rise is None else max(rise, self._terms.clock() + _RANKS_SECONDS)
+                await self._schedule.sleep_until(self._register.next_end(), deadline, later)
+
+    def _end_what_is_over(self, now: float) -> None:
+        for lease in self._register.due(now):
+            self._try_to_end(lease, "expired")
+        for lease in self._admissions.refuse_overdue(now):
+            reason = f"it has waited for {lease.spec.wait_seconds:g} s, as long as it may"
+            self._try_to_end(lease, "refused", {"reason": reason})
+
+    def _try_to_end(self, lease: Lease, what: str, facts: Mapping[str, object] = NO_FACTS) -> None:
+        try:
+            self._end_leases([lease], what, facts)
+        except UnusablePath as exc:
+            log.error("store.failed", statement=f"lease {lease.id} {what}", why=str(exc))
+            self._register.try_again_at(lease, self._terms.clock() + _AGAIN_SECONDS)
+
+    def _end_leases(
+        self, leases: Sequence[Lease], what: str, facts: Mapping[str, object] = NO_FACTS, process: ProcessId | None = None
+    ) -> None:
+        self._register.remove(leases, process)
+        for lease in leases:
+            self._dealer.forget(lease.id)
+            self._news.of_lease(what, lease, **facts)
+            self._admissions.lease_went(lease)
+        self._admissions.catch_up()
+
+    def _end_leases_of_dead(self, leases: Sequence[Lease], process: ProcessId) -> None:
+        try:
+            self._end_leases(leases, "released", {"reason": "its process has ended"}, process)
+        except UnusablePath as exc:  # the next check of the processes finds it again
+            log.error("store.failed", statement="the end of a process with leases", why=str(exc))
+
+    async def _look_after_processes(self) -> None:
+        """Check processes that leases name, which need not be clients, and clients, which may end before they are placed."""
+        while True:
+            everybody = {*self._register.processes(), *self._clients.grants}
+            await trio.sleep(_LOOK_SECONDS * max(1.0, len(everybody) / _LOOKS_A_ROUND))
+            for number, process in enumerate(everybody):
+                if not self._is_alive(process):
+                    self.leave(process)
+                if number % _LOOKS_AT_ONCE == _LOOKS_AT_ONCE - 1:
+                    await trio.lowlevel.checkpoint()
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    async def _learn_groups(self, process: ProcessId, credentials: Credentials, told: Callable[[str], None]) -> None:
+        """Return once the client's quotas are known; it waits, or is refused if that is configured.  Raise Refused."""
+        while not await self._terms.learn_groups(credentials.uid):
+            why = _SILENT.format(credentials.uid)
+            if may_be_told(self.settings):
+                refused = Refused(self.settings.refuse_with, why)
+                self._news.refused(process, credentials, refused)
+                raise refused
+            told(why)
+
+    async def _admit_unseen(self, credentials: Credentials, told: Callable[[str], None]) -> Grant:
+        """Admit a process in another pid namespace: mpsd would not see its end, so it gets nothing that is counted."""
+        why = refusal_of(None, self.settings)
+        if not why:
+            self._news.admitted(None, credentials, UNSEEN)
+            return UNSEEN
+        if not may_be_told(self.settings):
+            told(why)
+            await trio.sleep_forever()  # as configured; its connection ends the wait
+        refused = Refused(self.settings.refuse_with, why)
+        self._news.refused(None, credentials, refused)
+        raise refused
+
+    def _is_alive(self, process: ProcessId) -> bool:
+        return self._find_process(process.pid) == process
+
+    def _restore(self, is_new_boot: bool) -> None:
+        """Restore the leases and clients; end what ended while no mpsd ran."""
+        self._terms.learn_groups_now(self._store)
+        self._register.restore()
+        now = self._terms.clock()
+        for process in self._register.processes():
+            if is_new_boot or not self._is_alive(process):
+                self._end_leases_of_dead(self._register.naming(process), process)
+        self._clients.restore(self._register.get, self._is_alive)
+        for lease in self._register.all():
+            if lease.state is LeaseState.QUEUED:
+                self._admissions.line_up(lease)
+        self._end_what_is_over(now)
+        self._admissions.advance()

@@ -1,0 +1,136 @@
+"""The elastic policy: shares follow need, by a multi-level feedback queue.
+
+Level 0 is interactive, level 1 batch.  A lease starts at the level it asked for.  Feedback (`feed`): a client that keeps its
+share busy for long is not interactive and sinks; one that rests rises; and from time to time all return to their first level,
+so that no client is judged for ever by its past use.
+
+The deal: interactive leases first get what they use and some air, up to the whole total; batch takes the rest, and at least
+`floor` of its parts.  A new deal replaces the one in force only if its gain, over the time that it is expected to hold, is more
+than the cost of moving: the work that the moved clients do not do while they start anew.  That cost is measured on the machine
+and given as a parameter.  Pure: time is given.  Prose: docs/leases.md, "The elastic policy".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from mpsd.leases.rules.group_shares import Deal, Group, Member, in_proportion
+from mpsd.model.lease import FULL_PERCENT
+
+INTERACTIVE, BATCH = 0, 1
+LEVELS: Mapping[str, int] = {"interactive": INTERACTIVE, "batch": BATCH}
+_SAME_PERCENT = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """The settings of the policy.
+
+    cost_seconds: for how long a client that is moved does no work (measured).  horizon_seconds: for how long a deal is expected
+    to hold.  busy, idle: above and below these fractions of its share a lease counts as busy or at rest; allotment_seconds,
+    rest_seconds: for how long until it sinks or rises.  boost_seconds: after this time all return to their first level.  air:
+    how much more than it uses an interactive lease gets.  floor: the least part of its share that a lease keeps.  worth: of a
+    percent of interactive work, where a percent of batch work is worth 1.
+    """
+
+    cost_seconds: float
+    horizon_seconds: float = 60.0
+    busy: float = 0.9
+    idle: float = 0.5
+    allotment_seconds: float = 10.0
+    rest_seconds: float = 10.0
+    boost_seconds: float = 300.0
+    air: float = 1.5
+    floor: float = 0.25
+    worth: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The place of a lease in the feedback queue.
+
+    busy: the fraction of its share that it used lately.  spent, rested: seconds in a row at this level in which it was busy, or
+    idle.  since: the time of the last boost.
+    """
+
+    home: int
+    level: int
+    since: float
+    busy: float | None = None
+    spent: float = 0.0
+    rested: float = 0.0
+
+
+def begin(level: str, now: float) -> Standing:
+    return Standing(LEVELS[level], LEVELS[level], now)
+
+
+def feed(standing: Standing, busy: float, seconds: float, now: float, settings: Elastic) -> Standing:
+    """Return the new place after `seconds` in which the lease's clients used this fraction of their shares."""
+    if now - standing.since >= settings.boost_seconds:
+        return Standing(standing.home, standing.home, now, busy)
+    spent = standing.spent + seconds if busy >= settings.busy else 0.0
+    rested = standing.rested + seconds if busy <= settings.idle else 0.0
+    if standing.level == INTERACTIVE and spent >= settings.allotment_seconds:
+        return Standing(standing.home, BATCH, standing.since, busy)
+    if standing.level == BATCH and rested >= settings.rest_seconds:
+        return Standing(standing.home, INTERACTIVE, standing.since, busy)
+    return replace(standing, busy=busy, spent=spent, rested=rested)
+
+
+def deal(group: Group, settings: Elastic) -> Deal:
+    """Return the deal to apply: a new one if it is worth its cost, else the one in force."""
+    wanted = aim(group, settings)
+    if gain(group, wanted, settings) > cost(group, wanted) * settings.cost_seconds:
+        return wanted
+    return {member.lease_id: member.in_force for member in group.members}
+
+
+def aim(group: Group, settings: Elastic) -> dict[int, float]:
+    """Return the best deal if moving cost nothing."""
+    present = [member for member in group.members if member.present]
+    interactive = [member for member in present if member.level == INTERACTIVE]
+    batch = [member for member in present if member.level != INTERACTIVE]
+    kept = sum(member.part * member.present for member in batch) * settings.floor
+    wants = {member.lease_id: _want(member, settings) for member in interactive}
+    asked = sum(wants[member.lease_id] * member.present for member in interactive)
+    first = min(asked, group.total - kept) if batch else group.total
+    shares = {member.lease_id: member.part for member in group.members if not member.present}
+    shares |= in_proportion(first, interactive, wants)
+    given = sum(shares[member.lease_id] * member.present for member in interactive)
+    return shares | in_proportion(group.total - given, batch, {member.lease_id: member.part for member in batch})
+
+
+def gain(group: Group, wanted: Deal, settings: Elastic) -> float:
+    """Return the additional work that the new deal allows, in percent-seconds, weighted by its worth."""
+    return (_served(group, wanted, settings) - _served(group, _in_force(group), settings)) * settings.horizon_seconds
+
+
+def cost(group: Group, wanted: Deal) -> float:
+    """Return the percent of work that stops during each second of moving: of the running clients whose share would change."""
+    moved = (member for member in group.members if abs(wanted[member.lease_id] - member.in_force) > _SAME_PERCENT)
+    return sum(sum(member.held) for member in moved)
+
+
+def _in_force(group: Group) -> Deal:
+    """Return the present deal, cut to the total: a lease may be back after its share was dealt to others."""
+    out = sum(member.in_force * member.present for member in group.members)
+    cut = min(1.0, group.total / out) if out else 1.0
+    return {member.lease_id: member.in_force * cut for member in group.members}
+
+
+def _want(member: Member, settings: Elastic) -> float:
+    """Return what one part needs: what it uses, with air; its own part if there was no measurement."""
+    if member.busy is None:
+        return member.part
+    used = member.busy * (sum(member.held) / len(member.held) if member.held else member.in_force)
+    return min(max(used * settings.air, member.part * settings.floor), FULL_PERCENT)
+
+
+def _served(group: Group, shares: Deal, settings: Elastic) -> float:
+    """Return how much of the need the shares cover, weighted; batch needs everything."""
+    served = 0.0
+    for member in group.members:
+        is_interactive = member.level == INTERACTIVE
+        want, worth = (_want(member, settings), settings.worth) if is_interactive else (FULL_PERCENT, 1.0)
+        served += min(want, shares[member.lease_id]) * member.present * worth
+    return served

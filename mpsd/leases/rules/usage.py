@@ -1,0 +1,142 @@
+"""Keep the account of what is reserved and held, and by which lease or client; all changes are entered here.
+
+Joins the ledger of budgets (budgets.py) with the pools of shares (sm_pools.py).  Values only: no waiting, no storing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mpsd.leases.rules.budgets import (
+    Kind,
+    Ledger,
+    Level,
+    Owner,
+    Scope,
+    client_amounts,
+    lease_amounts,
+    memory_scopes,
+    quota_scopes,
+    to_millionths,
+    to_percent,
+)
+from mpsd.leases.rules.group_shares import Group, Member
+from mpsd.leases.rules.sm_pools import Absent, Holding, Pool, is_group, pool_key
+from mpsd.model.lease import Lease
+from mpsd.model.process import ProcessId
+
+GROUP_LEASES = 4096  # of a group: a deal looks at all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a client with a lease takes, and what the account needs after the lease has ended.
+
+    owner: the user whose quotas apply to the lease; share and part in millionths of a percent (sm_pools.py); memory_bytes by
+    GPU.
+    """
+
+    lease_id: int
+    pool: str
+    gpus: tuple[str, ...]
+    owner: Owner | None
+    share: int
+    part: int
+    memory_bytes: Mapping[str, int]
+
+
+class Account:
+    """Guards that the account is what active leases have reserved and living clients hold, each counted once."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.places: dict[str, int] = {}  # processes by lease id, as budgets.Limits wants it
+        self.pools: dict[str, Pool] = {}
+        self._has_group_grown = False
+        self._pool_of_lease: dict[int, str] = {}
+        self._clients: dict[ProcessId, tuple[Owner | None, Held | None]] = {}
+
+    def know(self, lease: Lease, owner: Owner | None) -> None:
+        """Enter a lease, active or waiting."""
+        self.ledger.hold(("known", lease.id), dict.fromkeys(quota_scopes(owner, Kind.LEASES), 1))
+
+    def reserve(self, lease: Lease, gpus: tuple[str, ...], owner: Owner | None, now: float) -> None:
+        """Enter a lease that becomes active."""
+        key = pool_key(lease, gpus)
+        pool = self.pools.setdefault(key, Pool(gpus, owner))
+        pool.leases[lease.id] = to_millionths(lease.spec.sm_percent)
+        if is_group(key):
+            self._has_group_grown = True
+            pool.absent[lease.id] = Absent(lease.spec.processes, now)
+        self._pool_of_lease[lease.id] = key
+        self.places[str(lease.id)] = lease.spec.processes
+        amounts = lease_amounts(lease, gpus, owner)
+        for scope in pool.amounts():  # the pool counts the SMs
+            amounts.pop(scope, None)
+        self.ledger.hold(("lease", lease.id), amounts)
+        self._settle(key)
+
+    def forget(self, lease_id: int) -> None:
+        """Remove an ended lease; what its clients keep stays counted until they end too."""
+        self.ledger.drop(("known", lease_id))
+        self.ledger.drop(("lease", lease_id))
+        self.places.pop(str(lease_id), None)
+        if (key := self._pool_of_lease.pop(lease_id, None)) is not None:
+            for process in self.pools[key].end_lease(lease_id):
+                self._keep(process)
+            self._settle(key)
+
+    def start(self, process: ProcessId, owner: Owner | None, lease: Lease | None, held: Held | None) -> None:
+        """Enter a client that is let in.  owner: the user whose quota of clients applies.  lease: None if it has none now."""
+        self.ledger.hold(("client", process), client_amounts(owner, lease))
+        self._clients[process] = owner, held
+        if held is None:
+            return
+        pool = self.pools.setdefault(held.pool, Pool(held.gpus, held.owner))
+        pool.add_client(process, Holding(held.lease_id, held.share, held.part, is_kept=lease is None))
+        if lease is None:
+            self._keep(process)
+        self._settle(held.pool)
+
+    def end(self, process: ProcessId, now: float) -> None:
+        _, held = self._clients.pop(process, (None, None))
+        self.ledger.drop(("client", process))
+        self.ledger.drop(("kept", process))
+        if held is not None:
+            self.pools[held.pool].end_client(process, now)
+            self._settle(held.pool)
+
+    def take_freed(self) -> tuple[set[Scope], bool]:
+        """Return the scopes with a decrease since the last call, and whether a group has more to deal."""
+        freed, self.ledger.freed = self.ledger.freed, set()
+        has_group_grown, self._has_group_grown = self._has_group_grown, False
+        return freed, has_group_grown
+
+    def has_room_in_group(self, lease: Lease, gpus: tuple[str, ...]) -> bool:
+        pool = self.pools.get(pool_key(lease, gpus))
+        return pool is None or len(pool.leases) < GROUP_LEASES
+
+    def pool_of(self, lease_id: int) -> tuple[str, Pool]:
+        key = self._pool_of_lease[lease_id]
+        return key, self.pools[key]
+
+    def group_of(self, key: str, describe: Callable[[int, Sequence[int]], Member]) -> Group:
+        """Return a pool as a policy sees it; `describe` describes one lease, from what its clients hold."""
+        pool = self.pools[key]
+        held = pool.held()
+        members = [describe(lease_id, held.get(lease_id, ())) for lease_id in pool.leases]
+        return Group(to_percent(sum(pool.leases.values())), members, to_percent(pool.debt()))
+
+    def _keep(self, process: ProcessId) -> None:
+        """Count the memory for the client itself, since its lease no longer counts; the pool counts its share."""
+        owner, held = self._clients[process]
+        self.ledger.hold(("client", process), client_amounts(owner, None))
+        if held is not None:
+            scopes = {Scope(Level.MACHINE, Kind.CLIENTS, gpu=gpu): 1 for gpu in held.gpus}  # for messages
+            scopes |= {scope: size for gpu, size in held.memory_bytes.items() for scope in memory_scopes(held.owner, gpu)}
+            self.ledger.hold(("kept", process), scopes)
+
+    def _settle(self, key: str) -> None:
+        pool = self.pools[key]
+        self.ledger.hold(("pool", key), pool.amounts())
+        if pool.is_empty:
+            del self.pools[key]

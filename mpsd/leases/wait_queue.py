@@ -1,0 +1,142 @@
+"""Keep the waiting leases and clients, within the bounds of the queue.
+
+The queue has `max_queue` places, of which one user who is not an operator has at most `user_queue`.  A lease that finds no
+place is refused (lease_book.py).  A client is refused too if the settings allow an answer; if it can only wait, it waits
+without a place, not listed and not considered, until a place is free.  The connections that the relay takes bound their number.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from mpsd.errors import Refused
+from mpsd.leases.rules.budgets import Scope
+from mpsd.leases.rules.matching import Place
+from mpsd.leases.rules.queue import Demand, Waiting
+from mpsd.leases.rules.settings import AdmissionSettings
+from mpsd.model.lease import Grant, Identity
+from mpsd.model.process import Credentials
+
+NO_PLACE = "the queue has no place for its user"
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client that asks for admission.  places: where a lease for it could be (matching.py)."""
+
+    identity: Identity
+    credentials: Credentials
+    places: frozenset[Place]
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A waiting lease or client.  lease_id: the lease, or the client's; client: None for a lease.
+
+    outcome: how the wait ended.  callers: tasks that wait for it, one for each connection of the process.
+    """
+
+    waiting: Waiting
+    uid: int
+    lease_id: int | None
+    client: Client | None = None
+    blocked: Scope | str = ""  # what it lacks, as reported; the figures in `reason` are of that moment
+    reason: str = ""
+    outcome: Grant | Refused | None = None
+    callers: int = 0
+    changed: trio.Event = field(default_factory=trio.Event)
+
+    def tell(self, blocked: Scope | str, words: Callable[[], str]) -> None:
+        """Report what is lacking: once for each scope or text, not each time that a figure changes."""
+        if blocked != self.blocked:
+            self.blocked, self.reason = blocked, words()
+            self._wake()
+
+    def end(self, outcome: Grant | Refused) -> None:
+        self.outcome = outcome
+        self._wake()
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+class Line:
+    """Guards that no entry waits twice, and that the number of places is within the settings."""
+
+    def __init__(self, share_of: Callable[[int], int]) -> None:
+        """share_of: the uid that a uid counts as."""
+        self.demand = Demand()
+        self._placed: dict[Hashable, Entry] = {}
+        self._outside: dict[Hashable, Entry] = {}  # in order of arrival
+        self._places: Counter[int] = Counter()  # by the uid whose share they are of
+        self._share_of = share_of
+
+    def __len__(self) -> int:
+        return len(self._placed)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Iterate over the entries with a place."""
+        return iter(list(self._placed.values()))
+
+    def everybody(self) -> list[Entry]:
+        return [*self._placed.values(), *self._outside.values()]
+
+    def find(self, key: Hashable) -> Entry | None:
+        return self._placed.get(key) or self._outside.get(key)
+
+    def has_place_for(self, uid: int, settings: AdmissionSettings) -> bool:
+        if len(self._placed) >= settings.max_queue:
+            return False
+        return uid in settings.operators or self._places[self._share_of(uid)] < settings.user_queue
+
+    def join(self, entry: Entry, settings: AdmissionSettings) -> None:
+        if self.has_place_for(entry.uid, settings):
+            self._place(entry)
+        else:
+            entry.blocked = entry.reason = NO_PLACE
+            self._outside[entry.waiting.key] = entry
+
+    def leave(self, entry: Entry, settings: AdmissionSettings) -> bool:
+        """Remove the entry; return True if another entry, which is to be considered, got its place at once."""
+        key = entry.waiting.key
+        self._outside.pop(key, None)
+        if self._placed.pop(key, None) is None:
+            return False
+        self.demand.add(entry.waiting.amounts, -1)
+        share = self._share_of(entry.uid)
+        self._places[share] -= 1
+        if not self._places[share]:
+            del self._places[share]
+        return self._let_up(settings)
+
+    def alter(self, entry: Entry, waiting: Waiting, lease_id: int | None) -> None:
+        """Change what the entry waits for."""
+        if entry.waiting.key in self._placed:
+            self.demand.add(entry.waiting.amounts, -1)
+            self.demand.add(waiting.amounts)
+        entry.waiting, entry.lease_id = waiting, lease_id
+
+    def hinder(self, entry: Entry, hindrance: str) -> None:
+        if entry.waiting.hindrance != hindrance:
+            entry.waiting = replace(entry.waiting, hindrance=hindrance)
+
+    def clients_by_lease(self) -> Counter[int]:
+        """Return how many clients of each lease wait."""
+        return Counter(each.lease_id for each in self._placed.values() if each.client and each.lease_id is not None)
+
+    def _place(self, entry: Entry) -> None:
+        self._placed[entry.waiting.key] = entry
+        self._places[self._share_of(entry.uid)] += 1
+        self.demand.add(entry.waiting.amounts)
+
+    def _let_up(self, settings: AdmissionSettings) -> bool:
+        """Give a free place to the first entry outside that may have it."""
+        for key, entry in self._outside.items():
+            if self.has_place_for(entry.uid, settings):
+                del self._outside[key]
+                self._place(entry)
+                return True
+        return False

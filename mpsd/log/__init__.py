@@ -1,0 +1,1 @@
+"""mpsd's own log, and where its lines go."""

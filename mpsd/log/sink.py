@@ -1,0 +1,164 @@
+"""Write log lines to a file or a descriptor, by a thread, so that a full disk or a stuck reader blocks no task.
+
+The content of the lines is not known here.  Lines that cannot be kept are counted; the count is written when writing works
+again.
+"""
+
+import os
+import queue
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpsd.errors import UnusablePath
+from mpsd.host.trusted_directories import LOG_DIRECTORY_MODE, open_directory, open_file
+
+QUEUED_LINES = 10_000  # some megabytes at worst; more means that the thread has written nothing for seconds
+CLOSE_SECONDS = 2.0
+_DAY_SECONDS = 86400
+
+
+class Sink:
+    """Takes lines from any thread without ever blocking or raising.
+
+    Guards the order of the lines, and that written + lost lines = lines given.  `note` makes the line that reports lost ones.
+    """
+
+    def __init__(self, write: Callable[[bytes], None], note: Callable[[int], bytes]) -> None:
+        self.lost = 0  # written under the lock, by callers and by the thread
+        self._write, self._note = write, note
+        self._lock = threading.Lock()  # protects `lost`; no other lock is taken while it is held
+        self._queue: queue.Queue[bytes | None] = queue.Queue(QUEUED_LINES)
+        self._untold = 0
+        self._thread = threading.Thread(target=self._run, name="mpsd-log", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        """Queue one line, its newline included."""
+        try:
+            self._queue.put_nowait(line)
+        except queue.Full:
+            self._lose(1)
+
+    def close(self) -> None:
+        """Write the queued lines, for at most CLOSE_SECONDS."""
+        try:
+            self._queue.put(None, timeout=CLOSE_SECONDS)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while (line := self._queue.get()) is not None:  # forever: this is the thread's life
+            self._write_or_lose(line)
+
+    def _write_or_lose(self, line: bytes) -> None:
+        with self._lock:
+            untold, self._untold = self._untold, 0
+        try:
+            self._write(self._note(untold) + line if untold else line)
+        except OSError:
+            self._lose(1, again=untold)
+
+    def _lose(self, lines: int, again: int = 0) -> None:
+        with self._lock:
+            self.lost += lines
+            self._untold += lines + again
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """When a log file is renamed, and how many such files are kept: FILE.1, the newest, to FILE.N."""
+
+    max_bytes: int = 0  # 0: however large it is
+    max_days: int = 0  # 0: however old it is
+    kept: int = 1
+
+    def is_due(self, size: int, more: int, written: float, now: float) -> bool:
+        """Return whether to rotate before `more` bytes are added to a file of `size` bytes, last written at `written`."""
+        if not size:
+            return False
+        period = self.max_days * _DAY_SECONDS
+        return bool(self.max_bytes and size + more > self.max_bytes) or bool(period and now // period > written // period)
+
+
+class LogFile:
+    """The writer of one log file that others may rename or remove; only the sink's thread calls it.
+
+    Guards that a line goes to the file that has the name now, and that the file is rotated.
+    """
+
+    def __init__(self, path: str, rotation: Rotation, mode: int = 0o644) -> None:
+        self.path = path
+        self._name = os.path.basename(path)
+        self._mode = mode  # of a file that it creates
+        self.rotation = rotation  # a reload writes it from the main thread
+        self._descriptor = -1
+        self._identity = (0, 0)
+        self._bytes, self._written = 0, 0.0
+        self._is_cut = False  # the last line lacks its end
+
+    def append(self, line: bytes) -> None:
+        """Append one line; raise OSError if it could not be written."""
+        if not self._is_ours():
+            self._reopen()
+        if self.rotation.is_due(self._bytes, len(line), self._written, time.time()):
+            self._rotate()
+            self._reopen()
+        start = b"\n" if self._is_cut else b""
+        self._is_cut = True
+        write_all(self._descriptor, start + line)
+        self._is_cut = False
+
+    def _is_ours(self) -> bool:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False
+        self._bytes, self._written = found.st_size, found.st_mtime  # another process may have truncated it
+        return (found.st_dev, found.st_ino) == self._identity
+
+    def _rotate(self) -> None:
+        names = [self._name, *(f"{self._name}.{number}" for number in range(1, max(self.rotation.kept, 1) + 1))]
+        with self._directory() as directory:
+            for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
+                with suppress(FileNotFoundError):
+                    os.replace(newer, older, src_dir_fd=directory, dst_dir_fd=directory)
+
+    def _reopen(self) -> None:
+        with self._directory() as directory:
+            descriptor = open_file(directory, self._name, os.O_WRONLY | os.O_APPEND, self._mode)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        found = os.fstat(descriptor)
+        self._descriptor, self._bytes, self._written = descriptor, found.st_size, found.st_mtime
+        self._identity = (found.st_dev, found.st_ino)
+
+    @contextmanager
+    def _directory(self) -> Iterator[int]:
+        """Open the directory, creating it if it was removed.  Raises OSError.
+
+        It is judged each time, since a user may have replaced it (host/trusted_directories.py).
+        """
+        try:
+            directory = open_directory(Path(self.path).parent, make_mode=LOG_DIRECTORY_MODE, may_be_shared=True).descriptor
+        except UnusablePath as exc:
+            raise OSError(f"{self.path} cannot be opened: {exc}") from None
+        try:
+            yield directory
+        finally:
+            os.close(directory)
+
+
+def write_all(descriptor: int, line: bytes) -> None:
+    """Write the whole line, waiting as long as the reader takes; raise OSError.  A line cut short counts as lost."""
+    written = 0
+    while written < len(line):
+        try:
+            written += os.write(descriptor, line[written:])
+        except BlockingIOError:  # a terminal that another process made non-blocking
+            select.select([], [descriptor], [])  # forever: only the sink's thread waits

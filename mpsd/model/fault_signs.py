@@ -1,0 +1,31 @@
+"""Which observations are signs of a fault, and which processes ended before the first sign."""
+
+from collections.abc import Sequence
+
+from mpsd.model.fault import FaultClass, Observation, Source
+from mpsd.model.process import ProcessId
+from mpsd.model.xid import meaning_of
+
+BESIDE = frozenset({Source.PROCESS, Source.REPORT})  # signs of what accompanies a fault, not of the fault itself
+
+
+_PROMPT = frozenset({Source.KMOD, Source.UVM_EVENTS, Source.KERNEL_LOG, Source.NVML})  # before innocent clients (measured)
+
+
+def is_guess(seen: Observation) -> bool:
+    return seen.xid is not None and not seen.domain and meaning_of(seen.xid).fault_class is not FaultClass.DEVICE
+
+
+def tells_of_fault(seen: Observation) -> bool:
+    """Return whether the observation is a sign of this fault, not of something that accompanies it, or of another fault."""
+    return seen.source not in BESIDE and not seen.clears and not is_guess(seen)
+
+
+def gone_before(evidence: Sequence[Observation]) -> frozenset[ProcessId]:
+    """Return the processes that ended by themselves before the first sign, so lost nothing.
+
+    Only prompt sources count: other signs may come after the ends of the victims.
+    """
+    signs = [each.seen_ns for each in evidence if tells_of_fault(each) and each.source in _PROMPT]
+    ends = [each for each in evidence if each.source is Source.PROCESS and each.fault_class is not FaultClass.HOST]
+    return frozenset(each.process for each in ends if each.process and signs and each.seen_ns < min(signs))

@@ -1,0 +1,26 @@
+"""The common values: devices, processes, clients, fault domains.
+
+Frozen, without behaviour beyond properties of their own.  No I/O, no clock.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProcessId:
+    """A process, distinguished from later ones that reuse its pid.
+
+    start_time: clock ticks after boot, field 22 of /proc/PID/stat; 0 if it cannot be known (other pid namespace).
+    """
+
+    pid: int
+    start_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The contents of SCM_CREDENTIALS; pid 0 is a process outside mpsd's pid namespace."""
+
+    pid: int
+    uid: int
+    gid: int

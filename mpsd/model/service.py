@@ -1,0 +1,164 @@
+"""Services: an arena with processes that can serve it: one that writes it, and standbys that could take over.
+
+Frozen values, no I/O, no clock.  Times are seconds since the epoch unless stated otherwise.  services/rules/promotion.py
+decides when which member is promoted.  Prose: docs/services.md.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mpsd.model.process import ProcessId
+
+MOST_RANK = 1000
+
+
+class Phase(StrEnum):
+    """The phases of a service."""
+
+    IDLE = "idle"  # no member writes
+    PROMOTING = "promoting"  # the writer is to begin
+    SERVING = "serving"
+    YIELDING = "yielding"  # the writer was asked to yield
+    FENCING = "fencing"  # mpsd ends the writer
+
+
+class Standing(StrEnum):
+    """The states of a member."""
+
+    WARMING = "warming"
+    READY = "ready"
+    FAULTED = "faulted"  # for good: its context is lost
+    SILENT = "silent"
+
+
+class Order(StrEnum):
+    """What a member has to do now."""
+
+    STANDBY = "standby"  # stay ready to take over
+    SERVE = "serve"  # it is the arena's writer, of the generation in the instruction
+    YIELD = "yield"  # stop writing, and report it
+    LEAVE = "leave"  # it is fenced, or a fault has destroyed its context: it has to end, and may be started again
+
+
+class Cause(StrEnum):
+    """The cause of a promotion."""
+
+    FIRST = "first"  # the service had no writer
+    FAULT = "fault"
+    ENDED = "ended"  # the previous writer ended
+    SILENT = "silent"
+    ASKED = "asked"  # a handover
+    FAILED = "failed"  # the previous writer reported a failure, or did not take over in time
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """The instruction for a member (service.follow).  serial: grows with each change of any field.
+
+    generation: of its term if it has to serve or yield, else the arena's.  state_serial: 0 while no forward state is kept.
+    why: for people.  commit: the number of the arena's last commit, which a member that takes over must have mapped.
+    """
+
+    serial: int
+    order: Order
+    generation: int
+    layout_hash: str
+    state_serial: int
+    writer: ProcessId | None
+    why: str = ""
+    commit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """The owner's settings.  standbys: in addition to the active.
+
+    sm_percent, memory_bytes: what the starter reserves for each member; None: nothing.  heartbeat_seconds: an active whose
+    forward state does not change for so long is silent; 0: never.  until_done: an active that stops of its own accord has no
+    successor; mpsd forgets this setting when it ends.
+    """
+
+    standbys: int = 1
+    sm_percent: float | None = None
+    memory_bytes: int | None = None
+    heartbeat_seconds: float = 0.0
+    until_done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """A process of a service.  is_apart: no other member is in its fault domain.  since_at: when it joined."""
+
+    process: ProcessId
+    domain: str
+    rank: int
+    standing: Standing
+    is_writer: bool
+    is_apart: bool
+    since_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A promotion.  detect_ms: from the cause, if its time is known, to mpsd's decision; fence_ms: until the previous writer
+    was fenced; promote_ms: until the new one reported that it serves.  None: not known, or nothing had to be done.
+    """
+
+    at: float
+    cause: Cause
+    from_pid: int | None
+    to_pid: int
+    generation: int
+    detect_ms: float | None = None
+    fence_ms: float | None = None
+    promote_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A member had to start anew, since the vault and the process that served before it have both ended.
+
+    generation, pid: of the member that started anew.  why: for people.
+    """
+
+    at: float
+    generation: int
+    pid: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    from_pid: int
+    to_pid: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceView:
+    """A service as clients of the API see it.  revision: grows with each change.
+
+    protection: empty, or why a fault would cost the service more than a moment; or why no member serves.  losses: how often a
+    member started anew since mpsd began.  lost: the last time.
+    """
+
+    id: int  # the arena's
+    name: str
+    owner_uid: int
+    gpu: str
+    phase: Phase
+    generation: int
+    writer: ProcessId | None
+    revision: int
+    settings: ServiceSettings
+    members: tuple[MemberView, ...]
+    promotions: int  # since mpsd began
+    last: Promotion | None
+    protection: str = ""
+    losses: int = 0
+    lost: Loss | None = None
+
+
+def is_unserved(of: ServiceView) -> bool:
+    """Return whether the service has members, and none of them serves or has been told to."""
+    return bool(of.members) and of.phase in (Phase.IDLE, Phase.FENCING)

@@ -1,1 +1,0 @@
-"""Decisions: pure functions over snapshots, without sockets, clocks or processes."""

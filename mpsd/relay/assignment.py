@@ -1,0 +1,228 @@
+"""Get a client's grant and the fault domain that takes it; the client waits here for both.
+
+A client without a lease, where that is allowed, passes at once.  Prose: docs/leases.md, docs/domains.md.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, TypeVar
+
+import structlog
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.placement_waits import Reason
+from mpsd.domains.pool import Pool
+from mpsd.domains.rules import vendor_limits as terms
+from mpsd.domains.rules.placement import Ask
+from mpsd.domains.rules.vendor_limits import Limits
+from mpsd.errors import MpsdError, Refused, Stopping
+from mpsd.host.client_facts import DEVICES_VARIABLE, NOTHING, PINNED_VARIABLE
+from mpsd.host.inspector import Unreadable
+from mpsd.host.inspector_messages import Facts
+from mpsd.host.process_exit import wait_ended
+from mpsd.model.lease import DomainPolicy, Grant, Identity, Refusal
+from mpsd.model.process import Credentials, ProcessId
+from mpsd.relay.client_connection import Caller
+
+log = structlog.get_logger()
+_T = TypeVar("_T")
+_MOST_WISHES = 1024
+_LONGEST_PAUSE_SECONDS = 30.0  # between two attempts to read a client
+
+
+class Admission(Protocol):
+    """Decides what a client may use (leases/lease_book.py)."""
+
+    def grant_of(self, process: ProcessId) -> Grant | None: ...
+    def identity_of(self, process: ProcessId) -> Identity | None: ...
+    def leave(self, process: ProcessId) -> None: ...
+    async def admit(self, process: ProcessId | None, credentials: Credentials, told: Callable[[str], None]) -> Grant: ...
+
+
+class Reader(Protocol):
+    """Reads what a client was started with (host/client_facts.py)."""
+
+    async def read(self, process: ProcessId) -> Facts:
+        """Return the facts.  Raise Unreadable."""
+
+
+class Separation(Protocol):
+    """Decides which clients are kept apart because of faults, and which have to wait before they start
+    (faults/incidents.py)."""
+
+    def key_of(self, process: ProcessId, is_grouped: bool = False) -> str:
+        """Return the key of the domain for the process; empty: any domain.
+
+        is_grouped: its lease places it in the domain of a group; then only its own key counts, since a domain for the clients
+        of a wider key would bring it together with others.
+        """
+
+    def pause_of(self, process: ProcessId) -> float:
+        """Return the seconds that it has to wait; 0: it may start."""
+
+    def arrived(self, process: ProcessId, domain: Domain) -> None:
+        """Note that it connects to the domain; called for each of its connections, when its turn has come."""
+
+    def hung_up(self, process: ProcessId) -> None:
+        """Note that one of its connections has ended."""
+
+
+@dataclass(slots=True)
+class Entrance:
+    """Guards that no client is placed before mpsd knows which clients are in which domain, and what each may use."""
+
+    pool: Pool
+    admission: Admission
+    separation: Separation
+    is_per_gpu: bool
+    reader: Reader
+    may_place: trio.Event = field(default_factory=trio.Event)  # set: every domain that a caller may be in is known
+    _wishes: dict[object, str] = field(default_factory=dict)  # a domain, for the next process with the same lease or cgroup
+
+    def wish(self, process: ProcessId, uid: int | None, domain: str) -> None:
+        """Request a domain for the next process with the same lease; without a lease, of that user in the same cgroup.
+
+        At the bound the oldest request is forgotten.
+        """
+        while len(self._wishes) >= _MOST_WISHES:
+            del self._wishes[next(iter(self._wishes))]
+        self._wishes[self._likeness(process, uid)] = domain
+
+    def _likeness(self, process: ProcessId | None, uid: int | None) -> object:
+        grant = self.admission.grant_of(process) if process else None
+        if grant and grant.lease_id is not None:
+            return grant.lease_id
+        identity = self.admission.identity_of(process) if process else None
+        return (uid, identity.cgroups if identity else ())
+
+    async def find_place(self, caller: Caller) -> tuple[Domain, Grant] | None:
+        """Return its grant and a domain that takes it; None if its process ends first.  Raise Refused or Stopping."""
+        process = caller.process
+        grant = self.admission.grant_of(process) if process else None
+        is_free = process is None or not self._pause_of(process)
+        unread = await self._read(caller)
+        if not unread and grant and is_free and (at_once := self.pool.place_now(self._ask(caller, grant), process)):
+            return at_once, grant
+        found: list[tuple[Domain, Grant]] = []
+        trouble: MpsdError | None = None
+        async with trio.open_nursery() as nursery:
+            if process is not None:
+                nursery.start_soon(_cancel_when_gone, process, nursery.cancel_scope)
+            try:
+                found.append(await self._wait_for_place(caller, unread))
+            except (Stopping, Refused) as exc:
+                trouble = exc  # raised below: out of a nursery it would come as a group
+            nursery.cancel_scope.cancel()
+        if trouble:
+            raise trouble
+        if not found and process is not None:
+            self.admission.leave(process)  # it may have been admitted at the moment of its end
+        return found[0] if found else None
+
+    async def _read(self, caller: Caller) -> str:
+        """Read what it was started with, anew for each of its connections; return why that failed, or an empty text."""
+        if caller.process is None:
+            return ""
+        try:
+            caller.facts = await self.reader.read(caller.process)
+        except Unreadable as exc:
+            caller.facts = NOTHING
+            return str(exc)
+        return ""
+
+    async def _wait_for_place(self, caller: Caller, unread: str) -> tuple[Domain, Grant]:
+        def told(reason: str) -> None:
+            log.info("client.waiting", process=caller.process and caller.process.pid, uid=caller.credentials.uid, reason=reason)
+
+        def told_here(reason: str) -> None:
+            """Of what the queue of admission does not know; about this client alone, so no sign of a sick machine."""
+            self.pool.waits.explain(caller.process, Reason(reason))
+            told(reason)
+
+        await self.may_place.wait()
+        with self.pool.waits.begin(caller.process, caller.credentials.uid):
+            await self._unless_stopping(partial(self._wait_until_read, caller, unread, told_here))
+        grant = await self._unless_stopping(
+            partial(self.admission.admit, caller.process, caller.credentials, told)
+        )
+        with self.pool.waits.begin(caller.process, caller.credentials.uid):
+            while caller.process and (pause := self._pause_of(caller.process)):
+                told_here(f"it has faulted too often in a row: its next start is in {pause:.0f} s")
+                await trio.sleep(pause)
+        return await self.pool.place(self._ask(caller, grant), caller.process), grant
+
+    def _pause_of(self, process: ProcessId) -> float:
+        """Return its pause; a process that has a place keeps it."""
+        return 0.0 if self.pool.home_of(process) is not None else self.separation.pause_of(process)
+
+    async def _wait_until_read(self, caller: Caller, unread: str, told: Callable[[str], None]) -> None:
+        """Retry until the process can be read: one that cannot be read might lift its limits."""
+        pause = 1.0
+        while unread:
+            told(unread)
+            await trio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            unread = await self._read(caller)
+
+    async def _unless_stopping(self, act: Callable[[], Awaitable[_T]]) -> _T:
+        """Return the result of `act`, or raise Stopping once mpsd takes no new clients.  Raise Refused if `act` does."""
+        found: list[_T] = []
+        trouble: Refused | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_when_stopping, nursery.cancel_scope)
+            try:
+                found.append(await act())
+            except Refused as exc:
+                trouble = exc  # raised below: out of a nursery it would come as a group
+            nursery.cancel_scope.cancel()
+        if trouble:
+            raise trouble
+        if not found:
+            raise Stopping("mpsd is quitting and takes no new clients")
+        return found[0]
+
+    async def _cancel_when_stopping(self, scope: trio.CancelScope) -> None:
+        await self.pool.stopping.wait()
+        scope.cancel()
+
+    def limits(self, caller: Caller, domain: Domain, grant: Grant) -> Limits:
+        """Return the limits in the domain's terms.  Raise Refused for a client that would lift its limit."""
+        if grant.memory_bytes and caller.process:
+            variable = caller.facts.variables.get(PINNED_VARIABLE)
+            visible = {uuid: ordinal for ordinal, uuid in enumerate(domain.gpus)}
+            if trouble := terms.overrides(variable, visible):
+                raise Refused(Refusal.ERROR, trouble)
+        return terms.of_grant(grant, domain.gpus)
+
+    def _ask(self, caller: Caller, grant: Grant) -> Ask:
+        key = "" if grant.domain is DomainPolicy.SHARED else f"{grant.domain}:{grant.domain_key}"
+        if grant.domain is not DomainPolicy.OWN and caller.process is not None:
+            key = self.separation.key_of(caller.process, is_grouped=grant.domain is DomainPolicy.GROUP) or key
+        uid = caller.credentials.uid
+        wish = ""
+        if self._wishes and self.pool.home_of(caller.process) is None:
+            wish = self._wishes.pop(self._likeness(caller.process, uid), "")
+        return Ask(uid, self._gpus_of(caller, grant), key, wish)
+
+    def _gpus_of(self, caller: Caller, grant: Grant) -> frozenset[str]:
+        """Return the GPUs of its lease, or else of its domain.
+
+        A client that names one GPU by UUID gets a domain of only that GPU.  One that names ordinals gets a domain of all GPUs:
+        in another the ordinals would mean other GPUs (the daemon's CUDA_VISIBLE_DEVICES renumbers).
+        """
+        everything = frozenset(self.pool.gpus)
+        if grant.gpus and frozenset(grant.gpus) <= everything:
+            return frozenset(grant.gpus)
+        if not self.is_per_gpu or len(everything) < 2 or caller.process is None:
+            return everything
+        word = caller.facts.variables.get(DEVICES_VARIABLE, "")
+        named = [uuid for uuid in everything if len(word) > len("GPU-") and uuid.startswith(word)]
+        chosen = frozenset(named) if len(named) == 1 else everything
+        return everything if self.pool.rules(chosen).is_exclusive else chosen
+
+
+async def _cancel_when_gone(process: ProcessId, scope: trio.CancelScope) -> None:
+    await wait_ended(process)
+    scope.cancel()

@@ -1,0 +1,77 @@
+"""One client's connection to mpsd: its process, its progress, and its end."""
+
+import socket
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from mpsd.host.arrivals import Arrival
+from mpsd.host.client_facts import NOTHING
+from mpsd.host.inspector_messages import Facts
+from mpsd.model.process import Credentials, ProcessId
+from mpsd.relay.forwarding import Link
+
+
+class Keeper(Protocol):
+    """Holds connections across the death of mpsd (keeper/connections.py)."""
+
+    def accept(self, listener: socket.socket, name: str, note: int = 0) -> Arrival | None: ...
+    async def until_it_keeps_up(self) -> None: ...
+    def hold(self, name: str, end: socket.socket, note: int = 0, generation: int = 1) -> None: ...
+    def drop(self, name: str) -> None: ...
+
+
+def client_id(number: int, door: str) -> str:
+    """Return the keeper's name of a client's connection."""
+    return f"client.{number}.{door}"
+
+
+@dataclass(slots=True)
+class Caller:
+    """A client's process, and the progress of its connection."""
+
+    number: int
+    door: str  # the socket it came through: control, control_privileged
+    connection: socket.socket
+    credentials: Credentials
+    process: ProcessId | None
+    since: float
+    link: Link
+    why_not: str = ""  # why it gets no further: its process is not known
+    facts: Facts = NOTHING  # what its process was started with, as read last
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    @property
+    def client_id(self) -> str:
+        return client_id(self.number, self.door)
+
+    def domain_id(self, domain: str) -> str:
+        return f"domain.{self.number}.{domain}"
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Return whether only the end can still be read; this takes nothing out."""
+    try:
+        data, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(12), socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return not data and not ancillary
+
+
+async def until_ended(connection: socket.socket) -> None:
+    while await _discard(connection):
+        pass
+
+
+async def _discard(connection: socket.socket) -> bool:
+    """Discard what the client still sends; return False once it has hung up."""
+    await trio.lowlevel.wait_readable(connection)
+    try:
+        return bool(connection.recv(65536))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False

@@ -1,0 +1,255 @@
+"""Connect the two ends of one relayed connection, and copy between them.
+
+The link does not interpret messages.  How a connection ends is critical, because CUDA runs *without* MPS, silently, when its
+control connection is closed before the handshake is done (FACTS.md): the link passes an end on only if the other side really
+made it, never because mpsd or a vendor daemon died, or because mpsd had to free the vendor daemon of a silent client.
+"""
+
+import os
+import select
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import trio
+
+from mpsd.errors import ProtocolError, WrongSpeaker
+from mpsd.host.arrivals import hang_up
+from mpsd.model.process import Credentials
+from mpsd.relay.message import Message, look_at, receive, send, take
+from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
+
+_MOST_REPLAYED = 16  # messages; a handshake has five (measured)
+_MOST_KEPT = 8  # descriptors in these messages: mpsd keeps each open while the client waits for its turn
+_PENDING_SECONDS = 0.02  # a slower daemon has queued the client, and serves others in the meantime
+_REPLAY_SECONDS = 5.0
+_NO_RETURN_SECONDS = 30.0  # a busy machine may take seconds until a client sends
+
+
+class End(Enum):
+    """The side that ended a link."""
+
+    CLIENT = auto()
+    DOMAIN = auto()
+    SLOW_CLIENT = auto()  # neither: the client kept its domain waiting, and mpsd freed the domain of it
+
+
+class _Turn(Enum):
+    CLIENT = auto()
+    DOMAIN = auto()
+
+
+@dataclass(slots=True)
+class Link:
+    """Guards the transcript of the messages, so that another connection to a domain can be brought to the same point.
+
+    It is None once the handshake cannot be repeated: the domain has passed descriptors, or there were too many messages.
+    """
+
+    client: socket.socket
+    may_impersonate: bool
+    transcript: list[Message | bytes] | None = field(default_factory=list)  # bytes: sent by the domain
+    has_run: bool = False  # it was linked to a domain before
+    has_spoken: bool = False  # the client has sent a message
+    has_passed_descriptors: bool = False  # one side has passed some; without any, the client cannot have a channel to a server
+    is_out_of_step: bool = False  # the replay to the last domain failed
+    track: Track = field(default_factory=Track)
+    speaker: int = 0  # the pid that connected, and that alone may send; 0: mpsd cannot see it
+    _kept: int = 0  # descriptors in the transcript
+    _turn: _Turn = _Turn.DOMAIN
+    _turned: trio.Event = field(default_factory=trio.Event)
+    _end: End | None = None
+    _trouble: Exception | None = None
+
+    async def run(
+        self, domain: socket.socket, patience_seconds: float, is_well: Callable[[], Awaitable[bool]]
+    ) -> End:
+        """Bring the domain to the client's point of the handshake, then copy both ways until one side ends.
+
+        `is_well` is asked when the domain makes the client wait: whether the domain serves others in the meantime.  If not, it
+        waits for this client.  Raise ProtocolError or OSError for what the client did.
+        """
+        self._end, self._trouble, self.has_run = None, None, True
+        self.is_out_of_step = not await self._replay(domain)
+        if self.is_out_of_step:
+            return End.DOMAIN
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._copy_from_client, domain, nursery.cancel_scope)
+            nursery.start_soon(self._watch_turns, patience_seconds, is_well, nursery.cancel_scope)
+            await self._copy_from_domain(domain)
+            nursery.cancel_scope.cancel()
+        if self._trouble is not None:  # raised here: out of a nursery it would come as a group
+            raise self._trouble
+        if self._end is None:
+            self._end = End.CLIENT if has_hung_up(self.client) else End.DOMAIN
+        return self._end
+
+    def no_way_back(self) -> None:
+        """Drop the transcript: from here on the handshake cannot be repeated."""
+        for entry in self.transcript or ():
+            if isinstance(entry, Message):
+                entry.close()
+        self.transcript = None
+
+    def pass_on(self, end: End) -> None:
+        """Shut the connection down for the client at once if its domain has ended it; it is closed later."""
+        if end is End.DOMAIN:
+            _stop(self.client, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.no_way_back()
+        hang_up(self.client)
+
+    # -- copying -----------------------------------------------------------------------------------------------------
+
+    async def _copy_from_client(self, domain: socket.socket, scope: trio.CancelScope) -> None:
+        try:
+            while (message := await look_at(self.client)) is not None:
+                self._check_speaker(message)
+                self.has_spoken = True
+                self.has_passed_descriptors |= bool(message.descriptors)
+                self._set_turn(_Turn.DOMAIN)
+                await self._pass_on(message, domain)
+        except BrokenPipeError:
+            return  # the domain has ended: the other direction reads its last messages and then the end
+        except (OSError, ProtocolError) as exc:
+            self._trouble = exc
+            scope.cancel()
+            return
+        if has_hung_up(self.client):
+            self._end = End.CLIENT
+            scope.cancel()
+        else:
+            _stop(domain, socket.SHUT_WR)
+
+    def _check_speaker(self, message: Message) -> None:
+        """Refuse another sender: a connection can be given away, but its limits are the caller's.  Raise WrongSpeaker."""
+        said_by = message.credentials.pid if message.credentials else self.speaker
+        if self.speaker and said_by != self.speaker:
+            message.close()
+            raise WrongSpeaker(f"pid {said_by} speaks on the connection of pid {self.speaker}")
+
+    async def _pass_on(self, message: Message, domain: socket.socket) -> None:
+        """Pass a message to the domain.  If that fails, it stays in the client's queue, for another domain or another mpsd."""
+        is_sent = False
+        try:
+            with self.track.passing(TO_DOMAIN):
+                await send(domain, message, self._as_sender(message.credentials))
+                take(self.client)
+            is_sent = True
+        finally:
+            if is_sent:
+                self._remember(message)
+            if self.transcript is None or not is_sent:
+                message.close()
+
+    async def _copy_from_domain(self, domain: socket.socket) -> None:
+        try:
+            while (message := await look_at(domain)) is not None:
+                if message.descriptors:
+                    self.has_passed_descriptors = True
+                    self.no_way_back()
+                else:
+                    self._remember(message.data)
+                self._set_turn(_Turn.CLIENT)
+                try:
+                    with self.track.passing(TO_CLIENT):
+                        await send(self.client, message, self._as_sender(message.credentials))
+                        take(domain)
+                finally:
+                    message.close()
+        except OSError:
+            self._end = End.CLIENT  # it has gone and cannot receive anything
+        except ProtocolError as exc:
+            self._trouble = exc
+
+    async def _watch_turns(
+        self, patience_seconds: float, is_well: Callable[[], Awaitable[bool]], scope: trio.CancelScope
+    ) -> None:
+        """Free the domain of a client that keeps it waiting, by silence or by messages that the domain does not answer.
+
+        A client that could not be linked again has far more time, and is never blamed for the silence of a domain.
+        """
+        while True:
+            turned, turn = self._turned, self._turn
+            may_return = self.transcript is not None
+            silence = patience_seconds if may_return else max(patience_seconds, _NO_RETURN_SECONDS)
+            with trio.move_on_after(silence if turn is _Turn.CLIENT else _PENDING_SECONDS):
+                await turned.wait()
+                continue
+            if turn is _Turn.DOMAIN:
+                if await is_well() or turned.is_set():
+                    await turned.wait()  # for ever: a server may have to start, or another user's clients to finish
+                    continue
+                if not may_return:
+                    continue
+            self._end = End.SLOW_CLIENT
+            scope.cancel()
+            return
+
+    @property
+    def awaits_domain(self) -> bool:
+        """Whether it is the domain's turn to send."""
+        return self._turn is _Turn.DOMAIN
+
+    def _set_turn(self, turn: _Turn) -> None:
+        self._turn = turn
+        self._turned.set()
+        self._turned = trio.Event()
+
+    # -- the transcript ----------------------------------------------------------------------------------------------
+
+    def _remember(self, entry: Message | bytes) -> None:
+        if self.transcript is None:
+            return
+        self.transcript.append(entry)
+        self._kept += len(entry.descriptors) if isinstance(entry, Message) else 0
+        if len(self.transcript) > _MOST_REPLAYED or self._kept > _MOST_KEPT:
+            self.no_way_back()
+
+    async def _replay(self, domain: socket.socket) -> bool:
+        """Repeat the handshake with a fresh connection.  False: the domain ended, or answered otherwise this time."""
+        self._turn, self._turned = _Turn.DOMAIN, trio.Event()
+        if not self.transcript:
+            return True
+        try:
+            with trio.fail_after(_REPLAY_SECONDS), self.track.passing(TO_DOMAIN):
+                for entry in self.transcript:
+                    if isinstance(entry, Message):
+                        await send(domain, entry, self._as_sender(entry.credentials))
+                    elif not await self._hears(domain, entry):
+                        return False
+        except (OSError, ProtocolError, trio.TooSlowError):
+            return False
+        if isinstance(self.transcript[-1], bytes):
+            self._set_turn(_Turn.CLIENT)
+        return True
+
+    async def _hears(self, domain: socket.socket, expected: bytes) -> bool:
+        message = await receive(domain)
+        if message is None:
+            return False
+        is_same = message.data == expected and not message.descriptors
+        message.close()
+        return is_same
+
+    def _as_sender(self, credentials: Credentials | None) -> Credentials | None:
+        if credentials is None or not self.may_impersonate:
+            return None
+        pid = credentials.pid or os.getpid()  # a process outside our pid namespace has no pid that could be sent
+        return Credentials(pid, credentials.uid, credentials.gid)
+
+
+def has_hung_up(end: socket.socket) -> bool:
+    """Return whether the other side has closed for good, rather than only stopped sending."""
+    poll = select.poll()
+    poll.register(end, 0)
+    return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
+
+
+def _stop(end: socket.socket, how: int) -> None:
+    try:
+        end.shutdown(how)
+    except OSError:
+        pass  # it has gone

@@ -1,1 +1,0 @@
-"""Everything that waits or owns resources: tasks, sockets, the store, the keeper."""

@@ -1,0 +1,110 @@
+"""Processes that will be members: mpsd places each apart from other members, from before it initializes CUDA.
+
+Without root mpsd cannot place a process: it returns an environment variable that selects the domain.  A process that enlisted
+with an earlier, killed mpsd, and is placed by this one, is kept apart likewise.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+import trio
+
+from mpsd.errors import BadRequest, TooMany, UnusablePath
+from mpsd.fairness.client_slots import hindrance_of_slots
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.model.process import ProcessId
+from mpsd.services.coordinator import Desk
+from mpsd.services.store import Plan, ServiceStore
+
+log = structlog.get_logger()
+MOST = 4096
+MOST_OF_USER = 1024  # so that one user cannot keep the others out
+_ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A domain, and the variables that a process must set to run in it."""
+
+    domain: str
+    environment: Mapping[str, str]
+
+
+# Finds a domain that is not among these, if possible.  None: mpsd places clients as they connect.
+FindPlace = Callable[[frozenset[str]], Awaitable[Place]]
+
+
+class Enlisted:
+    """Guards that members of one service are kept apart, and that the number of enlisted processes is bounded."""
+
+    def __init__(self, desk: Desk, store: ServiceStore, find_place: FindPlace | None, ranges: UidRanges = NO_RANGES) -> None:
+        """Load the stored plans.  ranges: whose uids count as one user.  Raises UnusablePath."""
+        self._share_of = ranges.share_of
+        self._desk, self._store, self._find_place = desk, store, find_place
+        self._plans = store.plans()
+        self._one_at_a_time = trio.Lock()  # so that each placement knows the one before
+        desk.on_end.append(self.forget)
+
+    def resume(self) -> None:
+        """Watch the processes that enlisted with an earlier mpsd."""
+        for process in list(self._plans):
+            try:
+                self._desk.ends.watch(process)
+            except (BadRequest, TooMany):
+                self.forget(process)
+
+    async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
+        """Return the variables that the process must set.  Raises TooMany, BadRequest (it has ended), Stopping."""
+        if process not in self._plans:
+            self._check_room(uid)
+        self._desk.ends.watch(process)
+        self._plans[process] = plan = Plan(name, owner_uid, uid)
+        if self._find_place is None:
+            self._keep(process, plan)
+            return {}
+        async with self._one_at_a_time:
+            place = await self._find_place(self.avoid(process))
+            if self._plans.get(process) is plan:  # otherwise it has ended, or enlisted for another service
+                self._plans[process] = replace(plan, domain=place.domain)
+                self._keep(process, self._plans[process])
+        return place.environment
+
+    def _check_room(self, uid: int) -> None:
+        if len(self._plans) >= MOST:
+            raise TooMany(f"{MOST} processes are enlisted, and no more may be")
+        share = self._share_of(uid)
+        own = sum(self._share_of(plan.by) == share for plan in self._plans.values())
+        if kept := hindrance_of_slots(MOST, own, len(self._plans), uid == _ROOT, "enlisted processes"):
+            raise TooMany(kept)
+        if uid != _ROOT and own >= MOST_OF_USER:
+            raise TooMany(f"{MOST_OF_USER} processes of user {share} are enlisted, and no more may be")
+
+    def _keep(self, process: ProcessId, plan: Plan) -> None:
+        """Store a plan.  A failure is only logged: the plan is needed only if mpsd is killed."""
+        try:
+            self._store.enlist(process, plan)
+        except UnusablePath as exc:
+            log.error("store.failed", statement="a process that enlisted", why=str(exc))
+
+    def forget(self, process: ProcessId) -> None:
+        if self._plans.pop(process, None) is not None:
+            try:
+                self._store.release(process)
+            except UnusablePath as exc:
+                log.error("store.failed", statement="a process that enlisted and has ended", why=str(exc))
+
+    def avoid(self, process: ProcessId | None) -> frozenset[str]:
+        """Return the domains of the other members of its service."""
+        plan = self._plans.get(process) if process is not None else None
+        if plan is None:
+            return frozenset()
+        ours = (p for p, other in self._plans.items() if (other.name, other.uid) == (plan.name, plan.uid))
+        domains = {self._domain(each) for each in ours if each != process}
+        for entry in self._desk.entries.values():
+            if (entry.arena.name, entry.arena.owner_uid) == (plan.name, plan.uid):
+                domains |= {each.domain for each in entry.service.members if each.process != process}
+        return frozenset(domains - {""})
+
+    def _domain(self, process: ProcessId) -> str:
+        return self._desk.around.domain_of(process) or self._plans[process].domain

@@ -1,0 +1,91 @@
+"""The log entries and events of services."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+import trio
+
+from mpsd.model.service import Phase
+from mpsd.services.members import Entry
+from mpsd.services.rules.promotion_types import Ended, Event, Fenced, Placed, Promoted, Ready, Service, Silent
+
+log = structlog.get_logger()
+_BREATH_SECONDS = 0.001
+_LET_GO = "it has let go, or has ended with all its work on the GPU"
+_LOUD = frozenset({"unserved", "unprotected", "lost", "silent", "fencing", "failed"})
+
+
+class Telling:
+    """Guards that decisions are carried out before they are logged and published, which takes longer.  The order is kept."""
+
+    def __init__(self, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
+        self._publish = publish
+        self._depth = 0  # of nested events
+        self._unsaid: list[tuple[Entry, str, dict[str, object]]] = []
+        self._is_held = trio.Event()  # set when a held event is due
+
+    @contextmanager
+    def at_the_end(self) -> Iterator[None]:
+        """Hold events until the end of the outermost of these contexts, then publish them in order."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._say()
+
+    @contextmanager
+    def in_a_moment(self) -> Iterator[None]:
+        """Defer events until callers have been answered."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            self._is_held.set()
+
+    async def run(self) -> None:
+        """Publish the held events a moment later; runs as long as mpsd."""
+        while True:
+            await self._is_held.wait()
+            self._is_held = trio.Event()
+            await trio.sleep(_BREATH_SECONDS)
+            self._say()
+
+    def publish(self, entry: Entry, what: str, **facts: object) -> None:
+        self._unsaid.append((entry, what, facts))
+        if not self._depth:
+            self._say()
+
+    def _say(self) -> None:
+        unsaid, self._unsaid = self._unsaid, []
+        for entry, what, facts in unsaid:
+            arena = entry.arena
+            if what in _LOUD:
+                log.warning("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
+            else:
+                log.info("service.event", what=what, service=arena.name, owner_uid=arena.owner_uid, **facts)
+            whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid}
+            self._publish(f"service.{what}", {**whose, **facts})
+
+    def tell(self, entry: Entry, before: Service, event: Event, why: str) -> None:
+        """Publish the event, before its consequences are carried out."""
+        member = entry.service.member(getattr(event, "process", None))
+        match event:
+            case Ready(process) if member != before.member(process):
+                self.publish(entry, "ready", pid=process.pid)
+            case Silent(process) if member != before.member(process):
+                self.publish(entry, "silent", pid=process.pid)
+            case Ended(process) if before.member(process) is not None:
+                self.publish(entry, "left", pid=process.pid)
+            case Fenced(process):
+                self.publish(entry, "fenced", pid=process.pid, why=why or _LET_GO)
+            case Promoted() if before.phase is Phase.PROMOTING and entry.last is not None:
+                last = entry.last
+                facts = {name: getattr(last, name) for name in ("from_pid", "to_pid", "generation", "detect_ms", "fence_ms")}
+                self.publish(entry, "promoted", cause=last.cause.value, **facts, promote_ms=last.promote_ms)
+            case Placed(process, domain):
+                log.debug("service.placed", pid=process.pid, domain=domain)

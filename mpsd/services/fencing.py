@@ -1,0 +1,116 @@
+"""Fencing the writer of a service: through a fault, through its own end, or by ending it.
+
+| state | action | fenced when |
+|---|---|---|
+| its domain's contexts are torn down (services/rules/fault_fence.py) | SIGKILL, which harms no client there | at once |
+| its MPS server has ended | SIGKILL, likewise | mpsd holds none of its GPU resources any more (vault/fencing.py) |
+| it has ended | none | the same |
+| a fault, which may still run, or of the GPU itself | wait `fence_seconds`: proof comes soon | as above |
+| it reported that it cannot continue | wait a second for it to release the arena | as below |
+| else: it is silent, or too late | end its GPU work, then the process (stop/stopper.py) | as above |
+
+While a standby waits to take over, mpsd holds none of the writer's GPU resources beyond its end.
+Prose: docs/services.md, "Fencing".
+"""
+
+import structlog
+import trio
+
+from mpsd.errors import MpsdError
+from mpsd.model.process import ProcessId
+from mpsd.model.service import Cause, Phase, Standing
+from mpsd.services.coordinator import Desk
+from mpsd.services.members import Entry, Seat
+from mpsd.services.rules.promotion_types import Fenced
+
+log = structlog.get_logger()
+_LETTING_GO_SECONDS = 1.0
+
+
+class Fencing:
+    """Guards that only one task ends a writer, and that it is reported as fenced only when it is."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._nursery: trio.Nursery | None = None
+        desk.on_fence = self.fence
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    def fence(self, entry: Entry, writer: ProcessId) -> None:
+        """Fence the writer; call it again when more is known."""
+        desk, seat = self._desk, entry.seats.get(writer)
+        if entry.arena.writer != writer:
+            desk.tell(entry, Fenced(writer))
+            return
+        if self._is_torn_down(entry, writer):
+            return
+        if seat is None or seat.is_gone or self._nursery is None or entry.stopping == writer:
+            return  # the vault reports when mpsd holds nothing of the process any more
+        if seat.is_orphan:
+            desk.ends.kill(writer)
+            return
+        entry.stopping = writer
+        self._nursery.start_soon(self._end, entry, writer, self._patience(entry, writer))
+
+    def _is_torn_down(self, entry: Entry, writer: ProcessId) -> bool:
+        """Return whether a fault has torn its contexts down, or will in a moment; then `fence` is called again."""
+        seat = entry.seats.get(writer)
+        seconds = None if seat is None or not seat.domain else self._settles_in(seat)
+        if seconds is None:
+            return False
+        if seconds > 0:
+            if self._nursery is not None:
+                self._nursery.start_soon(self._later, entry, writer, seconds)
+            return True
+        if not self._desk.ends.kill(writer):
+            return False
+        self._desk.fenced(entry, writer)
+        return True
+
+    def _settles_in(self, seat: Seat) -> float | None:
+        """Return the seconds until no work of the process can write; None: no evidence shows that."""
+        desk, domain = self._desk, seat.domain
+        has_gpu_failed = desk.evidence.has_gpu_failed(domain, desk.around.gpus_of(domain), seat.since_ns)
+        at_ns = desk.evidence.fenced_at_ns(domain, seat.since_ns, must_tell_class=has_gpu_failed)
+        if at_ns is not None:
+            return (at_ns - desk.around.clock_ns()) / 1e9
+        since = None if has_gpu_failed else desk.around.fault_since(domain)
+        settle = desk.settings.settle
+        return None if since is None else since + max(settle.sm, settle.mmu) - trio.current_time()
+
+    async def _later(self, entry: Entry, writer: ProcessId, seconds: float) -> None:
+        await trio.sleep(seconds)
+        if self._is_due(entry, writer):
+            self.fence(entry, writer)
+
+    def _patience(self, entry: Entry, writer: ProcessId) -> float:
+        member = entry.service.member(writer)
+        if member is not None and member.standing is Standing.FAULTED:
+            return self._desk.settings.limits.fence_seconds
+        has_failed = entry.handing is not None and entry.handing.cause is Cause.FAILED
+        return _LETTING_GO_SECONDS if has_failed else 0.0
+
+    async def _end(self, entry: Entry, writer: ProcessId, patience: float) -> None:
+        """End the writer after `patience` seconds.  An error ends only this attempt: `fence` is called again."""
+        try:
+            await trio.sleep(patience)
+            if self._is_due(entry, writer) and not entry.seats[writer].is_gone:
+                await self._desk.around.end(writer)
+        except MpsdError as exc:
+            log.error("service.not_ended", service=entry.arena.name, pid=writer.pid, why=str(exc))
+        except Exception:
+            log.exception("service.bug", service=entry.arena.name, pid=writer.pid)
+        finally:
+            if entry.stopping == writer:
+                entry.stopping = None
+
+    def _is_due(self, entry: Entry, writer: ProcessId) -> bool:
+        return entry.service.writer == writer and entry.service.phase is Phase.FENCING and writer in entry.seats

@@ -1,0 +1,37 @@
+"""The cause of a handover, and how long each part takes, from the events."""
+
+from mpsd.model.service import Cause, Phase, Standing
+from mpsd.services.handover import Handing
+from mpsd.services.members import Entry
+from mpsd.services.rules.promotion_types import Asked, Elapsed, Ended, Event, Failed, Faulted, Fenced, Promoted, Service, Silent
+
+_CAUSES = {Faulted: Cause.FAULT, Silent: Cause.SILENT, Asked: Cause.ASKED, Failed: Cause.FAILED}
+
+
+def cause_of(event: Event, before: Service) -> Cause:
+    """Return why the writer's term has ended."""
+    if isinstance(event, Elapsed):
+        return Cause.ASKED if before.phase is Phase.YIELDING else Cause.FAILED
+    member = before.member(before.writer)
+    if type(event) not in _CAUSES and member is not None and member.standing is Standing.SILENT:
+        return Cause.SILENT  # a successor is ready for the silent writer
+    return _CAUSES.get(type(event), Cause.ENDED)
+
+
+def note_times(entry: Entry, before: Service, event: Event, happened_ns: int | None, now_ns: int, at: float) -> None:
+    """Update the handover after an event: a term has ended, its writer is fenced, another one serves.
+
+    at: seconds since the epoch.
+    """
+    after = entry.service
+    begins = after.phase is not before.phase and after.phase in (Phase.FENCING, Phase.YIELDING)
+    lets_go = isinstance(event, Fenced) and event.process == before.writer
+    is_asked = before.phase is Phase.YIELDING and not isinstance(event, Faulted | Ended)
+    if (begins and not is_asked) or (lets_go and entry.handing is None):
+        entry.handing = Handing(cause_of(event, before), before.writer, happened_ns, now_ns)
+    if lets_go and entry.handing is not None:
+        entry.handing.fenced_ns = now_ns
+    if isinstance(event, Promoted) and before.phase is Phase.PROMOTING and entry.handing and after.writer:
+        entry.last = entry.handing.over(at, after.writer, entry.arena.generation, now_ns)
+        entry.promotions += 1
+        entry.handing = None

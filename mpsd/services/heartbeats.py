@@ -1,0 +1,159 @@
+"""Whether the writers of services make progress: each step changes the marks of its forward state.
+
+mpsd asks no process and maps nothing: it has a descriptor of the state, and reads sixteen bytes from it
+(native/include/mpsd_state.h).
+"""
+
+import math
+import os
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from mpsd.errors import BadRequest, MpsdError
+from mpsd.model.service import Phase, Standing
+from mpsd.services.coordinator import Desk
+from mpsd.services.members import Entry
+from mpsd.services.rules.promotion_types import Ready, Silent
+from mpsd.wire.forward_state import CONTROL_AT, HEAD, parse_head
+
+log = structlog.get_logger()
+_MARKS_BYTES = 16
+_LOOKS = 4  # in the time after which a writer is silent
+_LEAST_SECONDS = 0.001
+
+
+@dataclass(slots=True, eq=False)
+class _Pulse:
+    """The last reading of one kept state; owns the descriptor.  generation: in which the state was given.
+
+    still_seconds: how long the marks have not changed while mpsd was looking: when the whole machine stops, no writer is
+    silent.
+    """
+
+    generation: int
+    state_serial: int
+    descriptor: int
+    marks: bytes
+    looked_at: float  # trio time
+    still_seconds: float = 0.0
+
+
+class Heartbeats:
+    """Guards that a state is read only while its writer serves, and that a writer without progress is reported silent once."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._pulses: dict[Entry, _Pulse] = {}
+        self._unread: set[Entry] = set()  # whose state cannot be read: logged once
+        self._fetching: set[Entry] = set()  # whose state is being fetched: a slow one delays no other
+
+    async def run(self) -> None:
+        """Run as long as mpsd."""
+        try:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    await self._round(nursery)
+        finally:
+            for pulse in self._pulses.values():
+                os.close(pulse.descriptor)
+
+    async def _round(self, nursery: trio.Nursery) -> None:
+        expected = [entry for entry in self._desk.entries.values() if _is_expected(entry)]
+        self._unread &= set(expected)
+        for entry in self._pulses.keys() - set(expected):
+            os.close(self._pulses.pop(entry).descriptor)
+        now, due = trio.current_time(), math.inf
+        for entry in expected:
+            pause = max(entry.heartbeat_seconds / _LOOKS, _LEAST_SECONDS)
+            pulse = self._known(entry)
+            if pulse is None and entry not in self._fetching:
+                self._fetching.add(entry)
+                nursery.start_soon(self._fetch, entry)
+            elif pulse is not None and now >= pulse.looked_at + pause:
+                self._look(entry, pulse, 2 * pause)
+            due = min(due, now + pause if pulse is None else max(now, pulse.looked_at + pause))
+        self._absolve()
+        with trio.move_on_at(max(due, now + _LEAST_SECONDS)):
+            await self._desk.woken()
+
+    def _absolve(self) -> None:
+        """Clear the silence of writers from which no heartbeat is expected any more."""
+        for entry in list(self._desk.entries.values()):
+            writer = entry.service.writer
+            member = entry.service.member(writer) if writer is not None else None
+            is_silent = member is not None and member.standing is Standing.SILENT
+            if writer is not None and is_silent and entry.service.phase is Phase.SERVING and not entry.heartbeat_seconds:
+                self._desk.tell(entry, Ready(writer))
+
+    def _look(self, entry: Entry, pulse: _Pulse, most_seconds: float) -> None:
+        """Read the marks.
+
+        most_seconds: the largest time since the last look that counts, as the writer may have been stopped too.
+        """
+        writer = entry.service.writer
+        member = entry.service.member(writer)
+        try:
+            marks = os.pread(pulse.descriptor, _MARKS_BYTES, CONTROL_AT)
+        except OSError as exc:
+            self._cannot_read(entry, exc)
+            return
+        now = trio.current_time()
+        passed, pulse.looked_at = min(now - pulse.looked_at, most_seconds), now
+        if writer is None or member is None:
+            return
+        is_silent = member.standing is Standing.SILENT
+        if marks != pulse.marks:
+            pulse.marks, pulse.still_seconds = marks, 0.0
+            if is_silent:
+                self._desk.tell(entry, Ready(writer))
+            return
+        pulse.still_seconds += passed
+        if not is_silent and pulse.still_seconds >= entry.heartbeat_seconds:
+            since_ns = self._desk.around.clock_ns() - round(pulse.still_seconds * 1e9)
+            self._desk.tell(entry, Silent(writer), since_ns)
+
+    def _known(self, entry: Entry) -> _Pulse | None:
+        """Return the reading of the state that the writer made for this term, if any."""
+        known = self._pulses.get(entry)
+        wanted = (entry.arena.state_serial, entry.arena.generation)
+        return known if known is not None and (known.state_serial, known.generation) == wanted else None
+
+    async def _fetch(self, entry: Entry) -> None:
+        try:
+            await self._fetch_now(entry)
+            self._unread.discard(entry)
+        except (MpsdError, OSError) as exc:  # the keeper has died
+            self._cannot_read(entry, exc)
+        finally:
+            self._fetching.discard(entry)
+
+    def _cannot_read(self, entry: Entry, exc: Exception) -> None:
+        if entry not in self._unread:
+            log.warning("service.no_heartbeat", service=entry.arena.name, why=str(exc))
+        self._unread.add(entry)
+
+    async def _fetch_now(self, entry: Entry) -> None:
+        arena = entry.arena
+        if not arena.state_serial:
+            return
+        descriptor = await self._desk.vault.state_descriptor(entry.arena.id)
+        if descriptor < 0:
+            return
+        try:
+            parse_head(os.pread(descriptor, HEAD.size, 0))
+        except (BadRequest, OSError):
+            os.close(descriptor)
+            raise
+        if arena.state_generation != entry.arena.generation or not _is_expected(entry):
+            os.close(descriptor)
+            return
+        if (last := self._pulses.pop(entry, None)) is not None:
+            os.close(last.descriptor)
+        self._pulses[entry] = _Pulse(arena.state_generation, arena.state_serial, descriptor, b"", trio.current_time())
+
+
+def _is_expected(entry: Entry) -> bool:
+    is_served = entry.service.phase in (Phase.SERVING, Phase.YIELDING) and not entry.is_removed
+    return is_served and entry.heartbeat_seconds > 0

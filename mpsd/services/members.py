@@ -1,0 +1,119 @@
+"""One service while mpsd runs: its processes, their last instructions, and the long polls on it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from mpsd.model.arena import Arena
+from mpsd.model.process import ProcessId
+from mpsd.model.service import Instruction, Loss, Order, Phase, Promotion, ServiceSettings, ServiceView, Standing
+from mpsd.services.handover import Handing
+from mpsd.services.rules.promotion_types import Service
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A process that has joined, until it leaves or ends; also while it is fenced, and after it was dismissed.
+
+    domain: empty: not known yet.  since_ns: when it joined, of CLOCK_MONOTONIC.  is_ready: it reported so, whatever its state
+    is now.  is_orphan: its MPS server has ended.  asking: its pending long polls, each called with a new answer.  heard_at:
+    when the last poll was answered (trio time).  told: its last instruction.  dismissed: why it has to end.
+    """
+
+    process: ProcessId
+    domain: str
+    since_ns: int
+    since_at: float
+    heartbeat_seconds: float
+    heard_at: float
+    told: Instruction
+    is_ready: bool = False
+    is_gone: bool = False
+    is_orphan: bool = False
+    asking: list[Callable[[Instruction], None]] = field(default_factory=list)
+    dismissed: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A service.  Guards the serials of instructions: they grow with each change, also across restarts of mpsd.
+
+    cleared: the last writer, which a fault keeps from writing, though the arena still has it as its writer.
+    unserved: the last published reason why the service has no writer; empty: it has one.  is_loss_told: the loss of the arena's
+    contents has been counted.
+    """
+
+    arena: Arena
+    settings: ServiceSettings
+    is_stored: bool = False  # its settings are stored
+    service: Service = field(default_factory=Service)
+    seats: dict[ProcessId, Seat] = field(default_factory=dict)
+    cleared: ProcessId | None = None
+    handing: Handing | None = None
+    promotions: int = 0
+    last: Promotion | None = None
+    losses: int = 0
+    lost: Loss | None = None
+    is_loss_told: bool = False
+    is_removed: bool = False
+    is_promoting: bool = False  # the vault is being called
+    stopping: ProcessId | None = None  # its writer, which is being ended
+    protection: str = ""
+    unserved: str = ""
+    shown: ServiceView | None = None
+    revision: int = field(default_factory=lambda: time.monotonic_ns() // 1000)
+    _serial: int = field(default_factory=lambda: time.monotonic_ns() // 1000)
+    _changed: trio.Event = field(default_factory=trio.Event)
+
+    def sit(self, seat: Seat) -> None:
+        self.seats[seat.process] = seat
+        self._serial += 1
+        seat.told = replace(seat.told, serial=self._serial)
+
+    def instruct(self) -> None:
+        """Update the instructions of all members.  One that is to serve is answered before this returns.
+
+        The pending polls of the other members are woken, and run after the present work.
+        """
+        for seat in self.seats.values():
+            told = self._instruction(seat)
+            if told != seat.told:
+                self._serial += 1
+                seat.told = replace(told, serial=self._serial)
+                if told.order is Order.SERVE:
+                    for answer in seat.asking:
+                        answer(seat.told)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def changed(self) -> None:
+        await self._changed.wait()
+
+    def _instruction(self, seat: Seat) -> Instruction:
+        arena = self.arena
+        order, why = self._order(seat)
+        return Instruction(
+            seat.told.serial, order, arena.generation, arena.layout_hash, arena.state_serial, arena.writer, why, arena.commit
+        )
+
+    def _order(self, seat: Seat) -> tuple[Order, str]:
+        service, member = self.service, self.service.member(seat.process)
+        if seat.dismissed:
+            return Order.LEAVE, seat.dismissed
+        if member is not None and member.standing is Standing.FAULTED:
+            return Order.LEAVE, f"a fault in domain {member.domain} has cost it its context"
+        if service.writer != seat.process:
+            return Order.STANDBY, ""
+        if service.phase is Phase.FENCING:
+            return Order.LEAVE, "it is being fenced"
+        if service.phase is Phase.YIELDING:
+            return Order.YIELD, "a handover was asked for"
+        return (Order.SERVE, "") if self.arena.writer == seat.process else (Order.STANDBY, "")
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """The longest time between heartbeats of its writer; 0: none is expected."""
+        seat = self.seats.get(self.service.writer) if self.service.writer else None
+        return (seat.heartbeat_seconds if seat else 0.0) or self.settings.heartbeat_seconds

@@ -1,0 +1,270 @@
+"""The socket's methods for members, owners and starters; api/methods/services.py checks the privilege."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import trio
+
+from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoSuchArena, NotAllowed, StaleGeneration
+from mpsd.model.arena import Arena
+from mpsd.model.process import ProcessId
+from mpsd.model.service import HandedOver, Instruction, Order, Phase, ServiceSettings, ServiceView, Standing
+from mpsd.services.coordinator import Desk
+from mpsd.services.enlistment import Enlisted
+from mpsd.services.fencing import Fencing
+from mpsd.services.heartbeats import Heartbeats
+from mpsd.services.members import Entry, Seat
+from mpsd.services.rules.promotion_types import Asked, Elapsed, Ended, Failed, Finished, Joined, Promoted, Ready, Silent
+from mpsd.services.server_watch import Servers
+from mpsd.services.settings import FailoverSettings
+from mpsd.services.views import view
+
+_BEGIN_SECONDS = 15.0  # the keeper's contents are checked after a start
+
+
+def _nobody(told: Instruction) -> None:
+    pass
+
+
+class Failover:
+    """Guards that a process can report only for itself, and that a silent one is noticed."""
+
+    def __init__(self, desk: Desk, enlisted: Enlisted, servers: Servers, ready: trio.Event) -> None:
+        """ready: set when the vault is ready."""
+        self._desk, self._enlisted, self._servers, self._ready = desk, enlisted, servers, ready
+        self._begun = trio.Event()
+        self._due = math.inf  # trio time of the next check
+        self._fencing, self._heartbeats = Fencing(desk), Heartbeats(desk)
+
+    def configure(self, settings: FailoverSettings) -> None:
+        self._desk.settings = settings
+
+    async def run(self) -> None:
+        """Run as long as mpsd."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._desk.ends.run)
+            self._enlisted.resume()
+            await nursery.start(self._fencing.run)
+            nursery.start_soon(self._desk.telling.run)
+            await self._ready.wait()  # for ever, if the vault's keeper cannot start: then no process can join
+            self._desk.begin()
+            self._begun.set()
+            nursery.start_soon(self._servers.run)
+            nursery.start_soon(self._heartbeats.run)
+            nursery.start_soon(self._watch_time)
+
+    # -- members ---------------------------------------------------------------------------------------------------------
+
+    async def enlist(self, name: str, owner_uid: int, process: ProcessId, uid: int) -> Mapping[str, str]:
+        return await self._enlisted.enlist(name, owner_uid, process, uid)
+
+    async def join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
+        with trio.move_on_after(_BEGIN_SECONDS):
+            await self._begun.wait()
+        if not self._begun.is_set():
+            raise KeeperFailed("the vault's keeper does not answer yet")
+        return self._join(arena_id, process, rank, heartbeat_seconds)
+
+    def _join(self, arena_id: int, process: ProcessId, rank: int, heartbeat_seconds: float) -> Instruction:
+        desk = self._desk
+        arena = self._held(arena_id, process)
+        if arena.is_sealed:
+            raise ArenaSealed(f"arena {arena.name} is sealed: nobody writes it any more")
+        desk.ends.watch(process)
+        entry = desk.entry(arena_id)
+        if (seat := entry.seats.get(process)) is not None:
+            seat.heartbeat_seconds = heartbeat_seconds
+            self._hear(entry, seat)
+            return seat.told
+        around = desk.around
+        domain, now = around.domain_of(process), trio.current_time()
+        told = Instruction(0, Order.STANDBY, arena.generation, arena.layout_hash, arena.state_serial, arena.writer)
+        seat = Seat(process, domain, around.clock_ns(), around.clock(), heartbeat_seconds, now, told)
+        entry.sit(seat)
+        if refused := desk.tell(entry, Joined(process, domain, rank)):
+            del entry.seats[process]
+            desk.leave_if_empty(entry)
+            raise BadRequest(f"pid {process.pid} cannot join service {arena.name}: {refused}")
+        desk.telling.publish(entry, "joined", pid=process.pid, domain=domain, rank=rank)
+        if domain and around.fault_since(domain) is not None:
+            desk.fault(domain, around.clock_ns(), process)
+        self._servers.look()
+        return seat.told
+
+    def ready(self, arena_id: int, process: ProcessId) -> Instruction:
+        entry, seat = self._seat(arena_id, process)
+        seat.is_ready = True
+        member = entry.service.member(process)
+        if member is not None and member.standing is not Standing.FAULTED:
+            self._desk.tell(entry, Ready(process))
+        self._hear(entry, seat)
+        return seat.told
+
+    async def follow(
+        self,
+        arena_id: int,
+        process: ProcessId,
+        after: int | None,
+        wait_seconds: float,
+        answer: Callable[[Instruction], None] = _nobody,
+    ) -> Instruction:
+        entry, seat = self._seat(arena_id, process)
+
+        def answer_what_is_new(told: Instruction) -> None:
+            if after is not None and told.serial > after:
+                answer(told)
+
+        seat.asking.append(answer_what_is_new)
+        try:
+            self._hear(entry, seat)
+            with trio.move_on_after(wait_seconds if after is not None else 0):
+                while after is not None and seat.told.serial <= after and entry.seats.get(process) is seat:
+                    await entry.changed()
+        finally:
+            seat.asking.remove(answer_what_is_new)
+            seat.heard_at = trio.current_time()
+            if self._silent_at(seat) < self._due:
+                self._desk.wake()
+        if entry.seats.get(process) is not seat:
+            raise NotAllowed(f"pid {process.pid} is no member of service {entry.arena.name} any more")
+        return seat.told
+
+    def serving(self, arena_id: int, generation: int, process: ProcessId) -> None:
+        entry, _ = self._seat(arena_id, process)
+        self._check_writer(entry, generation, process)
+        self._desk.tell(entry, Promoted(process))
+
+    def yielded(self, arena_id: int, generation: int, process: ProcessId) -> Instruction:
+        """Record that the process has stopped writing.  Repeating it, also to a later mpsd, changes nothing."""
+        entry, seat = self._seat(arena_id, process)
+        if entry.arena.writer == process or generation > entry.arena.generation:
+            self._desk.tell(entry, Finished(process))  # refused if mpsd asked it to yield
+            self._desk.vault.step_down(arena_id, generation, process)
+        return seat.told
+
+    def failed(self, arena_id: int, process: ProcessId, why: str) -> None:
+        entry, seat = self._seat(arena_id, process)
+        seat.dismissed = seat.dismissed or f"it said that it failed: {why}"
+        event = Failed(process) if entry.service.writer == process else Ended(process)
+        self._desk.telling.publish(entry, "failed", pid=process.pid, why=why)
+        self._desk.tell(entry, event, self._desk.around.clock_ns(), why)
+
+    def leave(self, arena_id: int, process: ProcessId) -> None:
+        """End the membership; a writer has stopped writing before it calls this."""
+        entry, _ = self._seat(arena_id, process)
+        if entry.service.writer == process and entry.arena.writer == process:
+            self._desk.tell(entry, Finished(process))
+            self._desk.vault.step_down(arena_id, entry.arena.generation, process)
+        entry.seats.pop(process, None)
+        self._desk.tell(entry, Ended(process))
+        self._enlisted.forget(process)
+        self._desk.leave_if_empty(entry)
+
+    # -- owners ----------------------------------------------------------------------------------------------------------
+
+    async def get(self, arena_id: int, after: int | None, wait_seconds: float) -> ServiceView:
+        entry = self._find(arena_id)
+        with trio.move_on_after(wait_seconds if after is not None else 0):
+            while after is not None and entry.revision <= after and not entry.is_removed:
+                await entry.changed()
+        return view(self._find(arena_id))
+
+    def services(self) -> Sequence[ServiceView]:
+        """Return all services, by id."""
+        return list(self._desk.views())
+
+    async def handover(self, arena_id: int, to_pid: int | None, wait_seconds: float) -> HandedOver:
+        desk, entry = self._desk, self._find(arena_id)
+        name, began, from_ = entry.arena.name, trio.current_time(), entry.service.writer
+        to = next((each.process for each in entry.service.members if each.process.pid == to_pid), None)
+        if to_pid is not None and to is None:
+            raise BadRequest(f"pid {to_pid} is no member of service {name}")
+        if refused := desk.tell(entry, Asked(to), desk.around.clock_ns()):
+            raise ArenaBusy(f"service {name} cannot be handed over: {refused}")
+        assert from_ is not None, "it serves"
+        with trio.move_on_after(wait_seconds):
+            while not entry.is_removed:
+                writer, phase = entry.service.writer, entry.service.phase
+                if phase is Phase.SERVING and writer == from_:
+                    raise ArenaBusy(f"service {name} was not handed over: pid {from_.pid} goes on, as nobody could take over")
+                if phase is Phase.SERVING and writer is not None:
+                    return HandedOver(from_.pid, writer.pid, trio.current_time() - began)
+                await entry.changed()
+        raise ArenaBusy(f"service {name} is not handed over yet: it is {entry.service.phase}")
+
+    def change(self, arena_id: int, settings: ServiceSettings) -> ServiceView:
+        entry = self._desk.entry(arena_id)
+        self._desk.change(entry, settings)
+        return view(entry)
+
+    def settings(self, arena_id: int) -> ServiceSettings:
+        entry = self._desk.entries.get(arena_id)
+        return entry.settings if entry else ServiceSettings()
+
+    # -- steps -----------------------------------------------------------------------------------------------------------
+
+    def _find(self, arena_id: int) -> Entry:
+        if (entry := self._desk.entries.get(arena_id)) is None:
+            arena = self._desk.vault.find_id(arena_id)
+            raise NoSuchArena(f"arena {arena.name} has no service")
+        return entry
+
+    def _held(self, arena_id: int, process: ProcessId) -> Arena:
+        arena = self._desk.vault.find_id(arena_id)
+        if process != arena.writer and process not in arena.readers:
+            raise NotAllowed(f"pid {process.pid} has arena {arena.name} not open")
+        return arena
+
+    def _seat(self, arena_id: int, process: ProcessId) -> tuple[Entry, Seat]:
+        entry = self._desk.entries.get(arena_id)
+        if entry is None or (seat := entry.seats.get(process)) is None:
+            raise NotAllowed(f"pid {process.pid} has not joined the service of arena {arena_id}")
+        return entry, seat
+
+    def _check_writer(self, entry: Entry, generation: int, process: ProcessId) -> None:
+        arena = entry.arena
+        if arena.writer != process or entry.service.writer != process or arena.generation != generation:
+            asked = f"pid {process.pid} does not serve {arena.name} in generation {generation}"
+            raise StaleGeneration(f"{asked}: it is at {arena.generation}")
+
+    # -- silence ---------------------------------------------------------------------------------------------------------
+
+    def _hear(self, entry: Entry, seat: Seat) -> None:
+        """Record a sign of life from the member; a silent standby is ready again."""
+        seat.heard_at = trio.current_time()
+        member = entry.service.member(seat.process)
+        is_back = member is not None and member.standing is Standing.SILENT and entry.service.writer != seat.process
+        if is_back and seat.is_ready:
+            self._desk.tell(entry, Ready(seat.process))
+
+    async def _watch_time(self) -> None:
+        """Apply the deadlines of services, find standbys that have stopped asking, and remove empty services."""
+        desk = self._desk
+        while True:
+            now, due = trio.current_time(), math.inf
+            for entry in list(desk.entries.values()):
+                if entry.service.deadline is not None and entry.service.deadline <= now:
+                    desk.tell(entry, Elapsed())
+                for seat in self._standbys(entry):
+                    if self._silent_at(seat) <= now:
+                        desk.tell(entry, Silent(seat.process))
+                desk.leave_if_empty(entry)
+                due = min(due, self._next(entry))
+            self._due = due
+            with trio.move_on_at(due):
+                await desk.woken()
+
+    def _next(self, entry: Entry) -> float:
+        """Return the trio time of the next check."""
+        deadline = math.inf if entry.service.deadline is None else entry.service.deadline
+        emptied = math.inf if entry.is_removed else self._desk.may_leave_at(entry)
+        return min([deadline, emptied, *map(self._silent_at, self._standbys(entry))])
+
+    def _silent_at(self, seat: Seat) -> float:
+        return seat.heard_at + self._desk.settings.follow_grace
+
+    def _standbys(self, entry: Entry) -> list[Seat]:
+        """Return the ready standbys that are not asking at the moment."""
+        ready = [each.process for each in entry.service.members if each.standing is Standing.READY]
+        seats = (entry.seats.get(process) for process in ready if process != entry.service.writer)
+        return [seat for seat in seats if seat is not None and not seat.asking]

@@ -1,0 +1,300 @@
+"""Decide which member of a service writes its arena, and which standby is promoted next.
+
+    IDLE ──Promote──▶ PROMOTING ──promoted──▶ SERVING ──asked──▶ YIELDING
+     ▲                    │                      │                  │
+     │                    └──── Fence ───────────┴───── Fence ──────┤
+     │                            ▼                                 │
+     └────────fenced────────── FENCING ◀──too late, or it failed────┘     fenced: YIELDING ──▶ IDLE as well
+
+One rule overrides all others: no member is promoted before the last process that may have written is fenced, even if that
+process reports that it has stopped, or seems dead.  So a service has one `writer` from its promotion on, and no writer only
+after `Fenced`.
+
+| event | to the writer | to a standby |
+|---|---|---|
+| a fault in its domain | fenced at once: its results may be wrong | never promoted; it must end and join again |
+| it ended | fenced: the GPU may still work for it | forgotten |
+| it is silent | fenced when a successor is ready; alone it continues | not promoted until it is ready again |
+| it is too slow to yield | fenced when a successor is ready; alone it continues | |
+| it is too slow to take over | fenced | |
+| it reports that it cannot continue | fenced | |
+| the vault has lost the arena | continues, also after a request to yield | cannot succeed an active that still has the memory |
+
+A process that writes the arena without a promotion is its `holder`: an earlier mpsd may have promoted it, or it opened the
+arena by itself.  While it writes, no member is promoted, and nothing ends it; when it joins, it serves.
+
+Promotions count if they fail, or follow a fault, an end or silence: at most `most_promotions` in `window_seconds`.  A service
+with processes that die of their own work waits, so that it does not lose every standby.  The first promotion, if no active was
+lost, and a requested one count only if they fail; one that the vault could not store does not count, and is tried again.  This
+module starts no process.
+
+With `until_done`, an active that stops unasked has finished the work: no member is promoted then, unless one joins later.  An
+active that is fenced has not finished it.
+
+Values in, decisions out: `at` is in seconds of any clock that does not go back.  The types are in promotion_types.py.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mpsd.model.process import ProcessId
+from mpsd.model.service import Phase, Standing
+from mpsd.services.rules.promotion_types import (
+    MOST_MEMBERS,
+    Asked,
+    Decision,
+    Elapsed,
+    Emptied,
+    Ended,
+    Event,
+    Failed,
+    Faulted,
+    Fence,
+    Fenced,
+    Filled,
+    Finished,
+    Held,
+    Joined,
+    Keep,
+    Limits,
+    Member,
+    Placed,
+    Postponed,
+    Promote,
+    Promoted,
+    Ready,
+    Refuse,
+    Service,
+    Silent,
+    Unserved,
+    Yield,
+)
+
+_RETRY_SECONDS = 1.0
+
+
+def decide(service: Service, event: Event, at: float, limits: Limits) -> tuple[Service, tuple[Decision, ...]]:
+    """Return the service after the event, and the decisions in their order.  A refusal changes nothing."""
+    noted = _note(service, event, at, limits)
+    if isinstance(noted, Refuse):
+        return service, (noted,)
+    decisions: list[Decision] = []
+    for after, decision in _follow(noted, event, at, limits):
+        noted = after
+        if decision is not None:
+            decisions.append(decision)
+    if noted.phase is Phase.IDLE and service.phase is not Phase.IDLE:
+        decisions.append(Unserved(why_nobody(noted)))
+    return noted, tuple(decisions)
+
+
+def successor(service: Service) -> Member | None:
+    """Return the member that would be promoted now: the requested standby if it is ready, else a ready one, preferably in a
+    domain without faulted or silent members, then of the lowest rank.
+
+    Return None while the serving member has memory that the vault has lost.
+    """
+    if service.is_empty and service.phase in (Phase.SERVING, Phase.YIELDING):
+        return None
+    ready = [each for each in service.members if each.standing is Standing.READY and each.process != service.writer]
+    ill = {each.domain for each in service.members if each.standing in (Standing.FAULTED, Standing.SILENT)}
+    return min(ready, key=lambda each: (each.process != service.wish, each.domain in ill, each.rank), default=None)
+
+
+def may_promote_at(service: Service, at: float, limits: Limits) -> float:
+    """Return the earliest time for a promotion: `at`, or later."""
+    if limits.most_promotions < 1:
+        return float("inf")
+    recent = [each for each in service.promotions if each > at - limits.window_seconds]
+    when = at if len(recent) < limits.most_promotions else recent[-limits.most_promotions] + limits.window_seconds
+    return max(when, service.not_before, service.retry_at)
+
+
+def why_nobody(service: Service) -> str:
+    """Return why no member of an idle service serves."""
+    if service.holder is not None:
+        return f"pid {service.holder.pid} writes the arena, and is no member"
+    if service.is_done:
+        return "its work is done"
+    if not service.members:
+        return "no process is left"
+    if successor(service) is None:
+        return "no standby is ready"
+    if service.deadline == service.retry_at:
+        return "the vault could not keep who is next: it is tried again"
+    if service.deadline == service.not_before:
+        return "others may come back who go first"
+    return "too many promotions within services.window_seconds: it is tried again when they are over"
+
+
+# -- facts ---------------------------------------------------------------------------------------------------------------
+
+
+def _note(service: Service, event: Event, at: float, limits: Limits) -> Service | Refuse:
+    """Record the facts of the event, without their consequences."""
+    match event:
+        case Joined(process, domain, rank):
+            if service.member(process) or process == service.writer:
+                return Refuse(f"{process.pid} is a member already")
+            if len(service.members) >= MOST_MEMBERS:
+                return Refuse(f"a service has up to {MOST_MEMBERS} members")
+            return _with_new(replace(service, is_done=False), Member(process, domain, rank))
+        case Placed(process, domain):
+            member = service.member(process)
+            return _with(service, replace(member, domain=domain)) if member else Refuse(f"{process.pid} is no member")
+        case Held(process):
+            if service.writer is not None:
+                return Refuse(f"{service.writer.pid} writes already")
+            return replace(service, holder=process)
+        case Ready(process):
+            return _note_standing(service, process, Standing.READY)
+        case Silent(process):
+            return _note_standing(service, process, Standing.SILENT)
+        case Faulted(domain, process):
+            ill = (each for each in service.members if each.domain == domain and process in (None, each.process))
+            return _with(service, *(replace(each, standing=Standing.FAULTED) for each in ill))
+        case Ended(process):
+            return _without(service, process)
+        case Asked(to):
+            return _note_wish(service, to, at, limits)
+        case Fenced(process) if process == service.holder:
+            return replace(service, holder=None, is_lost=True)
+        case Fenced(process) | Promoted(process) | Failed(process):
+            if process != service.writer:
+                return Refuse(f"{process.pid} is not the one that writes")
+            return service
+        case Finished(process):
+            is_end = service.until_done and service.phase is Phase.SERVING and process == service.writer
+            return replace(service, is_done=True) if is_end else Refuse(f"{process.pid} does not end the work of the service")
+        case Postponed(process):
+            is_begun = service.phase is Phase.PROMOTING and process == service.writer
+            return service if is_begun else Refuse(f"{process.pid} was not told to begin")
+        case Emptied() | Filled():
+            return replace(service, is_empty=isinstance(event, Emptied))
+        case Elapsed():
+            return service
+
+
+def _note_standing(service: Service, process: ProcessId, standing: Standing) -> Service | Refuse:
+    member = service.member(process)
+    if member is None:
+        return Refuse(f"{process.pid} is no member")
+    if member.standing is Standing.FAULTED:
+        lost = f"a fault has cost {process.pid} its context: it has to end"
+        return Refuse(lost) if standing is Standing.READY else service
+    return _with(service, replace(member, standing=standing))
+
+
+def _note_wish(service: Service, to: ProcessId | None, at: float, limits: Limits) -> Service | Refuse:
+    if service.phase is not Phase.SERVING:
+        return Refuse(f"the service is {service.phase}: there is nobody to take over from")
+    asked = replace(service, wish=to)
+    if service.is_empty:
+        return Refuse("the vault has lost its memory, and the one that serves has not given it again")
+    next_ = successor(asked)
+    if next_ is None or (to is not None and next_.process != to):
+        return Refuse("nobody is ready" if to is None else f"{to.pid} is no standby that is ready")
+    if may_promote_at(service, at, limits) > at:
+        many = f"there were {limits.most_promotions} promotions within {limits.window_seconds:g} seconds"
+        return Refuse(f"{many}, as many as services.most_promotions allows")
+    return asked
+
+
+def _with_new(service: Service, member: Member) -> Service:
+    """Add the member; if it is the holder of the arena, it serves."""
+    if member.process != service.holder:
+        return replace(service, members=(*service.members, member))
+    serving = replace(service, phase=Phase.SERVING, writer=member.process, holder=None, deadline=None)
+    return replace(serving, members=(*service.members, replace(member, standing=Standing.READY)))
+
+
+def _with(service: Service, *changed: Member) -> Service:
+    by_process = {each.process: each for each in changed}
+    return replace(service, members=tuple(by_process.get(each.process, each) for each in service.members))
+
+
+def _without(service: Service, process: ProcessId) -> Service:
+    left = tuple(each for each in service.members if each.process != process)
+    return replace(service, members=left, wish=None if service.wish == process else service.wish)
+
+
+# -- decisions -----------------------------------------------------------------------------------------------------------
+
+
+def _follow(service: Service, event: Event, at: float, limits: Limits) -> Iterator[tuple[Service, Decision | None]]:
+    """Yield the steps that these facts lead to, each with its decision."""
+    writer, is_late = service.writer, isinstance(event, Elapsed) and service.deadline is not None and at >= service.deadline
+    if writer is not None and isinstance(event, Fenced):
+        service = _released(service, writer)
+        yield service, None
+    elif writer is not None and isinstance(event, Postponed):
+        service = replace(_uncounted(service), phase=Phase.IDLE, writer=None, wish=writer, retry_at=at + _RETRY_SECONDS)
+        yield service, None
+    elif writer is not None:
+        service, decision = _about_writer(service, writer, event, at, limits, is_late)
+        yield service, decision
+    if service.phase is Phase.IDLE:
+        yield _promoted_next(service, at, limits)
+
+
+def _about_writer(
+    service: Service, writer: ProcessId, event: Event, at: float, limits: Limits, is_late: bool
+) -> tuple[Service, Decision | None]:
+    if service.phase is Phase.FENCING:
+        return (replace(service, deadline=at + limits.fence_seconds), Fence(writer)) if is_late else (service, None)
+    if _must_go(service, writer, event, is_late):
+        return replace(service, phase=Phase.FENCING, deadline=at + limits.fence_seconds), Fence(writer)
+    if service.phase is Phase.PROMOTING and isinstance(event, Promoted):
+        return replace(service if service.is_lost else _uncounted(service), phase=Phase.SERVING, deadline=None), None
+    if service.phase is Phase.SERVING and isinstance(event, Asked):
+        return replace(service, phase=Phase.YIELDING, deadline=at + limits.yield_seconds), Yield(writer)
+    if service.phase is Phase.YIELDING and (is_late or isinstance(event, Emptied)):
+        return replace(service, phase=Phase.SERVING, wish=None, deadline=None), Keep(writer)
+    return service, None
+
+
+def _must_go(service: Service, writer: ProcessId, event: Event, is_late: bool) -> bool:
+    member = service.member(writer)
+    if member is None or member.standing is Standing.FAULTED:
+        return True
+    if isinstance(event, Failed):
+        return True
+    if service.phase is Phase.PROMOTING:
+        return is_late or member.standing is Standing.SILENT
+    if member.standing is Standing.SILENT or (service.phase is Phase.YIELDING and is_late):
+        return successor(service) is not None
+    return False
+
+
+def _released(service: Service, writer: ProcessId) -> Service:
+    """Remove the writer.  One that yielded stays a member and has to warm again; one that was ended is no longer a member."""
+    member, is_asked = service.member(writer), service.phase is Phase.YIELDING
+    if service.phase is Phase.FENCING:
+        service = _without(service, writer)
+    elif member is not None and member.standing is not Standing.FAULTED:
+        service = _with(service, replace(member, standing=Standing.WARMING))
+    is_done = service.is_done and service.phase is Phase.SERVING
+    return replace(service, phase=Phase.IDLE, writer=None, deadline=None, is_lost=not is_asked, is_done=is_done)
+
+
+def _uncounted(service: Service) -> Service:
+    """Take back the last promotion from the count; every promotion is counted when it starts."""
+    return replace(service, promotions=service.promotions[:-1])
+
+
+def _promoted_next(service: Service, at: float, limits: Limits) -> tuple[Service, Decision | None]:
+    may_serve = service.holder is None and not service.is_done
+    next_, when = successor(service) if may_serve else None, may_promote_at(service, at, limits)
+    if next_ is None or when > at:
+        return replace(service, deadline=None if next_ is None or when == float("inf") else when), None
+    recent = tuple(each for each in service.promotions if each > at - limits.window_seconds)
+    promoting = replace(
+        service,
+        phase=Phase.PROMOTING,
+        writer=next_.process,
+        wish=None,
+        promotions=(*recent, at),
+        promoted_at=at,
+        deadline=at + limits.promote_seconds,
+    )
+    return promoting, Promote(next_.process)

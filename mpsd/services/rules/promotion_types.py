@@ -1,0 +1,220 @@
+"""The types of promotion.py: a service and its members, the events that concern them, the decisions.  Pure."""
+
+from dataclasses import dataclass
+from math import inf
+
+from mpsd.model.process import ProcessId
+from mpsd.model.service import Phase, Standing
+
+MOST_MEMBERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of promotions: seconds, and one count."""
+
+    most_promotions: int = 3
+    window_seconds: float = 60.0
+    yield_seconds: float = 10.0  # to yield, when asked
+    promote_seconds: float = 10.0  # to take over
+    fence_seconds: float = 5.0  # then mpsd tries again, without end
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process of the service.  domain: the fault domain of its context.  rank: the lowest is promoted first."""
+
+    process: ProcessId
+    domain: str
+    rank: int = 0
+    standing: Standing = Standing.WARMING
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The state of a service.
+
+    members: in the order in which they joined.  writer: the process that may still write, also while it is fenced, and
+    after it has left the service.  holder: a process outside the service that writes the arena; promotions wait for its
+    end.  wish: the requested successor.  is_lost: the last active was lost, so the next promotion counts.  is_empty: the
+    vault has lost the arena's memory, and no writer has given it again.  promotions: the times of those that count.
+    promoted_at: the time of the last promotion.  not_before: until then members with precedence may still join.  retry_at:
+    when to repeat a promotion that the vault refused.  deadline: when Elapsed is due.  until_done: an active that stops
+    unasked has done the work.  is_done: one has, and no member has joined since.
+    """
+
+    phase: Phase = Phase.IDLE
+    members: tuple[Member, ...] = ()
+    writer: ProcessId | None = None
+    holder: ProcessId | None = None
+    wish: ProcessId | None = None
+    is_lost: bool = False
+    is_empty: bool = False
+    promotions: tuple[float, ...] = ()
+    promoted_at: float = -inf
+    not_before: float = -inf
+    retry_at: float = -inf
+    deadline: float | None = None
+    until_done: bool = False
+    is_done: bool = False
+
+    def member(self, process: ProcessId | None) -> Member | None:
+        return next((each for each in self.members if each.process == process), None)
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    process: ProcessId
+    domain: str
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The domain of its context has become known."""
+
+    process: ProcessId
+    domain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """This process writes the arena without a promotion: an earlier mpsd promoted it, or it opened the arena itself."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """It has its context and has mapped the arena; or it asks again after a silence."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """A fault in this domain: it concerns all processes of the domain, or only this one."""
+
+    domain: str
+    process: ProcessId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """It missed its heartbeats."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A handover was requested; to: None: to the next standby."""
+
+    to: ProcessId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """It can no longer write: it has closed the arena, or has ended, and none of its work runs on the GPU."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """It reports that it serves."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It reports that it cannot take over, or continue."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """The vault could not store its promotion; it has done nothing yet."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """The vault has lost the arena's memory; only the active still has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The arena has memory again, the old or another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """It closes the arena unasked, and will be Fenced."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Elapsed:
+    """The deadline has passed."""
+
+
+Event = (
+    Joined | Placed | Held | Ready | Faulted | Ended | Silent | Asked | Fenced | Promoted | Failed | Postponed | Finished
+    | Emptied | Filled | Elapsed
+)  # fmt: skip
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """End it, if it lives, and report Fenced when it can no longer write.  May be decided again."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """Ask it to close the arena; Fenced when it has."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Let it continue: no standby can take over."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """No member serves, and none is promoted now."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    why: str
+
+
+Decision = Promote | Fence | Yield | Keep | Unserved | Refuse

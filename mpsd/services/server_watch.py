@@ -1,0 +1,72 @@
+"""MPS servers that have ended: their clients have lost their contexts, though their processes live.
+
+It also finds the domain of a member, if that was not known when it joined.
+"""
+
+import time
+
+import trio
+
+from mpsd.domains.pool import Pool
+from mpsd.errors import MpsdError
+from mpsd.host import processes
+from mpsd.host.process_watch import Ends
+from mpsd.model.process import ProcessId
+from mpsd.services.coordinator import Desk
+from mpsd.services.rules.promotion_types import Placed
+
+
+class Servers:
+    """Guards that the end of a server with members as clients is noticed at once, and that each is watched once."""
+
+    def __init__(self, desk: Desk, pool: Pool) -> None:
+        self._desk, self._pool = desk, pool
+        self._ends = Ends(self._ended)
+        self._clients: dict[ProcessId, tuple[str, frozenset[int]]] = {}  # by server: domain and clients' pids
+
+    async def run(self) -> None:
+        """Run as long as mpsd."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._ends.run)
+            while True:
+                self.look()
+                await self._pool.changed()
+
+    def look(self) -> None:
+        ours = {process.pid for entry in self._desk.entries.values() for process in entry.seats}
+        for name, domain in self._pool.domains.items():
+            for pid, server in domain.servers.items():
+                if clients := ours.intersection(server.client_pids):
+                    self._watch(pid, name, frozenset(clients))
+        for domain_name in {seat.domain for entry in self._desk.entries.values() for seat in entry.seats.values()}:
+            if domain_name and self._desk.around.fault_since(domain_name) is not None:
+                self._desk.fault(domain_name, time.monotonic_ns())  # if the domain's log did not report it
+        for entry in list(self._desk.entries.values()):
+            for process, seat in list(entry.seats.items()):
+                if not seat.domain and (found := self._desk.around.domain_of(process)):
+                    seat.domain = found
+                    self._desk.tell(entry, Placed(process, found))
+
+    def _watch(self, pid: int, domain: str, clients: frozenset[int]) -> None:
+        server = processes.process_id(pid)
+        if server is None:
+            known = next((each for each in self._clients if each.pid == pid), None)
+            if known is None:
+                self._lost(domain, clients)
+            return
+        try:
+            self._ends.watch(server)
+            self._clients[server] = (domain, clients)
+        except MpsdError:
+            pass  # it has just ended: the next look finds that, or its clients' own ends show it
+
+    def _ended(self, server: ProcessId, seen_ns: int) -> None:
+        domain, clients = self._clients.pop(server, ("", frozenset()))
+        self._lost(domain, clients, seen_ns)
+
+    def _lost(self, domain: str, clients: frozenset[int], seen_ns: int | None = None) -> None:
+        for entry in list(self._desk.entries.values()):
+            for process, seat in list(entry.seats.items()):
+                if seat.domain == domain and process.pid in clients and not seat.is_orphan and not seat.is_gone:
+                    seat.is_orphan = True
+                    self._desk.fault(domain, seen_ns or time.monotonic_ns(), process)

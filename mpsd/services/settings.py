@@ -1,0 +1,15 @@
+"""The settings of failover.  Values."""
+
+from dataclasses import dataclass, field
+
+from mpsd.services.rules.fault_fence import Settle
+from mpsd.services.rules.promotion_types import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverSettings:
+    """The settings of all services.  follow_grace: a standby that has not polled for so many seconds is silent."""
+
+    limits: Limits = field(default_factory=Limits)
+    settle: Settle = field(default_factory=Settle)
+    follow_grace: float = 10.0

@@ -1,0 +1,90 @@
+"""The settings of services, and the enlisted processes: SQLite with a write-ahead log, in the state directory.
+
+They survive a `kill -9` of mpsd once a method has returned.  Members and past promotions are not stored: members rejoin, and
+the vault stores the writer of an arena (vault/store.py).  Enlisted processes are stored because a process enlists only once,
+before it initializes CUDA.
+"""
+
+import sqlite3
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpsd.errors import UnusablePath
+from mpsd.model.process import ProcessId
+from mpsd.model.service import ServiceSettings
+from mpsd.storage.database import close, open_database
+
+SCHEMA_VERSION = 2
+_ENLISTED = """
+CREATE TABLE enlisted (pid INTEGER NOT NULL, start_time INTEGER NOT NULL, name TEXT NOT NULL, uid INTEGER NOT NULL,
+                       enlisted_by INTEGER NOT NULL, domain TEXT NOT NULL, PRIMARY KEY (pid, start_time));
+"""
+_SCHEMA = f"""
+CREATE TABLE services (arena_id INTEGER PRIMARY KEY, standbys INTEGER NOT NULL, sm_percent REAL, memory_bytes INTEGER,
+                       heartbeat_seconds REAL NOT NULL);
+{_ENLISTED}"""
+_UPGRADES = {1: _ENLISTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a process is enlisted for.  name, uid: of the service, and of its owner.  by: the process's own user.  domain: the
+    one that it was given; empty: none.
+    """
+
+    name: str
+    uid: int
+    by: int
+    domain: str = ""
+
+
+class ServiceStore:
+    """Guards one database file; used only from the trio thread.  Raises UnusablePath if it cannot be read or written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        holds = "how many standbys each service is to have, and which processes are kept apart"
+        self._db = open_database(path, _SCHEMA, SCHEMA_VERSION, holds, _UPGRADES)
+
+    def load(self, arenas: Collection[int]) -> dict[int, ServiceSettings]:
+        """Return the stored settings by arena; settings of arenas that no longer exist are deleted."""
+        found = self._read("SELECT * FROM services")
+        for arena_id, *_ in found:
+            if arena_id not in arenas:
+                self.forget(arena_id)
+        return {arena_id: ServiceSettings(*values) for arena_id, *values in found if arena_id in arenas}
+
+    def save(self, arena_id: int, of: ServiceSettings) -> None:
+        values = (arena_id, of.standbys, of.sm_percent, of.memory_bytes, of.heartbeat_seconds)
+        self._write("INSERT OR REPLACE INTO services VALUES (?, ?, ?, ?, ?)", values)
+
+    def forget(self, arena_id: int) -> None:
+        self._write("DELETE FROM services WHERE arena_id = ?", (arena_id,))
+
+    def plans(self) -> dict[ProcessId, Plan]:
+        """Return the stored plans; some of the processes may have ended."""
+        return {ProcessId(pid, start): Plan(*values) for pid, start, *values in self._read("SELECT * FROM enlisted")}
+
+    def enlist(self, process: ProcessId, plan: Plan) -> None:
+        values = (process.pid, process.start_time, plan.name, plan.uid, plan.by, plan.domain)
+        self._write("INSERT OR REPLACE INTO enlisted VALUES (?, ?, ?, ?, ?, ?)", values)
+
+    def release(self, process: ProcessId) -> None:
+        self._write("DELETE FROM enlisted WHERE pid = ? AND start_time = ?", (process.pid, process.start_time))
+
+    def close(self) -> None:
+        close(self._db)
+
+    def _read(self, statement: str) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(statement).fetchall()
+        except sqlite3.Error as exc:
+            raise UnusablePath(f"{self._path} cannot be read: {exc}") from None
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+        try:
+            self._db.execute(statement, values)
+        except sqlite3.Error as exc:
+            raise UnusablePath(f"{self._path} cannot be written: {exc}") from None

@@ -1,0 +1,101 @@
+"""The views of a service, and whether a standby protects it."""
+
+from collections import Counter
+
+from mpsd.model.arena import Arena
+from mpsd.model.service import MemberView, Phase, ServiceView, Standing
+from mpsd.services.members import Entry
+from mpsd.services.rules.promotion import successor, why_nobody
+from mpsd.services.rules.promotion_types import Service
+
+
+def is_emptied(arena: Arena) -> bool:
+    """Return whether the arena was committed once and is empty now: its keeper has died."""
+    return arena.commit > 0 and not (arena.allocations or arena.layout_hash or arena.state_serial)
+
+
+def protection(entry: Entry) -> str:
+    """Return why a fault would cost the service more than a moment; empty if it would not.
+
+    Either its contents are not in the vault, or the writer and all its ready standbys are in one domain.
+    """
+    service = entry.service
+    writer = service.member(service.writer)
+    if writer is None or service.phase not in (Phase.PROMOTING, Phase.SERVING, Phase.YIELDING):
+        return ""
+    if service.is_empty:
+        does = "begins anew" if service.phase is Phase.PROMOTING else "has not given it again"
+        return f"the vault has lost the arena's memory and forward state, and pid {writer.process.pid} {does}"
+    standbys = [each for each in service.members if each.standing is Standing.READY and each.process != writer.process]
+    if not standbys or any(each.domain != writer.domain for each in standbys) or not writer.domain:
+        return ""
+    return f"pid {', '.join(str(each.process.pid) for each in (writer, *standbys))} share domain {writer.domain}"
+
+
+def loss(from_pid: int | None) -> str:
+    """Return why a member starts anew.  from_pid: of the last writer; None: that had ended before mpsd began."""
+    who = "the process that served" if from_pid is None else f"pid {from_pid}, which served,"
+    return f"the vault's keeper died, and {who} stopped before it had given the memory and the forward state again"
+
+
+def is_protected(entry: Entry) -> bool:
+    """Return whether a standby would take over if a fault ended the writer, or the writer is being fenced."""
+    service = entry.service
+    return service.writer is not None and successor(service) is not None and not protection(entry)
+
+
+def view(entry: Entry) -> ServiceView:
+    arena, service = entry.arena, entry.service
+    return ServiceView(
+        arena.id,
+        arena.name,
+        arena.owner_uid,
+        arena.gpu,
+        service.phase,
+        arena.generation,
+        service.writer or service.holder,
+        entry.revision,
+        entry.settings,
+        _members(entry),
+        entry.promotions,
+        entry.last,
+        _unserved(service) or entry.protection or _alone(service),
+        entry.losses,
+        entry.lost,
+    )
+
+
+def _unserved(service: Service) -> str:
+    """Return why the service has no writer; empty if it has one."""
+    match service.phase:
+        case Phase.IDLE:
+            return f"nobody serves: {why_nobody(service)}"
+        case Phase.FENCING if service.writer is not None:
+            return f"nobody serves: pid {service.writer.pid} is being fenced"
+        case Phase.PROMOTING if service.writer is not None:
+            return f"nobody serves: pid {service.writer.pid} is taking over"
+    return ""
+
+
+def _alone(service: Service) -> str:
+    standbys = [each for each in service.members if each.process != service.writer]
+    if service.writer is None or any(each.standing is Standing.READY for each in standbys):
+        return ""
+    return "no standby is ready" if standbys else "it has no standby"
+
+
+def _members(entry: Entry) -> tuple[MemberView, ...]:
+    members = entry.service.members
+    crowd = Counter(each.domain for each in members if each.domain)
+    return tuple(
+        MemberView(
+            each.process,
+            each.domain,
+            each.rank,
+            each.standing,
+            each.process == entry.service.writer,
+            crowd[each.domain] <= 1,
+            entry.seats[each.process].since_at if each.process in entry.seats else 0.0,
+        )
+        for each in members
+    )

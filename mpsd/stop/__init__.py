@@ -1,0 +1,1 @@
+"""End clients safely, and end them all when mpsd quits."""

@@ -1,0 +1,225 @@
+"""The steps that end processes (rules.py has their order).
+
+Signals go by pidfd: never to a later process with the same pid.  Each wait has an end.  Prose: docs/ending.md.
+"""
+
+import os
+import select
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.terminate_client import terminate_client
+from mpsd.errors import VendorFailed
+from mpsd.host import processes
+from mpsd.model.domain import DomainState
+from mpsd.model.process import ProcessId
+from mpsd.model.stop import Manner, Step, Stopped
+from mpsd.stop.freezer import CgroupFreezer, SignalFreezer
+from mpsd.stop.rules import plan, why_not_kill
+
+log = structlog.get_logger()
+Servers = list[tuple[Domain, int | None]]
+_STOPPED = "T"  # proc(5)
+_TERMINATED = "0"  # the vendor's answer on success; any other is a CUDA error
+_END_SECONDS = 10.0  # from SIGKILL to the end; 0.19 s were measured on a GPU, freeing host memory takes longer
+
+
+@dataclass(slots=True)
+class Case:
+    """One process that is being ended.  servers: those with work of the process; None if the domain does not answer.
+
+    may_end: whether the caller may still end it; checked at each step, since a grace period can be long.
+    """
+
+    process: ProcessId
+    pidfd: int
+    servers: Servers
+    may_end: Callable[[], bool]
+    steps: list[Step] = field(default_factory=list)
+    why: str = ""
+
+    @property
+    def domain(self) -> str | None:
+        return self.servers[0][0].name if self.servers else None
+
+    @property
+    def result(self) -> Stopped:
+        return Stopped(self.process, self.domain, tuple(self.steps), self.why)
+
+    def did(self, step: Step) -> None:
+        self.steps.append(step)
+        log.info("client.stop", pid=self.process.pid, domain=self.domain, step=step.value)
+
+    def leave(self, why: str) -> None:
+        self.why = why
+        log.warning("client.left", pid=self.process.pid, domain=self.domain, why=why)
+
+    def has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    async def ends_within(self, seconds: float) -> bool:
+        with trio.move_on_after(seconds):
+            await trio.lowlevel.wait_readable(self.pidfd)
+        return self.has_ended()
+
+    def check(self) -> bool:
+        """Leave the process if it has become another user's since the request; return whether to continue."""
+        if not self.why and not self.may_end() and not self.has_ended():
+            self.leave("it is another user's by now")
+        return not self.why
+
+    def send(self, step: Step, number: signal.Signals) -> None:
+        if not self.check():
+            return
+        try:
+            signal.pidfd_send_signal(self.pidfd, number)
+            self.did(step)
+        except ProcessLookupError:
+            pass  # it has just ended
+        except OSError as exc:
+            self.leave(f"mpsd may not send it {number.name}: {exc.strerror}")
+
+
+class Steps:
+    """Guards that frozen processes are thawed, and that a process that was left gets no further step.
+
+    whole: freezes all of them at once; None: one by one.  servers_now: asks again which servers have work of these processes.
+    release: called for each process whose work has ended.
+    """
+
+    def __init__(
+        self,
+        manner: Manner,
+        whole: CgroupFreezer | None,
+        servers_now: Callable[[Sequence[ProcessId]], Awaitable[list[Servers]]],
+        release: Callable[[ProcessId], None],
+    ) -> None:
+        self._manner = manner
+        self._whole = whole
+        self._one_by_one = SignalFreezer()
+        self._servers_now = servers_now
+        self._release = release
+
+    async def run(self, cases: Sequence[Case]) -> None:
+        do: dict[Step, Callable[[Sequence[Case]], Awaitable[None]]] = {
+            Step.FREEZE: self._freeze,
+            Step.DRAIN: self._drain,
+            Step.THAW: self._thaw,
+            Step.TERMINATE: self._terminate,
+            Step.SIGTERM: self._ask,
+            Step.SIGKILL: self._kill,
+        }
+        try:
+            for step in Step:
+                concerned = [each for each in cases if step in plan(self._manner, bool(each.servers))]
+                if concerned := [each for each in concerned if not each.has_ended() and each.check()]:
+                    await do[step](concerned)
+            for case in cases:
+                case.why = "" if case.has_ended() else case.why  # a process that has just ended cannot be terminated
+        finally:
+            self._thaw_all(cases)
+            for case in cases:
+                os.close(case.pidfd)
+
+    async def _freeze(self, cases: Sequence[Case]) -> None:
+        is_whole = self._whole is not None and await self._whole.freeze()
+        for case in cases:
+            if why := "" if is_whole else self._one_by_one.freeze(case.process, case.pidfd):
+                case.leave(why)
+            else:
+                case.did(Step.FREEZE)
+
+    async def _drain(self, cases: Sequence[Case]) -> None:
+        """Wait drain_seconds: no documented interface shows from outside that a client's queue is empty."""
+        await _each(cases, lambda case: case.ends_within(self._manner.drain_seconds))
+        for case in cases:
+            case.did(Step.DRAIN)
+
+    async def _terminate(self, cases: Sequence[Case]) -> None:
+        await _each(cases, lambda case: _terminate(case, self._manner))
+        for case in cases:
+            if Step.TERMINATE in case.steps:
+                self._release(case.process)
+
+    async def _thaw(self, cases: Sequence[Case]) -> None:
+        self._thaw_all(cases)
+        for case in cases:
+            case.did(Step.THAW)
+
+    def _thaw_all(self, cases: Sequence[Case]) -> None:
+        if self._whole is not None:
+            self._whole.thaw()
+        self._one_by_one.thaw(case.process for case in cases)
+
+    async def _ask(self, cases: Sequence[Case]) -> None:
+        for case in cases:
+            case.send(Step.SIGTERM, signal.SIGTERM)
+        await _each(cases, lambda case: case.ends_within(self._manner.grace_seconds))
+
+    async def _kill(self, cases: Sequence[Case]) -> None:
+        """Kill the processes.
+
+        A process without GPU work when it got SIGTERM may have started some since: that is ended first.
+        """
+        late = [case for case in cases if self._manner.grace_seconds and not case.servers and not case.has_ended()]
+        if late:
+            for case, servers in zip(late, await self._servers_now([case.process for case in late]), strict=True):
+                case.servers = servers
+            await self._terminate(late)
+        await _each([case for case in cases if not case.why], _kill)
+
+
+async def _terminate(case: Case, manner: Manner) -> None:
+    refusals = []
+    if case.servers and processes.state(case.process.pid) == _STOPPED:  # stopped by another process
+        case.send(Step.THAW, signal.SIGCONT)
+    for domain, server_pid in case.servers:
+        if refusal := await _why_not_terminated(domain, server_pid, case.process.pid):
+            refusals.append(refusal)
+    if case.servers and not refusals:
+        case.did(Step.TERMINATE)
+    if refusals:
+        log.error("client.not_terminated", pid=case.process.pid, domain=case.domain, why=refusals)
+    if why := why_not_kill(refusals, manner):
+        case.leave(why)
+
+
+async def _why_not_terminated(domain: Domain, server_pid: int | None, client_pid: int) -> str:
+    """End the client's work on a server; return why that failed.
+
+    Empty on success, or if the client has no work in the domain: a signal then harms no other client.
+    """
+    if domain.state is DomainState.FAULT:
+        return ""
+    if server_pid is None:
+        return f"domain {domain.name} does not answer"
+    try:
+        with trio.fail_after(domain.control.silence_seconds):
+            answer = (await terminate_client(domain, server_pid, client_pid)).strip()
+    except (VendorFailed, trio.TooSlowError) as exc:
+        return f"domain {domain.name}: {exc or 'no answer'}"
+    return "" if answer == _TERMINATED else f"server {server_pid} says {answer!r}"
+
+
+async def _kill(case: Case) -> None:
+    case.send(Step.SIGKILL, signal.SIGKILL)
+    if not case.why and not await case.ends_within(_END_SECONDS):
+        case.leave(f"it was sent SIGKILL and has not ended within {_END_SECONDS:g} s")
+
+
+async def _each(cases: Sequence[Case], work: Callable[[Case], Awaitable[object]]) -> None:
+    """Run `work` for all cases at once; return when all are done."""
+
+    async def one(case: Case) -> None:
+        await work(case)
+
+    async with trio.open_nursery() as nursery:
+        for case in cases:
+            nursery.start_soon(one, case)

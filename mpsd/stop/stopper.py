@@ -1,0 +1,100 @@
+"""stop(): ends processes so that their co-runners continue.
+
+A signal that ends a client during a long kernel kills its co-runners, so its GPU work is ended first.  rules.py decides the
+steps and their order, steps.py carries them out, and targets.py finds the processes.  Prose: docs/ending.md.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import structlog
+import trio
+
+from mpsd.domains.domain import Domain
+from mpsd.domains.pool import Pool
+from mpsd.errors import TooMany, VendorFailed
+from mpsd.host import processes
+from mpsd.model.process import ProcessId
+from mpsd.model.stop import Asker, Manner, Report, Stopped, Target, TargetKind
+from mpsd.stop.steps import Case, Servers, Steps
+from mpsd.stop.targets import Targets
+
+log = structlog.get_logger()
+_ROUNDS = 3  # if a cgroup's launcher starts clients as fast as they end, its owner has to end it
+
+
+class Stopper:
+    """Guards that a client whose GPU work was not ended gets no signal, unless forced.
+
+    release: called for a process whose GPU work has ended; mpsd need not hold anything for it beyond its end.
+    """
+
+    def __init__(self, pool: Pool, targets: Targets, release: Callable[[ProcessId], None] = lambda process: None) -> None:
+        self._pool = pool
+        self._targets = targets
+        self.release = release
+
+    async def stop(self, target: Target, manner: Manner, asker: Asker) -> Report:
+        """End the processes of the target that the caller may end, and new ones in its cgroup.
+
+        Raises NoSuchClient, BadRequest.
+        """
+        target = self._targets.resolve(target, asker)
+        found, others = self._targets.find(target, asker)  # a refusal comes before vendor daemons are asked
+        done: dict[ProcessId, Stopped] = {}
+        for _ in range(1 if target.kind is TargetKind.PID else _ROUNDS):
+            silent = await self._look()
+            if target.kind is TargetKind.PID:
+                self._targets.check_not_needed(found)  # again: a server may have been listed since
+            else:
+                found, others = self._targets.find(target, asker)
+            cases = [case for each in found if each not in done and (case := self._open(each, silent, asker))]
+            if not cases:
+                break
+            whole = self._targets.freezer(target, asker, [case.process for case in cases])
+            await Steps(manner, whole, self._servers_now, self.release).run(cases)
+            done |= {case.process: case.result for case in cases}
+        return Report(list(done.values()), others)
+
+    async def _look(self) -> set[str]:
+        """Ask every domain for its clients; return the names of the domains that do not answer."""
+        silent: set[str] = set()
+
+        async def look(domain: Domain) -> None:
+            domain.mark_stale()
+            silent.add(domain.name)
+            with trio.move_on_after(domain.control.silence_seconds):
+                try:
+                    await domain.refresh()
+                    silent.discard(domain.name)
+                except VendorFailed as exc:
+                    log.warning("domain.silent", domain=domain.name, why=str(exc))
+
+        async with trio.open_nursery() as nursery:
+            for domain in list(self._pool.domains.values()):
+                nursery.start_soon(look, domain)
+        return silent
+
+    async def _servers_now(self, wanted: Sequence[ProcessId]) -> list[Servers]:
+        silent = await self._look()
+        return [self._servers(process, silent) for process in wanted]
+
+    def _open(self, process: ProcessId, silent: set[str], asker: Asker) -> Case | None:
+        try:
+            pidfd = processes.open_pidfd(process)
+        except OSError as exc:
+            raise TooMany(f"pid {process.pid} cannot be stopped now: {exc.strerror}") from None
+        may_end = partial(self._targets.may_still_end, process, asker)
+        return None if pidfd is None else Case(process, pidfd, self._servers(process, silent), may_end)
+
+    def _servers(self, process: ProcessId, silent: set[str]) -> Servers:
+        """Return the servers with work of the process.
+
+        In a domain that does not answer, a process that is placed there counts as a client.
+        """
+        found: Servers = []
+        for domain in self._pool.domains.values():
+            listed = [(domain, pid) for pid, server in domain.servers.items() if process.pid in server.client_pids]
+            is_unknown = not listed and domain.name in silent and process in domain.members
+            found += [(domain, None)] if is_unknown else listed
+        return found

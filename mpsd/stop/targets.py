@@ -1,0 +1,117 @@
+"""The processes that a stop means: one process, or the clients in a cgroup or container; and those it must not touch.
+
+Prose: docs/ending.md, "client.stop".
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from mpsd.domains.pool import Pool
+from mpsd.errors import BadRequest, NoSuchClient
+from mpsd.host import cgroups, processes
+from mpsd.model import stop
+from mpsd.model.process import ProcessId
+from mpsd.model.stop import Asker, Target, TargetKind
+from mpsd.stop import freezer, rules
+from mpsd.stop.freezer import CgroupFreezer
+
+
+class Targets:
+    """Guards that a caller finds only processes it may end, and never mpsd, a vendor daemon or a server.
+
+    admitted: clients that admission knows, including those that wait.  needed: pids of mpsd's other processes that clients
+    depend on (keepers, the refuser); the domains' own are known here.
+    """
+
+    def __init__(
+        self, pool: Pool, admitted: Callable[[], Iterable[ProcessId]], needed: Callable[[], Iterable[int]] = tuple
+    ) -> None:
+        self._pool = pool
+        self._admitted = admitted
+        self._needed = needed
+
+    def resolve(self, target: Target, asker: Asker) -> Target:
+        """Return the target with the caller's own cgroup or container for SELF.  Raises BadRequest."""
+        if target.value != stop.SELF or target.kind is TargetKind.PID:
+            return target
+        paths = cgroups.paths(asker.pid)
+        if target.kind is TargetKind.CONTAINER:
+            own = rules.container_of(paths)
+        else:
+            own = freezer.unified_path(asker.pid) or next(iter(paths), None)
+        if own is None:
+            raise BadRequest(f"mpsd sees you as pid {asker.pid}, in no {target.kind.value} that it could name")
+        return replace(target, value=own)
+
+    def find(self, target: Target, asker: Asker) -> tuple[list[ProcessId], int]:
+        """Return the processes that the caller may end, and the number of other users' clients.
+
+        Raises NoSuchClient, BadRequest.
+        """
+        if target.kind is TargetKind.PID:
+            return [self._find_process(int(target.value), target.start_time, asker)], 0
+        own = rules.territory(cgroups.paths(asker.pid))
+        branches = {each: rules.branch(cgroups.paths(each.pid), target, asker) for each in sorted(self._clients())}
+        inside = [each for each, top in branches.items() if top and asker.may_name(top, own)]
+        mine = [each for each in inside if _may_end(asker, each.pid)]
+        return mine, len(inside) - len(mine)
+
+    def freezer(self, target: Target, asker: Asker, members: Iterable[ProcessId]) -> CgroupFreezer | None:
+        """Return a freezer for the whole target, if it is a cgroup of version 2 and all its processes are the caller's.
+
+        None: freeze the processes one by one.
+        """
+        mount = freezer.unified_hierarchy()
+        paths = [path for each in members if (path := freezer.unified_path(each.pid))]
+        top = rules.branch(paths, target, asker) if target.kind is not TargetKind.PID else None
+        if mount is None or top is None or ".." in top.split("/"):  # a cgroup outside mpsd's own cgroup namespace
+            return None
+        if not asker.may_freeze(top, rules.territory(cgroups.paths(asker.pid))):
+            return None
+        found = CgroupFreezer(mount.joinpath(*Path(top).parts[1:]))
+        try:
+            pids = found.pids()
+        except OSError:
+            return None
+        needed = self._all_needed()
+        may_be = all(pid and pid not in needed and _may_end(asker, pid) for pid in pids)
+        return found if pids and may_be else None
+
+    def may_still_end(self, process: ProcessId, asker: Asker) -> bool:
+        """Return whether the caller may still end the process.
+
+        Check it before each signal: the process may run another user's program by now (setuid).
+        """
+        return _may_end(asker, process.pid)
+
+    def check_not_needed(self, found: Iterable[ProcessId]) -> None:
+        """Raise BadRequest if one of the processes is mpsd's own, or one that clients depend on."""
+        needed = self._all_needed()
+        for process in found:
+            if process.pid in needed:
+                raise BadRequest(f"pid {process.pid} is mpsd's own or one that clients need; `quit` ends those")
+
+    def _find_process(self, pid: int, start_time: int, asker: Asker) -> ProcessId:
+        process = processes.process_id(pid)
+        if process is None or start_time not in (0, process.start_time) or not _may_end(asker, pid):
+            raise NoSuchClient(f"no client has pid {pid}")
+        self.check_not_needed([process])
+        return process
+
+    def _all_needed(self) -> set[int]:
+        """Return the pids not to be stopped, from mpsd's own records, since any program can take any name."""
+        daemons = {control.process.pid for domain in self._pool.domains.values() if (control := domain.control).process}
+        servers = {pid for domain in self._pool.domains.values() for pid in domain.servers}
+        return {1, os.getpid()} | daemons | servers | set(self._needed())
+
+    def _clients(self) -> set[ProcessId]:
+        pids = {pid for domain in self._pool.domains.values() for pid in domain.client_pids}
+        listed = {process for pid in pids if (process := processes.process_id(pid))}
+        placed = {process for domain in self._pool.domains.values() for process in domain.members}
+        return {each for each in listed | placed | set(self._admitted()) if processes.is_alive(each)}
+
+
+def _may_end(asker: Asker, pid: int) -> bool:
+    return asker.may_end(processes.sole_uid(pid), processes.pid_namespaces(pid))

@@ -1,0 +1,1 @@
+"""SQLite files: open, write all or nothing, checkpoint the write-ahead log."""

@@ -1,0 +1,74 @@
+"""Find another process's descriptors by what they are open on, and duplicate them.
+
+A pidfd identifies the process, so that nothing is ever taken from a later process with the same pid.  The inspector does the
+work, since a client can delay the process that takes a descriptor, and the process that closes it.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from mpsd.host.inspector import Inspector, Unreadable
+from mpsd.host.inspector_messages import Pair
+from mpsd.uvm.space import Unavailable
+
+_MOST_NUMBERS = 65536  # of a process; CUDA opens its own early
+
+
+class ProcessEnded(Exception):
+    """The process has ended, and has no descriptors any more."""
+
+
+def find(pid: int, is_wanted: Callable[[str], bool]) -> set[int]:
+    """Return the numbers of its descriptors with a wanted link; a client cannot delay the reader of links.
+
+    Raise ProcessEnded, or Unavailable if mpsd may not look.
+    """
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = [name for name, _ in zip(os.listdir(folder), range(_MOST_NUMBERS), strict=False)]
+    except OSError as exc:
+        raise explained(exc) from exc
+    found = set()
+    for name in names:
+        with suppress(OSError):  # closed in the meantime
+            if is_wanted(os.readlink(f"{folder}/{name}")):
+                found.add(int(name))
+    return found
+
+
+def take(
+    inspector: Inspector,
+    pid: int,
+    pidfd: int,
+    links: Sequence[str],
+    known: Sequence[Pair] = (),
+    device: tuple[int, int] = (0, 0),
+) -> list[tuple[int, int]]:
+    """Duplicate its descriptors with these links (of a device: with these last names); return numbers and duplicates.
+
+    The duplicates are the caller's.  Raise ProcessEnded or Unavailable.
+    """
+    try:
+        return inspector.take_now(pid, pidfd, links, known, device)
+    except Unreadable as exc:
+        raise Unavailable(str(exc)) from None
+    except OSError as exc:
+        raise explained(exc) from exc
+
+
+def explained(error: OSError) -> Exception:
+    """Convert an error of `find` or `take` to an exception with its meaning for the operator."""
+    match error.errno:
+        case errno.ESRCH | errno.ENOENT:
+            return ProcessEnded()
+        case errno.EPERM | errno.EACCES:
+            why = "it belongs to another user or user namespace, or kernel.yama.ptrace_scope forbids it; root may"
+            return Unavailable(f"not permitted to duplicate the client's descriptors: {why}")
+        case errno.ENOSYS:
+            return Unavailable("this kernel has no pidfd_getfd: Linux 5.6 or later has")
+        case errno.EMFILE | errno.ENFILE:
+            return Unavailable("mpsd has no descriptor left")
+        case _:
+            return Unavailable(f"duplicating the client's descriptors failed: {os.strerror(error.errno or 0)}")

@@ -1,0 +1,233 @@
+"""Change and read the contents of an arena: memory that is put, dropped, and taken by its holders.
+
+    put     keeper holds the descriptors --> one transaction --> answer      a crash between: descriptors without rows, dropped
+    drop    one transaction --> answer, and the keeper closes them           a crash between: the same
+"""
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import trio
+
+from mpsd.errors import BadRequest, KeeperFailed
+from mpsd.host.descriptors import close_soon
+from mpsd.keeper.memory_keeper import Item
+from mpsd.keeper.memory_keepers import VaultKeepers
+from mpsd.model.arena import Allocation, Arena, KeptState, Portion
+from mpsd.model.process import ProcessId
+from mpsd.vault.catalog import Shelf
+from mpsd.vault.descriptor_checks import CheckMemory, Layout, check_state, generation_of_state, read_layout
+from mpsd.vault.live_arena import Entry, layout_name, memory_name, state_name
+from mpsd.vault.reclaim import Janitor
+from mpsd.vault.store import Row, VaultStore
+
+
+class Filling:
+    """Guards that the keeper holds everything that is stored.
+
+    The methods are those of services.Arenas, for use once the keeper was compared.  on_state: called with the arena once a
+    forward state is stored; neither waits nor raises.
+    """
+
+    def __init__(
+        self, shelf: Shelf, store: VaultStore, keeper: VaultKeepers, janitor: Janitor, check_memory: CheckMemory
+    ) -> None:
+        self._shelf = shelf
+        self._store = store
+        self._keeper = keeper
+        self._janitor = janitor
+        self._check_memory = check_memory
+        self.on_state: list[Callable[[Arena], None]] = []
+
+    async def put(
+        self, entry: Entry, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
+    ) -> Arena:
+        if len(allocations) != len(fds):
+            raise BadRequest(f"{len(allocations)} allocations came with {len(fds)} descriptors")
+        for descriptor in fds:
+            self._check_memory(descriptor)
+        async with entry.lock:
+            entry.check_writer(generation, process)
+            replaced = await self._put(entry, generation, process, allocations, fds)
+            arena = entry.arena
+        if replaced:
+            await self._janitor.settled()
+        return arena
+
+    async def _put(
+        self, entry: Entry, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
+    ) -> bool:
+        """Return whether allocations were replaced.  They are counted before the keeper takes them: other requests may run."""
+        shelf, arena = self._shelf, entry.arena
+        since = entry.row.commits + 1
+        numbered = [Allocation(each.offset, each.bytes, shelf.next_serial(), since=since) for each in allocations]
+        change = entry.contents.plan_put(numbered, arena.window_bytes)
+        more = len(change.added) - len(change.replaced)
+        shelf.account.check_growth(arena, change.growth_bytes, more, shelf.bounds(arena))
+        names = [memory_name(each.serial) for each in numbered]
+        shelf.account.move(arena, change.growth_bytes, more)
+        try:
+            items = zip(numbered, names, fds, strict=True)
+            await self._keeper.put([Item(name, descriptor, each.bytes) for each, name, descriptor in items], entry.newest_name)
+            entry.check_writer(generation, process)  # the present memory may have been lost in the meantime
+            self._store.put(entry.row, change.added, change.replaced)
+        except BaseException:
+            shelf.account.move(arena, -change.growth_bytes, -more)
+            self._janitor.drop(names)
+            raise
+        entry.contents.put(change)
+        self._janitor.drop([memory_name(each.serial) for each in change.replaced])
+        entry.become(entry.row)
+        return bool(change.replaced)
+
+    async def drop(self, entry: Entry, generation: int, process: ProcessId, offsets: Sequence[int]) -> Arena:
+        async with entry.lock:
+            entry.check_writer(generation, process)
+            contents = entry.contents
+            change = contents.plan_drop(offsets)
+            if change.gone or change.marked:
+                self._store.drop(entry.row, change.gone, change.marked)
+            before = contents.used_bytes, contents.count
+            contents.drop(change)
+            self._shelf.count(entry, *before)
+            self._janitor.drop([memory_name(each.serial) for each in change.gone])
+            arena = entry.become(entry.row)
+        await self._janitor.settled()
+        return arena
+
+    async def commit(
+        self, entry: Entry, generation: int, process: ProcessId, layout: int | None, state: int | None = None
+    ) -> Arena:
+        """Commit.  The state may be of an earlier generation: a writer gives a state again after a keeper has lost it."""
+        size = 0 if state is None else check_state(state, generation, may_be_older=True)
+        async with entry.lock:
+            entry.check_writer(generation, process)
+            async with self._held_state(entry, generation, process, state, size) as kept:
+                row = entry.row if layout is None else await self._with_layout(entry, generation, process, layout)
+                arena = self._commit(entry, replace(row, commits=row.commits + 1, state=kept or row.state))
+        self._shelf.tell("committed", arena, generation=generation, allocations=arena.allocations)
+        await self._janitor.settled()
+        return arena
+
+    async def _with_layout(self, entry: Entry, generation: int, process: ProcessId, layout: int) -> Row:
+        """Return the row with the new layout, which the keeper holds."""
+        read: Layout = await trio.to_thread.run_sync(read_layout, layout)
+        try:
+            entry.check_writer(generation, process)
+            arena = entry.arena
+            if read.hash == arena.layout_hash:
+                return entry.row
+            self._shelf.account.check_layout(arena, read.bytes, self._shelf.bounds(arena))
+            serial = self._shelf.next_serial()
+            await self._keeper.put([Item(layout_name(serial), read.descriptor, read.bytes)], entry.newest_name)
+        finally:
+            os.close(read.descriptor)
+        try:
+            entry.check_writer(generation, process)
+        except BaseException:
+            self._janitor.drop([layout_name(serial)])
+            raise
+        return replace(entry.with_facts(layout_hash=read.hash, layout_bytes=read.bytes), layout_serial=serial)
+
+    def _commit(self, entry: Entry, row: Row) -> Arena:
+        contents, old, state = entry.contents, entry.row.layout_serial, entry.row.state
+        gone = [memory_name(each.serial) for each in contents.dropped]
+        if old is not None and old != row.layout_serial:
+            gone.append(layout_name(old))
+        if state is not None and state != row.state:
+            gone.append(state_name(state.serial))
+        try:
+            self._store.commit(row, None if row.state == state else row.state)
+        except BaseException:
+            if row.layout_serial is not None and row.layout_serial != old:
+                self._janitor.drop([layout_name(row.layout_serial)])
+            raise
+        before = contents.used_bytes, contents.count
+        contents.commit()
+        self._shelf.count(entry, *before)
+        self._janitor.drop(gone)
+        return self._shelf.change(entry, row)
+
+    async def take(
+        self, entry: Entry, process: ProcessId, after: int | None, limit: int, known: int, with_layout: bool
+    ) -> Portion:
+        """Return a page of the allocations; all are of one commit."""
+        async with entry.lock:
+            entry.check_holder(process)
+            contents = entry.contents
+            found = contents.committed_after(after, limit + 1)
+            some, layout = tuple(found[:limit]), entry.row.layout_serial if with_layout else None
+            names = [] if layout is None else [layout_name(layout)]
+            names += [memory_name(each.serial) for each in some if each.since > known]
+            fds = await self._keeper.get(names) if names else []
+            if entry.contents is not contents:
+                close_soon(fds)
+                raise KeeperFailed(f"the memory of arena {entry.arena.name} was lost while it was taken")
+            return Portion(entry.arena, some, tuple(fds), layout is not None, len(found) > limit)
+
+    async def layout(self, entry: Entry, process: ProcessId) -> tuple[Arena, int]:
+        async with entry.lock:
+            entry.check_holder(process)
+            if entry.row.layout_serial is None:
+                return entry.arena, -1
+            [descriptor] = await self._keeper.get([layout_name(entry.row.layout_serial)])
+            return entry.arena, descriptor
+
+    async def keep_state(self, entry: Entry, generation: int, process: ProcessId, state: int) -> Arena:
+        size = check_state(state, generation)
+        async with entry.lock:
+            entry.check_writer(generation, process)
+            async with self._held_state(entry, generation, process, state, size) as kept:
+                assert kept is not None
+                self._store.keep_state(entry.arena.id, kept)
+            if (before := entry.row.state) is not None:
+                self._janitor.drop([state_name(before.serial)])
+            arena = entry.become(replace(entry.row, state=kept))
+        for each in self.on_state:
+            each(arena)
+        return arena
+
+    @asynccontextmanager
+    async def _held_state(
+        self, entry: Entry, generation: int, process: ProcessId, state: int | None, size: int
+    ) -> AsyncIterator[KeptState | None]:
+        """Have the keeper hold the state while the caller stores it; after an error it is dropped again."""
+        if state is None:
+            yield None
+            return
+        shelf, arena = self._shelf, entry.arena
+        more = int(entry.row.state is None)
+        shelf.account.check_growth(arena, 0, more, shelf.bounds(arena))
+        kept = KeptState(shelf.next_serial(), generation, size)
+        shelf.account.move(arena, 0, more)
+        try:
+            await self._keeper.put([Item(state_name(kept.serial), state, size)], entry.newest_name)
+            entry.check_writer(generation, process)
+            yield kept
+        except BaseException:
+            shelf.account.move(arena, 0, -more)
+            self._janitor.drop([state_name(kept.serial)])
+            raise
+
+    async def state(self, entry: Entry) -> tuple[KeptState, int] | None:
+        """Return the state with a descriptor.  Its generation is that in the file: in which it was made."""
+        async with entry.lock:
+            entry.check_there()
+            if (kept := entry.row.state) is None:
+                return None
+            [descriptor] = await self._keeper.get([state_name(kept.serial)])
+            try:
+                return replace(kept, generation=generation_of_state(descriptor)), descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+
+    def roll_back(self, entry: Entry) -> None:
+        """Return the contents to the last commit; the store has done so already."""
+        contents = entry.contents
+        before = contents.used_bytes, contents.count
+        self._janitor.drop([memory_name(each.serial) for each in contents.fresh])
+        contents.roll_back()
+        self._shelf.count(entry, *before)

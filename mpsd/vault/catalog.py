@@ -1,0 +1,238 @@
+"""Keep all arenas, their account and their windows; load them from the store.
+
+The catalog is compared with what the keepers hold: if an allocation is missing there, its whole arena is lost, because a part
+of a model is of no use.
+"""
+
+import time
+from bisect import insort
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+import trio
+
+from mpsd.errors import NoRoom, NoSuchArena
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.model.arena import Arena
+from mpsd.model.device import Device
+from mpsd.model.device_names import find_device
+from mpsd.model.process import ProcessId
+from mpsd.vault.live_arena import Entry, serial_of
+from mpsd.vault.rules import windows as arena_windows
+from mpsd.vault.rules.contents import Contents
+from mpsd.vault.rules.eviction import expires_at
+from mpsd.vault.rules.settings import VaultSettings
+from mpsd.vault.rules.usage import ArenaAccount, Bounds
+from mpsd.vault.store import Row, VaultStore
+
+log = structlog.get_logger()
+_OFTEN = frozenset({"committed", "opened", "closed"})  # frequent events of a running program
+OnTold = Callable[[str, Arena], None]  # an event's name and its arena; neither waits nor raises
+LeaseBytes = Callable[[int, str], int | None]  # of a lease on a GPU; None: no limit, or the lease has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The parts of the daemon that the vault uses.  clock: seconds since the epoch.  ranges: whose uids count as one user."""
+
+    devices: Callable[[], Sequence[Device]]
+    lease_bytes: LeaseBytes
+    publish: Callable[[str, Mapping[str, object]], None]
+    clock: Callable[[], float] = time.time
+    ranges: UidRanges = NO_RANGES
+
+
+class Shelf:
+    """Guards that names, windows and serials are each given once, and that the account agrees with the contents."""
+
+    def __init__(self, store: VaultStore, around: Surroundings, settings: VaultSettings) -> None:
+        """Load the arenas.  Raise UnusablePath."""
+        self.settings = settings
+        self.around = around
+        self.account = ArenaAccount(around.ranges.share_of)
+        self.by_id: dict[int, Entry] = {}
+        self.by_name: dict[str, Entry] = {}
+        self.ends: dict[int, float] = {}  # expiry times of unheld arenas; an arena that is opened stays in it until then
+        self.schedule_changed = trio.Event()  # an arena may expire earlier than planned
+        self._windows: list[arena_windows.Window] = []  # of all, in order
+        self._opened: dict[ProcessId, dict[int, None]] = {}  # arenas that a process has open, and some that it had, by id
+        self.on_told: list[OnTold] = []
+        self._store = store
+        self._serial = store.last_serial()
+        for row in store.arenas():
+            self._load(row)
+
+    def _load(self, row: Row) -> None:
+        if not row.arena.is_held and row.arena.unheld_since is None:  # its holders are of an earlier boot
+            row = replace(row, arena=replace(row.arena, unheld_since=self.around.clock()))
+            self._store.change(row)
+        known = self._store.allocations(row)
+        contents = Contents(
+            (each for each in known if each.is_committed),
+            (each for each in known if not each.is_committed),
+            (each.offset for each in known if each.is_dropped),
+        )
+        self.add(Entry(row, contents))
+
+    # -- views -----------------------------------------------------------------------------------------------------------
+
+    def find(self, name: str) -> Entry:
+        if (entry := self.by_name.get(name)) is None:
+            raise NoSuchArena(f"no arena is called {name}")
+        return entry
+
+    def find_id(self, arena_id: int) -> Entry:
+        if (entry := self.by_id.get(arena_id)) is None:
+            raise NoSuchArena(f"no arena has id {arena_id}")
+        return entry
+
+    def opened_by(self, process: ProcessId) -> list[Entry]:
+        """Return all arenas that the process has open, and perhaps some that it had."""
+        return [self.by_id[arena_id] for arena_id in self._opened.get(process, ()) if arena_id in self.by_id]
+
+    def has_open(self, process: ProcessId) -> bool:
+        """Return whether the process has any arena open."""
+        ids = self._opened.get(process, {})
+        while ids:
+            entry = self.by_id.get(next(reversed(ids)))
+            if entry is not None and process in (entry.arena.writer, *entry.arena.readers):
+                return True
+            ids.popitem()
+        self._opened.pop(process, None)
+        return False
+
+    def bounds(self, arena: Arena) -> Bounds:
+        """Return the bounds of the arena.  Raise NoSuchDevice if its GPU is missing now."""
+        gpu = find_device(self.around.devices(), arena.gpu)
+        lease = None if arena.lease_id is None else self.around.lease_bytes(arena.lease_id, arena.gpu)
+        return Bounds(self.settings, gpu.total_bytes, lease)
+
+    def windows(self, but: Arena) -> list[arena_windows.Window]:
+        """Return the windows of all other arenas."""
+        return [window for window in self._windows if window != _window(but)]
+
+    def place(self, size: int) -> int:
+        """Return a free address for a window of this size.  Raise NoRoom."""
+        base = arena_windows.place(self._windows, size)
+        if base is None:
+            raise NoRoom(f"no {size} bytes of addresses in a row are free for another window")
+        return base
+
+    def next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    # -- changes ---------------------------------------------------------------------------------------------------------
+
+    def add(self, entry: Entry) -> Arena:
+        arena = entry.become(entry.row)
+        self.by_id[arena.id] = self.by_name[arena.name] = entry
+        self.account.add(arena)
+        self.account.move(arena, arena.used_bytes, entry.count)
+        insort(self._windows, _window(arena))
+        for process in filter(None, (arena.writer, *arena.readers)):
+            self.note_open(process, arena)
+        self.schedule(arena)
+        return arena
+
+    def note_open(self, process: ProcessId, arena: Arena) -> None:
+        """Note that the process is about to have the arena open."""
+        self._opened.setdefault(process, {})[arena.id] = None
+
+    def note_gone(self, process: ProcessId) -> None:
+        """Note that the process has no arena open, and will open none."""
+        self._opened.pop(process, None)
+
+    def remove(self, entry: Entry) -> None:
+        arena = entry.arena
+        entry.is_removed = True
+        del self.by_id[arena.id], self.by_name[arena.name]
+        self.account.move(arena, -entry.contents.used_bytes, -entry.count)
+        self.account.remove(arena)
+        self._windows.remove(_window(arena))
+        self.ends.pop(arena.id, None)
+        entry.notify()
+
+    def change(self, entry: Entry, row: Row) -> Arena:
+        """Take over `row`, which is stored."""
+        old = entry.arena
+        arena = entry.become(row)
+        self.account.change(old, arena)
+        if _window(old) != _window(arena):
+            self._windows.remove(_window(old))
+            insort(self._windows, _window(arena))
+        self.schedule(arena)
+        return arena
+
+    def schedule(self, arena: Arena) -> None:
+        """Update the time at which the arena expires."""
+        if (end := expires_at(arena)) is None:
+            self.ends.pop(arena.id, None)
+        else:
+            self.ends[arena.id] = end
+            self.schedule_changed.set()
+
+    def count(self, entry: Entry, bytes_before: int, count_before: int) -> None:
+        """Update the account after a change of the contents, from their size before."""
+        contents = entry.contents
+        self.account.move(entry.arena, contents.used_bytes - bytes_before, contents.count - count_before)
+
+    def tell(self, what: str, arena: Arena, **facts: object) -> None:
+        if what in _OFTEN:
+            log.debug("arena.event", what=what, arena=arena.name, owner_uid=arena.owner_uid, **facts)
+        else:
+            log.info("arena.event", what=what, arena=arena.name, owner_uid=arena.owner_uid, **facts)
+        whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid, "owner_gid": arena.owner_gid}
+        self.around.publish(f"arena.{what}", {**whose, "mode": arena.mode, "gpu": arena.gpu, **facts})
+        for each in self.on_told:
+            each(what, arena)
+
+    # -- comparison with the keepers -------------------------------------------------------------------------------------
+
+    def compare(self, held: Collection[str], is_all: bool) -> list[str]:
+        """Return the names that the keepers should not hold.
+
+        Arenas whose names are missing are lost, unless a keeper was not asked yet (is_all is False).  Raise UnusablePath.
+        """
+        wanted: set[str] = set()
+        lost = []
+        for entry in self.by_id.values():
+            names = entry.names()
+            if not is_all or all(name in held for name in names):
+                wanted.update(names)
+            else:
+                lost.append(entry)
+        self._serial = max(self._serial, max(map(serial_of, held), default=0))
+        self._lose(lost)
+        return [name for name in held if name not in wanted]
+
+    def _lose(self, entries: Iterable[Entry]) -> None:
+        """Empty these arenas and store their loss.
+
+        Their generation changes, so the next request of a living writer fails; their commit changes, so a reader that takes an
+        arena in pages notices it.
+        """
+        rows = [
+            replace(
+                entry.with_facts(generation=entry.arena.generation + 1, layout_hash="", layout_bytes=0, is_sealed=False),
+                commits=entry.row.commits + 1,
+                layout_serial=None,
+                state=None,
+            )
+            for entry in entries
+        ]
+        if not rows:
+            return
+        self._store.lose(rows)
+        log.error("vault.lost", arenas=len(rows), why="a keeper of theirs has died, or does not have their memory any more")
+        for row in rows:
+            entry = self.by_id[row.arena.id]
+            before = entry.contents
+            self.account.move(entry.arena, -before.used_bytes, -entry.count)
+            entry.contents = Contents()
+            self.tell("lost", self.change(entry, row), lost_bytes=before.used_bytes)
+
+
+def _window(arena: Arena) -> arena_windows.Window:
+    return arena.base, arena.base + arena.window_bytes

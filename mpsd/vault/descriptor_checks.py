@@ -1,0 +1,118 @@
+"""Check descriptors of other users: GPU memory, a layout, a state.  None is mapped: its owner may truncate the file."""
+
+import fcntl
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mpsd.errors import BadRequest
+from mpsd.model.arena import MOST_LAYOUT_BYTES
+from mpsd.wire.forward_state import HEAD, parse_head
+
+CONTROL_DEVICE = "/dev/nvidiactl"
+_CHUNK_BYTES = 1 << 20
+_TICKET_BYTES = 64  # the simulator writes at most 21
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+_STATE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+CheckMemory = Callable[[int], None]  # raises BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A layout; it owns a sealed memory file."""
+
+    descriptor: int
+    hash: str
+    bytes: int
+
+
+def check_exported(descriptor: int) -> None:
+    """Check that it is another opening of /dev/nvidiactl, as cuMemExportToShareableHandle gives.  Raise BadRequest."""
+    found = os.fstat(descriptor)
+    try:
+        wanted = os.stat(CONTROL_DEVICE).st_rdev
+    except OSError as exc:
+        raise BadRequest(f"this machine has no {CONTROL_DEVICE}, so nothing is GPU memory: {exc.strerror}") from None
+    if not stat.S_ISCHR(found.st_mode) or found.st_rdev != wanted:
+        raise BadRequest(f"a descriptor is no exported GPU memory: it is {_kind(found.st_mode)}, and not {CONTROL_DEVICE}")
+
+
+def check_simulated(descriptor: int) -> None:
+    """Check that it is a sealed memory file with a block's number, as the simulator exports (native/sim/machine/tickets.c).
+
+    A larger file, or one that may grow, would be host memory that no quota counts.  Raise BadRequest.
+    """
+    found = os.fstat(descriptor)
+    if not _is_memory_file(descriptor):
+        kind = _kind(found.st_mode)
+        raise BadRequest(f"a descriptor is no simulated GPU memory: it is {kind}, and not a memory file")
+    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        raise BadRequest("a descriptor is no simulated GPU memory: it is a memory file that can still change")
+    if found.st_size > _TICKET_BYTES:
+        raise BadRequest(f"a descriptor is no simulated GPU memory: it is a memory file of {found.st_size} bytes")
+
+
+def read_layout(descriptor: int) -> Layout:
+    """Return a sealed copy of a user's memory file.  Blocks for milliseconds.  Raise BadRequest."""
+    if not _is_memory_file(descriptor):
+        raise BadRequest("a layout comes in a memory file (memfd_create)")
+    size = os.fstat(descriptor).st_size
+    if not 0 < size <= MOST_LAYOUT_BYTES:
+        raise BadRequest(f"a layout of {size} bytes; accepted: 1 to {MOST_LAYOUT_BYTES}")
+    digest = hashlib.sha256()
+    copy = os.memfd_create("mpsd-layout", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        at = 0
+        while at < size:
+            part = os.pread(descriptor, min(_CHUNK_BYTES, size - at), at)
+            if not part:
+                raise BadRequest(f"a layout of {size} bytes became shorter while it was read")
+            digest.update(part)
+            os.write(copy, part)
+            at += len(part)
+        fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(copy)
+        raise
+    return Layout(copy, digest.hexdigest(), size)
+
+
+def check_state(descriptor: int, generation: int, *, may_be_older: bool = False) -> int:
+    """Check a user's forward state, which the writer of this generation made and its readers can map; return its bytes.
+
+    may_be_older: it may be of an earlier generation.  Raise BadRequest.
+    """
+    if not _is_memory_file(descriptor):
+        raise BadRequest("a forward state comes in a memory file, as mpsd_state_create makes it")
+    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _STATE_SEALS != _STATE_SEALS:
+        raise BadRequest("a forward state is sealed: it cannot shrink or grow, and its seals stay")
+    if os.fstatvfs(descriptor).f_bsize != os.sysconf("SC_PAGESIZE"):
+        raise BadRequest("a forward state is not in huge pages: those can be taken away from its readers")
+    head = parse_head(os.pread(descriptor, HEAD.size, 0))
+    if head.generation != generation and not (may_be_older and 0 < head.generation < generation):
+        raise BadRequest(f"a forward state of generation {generation} is wanted; found: {head.generation}")
+    if (size := os.fstat(descriptor).st_size) != head.file_bytes:
+        raise BadRequest(f"a forward state whose head says {head.file_bytes} bytes has {size}")
+    return size
+
+
+def generation_of_state(descriptor: int) -> int:
+    """Return the generation in which it was made.  Raise BadRequest if its owner has damaged it since it was checked."""
+    return parse_head(os.pread(descriptor, HEAD.size, 0)).generation
+
+
+def _is_memory_file(descriptor: int) -> bool:
+    """Return whether it is a memory file: only those have seals, and reading one never blocks."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        return False
+    return True
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFREG: "a file", stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a directory"}
+    return kinds.get(stat.S_IFMT(mode), "another device" if stat.S_ISCHR(mode) else "something else")

@@ -1,0 +1,194 @@
+"""Track the processes that have an arena open: when each has ended, and none of its work can write any more.
+
+    lives --its pidfd is readable--> ended --neither mpsd nor an earlier mpsd holds its resources--> fenced
+
+The work of a killed process continues for as long as mpsd holds what it needs (docs/ending.md), even after its pidfd is
+readable: so the pidfd is not enough.  Prose: docs/vault.md, "Fencing".
+"""
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+import trio
+
+from mpsd.errors import BadRequest, NotAllowed, TooMany
+from mpsd.fairness.client_slots import hindrance_of_slots
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.host import processes
+from mpsd.host.process_exit import wait_ended
+from mpsd.model.process import ProcessId
+
+log = structlog.get_logger()
+MOST_HOLDERS = 4096  # processes; each needs a descriptor
+MOST_OF_USER = 1024  # so that one user cannot keep the others out
+_ROOT = 0
+
+Gone = Callable[[ProcessId, float], Awaitable[None]]  # and the seconds from the process's end to this call
+
+
+class Holding(Protocol):
+    """The resources of its clients that mpsd holds (uvm/attachments.py)."""
+
+    def release(self, process: ProcessId) -> None: ...
+    async def wait_over(self, process: ProcessId) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wait:
+    """A wait for the end of one process."""
+
+    process: ProcessId
+    uid: int
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+class Holders:
+    """Guards that each process is waited for once, and that `gone` is called for it only when it is fenced.
+
+    is_awaited: whether mpsd has to release at once what it holds of a dead process.  ranges: whose uids count as one user.
+    """
+
+    def __init__(self, holding: Holding, is_awaited: Callable[[ProcessId], bool], ranges: UidRanges = NO_RANGES) -> None:
+        self._share_of = ranges.share_of
+        self._holding = holding
+        self._is_awaited = is_awaited
+        self._waits: dict[ProcessId, _Wait] = {}
+        self._ended: set[ProcessId] = set()
+        self._hurried: set[ProcessId] = set()  # a request waits for their end
+        self._expelled: set[ProcessId] = set()  # fenced before their end
+        self._alone = trio.Event()  # no earlier mpsd holds anything any more
+        self._early: list[_Wait] = []
+        self._nursery: trio.Nursery | None = None
+        self._gone: Gone | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self._waits)
+
+    def add(self, process: ProcessId) -> None:
+        """Wait for the process's end.  Raise BadRequest if it has ended, NotAllowed if it was expelled, or TooMany."""
+        self._check_not_expelled(process)
+        if process in self._ended:  # its end would not be reported again
+            raise BadRequest(f"pid {process.pid} has ended")
+        if process in self._waits:
+            return
+        uid = self._check_room(process)
+        if not processes.is_alive(process):
+            raise BadRequest(f"pid {process.pid} has ended")
+        self._begin(_Wait(process, uid))
+
+    def check(self, process: ProcessId) -> None:
+        """Check a process that is waited for.  Raise BadRequest if it has ended, NotAllowed if it was expelled."""
+        self._check_not_expelled(process)
+        if self.has_ended(process) or not processes.is_alive(process):
+            raise BadRequest(f"pid {process.pid} has ended")
+
+    def _check_not_expelled(self, process: ProcessId) -> None:
+        if process in self._expelled:
+            raise NotAllowed(f"pid {process.pid} was fenced, and opens no arena any more: it has to end")
+
+    def _check_room(self, process: ProcessId) -> int:
+        """Return the process's uid.  Raise TooMany."""
+        uid = _uid(process)
+        if len(self._waits) >= MOST_HOLDERS:
+            raise TooMany(f"{MOST_HOLDERS} processes have arenas open, and no more may")
+        share = self._share_of(uid)
+        own = sum(self._share_of(wait.uid) == share for wait in self._waits.values())
+        if kept := hindrance_of_slots(MOST_HOLDERS, own, len(self._waits), uid == _ROOT, "processes with arenas open"):
+            raise TooMany(kept)
+        if uid != _ROOT and own >= MOST_OF_USER:
+            raise TooMany(f"{MOST_OF_USER} processes of user {share} have arenas open, and no more may")
+        return uid
+
+    def restore(self, process: ProcessId) -> None:
+        """Wait for a process of an earlier mpsd; it may have ended since."""
+        if process not in self._waits:
+            self._begin(_Wait(process, _uid(process)))
+
+    def remove(self, process: ProcessId) -> None:
+        """Stop waiting for a process without open arenas."""
+        if process in self._ended or process in self._expelled:
+            return
+        if (wait := self._waits.pop(process, None)) is not None:
+            self._hurried.discard(process)
+            wait.scope.cancel()
+
+    def expel(self, process: ProcessId) -> None:
+        """Expel a process that was fenced and may still live: it can open no arena, and is waited for whatever it has open."""
+        self.restore(process)
+        self._expelled.add(process)
+
+    def has_ended(self, process: ProcessId) -> bool:
+        """Return whether it has ended and is being fenced."""
+        return process in self._ended
+
+    def release(self, process: ProcessId) -> None:
+        """Release what mpsd holds of the process, if it has ended."""
+        if process in self._ended:
+            self._holding.release(process)
+
+    def hurry(self, process: ProcessId) -> None:
+        """Release what mpsd holds of the process as soon as it ends: a request waits for its end."""
+        if process in self._waits:
+            self._hurried.add(process)
+        self.release(process)
+
+    async def run(self, before: ProcessId | None, gone: Gone) -> None:
+        """Run until cancelled.  before: the earlier mpsd that held clients."""
+        self._gone = gone
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for each in self._early:
+                nursery.start_soon(self._wait, each)
+            self._early.clear()
+            try:
+                await _see_ended(before)
+                self._alone.set()
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    def _begin(self, wait: _Wait) -> None:
+        self._waits[wait.process] = wait
+        if self._nursery is None:
+            self._early.append(wait)
+        else:
+            self._nursery.start_soon(self._wait, wait)
+
+    async def _wait(self, wait: _Wait) -> None:
+        process = wait.process
+        try:
+            with wait.scope:
+                await wait_ended(process)  # for ever: as long as it lives
+            if self._waits.get(process) is wait:  # else it has closed its arenas
+                self._ended.add(process)
+                await self._fence(process)
+                self._ended.discard(process)
+        finally:
+            if self._waits.get(process) is wait:
+                del self._waits[process]
+                self._hurried.discard(process)
+                self._expelled.discard(process)
+
+    async def _fence(self, process: ProcessId) -> None:
+        began = trio.current_time()
+        if process in self._hurried or self._is_awaited(process):
+            self._holding.release(process)
+        await self._holding.wait_over(process)  # faults.hold_seconds at most
+        await self._alone.wait()  # until the kernel has closed the descriptors of a killed mpsd
+        assert self._gone is not None, "told by run()"
+        await self._gone(process, trio.current_time() - began)
+
+
+def _uid(process: ProcessId) -> int:
+    owner = processes.owner(process.pid)
+    return owner[0] if owner else _ROOT
+
+
+async def _see_ended(before: ProcessId | None) -> None:
+    if before is None or before.pid == os.getpid():
+        return
+    await wait_ended(before)  # for ever: until then it may hold what a dead client's work needs

@@ -1,0 +1,1 @@
+"""Decisions about arenas: usage, contents, eviction, windows.  Pure."""

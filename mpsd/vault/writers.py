@@ -1,0 +1,206 @@
+"""Change the holders and the writer of an arena: by request, by promotion, at their end.
+
+    reader ──open (write), when no other may write──> writer ──close, ended──> none
+           ──promote, when the one before is fenced─>
+           <────────────────step_down, seal──────────
+
+Whenever a process stops being the writer, what it did not commit is rolled back.  Every change of the writer is one
+transaction.  Prose: docs/vault.md, "Fencing".
+"""
+
+from collections.abc import Callable
+
+import trio
+
+from mpsd.errors import ArenaBusy, ArenaSealed, UnusablePath
+from mpsd.model.arena import Access, Arena
+from mpsd.model.process import ProcessId
+from mpsd.vault.allocations import Filling
+from mpsd.vault.catalog import Shelf
+from mpsd.vault.fencing import Holders
+from mpsd.vault.live_arena import Entry, without
+from mpsd.vault.rules.spec import check_readers
+from mpsd.vault.store import VaultStore
+
+
+class Terms:
+    """Guards that an arena has one writer at a time, and that the next one comes after the last one can write no more.
+
+    is_served: whether an arena has a service with members; then no process becomes its writer by request.
+    """
+
+    def __init__(self, shelf: Shelf, store: VaultStore, filling: Filling, holders: Holders) -> None:
+        self._shelf = shelf
+        self._store = store
+        self._filling = filling
+        self._holders = holders
+        self.is_served: Callable[[int], bool] = lambda arena_id: False
+
+    # -- opening and promotion -------------------------------------------------------------------------------------------
+
+    async def open(self, entry: Entry, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
+        if access is Access.WRITE:
+            return await self._open_to_write(entry, process, wait_seconds)
+        arena = entry.arena
+        if process == arena.writer or process in arena.readers:
+            return arena
+        check_readers(arena)
+        return self._admit(entry, Access.READ, process, readers=(*arena.readers, process), unheld_since=None)
+
+    async def _open_to_write(self, entry: Entry, process: ProcessId, wait_seconds: float) -> Arena:
+        """Wait until the process is the writer; requests are served in order.  Raise ArenaBusy, ArenaSealed or NoSuchArena."""
+        ticket = object()
+        entry.queue.append(ticket)
+        try:
+            with trio.move_on_after(wait_seconds):
+                while True:
+                    entry.check_there()
+                    arena = entry.arena
+                    if arena.writer == process:
+                        return arena
+                    if arena.is_sealed:
+                        raise ArenaSealed(f"arena {arena.name} is sealed: nobody writes it any more")
+                    if self.is_served(arena.id):
+                        raise ArenaBusy(f"service {arena.name} has it: its members are promoted by mpsd")
+                    if arena.writer is None and entry.queue[0] is ticket:
+                        readers = without(arena.readers, process)
+                        facts = {"generation": arena.generation + 1, "readers": readers, "unheld_since": None}
+                        return self._admit(entry, Access.WRITE, process, writer=process, **facts)
+                    if arena.writer is not None and self._shelf.settings.is_prompt:
+                        self._holders.release(arena.writer)
+                    await entry.changed()
+        finally:
+            entry.queue.remove(ticket)
+            entry.notify()
+        raise ArenaBusy(self._why_busy(entry.arena))
+
+    def _why_busy(self, arena: Arena) -> str:
+        if arena.writer is None:
+            return f"others wait for arena {arena.name} too, and came first"
+        does = "has ended, and its work on the GPU not yet" if self._holders.has_ended(arena.writer) else "writes it"
+        return f"arena {arena.name} is busy: pid {arena.writer.pid} {does}"
+
+    def _admit(self, entry: Entry, access: Access, process: ProcessId, **facts: object) -> Arena:
+        """Enter a holder.  Raise BadRequest for a process that has ended, NotAllowed for one that was expelled, or TooMany."""
+        self._holders.add(process)
+        row = entry.with_facts(**facts)
+        self._store.hold(row, process, access)
+        self._shelf.note_open(process, row.arena)
+        return self._tell_opened(entry.become(row), access, process)
+
+    def promote(self, entry: Entry, process: ProcessId, fenced: ProcessId | None) -> Arena:
+        """Make this reader the writer of the next generation; `tell_promoted` has to follow.
+
+        fenced: a process that can write no more; the caller guarantees it.  This takes no lock, since a request of the writer
+        before may hold it: a task that waits with the lock calls `check_writer` afterwards.  Raise ArenaBusy, ArenaSealed,
+        NotAllowed or BadRequest.
+        """
+        entry.check_holder(process)
+        arena = entry.arena
+        if arena.is_sealed:
+            raise ArenaSealed(f"arena {arena.name} is sealed: nobody writes it any more")
+        if arena.writer not in (None, fenced, process):
+            raise ArenaBusy(self._why_busy(arena))
+        self._holders.check(process)
+        if fenced == process:
+            fenced = None
+        readers = tuple(each for each in arena.readers if each not in (process, fenced))
+        row = entry.with_facts(generation=arena.generation + 1, writer=process, readers=readers, unheld_since=None)
+        self._store.promote(row, process, fenced)
+        self._filling.roll_back(entry)
+        if fenced is not None:
+            self._holders.expel(fenced)
+            entry.openings.pop(fenced, None)
+        return entry.become(row)
+
+    def tell_promoted(self, arena: Arena) -> None:
+        """Publish a promotion; separate, because it takes time, and the promoted process waits for its answer."""
+        assert arena.writer is not None
+        self._tell_opened(arena, Access.WRITE, arena.writer)
+
+    def _tell_opened(self, arena: Arena, access: Access, process: ProcessId) -> Arena:
+        self._shelf.tell("opened", arena, access=access.value, generation=arena.generation, pid=process.pid)
+        return arena
+
+    # -- closing and end -------------------------------------------------------------------------------------------------
+
+    def step_down(self, entry: Entry, generation: int, process: ProcessId) -> Arena:
+        """Make the writer a reader.  A repeated request gets the same answer."""
+        arena = entry.arena
+        if arena.writer is None and arena.generation == generation and process in arena.readers:
+            return arena
+        entry.check_writer(generation, process)
+        return self._tell_opened(self._demote(entry, process), Access.READ, process)
+
+    async def seal(self, entry: Entry, generation: int, process: ProcessId) -> Arena:
+        async with entry.lock:
+            arena = entry.arena
+            if arena.is_sealed and arena.generation == generation and process in arena.readers:
+                return arena  # a repeated request
+            entry.check_writer(generation, process)
+            arena = self._demote(entry, process, is_sealed=True)
+        self._shelf.tell("sealed", arena, generation=generation)
+        return arena
+
+    def _demote(self, entry: Entry, process: ProcessId, **facts: object) -> Arena:
+        """Make the writer a reader, and roll back what it did not commit."""
+        row = entry.with_facts(writer=None, readers=(*entry.arena.readers, process), **facts)
+        self._store.demote(row, process)
+        self._filling.roll_back(entry)
+        return entry.become(row)
+
+    async def close(self, entry: Entry, process: ProcessId, openings: int | None) -> Arena:
+        """Close the arena for the process; if `openings` is given, only if it has opened the arena as many times."""
+        async with entry.lock:
+            entry.check_holder(process)
+            if openings not in (None, entry.openings.get(process, 0)):
+                return entry.arena
+            arena = self._let_go(entry, process)
+        self._shelf.tell("closed", arena, pid=process.pid)
+        return arena
+
+    async def ended(self, process: ProcessId, seconds: float) -> None:
+        """Release the arenas of a process that has ended, `seconds` ago, and whose work on the GPU has ended too.
+
+        A busy arena delays no other.  Raise UnusablePath if this is not stored for all of them.
+        """
+        failed: list[UnusablePath] = []
+
+        async def let_go(entry: Entry) -> None:
+            try:
+                await self._ended_in(entry, process, seconds)
+            except UnusablePath as exc:  # raised below: out of a nursery it would come as a group
+                failed.append(exc)
+
+        async with trio.open_nursery() as nursery:
+            for entry in self._shelf.opened_by(process):
+                nursery.start_soon(let_go, entry)
+        if failed:
+            raise failed[0]
+        self._shelf.note_gone(process)
+
+    async def _ended_in(self, entry: Entry, process: ProcessId, seconds: float) -> None:
+        async with entry.lock:
+            was_writer = entry.arena.writer == process
+            if not was_writer and process not in entry.arena.readers:
+                return  # it had closed it in the meantime
+            arena = self._let_go(entry, process)
+        self._shelf.tell("fenced", arena, pid=process.pid, was_writer=was_writer, seconds=round(seconds, 3))
+
+    def _let_go(self, entry: Entry, process: ProcessId) -> Arena:
+        """Remove the holder; if it is the writer, roll back what it did not commit."""
+        arena = entry.arena
+        is_writer = arena.writer == process
+        readers = without(arena.readers, process)
+        is_held = bool(readers) or not (is_writer or arena.writer is None)
+        since = None if is_held else self._shelf.around.clock()
+        row = entry.with_facts(writer=None if is_writer else arena.writer, readers=readers, unheld_since=since)
+        self._store.let_go(row, process, takes_back=is_writer)
+        if is_writer:
+            self._filling.roll_back(entry)
+        entry.openings.pop(process, None)
+        arena = entry.become(row)
+        if not self._shelf.has_open(process):
+            self._holders.remove(process)
+        self._shelf.schedule(arena)
+        return arena

@@ -1,0 +1,92 @@
+"""control.log and server.log where they cannot be opened for a while."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpsd.domains import public_log
+from mpsd.domains.public_log import PublicLog
+from tests.integration.process import EVENT_SECONDS, wait_for
+
+
+@pytest.fixture
+def told() -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture
+def log(tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Iterator[PublicLog]:
+    """Return a log that tries again at each line."""
+    monkeypatch.setattr(public_log, "_AGAIN_SECONDS", 0.0)
+    made = PublicLog(tmp_path / "log", "/pipe", False, lambda event, **facts: told.append({"event": event, **facts}))
+    yield made
+    made.close()
+
+
+def wait_for_line(directory: Path, text: str) -> None:
+    file = directory / "control.log"
+    wait_for(text, lambda: file.exists() and file.read_text().endswith(f"] {text}\n"))
+
+
+def block(directory: Path) -> None:
+    """Replace the directory by a file."""
+    for file in directory.iterdir():
+        file.unlink()
+    directory.rmdir()
+    directory.touch()
+
+
+def test_files_that_could_not_be_opened_are_tried_again(log: PublicLog, tmp_path: Path, told: list[dict[str, Any]]) -> None:
+    """They stayed closed until SIGHUP."""
+    directory = tmp_path / "log"
+    log.write("before")
+    wait_for_line(directory, "before")
+    block(directory)
+    for _ in range(3):
+        log.write("lost")
+    wait_for("the loss", lambda: log.lost == 3)
+    assert [each["event"] for each in told] == ["log.unwritable"]
+    log.reopen()
+    wait_for("SIGHUP to tell it again", lambda: len(told) == 2)
+    directory.unlink()
+    log.write("after")
+    wait_for_line(directory, "after")
+    assert (directory / "server.log").exists()
+    assert told[2:] == [{"event": "log.lines_lost", "file": str(directory), "lines": 3}]
+    assert log.lost == 0
+
+
+def test_between_attempts_some_seconds_pass(log: PublicLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public_log, "_AGAIN_SECONDS", 3600.0)
+    block(tmp_path / "log")
+    log.write("lost")
+    wait_for("the loss", lambda: log.lost == 1)
+    (tmp_path / "log").unlink()
+    log.write("lost")
+    wait_for("the loss", lambda: log.lost == 2)
+    assert not (tmp_path / "log").exists()
+    log.reopen()
+    log.write("after")
+    wait_for_line(tmp_path / "log", "after")
+
+
+def test_no_caller_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop did: for up to 85 ms on a disk that others keep busy."""
+    may_write, write = threading.Event(), os.write
+
+    def wait(descriptor: int, data: bytes) -> int:
+        assert may_write.wait(EVENT_SECONDS)
+        return write(descriptor, data)
+
+    log = PublicLog(tmp_path, "/pipe", False, lambda event, **facts: None)
+    monkeypatch.setattr(public_log.os, "write", wait)
+    for number in range(public_log.QUEUED_LINES + 100):
+        log.write(str(number))
+    assert 100 > log.lost > 0, "one that is being written is not in the queue"
+    may_write.set()
+    log.close()
+    assert (tmp_path / "control.log").read_text().splitlines()[0].endswith("] 0")

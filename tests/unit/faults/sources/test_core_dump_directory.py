@@ -1,0 +1,263 @@
+"""The directory of core dumps: the files that count as dumps, the files that are kept, and its bounds."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpsd.errors import UnusablePath
+from mpsd.faults.sources import core_dump_directory
+from mpsd.faults.sources.core_dump_directory import CoreDirectory
+from mpsd.faults.sources.core_dump_file import parse_core
+from mpsd.host.inotify import DirectoryWatch
+from tests.unit.faults.sources.test_core_dump_file import SAMPLES
+
+IN_OPEN = 0x20
+CULPRIT, INNOCENT = SAMPLES["misaligned-culprit"], SAMPLES["misaligned-innocent"]
+
+
+class Cores:
+    """A directory under test, and its clock."""
+
+    def __init__(self, path: Path, kept: int = 2, total_bytes: int = 1 << 24) -> None:
+        self.path = path
+        self.later = 0.0
+        self.directory = CoreDirectory(path, kept, total_bytes, lambda: time.time() + self.later)
+
+    def write(self, name: str, data: bytes) -> None:
+        (self.path / name).write_bytes(data)
+
+    def look(self, *closed: str) -> list:
+        return self.directory.look(closed)
+
+    def names(self) -> list[str]:
+        return sorted(str(path.relative_to(self.path)) for path in self.path.rglob("*") if not path.is_dir())
+
+
+@pytest.fixture
+def cores(tmp_path):
+    made = Cores(tmp_path / "cores")
+    yield made
+    made.directory.close()
+
+
+def test_everybody_may_write_there_and_nobody_may_look(cores):
+    assert cores.path.stat().st_mode & 0o7777 == 0o1733
+    assert (cores.path / "kept").stat().st_mode & 0o7777 == 0o711
+
+
+def test_a_dump_is_read_once_its_writer_has_closed_it(cores):
+    cores.write("core.node-1.4711", INNOCENT)
+    assert cores.look() == []
+    (dump,) = cores.look("core.node-1.4711")
+    assert (dump.pid, dump.uid, dump.why, dump.kept_as) == (4711, os.getuid(), "", "")
+    assert dump.core.clears
+    assert cores.names() == []
+    assert cores.look("core.node-1.4711") == []
+
+
+@pytest.mark.parametrize("name", ["core.4711", "4711", "core.node.example.org.4711"])
+def test_a_dump_has_its_pid_at_the_end_of_its_name(cores, name):
+    cores.write(name, INNOCENT)
+    assert [dump.pid for dump in cores.look(name)] == [4711]
+
+
+def test_a_dump_that_no_event_told_of_is_found_when_it_is_quiet(cores):
+    """As after a restart of mpsd."""
+    cores.write("core.4711", INNOCENT)
+    cores.later = 6
+    assert [dump.pid for dump in cores.look()] == [4711]
+
+
+def test_a_dump_with_an_exception_is_kept_under_a_name_of_its_own(cores):
+    cores.write("core.4711", CULPRIT)
+    (dump,) = cores.look("core.4711")
+    assert dump.kept_as.startswith("kept/core.4711.")
+    assert cores.names() == [dump.kept_as]
+    assert (cores.path / dump.kept_as).read_bytes() == CULPRIT
+
+
+def test_the_newest_are_kept(cores):
+    names = ["core.1", "core.2", "core.3"]
+    for name in names:
+        cores.write(name, CULPRIT)
+        cores.look(name)
+    assert [name.split(".")[1] for name in cores.names()] == ["2", "3"]
+
+
+def test_what_is_kept_has_a_bound_in_bytes(tmp_path):
+    cores = Cores(tmp_path / "cores", kept=10, total_bytes=len(CULPRIT) * 3 // 2)
+    for name in ("core.1", "core.2"):
+        cores.write(name, CULPRIT)
+        cores.look(name)
+    assert [name.split(".")[1] for name in cores.names()] == ["2"]
+    cores.directory.close()
+
+
+def test_a_half_written_file_waits_for_its_rest_and_is_refused_when_none_comes(cores):
+    cores.write("core.4711", CULPRIT[:1000])
+    assert cores.look("core.4711") == []
+    cores.later = 6
+    (dump,) = cores.look()
+    assert dump.core is None
+    assert "do not fit" in dump.why
+    assert cores.names() == []
+
+
+def test_what_waits_too_long_is_deleted(cores):
+    cores.write("notes.txt", b"hello")
+    cores.look("notes.txt")
+    assert cores.names() == ["notes.txt"]
+    cores.later = 61
+    cores.look()
+    assert cores.names() == []
+
+
+def test_of_too_much_the_oldest_goes_at_once(tmp_path):
+    cores = Cores(tmp_path / "cores", total_bytes=100_000)
+    for number in range(4):
+        cores.write(f"stray{number}", bytes(40_000))
+        os.utime(cores.path / f"stray{number}")
+    cores.look()
+    assert len(cores.names()) == 2
+    cores.directory.close()
+
+
+def test_a_link_is_no_dump(cores, tmp_path):
+    """Neither is what it points to read, nor is it deleted."""
+    (tmp_path / "secret").write_bytes(CULPRIT)
+    os.symlink(tmp_path / "secret", cores.path / "core.1")
+    os.link(tmp_path / "secret", cores.path / "core.2")
+    cores.later = 61
+    assert cores.look("core.1", "core.2") == []
+    assert (tmp_path / "secret").exists()
+    assert cores.names() == []
+
+
+def test_a_fifo_does_not_keep_mpsd_waiting(cores):
+    os.mkfifo(cores.path / "core.1")
+    assert cores.look("core.1") == []
+
+
+def test_a_directory_in_it_is_left_alone(cores):
+    (cores.path / "core.1").mkdir()
+    cores.later = 61
+    assert cores.look("core.1") == []
+    assert (cores.path / "core.1").is_dir()
+
+
+def test_a_directory_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    os.symlink(tmp_path / "elsewhere", tmp_path / "cores")
+    with pytest.raises(UnusablePath):
+        CoreDirectory(tmp_path / "cores", 1, 1 << 20)
+
+
+@pytest.mark.root
+def test_a_directory_of_somebody_else_is_refused(tmp_path):
+    (tmp_path / "cores").mkdir()
+    os.chown(tmp_path / "cores", 12345, 12345)
+    with pytest.raises(UnusablePath, match="belongs to user 12345"):
+        CoreDirectory(tmp_path / "cores", 1, 1 << 20)
+
+
+async def test_what_is_no_regular_file_is_never_opened(cores):
+    """Opening a FIFO wakes the process at its other end; opening a device can have any effect."""
+    os.mkfifo(cores.path / "core.1")
+    watch = DirectoryWatch(cores.path, IN_OPEN)
+    try:
+        assert cores.look("core.1") == []
+        cores.write("core.2", INNOCENT)
+        assert len(cores.look("core.2")) == 1
+        assert await watch.names() - {"kept"} == {"core.2"}
+    finally:
+        watch.close()
+
+
+@pytest.mark.parametrize("other", ["a file", "a link", "a directory"])
+def test_what_was_read_is_kept_whatever_its_name_means_by_then(cores, tmp_path, monkeypatch, other):
+    """Its owner exchanges the file while mpsd reads it."""
+    cores.write("core.1", CULPRIT)
+
+    def exchange(read_at, size):
+        core = parse_core(read_at, size)
+        (cores.path / "core.1").rename(cores.path / "away")
+        if other == "a file":
+            cores.write("core.1", b"never read")
+        elif other == "a link":
+            os.symlink(tmp_path / "secret", cores.path / "core.1")
+        else:
+            (cores.path / "core.1").mkdir()
+        return core
+
+    monkeypatch.setattr(core_dump_directory, "parse_core", exchange)
+    (dump,) = cores.look("core.1")
+    kept = list((cores.path / "kept").iterdir())
+    assert [path.name for path in kept] == [dump.kept_as.removeprefix("kept/")]
+    assert not kept[0].is_symlink()
+    assert kept[0].read_bytes() == CULPRIT
+
+
+def test_a_dump_that_a_process_can_still_write_to_is_not_read(cores):
+    """It closed the file once, but another open file of it remains: it could change the bytes that mpsd reads."""
+    cores.write("core.1", CULPRIT)
+    with (cores.path / "core.1").open("r+b"):
+        assert cores.look("core.1") == []
+    (dump,) = cores.look("core.1")
+    assert (dump.core.has_exception, dump.may_change) == (True, False)
+
+
+def test_writers_wait_while_a_dump_is_read(cores, monkeypatch):
+    refused = []
+
+    def parse(read, size):
+        try:
+            os.close(os.open(cores.path / "core.1", os.O_WRONLY | os.O_NONBLOCK))
+        except BlockingIOError:
+            refused.append("core.1")
+        return parse_core(read, size)
+
+    monkeypatch.setattr(core_dump_directory, "parse_core", parse)
+    cores.write("core.1", CULPRIT)
+    assert cores.look("core.1")
+    assert refused == ["core.1"]
+
+
+# Mounts a FUSE file system that never answers on a user's file, in a mount namespace of its own; then runs mpsd's check.
+HANGS = """
+import ctypes, os, sys
+from pathlib import Path
+from mpsd.faults.sources.core_dump_directory import CoreDirectory
+libc = ctypes.CDLL(None, use_errno=True)
+path = Path(sys.argv[1])
+directory = CoreDirectory(path, 2, 1 << 24)
+(path / "core.1").write_bytes(b"")
+(path / "core.2").write_bytes(Path(sys.argv[2]).read_bytes())
+device = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={device},rootmode=100000,user_id=0,group_id=0,allow_other"
+if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None) or libc.mount(
+    b"fuse", os.fsencode(path / "core.1"), b"fuse", 0, options.encode()
+):
+    sys.exit(f"skip: {os.strerror(ctypes.get_errno())}")
+directory = CoreDirectory(path, 2, 1 << 24)
+print("looks", flush=True)
+print([dump.name for dump in directory.look(["core.1", "core.2"])], flush=True)
+"""
+
+
+@pytest.mark.root
+def test_a_file_system_that_a_user_mounts_on_a_file_is_not_asked(tmp_path):
+    (tmp_path / "sample").write_bytes(CULPRIT)
+    words = [sys.executable, "-c", HANGS, tmp_path / "cores", tmp_path / "sample"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as look:
+        try:
+            out, err = look.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            look.kill()  # its descriptor of /dev/fuse was the only one, so that its wait ends
+            out, err = look.communicate()
+    if err.startswith("skip:"):
+        pytest.skip(err)
+    assert out == "looks\n['core.2']\n", f"it waits: {out}{err}"

@@ -1,0 +1,48 @@
+"""NVML's Xid events, on the simulator's NVML and without one."""
+
+import pytest
+import structlog
+import trio
+
+from mpsd.faults.sources.nvml_events import NvmlEvents, observe
+from mpsd.model.fault import FaultClass, Source
+from mpsd.model.xid import must_drain
+
+pytest.importorskip("pynvml", reason="needs the package nvidia-ml-py")
+
+
+def test_an_xid_tells_the_gpu_and_the_class_and_nobody():
+    seen = observe("GPU-1", "XID", 31, 12)
+    assert (seen.source, seen.gpu, seen.xid, seen.fault_class) == (Source.NVML, "GPU-1", 31, FaultClass.MMU)
+    assert (seen.process, seen.domain, seen.is_proof, seen.seen_ns) == (None, "", False, 12)
+    assert seen.text == "Xid 31, GPU memory page fault"
+
+
+async def test_without_nvml_it_is_absent_and_says_why(tmp_path):
+    """A machine without the driver, or a library that is not one."""
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"no library")
+    source = NvmlEvents(["GPU-1"], tmp_path / "libnvidia-ml.so.1")
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(source.run, lambda seen: None)
+            with trio.fail_after(20):
+                while not logs:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            assert source.absent.startswith("NVML says")
+            assert not source.lost, "it never had events"
+            nursery.cancel_scope.cancel()
+    assert [(entry["event"], entry["gpu"]) for entry in logs] == [("faults.no_nvml_events", "GPU-1")]
+
+
+@pytest.mark.parametrize(
+    ("action", "drains"), [(0, 0), (1, 1), (2, 1), (3, 0), (4, 1), (5, 0), (6, 1), (7, 1), (8, 0), (-1, 0)]
+)
+def test_a_recovery_action_drains_the_gpu_as_its_line_of_the_kernel_log_does(action, drains):
+    seen = observe("GPU-1", "RECOVERY_ACTION", action, 12)
+    assert (seen.xid, seen.fault_class, seen.gpu) == (154, FaultClass.DEVICE, "GPU-1")
+    assert must_drain(seen.xid, seen.text) == bool(drains)
+
+
+def test_an_unavailable_gpu_is_told_and_no_xid_is_made_up():
+    seen = observe("GPU-1", "UNAVAILABLE", 0, 12)
+    assert (seen.xid, seen.fault_class, seen.text) == (None, FaultClass.DEVICE, "NVML says that the GPU is unavailable")

@@ -1,0 +1,159 @@
+"""Arrivals at a socket: closed connections cost little, and users take turns."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from mpsd.fairness.uid_ranges import of_ranges
+from mpsd.host import arrivals
+from mpsd.host.arrivals import Arrival, accept, accept_for, accepted, hang_up, is_empty, serve_in_turn
+from mpsd.model.process import Credentials
+
+
+@pytest.fixture
+def listener(short_dir: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:
+        made.bind(str(short_dir / "door"))
+        made.listen()
+        made.setblocking(False)
+        yield made
+
+
+def visitor(listener: socket.socket) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.connect(listener.getsockname())
+    return made
+
+
+def test_who_connects_is_known(listener: socket.socket) -> None:
+    with visitor(listener), found(accept(listener)).sock as sock:
+        assert not sock.getblocking()
+        assert not sock.get_inheritable()
+    with visitor(listener):
+        arrival = found(accept(listener))
+        arrival.sock.close()
+    assert arrival.credentials == Credentials(os.getpid(), os.getuid(), os.getgid())
+    with pytest.raises(BlockingIOError):
+        accept(listener)
+
+
+def found(arrival: Arrival | None) -> Arrival:
+    assert arrival is not None
+    return arrival
+
+
+def test_who_has_hung_up_is_passed_over(listener: socket.socket) -> None:
+    """Also with unread data, or without having sent any."""
+    for words in ([], [b"junk"], [b"", b"more"]):
+        with visitor(listener) as gone:
+            for word in words:
+                gone.send(word)
+    with visitor(listener):
+        arrival = found(accept(listener))
+        arrival.sock.close()
+        assert not arrival.is_gone
+
+
+def test_descriptors_that_were_left_behind_are_closed_apart(listener: socket.socket) -> None:
+    reader, writer = os.pipe()
+    with visitor(listener) as gone:
+        socket.send_fds(gone, [b""], [writer])
+    os.close(writer)
+    left = found(accept(listener))
+    left.sock.close()
+    assert left.is_gone
+    with visitor(listener) as gone:
+        socket.send_fds(gone, [b""], [os.dup(reader)])
+    assert list(accepted(lambda: accept(listener), 10)) == []
+    assert os.read(reader, 1) == b"", "the thread has closed it"
+    os.close(reader)
+
+
+def test_the_senders_of_first_words_are_told_where_it_is_for_a_keeper(listener: socket.socket) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, visitor(listener) as came:
+        arrival, lost = accept_for(listener, ours.fileno(), b"request")
+        assert lost == 0
+        request, [copy], _, _ = socket.recv_fds(theirs, 100, 1)
+        assert request == b"request"
+        os.close(copy)
+        came.send(b"words")
+        with found(arrival).sock as sock:
+            _, ancillary, _, _ = sock.recvmsg(100, socket.CMSG_SPACE(12))
+        assert ancillary[0][1] == socket.SCM_CREDENTIALS
+
+
+def test_what_is_queued_is_seen_and_stays() -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        assert is_empty(near)
+        far.send(b"words")
+        assert not is_empty(near)
+        far.close()
+        assert not is_empty(near)
+        assert near.recv(100) == b"words"
+        assert is_empty(near)
+
+
+def test_a_connection_with_words_in_it_is_closed_too() -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    far.settimeout(10)
+    with far:
+        far.send(b"words")
+        hang_up(near)
+        assert far.recv(1) == b""
+
+
+SUBORDINATE = of_ranges([(900, 1000)])
+
+
+@pytest.mark.parametrize(
+    ("uids", "most", "begun", "refused"),
+    [
+        pytest.param([7] * 6 + [8], 256, [7, 8, 7, 7, 7], [7, 7], id="no user has more waiting than may"),
+        pytest.param([*range(900, 906), 8], 256, [902, 8, 903, 904, 905], [900, 901], id="subordinate uids"),
+        pytest.param([7, 7, 7, 8, 9], 3, [7, 8, 9], [7, 7], id="too many in all: of the user with most"),
+    ],
+)
+async def test_users_are_begun_in_turn(
+    listener: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+    uids: list[int],
+    most: int,
+    begun: list[int],
+    refused: list[int],
+) -> None:
+    came = iter(uids)
+
+    def as_user(door: socket.socket) -> Arrival | None:
+        arrival = accept(door)
+        return arrival and Arrival(arrival.sock, replace(arrival.credentials, uid=next(came)))
+
+    monkeypatch.setattr(arrivals, "accept", as_user)
+    monkeypatch.setattr(arrivals, "MOST_WAITING", most)
+    monkeypatch.setattr(arrivals, "_TURN_SECONDS", 10.0)  # all of them in one turn, however busy the machine is
+    were_begun: list[int] = []
+    were_refused: list[int] = []
+
+    def take(into: list[int], arrival: Arrival) -> None:
+        into.append(arrival.credentials.uid)
+        hang_up(arrival.sock)
+
+    begin, refuse = partial(take, were_begun), partial(take, were_refused)
+    with ExitStack() as stack:
+        for _ in uids:
+            stack.enter_context(visitor(listener))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_in_turn, listener, begin, refuse, SUBORDINATE.share_of, 4, print)
+            with trio.fail_after(10):
+                while len(were_begun) + len(were_refused) < len(uids):  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+            nursery.cancel_scope.cancel()
+    assert (were_begun, were_refused) == (begun, refused)

@@ -1,0 +1,146 @@
+"""The writers of a file, as the kernel reports them."""
+
+import ctypes
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from mpsd.host import file_writers
+from mpsd.host.file_writers import FileId, FileWriters
+from tests.descriptors import descriptors
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def writers(tmp_path):
+    try:
+        made = FileWriters(tmp_path)
+    except OSError as exc:
+        pytest.skip(f"no fanotify here: {exc}")
+    yield made
+    made.close()
+
+
+def file_id(path) -> FileId:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def write_as_another(path) -> int:
+    """The pid of the process that wrote it and has ended."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; open(sys.argv[1], 'a').write('x')", path]) as other:
+        assert other.wait() == 0
+    return other.pid
+
+
+def pids(lineages) -> set[int]:
+    return {lineage[0] for lineage in lineages}
+
+
+def test_the_writer_is_known_even_when_it_has_gone(tmp_path, writers):
+    pid = write_as_another(tmp_path / "a")
+    assert writers.take(file_id(tmp_path / "a")) == {(pid,)}
+    assert writers.take(file_id(tmp_path / "a")) == frozenset()
+
+
+def test_a_later_process_with_its_pid_is_not_its_writer(tmp_path, writers):
+    pid = write_as_another(tmp_path / "a")
+    later = fork_with_pid(pid)
+    if not later:
+        pytest.skip(f"pid {pid} cannot be had again")
+    try:
+        assert writers.take(file_id(tmp_path / "a")) == {(pid,)}
+    finally:
+        os.kill(later, signal.SIGKILL)
+        os.waitpid(later, 0)
+
+
+def fork_with_pid(pid) -> int:
+    """The pid of a child that waits; 0 where that pid is not free.  clone3(2): set_tid."""
+    set_tid = (ctypes.c_int * 1)(pid)
+    arguments = struct.pack("10Q", 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(set_tid), 1)
+    made = ctypes.CDLL(None).syscall(435, arguments, len(arguments))
+    if made == 0:
+        signal.pause()
+    return max(made, 0)
+
+
+def test_a_writer_that_is_there_has_parents(tmp_path, writers):
+    (tmp_path / "a").write_text("x")
+    (lineage,) = writers.take(file_id(tmp_path / "a"))
+    assert lineage[0] == os.getpid()
+    assert len(lineage) > 1
+
+
+def test_several_writers_are_all_told(tmp_path, writers):
+    """A second one may have changed what the first one wrote."""
+    pid = write_as_another(tmp_path / "a")
+    (tmp_path / "a").write_text("mine")
+    assert pids(writers.take(file_id(tmp_path / "a"))) == {pid, os.getpid()}
+
+
+def test_readers_are_no_writers(tmp_path, writers):
+    pid = write_as_another(tmp_path / "a")
+    (tmp_path / "a").read_text()
+    assert pids(writers.take(file_id(tmp_path / "a"))) == {pid}
+
+
+def test_a_file_that_was_deleted_is_not_remembered(tmp_path, writers):
+    """Another file may reuse its inode."""
+    (tmp_path / "a").write_text("x")
+    gone = file_id(tmp_path / "a")
+    (tmp_path / "a").unlink()
+    assert writers.take(gone) == frozenset()
+
+
+def test_what_is_remembered_is_bounded_and_no_descriptor_stays(tmp_path, writers, monkeypatch):
+    monkeypatch.setattr(file_writers, "_MOST_FILES", 3)
+    before = descriptors()
+    for number in range(200):
+        (tmp_path / str(number)).write_text("x")
+    assert writers.take((0, 0)) == frozenset()
+    assert len(writers._found) == 3
+    assert descriptors() == before
+
+
+LEASE = """
+import fcntl, os, signal, sys
+os.close(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT, 0o666))
+kept = os.open(sys.argv[1], os.O_RDONLY)
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fcntl.fcntl(kept, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("leased", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_no_lease_on_a_file_makes_mpsd_wait(tmp_path, writers):
+    """The kernel opens the file of each event: for up to 45 s, while its owner does not give up the lease."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LEASE, tmp_path / "a"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "leased\n"
+        pid = write_as_another(tmp_path / "b")
+        taken = []
+        reader = threading.Thread(target=lambda: taken.append(writers.take(file_id(tmp_path / "b"))), daemon=True)
+        reader.start()
+        reader.join(10)
+        waited = reader.is_alive()
+        other.kill()
+        reader.join()
+    assert (taken, waited) == ([{(pid,)}], False)
+
+
+def test_a_directory_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="fanotify"):
+        FileWriters(tmp_path / "absent")
+
+
+def test_an_orphan_is_nobodys_child_and_known_to_be_there():
+    assert file_writers._lineage(1) == (1, 0)

@@ -1,0 +1,109 @@
+"""How processes ended, as seen by a process that is not their parent, or that looks too late."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpsd.host import processes
+from mpsd.host.process_exit import Ending, decode, how_ended, how_it_is_ending, parse_stat
+from mpsd.model.process import ProcessId
+
+STAT = "4711 (a) b)) {state} 1 2 3 0 -1 {flags} " + "0 " * 12 + "777 " + "0 " * 29 + "{code}\n"
+PF_EXITING = 4
+
+
+def a_child(code: str) -> tuple[subprocess.Popen[bytes], ProcessId, int]:
+    child = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE)
+    process = processes.process_id(child.pid)
+    assert process is not None
+    pidfd = processes.open_pidfd(process)
+    assert pidfd is not None
+    return child, process, pidfd
+
+
+def wait_for_end(child: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a process, which stays a zombie."""
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("input(); raise SystemExit(7)", Ending(0, 7)),
+        ("input()", Ending(0, 0)),
+        ("input(); import os; os.kill(os.getpid(), 9)", Ending(signal.SIGKILL, 0)),
+        ("input(); import os; os.abort()", Ending(signal.SIGABRT, 0)),
+    ],
+)
+def test_of_a_zombie(code: str, expected: Ending) -> None:
+    child, process, pidfd = a_child(code)
+    try:
+        assert how_it_is_ending(process) is None
+        assert child.stdin
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        wait_for_end(child)
+        assert how_it_is_ending(process) == expected
+        assert how_ended(pidfd, process) == expected
+        assert how_ended(pidfd, ProcessId(process.pid, process.start_time + 1)) is None  # another one, later
+    finally:
+        os.close(pidfd)
+        child.communicate()
+
+
+def test_of_one_whose_status_its_parent_has_taken() -> None:
+    """Known from Linux 6.15 on; on older kernels the status is unknown, and none is made up."""
+    child, process, pidfd = a_child("input()")
+    try:
+        child.kill()
+        child.communicate()
+        expected = (Ending(9, 0),) if kernel() >= (6, 15) else (None, Ending(9, 0))
+        assert how_ended(pidfd, process) in expected
+        assert how_it_is_ending(process) is None
+    finally:
+        os.close(pidfd)
+
+
+def kernel() -> tuple[int, ...]:
+    return tuple(int(word) for word in os.uname().release.split("-")[0].split(".")[:2])
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "code", "expected"),
+    [
+        pytest.param("R", 0, 0, None, id="it runs"),
+        pytest.param("D", PF_EXITING, 9, Ending(9, 0), id="killed, on its way"),
+        pytest.param("R", PF_EXITING, 256, Ending(0, 1), id="ends by itself"),
+        pytest.param("Z", PF_EXITING, 139, Ending(11, 0), id="with a core dump"),
+        pytest.param("Z", 0, 15, Ending(15, 0), id="a zombie"),
+    ],
+)
+def test_stat(state: str, flags: int, code: int, expected: Ending | None) -> None:
+    text = STAT.format(state=state, flags=flags, code=code).encode()
+    assert parse_stat(text, 777) == expected
+    assert parse_stat(text, 778) is None
+
+
+@given(st.integers(0, len(STAT)))
+def test_half_a_line_tells_nothing(length: int) -> None:
+    whole = STAT.format(state="Z", flags=4, code=9).encode()
+    found = parse_stat(whole[:length], 777)
+    assert found is None or length >= len(whole) - len("\n")
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_read_or_not(text: bytes) -> None:
+    parse_stat(b"1 (x) " + text, 777)
+
+
+@given(st.integers(0, 0xFFFF))
+def test_a_status_is_read_as_wait_does(status: int) -> None:
+    if os.WIFEXITED(status):
+        assert decode(status) == Ending(0, os.WEXITSTATUS(status))
+    elif os.WIFSIGNALED(status):
+        assert decode(status) == Ending(os.WTERMSIG(status), os.WEXITSTATUS(status))

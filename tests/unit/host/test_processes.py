@@ -1,0 +1,127 @@
+"""Facts about processes, and that nothing but ENOENT and ESRCH makes a living one look ended."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+import trio
+
+from mpsd.host import processes
+from mpsd.host.process_exit import wait_ended
+from mpsd.model.process import ProcessId
+
+
+@pytest.fixture
+def child() -> Iterator[tuple["subprocess.Popen[bytes]", ProcessId]]:
+    made = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    process = processes.process_id(made.pid)
+    assert process is not None
+    yield made, process
+    made.kill()
+    made.communicate()
+
+
+@contextmanager
+def without_descriptors(spare: int) -> Iterator[None]:
+    """All that this process may open are open; `spare` more are allowed by the hard limit alone."""
+    was = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened: list[int] = []
+    with suppress(OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 30, was[1]))
+        while True:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    with open_limit(soft, soft + spare):
+        try:
+            yield
+        finally:
+            for each in opened:
+                os.close(each)
+    resource.setrlimit(resource.RLIMIT_NOFILE, was)
+
+
+@contextmanager
+def open_limit(soft: int, most: int) -> Iterator[None]:
+    """In place of a hard limit, which could not be raised again by everybody."""
+    real = resource.getrlimit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resource, "getrlimit", lambda which: (real(which)[0], most))
+        patch.setattr(resource, "setrlimit", _keeping_hard(resource.setrlimit, real(resource.RLIMIT_NOFILE)[1]))
+        yield
+
+
+def _keeping_hard(real, hard: int):  # type: ignore[no-untyped-def]
+    return lambda which, limits: real(which, (limits[0], hard))
+
+
+def test_a_spare_descriptor_is_enough_to_know_a_process(child) -> None:
+    made, process = child
+    with without_descriptors(spare=processes.SPARE_DESCRIPTORS):
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+        found = processes.process_id(made.pid), processes.is_alive(process), processes.owner(made.pid), processes.state(1)
+    assert found[:2] == (process, True)
+    assert found[2] == (os.geteuid(), os.getegid())
+
+
+def test_a_process_of_which_nothing_is_known_has_not_ended(child) -> None:
+    """Its lease would be released, and its arena handed on, while it runs."""
+    made, process = child
+    with without_descriptors(spare=0):
+        assert processes.is_alive(process)
+        for ask in (lambda: processes.process_id(made.pid), lambda: processes.open_pidfd(process)):
+            with pytest.raises(OSError, match="Too many open files"):
+                ask()
+
+
+async def test_the_end_of_a_process_is_seen_also_without_a_descriptor(child) -> None:
+    """At first it has no descriptor, and then it ends."""
+    made, process = child
+    ended = trio.Event()
+
+    async def wait() -> None:
+        await wait_ended(process)
+        ended.set()
+
+    async with trio.open_nursery() as nursery:
+        with without_descriptors(spare=processes.SPARE_DESCRIPTORS):
+            nursery.start_soon(wait)
+            await trio.sleep(0.6)  # longer than it waits before it looks again
+            assert not ended.is_set()
+        made.kill()
+        made.wait()
+        with trio.fail_after(10):
+            await ended.wait()
+
+
+def test_a_pid_that_another_process_has_now_has_ended(child) -> None:
+    _, process = child
+    later = ProcessId(process.pid, process.start_time - 1)
+    assert (processes.is_alive(later), processes.open_pidfd(later)) == (False, None)
+
+
+def test_one_that_has_ended() -> None:
+    made = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    made.wait()
+    gone = ProcessId(made.pid, 1)
+    found = processes.process_id(made.pid), processes.is_alive(gone), processes.open_pidfd(gone), processes.owner(made.pid)
+    assert found == (None, False, None, None)
+    assert (processes.command(made.pid), processes.state(made.pid), processes.uids(made.pid)) == ("", "X", set())
+
+
+@pytest.mark.root
+def test_a_process_that_is_not_dumpable_is_its_users_all_the_same() -> None:
+    """Most of its files in /proc belong to root; if it counted as root's, its user's bounds would not hold for it."""
+    code = "import os; os.setresgid(4321, 4321, 4321); os.setresuid(4321, 4321, 4321); print('ready', flush=True); input()"
+    made = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert made.stdout
+    made.stdout.readline()
+    try:
+        assert processes.owner(made.pid) == (4321, 4321)
+        assert processes.real_uid(made.pid) == 4321
+    finally:
+        made.communicate(b"\n")

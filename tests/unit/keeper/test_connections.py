@@ -1,0 +1,200 @@
+"""mpsd's side of the keeper, against the real keeper."""
+
+import os
+import select
+import signal
+import socket
+import sys
+
+import pytest
+import trio
+import trio.testing
+
+from mpsd.errors import KeeperFailed
+from mpsd.host.programs import native_directory
+from mpsd.keeper.connections import KeeperClient
+
+PROGRAM = native_directory() / "keeper" / "mpsd-keeper"
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built: make build")
+
+
+@pytest.fixture
+def client(short_dir):
+    made = KeeperClient(PROGRAM, short_dir / "keeper", 64)
+    made.open()
+    yield made
+    made.stop()
+
+
+def another(client):
+    return KeeperClient(PROGRAM, client._path, 64)
+
+
+def test_what_one_mpsd_gave_the_next_gets_back(client):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        client.hold("client.1.control", ours, note=7)
+        ours.close()
+        client.close()  # kill -9
+        successor = another(client)
+        assert successor.open() is True
+        [(name, end, note)] = successor.held()
+        with end:
+            assert (name, note) == ("client.1.control", 7)
+            end.send(b"still open")
+            assert theirs.recv(100) == b"still open"
+        successor.stop()
+
+
+@pytest.fixture
+def listener(short_dir):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:
+        made.bind(str(short_dir / "control"))
+        made.listen()
+        made.setblocking(False)
+        yield made
+
+
+@pytest.fixture
+def visitor(listener):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:
+        made.connect(listener.getsockname())
+        made.settimeout(10)
+        yield made
+
+
+def test_kill_9_at_the_first_moment_after_a_connection_was_accepted_does_not_close_it(client, listener, visitor):
+    def look(*_):
+        if not select.select([listener], [], [], 0)[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if not (pid := os.fork()):
+        sys.setprofile(look)  # called whenever Python calls something, or comes back
+        client.accept(listener, "client.1.control", 7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    [(name, end, note)] = client.held()
+    with end:
+        assert (name, note) == ("client.1.control", 7)
+        end.send(b"still open")
+        assert visitor.recv(100) == b"still open"
+
+
+def test_who_is_accepted_can_be_spoken_with_and_is_inherited_by_nobody(client, listener, visitor):
+    with client.accept(listener, "client.1.control").sock as end:
+        assert not end.get_inheritable()
+        assert not os.get_blocking(end.fileno())
+        end.send(b"hello")
+        assert visitor.recv(100) == b"hello"
+
+
+def test_where_nobody_waits_nobody_is_accepted(client, listener):
+    with pytest.raises(BlockingIOError):
+        client.accept(listener, "client.1.control")
+    assert client.held() == []
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_without_a_keeper_connections_are_accepted_all_the_same(client, listener, visitor, how):
+    if how == "closed":
+        client.close()
+    else:
+        client._process.kill()
+        client._process.wait()
+    with client.accept(listener, "client.1.control").sock as end:
+        end.send(b"hello")
+        assert visitor.recv(100) == b"hello"
+    client.open()  # so that a keeper runs
+
+
+def test_what_was_dropped_is_closed(client):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        client.hold("client.1.control", ours)
+        client.drop("client.1.control")
+        assert client.held() == []
+        ours.close()
+        assert theirs.recv(1) == b""
+
+
+def test_a_higher_generation_changes_the_note(client):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        client.hold("client.1.control", ours, note=0)
+        client.hold("client.1.control", ours, note=1, generation=2)
+        [(_, end, note)] = client.held()
+        end.close()
+        assert note == 1
+
+
+def test_more_than_a_page_comes_back(client):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        names = {f"client.{number}.control" for number in range(64)}
+        for name in names:
+            client.hold(name, ours)
+        held = client.held()
+        assert {name for name, _, _ in held} == names
+        for _, end, _ in held:
+            end.close()
+
+
+async def test_its_death_is_noticed_and_another_one_started(client):
+    pid = client._process.pid
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.wait_lost)
+            os.kill(pid, signal.SIGKILL)
+    client._process.wait()
+    assert client.open() is False
+    assert client._process.pid != pid
+
+
+async def test_the_event_loop_goes_on_while_a_successor_is_sought(short_dir, monkeypatch):
+    """A process that listens at its socket, and does not answer, has a few seconds."""
+    monkeypatch.setattr("mpsd.keeper.connections._SECONDS", 0.5)
+    client = KeeperClient(PROGRAM, short_dir / "keeper", 64)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(str(short_dir / "keeper"))
+        silent.listen()
+        is_there, turns = trio.Event(), 0
+
+        async def replace():
+            await client.replace()
+            is_there.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(replace)
+            while not is_there.is_set():
+                await trio.sleep(0.02)
+                turns += 1
+    assert turns > 5
+    assert client.is_there
+    assert client.held() == []
+    client.stop()
+
+
+async def test_stopping_it_ends_the_wait_for_its_death(client):
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.wait_lost)
+            await trio.testing.wait_all_tasks_blocked()
+            client.stop()
+
+
+def test_a_keeper_that_cannot_be_started_is_a_clear_error(short_dir):
+    client = KeeperClient(short_dir / "absent", short_dir / "keeper", 64)
+    with pytest.raises(KeeperFailed, match="absent cannot be started"):
+        client.open()
+
+
+def test_a_refusal_of_its_is_only_logged(client):
+    """A full keeper must not stop mpsd from serving."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        for number in range(80):
+            client.hold(f"client.{number}.control", ours)
+        held = client.held()
+        assert len(held) == 64
+        for _, end, _ in held:
+            end.close()

@@ -1,0 +1,295 @@
+"""The relay's copying, on real sockets: bytes, descriptors, credentials, and how each end ends."""
+
+import array
+import os
+import socket
+import struct
+import time
+from contextlib import ExitStack, suppress
+
+import pytest
+import trio
+import trio.testing
+
+from mpsd.errors import ProtocolError
+from mpsd.host import peers
+from mpsd.model.process import Credentials
+from mpsd.relay import message
+from mpsd.relay.forwarding import End, Link
+from tests.descriptors import descriptors
+from tests.lingering import lingering
+
+UCRED = struct.Struct("3i")
+SO_SNDBUFFORCE = 32  # socket(7); not in the standard library
+PRIVILEGED = peers.may_impersonate()
+PATIENCE = 5.0
+
+
+def pair():
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    return ends
+
+
+@pytest.fixture
+def ends():
+    """The client, the relay's two ends, the domain."""
+    client, link_client = pair()
+    link_domain, domain = pair()
+    yield client, link_client, link_domain, domain
+    for end in (client, link_client, link_domain, domain):
+        end.close()
+
+
+async def well():
+    return True
+
+
+async def ill():
+    return False
+
+
+async def through(ends, talk):
+    """Run a link while `talk(client, domain)` speaks for both ends; what run() returned."""
+    client, link_client, link_domain, domain = ends
+    link = Link(link_client, PRIVILEGED)
+    results: list[End] = []
+
+    async def run():
+        results.append(await link.run(link_domain, PATIENCE, well))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await talk(client, domain)
+    return results[0], link
+
+
+async def test_bytes_pass_unread_both_ways(ends):
+    async def talk(client, domain):
+        client.send(b"\0ask\xff" * 1000)
+        got = await message.receive(domain)
+        domain.send(b"reply")
+        back = await message.receive(client)
+        assert (got.data, back.data) == (b"\0ask\xff" * 1000, b"reply")
+        client.close()
+
+    end, link = await through(ends, talk)
+    assert end is End.CLIENT
+    assert link.has_spoken
+
+
+async def test_descriptors_pass_and_are_not_leaked(ends):
+    before = descriptors()
+    reader, writer = os.pipe()
+
+    async def talk(client, domain):
+        client.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [writer]))])
+        got = await message.receive(domain)
+        os.write(got.descriptors[0], b"hello")
+        got.close()
+        domain.send(b"thanks")
+        await message.receive(client)
+        client.close()
+
+    _, link = await through(ends, talk)
+    assert os.read(reader, 5) == b"hello"
+    os.close(reader)
+    os.close(writer)
+    link.close()
+    ends[0].close()
+    assert descriptors() <= before
+
+
+@pytest.mark.root
+async def test_the_domain_sees_the_client_s_own_credentials(ends):
+    async def talk(client, domain):
+        client.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, UCRED.pack(os.getppid(), 4711, 4712))])
+        got = await message.receive(domain)
+        assert got.credentials == Credentials(os.getppid(), 4711, 4712)
+        client.close()
+
+    await through(ends, talk)
+
+
+async def test_descriptors_from_a_domain_end_the_way_back(ends):
+    async def talk(client, domain):
+        domain.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [domain.fileno()]))])
+        (await message.receive(client)).close()
+        client.close()
+
+    _, link = await through(ends, talk)
+    assert link.transcript is None
+
+
+async def test_when_the_domain_ends_the_client_is_not_told_by_the_link(ends):
+    """Closed, it would run without MPS: the code that knows why the domain ended decides what the client gets."""
+    async def talk(client, domain):
+        client.send(b"hello")
+        await message.receive(domain)
+        domain.close()
+
+    end, link = await through(ends, talk)
+    assert end is End.DOMAIN
+    assert [each.data for each in link.transcript] == [b"hello"]
+    with pytest.raises(BlockingIOError):
+        ends[0].recv(1)
+
+
+async def test_another_domain_is_brought_to_the_same_point(ends):
+    """The client's messages are sent again, and the domain's repeated answers are not passed on twice."""
+    client, link_client, link_domain, domain = ends
+    link = Link(link_client, PRIVILEGED)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run, link_domain, PATIENCE, well)
+        domain.send(b"greeting")
+        assert (await message.receive(client)).data == b"greeting"
+        client.send(b"one")
+        assert (await message.receive(domain)).data == b"one"
+        domain.close()
+    again, second = pair()
+    with again, second:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run, again, PATIENCE, well)
+            second.send(b"greeting")
+            assert (await message.receive(second)).data == b"one"
+            second.send(b"answer")
+            assert (await message.receive(client)).data == b"answer"
+            client.close()
+
+
+async def test_a_domain_that_says_something_else_is_not_the_same_conversation(ends):
+    _, link_client, link_domain, domain = ends
+    link = Link(link_client, PRIVILEGED, transcript=[b"greeting"])
+    domain.send(b"another greeting")
+    assert await link.run(link_domain, PATIENCE, well) is End.DOMAIN
+
+
+async def test_a_domain_is_freed_of_a_client_that_keeps_it_waiting(ends, autojump_clock):
+    """A vendor daemon waits for one silent peer without limit, and serves no other in that time."""
+    client, link_client, link_domain, domain = ends
+    link = Link(link_client, PRIVILEGED)
+    domain.send(b"greeting")
+    assert await link.run(link_domain, PATIENCE, well) is End.SLOW_CLIENT
+    assert client.recv(100) == b"greeting"
+    with pytest.raises(BlockingIOError):
+        client.recv(1)  # it does not know
+
+
+async def test_words_that_freeze_a_domain_are_as_bad_as_silence(ends, autojump_clock):
+    """A vendor daemon that does not understand a message waits for more, and answers no other client in that time."""
+    client, link_client, link_domain, _ = ends
+    link = Link(link_client, PRIVILEGED)
+    client.send(b"junk")
+    assert await link.run(link_domain, PATIENCE, ill) is End.SLOW_CLIENT
+
+
+async def test_a_domain_may_keep_its_client_waiting(ends, autojump_clock):
+    """A server has to start, or another user's clients have to finish: others may talk to the domain in that time."""
+    client, link_client, link_domain, _ = ends
+    link = Link(link_client, PRIVILEGED)
+    asked = trio.Event()
+
+    async def is_well():
+        asked.set()
+        return True
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run, link_domain, PATIENCE, is_well)
+        client.send(b"hello")
+        await asked.wait()
+        await trio.sleep(3600)
+        client.close()
+
+
+async def test_the_last_words_of_a_domain_still_reach_the_client(ends):
+    async def talk(client, domain):
+        client.send(b"hello")
+        await message.receive(domain)
+        domain.send(b"no")
+        domain.close()
+        assert (await message.receive(client)).data == b"no"
+
+    end, _ = await through(ends, talk)
+    assert end is End.DOMAIN
+
+
+async def test_a_message_that_would_be_cut_is_refused(ends):
+    client, link_client, *_ = ends
+    client.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE if os.geteuid() == 0 else socket.SO_SNDBUF, 4 * message.MAX_BYTES)
+    try:
+        client.send(bytes(message.MAX_BYTES + 1))
+    except OSError:
+        pytest.skip("the kernel's bound on datagrams is lower here")
+    with pytest.raises(ProtocolError, match="over 262144 bytes"):
+        await message.receive(link_client)
+
+
+async def test_a_domain_that_is_slow_to_read_loses_nothing(ends):
+    async def send_all(client):
+        for number in range(500):
+            await message.send(client, message.Message(b"%d" % number + bytes(1000), [], None), None)
+
+    async def talk(client, domain):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_all, client)
+            await trio.testing.wait_all_tasks_blocked()  # everything on the way is full
+            got = [int((await message.receive(domain)).data.rstrip(b"\0")) for _ in range(500)]
+        assert got == list(range(500))
+        client.close()
+
+    await through(ends, talk)
+
+
+# -- what a stranger sends may be slow to close ------------------------------------------------------------------------
+
+
+def send_lingering(client):
+    with ExitStack() as sent:
+        fd = sent.enter_context(lingering())
+        socket.send_fds(client, [b"words"], [fd])
+        os.close(fd)
+        return sent.pop_all()  # until its end the link does not read the peer's messages
+
+
+async def test_what_was_never_read_keeps_nobody_waiting(ends):
+    client, link_client, _, _ = ends
+    with send_lingering(client):
+        began = time.monotonic()
+        Link(link_client, PRIVILEGED).close()
+        assert time.monotonic() - began < PATIENCE
+        with trio.fail_after(PATIENCE):
+            await trio.lowlevel.wait_readable(client)
+        assert client.recv(1) == b"", "closed, for the keeper to close its copy without waiting"
+
+
+async def test_a_message_that_is_done_with_keeps_nobody_waiting(ends):
+    client, link_client, _, _ = ends
+    with send_lingering(client):
+        came = await message.receive(link_client)
+        assert came is not None
+        began = time.monotonic()
+        came.close()
+        assert time.monotonic() - began < PATIENCE
+        assert not came.descriptors
+
+
+async def test_the_kernels_own_are_closed_too(ends):
+    client, link_client, _, _ = ends
+    fd = os.memfd_create("handshake", os.MFD_CLOEXEC)
+    socket.send_fds(client, [b"words"], [fd])
+    os.close(fd)
+    came = await message.receive(link_client)
+    assert came is not None
+    [received] = came.descriptors
+    came.close()
+    with trio.fail_after(PATIENCE):
+        while is_open(received):  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
+def is_open(descriptor):
+    with suppress(OSError):
+        return bool(os.fstat(descriptor))
+    return False

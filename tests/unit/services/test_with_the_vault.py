@@ -1,0 +1,89 @@
+"""Services over the real vault, with real processes: its fence is theirs."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from mpsd.errors import ArenaBusy, NotAllowed
+from mpsd.model.arena import Access
+from mpsd.model.fault import Observation, Source
+from mpsd.model.process import ProcessId
+from mpsd.model.service import Order
+from mpsd.services.coordinator import Around, Desk
+from mpsd.services.enlistment import Enlisted
+from mpsd.services.requests import Failover
+from mpsd.services.settings import FailoverSettings
+from mpsd.services.store import ServiceStore
+from tests.unit.services.room import NoServers
+from tests.unit.vault.conftest import house, other, writer
+from tests.unit.vault.house import PROGRAM, SPEC, House, until
+
+__all__ = ["house", "other", "writer"]  # fixtures
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built: make build")
+
+
+@asynccontextmanager
+async def services(house: House, domains: dict[ProcessId, str]) -> AsyncIterator[tuple[Failover, Desk, int]]:
+    """Run services with one arena, until a `kill -9`."""
+
+    async def end(process: ProcessId) -> None:
+        raise AssertionError("nobody is to be ended here")
+
+    async with house.vault() as vault:
+        facts = (lambda process: domains.get(process, ""), lambda name: None, lambda name: ())
+        around = Around(*facts, end, lambda topic, facts: None)
+        store = ServiceStore(house.directory / "services.db")
+        desk = Desk(vault.arenas, around, store, FailoverSettings())
+        failover = Failover(desk, Enlisted(desk, store, None), NoServers(), vault.arenas.ready)  # type: ignore[arg-type]
+        vault.arenas.on_told.append(desk.heard_of)
+        vault.arenas.reserve(desk.is_served)
+        known = vault.arenas.arenas()
+        arena = known[0] if known else await vault.arenas.create(SPEC, 1000, 1000, None)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(failover.run)
+                yield failover, desk, arena.id
+                nursery.cancel_scope.cancel()
+        finally:
+            store.close()
+
+
+async def join(failover: Failover, desk: Desk, arena_id: int, process: ProcessId) -> None:
+    arenas = desk.vault
+    await arenas.open(arena_id, Access.READ, process, 0)  # type: ignore[attr-defined]
+    await failover.join(arena_id, process, 0, 0)
+    failover.ready(arena_id, process)
+
+
+async def test_the_end_of_a_process_and_of_what_is_held_of_it_promotes_the_next(house, writer, other):
+    house.holding.hold(writer.process)
+    async with services(house, {writer.process: "a", other.process: "b"}) as (failover, desk, arena_id):
+        await join(failover, desk, arena_id, writer.process)
+        failover.serving(arena_id, 1, writer.process)
+        await join(failover, desk, arena_id, other.process)
+        with pytest.raises(ArenaBusy, match="has it"):
+            await desk.vault.open(arena_id, Access.WRITE, other.process, 0)
+        told = await failover.follow(arena_id, other.process, None, 0)
+        writer.end()
+        await until(lambda: writer.process in house.holding.released)
+        assert (await failover.follow(arena_id, other.process, None, 0)).order is Order.STANDBY
+        house.holding.held[writer.process].set()
+        while told.order is not Order.SERVE:
+            told = await failover.follow(arena_id, other.process, told.serial, 10)
+        assert (told.generation, desk.vault.find_id(arena_id).writer) == (2, other.process)
+
+
+async def test_a_fault_promotes_the_next_though_what_is_held_is_still_held(house, writer, other):
+    house.holding.hold(writer.process)
+    async with services(house, {writer.process: "a", other.process: "b"}) as (failover, desk, arena_id):
+        await join(failover, desk, arena_id, writer.process)
+        await join(failover, desk, arena_id, other.process)
+        desk.see(Observation(Source.KERNEL_LOG, desk.around.clock_ns(), domain="a", xid=43))
+        assert (await failover.follow(arena_id, other.process, None, 0)).order is Order.SERVE
+        with pytest.raises(NotAllowed):
+            await desk.vault.open(arena_id, Access.READ, writer.process, 0)
+    async with services(house, {other.process: "b"}) as (failover, desk, arena_id):
+        assert (await failover.join(arena_id, other.process, 0, 0)).order is Order.SERVE
+        assert desk.vault.find_id(arena_id).generation == 2
