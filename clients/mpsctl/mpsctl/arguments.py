@@ -59,7 +59,7 @@ class Command:
 
 
 EVERYWHERE = (
-    Argument("--json", "print JSON: one document, or an object a line where it goes on", is_flag=True),
+    Argument("--json", "print JSON: one document, or one object a line for output without an end", is_flag=True),
     Argument("--socket", "mpsd's; otherwise mpsd.sock in $CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps", metavar="PATH"),
 )
 

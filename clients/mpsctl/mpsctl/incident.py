@@ -84,7 +84,7 @@ def _subject(of: values.IncidentReport, names: Names) -> str:
         return f"One of {of.suspected} {_suspects(of)}"
     if of.fault_class == "device":
         return f"GPU {names.gpus.get(of.gpu, of.gpu)}" if of.gpu is not None else "A GPU"
-    return f"Somebody in domain {of.domain}" if of.domain is not None else "Somebody"
+    return f"A client in domain {of.domain}" if of.domain is not None else "A client"
 
 
 def _suspects(of: values.Incident) -> str:
@@ -104,7 +104,7 @@ def _deed(of: values.Incident) -> str:
         return "raised an exception of an SM"
     if of.fault_class == "host":
         return "ended while its work ran on the GPU"
-    return "failed" if of.fault_class == "device" else "brought a fault about whose sort is not known"
+    return "failed" if of.fault_class == "device" else "caused a fault of an unknown kind"
 
 
 def access(of: values.Incident | values.Evidence) -> str | None:
@@ -128,12 +128,12 @@ def known_by(of: values.IncidentReport) -> str:
     if of.confidence == "proven":
         return _proof(of)
     if of.confidence == "suspected" and of.culprit_key is not None:
-        return "which of them is not known, so the fault is held against the key that all of them have"
+        return "it is not known which of them, so the key that all of them have counts as the culprit"
     return {
-        "alone": "nobody else was in the domain",
-        "left": "everybody else in the domain was cleared",
-        "suspected": "nobody is accused until one of them faults alone",
-    }.get(of.confidence, "nobody is accused")
+        "alone": "no other client was in the domain",
+        "left": "all other clients in the domain were cleared",
+        "suspected": "mpsd accuses no client until one of them faults alone",
+    }.get(of.confidence, "mpsd accuses no client")
 
 
 def _proof(of: values.IncidentReport) -> str:
@@ -183,7 +183,7 @@ def _whom(of: values.Evidence) -> str:
 
 
 def done(of: values.Deed) -> str:
-    return visible(of.text) or "(told to operators)"
+    return visible(of.text) or "(only operators see this)"
 
 
 def pairs(of: values.IncidentReport, names: Names) -> Mapping[str, str | None]:
@@ -216,7 +216,7 @@ def hurt(of: values.IncidentReport, names: Names) -> Sequence[str]:
     known = [who(party, names) for party in of.victims if party.pid is not None]
     suspects = min(max(0, of.suspected - 1), of.hurt - len(of.victims))
     others = of.hurt - len(known) - suspects
-    counted = [f"{others} {'client' if others == 1 else 'clients'} of others"] if others else []
+    counted = [f"{others} {'client' if others == 1 else 'clients'} of other users"] if others else []
     return [*known, *counted, *([f"{suspects} of the {of.suspected} suspects"] if suspects else [])]
 
 
@@ -231,33 +231,33 @@ def _about_the_bug(of: values.IncidentReport) -> Iterator[str]:
     program = visible(of.culprit.program) if of.culprit is not None and of.culprit.program else "the program"
     if of.fault_class == "mmu":
         if of.address is not None and of.address < NULL_BYTES:
-            yield "So low an address is a null pointer and an offset: a pointer that was never set, or a failed allocation."
+            yield "Such a low address is a null pointer plus an offset: a pointer that was never set, or a failed allocation."
             if of.address >= SHIELD_BYTES:
-                yield "The shield makes such an access harmless: it was not laid in this client (mpsctl clients)."
+                yield "The shield makes such an access harmless, but this client had none (mpsctl clients)."
         yield f"To find the line: run {program} alone, under compute-sanitizer."
     elif of.fault_class == "sm":
         if of.culprit is None:
             yield "With CUDA core dumps the next exception names its culprit: mpsctl env --core-dumps."
         yield f"To find the line: run {program} alone, under compute-sanitizer or cuda-gdb."
     elif of.fault_class == "host":
-        yield "End clients by mpsctl stop: their work on the GPU first. Hooks for containers and jobs are in docs/ending.md."
+        yield "End clients by mpsctl stop, which ends their GPU work first. docs/ending.md has hooks for containers and jobs."
     elif of.fault_class == "device":
-        yield "Look at the GPU before it is used again: nvidia-smi -q, and the kernel log."
+        yield "Check the GPU before it is used again: nvidia-smi -q, and the kernel log."
         if of.gpu is not None:
-            yield f"mpsctl blame says whether it is drained. When it was reset or replaced: mpsctl pardon {of.gpu}"
+            yield f"mpsctl blame shows whether it is drained. After a reset or a replacement: mpsctl pardon {of.gpu}"
     else:
-        yield "Look at what the domain and the driver said at that time: server.log, and the kernel log."
+        yield "Read the messages of the domain and the driver at that time: server.log, and the kernel log."
 
 
 def _about_the_culprit(of: values.IncidentReport) -> Iterator[str]:
     if of.confidence == "suspected" and of.culprit_key is None:
-        yield "mpsctl blame says which suspects are together. Let them be started again: the group that faults has the culprit."
+        yield "mpsctl blame shows the groups of suspects. Start them again: the group that faults has the culprit."
     held = of.culprit_key if of.culprit is None else of.culprit.key
     if held is not None:
         key = visible(shlex.quote(held))
-        yield f"mpsctl blame says whether it is in quarantine. When it is mended: mpsctl pardon {key}"
+        yield f"mpsctl blame shows whether it is in quarantine. After the bug is fixed: mpsctl pardon {key}"
 
 
 def _about_the_hurt(of: values.IncidentReport) -> Iterator[str]:
     if of.hurt and of.fault_class != "device":
-        yield "Whoever was hurt has lost its context, and cannot make another: its process has to be started again."
+        yield "Each victim has lost its context, and cannot make another one: start its process again."

@@ -11,38 +11,38 @@ from mpsctl.arguments import EVERYWHERE, Argument, Command
 from mpsctl.table import COMMANDS
 
 DESCRIPTION = (
-    "Speaks with mpsd, the daemon behind nvidia-cuda-mps-control, on its socket mpsd.sock. Everybody may ask; a user sees and "
-    "changes what is theirs, an operator (root, the daemon's own user, members of its admin group) everything."
+    "Controls mpsd, the daemon behind nvidia-cuda-mps-control, on its socket mpsd.sock. Every user may call it; a user sees "
+    "and changes their own clients, leases and arenas, an operator (root, the daemon's user, members of its admin group) all."
 )
 QUANTITIES = (
     ("SIZE", "A number and K, M, G or T, which are powers of 1024: 4G, 512M, 1.5G."),
     ("DURATION", "A number and ms, s, m, h or d; parts add up: 30s, 5m, 2h, 1h30m."),
-    ("SHARE", "Of the SMs of a GPU: a percentage, 30%, or so many, 40."),
+    ("SHARE", "A share of the SMs of a GPU: a percentage, 30%, or a number, 40."),
     ("GPU", "An ordinal or a UUID, as mpsctl devices shows them."),
     ("USER", "A name or a number."),
 )
 STATUSES = (
     ("0", "Done."),
-    ("1", "mpsd said no; or it is not well (health); or the answer could not be written; or members of a "
-     "service end as soon as they begin, and nobody serves (service run)."),
+    ("1", "mpsd refused; or it has problems (health); or the answer could not be written; or the members of a "
+     "service end right after their start, and no member serves (service run)."),
     ("2", "The command line is wrong."),
-    ("3", "There is no mpsd at the socket, or it ended, or it did not answer within 30 seconds."),
+    ("3", "No mpsd listens at the socket, or it ended, or it did not answer within 30 seconds."),
     ("130", "Interrupted, as by Ctrl-C."),
-    ("141", "Whoever read the output has gone."),
+    ("141", "The reader of the output has ended."),
 )
 ENVIRONMENT = (
     ("CUDA_MPS_PIPE_DIRECTORY", "Where mpsd.sock is; otherwise /tmp/nvidia-mps. The option --socket comes first."),
-    ("NO_COLOR", "Where it is not empty, nothing is coloured. Without a terminal nothing is in any case."),
-    ("COLUMNS", "How wide tables are. Otherwise as wide as the terminal; without one, nothing is cut."),
+    ("NO_COLOR", "If it is not empty, output has no colours. Without a terminal it never has."),
+    ("COLUMNS", "The width of tables; otherwise that of the terminal. Without a terminal tables are not cut."),
 )
 EXAMPLES = (
     ("mpsctl lease create training --user alice --sm 30% --memory 20G --ttl 2h",
      "Alice's next process gets 30 percent of the SMs and 20 GiB of each GPU, for two hours."),
     ("mpsctl lease create batch --new-token --sm 40 --gpu 0 --wait 10m --json",
-     "40 SMs of GPU 0 for whoever has the token that is printed; waits up to ten minutes for them."),
-    ("mpsctl why 4711", "Which rule gave process 4711 what it has."),
+     "40 SMs of GPU 0 for processes with the printed token; waits up to ten minutes for them."),
+    ("mpsctl why 4711", "The rule that gave process 4711 its share and memory."),
     ("mpsctl events 'fault.*' --json | jq .facts", "Every fault, as it happens."),
-    ("mpsctl queue --json | jq 'length'", "How many wait."),
+    ("mpsctl queue --json | jq 'length'", "The number of entries that wait."),
     ("mpsctl service run llm --standbys 1 --sm 30% --log-dir /var/log/llm -- python member.py",
      "A service with one standby, each member with 30 percent of the SMs."),
 )  # fmt: skip
@@ -55,7 +55,7 @@ def render() -> str:
 def _lines() -> Iterator[str]:
     yield f'.TH MPSCTL 1 "" "mpsd {__version__}" "User Commands"'
     yield ".SH NAME"
-    yield "mpsctl \\- who has which part of a GPU, and why: leases, clients, fault domains of mpsd"
+    yield "mpsctl \\- show and change leases, clients, fault domains, arenas and services of mpsd"
     yield ".SH SYNOPSIS"
     yield ".B mpsctl"
     yield "[\\fIOPTION\\fR]... \\fICOMMAND\\fR [\\fIARGUMENT\\fR]..."

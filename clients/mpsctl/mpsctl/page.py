@@ -37,7 +37,7 @@ svg .bar { stroke: var(--bar); stroke-width: 4; }
 .proof { fill: var(--proof); } .seen { fill: var(--seen); } .clears { fill: var(--clears); } .done { fill: var(--done); }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_LEGEND = (("proof", "proves who it was"), ("seen", "saw it"), ("clears", "clears somebody"), ("done", "done by mpsd"))
+_LEGEND = (("proof", "proof of the culprit"), ("seen", "observation"), ("clears", "clears a client"), ("done", "done by mpsd"))
 
 
 def render_page(of: values.IncidentReport, names: Names) -> str:
@@ -56,7 +56,7 @@ def _page(of: values.IncidentReport, names: Names) -> Iterator[str]:
         yield from _picture(drawn)
     seen = [(_time(each.after_seconds), _cell(each.source), _cell(incident.seen(each))) for each in of.evidence]
     yield from _section("Seen", _table(seen))
-    yield from _section("Hurt besides", _list(incident.hurt(of, names)))
+    yield from _section("Victims", _list(incident.hurt(of, names)))
     yield from _section("Done by mpsd", _table([(_time(each.after_seconds), _cell(incident.done(each))) for each in of.deeds]))
     yield from _section("What you can do", _list(incident.advice(of)))
     if of.left_out:

@@ -18,8 +18,8 @@ from mpsctl.quantities import (
 )
 from mpsctl.top import follow as top
 
-GROUPS = {"lease": "make, renew, give back or show one lease", "domain": "begin, empty or refresh a fault domain",
-          "limits": "what clients without a lease get", "arena": "show, make, change or remove one arena",
+GROUPS = {"lease": "make, renew, release or show one lease", "domain": "start, drain or recycle a fault domain",
+          "limits": "limits of clients without a lease", "arena": "show, make, change or remove one arena",
           "service": "run, show, change or hand over one service"}  # fmt: skip
 
 
@@ -57,11 +57,11 @@ _PRIORITY = Argument(
 _DURATION = "DURATION"
 
 COMMANDS: tuple[Command, ...] = (
-    Command("top", "Who is there, live: a table that is drawn anew each second and after events", top, (
+    Command("top", "Show all clients, live: a table that is redrawn each second and after events", top, (
         Argument("--once", "print one table, and end", is_flag=True),
-    ), "SM and MEM are what the client's lease has asked for as a whole; HELD, beside each, is what this client was granted. "
-       "FAULTS are those of its domain since mpsd was started; `mpsctl faults` says who did them. Where standard output is no "
-       "terminal, one table is printed. End it with Ctrl-C."),
+    ), "SM and MEM are the share and memory of the client's whole lease; HELD, next to each, is the part of this client. "
+       "FAULTS counts those of its domain since the start of mpsd; `mpsctl faults` names the culprits. If standard output is "
+       "not a terminal, one table is printed. End it with Ctrl-C."),
     Command("leases", "List leases", leases.list_leases, (
         Argument("--state", "only those in this state", choices=("active", "queued")),
     )),
@@ -72,8 +72,8 @@ COMMANDS: tuple[Command, ...] = (
         Argument("--cgroup", "for a cgroup and all below it: a path, or the name of a container, job or unit", metavar="PATH",
                  instead="whom"),
         Argument("--token", "for processes with MPSD_LEASE=TOKEN in their environment", instead="whom"),
-        Argument("--new-token", "... with a token that is made now, and printed", is_flag=True, instead="whom"),
-        Argument("--sm", "share of the SMs of each GPU: 30%, or so many SMs: 40; otherwise all", metavar="SHARE",
+        Argument("--new-token", "the same, with a new token, which is printed", is_flag=True, instead="whom"),
+        Argument("--sm", "share of the SMs of each GPU, 30%, or a number of SMs, 40; otherwise all", metavar="SHARE",
                  parse=parse_share),
         Argument("--memory", "memory of each GPU, or of one: 4G, 0=4G; otherwise no limit", metavar="[GPU=]SIZE",
                  parse=parse_memory, count="*"),
@@ -81,27 +81,27 @@ COMMANDS: tuple[Command, ...] = (
         Argument("--processes", "how many may run under it; each gets an equal part", metavar="N", default=1,
                  parse=functools.partial(parse_number_of, 1, 1024)),
         Argument("--ttl", "how long it lasts; otherwise until it is released", metavar=_DURATION, parse=parse_duration),
-        Argument("--wait", "how long it may be queued where it does not fit; otherwise it is refused", metavar=_DURATION,
+        Argument("--wait", "how long it may be queued if it does not fit; otherwise it is refused", metavar=_DURATION,
                  parse=parse_duration),
-        Argument("--domain", "which fault domain: everybody's, its own, its group's, or that of suspects",
+        Argument("--domain", "the fault domain: the common one, a separate one, its group's, or that of quarantine",
                  choices=("shared", "own", "group", "quarantine")),
         Argument("--group", "leases of one group may share a domain, and inherit each other's shares"),
         Argument("--priority", _PRIORITY.help, _PRIORITY.metavar, _PRIORITY.parse, default=0),
         Argument("--level", "of the elastic policy", choices=("interactive", "batch"), default="interactive"),
-        Argument("--owner", "whose lease it is: operators may say", metavar="USER", parse=parse_user),
-    ), "Prints the lease, or why there is none. A lease that does not fit is refused, unless it may wait."),
+        Argument("--owner", "the owner of the lease; for operators", metavar="USER", parse=parse_user),
+    ), "Prints the lease, or the reason for the refusal. A lease that does not fit is refused, unless it may wait."),
     Command("lease renew", "Let a lease last longer, from now on", leases.renew, (
         _LEASE,
         Argument("--ttl", "how long; otherwise as long as it was made for", metavar=_DURATION, parse=parse_duration),
     )),
-    Command("lease release", "Give a lease back; its clients keep what they have until they end", leases.release, (_LEASE,)),
-    Command("lease show", "Everything about one lease, its token too where it is yours", leases.show, (_LEASE,)),
-    Command("queue", "Who waits, in which order, and for what", leases.list_queue),
+    Command("lease release", "Release a lease; its clients keep their share until they end", leases.release, (_LEASE,)),
+    Command("lease show", "Show one lease, with its token if it is yours", leases.show, (_LEASE,)),
+    Command("queue", "List the leases and clients that wait, with the reasons", leases.list_queue),
     Command("clients", "List the processes that use CUDA through mpsd", clients.list_clients, (),
-            "MARKS: watched, the client's memory faults are seen exactly; shield, low addresses are shielded in it, and a null "
+            "MARKS: watched, mpsd sees the client's memory faults exactly; shield, its low addresses are shielded: a null "
             "access does nothing; held, its end waits until its work on the GPU has ended."),
-    Command("why", "Which rule gave a client what; while it waits, for what", clients.why, (_PID,)),
-    Command("terminate", "End a client's work on the GPU; the process goes on and sees CUDA error 810", clients.terminate, (
+    Command("why", "Show the rule that gave a client its share, or the reason for its waiting", clients.why, (_PID,)),
+    Command("terminate", "End a client's work on the GPU; the process continues and gets CUDA error 810", clients.terminate, (
         _PID,
     )),
     stop.COMMAND,
@@ -109,47 +109,47 @@ COMMANDS: tuple[Command, ...] = (
         _PID, Argument("domain", "as `mpsctl domains` shows it"),
     )),
     Command("domains", "List fault domains", domains.list_domains),
-    Command("domain create", "Begin a fault domain", domains.create, (_GPU,)),
-    Command("domain drain", "Let a domain take nobody, and go when it is empty", domains.drain, (_DOMAIN,)),
+    Command("domain create", "Start a fault domain", domains.create, (_GPU,)),
+    Command("domain drain", "Close a domain to new clients, and remove it when it is empty", domains.drain, (_DOMAIN,)),
     Command("domain recycle", "Replace the servers of an empty domain by fresh ones", domains.recycle, (_DOMAIN,)),
     Command("devices", "List the GPUs of the daemon", domains.list_devices),
-    Command("limits", "What clients without a lease get", daemon.show_limits),
-    Command("limits set", "Set what clients without a lease get; what is not named stays", daemon.set_limits, (
+    Command("limits", "Show the limits of clients without a lease", daemon.show_limits),
+    Command("limits set", "Set the limits of clients without a lease; limits that are not named stay", daemon.set_limits, (
         Argument("--sm", "share of the SMs: 30%", metavar="PERCENT", parse=parse_percent),
         Argument("--memory", "memory of each GPU, or of one: 4G, 0=4G; none: no limit", metavar="[GPU=]SIZE",
                  parse=parse_memory_or_none, count="*"),
         _PRIORITY,
     )),
-    Command("faults", "Faults of the GPUs: who did it, how that is known, how many were hurt", faults.list_faults, (
-        Argument("--last", "only so many, the last ones", metavar="N", parse=functools.partial(parse_number_of, 1, 10**6)),
-        Argument("--after", "only those behind the fault of this number", metavar="ID", parse=parse_whole),
+    Command("faults", "List faults of the GPUs: culprit, how it is known, number of victims", faults.list_faults, (
+        Argument("--last", "only the last N", metavar="N", parse=functools.partial(parse_number_of, 1, 10**6)),
+        Argument("--after", "only those after the fault with this number", metavar="ID", parse=parse_whole),
         Argument("--since", "only those that began so long ago, or later", metavar=_DURATION, parse=parse_duration),
         Argument("--domain", "only those of this fault domain", metavar="NAME"),
         Argument("--class", "only those of this class", choices=tuple(CLASSES)),
-        Argument("--culprit", "only those that this user's processes did; another user's: operators", metavar="USER",
+        Argument("--culprit", "only those that this user's processes caused; another user's: for operators", metavar="USER",
                  parse=parse_user),
         Argument("--mine", "only those in which a process of yours is named", is_flag=True),
-    ), "A user is told of their own processes by name, and of others' that they are there. KNOWN is how it is known who did "
-       "it: proven, alone (nobody else was there), left (everybody else was cleared), suspected, unknown."),
-    Command("fault", "Everything about one fault: who, where, the evidence in time, who was hurt", faults.show_fault, (
+    ), "A user sees the names of their own processes, and only the number of others'. KNOWN is how the culprit is known: "
+       "proven, alone (no other client was in the domain), left (all others were cleared), suspected, unknown."),
+    Command("fault", "Show one fault: culprit, place, the evidence in order of time, victims", faults.show_fault, (
         Argument("number", "of the fault, as `mpsctl faults` shows it", parse=parse_whole),
-        Argument("--html", "write it as a page of one file instead, with a picture", metavar="FILE"),
+        Argument("--html", "write an HTML page of one file instead, with a picture", metavar="FILE"),
     )),
-    Command("blame", "What is held against whom: convictions, suspicions, pauses; GPUs that are drained", faults.list_blame),
-    Command("pardon", "Hold nothing against somebody any more", faults.pardon, (
+    Command("blame", "List quarantined, suspected and paused clients, and drained GPUs", faults.list_blame),
+    Command("pardon", "End the quarantine and the suspicion of a client, or the drain of a GPU", faults.pardon, (
         Argument("key", "as `mpsctl blame` shows it"),
-    ), "For a program that was mended: it is placed and admitted as everybody is, from its next start on. For a GPU that is "
-       "drained, by its UUID: it takes clients again."),
+    ), "For a program whose bug was fixed: from its next start on it is placed and admitted like any other. For a drained "
+       "GPU, by its UUID: it takes clients again."),
     *arenas.COMMANDS,
     *services.COMMANDS,
-    Command("events", "What happens, as it happens", events.follow, (
+    Command("events", "Print events as they occur", events.follow, (
         Argument("topics", "a topic, or a family: lease.*, client.*, domain.*, fault.*, gpu.*, blame.*, "
                  "arena.*, service.*; otherwise all",
                  metavar="TOPIC", count="*"),
-        Argument("--count", "end after so many", metavar="N", parse=functools.partial(parse_number_of, 1, 10**9)),
-    ), "A line `events.lost` stands where this reader was too slow. End it with Ctrl-C."),
-    Command("status", "What mpsd is, and how much there is of everything", daemon.status),
-    Command("health", "Whether a client that comes would be served; exit status 1 where not", daemon.health),
+        Argument("--count", "end after N events", metavar="N", parse=functools.partial(parse_number_of, 1, 10**9)),
+    ), "A line `events.lost` marks events that this reader missed because it was too slow. End it with Ctrl-C."),
+    Command("status", "Show version, uptime and totals of mpsd", daemon.status),
+    Command("health", "Show whether a client that comes now would be served; exit status 1 if not", daemon.health),
     environment.COMMAND,
     Command("completion", "Print completion for a shell", daemon.completion, (
         Argument("shell", "which", choices=("bash", "zsh", "tcsh")),

@@ -108,8 +108,8 @@ async def test_limits_are_set(tmp_path: Path, short_dir: Path) -> None:
     [
         ("domain create --gpu 1", ("create", (UUIDS[1],)), "domain d4 is starting"),
         ("domain create", ("create", UUIDS), "domain d4 is starting"),
-        ("domain drain d1", ("drain", "d1"), "domain d1 takes nobody, and goes when its 1 clients have"),
-        ("domain drain d3", ("drain", "d3"), "domain d3 takes nobody, and goes now"),
+        ("domain drain d1", ("drain", "d1"), "domain d1 takes no new clients, and is removed when its 1 clients have ended"),
+        ("domain drain d3", ("drain", "d3"), "domain d3 takes no new clients, and is removed now"),
         ("domain recycle d3", ("recycle", "d3"), "domain d3 gets fresh servers"),
         ("move 586 d3", ("move", 586, "d3"), "client 586 stays where it is; the next process like it goes to domain d3"),
     ],
@@ -124,7 +124,7 @@ async def test_a_client_is_terminated(tmp_path: Path, short_dir: Path) -> None:
     async with open_desk(tmp_path, short_dir) as desk:
         out = await desk.answer("terminate", "586", peer=OWNER)
         assert [586 in ended for ended in desk.house.fakes.board.ended] == [True]
-    assert out == "client 586: its GPU work in domain d1 is ended; the process goes on, and sees CUDA error 810\n"
+    assert out == "client 586: its GPU work in domain d1 has ended; the process continues, and gets CUDA error 810\n"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ async def test_a_client_is_stopped(words: str, target: Target, manner: Manner, t
         out = await desk.answer("stop", *words.split())
         assert desk.house.fakes.stopper.asked == [(target, manner)]
     assert ("586  d1" in out) == ("--pid" in words)
-    assert ("nobody was there" in out) == ("--pid" not in words)
+    assert ("no process found" in out) == ("--pid" not in words)
 
 
 async def test_a_client_that_was_left_is_status_1(tmp_path: Path, short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,15 +73,15 @@ async def test_what_others_are_not_told_is_not_shown(tmp_path: Path, short_dir: 
         (replace(proven(), address=96, access="read", kernel="", pc=None),
          f"{ALICE} read from 0x60 (null and 96 bytes); proven by uvm_events at the first sign."),
         (replace(proven(), address=None, kernel="k", pc=None, confidence=Confidence.ALONE),
-         f"{ALICE} made an access that no mapping allows in kernel `k`; nobody else was in the domain."),
+         f"{ALICE} made an access that no mapping allows in kernel `k`; no other client was in the domain."),
         (replace(proven(), fault_class=FaultClass.SM, confidence=Confidence.LEFT, kernel="", pc=None),
-         f"{ALICE} raised an exception of an SM; everybody else in the domain was cleared."),
+         f"{ALICE} raised an exception of an SM; all other clients in the domain were cleared."),
         (replace(proven(), fault_class=FaultClass.HOST, confidence=Confidence.ALONE, kernel="", pc=None),
-         f"{ALICE} ended while its work ran on the GPU; nobody else was in the domain."),
-        (suspected(), "One of 2 suspects raised an exception of an SM; nobody is accused until one of them faults alone."),
-        (of_the_gpu(), f"GPU {of_the_gpu().gpu} failed; nobody is accused."),
+         f"{ALICE} ended while its work ran on the GPU; no other client was in the domain."),
+        (suspected(), "One of 2 suspects raised an exception of an SM; mpsd accuses no client until one of them faults alone."),
+        (of_the_gpu(), f"GPU {of_the_gpu().gpu} failed; mpsd accuses no client."),
         (replace(suspected(), fault_class=FaultClass.UNKNOWN, confidence=Confidence.UNKNOWN, suspects=()),
-         "Somebody in domain d1 brought a fault about whose sort is not known; nobody is accused."),
+         "A client in domain d1 caused a fault of an unknown kind; mpsd accuses no client."),
     ],
 )  # fmt: skip
 def test_the_first_sentence(of: Incident, said: str) -> None:
@@ -95,7 +95,7 @@ def test_the_first_sentence(of: Incident, said: str) -> None:
         (replace(proven(), address=96), "null pointer", "shield"),
         (replace(proven(), address=96 << 10), "The shield makes such an access harmless", "cuda-gdb"),
         (suspected(), "mpsctl env --core-dumps", "mpsctl pardon"),
-        (suspected(), "mpsctl blame says which suspects are together", "mpsctl pardon"),
+        (suspected(), "mpsctl blame shows the groups of suspects", "mpsctl pardon"),
         (replace(proven(), fault_class=FaultClass.SM), "cuda-gdb", "core-dumps"),
         (replace(proven(), fault_class=FaultClass.HOST), "mpsctl stop", "compute-sanitizer"),
         (replace(proven(), fault_class=FaultClass.UNKNOWN), "server.log", "compute-sanitizer"),
@@ -114,8 +114,8 @@ def test_advice_is_for_this_fault(of: Incident, words: str, others: str) -> None
 def test_the_hurt_are_named_or_counted() -> None:
     of = replace(proven(), victims=(BOBS, ALICES))
     assert incident.hurt(told(of), NAMES) == ["trainer[700] of user bob in container 3f2a9c0d1e2f", ALICE]
-    assert incident.hurt(told(of, 2000), NAMES) == ["trainer[700] of user bob in container 3f2a9c0d1e2f", "1 client of others"]
-    assert incident.hurt(told(of, 3000), NAMES) == ["2 clients of others"]
+    assert incident.hurt(told(of, 2000), NAMES) == ["trainer[700] of user bob in container 3f2a9c0d1e2f", "1 client of other users"]
+    assert incident.hurt(told(of, 3000), NAMES) == ["2 clients of other users"]
     assert incident.hurt(told(suspected()), NAMES) == ["1 of the 2 suspects"]
     assert incident.hurt(told(of_the_gpu()), NAMES) == []
 
@@ -124,7 +124,7 @@ def test_a_key_that_is_convicted_is_named_though_no_process_is() -> None:
     """`blame` showed a conviction, while the report accused no client and listed none as hurt."""
     parties = tuple(Party(process, 1000, "python3") for process in (ALICES, ALICES_SECOND))
     report = told(replace(suspected(), is_settled=True, parties=parties))
-    held = "which of them is not known, so the fault is held against the key that all of them have"
+    held = "it is not known which of them, so the key that all of them have counts as the culprit"
     head = f"One of 2 clients with the key user:1000:python3 raised an exception of an SM; {held}."
     assert incident.headline(report, NAMES) == head
     assert incident.pairs(report, NAMES)["culprit"] == "one of 2 clients with the key user:1000:python3"
@@ -205,7 +205,7 @@ async def test_a_report_of_nothing_but_a_number_is_shown(tmp_path: Path, short_d
     async with open_desk(tmp_path, short_dir) as desk:
         desk.house.fakes.faults.keep(empty)
         out = await desk.answer("fault", "9", peer=STRANGER)
-    assert out.startswith("Fault 9\nSomebody brought a fault about whose sort is not known; nobody is accused.\n")
+    assert out.startswith("Fault 9\nA client caused a fault of an unknown kind; mpsd accuses no client.\n")
     assert "When\n" not in out
     assert "more may come" in out
 

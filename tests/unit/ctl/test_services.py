@@ -35,7 +35,7 @@ async def test_what_is_not_named_stays(words: str, changed: dict[str, Any], tmp_
 async def test_what_is_wanted_now_is_said(tmp_path: Path, short_dir: Path) -> None:
     async with open_desk(tmp_path, short_dir) as desk:
         out = await desk.answer("service", "change", "weights", "--standbys", "3", "--sm", "30%", "--memory", "20G", peer=OWNER)
-    said = "service weights: 3 standbys besides the active, each with 30% of the SMs, 20G; heartbeat none\n"
+    said = "service weights: 3 standbys in addition to the active, each with 30% of the SMs, 20G; heartbeat none\n"
     assert out == said
 
 
@@ -61,17 +61,17 @@ async def test_what_is_another_users_is_not_there(words: str, tmp_path: Path, sh
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        pytest.param(("there-is-no-such-program",), "there is no program there-is-no-such-program", id="no program"),
+        pytest.param(("there-is-no-such-program",), "program there-is-no-such-program does not exist", id="no program"),
         pytest.param(("--remove-arena", "true"), "--remove-arena is for --until-done", id="there is no end"),
         pytest.param(("--log-dir", "/dev/null/logs", "true"), "/dev/null/logs cannot be made: Not a directory", id="no place"),
         pytest.param(
             ("--sm", "30%", "true"),
-            "this machine has several GPUs, and there is no service yet: --gpu says where to reserve",
+            "this machine has several GPUs, and the service does not exist yet: name the GPU by --gpu",
             id="which GPU",
         ),
         pytest.param(
             ("--gpu", f"00,1,{UUIDS[0][:9].lower()},7", "true"),
-            f"--gpu 7: there is no such GPU; mpsd has 0 ({UUIDS[0]}), 1 ({UUIDS[1]})",
+            f"--gpu 7: mpsd has no such GPU; it has 0 ({UUIDS[0]}), 1 ({UUIDS[1]})",
             id="no such GPU",
         ),
     ],

@@ -254,7 +254,7 @@ def test_one_whose_domain_is_not_known_yet_is_ready() -> None:
 
 def test_a_service_that_is_found_is_told_as_it_is() -> None:
     (told,) = differences(None, replace(SERVICE, last=LAST))
-    assert told.text == "there is a service, generation 7: pid 586 serves; members: 586, 587"
+    assert told.text == "the service exists, generation 7: pid 586 serves; members: 586, 587"
     assert [each.event for each in differences(SERVICE, None)] == ["gone"]
 
 

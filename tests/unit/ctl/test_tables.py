@@ -103,7 +103,7 @@ async def test_a_user_sees_what_is_theirs(tmp_path: Path, short_dir: Path) -> No
         assert "training-2000" not in await desk.answer("leases", peer=OWNER)
         assert await desk.answer("leases", peer=STRANGER) == "no leases\n"
         assert await desk.answer("clients", peer=STRANGER) == "no clients\n"
-        assert await desk.answer("queue", peer=STRANGER) == "nobody waits\n"
+        assert await desk.answer("queue", peer=STRANGER) == "no one waits\n"
         assert "a-secret-of-user-1000" in await desk.answer("lease", "show", "1", peer=OWNER)
         assert "a-secret" not in await desk.answer("lease", "show", "1", peer=OPERATOR)
 

@@ -26,9 +26,9 @@ def parse_ttl(text: str) -> float:
 
 
 _NAME = Argument("name", "of the arena, as `mpsctl arenas` shows it")
-_CAPACITY = Argument("--capacity", "how much it may hold", metavar="SIZE", parse=parse_size)
+_CAPACITY = Argument("--capacity", "the most memory that it may have", metavar="SIZE", parse=parse_size)
 _MODE = Argument("--mode", "who may adopt (r) and write (w) it, octal, as of a file", metavar="MODE", parse=parse_mode)
-_TTL_HELP = "how long it stays while nobody holds it"
+_TTL_HELP = "how long it stays while no process has it open"
 _ONE_GPU = "an ordinal or a UUID"
 
 
@@ -86,7 +86,7 @@ def _facts(session: Session, arena: values.Arena) -> Mapping[str, object]:
         "committed": f"{arena.allocations} allocations",
         "layout": f"{arena.layout_bytes} bytes, {arena.layout_hash}" if arena.layout_hash else "none",
         "generation": arena.generation,
-        "writer": "nobody any more: it is sealed" if arena.is_sealed else _pid(arena.writer_pid),
+        "writer": "none: it is sealed" if arena.is_sealed else _pid(arena.writer_pid),
         "readers": _readers(arena.reader_pids),
         "lease": arena.lease_id,
         "age": _ago(session, arena.created_at),
@@ -96,12 +96,12 @@ def _facts(session: Session, arena: values.Arena) -> Mapping[str, object]:
 
 
 def _pid(pid: int | None) -> str:
-    return "nobody" if pid is None else f"pid {pid}"
+    return "none" if pid is None else f"pid {pid}"
 
 
 def _readers(pids: Sequence[int]) -> str:
     more = f" and {len(pids) - _SHOWN_READERS} more" if len(pids) > _SHOWN_READERS else ""
-    return ", ".join(f"pid {pid}" for pid in pids[:_SHOWN_READERS]) + more if pids else "nobody"
+    return ", ".join(f"pid {pid}" for pid in pids[:_SHOWN_READERS]) + more if pids else "none"
 
 
 def _stays(session: Session, arena: values.Arena) -> str:
@@ -162,9 +162,9 @@ def _of(names: Sequence[str]) -> str:
 
 COMMANDS = (
     Command("arenas", "List arenas: GPU memory that outlives the process that filled it", list_arenas, (),
-            "LEFT is how long one still stays that nobody holds. LAYOUT is the beginning of the hash of its committed layout."),
-    Command("arena show", "Everything about one arena, its writer and readers too", show, (_NAME,)),
-    Command("arena create", "Make an arena, with nothing in it", create, (
+            "LEFT is the remaining time of an arena that no process has open. LAYOUT begins the hash of the committed layout."),
+    Command("arena show", "Show one arena with its writer and readers", show, (_NAME,)),
+    Command("arena create", "Make an empty arena", create, (
         Argument("name", "letters, digits, dots, underscores and hyphens"),
         Argument("--gpu", f"on which GPU: {_ONE_GPU}", default="0"),
         Argument("--capacity", _CAPACITY.help, _CAPACITY.metavar, _CAPACITY.parse, instead="size"),
@@ -172,13 +172,13 @@ COMMANDS = (
         _MODE,
         Argument("--ttl", f"{_TTL_HELP}; otherwise until it is removed", metavar="DURATION", parse=parse_duration),
     )),
-    Command("arena change", "Change what an arena may hold, who may open it, how long it stays", change, (
+    Command("arena change", "Change the capacity of an arena, its mode, and how long it stays", change, (
         _NAME, _CAPACITY, _MODE,
         Argument("--ttl", f"{_TTL_HELP}; {FOR_EVER}: until it is removed", metavar="DURATION", parse=parse_ttl),
-    ), "What is not named stays. Who has it open goes on with it."),
-    Command("arena remove", "Remove an arena and what is in it; not while somebody holds it", remove, (_NAME,)),
-    Command("arena make-room", "Free memory of arenas that nobody holds; exit status 1 where less went", make_room, (
+    ), "Properties that are not named stay. Processes that have it open keep it open."),
+    Command("arena remove", "Remove an arena and its memory; refused while a process has it open", remove, (_NAME,)),
+    Command("arena make-room", "Remove arenas that no process has open; exit status 1 if they free too little", make_room, (
         Argument("size", "how much is wanted", metavar="SIZE", parse=parse_size),
         Argument("--gpu", f"of which GPU: {_ONE_GPU}", default="0"),
-    ), "Which arenas may go for whom, the daemon's configuration says."),
+    ), "The daemon's configuration decides which arenas it may remove."),
 )  # fmt: skip

@@ -53,8 +53,8 @@ def _grant(session: Session, grant: values.Grant) -> Mapping[str, object]:
         "rule": grant.rule,
         "lease": grant.lease_id,
         "GPUs": words.gpus(grant.gpus, names),
-        "SMs": _share(grant) or "no limit of its own",
-        "memory": words.memory_by_gpu(grant.memory_bytes, names) or "no limit of its own",
+        "SMs": _share(grant) or "no limit",
+        "memory": words.memory_by_gpu(grant.memory_bytes, names) or "no limit",
         "priority": "below normal" if grant.priority else "normal",
         "domains": grant.domain_policy,
     }
@@ -68,7 +68,7 @@ def _share(grant: values.Grant) -> str | None:
 def terminate(session: Session) -> int:
     """Terminate a client through the vendor's command terminate_client."""
     done = session.ask(calls.client_terminate(session.asked.pid))
-    said = f"client {done.pid}: its GPU work in domain {done.domain} is ended; the process goes on, and sees CUDA error 810"
+    said = f"client {done.pid}: its GPU work in domain {done.domain} has ended; the process continues, and gets CUDA error 810"
     session.out.document(done, lambda: said)
     return 0
 

@@ -37,10 +37,8 @@ def create(session: Session) -> int:
 
 def drain(session: Session) -> int:
     done = session.ask(calls.domain_drain(session.asked.name))
-    said = f"domain {done.name} takes nobody, and goes when its {done.clients} clients have" if done.clients else (
-        f"domain {done.name} takes nobody, and goes now"
-    )  # fmt: skip
-    session.out.document(done, lambda: said)
+    when = f"when its {done.clients} clients have ended" if done.clients else "now"
+    session.out.document(done, lambda: f"domain {done.name} takes no new clients, and is removed {when}")
     return 0
 
 

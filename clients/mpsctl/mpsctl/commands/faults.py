@@ -85,7 +85,7 @@ def _report(session: Session, found: values.IncidentReport) -> "RenderableType":
     parts += _section("When", [Text(line, no_wrap=True) for line in draw(drawn, width)] if drawn else [])
     seen = [(each.after_seconds, each.source, incident.seen(each)) for each in found.evidence]
     parts += _section("Seen", [_rows(seen)] if seen else [])
-    parts += _section("Hurt besides", [Text(line) for line in incident.hurt(found, names)])
+    parts += _section("Victims", [Text(line) for line in incident.hurt(found, names)])
     done = [(each.after_seconds, "", incident.done(each)) for each in found.deeds]
     parts += _section("Done by mpsd", [_rows(done)] if done else [])
     parts += _section("What you can do", [_rows_of_advice(incident.advice(found))])

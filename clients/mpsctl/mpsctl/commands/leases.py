@@ -147,7 +147,7 @@ def list_queue(session: Session) -> int:
         Column("LEFT", lambda entry: _left(session, entry.deadline), is_number=True),
         Column("FOR", lambda entry: entry.reason, may_be_cut=True, least=20),
     )
-    session.out.document(found, lambda: session.out.table(columns, found, "nobody waits"))
+    session.out.document(found, lambda: session.out.table(columns, found, "no one waits"))
     return 0
 
 

@@ -91,7 +91,7 @@ def ready(of: values.Service) -> int:
 
 
 def protection(of: values.Service) -> str:
-    return of.protection or ("yes" if of.writer_pid is not None else "nobody serves")
+    return of.protection or ("yes" if of.writer_pid is not None else "no member serves")
 
 
 def _ago(session: Session, moment: float) -> str:
@@ -118,7 +118,7 @@ def _report(session: Session, found: values.Service) -> "RenderableType":
 
 def _facts(session: Session, found: values.Service) -> Mapping[str, object]:
     names = words.ordinals(session.all(calls.device_list()))
-    writer = f"pid {found.writer_pid}" if found.writer_pid is not None else "nobody"
+    writer = f"pid {found.writer_pid}" if found.writer_pid is not None else "none"
     settings, last = found.settings, found.last
     return {
         "service": found.name,
@@ -146,7 +146,7 @@ def _lost(session: Session, lost: values.Loss, losses: int) -> Mapping[str, obje
 
 
 def _last(session: Session, last: values.Promotion) -> Mapping[str, object]:
-    before = f"pid {last.from_pid}" if last.from_pid is not None else "nobody"
+    before = f"pid {last.from_pid}" if last.from_pid is not None else "none"
     return {
         "last": f"{_ago(session, last.at)} ago, {last.cause}: from {before} to pid {last.to_pid}, generation {last.generation}",
         "detected in": _part(last.detect_ms),
@@ -202,7 +202,7 @@ def _sentence(found: values.Service) -> str:
     each = f"each with {with_}" if with_ else "nothing reserved"
     heartbeat = f"{settings.heartbeat_seconds:g} s" if settings.heartbeat_seconds else "none"
     standbys = "1 standby" if settings.standbys == 1 else f"{settings.standbys} standbys"
-    return f"service {found.name}: {standbys} besides the active, {each}; heartbeat {heartbeat}"
+    return f"service {found.name}: {standbys} in addition to the active, {each}; heartbeat {heartbeat}"
 
 
 def run(session: Session) -> int:
@@ -232,13 +232,13 @@ def _trouble_with_gpus(session: Session, gpus: Sequence[str]) -> str:
     for gpu in gpus:
         if not any(_may_be_meant(gpu, device) for device in devices):
             there = ", ".join(f"{device.ordinal} ({device.uuid})" for device in devices)
-            return f"--gpu {gpu}: there is no such GPU; mpsd has {there}"
+            return f"--gpu {gpu}: mpsd has no such GPU; it has {there}"
     if gpus or len(devices) == 1 or (asked.sm is None and asked.memory is None):
         return ""
     try:
         session.ask(calls.service_get(asked.name))
     except Refused:
-        return "this machine has several GPUs, and there is no service yet: --gpu says where to reserve"
+        return "this machine has several GPUs, and the service does not exist yet: name the GPU by --gpu"
     return ""
 
 
@@ -254,7 +254,7 @@ def _trouble(asked: argparse.Namespace) -> str:
     if asked.remove_arena and not asked.until_done:
         return "--remove-arena is for --until-done"
     if shutil.which(program) is None:
-        return f"there is no program {program}"
+        return f"program {program} does not exist"
     if log_dir is not None:
         try:
             os.makedirs(log_dir, mode=0o700, exist_ok=True)
@@ -266,33 +266,33 @@ def _trouble(asked: argparse.Namespace) -> str:
 
 
 _SERVICE = Argument("name", "of the service, as `mpsctl services` shows it", parse=parse_name)
-_STANDBYS = Argument("--standbys", "how many besides the active", metavar="N",
+_STANDBYS = Argument("--standbys", "the number of standbys, in addition to the active", metavar="N",
                      parse=functools.partial(parse_number_of, 0, MOST_STANDBYS))  # fmt: skip
 _SM_HELP = "the share of the SMs that each member has: 30%"
 _MEMORY_HELP = "the memory that each member has: 4G"
 
 COMMANDS = (
     Command("services", "List services: arenas with a process that serves them, and standbys", list_services, (),
-            "READY is how many standbys could take over now, and how many are wanted. LAST, CAUSE and TOOK are of the last "
-            "promotion: how long ago, why, and how long it took from what happened until the new one served."),
-    Command("service show", "Everything about one service, its members and its last promotion too", show, (_SERVICE,)),
+            "READY has the standbys that could take over now, and the wanted number. LAST, CAUSE and TOOK describe the last "
+            "promotion: its age, its cause, and the time from the cause until the new active served."),
+    Command("service show", "Show one service with its members and its last promotion", show, (_SERVICE,)),
     Command("service handover", "Let a standby serve in place of the active, which stays as a standby", hand_over, (
         _SERVICE,
-        Argument("--to", "to this one; otherwise to whoever is next", metavar="PID",
+        Argument("--to", "to this member; otherwise to the next one", metavar="PID",
                  parse=functools.partial(parse_number_of, 1, 2**31 - 1)),
         Argument("--wait", "how long it may take; otherwise 30s", metavar="DURATION", parse=parse_duration),
     )),
-    Command("service change", "Change how many standbys there are, and what each member has", change, (
+    Command("service change", "Change the number of standbys, and the share and memory of each member", change, (
         _SERVICE,
         _STANDBYS,
         Argument("--sm", f"{_SM_HELP}; {NONE}: nothing is reserved", metavar="PERCENT", parse=parse_percent_or_none),
         Argument("--memory", f"{_MEMORY_HELP}; {NONE}: no limit", metavar="SIZE", parse=parse_size_or_none),
-        Argument("--heartbeat", f"an active whose forward state stands still for so long is taken to hang; {NONE}: never",
+        Argument("--heartbeat", f"after so long without a change of its forward state an active counts as hung; {NONE}: never",
                  metavar="DURATION", parse=parse_heartbeat),
-    ), "What is not named stays. Its starter (service run) does it: another share or other memory is a rolling change, in "
-       "which members are replaced one after the other, and a new one takes over before the old one is ended."),
+    ), "Settings that are not named stay. The starter (service run) carries the change out. For another share or other memory "
+       "it replaces the members one after the other; a new one takes over before the old one is ended."),
     Command("service run", "Keep the members of a service running: the active and its standbys", run, (
-        Argument("name", "of the service, and of its arena", parse=parse_name),
+        Argument("name", "name of the service and of its arena", parse=parse_name),
         _STANDBYS,
         Argument("--sm", _SM_HELP, metavar="PERCENT", parse=parse_percent),
         Argument("--memory", _MEMORY_HELP, metavar="SIZE", parse=parse_size),
@@ -300,13 +300,13 @@ COMMANDS = (
                  metavar="GPU[,GPU...]", count="*"),
         Argument("--log-dir", "where NAME-N.log has the output of member N; otherwise it is printed, with a prefix",
                  metavar="DIR"),
-        Argument("--drain", "how long the work that a member has queued on the GPU may run when it is ended; otherwise 1s",
+        Argument("--drain", "how long a member's queued GPU work may run before the member is ended; otherwise 1s",
                  metavar="DURATION", parse=parse_duration),
-        Argument("--until-done", "end all when the active has ended with status 0", is_flag=True),
+        Argument("--until-done", "end all members when the active has ended with status 0", is_flag=True),
         Argument("--remove-arena", "and then remove the arena, with its memory and its forward state", is_flag=True),
-        Argument("command_words", "what each member is started as, with MPSD_SERVICE=NAME in its environment",
+        Argument("command_words", "the command of each member, which gets MPSD_SERVICE=NAME in its environment",
                  metavar="COMMAND", count="+"),
-    ), "Write -- before COMMAND. What is not named is as the service has it, or 1 standby and nothing reserved. SIGTERM and "
-       "SIGINT end the members through mpsd, the active last; again, they are killed. SIGHUP starts all members anew, one "
-       "after the other. When mpsctl is killed they go on, and another `service run` of the same name counts them."),
+    ), "Write -- before COMMAND. Settings that are not named are the service's, or 1 standby and no reservation. SIGTERM and "
+       "SIGINT end the members through mpsd, the active last; a second signal kills them. SIGHUP restarts all members, one "
+       "after the other. If mpsctl is killed they continue, and another `service run` of the same name counts them."),
 )  # fmt: skip

@@ -37,7 +37,7 @@ def stop(session: Session) -> int:
 
 
 def _nobody(found: values.Stopped) -> str:
-    return f"nobody of yours; {found.others} clients are other users'" if found.others else "nobody was there"
+    return f"no process of yours; {found.others} clients belong to other users" if found.others else "no process found"
 
 
 COMMAND = Command("stop", "End client processes without harm to their co-runners: their GPU work first", stop, (
@@ -45,9 +45,9 @@ COMMAND = Command("stop", "End client processes without harm to their co-runners
     Argument("--cgroup", "the clients in a cgroup and all below it: a path, a name in one, or self", metavar="PATH",
              instead="whom"),
     Argument("--container", "the clients in a container: its id, or self", metavar="ID", instead="whom"),
-    Argument("--drain", "freeze it and let its queued work run so long first; for work that ends by itself",
+    Argument("--drain", "freeze the process and let its queued work run so long first; for work that ends by itself",
              metavar="DURATION", parse=parse_duration),
     Argument("--grace", "send SIGTERM before SIGKILL, and wait so long between them", metavar="DURATION",
              parse=parse_duration),
     Argument("--force", "kill also a client whose GPU work could not be ended: its co-runners may die", is_flag=True),
-), "Ends when all is done. Exit status 1 where one of them was left; the table says why.")  # fmt: skip
+), "Returns when all have ended or were left. Exit status 1 if one was left; the table has the reason.")  # fmt: skip

@@ -95,7 +95,7 @@ class Crew:
         """Report each child that has run for MISSED_SECONDS without joining, once: its program may not support services."""
         for child in self.children.values():
             if not child.is_stopping and child.miss():
-                late = f"is no member after {MISSED_SECONDS:.0f} s: does its program make a Service and open it?"
+                late = f"has not joined after {MISSED_SECONDS:.0f} s: does its program make a Service and open it?"
                 text = f"member {child.number} (pid {child.pid}) {late}"
                 self._teller.tell("not_joined", text, member=child.number, pid=child.pid)
 
@@ -129,7 +129,7 @@ class Crew:
 
     def take_silence(self, of: Muted) -> None:
         path = self._place.log(of.child.number)
-        text = f"goes on, but ITS OUTPUT IS LOST: {path} cannot be written: {of.why}"
+        text = f"continues, but ITS OUTPUT IS LOST: {path} cannot be written: {of.why}"
         self._tell_of(of.child, "output_lost", text, path=path, why=of.why)
 
     def renew(self) -> None:

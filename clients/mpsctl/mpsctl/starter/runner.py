@@ -136,7 +136,7 @@ class Starter:
                 self._take_here(news)
             case Gone(why):
                 if self._here is not None:
-                    then = "the members go on" if self._crew.children else "members are started when it is back"
+                    then = "the members continue" if self._crew.children else "members are started when it is back"
                     self._teller.tell("mpsd_gone", f"mpsd is away, {then}: {why}", why=why)
                 self._here = None
             case Stopping():
@@ -194,7 +194,7 @@ class Starter:
             except Away:
                 return
             except Refused as exc:
-                self._teller.tell("refused", f"the service goes on with its own settings: {exc.message}", why=exc.message)
+                self._teller.tell("refused", f"the service keeps its settings: {exc.message}", why=exc.message)
             self._changed_at = service.revision
         self._given = Given()
         found = of_service(service.settings)
@@ -234,18 +234,18 @@ class Starter:
         """Count a child that ended unasked or could not be started."""
         before, self._restarts = self._restarts, ended(self._restarts, lived_seconds, was_ready, time.monotonic())
         if self._restarts.has_given_up and not before.has_given_up:
-            text = f"{MOST_EARLY} members in a row have ended early: nobody is started until a setting is changed, or SIGHUP"
+            text = f"{MOST_EARLY} members in a row have ended early: no member is started until a setting is changed, or SIGHUP"
             self._teller.tell("given_up", text)
 
     def _take_signal(self, number: int) -> None:
         if number == signal.SIGHUP:
             self._round, self._restarts = self._round + 1, Restarts()
-            self._teller.tell("restart", "SIGHUP: all members are started anew, one after the other")
+            self._teller.tell("restart", "SIGHUP: all members are restarted, one after the other")
         elif self._status is None:
             self._end(signal.Signals(number).name)
         else:
             self._status = REFUSED
-            self._teller.tell("kill", "told again to end: the members are killed")
+            self._teller.tell("kill", "second signal: the members are killed")
             self._crew.kill()
 
     def _end(self, why: str) -> None:
@@ -330,7 +330,7 @@ class Starter:
                 return
             if why:
                 self._impossible = situation.make
-                self._teller.tell("impossible", f"nobody can have that, so all stay as they are: {why}", why=why)
+                self._teller.tell("impossible", f"no member can get that, so all stay as they are: {why}", why=why)
                 return
             self._room.refuse(time.monotonic(), exc.message)
             if is_one_ending(situation):
@@ -347,13 +347,13 @@ class Starter:
             return
         if why:
             self._room.refuse_way(time.monotonic())
-            text = f"no room for one more, nor for a successor of member {number}: all stay as they are until there is"
+            text = f"no room for one more, nor for a successor of member {number}: all stay as they are until then"
             self._tell_of_room("waits_for_room", text, why)
         else:
             why = self._room.why
-            text = f"no room for one more, so member {number} makes way first: {why}"
+            text = f"no room for one more, so member {number} is ended first: {why}"
             self._teller.tell("no_room", text, member=number, why=why)
-            self._crew.stop(number, "there is no room for its successor beside it")
+            self._crew.stop(number, "its successor has no room as long as it runs")
 
     def _tell_of_room(self, event: str, text: str, why: str) -> None:
         if self._room.is_news(why):

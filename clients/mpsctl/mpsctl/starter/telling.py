@@ -45,7 +45,7 @@ def differences(before: values.Service | None, after: values.Service | None) -> 
     """Return the reports for the changes between two views of a service; None: the service does not exist."""
     if after is None:
         if before is not None:
-            yield Told("gone", "there is no such service any more", {})
+            yield Told("gone", "the service no longer exists", {})
         return
     if before is None:
         yield _found(after)
@@ -54,7 +54,7 @@ def differences(before: values.Service | None, after: values.Service | None) -> 
     if after.lost is not None and (before is None or after.lost != before.lost):
         yield _lost(after.lost, after.losses)
     if before is not None and _is_unserved_anew(before, after):
-        text = after.protection or f"nobody serves now: {after.phase}"
+        text = after.protection or f"no member serves now: {after.phase}"
         yield Told("unserved", text, {"phase": after.phase, "why": after.protection})
     was_ready = {each.pid for each in (before or after).members if each.standing == "ready"}
     for each in after.members:
@@ -82,8 +82,8 @@ def _lost(of: values.Loss, losses: int) -> Told:
 
 def _found(of: values.Service) -> Told:
     pids = [each.pid for each in of.members]
-    who = "nobody serves yet" if of.writer_pid is None else f"pid {of.writer_pid} serves"
-    text = f"there is a service, generation {of.generation}: {who}; members: {', '.join(map(str, pids)) or 'none'}"
+    who = "no member serves yet" if of.writer_pid is None else f"pid {of.writer_pid} serves"
+    text = f"the service exists, generation {of.generation}: {who}; members: {', '.join(map(str, pids)) or 'none'}"
     return Told("found", text, {"writer_pid": of.writer_pid, "generation": of.generation, "pids": pids})
 
 
@@ -111,7 +111,7 @@ def reservation(sm_percent: float | None, memory_bytes: int | None) -> str:
 def stopping(ends_at: float | None, now: float) -> str:
     """Return as text what happens to the members when mpsd quits.  ends_at: when it ends them by force; None: it waits."""
     if ends_at is None:
-        what = "mpsd was told to quit, and WAITS FOR THE MEMBERS: they go on, and nobody is started any more"
+        what = "mpsd is quitting, and WAITS FOR THE MEMBERS: they continue, and no further one is started"
         return f"{what}. To end them, end this starter"
-    what = f"mpsd was told to quit, and ends all work on its GPUs in {max(0.0, ends_at - now):.0f} s"
-    return f"{what}: the members are ended before, the active last, and started again when there is an mpsd"
+    what = f"mpsd is quitting, and ends all work on its GPUs in {max(0.0, ends_at - now):.0f} s"
+    return f"{what}: the members are ended before, the active last, and started again when mpsd is back"
