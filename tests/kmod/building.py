@@ -6,7 +6,6 @@ nvidia-uvm.ko       the result of kmod/build
 nvidia-uvm-test.ko  the same with kmod/test in it: it can drive the sink on a GPU that UVM's own tests simulate
 """
 
-import difflib
 import hashlib
 import json
 import re
@@ -16,13 +15,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kmod.cases import CHECKOUT, Case
+from tests.kmod.applying import KMOD, applied_to
+from tests.kmod.cases import Case
 from tests.kmod.distributions import Root, cache_directory, once
 
-KMOD = CHECKOUT / "kmod"
 APPLIED_BY = ("apply", "hooks.cocci")  # what these did to a tree is undone when they change, and done again
 AT_LOAD = ("RegisterUvmCallbacks", "RegisterUvmEvents", "SessionCreate", "SessionDestroy")  # these succeed, as without a GPU
-CALLS = 7  # what kmod/apply inserts
 BUILDS_KEPT = 6  # of each case; 6 MB each
 
 STAND_IN = """\
@@ -87,7 +85,7 @@ def state_of(*places: Path) -> str:
 def build_in(root: Root, case: Case) -> Build:
     """The build of kmod/ as it is now; from the cache if it was built before.  Raises Unavailable."""
     state = state_of(KMOD, Path(__file__))
-    archive = case.archive(root)
+    archive = case.archive()
     place = cache_directory() / "builds" / f"{root.path.name}-{case.driver.strip('.')}-{state}"
     once(place, lambda half: Builder(root, archive, half).build())
     older = sorted(place.parent.glob(f"{place.name.removesuffix(state)}*"), key=lambda each: each.stat().st_mtime)
@@ -218,18 +216,7 @@ class Builder:
         ).stdout.strip()
 
     def write_facts(self, seconds: float) -> None:
-        version = re.search(r'NV_VERSION_STRING=\\"([0-9.]+)', self.in_tree("Kbuild").read_text())
-        assert version, "the tree does not say its version"
-        lines = self.inserted_lines()
-        calls = sum(len(re.findall(r"\buvm_mpsd_\w+\(", line)) for line in lines)
-        facts = {"driver": version[1], "seconds": round(seconds, 1), "calls": calls, "inserted": len(lines)}
-        (self.target / "facts.json").write_text(json.dumps(facts))
-
-    def inserted_lines(self) -> list[str]:
-        """What upstream's own files have now and did not have, but for the self test's part."""
         self.include_selftest(False)
-        found = []
-        for file in (self.in_tree("nvidia-uvm") / ".before-mpsd").iterdir():
-            before, after = (path.read_text().splitlines() for path in (file, self.in_tree("nvidia-uvm") / file.name))
-            found += [line[2:] for line in difflib.ndiff(before, after) if line.startswith("+ ") and line[2:].strip()]
-        return found
+        applied = applied_to(self.in_tree(""))
+        facts = {"driver": applied.driver, "seconds": round(seconds, 1), "calls": applied.calls, "inserted": applied.inserted}
+        (self.target / "facts.json").write_text(json.dumps(facts))

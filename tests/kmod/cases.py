@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kmod.distributions import DEBIAN11, DEBIAN12, DEBIAN13, DEBUG, SOURCE_TARBALL, Distribution, Root, Unavailable
+from tests.kmod.distributions import DEBIAN11, DEBIAN12, DEBIAN13, DEBUG, SOURCE_TARBALL, Distribution, Unavailable, root_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DRIVERS = "MPSD_KMOD_DRIVERS"
@@ -34,10 +34,10 @@ class Case:
     def name(self) -> str:
         return self.distribution.name if self.is_own else f"{self.distribution.name}-{self.driver.partition('.')[0]}"
 
-    def archive(self, root: Root) -> Path:
+    def archive(self) -> Path:
         """The driver's sources, packed.  Raises Unavailable."""
         if self.is_own:
-            return root.path / SOURCE_TARBALL
+            return root_of(self.distribution).path / SOURCE_TARBALL
         file = drivers_directory() / f"{self.driver}.tar.xz"
         if not file.exists():
             raise Unavailable(f"no {file.name} in {file.parent} ({DRIVERS}): a release of NVIDIA's open-gpu-kernel-modules")
@@ -48,7 +48,7 @@ class Case:
         if not is_asked and self.wanted and os.environ.get(self.wanted) != "1":
             raise Unavailable(f"{self.wanted}=1 asks for it")
         if not self.is_own:
-            self.archive(Root(self.distribution, Path()))
+            self.archive()
 
     def why_no_guest(self) -> str:
         """Why it is only built; "" where its guest runs."""

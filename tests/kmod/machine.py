@@ -17,7 +17,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.kmod.building import CHECKOUT, Build
+from tests.kmod.building import Build
+from tests.kmod.cases import CHECKOUT
 from tests.kmod.distributions import KERNEL_DIRECTORY, Root
 
 GUEST_TESTS = CHECKOUT / "tests/kmod/guest"

@@ -4,8 +4,10 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
-from tests.kmod.building import CALLS, KMOD, Build, state_of
+from tests.kmod.applying import CALLS, KMOD, Applied
+from tests.kmod.building import Build, state_of
 from tests.kmod.cases import Case
 from tests.kmod.distributions import cache_directory
 from tests.kmod.machine import Boot, names_of_guest_tests
@@ -14,14 +16,23 @@ HEADINGS = ("case", "driver", "kernel", "applied", "built", "warnings", "guest t
 NOTED = ("record", "event", "debug_locks", "kasan")  # facts of a guest that the table shows below its rows
 
 
+class Step(IntEnum):
+    """How far a case was taken."""
+
+    APPLIED = 1
+    BUILT = 2
+    BOOTED = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One case.
 
     cells: as HEADINGS, without the first and the last.  notes: lines below the table.  why: instead of both, why it was not
-    tried.  state: of kmod/ when the case ran.  is_good: nothing in it failed.
+    tried.  step: the last one that was tried.  state: of kmod/ then.  is_good: nothing failed.
     """
 
+    step: int = 0
     cells: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     why: str = ""
@@ -32,9 +43,9 @@ class Row:
     def is_current(self) -> bool:
         return self.state == state_now()
 
-    @property
-    def is_booted(self) -> bool:
-        return bool(self.cells) and self.cells[5] != "not run"
+    def shows(self, step: Step) -> bool:
+        """Whether the case was taken so far with kmod/ as it is, and nothing failed."""
+        return self.is_good and self.step >= step and self.is_current
 
 
 def state_now() -> str:
@@ -49,7 +60,12 @@ def failed_row(case: Case, error: str) -> Row:
     """Of a case whose build failed.  error: what Root.run said, with the log's end."""
     lines = error.splitlines()
     cells = (case.driver.rstrip("."), f"{case.distribution.kernel}x", "?", "NO", "-", "not run", "-")
-    return Row(cells, (f"NOT BUILT: {lines[0]}", *lines[-3:]), state=state_now(), is_good=False)
+    return Row(Step.BUILT, cells, (f"NOT BUILT: {lines[0]}", *lines[-3:]), state=state_now(), is_good=False)
+
+
+def applied_row(applied: Applied) -> Row:
+    cells = (applied.driver, "-", f"{applied.calls} of {CALLS}", "not tried", "-", "not run", "-")
+    return Row(Step.APPLIED, cells, state=state_now(), is_good=applied.calls == CALLS)
 
 
 def row_of(build: Build, boot: Boot | None) -> Row:
@@ -57,7 +73,7 @@ def row_of(build: Build, boot: Boot | None) -> Row:
     cells = (build.driver, build.kernel, f"{build.calls} of {CALLS}", "yes", str(len(build.warnings)))
     is_good = build.calls == CALLS and not build.warnings
     if boot is None:
-        return Row((*cells, "not run", f"build {build.seconds:.0f}"), state=state_now(), is_good=is_good)
+        return Row(Step.BUILT, (*cells, "not run", f"build {build.seconds:.0f}"), state=state_now(), is_good=is_good)
     outcomes = [each.outcome for each in boot.results.values()]
     skipped = f", {outcomes.count('skipped')} skipped" if "skipped" in outcomes else ""
     tests = f"{outcomes.count('passed')} of {len(outcomes)}{skipped}"
@@ -68,13 +84,13 @@ def row_of(build: Build, boot: Boot | None) -> Row:
     if missing:
         notes.append(f"THE GUEST DID NOT COME TO ITS END, {len(missing)} tests: {' | '.join(boot.console.splitlines()[-3:])}")
     is_good = is_good and not missing and "failed" not in outcomes
-    return Row((*cells, tests, seconds), tuple(notes), state=state_now(), is_good=is_good)
+    return Row(Step.BOOTED, (*cells, tests, seconds), tuple(notes), state=state_now(), is_good=is_good)
 
 
 def keep(case: Case, row: Row) -> None:
-    """Write the row to the cache.  One of a build alone does not replace one of a guest with the same sources."""
+    """Write the row to the cache.  A good one of fewer steps does not replace one of more."""
     before = kept(case)
-    if before and before.is_current and before.is_booted and before.is_good and row.is_good and not row.is_booted:
+    if before and row.is_good and row.step < before.step and before.shows(Step(before.step)):
         return
     file = cache_directory() / "results" / f"{case.name}.json"
     file.parent.mkdir(exist_ok=True)

@@ -3,7 +3,8 @@
 import re
 import subprocess
 
-from tests.kmod.building import CALLS, Build
+from tests.kmod.applying import CALLS
+from tests.kmod.building import Build
 from tests.kmod.cases import Case
 from tests.kmod.distributions import Root
 
@@ -20,7 +21,7 @@ def section(build: Build, file: str, name: str) -> str:
 
 def calls_in_uvm(root: Root, case: Case, name: str) -> int:
     """How many calls the driver's nvidia-uvm has of a function of RM's."""
-    (folder,) = (root.path / "build" / case.archive(root).name.removesuffix(".tar.xz") / "source").glob("**/nvidia-uvm")
+    (folder,) = (root.path / "build" / case.archive().name.removesuffix(".tar.xz") / "source").glob("**/nvidia-uvm")
     return sum(len(re.findall(rf"\b{name}\(", file.read_text())) for file in folder.glob("*.c"))
 
 

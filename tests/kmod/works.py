@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from tests.kmod.applying import apply_to
 from tests.kmod.building import Build, build_in
 from tests.kmod.cases import Case
 from tests.kmod.distributions import Root, Unavailable, root_of
 from tests.kmod.machine import Boot, boot
-from tests.kmod.table import Row, failed_row, keep, row_of, skipped_row
+from tests.kmod.table import Row, Step, applied_row, failed_row, keep, row_of, skipped_row
 
 AT_ONCE = 2  # cases that are built and run: one of them compiles while the other waits for its emulated machine
 
@@ -15,13 +16,13 @@ AT_ONCE = 2  # cases that are built and run: one of them compiles while the othe
 class Works:
     """Builds and boots cases, each once, in order.
 
-    is_all: also what an environment variable has to ask for.  has_guests: False builds them and boots none.
+    is_all: also what an environment variable has to ask for.  last: the step after which a case ends.
     """
 
-    def __init__(self, cases: Iterable[Case], is_all: bool = False, has_guests: bool = True) -> None:
+    def __init__(self, cases: Iterable[Case], is_all: bool = False, last: Step = Step.BOOTED) -> None:
         self.rows: dict[str, Row] = {}
         self._is_all = is_all
-        self._has_guests = has_guests
+        self._last = last
         self._pool = ThreadPoolExecutor(AT_ONCE)
         self._builds: dict[Case, Future[tuple[Root, Build]]] = {case: Future() for case in cases}
         self._boots = {case: self._pool.submit(self._work, case) for case in self._builds}
@@ -55,17 +56,20 @@ class Works:
     def _build(self, case: Case) -> tuple[Root, Build]:
         try:
             case.check(self._is_all)
+            if self._last == Step.APPLIED:
+                self._note(case, applied_row(apply_to(case.archive())))
+                raise Unavailable("only applied")
             root = root_of(case.distribution)
             return root, build_in(root, case)
         except Unavailable as exc:
-            self.rows[case.name] = skipped_row(case, str(exc))
+            self.rows.setdefault(case.name, skipped_row(case, str(exc)))
             raise
         except AssertionError as exc:
             self._note(case, failed_row(case, str(exc)))
             raise
 
     def _why_no_guest(self, case: Case) -> str:
-        if not self._has_guests:
+        if self._last < Step.BOOTED:
             return "only built"
         return "" if self._is_all else case.why_no_guest()
 
