@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.comparison.stage import CLIENTS, FRONT_END, SIMULATOR
+from tests.integration.conftest import programs  # noqa: F401
 
 HERE = Path(__file__).parent
 FEWER = {"growth": ["--clients", "0,50"], "storms": ["--waiting", "50", "--arrivals", "10", "--users", "5"]}
-NEEDED = (SIMULATOR / "bin/nvidia-cuda-mps-control", SIMULATOR / "lib/libcuda.so.1", CLIENTS / "counter", FRONT_END)
 ROWS = {
     "api": "100 subscribers: events per second",
     "commands": "64 pollers: failed or wrong answers",
@@ -24,10 +23,7 @@ ROWS = {
     "vault": "50 arenas, 5,000 shared allocations: one operation",
 }
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not all(map(Path.exists, NEEDED)), reason="the simulator or the clients are not built (make)"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("programs")]
 
 
 def test_every_benchmark_is_tried_here() -> None:
