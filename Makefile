@@ -37,8 +37,14 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1@\2/p' Makefile | tr @ '\t' | expand -t 20
 
 # A step that takes seconds says its name first; one that has nothing to do is silent.
-compile = $(MAKE) -q --no-print-directory -C $(1) >/dev/null 2>&1 || \
-	{ echo "compiling $(2)"; $(MAKE) -s --no-print-directory -C $(1); }
+compile = $(MAKE) -q --no-print-directory -C $(1) $(3) >/dev/null 2>&1 || \
+	{ echo "compiling $(2)"; $(MAKE) -s --no-print-directory -C $(1) $(3); }
+
+# One at a time, each with what it needs: together they are a long silence.  pip makes a folder's package anew also if its
+# version has not changed.
+install_each = for each in . $(CLIENTS); do \
+		echo "installing $$(sed -n 's/^name = "\(.*\)"/\1/p' $$each/pyproject.toml) into $(2)"; $(1) ./$$each || exit 1; \
+	done
 
 needs:
 	@PYTHON="$(PYTHON)" .ci/needs
@@ -49,8 +55,7 @@ dev: $(VENV)/bindings $(VENV)/dev ## ... and with what the tests need
 $(VENV)/runtime: pyproject.toml setup.py $(CLIENTS:%=%/pyproject.toml) clients/python/setup.py | needs
 	@echo "making $(VENV)"
 	@$(call make_venv,$(VENV))
-	@echo "installing mpsd and the packages it needs into $(VENV)"
-	@$(PIP) -e . $(CLIENTS:%=-e %)
+	@$(call install_each,$(PIP) -e,$(VENV))
 	@touch $@
 
 # The installation is editable, so what is compiled lies among the sources: made anew here when a header changes.
@@ -67,7 +72,8 @@ $(VENV)/dev: $(VENV)/runtime
 
 programs: | needs
 	@$(call compile,clients/control,the front end)
-	@$(call compile,native,the keeper and the simulator)
+	@$(call compile,native,the simulator,sim)
+	@$(call compile,native,the keeper and the inspector,keeper inspector launcher)
 	@$(call compile,clients/c,the C library)
 	@[ "$$(uname -m)" != x86_64 ] || { $(call compile,clients/shim,the shim); }
 
@@ -132,10 +138,7 @@ install-files:
 	@echo "making $(PREFIX)/venv"
 	@$(call make_venv,$(PREFIX)/venv)
 	@rm -rf build/lib* build/temp* build/bdist.* $(CLIENTS:%=%/build)
-	@echo "installing mpsd into $(PREFIX)/venv"
-	@$(INSTALLED_PIP) --force-reinstall --no-deps . $(CLIENTS:%=./%)
-	@echo "installing the packages it needs into $(PREFIX)/venv"
-	@$(INSTALLED_PIP) . $(CLIENTS:%=./%)
+	@$(call install_each,$(INSTALLED_PIP),$(PREFIX)/venv)
 	@echo "copying programs, manual page and service files into place"
 	@install -d $(LIBDIR)/keeper $(LIBDIR)/inspector $(LIBDIR)/launcher $(LIBDIR)/sim
 	@install -m 755 native/keeper/mpsd-keeper $(LIBDIR)/keeper/mpsd-keeper
