@@ -20,7 +20,8 @@
  *
  *   report      pid           status               count                      other
  *   ARMED       the client    0                    SMs of the GPU             an exception from now on is contained
- *   FAULT       0             0                    SMs that report an error   pc, warp_esr, global_esr of the first of them
+ *   FAULT       0             1: RM reports an MMU SMs that report an error   pc, warp_esr, global_esr of the first of them
+ *                             fault, too; else 0
  *   HOLDS       of ADD        0, or -errno         descriptors held           is_culprit: pc is in one of its mappings
  *   CONTAINED   0             0                    exceptions so far          the GPU continues
  *   FAILED      0             NV_STATUS, CUresult  enum mpsd_sentinel_step    the watcher exits; the server's clients end as without a
@@ -69,9 +70,8 @@ enum mpsd_sentinel_step { /* of FAILED */
 	MPSD_SENTINEL_AT_SESSION = 4,
 	MPSD_SENTINEL_AT_EVENT = 5,
 	MPSD_SENTINEL_AT_READ = 6,
-	MPSD_SENTINEL_AT_MMU = 7,     /* an MMU fault, which cannot be contained: status 0 */
-	MPSD_SENTINEL_AT_RESUME = 8,  /* the first RESUME, CLEAR, or the second RESUME */
-	MPSD_SENTINEL_AT_END = 9,     /* the stopped client ended or was continued by others */
+	MPSD_SENTINEL_AT_RESUME = 7,  /* the first RESUME, CLEAR, or the second RESUME */
+	MPSD_SENTINEL_AT_END = 8,     /* the stopped client ended or was continued by others */
 };
 
 struct mpsd_sentinel_request {

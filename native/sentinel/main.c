@@ -170,12 +170,10 @@ static void contain(void)
 	rm_clear_event(&watcher.rm);
 	if ((rc = rm_read(&watcher.rm, &exception)))
 		fail(MPSD_SENTINEL_AT_READ, rc);
-	if (exception.is_mmu)
-		fail(MPSD_SENTINEL_AT_MMU, 0);
 	watcher.exceptions++;
 	watcher.pc = exception.pc;
-	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_FAULT, .time_ns = began_ns, .pc = exception.pc,
-						  .warp_esr = exception.warp_esr, .global_esr = exception.global_esr,
+	report_now((struct mpsd_sentinel_report){ .kind = MPSD_SENTINEL_FAULT, .status = exception.is_mmu,
+						  .time_ns = began_ns, .pc = exception.pc, .warp_esr = exception.warp_esr, .global_esr = exception.global_esr,
 						  .count = exception.sms });
 	for (int i = 0; i < MPSD_SENTINEL_CLIENTS; i++)
 		if (watcher.added[i].pidfd >= 0)

@@ -106,19 +106,19 @@ int rm_open(struct rm *rm, bool is_simulated)
 static int find_client(struct rm *rm, int fd)
 {
 	uint32_t own = rm->own & COUNT_BITS, class_id, device;
+	int rc = MPSD_RM_NO_OBJECT;
 
 	for (uint32_t back = 1; back <= MOST_CLIENTS_BACK && back <= own; back++) {
 		uint32_t client = MPSD_RM_FIRST_CLIENT + own - back;
 
-		if (class_of(fd, client, client, &class_id))
+		rc = class_of(fd, client, client, &class_id);
+		if (rc)
 			continue;
-		if (device_of(fd, client, &device))
-			return MPSD_RM_NO_OBJECT;
 		rm->client_control = fd;
 		rm->client = client;
-		return (int)MPSD_RM_DONE;
+		return device_of(fd, client, &device);
 	}
-	return MPSD_RM_NO_OBJECT;
+	return rc;
 }
 
 /* The handles of a CUDA program's objects are numbers in a row that begins near that of its device. */

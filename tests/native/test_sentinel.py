@@ -24,7 +24,7 @@ from tests.native.sentinel_process import (
 from tests.native.sim_fixtures import bare_machine, built_programs, machine_with_daemon  # noqa: F401
 from tests.native.sim_machine import ROOT, SANITIZER, Client, Machine, eventually
 
-AT_START, AT_END = 1, 9
+AT_START, AT_END = 1, 8
 NOT_FOUND = 500  # CUresult
 
 pytestmark = pytest.mark.skipif(SANITIZER == "thread", reason="the watcher forks")
