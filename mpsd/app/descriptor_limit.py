@@ -10,7 +10,7 @@ import structlog
 
 from mpsd.config.options import Config
 from mpsd.errors import BadConfiguration
-from mpsd.host.processes import SPARE_DESCRIPTORS
+from mpsd.host.descriptors import SPARE_DESCRIPTORS
 from mpsd.host.rules.descriptor_budget import BESIDE, OF_A_CLIENT, OF_A_CONNECTION, Budget, budget, refusal
 
 log = structlog.get_logger()

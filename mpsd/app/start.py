@@ -31,6 +31,7 @@ from mpsd.errors import AlreadyRunning, BadConfiguration, ErrorCode, MpsdError
 from mpsd.fairness.uid_ranges import UidRanges
 from mpsd.faults.store import FaultStore
 from mpsd.health.loop_watch import LoopWatch
+from mpsd.host import processes
 from mpsd.host.boot_id import read_boot_id
 from mpsd.host.child_reaper import become_reaper
 from mpsd.host.inspector import Inspector
@@ -126,6 +127,7 @@ async def _run(
         opened.callback(service_store.close)
         inspector = Inspector(ranges=ranges)
         inspector.start()
+        processes.reader.count_by(ranges)
         opened.callback(inspector.close)
         stores = (store, lease_store, fault_store, vault_store, service_store)
         admin_group = await AdminGroup.named(config.ui.admin_group)

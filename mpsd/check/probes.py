@@ -10,6 +10,7 @@ import stat
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 from mpsd.config import paths as places
 from mpsd.config.options import Config
 from mpsd.errors import MpsdError
+from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.peers import may_impersonate
 from mpsd.host.trusted_directories import Look, look
 from mpsd.model.device import ComputeMode, Device
@@ -140,10 +142,14 @@ def probe_daemon(config: Config) -> Finding:
     file = Path(config.pipe_directory, f"{places.PROGRAM}.pid")
     try:
         pid = int(_read_start(file, 32))
-        program = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
-    except (OSError, ValueError):
+        with closing(Inspector()) as inspector:
+            facts = inspector.facts_now(pid, [])
+    except (OSError, ValueError, Unreadable):
+        facts = None
+    if facts is None:
         return Finding("running daemon", Grade.GOOD, "none")
-    if os.path.basename(program) != places.PROGRAM:
+    program = facts.program
+    if program != places.PROGRAM:
         return Finding("running daemon", Grade.GOOD, f"none; pid {pid} in {file} is another program now")
     advice = f"echo quit | {places.PROGRAM}, before another is started"
     return Finding("running daemon", Grade.NOTE, f"pid {pid}: {program}", advice)

@@ -169,14 +169,21 @@ def _belongs_to(pid: int, owner: int) -> bool:
 
 def _runs(pid: int, program: Path) -> bool:
     """Return whether its executable is the program; for a script, whether it has the vendor's name."""
-    wanted, link = os.path.realpath(program), f"/proc/{pid}/exe"
-    try:
-        running = os.readlink(link).removesuffix(" (deleted)")  # as after an upgrade
-        # From inside a chroot the kernel shows the whole path of a file in another mount namespace: then it is the same file.
-        is_program = running == wanted or (running.endswith(wanted) and os.path.samefile(link, wanted))
-    except OSError:
+    wanted = os.path.realpath(program)
+    if not (found := processes.linked_file(pid, "exe")):
         return False
+    running = found.path.removesuffix(" (deleted)")  # as after an upgrade
+    # From inside a chroot the kernel shows the whole path of a file in another mount namespace: then it is the same file.
+    is_program = running == wanted or (running.endswith(wanted) and found.identity == _identity_of(wanted))
     return is_program or (_is_script(program) and os.path.basename(running).startswith(_DAEMON))
+
+
+def _identity_of(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _is_script(program: Path) -> bool:

@@ -25,7 +25,7 @@ from mpsd.model.process import ProcessId
 
 log = structlog.get_logger()
 _RECORD = "clients-of-removed"
-_OPEN_FILES = ("/control_lock (deleted)", "/log (deleted)", "/control.log (deleted)")  # vendor programs have some of them open
+_OPEN_FILES = ("control_lock (deleted)", "log (deleted)", "control.log (deleted)")  # vendor programs have some of them open
 _LOOK_SECONDS = 1.0  # between two looks whether a daemon still has a server
 _GONE_SECONDS = 5.0
 
@@ -124,7 +124,8 @@ def _homeless() -> list[ProcessId]:
         if is_vendors(pid)
         and (owner := processes.owner(pid)) is not None
         and owner[0] == os.geteuid()
-        and _identity(f"/proc/{pid}/root") == root
+        and (found := processes.linked_file(pid, "root"))
+        and found.identity == root
         and _has_removed_files(pid)
         and (process := processes.process_id(pid)) is not None
     ]
@@ -139,12 +140,10 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _has_removed_files(pid: int) -> bool:
-    links: list[str] = []
-    with suppress(OSError):
-        for number in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                links.append(os.readlink(f"/proc/{pid}/fd/{number}"))
-    return any(link.endswith(_OPEN_FILES) for link in links)
+    try:
+        return bool(processes.numbers(pid, _OPEN_FILES))
+    except OSError:
+        return False
 
 
 def _servers(daemon: ProcessId) -> list[ProcessId]:

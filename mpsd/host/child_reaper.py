@@ -23,7 +23,7 @@ def become_reaper() -> bool:
 
 def reap_orphans() -> int:
     """Reap the orphans that have ended; return their number.  Never blocks."""
-    return sum(processes.collect(pid) for pid in _children() if _is_orphaned_zombie(pid))
+    return sum(processes.collect(pid) for pid in filter(_is_dead, _children()) if _is_orphan(pid))
 
 
 class Reaper:
@@ -35,7 +35,7 @@ class Reaper:
     def look(self) -> int:
         """Reap orphans, and children that were dead at the last look too; return their number.  Never blocks."""
         collected = reap_orphans()
-        dead = {pid for pid in _children() if _status(pid)[0] == b"Z"}
+        dead = set(filter(_is_dead, _children()))
         collected += sum(processes.collect(pid) for pid in dead & self._dead)
         self._dead = dead - self._dead
         return collected
@@ -43,7 +43,7 @@ class Reaper:
 
 def reap_all() -> int:
     """Reap all children that have ended, when no code waits for one any more; return their number.  Never blocks."""
-    return sum(processes.collect(pid) for pid in _children() if _status(pid)[0] == b"Z")
+    return sum(processes.collect(pid) for pid in filter(_is_dead, _children()))
 
 
 def _children() -> list[int]:
@@ -56,17 +56,15 @@ def _children() -> list[int]:
         return []
 
 
-def _is_orphaned_zombie(pid: int) -> bool:
-    state, session = _status(pid)
-    return state == b"Z" and session not in (pid, os.getsid(0))
-
-
-def _status(pid: int) -> tuple[bytes, int]:
-    """Return state and session, proc(5); X for a process that has gone."""
+def _is_dead(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            text = stat.read()
+        return processes.state(pid) == "Z"
     except OSError:
-        return b"X", 0
-    state, _, _, session = text[text.rfind(b")") + 2 :].split()[:4]
-    return state, int(session)
+        return False  # the next look finds it
+
+
+def _is_orphan(pid: int) -> bool:
+    try:
+        return os.getsid(pid) not in (pid, os.getsid(0))
+    except ProcessLookupError:
+        return False

@@ -9,20 +9,26 @@ that sent them waits for it.
 """
 
 import ctypes
+import errno
 import fcntl
 import os
+import resource
 import socket
 import stat
 import sys
+import threading
 from array import array
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import trio
 
+FULL = (errno.EMFILE, errno.ENFILE)  # no descriptor is free
+SPARE_DESCRIPTORS = 16  # reserved for reading processes when all others are in use (runtime/limits.py)
+_raising = threading.Lock()  # protects the limit of this process; no other lock is taken while it is held
 KERNELS_MOST = 253  # SCM_MAX_FD: with less room the kernel itself closes the excess, during recvmsg
 ANCILLARY_BYTES = socket.CMSG_SPACE(KERNELS_MOST * array("i").itemsize)
 
@@ -115,3 +121,15 @@ def received(ancillary: Iterable[tuple[int, int, bytes]]) -> Descriptors:
 def rights(fds: Collection[int]) -> list[tuple[int, int, Any]]:
     """Return the ancillary data for sendmsg; empty without descriptors."""
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+
+
+@contextmanager
+def spare_descriptors() -> Iterator[None]:
+    """Raise this process's limit of descriptors for a moment; other threads that open one then share the spare ones."""
+    with _raising:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft + SPARE_DESCRIPTORS, hard), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

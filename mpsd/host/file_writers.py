@@ -13,6 +13,7 @@ import struct
 from collections import OrderedDict
 from pathlib import Path
 
+from mpsd.host import processes
 from mpsd.host.descriptors import close_soon
 
 _CLOSE_ON_EXEC, _NON_BLOCKING, _REPORT_PIDFD = 0x1, 0x2, 0x80  # FAN_CLOEXEC ...; FAN_CLASS_NOTIF is 0
@@ -123,8 +124,6 @@ def _lineage(pid: int) -> Lineage:
 def _parent(pid: int) -> int | None:
     """Return the parent's pid; None if the process has ended."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            text = stat.read()
+        return processes.parent(pid)
     except OSError:
         return None
-    return int(text[text.rfind(b")") + 2 :].split()[1])

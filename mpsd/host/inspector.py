@@ -7,7 +7,6 @@ by its deadline.  `*_now` blocks its caller until then: for threads, and for mps
 import errno
 import os
 import select
-import signal
 import socket
 import threading
 from array import array
@@ -21,8 +20,9 @@ import trio
 from mpsd.errors import ProtocolError, UnusablePath
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import inspector_messages as wire
-from mpsd.host import processes
+from mpsd.host import inspector_process, processes
 from mpsd.host.inspector_messages import Facts, Op, Pair, Question, Same
+from mpsd.host.inspector_process import InspectorProcess
 from mpsd.host.programs import native_directory
 
 log = structlog.get_logger()
@@ -30,7 +30,6 @@ DEADLINE_SECONDS = 1.0  # such a read takes 0.2 ms; the rest is for a very busy 
 _SLACK_SECONDS = 0.5  # after the deadline; a child that outlives it cannot be killed
 _PING_SECONDS = 0.5
 _ANSWER_BYTES = wire.DATAGRAM_BYTES
-_SOCKET = 3
 _DESCRIPTOR = array("i")
 
 
@@ -47,12 +46,11 @@ class Inspector:
     def __init__(
         self, program: Path | None = None, deadline_seconds: float = DEADLINE_SECONDS, ranges: UidRanges = NO_RANGES
     ) -> None:
-        self._share_of = ranges.share_of
+        self._ranges = ranges
         self._program = program or native_directory() / "inspector" / "mpsd-inspector"
         self._deadline_seconds = deadline_seconds
-        self._lock = threading.Lock()  # protects the three below; no other lock is taken while it is held
-        self._requests: socket.socket | None = None
-        self._pid, self._pidfd = 0, -1
+        self._lock = threading.Lock()  # protects the process; no other lock is taken while it is held
+        self._process: InspectorProcess | None = None
 
     # -- reads -----------------------------------------------------------------------------------------------------------
 
@@ -130,43 +128,26 @@ class Inspector:
     @property
     def pid(self) -> int:
         """The pid of its process; 0 if it does not run."""
-        return self._pid
+        process = self._process
+        return process.pid if process else 0
 
-    def _open(self) -> socket.socket:
-        """Return the socket of the process, starting it if needed; with the lock held.  Raises OSError."""
-        if self._requests is not None:
-            return self._requests
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            nothing = [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_RDWR, 0) for each in range(_SOCKET)]
-            actions = [*nothing, (os.POSIX_SPAWN_DUP2, theirs.fileno(), _SOCKET)]
-            argv = [self._program.name, "--fd", str(_SOCKET)]
-            try:
-                self._pid = os.posix_spawn(self._program, argv, {}, file_actions=actions)
-                self._pidfd = os.pidfd_open(self._pid)
-            except BaseException:
-                ours.close()
-                raise
-        ours.setblocking(False)
-        self._requests = ours
-        return ours
+    def _open(self) -> InspectorProcess:
+        """Return the process, started if needed; with the lock held.  Raises OSError."""
+        if self._process is None:
+            self._process = inspector_process.start(self._program, "--fd")
+        return self._process
 
     def _end(self) -> None:
         """End the process, with the lock held.  Its children continue until their own deadlines."""
-        if self._requests is None:
-            return
-        self._requests.close()
-        self._requests = None
-        with suppress(ProcessLookupError, ChildProcessError):  # it has ended, or mpsd's reaper has collected it
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-        os.close(self._pidfd)
-        self._pid, self._pidfd = 0, -1
+        if self._process is not None:
+            self._process.kill()
+            self._process.reap()
+            self._process = None
 
     def _replace(self, pid: int) -> None:
         """Replace the process, unless another thread has."""
         with self._lock:
-            if self._pid == pid:
+            if self.pid == pid:
                 log.error("inspector.replaced", pid=pid, why="it did not answer")
                 self._end()
 
@@ -175,7 +156,7 @@ class Inspector:
     def _send(self, question: Question, pidfd: int = -1) -> tuple[socket.socket, int]:
         """Send a question; return the socket for the answer, and the inspector's pid.  Raises OSError."""
         deadline_ms = max(1, int(self._deadline_seconds * 1000))
-        share = self._share_of(processes.real_uid(question.pid)) if question.pid else 0
+        share = self._ranges.share_of(processes.real_uid(question.pid)) if question.pid else 0
         request = wire.pack_question(question, share, deadline_ms, os.getpid())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -190,10 +171,11 @@ class Inspector:
         with self._lock:
             for _ in range(2):
                 try:
-                    socket.send_fds(self._open(), [request], descriptors)
-                    return self._pid
+                    process = self._open()
+                    socket.send_fds(process.requests, [request], descriptors)
+                    return process.pid
                 except (BrokenPipeError, ConnectionResetError):
-                    log.error("inspector.replaced", pid=self._pid, why="it died")
+                    log.error("inspector.replaced", pid=self.pid, why="it died")
                     self._end()
         raise OSError(errno.EPIPE, "the inspector dies when it is asked")
 

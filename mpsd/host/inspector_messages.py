@@ -19,6 +19,8 @@ _REQUEST = struct.Struct("=IIIIIIIIII")
 _PAIR = struct.Struct("=iiI")
 _ANSWER = struct.Struct("=iI")
 _NUMBER = struct.Struct("=i")
+_FILE = struct.Struct("=QQ")
+_INODE = struct.Struct("=Q")
 
 
 class Op(IntEnum):
@@ -27,6 +29,10 @@ class Op(IntEnum):
     MAPS = 2
     SAME = 3
     TAKE = 4
+    STAT = 5
+    FILE = 6
+    SPACES = 7
+    FIND = 8
 
 
 class Same(IntEnum):
@@ -55,6 +61,14 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkedFile:
+    """What a link of a process leads to.  path: as the kernel shows it.  identity: device and inode; None if not known."""
+
+    path: str
+    identity: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """device: major and minor number of a device, or 0, 0.  words: names of variables, or links."""
 
@@ -68,9 +82,7 @@ class Question:
 def pack_question(question: Question, uid: int, deadline_ms: int, asker: int) -> bytes:
     """Pack a request.  uid: the user that the read counts against.  asker: the process with the pairs' `own` descriptors."""
     major, minor = question.device
-    head = _REQUEST.pack(
-        VERSION, question.op, question.pid, uid, deadline_ms, asker, major, minor, len(question.pairs), 0
-    )
+    head = _REQUEST.pack(VERSION, question.op, question.pid, uid, deadline_ms, asker, major, minor, len(question.pairs), 0)
     pairs = b"".join(_PAIR.pack(each.own, each.number, each.pid) for each in question.pairs)
     return head + pairs + b"".join(word.encode(errors="surrogateescape") + b"\0" for word in question.words)
 
@@ -101,3 +113,18 @@ def parse_same(payload: bytes) -> list[Same]:
 
 def parse_numbers(payload: bytes) -> list[int]:
     return [number for (number,) in _NUMBER.iter_unpack(payload)]
+
+
+def parse_linked_file(payload: bytes) -> LinkedFile:
+    """Parse the answer to FILE.  Raise ProtocolError."""
+    if len(payload) <= _FILE.size:
+        raise ProtocolError(f"the inspector named a file in {len(payload)} bytes; more than {_FILE.size} were expected")
+    device, inode = _FILE.unpack_from(payload)
+    return LinkedFile(payload[_FILE.size :].decode(errors="surrogateescape"), (device, inode) if inode else None)
+
+
+def parse_spaces(payload: bytes) -> tuple[int, ...]:
+    """Parse the inodes of namespaces.  Raise ProtocolError."""
+    if len(payload) % _INODE.size:
+        raise ProtocolError(f"the inspector sent inodes in {len(payload)} bytes, which is no multiple of {_INODE.size}")
+    return tuple(inode for (inode,) in _INODE.iter_unpack(payload))

@@ -66,8 +66,10 @@ def find_unreachable(program: Path, path: Path) -> dict[str, ProcessId]:
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if names else ())):
         if processes.command(pid) != program.name or (process := processes.process_id(pid)) is None:
             continue
-        for inode in names.keys() & _sockets(pid):
-            found[names[inode]] = process
+        for inode, name in names.items():
+            with suppress(OSError):  # it has gone, or is another user's, and mpsd is not root
+                if processes.numbers(pid, [f"socket:[{inode}]"]):
+                    found[name] = process
     return found
 
 
@@ -80,16 +82,4 @@ def _removed_sockets(path: Path) -> dict[str, str]:
             place = Path(words[_PATH])
             if place.parent == path.parent and place.name.startswith(path.name) and not os.path.lexists(place):
                 found[words[_INODE]] = place.name
-    return found
-
-
-def _sockets(pid: int) -> set[str]:
-    """Return the inodes of the process's sockets; none of a process of another user, where mpsd is not root."""
-    found = set()
-    with suppress(OSError):
-        for number in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                kind, _, inode = os.readlink(f"/proc/{pid}/fd/{number}").partition(":[")
-                if kind == "socket":
-                    found.add(inode.removesuffix("]"))
     return found

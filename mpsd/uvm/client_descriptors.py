@@ -6,36 +6,27 @@ work, since a client can delay the process that takes a descriptor, and the proc
 
 import errno
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 
+from mpsd.host import processes
 from mpsd.host.inspector import Inspector, Unreadable
 from mpsd.host.inspector_messages import Pair
 from mpsd.uvm.space import Unavailable
-
-_MOST_NUMBERS = 65536  # of a process; CUDA opens its own early
 
 
 class ProcessEnded(Exception):
     """The process has ended, and has no descriptors any more."""
 
 
-def find(pid: int, is_wanted: Callable[[str], bool]) -> set[int]:
-    """Return the numbers of its descriptors with a wanted link; a client cannot delay the reader of links.
+def find(pid: int, links: Sequence[str]) -> set[int]:
+    """Return the numbers of its descriptors with these links, or with links of these last names.
 
     Raise ProcessEnded, or Unavailable if mpsd may not look.
     """
-    folder = f"/proc/{pid}/fd"
     try:
-        names = [name for name, _ in zip(os.listdir(folder), range(_MOST_NUMBERS), strict=False)]
+        return processes.numbers(pid, links)
     except OSError as exc:
         raise explained(exc) from exc
-    found = set()
-    for name in names:
-        with suppress(OSError):  # closed in the meantime
-            if is_wanted(os.readlink(f"{folder}/{name}")):
-                found.add(int(name))
-    return found
 
 
 def take(

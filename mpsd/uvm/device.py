@@ -43,7 +43,7 @@ class Devices:
         """
         device, control = _device_of(self.uvm), _device_of(self.control)
         known = [space.pair for space in have]
-        numbers = client_descriptors.find(process.pid, lambda link: os.path.basename(link) == self.uvm.name)
+        numbers = client_descriptors.find(process.pid, [self.uvm.name])
         if numbers <= {pair.number for pair in known}:
             return []
         with ExitStack() as taken:

@@ -39,7 +39,7 @@ class SimulatedDevices:
             str(folder / f"{process.pid}.{kind}") for kind in ("space", "control", "events")
         )
         known = [space.pair for space in have]
-        if client_descriptors.find(process.pid, lambda link: link in _links(space_path)) <= {pair.number for pair in known}:
+        if client_descriptors.find(process.pid, _links(space_path)) <= {pair.number for pair in known}:
             return []
         with ExitStack() as taken, ExitStack() as made:
             control = self._take_one(process.pid, pidfd, control_path)
@@ -51,9 +51,7 @@ class SimulatedDevices:
                 taken.callback(os.close, descriptor)
                 if (page := _page(descriptor)) is not None:
                     events = self._take_events(process.pid, pidfd, events_path)
-                    spaces.append(
-                        SimulatedSpace(process.pid, number, os.dup(descriptor), os.dup(control), events, *page)
-                    )
+                    spaces.append(SimulatedSpace(process.pid, number, os.dup(descriptor), os.dup(control), events, *page))
                     made.callback(spaces[-1].close)
             made.pop_all()
         return spaces

@@ -3,16 +3,20 @@
  * mpsd_inspector.h: the protocol of `mpsd-inspector`, the process that reads other processes for mpsd.
  *
  * Some reads of another process wait for a lock or a page that its user can hold for ever: /proc/PID's
- * environ, maps and cmdline, kcmp(2), pidfd_getfd(2), and close(2) of a descriptor taken that way
- * (docs/relay.md, "A client that cannot be read").  mpsd asks the inspector for them.  The inspector forks one child for each
- * request.  The child
- * reads, answers and exits; a timer kills it at the deadline.
+ * environ, maps and cmdline, kcmp(2), pidfd_getfd(2), close(2) of a descriptor taken that way, and with some
+ * kernels stat and the links in fd, ns and exe (docs/relay.md, "A client that cannot be read"; decision 029).
  *
- * Transport.  mpsd starts `mpsd-inspector --fd N`; N is one end of an AF_UNIX SOCK_SEQPACKET pair.  The
- * inspector exits when mpsd closes the other end.  A request is one datagram: struct mpsd_inspector_request,
- * then `pairs` struct mpsd_inspector_pair, then words, each ended by NUL.  With it come one or two descriptors:
- * the socket to answer on, also SOCK_SEQPACKET, and for TAKE a pidfd.  The answer is one datagram: struct
- * mpsd_inspector_answer, then the payload.  When the socket closes without an answer, the child was killed.
+ * Transport.  mpsd starts `mpsd-inspector --fd N` or `--direct N`; N is one end of an AF_UNIX SOCK_SEQPACKET
+ * pair.  The process exits when mpsd closes the other end.  A request is one datagram: struct
+ * mpsd_inspector_request, then `pairs` struct mpsd_inspector_pair, then words, each ended by NUL.  An answer
+ * is one datagram: struct mpsd_inspector_answer, then the payload.
+ *
+ * --fd: the inspector forks one child for each request.  The child reads, answers and exits; a timer kills it
+ * at the deadline.  With a request come one or two descriptors: the socket to answer on, also SOCK_SEQPACKET,
+ * and for TAKE a pidfd.  When the socket closes without an answer, the child was killed.
+ *
+ * --direct: the process itself reads, and answers on N, one request after the other.  mpsd kills it when a
+ * read waits, and starts another one.  For STAT, FILE, SPACES and FIND, which seldom wait.
  *
  *   op     request                                    payload when status is 0
  *   PING   nothing                                    none; count: living children.  Answered without a child
@@ -24,12 +28,18 @@
  *          names; pairs: those already known;         of descriptors of `pid` that link to one of the words, refer
  *          rdev_major, rdev_minor: of a device,       to this device, and are in none of the pairs
  *          or 0, 0
+ *   STAT   nothing                                    the contents of stat
+ *   FILE   a word: exe, or root                       struct mpsd_inspector_file, and the link
+ *   SPACES nothing                                    uint64: the inode of its pid namespace, then of each one
+ *                                                     above it; the last is the inspector's own.  -EXDEV: it is
+ *                                                     in none below
+ *   FIND   words: links, or their last names          count numbers (int32) of the descriptors with such a link
  *
  * `status` is 0 or -errno: -EBUSY when `uid` has MPSD_INSPECTOR_SHARE living children, or all uids together have
  * MPSD_INSPECTOR_MOST, of which MPSD_INSPECTOR_FIRST are reserved for uids without a child; -E2BIG when a value or the
  * environment is longer than the bounds below.
  *
- * In Python's struct a request is "=IIIIIIIIII", a pair "=iiI", an answer "=iI".
+ * In Python's struct a request is "=IIIIIIIIII", a pair "=iiI", an answer "=iI", a file "=QQ".
  */
 #ifndef MPSD_INSPECTOR_H
 #define MPSD_INSPECTOR_H
@@ -44,6 +54,10 @@ enum mpsd_inspector_op {
 	MPSD_INSPECTOR_MAPS,
 	MPSD_INSPECTOR_SAME,
 	MPSD_INSPECTOR_TAKE,
+	MPSD_INSPECTOR_STAT,
+	MPSD_INSPECTOR_FILE,
+	MPSD_INSPECTOR_SPACES,
+	MPSD_INSPECTOR_FIND,
 	MPSD_INSPECTOR_OPS
 };
 
@@ -59,6 +73,8 @@ enum {
 	MPSD_INSPECTOR_PROGRAM = 4096,    /* of cmdline's first word */
 	MPSD_INSPECTOR_TAKEN = 8,         /* descriptors in an answer */
 	MPSD_INSPECTOR_NUMBERS = 65536,   /* descriptors of a process that are looked at */
+	MPSD_INSPECTOR_STAT_BYTES = 4096,
+	MPSD_INSPECTOR_SPACES_MOST = 33,  /* MAX_PID_NS_LEVEL of linux/pid_namespace.h, and the first */
 	MPSD_INSPECTOR_PAIRS = 64
 };
 
@@ -88,5 +104,11 @@ struct mpsd_inspector_answer {
 	uint32_t count;
 };
 _Static_assert(sizeof(struct mpsd_inspector_answer) == 8, "mpsd_inspector_answer");
+
+struct mpsd_inspector_file {
+	uint64_t device; /* st_dev and st_ino, stat(2); 0 if the file cannot be asked */
+	uint64_t inode;
+};
+_Static_assert(sizeof(struct mpsd_inspector_file) == 16, "mpsd_inspector_file");
 
 #endif

@@ -44,7 +44,7 @@ static int is_device(const struct question *question)
 	return question->head.rdev_major || question->head.rdev_minor;
 }
 
-/* Whether the link of descriptor `name` in the directory `folder` is one of the words. */
+/* Whether the link of descriptor `name` in the directory `folder` is one of the words, or its last name is. */
 static int is_wanted(const struct question *question, int folder, const char *name)
 {
 	char link[PATH_MAX + 1];
@@ -54,8 +54,8 @@ static int is_wanted(const struct question *question, int folder, const char *na
 	if (size <= 0)
 		return 0;
 	link[size] = '\0';
-	last = is_device(question) ? strrchr(link, '/') : NULL;
-	return last ? is_word(question, last + 1, strlen(last + 1)) : is_word(question, link, (size_t)size);
+	last = strrchr(link, '/');
+	return is_word(question, link, (size_t)size) || (last && is_word(question, last + 1, strlen(last + 1)));
 }
 
 static int compare_numbers(const void *a, const void *b)
@@ -82,6 +82,19 @@ static int find_numbers(const struct question *question, int *out)
 	closedir(folder);
 	qsort(out, (size_t)count, sizeof(*out), compare_numbers);
 	return count;
+}
+
+int descriptors_find(const struct question *question, struct reply *out)
+{
+	int numbers[MPSD_INSPECTOR_PAIRS] = { 0 };
+	int found = find_numbers(question, numbers);
+
+	if (found < 0)
+		return found;
+	out->size = (size_t)found * sizeof(*numbers);
+	memcpy(out->payload, numbers, out->size);
+	out->head.count = (uint32_t)found;
+	return 0;
 }
 
 /* Whether the asker has it already, or it was taken by another number of the process. */

@@ -8,8 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Up to `size` bytes of /proc/PID/`name`.  How many, or -errno. */
-static ssize_t read_file(uint32_t pid, const char *name, char *out, size_t size)
+ssize_t read_file(uint32_t pid, const char *name, char *out, size_t size)
 {
 	char path[64];
 	size_t have = 0;

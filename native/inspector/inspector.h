@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Declarations shared by main.c, facts.c and descriptors.c. All code in the latter two runs in a child that may be killed. */
+/* Declarations shared by main.c, facts.c, identity.c and descriptors.c. All code in the latter three may wait, and be killed. */
 #ifndef INSPECTOR_H
 #define INSPECTOR_H
 
 #include <stddef.h>
+#include <sys/types.h>
 
 #include "../include/mpsd_inspector.h"
 
@@ -33,6 +34,13 @@ int facts_read(const struct question *question, struct reply *out);
 int maps_read(const struct question *question, struct reply *out);
 int descriptors_compare(const struct question *question, struct reply *out);
 int descriptors_take(const struct question *question, struct reply *out);
+int descriptors_find(const struct question *question, struct reply *out);
+int stat_read(const struct question *question, struct reply *out);
+int file_read(const struct question *question, struct reply *out);
+int spaces_read(const struct question *question, struct reply *out);
+
+/* Up to `size` bytes of /proc/PID/`name`.  How many, or -errno. */
+ssize_t read_file(uint32_t pid, const char *name, char *out, size_t size);
 
 /* Whether `text` is one of the question's words. */
 int is_word(const struct question *question, const char *text, size_t size);

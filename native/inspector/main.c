@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* mpsd-inspector: reads other processes for mpsd, each in a child that can be killed.  See ../include/mpsd_inspector.h. */
+/* mpsd-inspector: reads other processes for mpsd, in a child that can be killed, or itself.  See ../include/mpsd_inspector.h. */
 #include "inspector.h"
 
 #include <errno.h>
@@ -120,6 +120,30 @@ static void send_status(int end, int status, uint32_t count)
 	send_reply(end, &reply);
 }
 
+/* Fill the reply: with what was asked for, or with the reason why not. */
+static void read_process(const struct question *question, struct reply *out)
+{
+	static int (*const reads[MPSD_INSPECTOR_OPS])(const struct question *, struct reply *) = {
+		[MPSD_INSPECTOR_FACTS] = facts_read,    [MPSD_INSPECTOR_MAPS] = maps_read,
+		[MPSD_INSPECTOR_SAME] = descriptors_compare, [MPSD_INSPECTOR_TAKE] = descriptors_take,
+		[MPSD_INSPECTOR_STAT] = stat_read,      [MPSD_INSPECTOR_FILE] = file_read,
+		[MPSD_INSPECTOR_SPACES] = spaces_read,  [MPSD_INSPECTOR_FIND] = descriptors_find,
+	};
+	int needs_pidfd = question->head.op == MPSD_INSPECTOR_TAKE;
+	int rc = -EINVAL;
+
+	out->head = (struct mpsd_inspector_answer){ 0, 0 };
+	out->size = 0;
+	out->taken_count = 0;
+	if (reads[question->head.op] && (!needs_pidfd || question->pidfd >= 0))
+		rc = reads[question->head.op](question, out);
+	if (rc) {
+		out->head = (struct mpsd_inspector_answer){ rc, 0 };
+		out->size = 0;
+		out->taken_count = 0;
+	}
+}
+
 /* In a child: its timer's signal has its default action, which also ends a wait for a lock that is killable. */
 static _Noreturn void answer(const struct question *question, int end)
 {
@@ -127,25 +151,12 @@ static _Noreturn void answer(const struct question *question, int end)
 	struct itimerval timer = { .it_value = { question->head.deadline_ms / 1000,
 						 question->head.deadline_ms % 1000 * 1000 } };
 	sigset_t none;
-	int rc = -EINVAL;
 
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	signal(SIGCHLD, SIG_DFL);
 	setitimer(ITIMER_REAL, &timer, NULL);
-	if (question->head.op == MPSD_INSPECTOR_FACTS)
-		rc = facts_read(question, &reply);
-	else if (question->head.op == MPSD_INSPECTOR_MAPS)
-		rc = maps_read(question, &reply);
-	else if (question->head.op == MPSD_INSPECTOR_SAME)
-		rc = descriptors_compare(question, &reply);
-	else if (question->head.op == MPSD_INSPECTOR_TAKE && question->pidfd >= 0)
-		rc = descriptors_take(question, &reply);
-	if (rc) {
-		reply.head = (struct mpsd_inspector_answer){ rc, 0 };
-		reply.size = 0;
-		reply.taken_count = 0;
-	}
+	read_process(question, &reply);
 	send_reply(end, &reply);
 	_exit(0);
 }
@@ -218,6 +229,27 @@ static int serve_next(void)
 	return 1;
 }
 
+/* Receive a request, read by itself, and answer.  0 when mpsd has closed its end. */
+static int serve_directly(void)
+{
+	static _Alignas(8) char datagram[MPSD_INSPECTOR_DATAGRAM];
+	static struct reply reply;
+	struct question question = { .pidfd = -1 };
+	ssize_t size = recv(REQUESTS_FD, datagram, sizeof(datagram), MSG_TRUNC);
+
+	if (size < 0)
+		return errno == EINTR;
+	if (size == 0)
+		return 0;
+	if ((size_t)size > sizeof(datagram) || !question_parse(datagram, (size_t)size, &question)) {
+		send_status(REQUESTS_FD, -EINVAL, 0);
+		return 1;
+	}
+	read_process(&question, &reply);
+	send_reply(REQUESTS_FD, &reply);
+	return 1;
+}
+
 /* Let go of everything of mpsd's but the socket and the standard descriptors. */
 static void detach(int fd)
 {
@@ -231,19 +263,12 @@ static void detach(int fd)
 		exit(2);
 }
 
-int main(int argc, char **argv)
+static void serve_in_children(void)
 {
 	struct sigaction on_end = { .sa_handler = on_child };
 	struct pollfd events = { .fd = REQUESTS_FD, .events = POLLIN };
 	sigset_t blocked, unblocked;
 
-	if (argc != 3 || strcmp(argv[1], "--fd") != 0) {
-		fprintf(stderr, "usage: mpsd-inspector --fd N\n");
-		return 2;
-	}
-	detach(atoi(argv[2]));
-	signal(SIGINT, SIG_IGN); /* typed at mpsd's terminal */
-	signal(SIGHUP, SIG_IGN);
 	sigaction(SIGCHLD, &on_end, NULL);
 	sigemptyset(&blocked);
 	sigaddset(&blocked, SIGCHLD);
@@ -253,6 +278,25 @@ int main(int argc, char **argv)
 		if (ppoll(&events, 1, NULL, &unblocked) < 0)
 			reap();
 		else if (!serve_next())
-			return 0;
+			return;
 	}
+}
+
+int main(int argc, char **argv)
+{
+	int is_direct = argc == 3 && strcmp(argv[1], "--direct") == 0;
+
+	if (argc != 3 || (!is_direct && strcmp(argv[1], "--fd") != 0)) {
+		fprintf(stderr, "usage: mpsd-inspector --fd N | --direct N\n");
+		return 2;
+	}
+	detach(atoi(argv[2]));
+	signal(SIGINT, SIG_IGN); /* typed at mpsd's terminal */
+	signal(SIGHUP, SIG_IGN);
+	if (!is_direct)
+		serve_in_children();
+	else
+		while (serve_directly())
+			;
+	return 0;
 }

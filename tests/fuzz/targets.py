@@ -6,6 +6,7 @@ always hold. `reads` names the modules of the readers: parsers.py checks that no
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -118,12 +119,15 @@ def state_head(data: bytes) -> None:
         return
 
 
-@reads("mpsd/host/inspector_messages.py", "mpsd/host/inspector.py")
+@reads("mpsd/host/inspector_messages.py", "mpsd/host/inspector.py", "mpsd/host/process_reader.py")
 def inspector_answer(data: bytes) -> None:
     try:
         _, payload = inspector_wire.parse_answer(data)
     except (ProtocolError, OSError):
         return
+    with suppress(ProtocolError):
+        assert inspector_wire.parse_linked_file(payload).path
+        inspector_wire.parse_spaces(payload)
     facts = inspector_wire.parse_facts(payload)
     assert "/" not in facts.program
     assert "\0" not in "".join(facts.variables)

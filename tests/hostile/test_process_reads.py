@@ -25,11 +25,6 @@ from tests.kmod.machine import Boot, names_of_guest_tests, pytest_command, run
 
 pytestmark = pytest.mark.kmod  # by the machinery of tests/kmod, and by its cache of roots
 GUEST = Path(__file__).with_name("guest")
-OPEN = {
-    "test_reads::test_no_read_waits_that_mpsd_does_by_itself",
-    "test_reads::test_mpsd_serves_others_while_clients_hang_in_exec",
-}
-WHY_OPEN = "decision 029, Open: this kernel's exec holds exec_update_lock while it closes files, and its stat takes that lock"
 
 
 def cached_root() -> Root:
@@ -65,10 +60,8 @@ def booted(root: Root) -> Boot:
 
 @pytest.mark.deadline(900)
 @pytest.mark.parametrize("name", names_of_guest_tests(GUEST))
-def test_in_the_guest(request: pytest.FixtureRequest, root: Root, booted: Boot, name: str) -> None:
+def test_in_the_guest(booted: Boot, name: str) -> None:
     assert name in booted.results, f"the guest did not come so far; its console ends:\n{booted.console[-4000:]}"
-    if root.distribution == DEBIAN11 and name in OPEN:
-        request.applymarker(pytest.mark.xfail(strict=True, reason=WHY_OPEN))
     result = booted.results[name]
     print(booted.facts)
     assert result.outcome == "passed", result.text

@@ -160,6 +160,23 @@ def test_signals_go_by_pidfd() -> None:
     ]
 
 
+def test_what_can_wait_is_read_by_a_process_that_can_be_killed() -> None:
+    """environ, maps, cmdline, stat and links of another process below /proc: docs/decisions/029."""
+    never_wait = {"status", "comm", "cgroup", "task"}
+    assert not [f"{path}:{line} reads {name}" for path, line, name in read_of_processes() if name not in never_wait]
+
+
+def read_of_processes() -> Iterator[tuple[Path, int, str]]:
+    """The names in `f"/proc/{pid}/NAME"`, and those that processes.py gives to its one reading function."""
+    for path in MODULES:
+        for node in ast.walk(parse(path)):
+            match node:
+                case ast.JoinedStr(values=[ast.Constant("/proc/"), _, ast.Constant(str(rest)), *_]) if rest != "/":
+                    yield path, node.lineno, rest.split("/")[1]
+                case ast.Call(func=ast.Name("_read"), args=[_, ast.Constant(str(name)), *_]) if path.stem == "processes":
+                    yield path, node.lineno, name
+
+
 def test_imports_are_absolute() -> None:
     assert not [f"{path}: {name}" for path, name in imports() if name.startswith(".")]
 

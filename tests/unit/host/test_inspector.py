@@ -156,7 +156,7 @@ def exchange(inspector: Inspector, request: bytes) -> bytes:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            socket.send_fds(inspector._open(), [request], [theirs.fileno()])
+            socket.send_fds(inspector._open().requests, [request], [theirs.fileno()])
         ours.settimeout(10)
         return ours.recv(wire.DATAGRAM_BYTES)
 

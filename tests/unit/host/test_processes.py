@@ -11,7 +11,9 @@ import pytest
 import trio
 
 from mpsd.host import processes
+from mpsd.host.descriptors import SPARE_DESCRIPTORS
 from mpsd.host.process_exit import wait_ended
+from mpsd.host.process_reader import ProcessReader
 from mpsd.model.process import ProcessId
 
 
@@ -60,7 +62,7 @@ def _keeping_hard(real, hard: int):  # type: ignore[no-untyped-def]
 
 def test_a_spare_descriptor_is_enough_to_know_a_process(child) -> None:
     made, process = child
-    with without_descriptors(spare=processes.SPARE_DESCRIPTORS):
+    with without_descriptors(spare=SPARE_DESCRIPTORS):
         with pytest.raises(OSError, match="Too many open files"):
             os.open(os.devnull, os.O_RDONLY)
         found = processes.process_id(made.pid), processes.is_alive(process), processes.owner(made.pid), processes.state(1)
@@ -68,10 +70,12 @@ def test_a_spare_descriptor_is_enough_to_know_a_process(child) -> None:
     assert found[2] == (os.geteuid(), os.getegid())
 
 
-def test_a_process_of_which_nothing_is_known_has_not_ended(child) -> None:
+def test_a_process_of_which_nothing_is_known_has_not_ended(child, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease would be released, and its arena handed on, while it runs."""
     made, process = child
     with without_descriptors(spare=0):
+        assert processes.process_id(made.pid) == process  # by the reading process, which needs no descriptor more
+        monkeypatch.setattr(processes, "reader", ProcessReader(processes.real_uid))
         assert processes.is_alive(process)
         for ask in (lambda: processes.process_id(made.pid), lambda: processes.open_pidfd(process)):
             with pytest.raises(OSError, match="Too many open files"):
@@ -88,7 +92,7 @@ async def test_the_end_of_a_process_is_seen_also_without_a_descriptor(child) -> 
         ended.set()
 
     async with trio.open_nursery() as nursery:
-        with without_descriptors(spare=processes.SPARE_DESCRIPTORS):
+        with without_descriptors(spare=SPARE_DESCRIPTORS):
             nursery.start_soon(wait)
             await trio.sleep(0.6)  # longer than it waits before it looks again
             assert not ended.is_set()

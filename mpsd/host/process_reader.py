@@ -1,0 +1,204 @@
+"""Reads below /proc that seldom wait, for callers that may not wait: stat, the executable, namespaces, links of descriptors.
+
+With some kernels the user of a process can let them wait for ever (docs/decisions/029).  A process of mpsd's does them, one
+after the other (`mpsd-inspector --direct`).  If it waits, mpsd kills it, starts another one, and reads no process of that user
+for some seconds.  So a user delays mpsd by MOST_WAIT_SECONDS in UNREAD_SECONDS at most.
+"""
+
+import errno
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
+from mpsd.host import inspector_messages as wire
+from mpsd.host import inspector_process
+from mpsd.host.descriptors import FULL, spare_descriptors
+from mpsd.host.inspector_messages import LinkedFile, Op, Question
+from mpsd.host.inspector_process import InspectorProcess
+from mpsd.host.programs import native_directory
+
+LOOK_SECONDS = 0.002  # such a read takes 55 us
+MOST_WAIT_SECONDS = 0.04  # for the processes of one user, while the kernel keeps the reader waiting
+UNREAD_SECONDS = 5.0
+_DEADLINE_SECONDS = 1.0  # of a reader that does not wait in the kernel, as on a machine without a free processor
+_MOST_PID = 1 << 22  # PID_MAX_LIMIT of linux/threads.h
+_MOST_WAITS = 4096  # users whose waits are remembered
+_WAITING = "D"  # State of /proc/PID/status, proc(5): it waits for a lock
+
+
+class Unanswered(OSError):
+    """The process was not read.  Nothing is known of it, and it counts as alive."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    """The waits that the processes of one user caused since then."""
+
+    since: float
+    seconds: float = 0.0
+
+
+class ProcessReader:
+    """Guards the reading process.  Any thread may use it; one read is done at a time.
+
+    uid_of: the user whom a wait for a process counts against, from a read that never waits.
+    program: mpsd-inspector; None: the one of this installation.
+    """
+
+    def __init__(self, uid_of: Callable[[int], int], program: Path | None = None) -> None:
+        self._uid_of = uid_of
+        self._program = program or native_directory() / "inspector" / "mpsd-inspector"
+        self._ranges = NO_RANGES
+        self._lock = threading.Lock()  # protects all below; no other lock is taken while it is held
+        self._process: InspectorProcess | None = None
+        self._owner = 0  # the pid of the process that started it: after a fork it is the parent's
+        self._waits: dict[int, _Wait] = {}  # by share
+        self._stuck: list[tuple[int, InspectorProcess]] = []  # a share, and a process that was killed
+
+    def count_by(self, ranges: UidRanges) -> None:
+        """Take the uids of these ranges for one user."""
+        self._ranges = ranges
+
+    def close(self) -> None:
+        """End the process, if it runs.  A later read starts it again."""
+        with self._lock:
+            process, self._process = self._process, None
+            if process is not None and self._owner == os.getpid():
+                process.kill()
+                process.reap()
+            elif process is not None:
+                process.requests.close()
+
+    @property
+    def pid(self) -> int:
+        """The pid of the reading process; 0 if none runs."""
+        process = self._process
+        return process.pid if process else 0
+
+    # -- reads -----------------------------------------------------------------------------------------------------------
+
+    def stat(self, pid: int) -> bytes:
+        """Return the contents of /proc/PID/stat.  Raises OSError."""
+        return self._read(Question(Op.STAT, pid))
+
+    def linked_file(self, pid: int, name: str) -> LinkedFile:
+        """Return what the link /proc/PID/`name` leads to; exe, or root.  Raises OSError."""
+        return wire.parse_linked_file(self._read(Question(Op.FILE, pid, [name])))
+
+    def namespaces(self, pid: int) -> tuple[int, ...]:
+        """Return the inodes of its pid namespace and of those above it, mpsd's own last.  Raises OSError."""
+        return wire.parse_spaces(self._read(Question(Op.SPACES, pid)))
+
+    def numbers(self, pid: int, links: Sequence[str]) -> set[int]:
+        """Return the numbers of its descriptors with these links, or with links of these last names; the lowest 64.
+
+        Raises OSError.
+        """
+        return set(wire.parse_numbers(self._read(Question(Op.FIND, pid, links))))
+
+    def _read(self, question: Question) -> bytes:
+        if not 0 < question.pid <= _MOST_PID:
+            raise ProcessLookupError(errno.ESRCH, f"{question.pid} is no pid")
+        request = wire.pack_question(question, 0, 1, 0)
+        with self._lock:
+            if self._waits or self._stuck:
+                self._check(self._share_of(question.pid))
+            process = self._send(request)
+            if not self._waits_for_answer(process, question.pid):
+                self._give_up(process, question.pid)
+                raise Unanswered(errno.ETIMEDOUT, f"pid {question.pid} was not read: the kernel keeps its reader waiting")
+            answer = process.requests.recv(wire.DATAGRAM_BYTES)
+            if not answer:
+                self._give_up(process, question.pid)
+                raise Unanswered(errno.EPIPE, f"pid {question.pid} was not read: its reader died")
+        return wire.parse_answer(answer)[1]
+
+    def _share_of(self, pid: int) -> int:
+        return self._ranges.share_of(self._uid_of(pid))
+
+    # -- its process -----------------------------------------------------------------------------------------------------
+
+    def _send(self, request: bytes) -> InspectorProcess:
+        """Send the request to the process, or to a new one if it has died.  Raises OSError."""
+        for _ in range(2):
+            process = self._open()
+            try:
+                process.requests.send(request)
+                return process
+            except (BrokenPipeError, ConnectionResetError):
+                process.kill()
+                process.reap()
+                self._process = None
+        raise Unanswered(errno.EPIPE, "the reader of processes dies when it is asked")
+
+    def _open(self) -> InspectorProcess:
+        if self._process is not None and self._owner != os.getpid():
+            self._process.requests.close()
+            self._process = None
+        if self._process is None:
+            try:
+                self._process = inspector_process.start(self._program, "--direct")
+            except OSError as exc:
+                if exc.errno not in FULL:
+                    raise
+                with spare_descriptors():
+                    self._process = inspector_process.start(self._program, "--direct")
+            self._owner = os.getpid()
+        return self._process
+
+    def _waits_for_answer(self, process: InspectorProcess, pid: int) -> bool:
+        """Return whether an answer has come, or the end of the process; False if it waits in the kernel for too long."""
+        poll = select.poll()
+        poll.register(process.requests, select.POLLIN)
+        until = time.monotonic() + _DEADLINE_SECONDS
+        while not poll.poll(LOOK_SECONDS * 1000):
+            if time.monotonic() > until:
+                return False
+            if _state(process.pid) != _WAITING:
+                continue
+            wait = self._wait_of(self._share_of(pid))
+            wait.seconds += LOOK_SECONDS
+            if wait.seconds >= MOST_WAIT_SECONDS:
+                return False
+        return True
+
+    def _give_up(self, process: InspectorProcess, pid: int) -> None:
+        """Kill the process; the user's processes are not read again before its end."""
+        process.kill()
+        self._process = None
+        share = self._share_of(pid)
+        self._wait_of(share).seconds = MOST_WAIT_SECONDS
+        self._stuck.append((share, process))
+
+    def _wait_of(self, share: int) -> _Wait:
+        if len(self._waits) >= _MOST_WAITS and share not in self._waits:
+            del self._waits[next(iter(self._waits))]  # the oldest
+        return self._waits.setdefault(share, _Wait(time.monotonic()))
+
+    def _check(self, share: int) -> None:
+        """Raise Unanswered if the processes of this user are not to be read now; reap what was killed."""
+        for each in [each for each in self._stuck if each[1].has_ended()]:
+            each[1].reap()
+            self._stuck.remove(each)
+        wait = self._waits.get(share)
+        if wait and time.monotonic() > wait.since + UNREAD_SECONDS:
+            del self._waits[share]
+            wait = None
+        if (wait and wait.seconds >= MOST_WAIT_SECONDS) or any(share == each for each, _ in self._stuck):
+            why = "one of them kept its reader waiting in the kernel"
+            raise Unanswered(errno.EBUSY, f"processes of uid {share} are not read for {UNREAD_SECONDS:.0f} s: {why}")
+
+
+def _state(pid: int) -> str:
+    """Return the state's letter of the reader itself; "" if it has ended."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            text = file.read(4096)
+    except OSError:
+        return ""
+    return text.partition(b"\nState:\t")[2][:1].decode()

@@ -1,0 +1,178 @@
+"""Reads that may not wait: what comes back, and that a user whose processes keep the reader waiting delays no other user's."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from mpsd.fairness.uid_ranges import parse
+from mpsd.host import process_reader
+from mpsd.host.process_reader import ProcessReader, Unanswered
+
+# It answers like mpsd-inspector, but waits in the kernel where `{waits}` says so: its spawned child opens a FIFO that has no
+# writer, and the kernel suspends the parent of such a child, as if it waited for a lock.
+WAITER = """#!{python} -IS
+import os, socket, struct, threading, time
+requests = socket.socket(fileno=3)
+
+def wait(seconds):
+    threading.Timer(seconds, os.open, ({fifo!r}, os.O_WRONLY)).start()
+    opens = (os.POSIX_SPAWN_OPEN, 0, {fifo!r}, os.O_RDONLY, 0)
+    os.waitpid(os.posix_spawn("/bin/true", ["true"], {{}}, file_actions=[opens]), 0)
+
+while request := requests.recv(65536):
+    pid = struct.unpack_from("=III", request)[2]
+    {waits}
+    requests.send(struct.pack("=iI", 0, 0) + str(pid).encode())
+"""
+HOSTILE, NEIGHBOUR, OTHER = 1001, 1002, 2001  # as pids; their users:
+USERS = {HOSTILE: 100, NEIGHBOUR: 100, OTHER: 200}
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    yield path
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # lets the children go
+    except OSError as exc:
+        assert exc.errno == errno.ENXIO  # none is left
+
+
+def waiter(fifo: Path, waits: str) -> ProcessReader:
+    program = fifo.with_name("waiter")
+    program.write_text(WAITER.format(python=sys.executable, fifo=str(fifo), waits=waits))
+    program.chmod(0o700)
+    return ProcessReader(USERS.__getitem__, program)
+
+
+@pytest.fixture
+def reader() -> Iterator[ProcessReader]:
+    made = ProcessReader(lambda _: 0)
+    yield made
+    made.close()
+
+
+def test_what_the_kernel_says_of_a_process(reader: ProcessReader) -> None:
+    with open(os.devnull) as null:
+        pid = os.getpid()
+        assert reader.stat(pid).split()[0] == str(pid).encode()
+        assert reader.linked_file(pid, "exe").path == os.path.realpath(sys.executable)
+        assert reader.linked_file(pid, "exe").identity == (os.stat(sys.executable).st_dev, os.stat(sys.executable).st_ino)
+        assert reader.namespaces(pid) == (os.stat("/proc/self/ns/pid").st_ino,)
+        assert null.fileno() in reader.numbers(pid, [os.devnull])
+        assert null.fileno() in reader.numbers(pid, ["null"])
+        assert reader.linked_file(pid, "root").path == "/"
+        with pytest.raises(OSError, match="EINVAL"):
+            reader.linked_file(pid, "cwd")
+        assert not reader.numbers(pid, ["/nothing"])
+
+
+def test_of_one_that_has_gone_the_kernel_says_so(reader: ProcessReader) -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    for read in (reader.stat, reader.namespaces):
+        with pytest.raises((FileNotFoundError, ProcessLookupError)):
+            read(child.pid)
+    with pytest.raises((FileNotFoundError, ProcessLookupError)):
+        reader.numbers(child.pid, ["x"])
+    with pytest.raises((FileNotFoundError, ProcessLookupError)):
+        reader.linked_file(child.pid, "exe")
+
+
+def test_a_reader_that_died_is_replaced(reader: ProcessReader) -> None:
+    reader.stat(os.getpid())
+    before = reader.pid
+    pidfd = os.pidfd_open(before)
+    os.kill(before, signal.SIGKILL)
+    process_reader.select.select([pidfd], (), (), 30)
+    os.close(pidfd)
+    assert reader.stat(os.getpid())
+    assert reader.pid not in (0, before)
+
+
+def test_a_reader_that_was_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch, reader: ProcessReader) -> None:
+    monkeypatch.setattr(process_reader, "UNREAD_SECONDS", 0.0)
+    reader.stat(os.getpid())
+    before = reader.pid
+    os.kill(before, signal.SIGSTOP)
+    with pytest.raises(Unanswered, match="keeps its reader waiting"):
+        reader.stat(os.getpid())
+    until_readable(reader, os.getpid())
+    assert reader.pid not in (0, before)
+
+
+def until_readable(reader: ProcessReader, pid: int) -> None:
+    """What was killed ends within moments; until then the user's processes are not read."""
+    for _ in range(1000):
+        try:
+            reader.stat(pid)
+        except Unanswered as exc:
+            assert exc.errno == errno.EBUSY
+            process_reader.select.select((), (), (), 0.01)
+        else:
+            return
+    raise AssertionError("never readable again")
+
+
+def test_a_user_who_keeps_the_reader_waiting_is_not_read_for_a_while(monkeypatch: pytest.MonkeyPatch, fifo: Path) -> None:
+    reader = waiter(fifo, f"pid == {HOSTILE} and wait(600)")
+    try:
+        with pytest.raises(Unanswered) as raised:
+            reader.stat(HOSTILE)
+        assert raised.value.errno == errno.ETIMEDOUT
+        with pytest.raises(Unanswered) as raised:
+            reader.stat(NEIGHBOUR)
+        assert raised.value.errno == errno.EBUSY
+        assert reader.stat(OTHER) == str(OTHER).encode()
+        monkeypatch.setattr(process_reader, "UNREAD_SECONDS", 0.0)
+        until_readable(reader, NEIGHBOUR)
+    finally:
+        reader.close()
+
+
+def test_short_waits_of_one_user_add_up(fifo: Path) -> None:
+    """Each alone is shorter than what mpsd bears; a user with many processes could cause one after the other."""
+    reader = waiter(fifo, f"pid == {HOSTILE} and wait(0.02)")
+    try:
+        answered = 0
+        with suppress(Unanswered):
+            while answered < 200 and reader.stat(HOSTILE):
+                answered += 1
+        assert answered < 200
+        assert reader.stat(OTHER) == str(OTHER).encode()
+    finally:
+        reader.close()
+
+
+def test_the_uids_of_one_range_are_one_user(fifo: Path) -> None:
+    reader = waiter(fifo, f"pid == {HOSTILE} and wait(600)")
+    reader.count_by(parse("eve:100:101\n"))
+    try:
+        with pytest.raises(Unanswered):
+            reader.stat(HOSTILE)
+        with pytest.raises(Unanswered, match="uid 100 "):
+            reader.stat(OTHER)
+    finally:
+        reader.close()
+
+
+def test_a_forked_process_has_a_reader_of_its_own(reader: ProcessReader) -> None:
+    """With its parent's, it could take the parent's answers."""
+    reader.stat(os.getpid())
+    before = reader.pid
+    child = os.fork()
+    if not child:
+        is_good = reader.stat(os.getpid()).split()[0] == str(os.getpid()).encode() and reader.pid != before
+        reader.close()
+        os._exit(0 if is_good else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert reader.stat(os.getpid())
+    assert reader.pid == before
