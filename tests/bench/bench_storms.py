@@ -3,7 +3,8 @@
     .venv/bin/python tests/bench/bench_storms.py [--waiting 1000,10000] [--arrivals 2000] [--users 200] [--json FILE]
 
 A waiting client is a separate process that has connected and waits for a fault domain: the only one is another user's. Then all
-of them are killed at once. An arrival is a CUDA program that runs one kernel and ends; all arrive at once. As root.
+of them are killed at once. mpsd reserves descriptors for clients that run; with --no-reserve waiting clients may use these too, so
+that 9,800 can wait where mpsd may open 20,000 files. An arrival is a CUDA program that runs one kernel and ends; all arrive at once. As root.
 """
 
 import argparse
@@ -38,6 +39,19 @@ LIMIT_SECONDS = 200.0
 ARRIVAL_SECONDS = 120.0
 ONE_DOMAIN = "[relay]\nmax_connections = 16384\n[domains]\nmax_domains = 1\nspares = 0\n"
 CROWD = "[relay]\nmax_connections = 16384\n"
+NO_RESERVE = """
+import sys
+from dataclasses import replace
+from mpsd.policy import descriptor_budget
+budget = descriptor_budget.budget
+def all_wait(descriptors, wanted):
+    found = budget(descriptors, wanted)
+    return replace(found, connections=min(wanted, (descriptors - descriptor_budget.BESIDE) // 2), clients=wanted)
+descriptor_budget.budget = all_wait
+import runpy
+sys.argv = sys.argv[3:]  # without -I -m mpsd
+runpy.run_module("mpsd", run_name="__main__", alter_sys=True)
+"""
 WAITERS = """
 import os, socket, sys
 path, first_uid, users, count = sys.argv[1], *map(int, sys.argv[2:])
@@ -59,7 +73,7 @@ def measure(stage: Stage, asked: argparse.Namespace) -> None:
     stage.deadline = time.monotonic() + LIMIT_SECONDS * (len(asked.waiting) + 1)
     resident = []
     for size in asked.waiting:
-        with _machine(ONE_DOMAIN) as machine:
+        with _machine(ONE_DOMAIN, asked.no_reserve) as machine:
             resident.append((size, _wait(stage, machine, size, asked.users)))
     setting.plot(asked.plot, "Resident memory", "waiting clients", "MiB", {"mpsd": resident})
     if asked.arrivals:
@@ -68,7 +82,7 @@ def measure(stage: Stage, asked: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _machine(config: str) -> Iterator[Machine]:
+def _machine(config: str, no_reserve: bool = False) -> Iterator[Machine]:
     """With as many open files as LimitNOFILE= would have to give a service for so many clients."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError):  # without CAP_SYS_RESOURCE, as in a container
@@ -78,10 +92,19 @@ def _machine(config: str) -> Iterator[Machine]:
     try:
         with _lenient(), open_machine() as machine:
             machine.configure(config)
-            machine.start()
+            machine.start(**({"MPSD_PYTHON": str(_no_reserve(machine))} if no_reserve else {}))
             yield machine
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], hard), hard))
+
+
+def _no_reserve(machine: Machine) -> Path:
+    """Return a Python whose mpsd reserves no descriptors."""
+    program, python = machine.place / "no_reserve.py", machine.place / "python"
+    program.write_text(NO_RESERVE)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+    python.chmod(0o755)
+    return python
 
 
 @contextmanager
@@ -224,6 +247,7 @@ def _numbers(text: str) -> list[int]:
 if __name__ == "__main__":
     options = setting.parser("storms", __doc__)
     options.add_argument("--waiting", type=_numbers, default=[1000, 10_000], help="1000,10000; how many clients wait")
+    options.add_argument("--no-reserve", action="store_true", help="waiting clients may use all descriptors")
     options.add_argument("--arrivals", type=int, default=2000, help="2000; 0: none")
     options.add_argument("--users", type=int, default=200, help="200")
     sys.exit(setting.run("storms", options.parse_args(), measure))
