@@ -16,6 +16,7 @@ from mpsd.host.trusted_directories import LOG_DIRECTORY_MODE, NotTrusted, open_d
 PID_FILE = "nvidia-cuda-mps-control.pid"
 _DAEMON = "nvidia-cuda-mps-control"
 _DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
+LOCK = "lock"  # the file in the state directory
 _PID_MODE, _STATE_MODE = 0o644, 0o711
 
 
@@ -109,7 +110,7 @@ class Claim:
                 raise UnusablePath(f"cannot listen at {self.pipe_directory / name}: it is a directory")
 
     def _take_lock(self) -> None:
-        path = self.state_directory / "lock"
+        path = self.state_directory / LOCK
         self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,12 +9,11 @@ import os
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 import trio
 
-from mpsd.app.instance_lock import Claim
+from mpsd.app.instance_lock import LOCK, Claim
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError
 from mpsd.storage.checkpointing import WriteBack
@@ -75,9 +74,9 @@ class RemovedState:
         self._copied_at = trio.current_time()
 
     def _identity(self) -> tuple[int, int] | None:
-        path: Path = self.claim.state_directory
+        """Return the identity of the lock, which nothing but a removal takes away."""
         try:
-            found = os.stat(path)
-        except FileNotFoundError:
+            found = os.stat(self.claim.state_directory / LOCK)
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return found.st_dev, found.st_ino

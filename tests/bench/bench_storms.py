@@ -3,8 +3,9 @@
     .venv/bin/python tests/bench/bench_storms.py [--waiting 1000,10000] [--arrivals 2000] [--users 200] [--json FILE]
 
 A waiting client is a separate process that has connected and waits for a fault domain: the only one is another user's. Then all
-of them are killed at once. mpsd reserves descriptors for clients that run; with --no-reserve waiting clients may use these too, so
-that 9,800 can wait where mpsd may open 20,000 files. An arrival is a CUDA program that runs one kernel and ends; all arrive at once. As root.
+of them are killed at once. mpsd reserves descriptors for clients that run; with --no-reserve waiting clients may use these too,
+so that 9,800 can wait where mpsd may open 20,000 files. An arrival is a CUDA program that runs one kernel and ends; all arrive
+at once. As root.
 """
 
 import argparse

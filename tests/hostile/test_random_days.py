@@ -8,6 +8,7 @@ and `health` was never "ok" while a newcomer hung.  At the end no descriptor and
 
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -29,11 +30,12 @@ from tests.integration.machine import Machine
 from tests.integration.process import state_of, wait_for
 from tests.seeds import RUN_SEED
 
-ROUNDS = int(os.environ.get("MPSD_TEST_ROUNDS", "13"))
+ROUNDS = int(os.environ.get("MPSD_TEST_ROUNDS", "14"))
 USERS = (1000, 1001, 1002)
 CLIENTS = 10
 STATE_BYTES = "24m"
 STOP_SECONDS = 1.5
+COPY_SECONDS = 3.0  # mpsd copies its databases once a second
 HANG_SECONDS = 10.0  # a newcomer that has not begun by then hangs, and health has to report it
 START_SECONDS = 60.0  # for a newcomer whose obstacle has gone; 0.1 to 2 on an idle machine
 HEALTH_SECONDS = 0.1  # half of the answers; a machine with two processors and all of this running delays some
@@ -47,7 +49,7 @@ class HealthWatch(threading.Thread):
         super().__init__(name="health", daemon=True)
         self._machine = machine
         self._is_over = threading.Event()
-        self.is_excused = False  # mpsd itself is stopped or killed
+        self._excuses = [False]  # whether mpsd itself is stopped or killed; an entry for each change
         self.problems: tuple[str, ...] | None = None
         self.seconds: list[float] = []
 
@@ -55,13 +57,20 @@ class HealthWatch(threading.Thread):
         while not self._is_over.is_set():
             with suppress(OSError, Disconnected, MpsdError), self._machine.mpsd() as mpsd:
                 while not self._is_over.wait(0.05):
-                    was_excused, began = self.is_excused, time.monotonic()
+                    changes, began = len(self._excuses), time.monotonic()
                     answer = mpsd.ask(calls.health())
-                    if not was_excused and not self.is_excused:
+                    if changes == len(self._excuses) and not self._excuses[-1]:
                         self.seconds.append(time.monotonic() - began)
                     self.problems = tuple(answer.problems)
             self.problems = None
             self._is_over.wait(0.05)
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """Do not count the answers that mpsd could not give meanwhile, even if one was asked for before and came afterwards."""
+        self._excuses.append(True)
+        yield
+        self._excuses.append(False)
 
     def end(self) -> None:
         self._is_over.set()
@@ -84,33 +93,42 @@ class Days:
 
     @contextmanager
     def mpsd_is_killed(self) -> Iterator[None]:
-        self.health.is_excused = True
-        self.machine.kill_daemon()
-        self._arrive()
-        self.machine.start()
-        self.health.is_excused = False
+        with self.health.excused():
+            self.machine.kill_daemon()
+            self._arrive()
+            self.machine.start()
         yield
 
     @contextmanager
     def mpsd_is_stopped(self) -> Iterator[None]:
-        self.health.is_excused = True
-        with _stopped(self.machine.daemon_pid()):
+        with self.health.excused(), _stopped(self.machine.daemon_pid()):
             self._arrive()
             time.sleep(STOP_SECONDS)
-        self.health.is_excused = False
         yield
 
     @contextmanager
     def the_database_is_truncated(self) -> Iterator[None]:
-        self.health.is_excused = True
-        self.machine.kill_daemon()
-        for path in self.machine.state.glob("mpsd.db-*"):
-            path.unlink()
-        (self.machine.state / "mpsd.db").write_bytes(b"")
-        self.machine.start()
-        self.health.is_excused = False
+        with self.health.excused():
+            self.machine.kill_daemon()
+            for path in self.machine.state.glob("mpsd.db-*"):
+                path.unlink()
+            (self.machine.state / "mpsd.db").write_bytes(b"")
+            self.machine.start()
         self.outdated += self.clients
         yield
+
+    @contextmanager
+    def the_state_directory_is_emptied(self) -> Iterator[None]:
+        """Its clients go on in domains that cannot be reached any more; mpsd is started again soon."""
+        made = len(self.machine.journal("state_directory.made_again"))
+        for path in self.machine.state.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        wait_for("the directory", lambda: len(self.machine.journal("state_directory.made_again")) > made, START_SECONDS)
+        yield
+        time.sleep(COPY_SECONDS)
+        with self.health.excused():
+            self.machine.kill_daemon()
+            self.machine.start()
 
     @contextmanager
     def the_keeper_is_killed(self) -> Iterator[None]:
@@ -250,7 +268,8 @@ class Days:
 
 Happening = Callable[[Days], AbstractContextManager[None]]
 HAPPENINGS: tuple[Happening, ...] = (
-    Days.mpsd_is_killed, Days.mpsd_is_stopped, Days.the_database_is_truncated, Days.the_keeper_is_killed,
+    Days.mpsd_is_killed, Days.mpsd_is_stopped, Days.the_database_is_truncated, Days.the_state_directory_is_emptied,
+    Days.the_keeper_is_killed,
     Days.the_keeper_is_stopped, Days.a_vendor_daemon_is_killed, Days.a_vendor_daemon_is_stopped, Days.a_vendor_server_is_killed,
     Days.a_vendor_server_is_stopped, Days.clients_are_killed, Days.the_disk_is_full, Days.logs_are_truncated,
     Days.a_door_is_flooded,
