@@ -42,9 +42,9 @@ class Peer:
 
 
 def peer_of(connection: socket.socket, admin_gid: int | None, *, trusts_containers: bool = False) -> Peer:
-    """Identify the peer of a connection.  Raises OSError if the kernel can no longer identify it.
+    """Identify the peer of a connection. Raises OSError if the kernel can no longer identify it.
 
-    admin_gid: the group whose members are operators; None: there is none, or it is not known.
+    admin_gid: the group whose members are operators; None: no group, or an unknown one.
     """
     credentials = peer_credentials(connection)
     gids = (credentials.gid, *groups_of(connection))

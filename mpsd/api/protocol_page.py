@@ -89,7 +89,8 @@ def _named(names: Iterator[str]) -> str:
 
 
 def _table_in(text: str, head: str, made: Iterator[str]) -> str:
-    """Return the text with these rows below the table head.  Raises ValueError if it has none: its rows would become stale."""
+    """Return the text with these rows below the table head. Raises ValueError without that head, since its rows would become
+    stale."""
     before, found, after = text.partition(head)
     if not found:
         raise ValueError(f"the page has no table with the head {head.splitlines()[0]!r}")

@@ -1,9 +1,8 @@
 """Vendor daemons whose directories were removed: no process can connect to them, and their clients continue.
 
-The mpsd that placed the clients ends such a domain by itself.  Before it is restarted, it writes down who those clients are
-(`record`); a restarted mpsd finds the daemons by their environment and ends each after its last client, or at `quit`.  Where
-no record tells who the clients are, a daemon that has a server counts as one that has clients.
-Prose: docs/operating.md, "The state directory was removed".
+The mpsd that placed the clients ends such a domain by itself. Before a restart it records the clients (`record`); a restarted
+mpsd finds the daemons by their environment and ends each after its last client, or at `quit`. Without a record, a daemon that
+has a server counts as one with clients. Prose: docs/operating.md, "The state directory was removed".
 """
 
 import os
@@ -68,7 +67,7 @@ class Outlived:
         await trio.to_thread.run_sync(_write, home / _RECORD, text)
 
     async def run(self, home: Path, found: Iterable[ProcessId]) -> None:
-        """End each after its last client; return when there is none.  found: those that no domain has adopted."""
+        """End each after its last client; return when all have ended. found: the daemons that no domain has adopted."""
         clients = _read(home / _RECORD)
         self._orphans = [Orphan(daemon, clients.get(daemon)) for daemon in found]
         async with trio.open_nursery() as nursery:
@@ -116,7 +115,7 @@ async def _is_from(home: Path, process: ProcessId, inspector: Inspector) -> bool
 
 
 def _homeless() -> list[ProcessId]:
-    """Return the vendor's processes of mpsd's user whose files were removed, but none of a container that has its own root."""
+    """Return the vendor's processes of mpsd's user whose files were removed, except those of a container with its own root."""
     root = _identity("/")
     return [
         process
@@ -151,7 +150,7 @@ def _servers(daemon: ProcessId) -> list[ProcessId]:
 
 
 async def _end(daemon: ProcessId) -> None:
-    """Kill the daemon and its servers: there is no other way to reach it."""
+    """Kill the daemon and its servers, since no process can connect to it."""
     if not processes.is_alive(daemon):
         return
     servers = _servers(daemon)
@@ -174,7 +173,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _read(path: Path) -> dict[ProcessId, frozenset[ProcessId]]:
-    """Return the recorded clients by daemon; empty if there is no record, or it is damaged."""
+    """Return the recorded clients by daemon; empty if the record is missing or damaged."""
     try:
         lines = [[ProcessId(*map(int, word.split(":"))) for word in line.split()] for line in path.read_text().splitlines()]
     except (OSError, ValueError, TypeError):

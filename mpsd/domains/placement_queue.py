@@ -1,8 +1,8 @@
 """Queue the clients that wait for a fault domain, and look for a place for all of them at once when the domains change.
 
-Clients that ask alike wait for the same reason, so mpsd decides once for them; and users without a domain get the same answer.
-A user with fewer domains comes first, of several such the one whose client has waited longest.
-Prose: docs/domains.md, "Placement".
+Clients with equal requests wait for the same reason, so mpsd decides once for them; and users without a domain get the same
+answer. A user with fewer domains comes first, of several such users the one whose client has waited longest. Prose:
+docs/domains.md, "Placement".
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ class Places(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One connection that waits.  told: the kinds of reasons in the log."""
+    """One connection that waits. told: the kinds of reasons in the log."""
 
     alike: "Alike"
     process: ProcessId | None
@@ -113,7 +113,7 @@ class PlacementQueue:
             self._is_due.set()
 
     async def wait(self, ask: Ask, process: ProcessId | None) -> Domain:
-        """Wait for a domain that takes the process, as long as there is none.  Raise Stopping when mpsd quits meanwhile."""
+        """Wait until a domain takes the process. Raise Stopping if mpsd quits during the wait."""
         with self._waits.begin(process, ask.uid), self._listed(ask, process) as entry:
             await entry.is_over.wait()
         if isinstance(entry.found, Exception):

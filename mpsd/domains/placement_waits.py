@@ -31,7 +31,7 @@ class Reason:
 
 @dataclass(slots=True)
 class PlacementWait:
-    """One process that waits.  connections: how many of its connections do."""
+    """One process that waits. connections: the number of its waiting connections."""
 
     process: ProcessId
     uid: int
@@ -61,7 +61,7 @@ class PlacementWaits:
 
     @contextmanager
     def begin(self, process: ProcessId | None, uid: int) -> Iterator[None]:
-        """List the process while one of its connections waits; None: a process that mpsd cannot see, and does not list."""
+        """List the process while one of its connections waits; None: a process that mpsd cannot see and does not list."""
         if process is None:
             yield
             return
@@ -80,7 +80,7 @@ class PlacementWaits:
             wait.why = why
 
     def because_of_the_machine(self) -> list[PlacementWait]:
-        """Return those whose own user did not cause the wait; the longest such wait comes first."""
+        """Return the waits that their own users did not cause; the longest comes first."""
         return sorted(
             (wait for wait in self._waits.values() if wait.why.machine_since is not None),
             key=lambda wait: wait.machine_seconds,

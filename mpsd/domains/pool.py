@@ -178,7 +178,8 @@ class Pool:
         return self.decide(Ask(NEW_USER, frozenset(self.gpus)), None, self.views())
 
     async def place(self, ask: Ask, process: ProcessId | None) -> Domain:
-        """The domain this process joins.  Waits as long as there is none; raises Stopping when mpsd quits meanwhile."""
+        """Return the domain that this process joins. Waits until one takes it; raises Stopping if mpsd quits during the
+        wait."""
         if (domain := self._home_now(process)) is not None:
             return domain
         if self._queue.is_empty and (domain := self.place_now(ask, process)) is not None:

@@ -1,6 +1,6 @@
-"""Wait for NVML's events of one GPU's errors (pynvml), in a thread, one at a time: Xids, and what a newer driver has besides.
+"""Wait for NVML's events of one GPU's errors (pynvml), in a thread, one at a time: Xids, and the events that newer drivers add.
 
-Each GPU has an event set of its own: while NVML does not reach a GPU, every wait for a set that has it fails.
+Each GPU has a separate event set: while NVML does not reach a GPU, every wait for a set that contains it fails.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ class GpuLost(VendorFailed):
 class XidEvents:
     """Guards the event set of a GPU: it is freed once, and not while a thread waits on it.
 
-    `library`: as of read_devices.  Raises VendorFailed if NVML does not work or the GPU has no such events, GpuLost.
+    `library`: as for read_devices. Raises VendorFailed if NVML does not work or the GPU has no such events, GpuLost.
     """
 
     def __init__(self, gpu: str, library: Path | None = None) -> None:
@@ -97,7 +97,7 @@ class XidEvents:
         self._gpu = pynvml.nvmlDeviceGetHandleByUUID(gpu.encode())
         supported = int(pynvml.nvmlDeviceGetSupportedEventTypes(self._gpu))
         self._kinds = {bit: kind for kind in Kind if (bit := getattr(pynvml, kind.value, 0)) & supported}
-        wanted = sum(self._kinds) or pynvml.nvmlEventTypeXidCriticalError  # NVML says what is wrong with it
+        wanted = sum(self._kinds) or pynvml.nvmlEventTypeXidCriticalError  # NVML reports the reason
         pynvml.nvmlDeviceRegisterEvents(self._gpu, wanted, self._set)
 
     def _read(self, data: pynvml.c_nvmlEventData_t) -> GpuEvent | None:
@@ -109,7 +109,7 @@ class XidEvents:
         return GpuEvent(kind) if kind else None
 
     def _recovery_action(self) -> int:
-        """Return the action that NVML now asks for, which its event does not have; UNKNOWN_ACTION if NVML does not say."""
+        """Return the action that NVML now requests, which its event does not contain; UNKNOWN_ACTION if NVML gives none."""
         try:
             [field] = pynvml.nvmlDeviceGetFieldValues(self._gpu, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
         except pynvml.NVMLError:

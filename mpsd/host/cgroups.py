@@ -19,7 +19,7 @@ _DELETED = " (deleted)"  # the kernel appends it to a cgroup that was removed un
 
 
 def identify(process: ProcessId | None, credentials: Credentials, token: str = "") -> Identity:
-    """Return the identity; for a process that has ended, or whose pid another one has, only the ids.
+    """Return the identity; for a process that has ended, or whose pid was reused, only the ids.
 
     token: from its environment, which was read before (client_facts.py).
     """

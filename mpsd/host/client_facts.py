@@ -15,7 +15,7 @@ from mpsd.model.process import Credentials, ProcessId
 PINNED_VARIABLE, DEVICES_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_VISIBLE_DEVICES"
 JOB_NAME_VARIABLE = "SLURM_JOB_NAME"  # users choose the names of their jobs, so a false one gains a user nothing
 _VARIABLES = (cgroups.TOKEN_VARIABLE, PINNED_VARIABLE, DEVICES_VARIABLE, JOB_NAME_VARIABLE)
-_MOST = 16384  # processes; above it the one whose facts were read least recently is forgotten
+_MOST = 16384  # processes; beyond that mpsd forgets the process whose facts were read least recently
 NOTHING = Facts("", {})
 
 
@@ -43,12 +43,13 @@ class ClientFacts:
         return cgroups.identify(process, credentials, known.variables.get(cgroups.TOKEN_VARIABLE, ""))
 
     def program_of(self, process: ProcessId) -> str:
-        """Return the name of its program; if it was not read, the kernel's command name."""
+        """Return the program's name; if that was not read, the kernel's command name."""
         known = self._known.get(process)
         return known.program if known and known.program else processes.command(process.pid)
 
     def job_name_of(self, process: ProcessId) -> str:
-        """Return the name of its Slurm job, which repeats although the job's number does not; empty if it was not read."""
+        """Return the name of the process's Slurm job, which repeats although the job's number does not; empty if it was not
+        read."""
         return self._known.get(process, NOTHING).variables.get(JOB_NAME_VARIABLE, "")
 
     def forget(self, process: ProcessId) -> None:

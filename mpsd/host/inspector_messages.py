@@ -36,7 +36,7 @@ class Op(IntEnum):
 
 
 class Same(IntEnum):
-    """Whether two descriptors are one open file; UNKNOWN: the kernel cannot tell."""
+    """Whether two descriptors are one open file; UNKNOWN: the kernel cannot decide."""
 
     OTHER = 0
     IS_SAME = 1

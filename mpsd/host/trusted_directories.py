@@ -141,7 +141,7 @@ def _walk(path: Path, make_mode: int | None = None) -> Iterator[_Way]:
 
 
 def _follow(way: _Way, todo: list[str], root: int, make_mode: int | None) -> None:
-    """Advance `way` through the names of `todo`, whose next one is last.  A link's target replaces its name.
+    """Advance `way` through the names of `todo`, the last of which is next. A link's target replaces its name.
 
     Raises OSError.
     """

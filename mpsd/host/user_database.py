@@ -1,7 +1,7 @@
 """Ask the user database (passwd and group, through NSS) in threads, under deadlines: on a network it may never answer.
 
-While it does not answer, nothing is granted because of it: the group of operators has no members, a client of whom a quota
-depends on waits, a directory's group counts as shared.  Prose: docs/operating.md, "The user database".
+Until it answers, mpsd grants no right that depends on it: the group of operators has no members, a client whose quota depends
+on it waits, a directory's group counts as shared. Prose: docs/operating.md, "The user database".
 """
 
 import grp
@@ -46,9 +46,9 @@ def ask_now(look_up: Callable[[], _T], default: _T, seconds: float = ANSWER_SECO
 
 
 class AdminGroup:
-    """Guards that a connection never waits for the user database, and that a group that is not known has no members.
+    """Guards that a connection never waits for the user database, and that an unknown group has no members.
 
-    An answer counts until another one comes: a database that falls silent later takes no operator's rights away.
+    An answer counts until another one comes: a database that stops answering later takes no operator's rights away.
     """
 
     def __init__(self, name: str, seconds: float = ANSWER_SECONDS) -> None:
@@ -90,12 +90,12 @@ class AdminGroup:
             effect = "its members are no operators" if self._gid is None else f"gid {self._gid} goes on to count"
             log.warning("users.silent", group=name, why="the user database does not answer", effect=effect)
         else:
-            if name == self._name:  # otherwise a reload has named another one meanwhile
+            if name == self._name:  # otherwise a reload has named another group since
                 self._gid = found
 
 
 def gid_of(name: str) -> int | None:
-    """Return the id of a group; None if there is none.  May block."""
+    """Return the id of a group; None if it does not exist. May block."""
     try:
         return grp.getgrnam(name).gr_gid
     except (KeyError, OSError):

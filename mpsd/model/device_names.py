@@ -1,4 +1,4 @@
-"""Find a device by its ordinal, its UUID, or a beginning of its UUID that only one device has."""
+"""Find a device by its ordinal, its UUID, or a unique beginning of its UUID."""
 
 from collections.abc import Sequence
 

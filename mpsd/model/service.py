@@ -160,5 +160,5 @@ class ServiceView:
 
 
 def is_unserved(of: ServiceView) -> bool:
-    """Return whether the service has members, and none of them serves or has been told to."""
+    """Return whether the service has members, none of which serves or has the instruction to."""
     return bool(of.members) and of.phase in (Phase.IDLE, Phase.FENCING)

@@ -151,7 +151,7 @@ def meaning_of(number: int) -> XidMeaning:
 
 
 def recovery_text(action: int) -> str:
-    """Return NVML's recovery action as the kernel log's Xid 154 says it."""
+    """Return NVML's recovery action in the words of the kernel log's Xid 154."""
     if action < 0:
         return "GPU recovery action changed, NVML does not say to what"
     name = _ACTIONS[action] if action < len(_ACTIONS) else "not known to mpsd"

@@ -68,7 +68,7 @@ class Refusals:
             return await caller.link.run(backend, self.turn_seconds, _not_for_long) is not End.SLOW_CLIENT
 
     async def hold_unknown(self, caller: Caller) -> None:
-        """Hold a client that mpsd could not identify; if it hangs up soon, it died in the queue, and there is no log entry."""
+        """Hold a client that mpsd could not identify; if it hangs up soon, it died in the queue, and mpsd logs nothing."""
         with trio.move_on_after(_HANG_UP_SECONDS):
             await until_ended(caller.connection)
             return
@@ -89,7 +89,7 @@ async def _not_for_long() -> bool:
 
 
 def _end_process(process: ProcessId) -> bool:
-    """Kill the process.  It has no context yet, so no other client's work can suffer."""
+    """Kill the process. It has no context yet, so no other client's work can suffer."""
     try:
         return processes.kill(process)
     except OSError:

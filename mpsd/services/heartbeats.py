@@ -1,6 +1,6 @@
 """Whether the writers of services make progress: each step changes the marks of its forward state.
 
-mpsd asks no process and maps nothing: it has a descriptor of the state, and reads sixteen bytes from it
+mpsd asks no process and maps no memory: it has a descriptor of the state, and reads sixteen bytes from it
 (native/include/mpsd_state.h).
 """
 
@@ -46,8 +46,8 @@ class Heartbeats:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._pulses: dict[Entry, _Pulse] = {}
-        self._unread: set[Entry] = set()  # whose state cannot be read: logged once
-        self._fetching: set[Entry] = set()  # whose state is being fetched: a slow one delays no other
+        self._unread: set[Entry] = set()  # state cannot be read: logged once
+        self._fetching: set[Entry] = set()  # state is being fetched: a slow one delays no other
 
     async def run(self) -> None:
         """Run as long as mpsd."""

@@ -17,9 +17,9 @@ from mpsd.services.rules.promotion_types import Service
 class Seat:
     """A process that has joined, until it leaves or ends; also while it is fenced, and after it was dismissed.
 
-    domain: empty: not known yet.  since_ns: when it joined, of CLOCK_MONOTONIC.  is_ready: it reported so, whatever its state
-    is now.  is_orphan: its MPS server has ended.  asking: its pending long polls, each called with a new answer.  heard_at:
-    when the last poll was answered (trio time).  told: its last instruction.  dismissed: why it has to end.
+    domain: empty: not known yet. since_ns: when it joined, of CLOCK_MONOTONIC. is_ready: it reported so, in any of its states.
+    is_orphan: its MPS server has ended. asking: its pending long polls, each called with a new answer. heard_at: the time of
+    the last answered poll (trio time). told: its last instruction. dismissed: why it has to end.
     """
 
     process: ProcessId
@@ -38,11 +38,10 @@ class Seat:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A service.  Guards the serials of instructions: they grow with each change, also across restarts of mpsd.
+    """A service. Guards the serials of instructions: they grow with each change, also across restarts of mpsd.
 
-    cleared: the last writer, which a fault keeps from writing, though the arena still has it as its writer.
-    unserved: the last published reason why the service has no writer; empty: it has one.  is_loss_told: the loss of the arena's
-    contents has been counted.
+    cleared: the last writer, which a fault keeps from writing, though the arena still has it as its writer. unserved: the last
+    published reason for having no writer; empty: it has one. is_loss_told: the loss of the arena's contents has been counted.
     """
 
     arena: Arena
@@ -114,6 +113,6 @@ class Entry:
 
     @property
     def heartbeat_seconds(self) -> float:
-        """The longest time between heartbeats of its writer; 0: none is expected."""
+        """Return the longest time between heartbeats of its writer; 0: mpsd expects none."""
         seat = self.seats.get(self.service.writer) if self.service.writer else None
         return (seat.heartbeat_seconds if seat else 0.0) or self.settings.heartbeat_seconds

@@ -25,7 +25,7 @@ STATUS_NAMES = {  # nvstatuscodes.h
     0x1B: "insufficient permissions",
     0x1E: "invalid address",
     0x1F: "invalid argument",
-    0x26: "invalid device",  # the GPU has no context yet, or none that can do it
+    0x26: "invalid device",  # the GPU has no context yet, or no suitable one
     0x51: "no memory",
     0x56: "not supported",
     0x68: "address in use",
@@ -180,7 +180,7 @@ def sparse_status(buffer: bytearray) -> int:
 
 
 def free_status(buffer: bytearray) -> int:
-    """Return the status of FREE: late versions have no length, so the status is in its place."""
+    """Return the status of FREE: late versions have no length, and their status is in its place."""
     status = _status(buffer, "range")
     return _word(buffer, _SHORT_FREE_STATUS) if status == UNANSWERED else status
 
@@ -207,8 +207,8 @@ def parse_uuid(uuid: str) -> bytes:
 def pending(get: int, put: int) -> Sequence[int]:
     """Return the places of the pending entries, oldest first.
 
-    The kernel counts modulo the queue.  Whatever the counters hold, at most QUEUE_ENTRIES - 1 places within the queue come
-    back.
+    The kernel counts modulo the queue. For any values of the counters, at most QUEUE_ENTRIES - 1 places within the queue are
+    returned.
     """
     count = (put - get) % QUEUE_ENTRIES
     return [(get + each) % QUEUE_ENTRIES for each in range(count)]

@@ -25,7 +25,7 @@ static void *find(void *library, const char *name)
 	return dlsym(library, name);
 }
 
-/* The allocation and the fill make the driver set up whatever it leaves for a context's first work. */
+/* The allocation and the fill make the driver set up the parts that it defers to a context's first work. */
 static int32_t make_context(struct client_context *out)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW), *context;

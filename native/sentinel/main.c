@@ -136,7 +136,7 @@ static void hear_holder(void)
 		report_now(report);
 }
 
-/* Meanwhile the holders report, so that the culprit is known before the GPU continues. */
+/* While this waits, the holders report, so that the culprit is known before the GPU continues. */
 static void settle(uint64_t end_ns)
 {
 	struct pollfd *holders = &watcher.polled[HOLDERS];
@@ -148,7 +148,7 @@ static void settle(uint64_t end_ns)
 	holders->revents = 0;
 }
 
-/* The events that the same exception fired meanwhile. */
+/* Events that the same exception fired in the meantime. */
 static void drain_events(void)
 {
 	uint64_t end_ns = now_ns() + DRAIN_MS * 1000000ull;
@@ -237,7 +237,7 @@ static int sole_descriptor(struct msghdr *message)
 	int fd = -1;
 
 	if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS)
-		memcpy(&fd, CMSG_DATA(head), sizeof(fd)); /* there is room for one */
+		memcpy(&fd, CMSG_DATA(head), sizeof(fd)); /* room for one */
 	return fd;
 }
 
@@ -270,7 +270,7 @@ static void hear_peer(void)
 	close_slot(PEER);
 }
 
-/* The server is of no more use after an exception: with its last client gone there is nothing to keep. */
+/* The server is useless after an exception, and its last client has gone. */
 static void client_ended(int place)
 {
 	close_slot(FIRST_ADDED + place);

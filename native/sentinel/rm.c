@@ -24,7 +24,7 @@ enum {
 	MOST_GAP = 0x300,
 	MOST_DEVICES = 16,
 	SMS_AT_A_TIME = 66,
-	MIN_EVENT_FD = 700, /* RM tells events of one client apart by this number, and the client has its own events */
+	MIN_EVENT_FD = 700, /* RM distinguishes events of one client by this number, and the client uses some */
 };
 
 enum { OWN_DEVICE = 0x5e710080, OWN_SESSION = 0x5e7183de, OWN_EVENT = 0x5e710079 };
@@ -121,7 +121,7 @@ static int find_client(struct rm *rm, int fd)
 	return rc;
 }
 
-/* The handles of a CUDA program's objects are numbers in a row that begins near that of its device. */
+/* The handles of a CUDA program's objects are consecutive numbers, near that of its device. */
 static int find_compute(struct rm *rm)
 {
 	uint32_t device, class_id, gap = 0;

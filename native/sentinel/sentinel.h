@@ -39,7 +39,7 @@ struct rm {
 	int client_control;   /* the stopped client's /dev/nvidiactl: the same open file */
 	uint32_t client;      /* its RM client */
 	uint32_t compute;     /* its compute object */
-	uint32_t session;     /* of ours */
+	uint32_t session;     /* the sentinel's */
 	int event;            /* readable after an SM exception */
 	uint32_t sms;
 	bool is_simulated;

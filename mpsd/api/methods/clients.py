@@ -48,7 +48,7 @@ class Clients:
         raise NoSuchClient(f"no client has pid {ask.pid}")
 
     def uid(self, process: ProcessId) -> int | None:
-        """As admission found it; where there was none, as the process is now."""
+        """Return its uid by admission, or else by the process as it is now."""
         if (uid := self.services.leases.uid_of(process)) is not None:
             return uid
         if view := self.views.get(process):

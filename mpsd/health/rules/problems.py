@@ -19,8 +19,8 @@ _FAILED = (DomainState.DEAD, DomainState.SILENT)
 class Storage:
     """The result of a check of the state directory.
 
-    trouble: why it is not the directory that mpsd was started with; "": it is.  free_files: None where the file system has no
-    fixed number of files.  damaged: databases that were removed or truncated.
+    trouble: why it is not the directory that mpsd was started with; "": it is. free_files: None if the file system has no fixed
+    number of files. damaged: databases that were removed or truncated.
     """
 
     path: str
@@ -35,12 +35,12 @@ class Storage:
 class Facts:
     """The facts at the time of a request.
 
-    placement: where a client of a user who has no domain would go.  storage: None before the first look at it.  seen_seconds:
-    how long ago that look was.  unwritten: why what mpsd knows of its domains could not be stored; "": it could.
-    has_keeper: None where mpsd needs none.  missing: what clients find mpsd by, and is not there.  queued, places: of the
-    queue.  waiting, waited_seconds, waits_for: how many clients wait for a fault domain, for how long the first one has, and
-    for what; without those whose own user's clients are the reason, since a user must not make mpsd look ill.  clients,
-    most_clients: that run or start, and that mpsd takes on.  lost_gpus: those whose errors NVML no longer reports, and why.
+    placement: the place of a client of a user without a domain. storage: None before its first check. seen_seconds: the age of
+    that check. unwritten: why mpsd's facts about its domains could not be stored; "": they could. has_keeper: None if mpsd
+    needs none. missing: files by which clients find mpsd, and that do not exist. queued, places: of the queue. waiting,
+    waited_seconds, waits_for: the number of clients that wait for a fault domain, the wait of the first one, and its reason;
+    without those whose own user's clients are the reason, since a user must not make mpsd look ill. clients, most_clients:
+    running or starting clients, and their limit. lost_gpus: GPUs whose errors NVML no longer reports, with the reason.
     """
 
     domains: Sequence[DomainView]

@@ -1,13 +1,13 @@
 """The elastic policy: shares follow need, by a multi-level feedback queue.
 
-Level 0 is interactive, level 1 batch.  A lease starts at the level it asked for.  Feedback (`feed`): a client that keeps its
-share busy for long is not interactive and sinks; one that rests rises; and from time to time all return to their first level,
-so that no client is judged for ever by its past use.
+Level 0 is interactive, level 1 batch. A lease starts at the level it asked for. Feedback (`feed`): a client that keeps its
+share busy for long is not interactive and sinks; an idle one rises; and from time to time all return to their first level, so
+that no client is judged for ever by its past use.
 
-The deal: interactive leases first get what they use and some air, up to the whole total; batch takes the rest, and at least
-`floor` of its parts.  A new deal replaces the one in force only if its gain, over the time that it is expected to hold, is more
-than the cost of moving: the work that the moved clients do not do while they start anew.  That cost is measured on the machine
-and given as a parameter.  Pure: time is given.  Prose: docs/leases.md, "The elastic policy".
+The deal: interactive leases first get their recent use and a margin, up to the whole total; batch takes the rest, and at least
+`floor` of its parts. A new deal replaces the one in force only if its gain, over the time that it is expected to hold, exceeds
+the cost of moving: the lost work of the moved clients while they restart. That cost is measured on the machine and given as a
+parameter. Pure: time is given. Prose: docs/leases.md, "The elastic policy".
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ _SAME_PERCENT = 1e-6
 class Elastic:
     """The settings of the policy.
 
-    cost_seconds: for how long a client that is moved does no work (measured).  horizon_seconds: for how long a deal is expected
-    to hold.  busy, idle: above and below these fractions of its share a lease counts as busy or at rest; allotment_seconds,
-    rest_seconds: for how long until it sinks or rises.  boost_seconds: after this time all return to their first level.  air:
-    how much more than it uses an interactive lease gets.  floor: the least part of its share that a lease keeps.  worth: of a
-    percent of interactive work, where a percent of batch work is worth 1.
+    cost_seconds: for how long a client that is moved does no work (measured). horizon_seconds: for how long a deal is expected
+    to hold. busy, idle: above and below these fractions of its share a lease counts as busy or at rest; allotment_seconds,
+    rest_seconds: for how long until it sinks or rises. boost_seconds: after this time all return to their first level. air: the
+    margin of an interactive lease above its use. floor: the least part of its share that a lease keeps. worth: the worth of a
+    percent of interactive work, relative to a percent of batch work.
     """
 
     cost_seconds: float
@@ -119,7 +119,7 @@ def _in_force(group: Group) -> Deal:
 
 
 def _want(member: Member, settings: Elastic) -> float:
-    """Return what one part needs: what it uses, with air; its own part if there was no measurement."""
+    """Return the need of one part: its use, with a margin; its own part if its use was not measured."""
     if member.busy is None:
         return member.part
     used = member.busy * (sum(member.held) / len(member.held) if member.held else member.in_force)

@@ -20,10 +20,10 @@ LEAST_PERCENT = 1.0  # a client that would get less waits, unless its own part i
 class Member:
     """One lease of a group.
 
-    part: percent, as reserved; dealt: percent of a part by the last deal.  held: the shares of its running clients.  starting:
-    the number of clients about to run.  recent: the number of parts that lost their process so recently that they are kept for
-    it.  level and busy are for the elastic policy; busy is the fraction of their share that its clients used lately, None if
-    there was no measurement.
+    part: percent, as reserved; dealt: percent of a part by the last deal. held: the shares of its running clients. starting:
+    the number of clients about to run. recent: the number of parts that lost their process so recently that they are kept for
+    it. level and busy are for the elastic policy; busy is the fraction of their share that its clients used lately, None if it
+    was not measured.
     """
 
     lease_id: int
@@ -38,7 +38,7 @@ class Member:
 
     @property
     def present(self) -> int:
-        """The number of its parts that a process uses or may come back to."""
+        """Return the number of its parts that a process uses or may come back to."""
         return min(self.parts, len(self.held) + max(self.starting, self.recent))
 
     @property
@@ -48,8 +48,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """total: percent that the leases have reserved.  taken: percent out of reach, held by clients whose lease has ended and who
-    had more than that lease's part."""
+    """total: percent that the leases have reserved. taken: percent that is not available: clients whose lease has ended hold
+    it, and had more than that lease's part."""
 
     total: float
     members: Sequence[Member]
@@ -77,7 +77,7 @@ def deal_by_presence(group: Group) -> Deal:
 def in_proportion(total: float, members: Sequence[Member], weights: Deal) -> dict[int, float]:
     """Return parts by weight, for as many as are present; together they are `total`, or each is a whole GPU.
 
-    What a member cannot take because it would be more than a GPU goes to the others.  Absent members keep their own part on
+    A part that a member cannot take because it would exceed a GPU goes to the others. Absent members keep their own part on
     paper.
     """
     shares = {member.lease_id: member.part for member in members if not member.present}

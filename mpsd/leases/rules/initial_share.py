@@ -64,7 +64,7 @@ class Dealer:
         return None if share is None else self._in_steps(lease, min(to_millionths(share), pool.free()))
 
     def is_dealt_out(self, lease: Lease) -> bool:
-        """Return whether its group has nothing left for one more client."""
+        """Return whether its group has no share left for one more client."""
         if not lease.spec.group or not lease.spec.sm_percent:
             return False
         _, pool = self._account.pool_of(lease.id)

@@ -16,7 +16,7 @@ _USERS_SHARE = 8  # one user's layouts may take an eighth of all
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of one arena.  gpu_bytes: the memory of its GPU.  lease_bytes: what its lease allows there; None: no limit."""
+    """The bounds of one arena. gpu_bytes: the memory of its GPU. lease_bytes: the limit of its lease there; None: no limit."""
 
     settings: VaultSettings
     gpu_bytes: int
@@ -45,14 +45,14 @@ class ArenaAccount:
         self._by_gpu: Counter[str] = Counter()
         self._by_user: Counter[tuple[str, int]] = Counter()
         self._by_lease: Counter[tuple[str, int]] = Counter()
-        self._allocations: Counter[int] = Counter()  # by the uid whose share they are of
+        self._allocations: Counter[int] = Counter()  # by the uid that owns the share
         self._layouts: Counter[int] = Counter()
         self._arenas: Counter[int] = Counter()
         self._windows: Counter[int] = Counter()
         self.used_bytes: Mapping[str, int] = self._by_gpu
 
     def _share(self, arena: Arena) -> int:
-        """Return the uid whose share the arena is of; minus its pid namespace if it was made in a container.
+        """Return the uid that owns the arena's share; minus its pid namespace if it was made in a container.
 
         Processes there can take any uid: they have one share together.
         """
