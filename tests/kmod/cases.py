@@ -13,22 +13,18 @@ from tests.kmod.distributions import DEBIAN11, DEBIAN12, DEBIAN13, DEBUG, SOURCE
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DRIVERS = "MPSD_KMOD_DRIVERS"
-ALL_WANTED = "MPSD_KMOD_ALL"  # "1": every case but those of the debug kernel, each with its guest
+ALL_WANTED = "MPSD_KMOD_ALL"  # "1": every case but those of the debug kernel
 DEBUG_WANTED = "MPSD_KMOD_DEBUG"  # "1": the debug kernel's cases; it is compiled if the cache has none
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """driver: how its version begins.  is_own: the distribution ships its source.  wanted: the variable that asks for it.
-
-    guest_wanted: the variable that asks for its guest; without it the case is only built, if another case boots that kernel.
-    """
+    """driver: how its version begins.  is_own: the distribution ships its source.  wanted: the variable that asks for it."""
 
     distribution: Distribution
     driver: str
     is_own: bool = False
     wanted: str = ""
-    guest_wanted: str = ""
 
     @property
     def name(self) -> str:
@@ -44,22 +40,22 @@ class Case:
         return file
 
     def check(self, is_asked: bool = False) -> None:
-        """Raise Unavailable if the case was not requested, by `is_asked` or by its variable, or has no sources."""
-        if not is_asked and self.wanted and os.environ.get(self.wanted) != "1":
+        """Raises Unavailable where it was not asked for, here or by its variable, or has no sources."""
+        if not is_asked and not self.is_wanted():
             raise Unavailable(f"{self.wanted}=1 asks for it")
         if not self.is_own:
             self.archive()
 
-    def why_no_guest(self) -> str:
-        """Why it is only built; "" where its guest runs."""
-        if not self.guest_wanted or os.environ.get(self.guest_wanted) == "1":
-            return ""
-        others = [each for each in CASES if each.distribution == self.distribution and each != self and each.is_available()]
-        return f"{others[0].name} has a guest; {self.guest_wanted}=1 asks for one of each" if others else ""
+    def is_wanted(self) -> bool:
+        """Whether its variable asks for it, or it is the only one of its distribution: no release archive is there."""
+        if not self.wanted or os.environ.get(self.wanted) == "1":
+            return True
+        usual = [each for each in CASES if each.distribution == self.distribution and not each.wanted]
+        return self.is_own and bool(usual) and not any(each.has_sources() for each in usual)
 
-    def is_available(self) -> bool:
+    def has_sources(self) -> bool:
         try:
-            self.check()
+            self.archive()
         except Unavailable:
             return False
         return True
@@ -72,8 +68,8 @@ def drivers_directory() -> Path:
 CASES = (
     Case(DEBIAN12, "580.142"),
     Case(DEBIAN13, "595.45.04"),
-    Case(DEBIAN12, "535.", is_own=True, guest_wanted=ALL_WANTED),
-    Case(DEBIAN13, "550.", is_own=True, guest_wanted=ALL_WANTED),
+    Case(DEBIAN12, "535.", is_own=True, wanted=ALL_WANTED),
+    Case(DEBIAN13, "550.", is_own=True, wanted=ALL_WANTED),
     Case(DEBIAN12, "570.211.01", wanted=ALL_WANTED),
     Case(DEBIAN13, "570.211.01", wanted=ALL_WANTED),
     Case(DEBIAN13, "580.142", wanted=ALL_WANTED),

@@ -62,10 +62,7 @@ def build(built: tuple[Root, Build]) -> Build:
 @pytest.fixture(scope="session")
 def booted(works: Works, case: Case, build: Build) -> Boot:
     """Return all output of the guest; it is powered off by then."""
-    try:
-        return works.boot(case)
-    except Unavailable as exc:
-        pytest.skip(str(exc))
+    return works.boot(case)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

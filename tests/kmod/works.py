@@ -46,9 +46,9 @@ class Works:
             built.set_exception(exc)
             raise
         built.set_result((root, made))
-        if why := self._why_no_guest(case):
+        if self._last < Step.BOOTED:
             self._note(case, row_of(made, None))
-            raise Unavailable(why)
+            raise Unavailable("only built")
         found = boot(root, made)
         self._note(case, row_of(made, found))
         return found
@@ -67,11 +67,6 @@ class Works:
         except AssertionError as exc:
             self._note(case, failed_row(case, str(exc)))
             raise
-
-    def _why_no_guest(self, case: Case) -> str:
-        if self._last < Step.BOOTED:
-            return "only built"
-        return "" if self._is_all else case.why_no_guest()
 
     def _note(self, case: Case, row: Row) -> None:
         self.rows[case.name] = row
