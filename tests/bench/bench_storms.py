@@ -43,7 +43,7 @@ CROWD = "[relay]\nmax_connections = 16384\n"
 NO_RESERVE = """
 import sys
 from dataclasses import replace
-from mpsd.policy import descriptor_budget
+from mpsd.host.rules import descriptor_budget
 budget = descriptor_budget.budget
 def all_wait(descriptors, wanted):
     found = budget(descriptors, wanted)

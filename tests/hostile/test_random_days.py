@@ -27,7 +27,7 @@ from tests.hostile.test_connection_floods import storm
 from tests.hostile.test_full_disk import fill, leave_mount_namespace
 from tests.integration.client import Client
 from tests.integration.machine import Machine
-from tests.integration.process import state_of, wait_for
+from tests.integration.process import state_of, stop_idle, wait_for
 from tests.seeds import RUN_SEED
 
 ROUNDS = int(os.environ.get("MPSD_TEST_ROUNDS", "14"))
@@ -101,9 +101,12 @@ class Days:
 
     @contextmanager
     def mpsd_is_stopped(self) -> Iterator[None]:
-        with self.health.excused(), _stopped(self.machine.daemon_pid()):
+        pid = self.machine.daemon_pid()
+        with self.health.excused():
+            stop_idle(pid)
             self._arrive()
             time.sleep(STOP_SECONDS)
+            os.kill(pid, signal.SIGCONT)
         yield
 
     @contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 from mpsd_client import Client as Mpsd
 
 from tests.integration.client import Client
-from tests.integration.process import EVENT_SECONDS, is_running, program_of, state_of, variable, wait_for
+from tests.integration.process import EVENT_SECONDS, is_running, program_of, stop_idle, variable, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "nvidia-cuda-mps-control"
@@ -30,7 +30,6 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MEMORY, MEMORY_BYTES = Path("/dev/shm"), 1 << 27
 START_SECONDS = 20.0
 ANSWER_SECONDS = 20.0
-EPOLL_WAITS = ("232", "281")  # epoll_wait, epoll_pwait on x86-64
 UIDS = (1000, 1001)  # two users other than root; they need no entry in the user database
 
 
@@ -309,17 +308,7 @@ class Machine:
 
     def kill_daemon_idle(self) -> None:
         """`kill -9` of mpsd at a moment when it waits for events."""
-        pid = self.daemon_pid()
-
-        def is_stopped_idle() -> bool:
-            os.kill(pid, signal.SIGSTOP)
-            wait_for("mpsd to stop", lambda: state_of(pid) == "T")
-            if Path(f"/proc/{pid}/syscall").read_text().split()[0] in EPOLL_WAITS:
-                return True
-            os.kill(pid, signal.SIGCONT)
-            return False
-
-        wait_for("mpsd to be idle", is_stopped_idle)
+        stop_idle(self.daemon_pid())
         self.kill_daemon()
 
     def signal_daemon(self, name: str) -> None:

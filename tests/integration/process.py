@@ -1,11 +1,13 @@
 """Processes, seen from outside: what they are, whether they run; and waiting for something that they do."""
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+EPOLL_WAITS = ("232", "281")  # epoll_wait, epoll_pwait on x86-64
 EVENT_SECONDS = 10.0
 
 Found = TypeVar("Found")
@@ -38,6 +40,20 @@ def state_of(pid: int) -> str:
     except OSError:
         return "X"
     return text[text.rfind(")") + 2]
+
+
+def stop_idle(pid: int) -> None:
+    """Stop a process (SIGSTOP) at a moment when it waits for events: an event loop counts a stop in a step as a block."""
+
+    def is_stopped_idle() -> bool:
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(f"pid {pid} to stop", lambda: state_of(pid) == "T")
+        if Path(f"/proc/{pid}/syscall").read_text().split()[0] in EPOLL_WAITS:
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
+
+    wait_for(f"pid {pid} to be idle", is_stopped_idle)
 
 
 def is_running(pid: int) -> bool:
