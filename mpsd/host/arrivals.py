@@ -17,7 +17,6 @@ from functools import partial
 import trio
 
 from mpsd.fairness.turns import Turns
-from mpsd.host.descriptors import ANCILLARY_BYTES, Descriptors, close_all, close_soon, received
 from mpsd.model.process import Credentials
 from mpsd.native import ffi, lib
 
@@ -25,7 +24,6 @@ ACCEPTED = 64  # connections, in one turn of the event loop
 BEGUN = 8
 _TURN_SECONDS = 0.0005  # or as many as are accepted, or closed since they have hung up, in this time
 MOST_WAITING = 256  # connections of all users at one socket; a program that starts 200 sessions at once is served
-_MOST_LEFT = 256  # descriptors open at once, of those that hung-up clients left
 _PAUSE_SECONDS = 0.1  # where nobody can be accepted: most likely the limit of open files
 _NO_REQUEST = b""
 
@@ -101,29 +99,26 @@ def _drain_soon(socks: list[socket.socket]) -> None:
 
 
 def _drain(socks: Iterable[socket.socket]) -> None:
-    """Close connections together with the descriptors queued in them.
+    """Close connections, after the descriptors queued in them.
 
-    Closing a socket does not drop them if the keeper holds it too.  They are closed after the socket, so that its peer sees the
-    end at once.
+    Closing a socket does not drop them if the keeper holds it too.  mpsd does not take them: the kernel drops them as it reads,
+    and asks no file server, which could keep them open here.  The peers see the end first.
     """
-    left: list[int] = []
     for sock in socks:
         with sock, suppress(OSError):
-            while (found := _next(sock)) is not None:
-                left += found.held
-                if len(left) >= _MOST_LEFT:
-                    close_soon(left)
-                    left = []
-    close_all(left)
+            sock.shutdown(socket.SHUT_RDWR)
+            while _discard_next(sock):
+                pass
 
 
-def _next(sock: socket.socket) -> Descriptors | None:
-    """Return the descriptors of the next message; None at the end.  Raises OSError."""
-    try:
-        data, ancillary, _, _ = sock.recvmsg(1, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:
-        return _next(sock)  # a reset is reported once, before the queued data
-    return received(ancillary) if data or ancillary else None
+def _discard_next(sock: socket.socket) -> bool:
+    """Discard the next message; return False at the end.  Raises OSError."""
+    while True:
+        try:
+            data, _, flags, _ = sock.recvmsg(1)
+        except ConnectionResetError:
+            continue  # a reset is reported once, before the queued data
+        return bool(data or flags & socket.MSG_CTRUNC)
 
 
 def is_empty(sock: socket.socket) -> bool:

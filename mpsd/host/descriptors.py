@@ -18,6 +18,7 @@ import stat
 import sys
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ import trio
 FULL = (errno.EMFILE, errno.ENFILE)  # no descriptor is free
 SPARE_DESCRIPTORS = 16  # reserved for reading processes when all others are in use (runtime/limits.py)
 _raising = threading.Lock()  # protects the limit of this process; no other lock is taken while it is held
+MOST_CLOSINGS = 8  # of one user; of usual descriptors each lasts a fraction of a millisecond
 KERNELS_MOST = 253  # SCM_MAX_FD: with less room the kernel itself closes the excess, during recvmsg
 ANCILLARY_BYTES = socket.CMSG_SPACE(KERNELS_MOST * array("i").itemsize)
 
@@ -66,7 +68,9 @@ class Descriptors:
         The connection that they came by counts against its user for that time.
         """
         if self.held:
-            await close_apart(partial(close_all, self.take()))
+            closed = trio.Event()
+            close_beside(self.take(), closed.set)
+            await closed.wait()
 
 
 async def close_apart(close: Callable[[], None]) -> None:
@@ -79,6 +83,62 @@ async def close_apart(close: Callable[[], None]) -> None:
 
     trio.lowlevel.start_thread_soon(close, tell)
     await closed.wait()
+
+
+class Closings:
+    """Guards how many closings of one user's descriptors last at a time, since each may take as long as that user likes.
+
+    While as many last, no further descriptors of this user should be taken (`room`).
+    """
+
+    def __init__(self, most: int = MOST_CLOSINGS) -> None:
+        self._most = most
+        self._under_way: Counter[int] = Counter()  # by the uid whose share they are of
+        self._ended = trio.Event()
+
+    async def room(self, share: int) -> None:
+        """Return once this user's descriptors may be taken; the caller takes them before it awaits anything else."""
+        while self._under_way[share] >= self._most:
+            await self._ended.wait()  # as long as the user lets the closings last
+
+    def begin(self, share: int, fds: Collection[int]) -> None:
+        """Close the descriptors in threads."""
+        self._under_way[share] += 1
+        close_beside(fds, partial(self._end, share))
+
+    def _end(self, share: int) -> None:
+        self._under_way[share] -= 1
+        if not self._under_way[share]:
+            del self._under_way[share]
+        self._ended.set()
+        self._ended = trio.Event()
+
+
+def close_beside(fds: Collection[int], ended: Callable[[], None]) -> None:
+    """Close another process's descriptors in threads; call `ended` on the event loop when all are closed.
+
+    A thread of its own closes each regular file, whose number is free as soon as its closing begins.  One whose file server is
+    silent would otherwise keep the others open, and every program that mpsd starts waits for such a file at its exec.
+    """
+    files = [fd for fd in fds if is_file(fd)]
+    groups = [*([fd] for fd in files), [fd for fd in fds if fd not in files]]
+    token, left = trio.lowlevel.current_trio_token(), len(groups)
+
+    def end_one() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            ended()
+
+    def tell(_: object) -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(end_one)
+
+    for group in groups:
+        try:
+            trio.lowlevel.start_thread_soon(partial(close_all, group), tell)
+        except RuntimeError:  # mpsd can start no further thread: they stay open rather than stop the event loop
+            end_one()
 
 
 def close_soon(fds: Collection[int]) -> None:
@@ -99,14 +159,28 @@ def close_all(fds: Collection[int]) -> None:
 
 def is_prompt(fd: int) -> bool:
     """Return whether the descriptor is a memory file or a device: the kernel itself serves those, without waiting."""
+    return _is_memory(fd) or stat.S_ISCHR(_type_of(fd))
+
+
+def is_file(fd: int) -> bool:
+    """Return whether the descriptor is a regular file that is no memory file, so that closing it may ask a file server."""
+    return not _is_memory(fd) and stat.S_ISREG(_type_of(fd))
+
+
+def _is_memory(fd: int) -> bool:
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
-        found = ctypes.create_string_buffer(_STATX_BYTES)
-        if _libc.statx(fd, b"", _EMPTY_PATH | _DONT_SYNC, _TYPE, found):
-            return False
-        return stat.S_ISCHR(int.from_bytes(found.raw[_MODE_AT : _MODE_AT + 2], sys.byteorder))
+        return False
     return True
+
+
+def _type_of(fd: int) -> int:
+    """Return the type of the file, as in st_mode, from what the kernel has cached; 0 if it has nothing."""
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    if _libc.statx(fd, b"", _EMPTY_PATH | _DONT_SYNC, _TYPE, found):
+        return 0
+    return int.from_bytes(found.raw[_MODE_AT : _MODE_AT + 2], sys.byteorder)
 
 
 def received(ancillary: Iterable[tuple[int, int, bytes]]) -> Descriptors:

@@ -1,5 +1,6 @@
 """One client's connection to mpsd: its process, its progress, and its end."""
 
+import select
 import socket
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,6 +12,8 @@ from mpsd.host.client_facts import NOTHING
 from mpsd.host.inspector_messages import Facts
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.forwarding import Link
+
+_LOOK_SECONDS = 1.0  # between looks at a client that has sent what is not read
 
 
 class Keeper(Protocol):
@@ -62,16 +65,13 @@ def has_ended(connection: socket.socket) -> bool:
 
 
 async def until_ended(connection: socket.socket) -> None:
-    while await _discard(connection):
-        pass
+    """Wait until the client sends no more, without reading what it has sent.
 
-
-async def _discard(connection: socket.socket) -> bool:
-    """Discard what the client still sends; return False once it has hung up."""
-    await trio.lowlevel.wait_readable(connection)
-    try:
-        return bool(connection.recv(65536))
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    Reading would close the last copies of the descriptors in it on the event loop, for as long as the client likes.
+    """
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    while not poll.poll(0):
+        await trio.lowlevel.wait_readable(connection)
+        if not poll.poll(0):
+            await trio.sleep(_LOOK_SECONDS)

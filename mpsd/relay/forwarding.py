@@ -11,11 +11,13 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 
 import trio
 
 from mpsd.errors import ProtocolError, WrongSpeaker
 from mpsd.host.arrivals import hang_up
+from mpsd.host.descriptors import Closings, is_file
 from mpsd.model.process import Credentials
 from mpsd.relay.message import Message, look_at, receive, send, take
 from mpsd.relay.progress import TO_CLIENT, TO_DOMAIN, Track
@@ -56,6 +58,8 @@ class Link:
     is_out_of_step: bool = False  # the replay to the last domain failed
     track: Track = field(default_factory=Track)
     speaker: int = 0  # the pid that connected, and that alone may send; 0: mpsd cannot see it
+    closings: Closings = field(default_factory=Closings)  # of all users' clients
+    share: int = 0  # the uid whose share the client's closings are of
     _kept: int = 0  # descriptors in the transcript
     _turn: _Turn = _Turn.DOMAIN
     _turned: trio.Event = field(default_factory=trio.Event)
@@ -89,13 +93,17 @@ class Link:
         """Drop the transcript: from here on the handshake cannot be repeated."""
         for entry in self.transcript or ():
             if isinstance(entry, Message):
-                entry.close()
+                self._close(entry)
         self.transcript = None
 
     def pass_on(self, end: End) -> None:
         """Shut the connection down for the client at once if its domain has ended it; it is closed later."""
         if end is End.DOMAIN:
             _stop(self.client, socket.SHUT_RDWR)
+
+    def _close(self, message: Message) -> None:
+        """Close the descriptors of a client's message."""
+        message.close(partial(self.closings.begin, self.share))
 
     def close(self) -> None:
         self.no_way_back()
@@ -105,7 +113,7 @@ class Link:
 
     async def _copy_from_client(self, domain: socket.socket, scope: trio.CancelScope) -> None:
         try:
-            while (message := await look_at(self.client)) is not None:
+            while (message := await self._next_of_client()) is not None:
                 self._check_speaker(message)
                 self.has_spoken = True
                 self.has_passed_descriptors |= bool(message.descriptors)
@@ -123,11 +131,17 @@ class Link:
         else:
             _stop(domain, socket.SHUT_WR)
 
+    async def _next_of_client(self) -> Message | None:
+        """Look at the client's next message, once its user's earlier descriptors are closed, but for a few."""
+        await trio.lowlevel.wait_readable(self.client)
+        await self.closings.room(self.share)
+        return await look_at(self.client)
+
     def _check_speaker(self, message: Message) -> None:
         """Refuse another sender: a connection can be given away, but its limits are the caller's.  Raise WrongSpeaker."""
         said_by = message.credentials.pid if message.credentials else self.speaker
         if self.speaker and said_by != self.speaker:
-            message.close()
+            self._close(message)
             raise WrongSpeaker(f"pid {said_by} speaks on the connection of pid {self.speaker}")
 
     async def _pass_on(self, message: Message, domain: socket.socket) -> None:
@@ -142,7 +156,7 @@ class Link:
             if is_sent:
                 self._remember(message)
             if self.transcript is None or not is_sent:
-                message.close()
+                self._close(message)
 
     async def _copy_from_domain(self, domain: socket.socket) -> None:
         try:
@@ -204,9 +218,10 @@ class Link:
         if self.transcript is None:
             return
         self.transcript.append(entry)
-        self._kept += len(entry.descriptors) if isinstance(entry, Message) else 0
-        if len(self.transcript) > _MOST_REPLAYED or self._kept > _MOST_KEPT:
-            self.no_way_back()
+        brought = entry.descriptors if isinstance(entry, Message) else []
+        self._kept += len(brought)
+        if len(self.transcript) > _MOST_REPLAYED or self._kept > _MOST_KEPT or any(map(is_file, brought)):
+            self.no_way_back()  # a program that mpsd starts would wait for a file whose file server does not answer
 
     async def _replay(self, domain: socket.socket) -> bool:
         """Repeat the handshake with a fresh connection.  False: the domain ended, or answered otherwise this time."""

@@ -7,6 +7,7 @@ refused, never passed on cut short.  Linux: unix(7), recvmsg(2).
 import array
 import socket
 import struct
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import trio
@@ -30,10 +31,11 @@ class Message:
     descriptors: list[int]
     credentials: Credentials | None
 
-    def close(self) -> None:
+    def close(self, close: Callable[[Collection[int]], None] = close_soon) -> None:
         """Close the descriptors in the background: those of other users may be slow to close (decision 019)."""
         descriptors, self.descriptors = self.descriptors, []
-        close_soon(descriptors)
+        if descriptors:
+            close(descriptors)
 
 
 _buffer = bytearray(MAX_BYTES)  # only touched between two awaits: recvmsg_into and the copy out of it

@@ -19,6 +19,7 @@ from mpsd.fairness.places import Places
 from mpsd.fairness.turns import Turns
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import ACCEPTED, BEGUN, Arrival, accepted, hang_up
+from mpsd.host.descriptors import Closings
 from mpsd.host.peers import PeerEnded, peer_credentials, peer_process
 from mpsd.model.process import Credentials, ProcessId
 from mpsd.relay.client_connection import Caller, client_id
@@ -60,6 +61,7 @@ class Relay:
     hang_ups: HangUps = field(default_factory=HangUps)
     waiting: Turns[Held] = field(default_factory=Turns)
     _taken: Counter[int] = field(default_factory=Counter)  # places, by the uid of their share
+    _closings: Closings = field(default_factory=Closings)
     _turned_away: int = 0  # clients of users with too many connections that are being refused now
     _next_number: int = 1
     _listeners: list[socket.socket] = field(default_factory=list)
@@ -186,7 +188,14 @@ class Relay:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         credentials = peer_credentials(connection)
         process, why_not = _identify(connection, credentials)
-        link = Link(connection, self.conversations.settings.may_impersonate, track=track, speaker=credentials.pid)
+        link = Link(
+            connection,
+            self.conversations.settings.may_impersonate,
+            track=track,
+            speaker=credentials.pid,
+            closings=self._closings,
+            share=self.ranges.share_of(credentials.uid),
+        )
         caller = Caller(number, door, connection, credentials, process, trio.current_time(), link, why_not=why_not)
         self._next_number = max(self._next_number, number + 1)
         self.callers[number] = caller

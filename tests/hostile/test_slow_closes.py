@@ -1,0 +1,145 @@
+"""Descriptors that take long to close, sent where mpsd wants none: the one who sent them waits, and nobody else."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from mpsd_client import calls
+
+from tests.hostile.attacker import NOBODY, PYTHON, attacking
+from tests.hostile.test_identity import held
+from tests.integration.machine import Machine
+from tests.integration.process import wait_for
+
+# A TCP socket whose last close waits for SECONDS, since its other end reads nothing.
+LINGERS = """
+import array, os, socket, struct, sys, time
+SECONDS = 60
+
+def lingering():
+    listener = socket.create_server(("127.0.0.1", 0))
+    sock = socket.socket()
+    sock.setblocking(False)
+    try:
+        sock.connect(listener.getsockname())
+    except BlockingIOError:
+        pass
+    other, _ = listener.accept()
+    kept.append(other)
+    try:
+        while True:
+            sock.send(bytes(65536))
+    except BlockingIOError:
+        pass
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, SECONDS))
+    return sock
+
+def send(made):
+    fd = lingering().detach()
+    socket.send_fds(made, [b"x"], [fd])
+    os.close(fd)
+
+kept = []
+"""
+WHILE_HELD = (
+    LINGERS
+    + """
+made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+made.connect(sys.argv[1])
+print("ready", flush=True)
+if not os.fork():
+    made.send(b"words of another process")
+    os._exit(0)
+os.wait()
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.01)
+send(made)
+print("sent", flush=True)
+time.sleep(120)
+"""
+)
+
+
+def test_a_held_client_keeps_nobody_waiting(machine: Machine) -> None:
+    """mpsd read its messages on the event loop, and so closed the last copies of the descriptors in them there."""
+    machine.start()
+    with machine.mpsd() as mpsd:
+        go = machine.place / "machine" / "go"
+        with attacking(WHILE_HELD, machine.pipe / "control", go) as attack:
+            wait_for("the connection to be held", lambda: held(machine, "speaks on the connection of"))
+            go.touch()
+            assert attack.stdout is not None
+            assert attack.stdout.readline() == "sent\n"
+            for _ in range(20):
+                assert mpsd.ask(calls.health()).ok
+    assert machine.blocks() == []
+
+
+# hang.py without its own start; UID DOOR CONNECTIONS: each brings DESCRIPTORS of a file that never closes, and hangs up.
+HANG = (Path(__file__).parent / "guest" / "hang.py").read_text().rpartition("\nmain(")[0]
+BRINGS_FILES = (
+    HANG
+    + """
+DESCRIPTORS = 200
+uid, door, connections = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+device, place = mount(uid)
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+server = os.fork()
+if not server:
+    sys.stdout = open(os.devnull, "w")
+    serve(device)
+os.close(device)
+path = os.open(place, os.O_PATH)
+file = os.open("file", os.O_RDONLY, dir_fd=path)
+for _ in range(connections):
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.connect(door)
+    socket.send_fds(made, [b"x"], [file] * DESCRIPTORS)
+    made.close()
+print("ready", flush=True)
+sys.stdin.read()
+os.kill(server, 9)
+"""
+)
+CONNECTIONS = 40
+MOST_DESCRIPTORS = 2500  # 8 closings of one user with 200 descriptors each, and mpsd's own
+
+
+def descriptors(machine: Machine) -> int:
+    return len(os.listdir(f"/proc/{machine.daemon_pid()}/fd"))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("door", ["control", "mpsd.sock", "mpsd-ui"])
+def test_files_that_never_close_do_not_stay_open_in_mpsd(machine: Machine, door: str) -> None:
+    """mpsd took them from connections whose clients had hung up, and could open nothing more in the end."""
+    if not os.access("/dev/fuse", os.R_OK):
+        pytest.skip("no FUSE here")
+    machine.start()
+    command = [
+        "unshare",
+        "--mount",
+        PYTHON,
+        "-I",
+        "-S",
+        "-c",
+        BRINGS_FILES,
+        str(NOBODY),
+        str(machine.pipe / door),
+        str(CONNECTIONS),
+    ]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        if said != "ready\n":
+            pytest.skip("FUSE cannot be mounted here")
+        machine.counter(uid=1000).ready()
+        with machine.mpsd() as mpsd:
+            assert mpsd.ask(calls.health()).ok
+        assert descriptors(machine) < MOST_DESCRIPTORS
+    finally:
+        process.communicate(timeout=30)

@@ -1,0 +1,59 @@
+"""Closing what other processes sent: one user's slow descriptors keep nobody else waiting, and no more than a few are taken."""
+
+import os
+import socket
+import sys
+import tempfile
+
+import pytest
+import trio
+import trio.testing
+
+from mpsd.host.descriptors import Closings, close_beside, is_file
+from tests.lingering import lingering
+
+SLOW, QUICK = 1000, 1001
+
+
+async def test_a_user_whose_descriptors_close_slowly_brings_no_more() -> None:
+    closings = Closings(most=1)
+    with lingering() as fd:
+        closings.begin(SLOW, [fd])
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(0.2) as waiting:
+            await closings.room(SLOW)
+        assert waiting.cancelled_caught
+        await closings.room(QUICK)
+    with trio.fail_after(30):
+        await closings.room(SLOW)
+
+
+async def test_all_are_closed_before_the_end_is_told() -> None:
+    closed = trio.Event()
+    file, (left, right) = tempfile.TemporaryFile(), socket.socketpair()
+    fds = [os.dup(file.fileno()), left.detach(), right.detach()]
+    close_beside(fds, closed.set)
+    with trio.fail_after(30):
+        await closed.wait()
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    file.close()
+
+
+async def test_no_descriptors_are_closed_at_once() -> None:
+    closed = trio.Event()
+    close_beside([], closed.set)
+    with trio.fail_after(30):
+        await closed.wait()
+
+
+def test_only_files_that_may_have_a_server_count_as_files() -> None:
+    with open(sys.executable, "rb") as file, open("/dev/null") as device:  # a file in tmpfs is a memory file
+        assert is_file(file.fileno())
+        assert not is_file(device.fileno())
+    memory = os.memfd_create("memory")
+    assert not is_file(memory)
+    os.close(memory)
+    with socket.socket() as sock:
+        assert not is_file(sock.fileno())
