@@ -28,7 +28,7 @@ from mpsd.api.method_table import HELLO, METHODS
 from mpsd.api.ports import Services
 from mpsd.errors import Idle, MpsdError, ProtocolError, Stopping
 from mpsd.host.datagrams import Datagram, receive_now, send, until_gone
-from mpsd.host.descriptors import Descriptors
+from mpsd.host.descriptors import Closings, Descriptors
 from mpsd.wire import params
 from mpsd.wire.messages import MINOR, MOST_PAGE, VERSION, Hello
 from mpsd.wire.rpc import MAX_BYTES, Notification, Request, Response, encode, error_map
@@ -56,6 +56,8 @@ class Connection:
     state: State
     audit: Audit
     patience: Patience
+    share: int  # the uid that the peer's counts as
+    closings: Closings  # of all users' descriptors
     turn: trio.Lock  # of this user; a user's requests begin one after the other, so that opening many connections gains nothing
     subscription: Subscription | None = None
     _told: Subscription | None = None  # whose events are sent: its response has been sent
@@ -95,7 +97,7 @@ class Connection:
                     if not is_over:
                         await self._answer(parse(datagram), datagram.descriptors)
                 finally:
-                    await datagram.descriptors.close_strange()
+                    await self.closings.close(self.share, datagram.descriptors.take())
         except (ProtocolError, Idle) as error:
             log.info("api.dropped", **self._who(), why=str(error))
             self.part(error)
@@ -192,6 +194,7 @@ class Connection:
                 if self.subscription is not None:
                     continue  # a subscriber need not send anything
                 raise Idle(f"nothing was said for {seconds:g} s" + ("" if self._has_greeted else ", not even hello"))
+            await self.closings.room(self.share)
             try:
                 return receive_now(self.sock, MAX_BYTES)
             except (BlockingIOError, ConnectionResetError):

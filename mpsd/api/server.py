@@ -23,7 +23,7 @@ from mpsd.errors import TooMany
 from mpsd.fairness.places import Hindrance, Places
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, is_empty, serve_in_turn
-from mpsd.host.descriptors import close_apart
+from mpsd.host.descriptors import Closings, close_apart
 
 log = structlog.get_logger()
 SOCKET = "mpsd.sock"  # in the pipe directory; mode 0666, since each method has its own privilege
@@ -71,6 +71,7 @@ class Api:
         events.listeners.append(self.faults.take)
         self._services, self._audit = services, audit
         self._open: Counter[int] = Counter()  # by the uid that they count against
+        self._closings = Closings()
         self._turns: dict[int, trio.Lock] = {}  # likewise, for the uids in _open
         self._state = State(
             events,
@@ -122,7 +123,8 @@ class Api:
         share = self._ranges.share_of(peer.uid)
         turn = self._turns.setdefault(share, trio.Lock())
         self._open[share] += 1
-        nursery.start_soon(self._run, Connection(sock, peer, self._services, self._state, self._audit, patience, turn))
+        parts = (self._services, self._state, self._audit, patience, share, self._closings, turn)
+        nursery.start_soon(self._run, Connection(sock, peer, *parts))
 
     def _refusal(self, peer: Peer) -> TooMany | None:
         total, own = self._open.total(), self._open[self._ranges.share_of(peer.uid)]

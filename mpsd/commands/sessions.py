@@ -26,7 +26,7 @@ from mpsd.fairness.rates import Rate, Rates
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.arrivals import Arrival, hang_up, serve_in_turn
 from mpsd.host.datagrams import receive_now
-from mpsd.host.descriptors import close_apart
+from mpsd.host.descriptors import Closings, close_apart
 from mpsd.host.peers import caller_of
 from mpsd.model.authority import Caller
 
@@ -55,6 +55,8 @@ class _Session:
 
     connection: socket.socket
     uid: int
+    share: int  # the uid that it counts as
+    closings: Closings  # of all users' descriptors
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)  # cancelled only while idle
     idle_since: float | None = field(default_factory=trio.current_time)  # mpsd waits for a command, or for room to send
 
@@ -73,12 +75,13 @@ class _Session:
         with self.idle(seconds):
             while True:
                 await trio.lowlevel.wait_readable(self.connection)
+                await self.closings.room(self.share)
                 await trio.lowlevel.checkpoint_if_cancelled()  # otherwise the command would be cut off in the middle
                 try:
                     datagram = receive_now(self.connection, _COMMAND_BYTES)
                 except (BlockingIOError, ConnectionResetError):
                     continue  # a reset is reported once, before the commands that are still queued
-                await datagram.descriptors.close_strange()  # no command takes any
+                await self.closings.close(self.share, datagram.descriptors.take())  # no command takes any
                 return datagram.data
 
     async def reply(self, answer: Answer) -> None:
@@ -126,6 +129,7 @@ class Sessions:
         self.settings = settings
         self._ranges = ranges
         self._open: set[_Session] = set()
+        self._closings = Closings()
         self._running: dict[int, trio.Semaphore] = {}  # by the uid whose share they are of
         self._lines = Rates(_LINES_RATE, _LINES_RATE.times(_USERS_IN_TOTAL))
         self._ended = trio.Event()
@@ -134,7 +138,8 @@ class Sessions:
         """Accept until cancelled."""
 
         def begin(arrival: Arrival) -> None:
-            session = _Session(arrival.sock, arrival.credentials.uid)
+            uid = arrival.credentials.uid
+            session = _Session(arrival.sock, uid, self._ranges.share_of(uid), self._closings)
             self._open.add(session)
             nursery.start_soon(self._converse, session)
 

@@ -62,16 +62,6 @@ class Descriptors:
         """Close them now; for descriptors that mpsd itself opened."""
         close_all(self.take())
 
-    async def close_strange(self) -> None:
-        """Close them in a thread, and return when they are closed, however long it takes.
-
-        The connection that they came by counts against its user for that time.
-        """
-        if self.held:
-            closed = trio.Event()
-            close_beside(self.take(), closed.set)
-            await closed.wait()
-
 
 async def close_apart(close: Callable[[], None]) -> None:
     """Run `close` in a thread, and wait for it: a client decides how long it takes.  If cancelled, the thread continues."""
@@ -101,12 +91,20 @@ class Closings:
         while self._under_way[share] >= self._most:
             await self._ended.wait()  # as long as the user lets the closings last
 
-    def begin(self, share: int, fds: Collection[int]) -> None:
-        """Close the descriptors in threads."""
-        self._under_way[share] += 1
-        close_beside(fds, partial(self._end, share))
+    async def close(self, share: int, fds: Collection[int]) -> None:
+        """Close the descriptors in threads, and return when they are closed; if cancelled, the threads continue, and count."""
+        if fds:
+            closed = trio.Event()
+            self.begin(share, fds, closed.set)
+            await closed.wait()
 
-    def _end(self, share: int) -> None:
+    def begin(self, share: int, fds: Collection[int], ended: Callable[[], None] = lambda: None) -> None:
+        """Close the descriptors in threads; call `ended` when they are closed."""
+        self._under_way[share] += 1
+        close_beside(fds, partial(self._end, share, ended))
+
+    def _end(self, share: int, ended: Callable[[], None]) -> None:
+        ended()
         self._under_way[share] -= 1
         if not self._under_way[share]:
             del self._under_way[share]

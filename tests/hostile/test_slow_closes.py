@@ -76,13 +76,13 @@ def test_a_held_client_keeps_nobody_waiting(machine: Machine) -> None:
     assert machine.blocks() == []
 
 
-# hang.py without its own start; UID DOOR CONNECTIONS: each brings DESCRIPTORS of a file that never closes, and hangs up.
+# hang.py without its own start; UID DOOR CONNECTIONS STAYS: each brings DESCRIPTORS of a file that never closes.
 HANG = (Path(__file__).parent / "guest" / "hang.py").read_text().rpartition("\nmain(")[0]
 BRINGS_FILES = (
     HANG
     + """
 DESCRIPTORS = 200
-uid, door, connections = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+uid, door, connections, kept = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), []
 device, place = mount(uid)
 os.setgroups([])
 os.setresgid(uid, uid, uid)
@@ -98,7 +98,10 @@ for _ in range(connections):
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.connect(door)
     socket.send_fds(made, [b"x"], [file] * DESCRIPTORS)
-    made.close()
+    if sys.argv[4] == "stays":
+        kept.append(made)
+    else:
+        made.close()
 print("ready", flush=True)
 sys.stdin.read()
 os.kill(server, 9)
@@ -113,9 +116,10 @@ def descriptors(machine: Machine) -> int:
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("stays", ["stays", "hangs up"])
 @pytest.mark.parametrize("door", ["control", "mpsd.sock", "mpsd-ui"])
-def test_files_that_never_close_do_not_stay_open_in_mpsd(machine: Machine, door: str) -> None:
-    """mpsd took them from connections whose clients had hung up, and could open nothing more in the end."""
+def test_files_that_never_close_do_not_stay_open_in_mpsd(machine: Machine, door: str, stays: str) -> None:
+    """mpsd could open nothing more in the end, and every program that it started waited for them."""
     if not os.access("/dev/fuse", os.R_OK):
         pytest.skip("no FUSE here")
     machine.start()
@@ -130,6 +134,7 @@ def test_files_that_never_close_do_not_stay_open_in_mpsd(machine: Machine, door:
         str(NOBODY),
         str(machine.pipe / door),
         str(CONNECTIONS),
+        stays,
     ]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

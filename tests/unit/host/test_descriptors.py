@@ -30,15 +30,15 @@ async def test_a_user_whose_descriptors_close_slowly_brings_no_more() -> None:
 
 async def test_all_are_closed_before_the_end_is_told() -> None:
     closed = trio.Event()
-    file, (left, right) = tempfile.TemporaryFile(), socket.socketpair()
-    fds = [os.dup(file.fileno()), left.detach(), right.detach()]
+    left, right = socket.socketpair()
+    with tempfile.TemporaryFile() as file:
+        fds = [os.dup(file.fileno()), left.detach(), right.detach()]
     close_beside(fds, closed.set)
     with trio.fail_after(30):
         await closed.wait()
     for fd in fds:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
-    file.close()
 
 
 async def test_no_descriptors_are_closed_at_once() -> None:
