@@ -36,6 +36,7 @@ CLIENTS = 10
 STATE_BYTES = "24m"
 STOP_SECONDS = 1.5
 COPY_SECONDS = 3.0  # mpsd copies its databases once a second
+LAST_EVENTS = 60  # of mpsd's log, shown after a failure
 HANG_SECONDS = 10.0  # a newcomer that has not begun by then hangs, and health has to report it
 START_SECONDS = 60.0  # for a newcomer whose obstacle has gone; 0.1 to 2 on an idle machine
 HEALTH_SECONDS = 0.1  # half of the answers; a machine with two processors and all of this running delays some
@@ -340,8 +341,12 @@ def test_random_days(small: Machine) -> None:
             if not coming:
                 coming = days.chance.sample(HAPPENINGS, len(HAPPENINGS))  # each comes as often as any other
             happening = coming.pop()
+            print(f"round {number + 1}: {happening.__name__}", end="", flush=True)
             days.round(happening)
-            print(f"round {number + 1}: {happening.__name__}, {time.monotonic() - began:.1f} s", flush=True)
+            print(f", {time.monotonic() - began:.1f} s", flush=True)
+    except AssertionError:
+        print("", *small.journal()[-LAST_EVENTS:], sep="\n")
+        raise
     finally:
         health.end()
     print(f"health: {len(health.seconds)} answers, median {statistics.median(health.seconds) * 1e3:.1f} ms, "
