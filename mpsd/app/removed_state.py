@@ -2,7 +2,7 @@
 
 mpsd continues with the removed files, which it has open.  In the new directory it keeps what the next mpsd needs: copies of the
 databases, who the clients of the running vendor daemons are, a keeper that can be reached, and the progress of connections.
-Prose: docs/operating.md, "The state directory was removed".
+Prose: docs/operating.md, "At three in the morning".
 """
 
 import os

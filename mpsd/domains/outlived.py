@@ -2,7 +2,7 @@
 
 The mpsd that placed the clients ends such a domain by itself. Before a restart it records the clients (`record`); a restarted
 mpsd finds the daemons by their environment and ends each after its last client, or at `quit`. Without a record, a daemon that
-has a server counts as one with clients. Prose: docs/operating.md, "The state directory was removed".
+has a server counts as one with clients. Prose: docs/operating.md, "At three in the morning".
 """
 
 import os
