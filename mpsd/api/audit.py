@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from mpsd.api.authority import Peer
-from mpsd.config.log_options import Log
+from mpsd.config.log_options import LogOptions
 from mpsd.fairness.rates import Rate, Rates
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.log.journal import rotation
@@ -89,7 +89,7 @@ class Audit:
         if peer.is_operator or self._rates[trail].allows(self._share_of(peer.uid), self._clock(), len(line)):
             self._put(trail, line)
 
-    def configure(self, settings: Log) -> None:
+    def configure(self, settings: LogOptions) -> None:
         """Apply the rotation settings, after each reload.  The file paths are fixed when the audit is opened."""
         for file in self._files.values():
             file.rotation = rotation(settings)
@@ -113,7 +113,7 @@ class Audit:
             sink.put(line)
 
 
-def open_audit(log_directory: str, settings: Log, ranges: UidRanges = NO_RANGES) -> Audit:
+def open_audit(log_directory: str, settings: LogOptions, ranges: UidRanges = NO_RANGES) -> Audit:
     """Open the audit.  Never fails: lines that cannot be written are counted."""
     files = {trail: LogFile(os.path.join(log_directory, trail.value), rotation(settings), _MODE) for trail in Trail}
     return Audit(files, settings.audit_socket, ranges)

@@ -8,7 +8,7 @@ from mpsd.config.value_checks import ROTATION_BYTES, SOCKET_PATH_BYTES, absolute
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogOptions:
     """mpsd's own log: standard error in the foreground, mpsd.log in the log directory otherwise."""
 
     level: Literal["debug", "info", "warning", "error"] = option("info", "The least important events that are written.")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mpsd.config import schema
-from mpsd.config.log_options import Log
+from mpsd.config.log_options import LogOptions
 from mpsd.config.schema import Option, option, section
-from mpsd.config.service_options import Services
+from mpsd.config.service_options import ServiceOptions
 from mpsd.config.value_checks import (
     DEVICES,
     FACTOR,
@@ -28,14 +28,14 @@ from mpsd.config.value_checks import (
     between,
     or_empty,
 )
-from mpsd.config.vault_options import Vault
+from mpsd.config.vault_options import VaultOptions
 
 PIPE_DIRECTORY_BYTES = SOCKET_PATH_BYTES - len("/control_privileged")
 STATE_DIRECTORY_BYTES = SOCKET_PATH_BYTES - len("/domains/0123456789abcdef/pipe/control_privileged")
 
 
 @dataclass(frozen=True, slots=True)
-class Vendor:
+class VendorOptions:
     """The vendor's control program, and its time limits."""
 
     control: str = option(
@@ -57,7 +57,7 @@ class Vendor:
 
 
 @dataclass(frozen=True, slots=True)
-class Domains:
+class DomainOptions:
     """Fault domains: their number, size and lifetime."""
 
     spares: int = option(1, "Hot spares kept ready per GPU set, started and without clients.", accept=between(0, 8))
@@ -85,7 +85,7 @@ class Domains:
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class RelayOptions:
     """Clients that connect to a domain."""
 
     max_connections: int = option(
@@ -110,7 +110,7 @@ class Relay:
 
 
 @dataclass(frozen=True, slots=True)
-class Ui:
+class UiOptions:
     """Command sessions: the front end without arguments, and programs that pipe commands into it."""
 
     max_sessions: int = option(
@@ -122,7 +122,7 @@ class Ui:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmissionOptions:
     """Which clients may run, and the budgets of leases (docs/leases.md)."""
 
     default: Literal["share", "refuse"] = option(
@@ -189,7 +189,7 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class ApiOptions:
     """The scheduler's socket, mpsd.sock (docs/protocol.md)."""
 
     max_connections: int = option(
@@ -207,7 +207,7 @@ class Api:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class MetricsOptions:
     """Numbers for Prometheus, and a health check, over HTTP (docs/monitoring.md)."""
 
     listen: str = option(
@@ -222,7 +222,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class FaultOptions:
     """How mpsd sees faults, blames culprits, and reacts (docs/faults.md)."""
 
     uvm_events: Literal["on", "off"] = option(
@@ -303,7 +303,7 @@ class Faults:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopOptions:
     """What happens to running clients when mpsd is stopped."""
 
     on_sigterm: Literal["drain", "quit", "leave"] = option(
@@ -315,7 +315,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LimitOptions:
     """Limits of clients without other limits, until a set_default_... command changes them."""
 
     default_active_thread_percentage: float = option(100.0, "Share of the SMs.", accept=PERCENT, needs_restart=True)
@@ -363,19 +363,19 @@ class Config:
         needs_restart=True,
         environ="CUDA_VISIBLE_DEVICES",
     )
-    vendor: Vendor = section(Vendor)
-    domains: Domains = section(Domains)
-    relay: Relay = section(Relay)
-    ui: Ui = section(Ui)
-    admission: Admission = section(Admission)
-    api: Api = section(Api)
-    metrics: Metrics = section(Metrics)
-    faults: Faults = section(Faults)
-    vault: Vault = section(Vault)
-    services: Services = section(Services)
-    stop: Stop = section(Stop)
-    limits: Limits = section(Limits)
-    log: Log = section(Log)
+    vendor: VendorOptions = section(VendorOptions)
+    domains: DomainOptions = section(DomainOptions)
+    relay: RelayOptions = section(RelayOptions)
+    ui: UiOptions = section(UiOptions)
+    admission: AdmissionOptions = section(AdmissionOptions)
+    api: ApiOptions = section(ApiOptions)
+    metrics: MetricsOptions = section(MetricsOptions)
+    faults: FaultOptions = section(FaultOptions)
+    vault: VaultOptions = section(VaultOptions)
+    services: ServiceOptions = section(ServiceOptions)
+    stop: StopOptions = section(StopOptions)
+    limits: LimitOptions = section(LimitOptions)
+    log: LogOptions = section(LogOptions)
 
 
 OPTIONS: Mapping[str, Option] = {each.key: each for each in schema.walk(Config)}

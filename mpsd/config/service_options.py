@@ -7,7 +7,7 @@ from mpsd.config.value_checks import NOT_NEGATIVE, POSITIVE, between
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class ServiceOptions:
     """Services: arenas with an active process and standbys (docs/services.md)."""
 
     most_promotions: int = option(

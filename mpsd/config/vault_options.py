@@ -15,7 +15,7 @@ MEMORY_OR_SHARE = Accept(
 
 
 @dataclass(frozen=True, slots=True)
-class Vault:
+class VaultOptions:
     """GPU memory that outlives the process that filled it (docs/vault.md)."""
 
     memory: str = option(

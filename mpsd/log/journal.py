@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict
 
-from mpsd.config.log_options import Log
+from mpsd.config.log_options import LogOptions
 from mpsd.fairness.rates import OTHERS, Rate, Rates
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.log.sink import LogFile, Rotation, Sink, write_all
@@ -51,7 +51,7 @@ class Journal:
         """The number of lines that could not be written since the start."""
         return self._sink.lost
 
-    def configure(self, settings: Log) -> None:
+    def configure(self, settings: LogOptions) -> None:
         """Apply level and size, now and after each reload; the format is fixed when the log is opened."""
         if self._file:
             self._file.rotation = rotation(settings)
@@ -113,7 +113,7 @@ class _SinkLogger:
 
 
 def open_journal(
-    settings: Log, *, foreground: bool, log_directory: str, terminal: TextIO, ranges: UidRanges = NO_RANGES
+    settings: LogOptions, *, foreground: bool, log_directory: str, terminal: TextIO, ranges: UidRanges = NO_RANGES
 ) -> Journal:
     """Open the log: standard error in the foreground, LOG_DIR/mpsd.log in the background.
 
@@ -132,7 +132,7 @@ def open_journal(
     return journal
 
 
-def rotation(settings: Log) -> Rotation:
+def rotation(settings: LogOptions) -> Rotation:
     """Return the rotation of each file that mpsd rotates itself."""
     return Rotation(settings.max_bytes, settings.max_days, settings.kept)
 

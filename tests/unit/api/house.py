@@ -16,7 +16,7 @@ from mpsd.api.audit import open_audit as open_audit_files
 from mpsd.api.authority import Peer
 from mpsd.api.event_bus import EventBus
 from mpsd.api.server import MODE, SOCKET, Api, ApiSettings
-from mpsd.config.log_options import Log
+from mpsd.config.log_options import LogOptions
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host.descriptors import KERNELS_MOST, close_all, rights
 from mpsd.host.listeners import listen
@@ -169,7 +169,7 @@ async def open_house(directory: Path, ranges: UidRanges = NO_RANGES, **settings:
 
 
 def audit_in(directory: Path) -> Audit:
-    return open_audit_files(str(directory), Log(max_bytes=0))
+    return open_audit_files(str(directory), LogOptions(max_bytes=0))
 
 
 def audit_text(directory: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpsd.api.audit import Audit, Trail, open_audit
-from mpsd.config.log_options import Log
+from mpsd.config.log_options import LogOptions
 from mpsd.fairness.uid_ranges import parse
 from mpsd.log.sink import LogFile, Rotation
 from mpsd.log.syslog import Severity, send_lines
@@ -112,7 +112,7 @@ def test_a_syslog_daemon_gets_what_must_not_be_lost(tmp_path: Path) -> None:
         daemon.settimeout(20)
         daemon.bind(str(tmp_path / "log"))
         (tmp_path / "no directory").touch()  # a directory that is only missing would be made again
-        audit = open_audit(str(tmp_path / "no directory"), Log(audit_socket=str(tmp_path / "log")))
+        audit = open_audit(str(tmp_path / "no directory"), LogOptions(audit_socket=str(tmp_path / "log")))
         audit.record(OPERATOR, "limits.set", {}, "done")
         head, _, text = daemon.recv(65536).partition(b": ")
         assert re.fullmatch(rb"<85>[A-Z][a-z]{2} [ 1-3][0-9] [0-9:]{8} mpsd\[%d\]" % os.getpid(), head)
@@ -137,7 +137,7 @@ def test_a_syslog_daemon_that_comes_back_is_found_again(tmp_path: Path) -> None:
 
 
 def test_it_is_renamed_when_it_is_large(tmp_path: Path) -> None:
-    audit = open_audit(str(tmp_path), Log(max_bytes=65536))
+    audit = open_audit(str(tmp_path), LogOptions(max_bytes=65536))
     for number in range(1000):
         audit.record(OWNER, "lease.release", {"id": number}, "done")
     audit.close()

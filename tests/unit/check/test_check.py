@@ -14,7 +14,7 @@ from mpsd.check import report as check
 from mpsd.check.probes import Finding, Grade, probe_directory
 from mpsd.config import paths as places
 from mpsd.config.loading import Invocation
-from mpsd.config.options import Config, Relay, Vendor
+from mpsd.config.options import Config, RelayOptions, VendorOptions
 from mpsd.model.device import ComputeMode, Device
 
 NOTHING = {"MPSD_CONFIG": os.devnull}
@@ -106,7 +106,7 @@ def test_a_control_program_without_a_server_program_is_bad(tmp_path: Path) -> No
     program = tmp_path / places.PROGRAM
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    config = replace(Config(), vendor=Vendor(control=str(program)))
+    config = replace(Config(), vendor=VendorOptions(control=str(program)))
     assert [finding.grade for finding in probes.probe_vendor(config, {})] == [Grade.GOOD, Grade.BAD]
     (tmp_path / "nvidia-cuda-mps-server").write_text("#!/bin/sh\n")
     (tmp_path / "nvidia-cuda-mps-server").chmod(0o755)
@@ -147,8 +147,8 @@ def test_what_is_missing_without_privilege_is_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_too_few_open_files_are_noted() -> None:
-    assert probes.probe_descriptors(replace(Config(), relay=Relay(max_connections=10**9))).grade is Grade.NOTE
-    assert probes.probe_descriptors(replace(Config(), relay=Relay(max_connections=1))).grade is Grade.GOOD
+    assert probes.probe_descriptors(replace(Config(), relay=RelayOptions(max_connections=10**9))).grade is Grade.NOTE
+    assert probes.probe_descriptors(replace(Config(), relay=RelayOptions(max_connections=1))).grade is Grade.GOOD
 
 
 def good_machine(config: Config, environ: object) -> list[Finding]:

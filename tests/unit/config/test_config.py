@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import mpsd
 from mpsd.config import help_text, schema
 from mpsd.config.loading import ConfigError, Invocation, changed, load
-from mpsd.config.log_options import Log
-from mpsd.config.options import OPTIONS, Config, Domains
+from mpsd.config.log_options import LogOptions
+from mpsd.config.options import OPTIONS, Config, DomainOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 NOTHING: dict[str, str] = {"MPSD_CONFIG": os.devnull}  # an empty file, wherever the tests run
@@ -213,7 +213,7 @@ def test_the_values_in_force_can_be_read_back(tmp_path: Path) -> None:
     config = dataclasses.replace(
         Config(),
         pipe_directory="/tmp/ä b",
-        domains=Domains(spares=3),
+        domains=DomainOptions(spares=3),
         limits=dataclasses.replace(Config().limits, default_device_pinned_mem_limit={"0": "4G", "GPU-1f": "512M"}),
     )
     assert load_text(help_text.render_toml(config), tmp_path) == config
@@ -225,7 +225,9 @@ def test_the_page_agrees_with_the_options() -> None:
 
 
 def test_changes_are_told_apart_by_whether_they_need_a_restart() -> None:
-    new = dataclasses.replace(Config(), backend="sim", domains=Domains(spares=2, per_gpu="never"), log=Log(level="debug"))
+    new = dataclasses.replace(
+        Config(), backend="sim", domains=DomainOptions(spares=2, per_gpu="never"), log=LogOptions(level="debug")
+    )
     assert changed(Config(), new) == (("domains.spares", "log.level"), ("backend", "domains.per_gpu"))
     assert changed(new, new) == ((), ())
 

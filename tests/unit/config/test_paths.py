@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpsd.config import paths
-from mpsd.config.options import STATE_DIRECTORY_BYTES, Config, Vendor
+from mpsd.config.options import STATE_DIRECTORY_BYTES, Config, VendorOptions
 from mpsd.config.paths import MARKER, PROGRAM, find_vendor_control, state_directory
 from mpsd.errors import UnusablePath, VendorFailed
 
@@ -89,7 +89,7 @@ def test_what_is_not_the_vendors_is_passed_over(content: bytes, mode: int, why: 
 def test_a_program_that_was_named_is_the_only_one(tmp_path: Path) -> None:
     """A fallback would start a daemon that was not asked for."""
     make_program(tmp_path / "bin")
-    config = replace(Config(), vendor=Vendor(control=str(tmp_path / "missing" / PROGRAM)))
+    config = replace(Config(), vendor=VendorOptions(control=str(tmp_path / "missing" / PROGRAM)))
     with pytest.raises(VendorFailed, match=f"not there: {tmp_path}/missing$"):
         find_vendor_control(config, {"PATH": str(tmp_path / "bin")})
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from mpsd.config.log_options import Log
+from mpsd.config.log_options import LogOptions
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges, parse
 from mpsd.log.journal import Journal, open_journal, render_human
 
@@ -26,7 +26,7 @@ def fresh_structlog() -> Iterator[None]:
 
 def open_file_journal(directory: Path, ranges: UidRanges = NO_RANGES, **settings: object) -> Journal:
     terminal = io.StringIO()
-    log = Log(**settings)  # type: ignore[arg-type]
+    log = LogOptions(**settings)  # type: ignore[arg-type]
     return open_journal(log, foreground=False, log_directory=str(directory), terminal=terminal, ranges=ranges)
 
 
@@ -59,7 +59,7 @@ def test_a_reload_changes_the_level_of_loggers_that_exist(tmp_path: Path) -> Non
     journal = open_file_journal(tmp_path, level="warning")
     log = structlog.get_logger()
     log.info("hidden")
-    journal.configure(Log(level="debug"))
+    journal.configure(LogOptions(level="debug"))
     log.debug("shown")
     journal.close()
     assert [event["event"] for event in read_events(tmp_path)] == ["shown"]
@@ -132,7 +132,7 @@ def test_when_writing_works_again_the_lost_lines_are_reported(tmp_path: Path) ->
 def test_a_pipe_gets_json_unless_a_person_asked(format: str, human: bool) -> None:
     reader, writer = os.pipe()
     with open(writer, "w") as terminal:
-        journal = open_journal(Log(format=format), foreground=True, log_directory="/", terminal=terminal)  # type: ignore[arg-type]
+        journal = open_journal(LogOptions(format=format), foreground=True, log_directory="/", terminal=terminal)  # type: ignore[arg-type]
         structlog.get_logger().info("client.admitted", pid=7)
         journal.close()
     line = os.read(reader, 4096).decode()
@@ -144,7 +144,7 @@ def test_a_pipe_gets_json_unless_a_person_asked(format: str, human: bool) -> Non
 def test_a_terminal_gets_colours() -> None:
     controller, end = pty.openpty()
     with open(end, "w") as terminal:
-        journal = open_journal(Log(), foreground=True, log_directory="/", terminal=terminal)
+        journal = open_journal(LogOptions(), foreground=True, log_directory="/", terminal=terminal)
         structlog.get_logger().info("client.admitted", pid=7)
         journal.close()
         line = os.read(controller, 4096).decode()

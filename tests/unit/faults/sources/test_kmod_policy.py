@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from mpsd.app import settings
-from mpsd.config.options import Config, Faults
+from mpsd.config.options import Config, FaultOptions
 from mpsd.domains.rules.log_lines import ClientGone, ServerExited, ServerReady, ServerStarting
 from mpsd.faults.sources.kmod_policy import KmodPolicy
 from mpsd.faults.sources.kmod_records import EXEMPT, SET_POLICY, Mode
@@ -67,7 +67,7 @@ def test_the_words_of_the_option_are_the_modes():
 
 @pytest.mark.parametrize("word", MODES)
 def test_the_option_is_the_mode_that_it_says(word):
-    assert settings.kmod_mode(replace(Config(), faults=Faults(kmod_policy=word))) is MODES[word]
+    assert settings.kmod_mode(replace(Config(), faults=FaultOptions(kmod_policy=word))) is MODES[word]
 
 
 async def test_servers_and_control_daemons_are_exempt_before_the_policy_is_set(tmp_path, pids):
