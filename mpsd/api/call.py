@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from mpsd.api.authority import Peer
 from mpsd.api.event_bus import EventBus, Subscription
 from mpsd.api.fault_history import FaultLog, Reports
-from mpsd.api.ports import Services
+from mpsd.api.ports import Ports
 from mpsd.errors import NoSuchClient
 from mpsd.host.descriptors import Descriptors
 from mpsd.model.process import ProcessId
@@ -47,7 +47,7 @@ class Call(Generic[R]):
     handler returns, if the peer can take it; the handler's result or exception is then discarded.  Neither waits nor raises.
     """
 
-    services: Services
+    services: Ports
     state: State
     peer: Peer
     listener: Listener

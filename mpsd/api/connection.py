@@ -25,7 +25,7 @@ from mpsd.api.datagrams import parse
 from mpsd.api.dispatch import dispatch
 from mpsd.api.event_bus import Subscription
 from mpsd.api.method_table import HELLO, METHODS
-from mpsd.api.ports import Services
+from mpsd.api.ports import Ports
 from mpsd.errors import Idle, MpsdError, ProtocolError, Stopping
 from mpsd.host.datagrams import Datagram, receive_now, send, until_gone
 from mpsd.host.descriptors import Closings, Descriptors
@@ -52,7 +52,7 @@ class Connection:
 
     sock: socket.socket
     peer: Peer
-    services: Services
+    services: Ports
     state: State
     audit: Audit
     patience: Patience

@@ -15,7 +15,7 @@ from mpsd.api.audit import DONE, Audit
 from mpsd.api.authority import Peer
 from mpsd.api.call import Call
 from mpsd.api.method_table import METHODS, Method, Privilege
-from mpsd.api.ports import Services
+from mpsd.api.ports import Ports
 from mpsd.errors import BadRequest, MpsdError, NoSuchMethod, NotAllowed, ProtocolError
 from mpsd.host.descriptors import is_prompt
 from mpsd.model.describe import describe
@@ -71,7 +71,7 @@ def _count(method: Method, ask: Any, call: Call[Request]) -> None:
         raise BadRequest(f"{name} carries a descriptor that is neither a device nor a memory file")
 
 
-def _check(method: Method, services: Services, peer: Peer, ask: Any, name: str) -> None:
+def _check(method: Method, services: Ports, peer: Peer, ask: Any, name: str) -> None:
     """Check the peer's privilege.  Raises the refusal."""
     if peer.is_operator or method.privilege in (Privilege.ANYONE, Privilege.SEEN, Privilege.CLIENT):
         return

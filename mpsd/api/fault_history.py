@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from mpsd.api.event_bus import Event
 from mpsd.errors import NoSuchFault
-from mpsd.model.blame import Standing
+from mpsd.model.blame import BlameStatus
 from mpsd.model.fault import FirstError, Incident
 from mpsd.model.process import ProcessId
 
@@ -55,14 +55,14 @@ class FaultsInMemory:
     """Faults (ports.py) kept in memory, without correlation and without a database."""
 
     kept: dict[int, Incident] = field(default_factory=dict)
-    held: dict[str, Standing] = field(default_factory=dict)
+    held: dict[str, BlameStatus] = field(default_factory=dict)
     reported: deque[tuple[ProcessId, FirstError]] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def keep(self, incident: Incident) -> None:
         """Store a new incident, or a newer revision of one."""
         self.kept[incident.number] = incident
 
-    def hold(self, standing: Standing) -> None:
+    def hold(self, standing: BlameStatus) -> None:
         self.held[standing.key] = standing
 
     def incidents(self, after: int) -> Iterable[Incident]:
@@ -83,10 +83,10 @@ class FaultsInMemory:
         """Return False: no guards are watched."""
         return False
 
-    def standings(self) -> Iterable[Standing]:
+    def standings(self) -> Iterable[BlameStatus]:
         return tuple(self.held.values())
 
-    def pardon(self, key: str) -> Standing:
+    def pardon(self, key: str) -> BlameStatus:
         if key not in self.held:
             raise NoSuchFault(f"nothing is held against {key}")
         return self.held.pop(key)

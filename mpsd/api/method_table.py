@@ -11,12 +11,12 @@ from typing import Any
 from mpsd.api.authority import Peer
 from mpsd.api.call import Handler, paged
 from mpsd.api.methods import arenas, clients, daemon, domains, events, faults, leases, limits, queue, services, stop
-from mpsd.api.ports import Services
+from mpsd.api.ports import Ports
 from mpsd.errors import MpsdError
 from mpsd.wire import arena_messages, messages, service_messages
 from mpsd.wire.messages import ClientId, LeaseId, RenewLease
 
-Refuses = Callable[[Services, Peer, Any], MpsdError | None]
+Refuses = Callable[[Ports, Peer, Any], MpsdError | None]
 
 
 class Privilege(Enum):

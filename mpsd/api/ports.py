@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mpsd.api.service_port import Failover
+from mpsd.api.service_port import ServicePort
 from mpsd.model.arena import Access, Allocation, Arena, ArenaSpec, KeeperView, KeptState, Portion
-from mpsd.model.blame import Standing
+from mpsd.model.blame import BlameStatus
 from mpsd.model.client import ClientView
 from mpsd.model.device import Device
 from mpsd.model.domain import Defaults, DomainView, ServerView
 from mpsd.model.fault import FirstError, Incident
 from mpsd.model.lease import Grant, Identity, Lease, LeaseSpec
 from mpsd.model.process import ProcessId
-from mpsd.model.stop import Stopper
+from mpsd.model.stop import StopPort
 
 
 class Queued(Protocol):
@@ -38,7 +38,7 @@ class Queued(Protocol):
     def deadline(self) -> float | None: ...
 
 
-class Leases(Protocol):
+class LeasePort(Protocol):
     """The LeaseBook.  A change survives mpsd when the call returns, and a power cut after `settled`.
 
     Every method may raise MpsdError.
@@ -74,7 +74,7 @@ class AwaitsDomain(Protocol):
     def waited_seconds(self) -> float: ...
 
 
-class Domains(Protocol):
+class DomainPort(Protocol):
     """The fault domains.  Methods that only read answer from mpsd's own state, without asking a vendor daemon."""
 
     def views(self) -> Sequence[DomainView]: ...
@@ -100,7 +100,7 @@ class Domains(Protocol):
         """Set the domain of this client's next start.  The running process is not affected."""
 
 
-class Board(Protocol):
+class BoardPort(Protocol):
     """The board, which the command language acts on too (commands/language/board.py)."""
 
     @property
@@ -111,7 +111,7 @@ class Board(Protocol):
     async def terminate_client(self, server_pid: int, client_pid: int) -> str: ...
 
 
-class Faults(Protocol):
+class FaultPort(Protocol):
     """The incidents, and the measures against clients that cause them (faults/incidents.py)."""
 
     def incidents(self, after: int) -> Iterable[Incident]:
@@ -132,13 +132,13 @@ class Faults(Protocol):
     async def guard(self, process: ProcessId, base: int, length: int) -> bool:
         """Watch the process's guards in this range.  Returns whether accesses to them will be seen.  Raises TooMany."""
 
-    def standings(self) -> Iterable[Standing]: ...
+    def standings(self) -> Iterable[BlameStatus]: ...
 
-    def pardon(self, key: str) -> Standing:
+    def pardon(self, key: str) -> BlameStatus:
         """End what is held against the key and return it.  Durable when the call returns.  Raises NoSuchFault."""
 
 
-class Arenas(Protocol):
+class ArenaPort(Protocol):
     """The vault (vault/arenas.py).  Changes are durable when the call returns; every method may raise MpsdError.
 
     `process` is the caller.  dispatch.py has checked the privilege; these methods check that the caller is the writer, and of
@@ -238,7 +238,7 @@ class Arenas(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class Ports:
     """Everything that a method may reach.
 
     find_process: None if no process has the pid.  owner_of: the uid of a process; None if it has ended.
@@ -249,11 +249,11 @@ class Services:
     in a daemon that keeps no memory.  ends_at: while mpsd is stopping, the time at which it ends clients' remaining work.
     """
 
-    leases: Leases
-    domains: Domains
-    board: Board
-    stopper: Stopper
-    faults: Faults
+    leases: LeasePort
+    domains: DomainPort
+    board: BoardPort
+    stopper: StopPort
+    faults: FaultPort
     find_process: Callable[[int], ProcessId | None]
     owner_of: Callable[[ProcessId], int | None]
     namespaces_of: Callable[[int], tuple[int, ...]]
@@ -262,7 +262,7 @@ class Services:
     started_at: float
     facts: Mapping[str, Any] = field(default_factory=dict)
     fault_sources: Callable[[], Mapping[str, str]] = dict
-    arenas: Arenas | None = None
+    arenas: ArenaPort | None = None
     keeper: Callable[[], KeeperView | None] = lambda: None
-    failover: Failover | None = None
+    failover: ServicePort | None = None
     ends_at: Callable[[], float | None] = lambda: None

@@ -18,7 +18,7 @@ from mpsd.api.call import State
 from mpsd.api.connection import Connection, Patience, say_goodbye
 from mpsd.api.event_bus import EventBus
 from mpsd.api.fault_history import FaultLog, Reports
-from mpsd.api.ports import Services
+from mpsd.api.ports import Ports
 from mpsd.errors import TooMany
 from mpsd.fairness.places import Hindrance, Places
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
@@ -56,7 +56,7 @@ class Api:
 
     def __init__(
         self,
-        services: Services,
+        services: Ports,
         settings: ApiSettings,
         events: EventBus,
         audit: Audit,

@@ -7,7 +7,7 @@ from mpsd.model.process import ProcessId
 from mpsd.model.service import HandedOver, Instruction, ServiceSettings, ServiceView
 
 
-class Failover(Protocol):
+class ServicePort(Protocol):
     """The failover services.  Every method may raise MpsdError.
 
     `process` is the caller.  dispatch.py has checked the privilege; these methods check that the caller is a member, and the

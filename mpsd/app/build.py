@@ -8,7 +8,7 @@ from pathlib import Path
 import trio
 
 from mpsd.api.event_bus import EventBus
-from mpsd.api.ports import Services
+from mpsd.api.ports import Ports
 from mpsd.api.server import Api
 from mpsd.app import settings
 from mpsd.app.daemon import Daemon
@@ -84,7 +84,7 @@ def build(found: Found) -> Daemon:
     ending = Ending(pool, refuser, config.vendor.stop_seconds, lambda: daemon.see_off())
     board = DaemonBoard(pool, lambda timeout: daemon.quit(timeout))
     health = _build_health(found, pool, book, relayed and relayed[1], faults)
-    services = Services(
+    services = Ports(
         book,
         DomainOperations(pool, upkeep, _wish(relayed), faults.attachments.standing, book.uid_of),
         board,

@@ -9,7 +9,7 @@ from mpsd.domains.rules.placement import room
 from mpsd.domains.upkeep import Upkeep
 from mpsd.errors import BadRequest, NoSuchDomain, TooMany
 from mpsd.host import processes
-from mpsd.model.client import ClientView, ShieldState, Standing
+from mpsd.model.client import ClientView, ShieldState, WatchStatus
 from mpsd.model.domain import DomainState, DomainView, ServerView
 from mpsd.model.process import ProcessId
 
@@ -24,7 +24,7 @@ class DomainOperations:
         pool: Pool,
         upkeep: Upkeep,
         wish: Callable[[ProcessId, int | None, str], None] | None,
-        standing: Callable[[ProcessId], Standing],
+        standing: Callable[[ProcessId], WatchStatus],
         uid_of: Callable[[ProcessId], int | None],
     ) -> None:
         """wish: sets the domain of a client's next start; None: unprivileged, where clients are not placed one by one.

@@ -4,29 +4,29 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mpsd.domains.pool import Drained
 from mpsd.faults.rules.blame import Blame, needed
-from mpsd.model.blame import Standing, StandingKind
+from mpsd.model.blame import BlameKind, BlameStatus
 
 
-def standings(blame: Blame, drained: Mapping[str, Drained], now_at: float) -> Iterator[Standing]:
+def standings(blame: Blame, drained: Mapping[str, Drained], now_at: float) -> Iterator[BlameStatus]:
     state = blame.state
     faults = {record.key: record.faults for record in state.records}
     for conviction in state.convictions:
         if conviction.binds(now_at):
             since = _last_fault(faults.get(conviction.key, ()), now_at)
-            yield Standing(conviction.key, StandingKind.CONVICTED, since, conviction.until, conviction.times, conviction.number)
+            yield BlameStatus(conviction.key, BlameKind.CONVICTED, since, conviction.until, conviction.times, conviction.number)
     for key, within in blame.wider_quarantines(now_at).items():
         since = max(_last_fault(faults.get(each.key, ()), now_at) for each in within)
         until = within[needed(within[0], key) - 1].until
-        yield Standing(key, StandingKind.CONVICTED, since, until, sum(each.times for each in within), within[0].number)
+        yield BlameStatus(key, BlameKind.CONVICTED, since, until, sum(each.times for each in within), within[0].number)
     for case in state.cases:
         for number, group in enumerate(case.groups):
             for key in group:
-                yield Standing(key, StandingKind.SUSPECTED, case.since, case.until, case.rounds + 1, case.number, number)
+                yield BlameStatus(key, BlameKind.SUSPECTED, case.since, case.until, case.rounds + 1, case.number, number)
     for key, times_of in faults.items():
         if pause := blame.pause(key, now_at):
-            yield Standing(key, StandingKind.PAUSED, max(at for _, at in times_of), now_at + pause, len(times_of))
+            yield BlameStatus(key, BlameKind.PAUSED, max(at for _, at in times_of), now_at + pause, len(times_of))
     for uuid, each in drained.items():
-        yield Standing(uuid, StandingKind.DRAINED, each.since_at)
+        yield BlameStatus(uuid, BlameKind.DRAINED, each.since_at)
 
 
 def _last_fault(faults: Sequence[tuple[int, float]], now_at: float) -> float:

@@ -32,7 +32,7 @@ from mpsd.faults.sources.vendor_log import observe
 from mpsd.faults.store import FaultStore
 from mpsd.host import processes
 from mpsd.host.process_exit import Ending
-from mpsd.model.blame import Standing
+from mpsd.model.blame import BlameStatus
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import TEXT_CHARACTERS, Deed, FaultClass, FirstError, Incident, Observation, Party, Source
 from mpsd.model.process import ProcessId
@@ -292,10 +292,10 @@ class FaultDesk:
             raise NoSuchFault(f"no fault has number {number}")
         return found
 
-    def standings(self) -> Iterable[Standing]:
+    def standings(self) -> Iterable[BlameStatus]:
         return standings(self._blame, self._pool.drained, time.time())
 
-    def pardon(self, key: str) -> Standing:
+    def pardon(self, key: str) -> BlameStatus:
         """End what is held against the key and return it.  A drained GPU, GPU-..., takes clients again.  Raises NoSuchFault."""
         found = next((each for each in self.standings() if each.key == key), None)
         if found is None:

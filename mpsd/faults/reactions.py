@@ -21,7 +21,7 @@ from mpsd.host import processes
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import Incident, Source
 from mpsd.model.process import ProcessId
-from mpsd.model.stop import Asker, Manner, Report, Stopper, Target, TargetKind
+from mpsd.model.stop import Asker, Manner, Report, StopPort, Target, TargetKind
 
 log = structlog.get_logger()
 _OPERATOR = Asker(None, 0)
@@ -38,7 +38,7 @@ class Reactions:
         self,
         desk: FaultDesk,
         pool: Pool,
-        stopper: Stopper,
+        stopper: StopPort,
         publish: Callable[[str, Mapping[str, Any]], None],
         release: Callable[[ProcessId], None],
         holds: Callable[[ProcessId], bool],

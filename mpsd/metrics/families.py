@@ -14,13 +14,13 @@ from prometheus_client.registry import Collector
 from mpsd import __version__
 from mpsd.api.methods.daemon import report_health
 from mpsd.api.methods.queue import all_waiting
-from mpsd.api.ports import Services
+from mpsd.api.ports import Ports
 from mpsd.metrics.counters import Histogram
 from mpsd.metrics.source import Source
 from mpsd.model.arena import Arena
 from mpsd.model.domain import DomainState
 from mpsd.model.lease import FULL_PERCENT, Lease, LeaseState, Refusal
-from mpsd.model.service import Cause, Phase, Standing, is_unserved
+from mpsd.model.service import Cause, MemberState, Phase, is_unserved
 
 WAITING, STARTING, RUNNING = "waiting", "starting", "running"  # of clients, as client.list has them
 _ARENA_STATES = ("written", "read", "unheld")
@@ -75,7 +75,7 @@ def _of_clients(source: Source) -> Iterator[Metric]:
                      tallies.handshake)  # fmt: skip
 
 
-def _states_of_clients(services: Services) -> Mapping[str, int]:
+def _states_of_clients(services: Ports) -> Mapping[str, int]:
     """Count clients by state like client.list, but without a check of each process: those that a server lists run."""
     domains = services.domains
     running = {pid for view in domains.views() for server in domains.servers(view.name) for pid in server.client_pids}
@@ -179,7 +179,7 @@ def _of_services(source: Source) -> Iterator[Metric]:
     yield GaugeMetricFamily("mpsd_services_unserved", "Services with members and without an active member.", unserved)
     unprotected = sum(each.phase is Phase.SERVING and bool(each.protection) for each in services)
     yield GaugeMetricFamily("mpsd_services_unprotected", "Services that a fault would interrupt for longer.", unprotected)
-    standings = {standing.value: 0 for standing in Standing}
+    standings = {standing.value: 0 for standing in MemberState}
     standings |= Counter(member.standing.value for each in services for member in each.members)
     yield _gauge("mpsd_service_members", "Processes of services, the active ones too.", "standing", standings)
     causes = {cause.value: 0 for cause in Cause} | tallies.promotions

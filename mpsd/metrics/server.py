@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from mpsd.api.event_bus import EventBus
-from mpsd.api.ports import Services
+from mpsd.api.ports import Ports
 from mpsd.metrics.admission_timer import Admission, TimedAdmission
 from mpsd.metrics.counters import Tallies
 from mpsd.metrics.listener import Door, open_door
@@ -57,7 +57,7 @@ class Metrics:
     # -- the server --------------------------------------------------------------------------------------------------
 
     async def serve(
-        self, services: Services, readings: Readings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, services: Ports, readings: Readings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Serve until cancelled.  Reports `started` at once: if it cannot listen, it logs that and tries again."""
         from mpsd.metrics import pages  # with the libraries: they are loaded only for a server

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mpsd.api.event_bus import EventBus
-from mpsd.api.ports import Services
+from mpsd.api.ports import Ports
 from mpsd.metrics.counters import Tallies
 
 
@@ -25,7 +25,7 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    services: Services
+    services: Ports
     events: EventBus
     tallies: Tallies
     readings: Readings

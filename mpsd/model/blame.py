@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class StandingKind(StrEnum):
+class BlameKind(StrEnum):
     """A measure against a client or a GPU."""
 
     CONVICTED = "convicted"  # found guilty: in quarantine until it ends
@@ -14,7 +14,7 @@ class StandingKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BlameStatus:
     """A measure against one key (mpsd/model/fault.py, Party.key; for a drained GPU, its UUID), and its duration.
 
     since_at, until_at: seconds since the epoch; until_at: None if not known.  faults: how many of its faults count.
@@ -23,7 +23,7 @@ class Standing:
     """
 
     key: str
-    kind: StandingKind
+    kind: BlameKind
     since_at: float
     until_at: float | None = None
     faults: int = 0

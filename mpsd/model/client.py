@@ -37,7 +37,7 @@ class ShieldState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WatchStatus:
     """watched: its faults are reported at once.  shielded_bytes: the size of its harmless addresses.  held: its VA space will
     outlive it, or does.  why: the reasons for less than was asked for, in words."""
 
@@ -48,4 +48,4 @@ class Standing:
     why: str = ""
 
 
-UNKNOWN = Standing(why="not attached")
+UNKNOWN = WatchStatus(why="not attached")

@@ -22,7 +22,7 @@ class Phase(StrEnum):
     FENCING = "fencing"  # mpsd ends the writer
 
 
-class Standing(StrEnum):
+class MemberState(StrEnum):
     """The states of a member."""
 
     WARMING = "warming"
@@ -92,7 +92,7 @@ class MemberView:
     process: ProcessId
     domain: str
     rank: int
-    standing: Standing
+    standing: MemberState
     is_writer: bool
     is_apart: bool
     since_at: float

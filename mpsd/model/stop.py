@@ -106,7 +106,7 @@ class Report:
     others: int = 0
 
 
-class Stopper(Protocol):
+class StopPort(Protocol):
     """Ends processes so that their co-runners continue (stop/stopper.py)."""
 
     async def stop(self, target: Target, manner: Manner, asker: Asker) -> Report:

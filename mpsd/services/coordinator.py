@@ -18,7 +18,7 @@ from mpsd.host.process_watch import Ends
 from mpsd.model.arena import Arena
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Cause, Loss, Phase, ServiceSettings, ServiceView, Standing
+from mpsd.model.service import Cause, Loss, MemberState, Phase, ServiceSettings, ServiceView
 from mpsd.services.event_log import Telling
 from mpsd.services.fault_evidence import Evidence
 from mpsd.services.handover import Handing
@@ -214,7 +214,7 @@ class Desk:
         """Record that all contexts of the domain are lost, or those of this process."""
         for entry in list(self.entries.values()):
             concerned = [each for each in entry.service.members if each.domain == domain and process in (None, each.process)]
-            if any(each.standing is not Standing.FAULTED for each in concerned):
+            if any(each.standing is not MemberState.FAULTED for each in concerned):
                 self.tell(entry, Faulted(domain, process), happened_ns)
             writer = entry.service.writer
             seat = entry.seats.get(writer) if writer is not None else None
@@ -388,7 +388,7 @@ class Desk:
         service, arena = entry.service, entry.arena
         if service.not_before == -inf or not service.members:
             return
-        ready = {each.process for each in service.members if each.standing is Standing.READY}
+        ready = {each.process for each in service.members if each.standing is MemberState.READY}
         if all(each in ready for each in (arena.writer, *arena.readers) if each is not None):
             entry.service = replace(service, not_before=-inf)
             self.tell(entry, Elapsed())

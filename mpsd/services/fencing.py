@@ -18,7 +18,7 @@ import trio
 
 from mpsd.errors import MpsdError
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Cause, Phase, Standing
+from mpsd.model.service import Cause, MemberState, Phase
 from mpsd.services.coordinator import Desk
 from mpsd.services.members import Entry, Seat
 from mpsd.services.rules.promotion_types import Fenced
@@ -93,7 +93,7 @@ class Fencing:
 
     def _patience(self, entry: Entry, writer: ProcessId) -> float:
         member = entry.service.member(writer)
-        if member is not None and member.standing is Standing.FAULTED:
+        if member is not None and member.standing is MemberState.FAULTED:
             return self._desk.settings.limits.fence_seconds
         has_failed = entry.handing is not None and entry.handing.cause is Cause.FAILED
         return _LETTING_GO_SECONDS if has_failed else 0.0

@@ -1,6 +1,6 @@
 """The cause of a handover, and how long each part takes, from the events."""
 
-from mpsd.model.service import Cause, Phase, Standing
+from mpsd.model.service import Cause, MemberState, Phase
 from mpsd.services.handover import Handing
 from mpsd.services.members import Entry
 from mpsd.services.rules.promotion_types import Asked, Elapsed, Ended, Event, Failed, Faulted, Fenced, Promoted, Service, Silent
@@ -13,7 +13,7 @@ def cause_of(event: Event, before: Service) -> Cause:
     if isinstance(event, Elapsed):
         return Cause.ASKED if before.phase is Phase.YIELDING else Cause.FAILED
     member = before.member(before.writer)
-    if type(event) not in _CAUSES and member is not None and member.standing is Standing.SILENT:
+    if type(event) not in _CAUSES and member is not None and member.standing is MemberState.SILENT:
         return Cause.SILENT  # a successor is ready for the silent writer
     return _CAUSES.get(type(event), Cause.ENDED)
 

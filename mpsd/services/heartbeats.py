@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from mpsd.errors import BadRequest, MpsdError
-from mpsd.model.service import Phase, Standing
+from mpsd.model.service import MemberState, Phase
 from mpsd.services.coordinator import Desk
 from mpsd.services.members import Entry
 from mpsd.services.rules.promotion_types import Ready, Silent
@@ -83,7 +83,7 @@ class Heartbeats:
         for entry in list(self._desk.entries.values()):
             writer = entry.service.writer
             member = entry.service.member(writer) if writer is not None else None
-            is_silent = member is not None and member.standing is Standing.SILENT
+            is_silent = member is not None and member.standing is MemberState.SILENT
             if writer is not None and is_silent and entry.service.phase is Phase.SERVING and not entry.heartbeat_seconds:
                 self._desk.tell(entry, Ready(writer))
 
@@ -103,7 +103,7 @@ class Heartbeats:
         passed, pulse.looked_at = min(now - pulse.looked_at, most_seconds), now
         if writer is None or member is None:
             return
-        is_silent = member.standing is Standing.SILENT
+        is_silent = member.standing is MemberState.SILENT
         if marks != pulse.marks:
             pulse.marks, pulse.still_seconds = marks, 0.0
             if is_silent:

@@ -8,7 +8,7 @@ import trio
 
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Instruction, Loss, Order, Phase, Promotion, ServiceSettings, ServiceView, Standing
+from mpsd.model.service import Instruction, Loss, MemberState, Order, Phase, Promotion, ServiceSettings, ServiceView
 from mpsd.services.handover import Handing
 from mpsd.services.rules.promotion_types import Service
 
@@ -101,7 +101,7 @@ class Entry:
         service, member = self.service, self.service.member(seat.process)
         if seat.dismissed:
             return Order.LEAVE, seat.dismissed
-        if member is not None and member.standing is Standing.FAULTED:
+        if member is not None and member.standing is MemberState.FAULTED:
             return Order.LEAVE, f"a fault in domain {member.domain} has cost it its context"
         if service.writer != seat.process:
             return Order.STANDBY, ""

@@ -8,7 +8,7 @@ import trio
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
-from mpsd.model.service import HandedOver, Instruction, Order, Phase, ServiceSettings, ServiceView, Standing
+from mpsd.model.service import HandedOver, Instruction, MemberState, Order, Phase, ServiceSettings, ServiceView
 from mpsd.services.coordinator import Desk
 from mpsd.services.enlistment import Enlisted
 from mpsd.services.fencing import Fencing
@@ -95,7 +95,7 @@ class Failover:
         entry, seat = self._seat(arena_id, process)
         seat.is_ready = True
         member = entry.service.member(process)
-        if member is not None and member.standing is not Standing.FAULTED:
+        if member is not None and member.standing is not MemberState.FAULTED:
             self._desk.tell(entry, Ready(process))
         self._hear(entry, seat)
         return seat.told
@@ -233,7 +233,7 @@ class Failover:
         """Record a sign of life from the member; a silent standby is ready again."""
         seat.heard_at = trio.current_time()
         member = entry.service.member(seat.process)
-        is_back = member is not None and member.standing is Standing.SILENT and entry.service.writer != seat.process
+        is_back = member is not None and member.standing is MemberState.SILENT and entry.service.writer != seat.process
         if is_back and seat.is_ready:
             self._desk.tell(entry, Ready(seat.process))
 
@@ -265,6 +265,6 @@ class Failover:
 
     def _standbys(self, entry: Entry) -> list[Seat]:
         """Return the ready standbys that are not asking at the moment."""
-        ready = [each.process for each in entry.service.members if each.standing is Standing.READY]
+        ready = [each.process for each in entry.service.members if each.standing is MemberState.READY]
         seats = (entry.seats.get(process) for process in ready if process != entry.service.writer)
         return [seat for seat in seats if seat is not None and not seat.asking]

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from mpsd.model.arena import Arena
-from mpsd.model.service import MemberView, Phase, ServiceView, Standing
+from mpsd.model.service import MemberState, MemberView, Phase, ServiceView
 from mpsd.services.members import Entry
 from mpsd.services.rules.promotion import successor, why_nobody
 from mpsd.services.rules.promotion_types import Service
@@ -26,7 +26,7 @@ def protection(entry: Entry) -> str:
     if service.is_empty:
         does = "begins anew" if service.phase is Phase.PROMOTING else "has not given it again"
         return f"the vault has lost the arena's memory and forward state, and pid {writer.process.pid} {does}"
-    standbys = [each for each in service.members if each.standing is Standing.READY and each.process != writer.process]
+    standbys = [each for each in service.members if each.standing is MemberState.READY and each.process != writer.process]
     if not standbys or any(each.domain != writer.domain for each in standbys) or not writer.domain:
         return ""
     return f"pid {', '.join(str(each.process.pid) for each in (writer, *standbys))} share domain {writer.domain}"
@@ -79,7 +79,7 @@ def _unserved(service: Service) -> str:
 
 def _alone(service: Service) -> str:
     standbys = [each for each in service.members if each.process != service.writer]
-    if service.writer is None or any(each.standing is Standing.READY for each in standbys):
+    if service.writer is None or any(each.standing is MemberState.READY for each in standbys):
         return ""
     return "no standby is ready" if standbys else "it has no standby"
 

@@ -16,7 +16,7 @@ from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.host import processes
 from mpsd.host.inspector import Inspector
 from mpsd.host.rules.descriptor_budget import may_take
-from mpsd.model.client import UNKNOWN, Standing
+from mpsd.model.client import UNKNOWN, WatchStatus
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
 from mpsd.uvm.client_watch import InThread, Surroundings, Watch
@@ -128,7 +128,7 @@ class Attachments:
         while process in self._watches:
             await self._over.setdefault(process, trio.Event()).wait()  # as long as it lives, and then settings.hold_seconds
 
-    def standing(self, process: ProcessId) -> Standing:
+    def standing(self, process: ProcessId) -> WatchStatus:
         known = self._watches.get(process)
         return known.standing if known is not None else UNKNOWN
 

@@ -26,7 +26,7 @@ from mpsd.host import processes
 from mpsd.host.inspector import Inspector
 from mpsd.host.process_exit import Ending, how_ended, how_it_is_ending
 from mpsd.host.rules.descriptor_budget import MOST_SPACES
-from mpsd.model.client import ShieldState, Standing
+from mpsd.model.client import ShieldState, WatchStatus
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
 from mpsd.uvm.abi import UvmEvent
@@ -142,11 +142,11 @@ class Watch:
         return bool(self._listeners)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> WatchStatus:
         layings = [holding.laying for holding in self.holdings if holding.laying is not None]
         states = {laying.state for laying in layings} or {ShieldState.OFF}
         whys = dict.fromkeys([self._why] + [each.why for each in self.holdings] + [each.why for each in layings])
-        return Standing(
+        return WatchStatus(
             watched=any(holding.queue is not None for holding in self.holdings),
             shield=states.pop() if len(states) == 1 else ShieldState.PARTLY,
             shielded_bytes=min((laying.laid_bytes for laying in layings), default=0),

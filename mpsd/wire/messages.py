@@ -37,7 +37,7 @@ _UID = whole(0, 2**32 - 2)
 _PERCENT = number(0, 100, may_be_least=False)
 
 
-class Level(StrEnum):
+class ElasticLevel(StrEnum):
     """The levels of the elastic policy."""
 
     INTERACTIVE = "interactive"
@@ -86,7 +86,7 @@ class CreateLease:
     processes: int = param(whole(1, 1024), 1)
     ttl_seconds: float | None = param(maybe(_SECONDS), None)
     wait_seconds: float = param(number(0, MOST_SECONDS), 0.0)
-    level: Level = param(choice(Level), Level.INTERACTIVE)
+    level: ElasticLevel = param(choice(ElasticLevel), ElasticLevel.INTERACTIVE)
     owner_uid: int | None = param(maybe(_UID), None)
     request_key: str = param(word(0, 64), "")
 

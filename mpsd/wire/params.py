@@ -27,7 +27,7 @@ class Unfit(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ParamKind:
     """A type of parameter: its text in docs/protocol.md, its parser, which raises Unfit, and its JSON Schema."""
 
     words: str
@@ -40,7 +40,7 @@ class Param:
     """The declaration of one parameter."""
 
     name: str
-    kind: Kind
+    kind: ParamKind
     default: Any
 
     @property
@@ -48,7 +48,7 @@ class Param:
         return self.default is _REQUIRED
 
 
-def param(kind: Kind, default: Any = _REQUIRED) -> Any:
+def param(kind: ParamKind, default: Any = _REQUIRED) -> Any:
     """A dataclass field that is a parameter; without a default it is required."""
     return field(default=default, metadata={"kind": kind})
 
@@ -87,7 +87,7 @@ def schema_of(message: type) -> Mapping[str, Any]:
     }
 
 
-def _parse_one(name: str, kind: Kind, value: Any) -> Any:
+def _parse_one(name: str, kind: ParamKind, value: Any) -> Any:
     try:
         return kind.parse(value)
     except Unfit:
@@ -101,7 +101,7 @@ def _shown(value: Any) -> str:
 # -- kinds ---------------------------------------------------------------------------------------------------------------
 
 
-def text(least: int, most: int) -> Kind:
+def text(least: int, most: int) -> ParamKind:
     """Printable text: it must not move a terminal's cursor.  Bounds are in characters."""
 
     def take(value: Any) -> str:
@@ -110,10 +110,10 @@ def text(least: int, most: int) -> Kind:
         return value
 
     schema = {"type": "string", "minLength": least, "maxLength": most}
-    return Kind(f"printable text, {least} to {most} characters", take, schema)
+    return ParamKind(f"printable text, {least} to {most} characters", take, schema)
 
 
-def word(least: int, most: int) -> Kind:
+def word(least: int, most: int) -> ParamKind:
     """A name that is safe in a path, a log and a command line."""
 
     def take(value: Any) -> str:
@@ -122,10 +122,10 @@ def word(least: int, most: int) -> Kind:
         return value
 
     schema = {"type": "string", "minLength": least, "maxLength": most, "pattern": f"^{_WORD.pattern}$"}
-    return Kind(f"letters, digits, dots, underscores and hyphens, {least} to {most} characters", take, schema)
+    return ParamKind(f"letters, digits, dots, underscores and hyphens, {least} to {most} characters", take, schema)
 
 
-def owned_word(most: int) -> Kind:
+def owned_word(most: int) -> ParamKind:
     """A name like `word`, of at least one character, which a uid and a colon may precede to name that user's."""
 
     def take(value: Any) -> str:
@@ -135,10 +135,10 @@ def owned_word(most: int) -> Kind:
 
     schema = {"type": "string", "minLength": 1, "maxLength": most + 11, "pattern": f"^{_OWNED.pattern}$"}
     words = f"letters, digits, dots, underscores and hyphens, 1 to {most} characters, which a uid and a colon may precede"
-    return Kind(words, take, schema)
+    return ParamKind(words, take, schema)
 
 
-def label(most: int) -> Kind:
+def label(most: int) -> ParamKind:
     """A name like `word`, or empty; it cannot look like an option or a hidden file."""
     inner = word(0, most)
 
@@ -149,19 +149,19 @@ def label(most: int) -> Kind:
         return found
 
     schema = {**inner.schema, "pattern": "^([A-Za-z0-9_][A-Za-z0-9._-]*)?$"}
-    return Kind(f"{inner.words}, not first a dot or a hyphen", take, schema)
+    return ParamKind(f"{inner.words}, not first a dot or a hyphen", take, schema)
 
 
-def whole(least: int, most: int) -> Kind:
+def whole(least: int, most: int) -> ParamKind:
     def take(value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
             raise Unfit
         return value
 
-    return Kind(f"whole number, {least} to {_power(most)}", take, {"type": "integer", "minimum": least, "maximum": most})
+    return ParamKind(f"whole number, {least} to {_power(most)}", take, {"type": "integer", "minimum": least, "maximum": most})
 
 
-def number(least: float, most: float, *, may_be_least: bool = True) -> Kind:
+def number(least: float, most: float, *, may_be_least: bool = True) -> ParamKind:
     def take(value: Any) -> float:
         if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
             raise Unfit
@@ -172,40 +172,40 @@ def number(least: float, most: float, *, may_be_least: bool = True) -> Kind:
     low, high = f"{least:g}", f"{most:g}".replace("e+0", "e")
     words = f"number, {low} to {high}" if may_be_least else f"number, more than {low}, at most {high}"
     bound = "minimum" if may_be_least else "exclusiveMinimum"
-    return Kind(words, take, {"type": "number", bound: least, "maximum": most})
+    return ParamKind(words, take, {"type": "number", bound: least, "maximum": most})
 
 
-def boolean() -> Kind:
+def boolean() -> ParamKind:
     def take(value: Any) -> bool:
         if type(value) is not bool:
             raise Unfit
         return value
 
-    return Kind("boolean", take, {"type": "boolean"})
+    return ParamKind("boolean", take, {"type": "boolean"})
 
 
-def choice(kind: type[StrEnum]) -> Kind:
+def choice(kind: type[StrEnum]) -> ParamKind:
     def take(value: Any) -> StrEnum:
         if not isinstance(value, str) or value not in set(kind):
             raise Unfit
         return kind(value)
 
-    return Kind("one of " + ", ".join(f'"{each}"' for each in kind), take, {"enum": [each.value for each in kind]})
+    return ParamKind("one of " + ", ".join(f'"{each}"' for each in kind), take, {"enum": [each.value for each in kind]})
 
 
-def maybe(inner: Kind) -> Kind:
+def maybe(inner: ParamKind) -> ParamKind:
     schema = {"anyOf": [inner.schema, {"type": "null"}]}
-    return Kind(f"{inner.words}; or nil", lambda value: None if value is None else inner.parse(value), schema)
+    return ParamKind(f"{inner.words}; or nil", lambda value: None if value is None else inner.parse(value), schema)
 
 
-def or_zero(inner: Kind) -> Kind:
+def or_zero(inner: ParamKind) -> ParamKind:
     def take(value: Any) -> Any:
         return 0.0 if type(value) in (int, float) and value == 0 else inner.parse(value)
 
-    return Kind(f"0, or {inner.words}", take, {"anyOf": [{"const": 0}, inner.schema]})
+    return ParamKind(f"0, or {inner.words}", take, {"anyOf": [{"const": 0}, inner.schema]})
 
 
-def multiple(of: int, least: int, most: int) -> Kind:
+def multiple(of: int, least: int, most: int) -> ParamKind:
     inner = whole(least, most)
 
     def take(value: Any) -> int:
@@ -213,10 +213,10 @@ def multiple(of: int, least: int, most: int) -> Kind:
             raise Unfit
         return int(value)
 
-    return Kind(f"{inner.words}, a multiple of {of}", take, {**inner.schema, "multipleOf": of})
+    return ParamKind(f"{inner.words}, a multiple of {of}", take, {**inner.schema, "multipleOf": of})
 
 
-def array(inner: Kind, most: int, least: int = 0) -> Kind:
+def array(inner: ParamKind, most: int, least: int = 0) -> ParamKind:
     def take(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or not least <= len(value) <= most:
             raise Unfit
@@ -224,10 +224,10 @@ def array(inner: Kind, most: int, least: int = 0) -> Kind:
 
     count = f"{least} to {most}" if least else f"at most {most}"
     schema = {"type": "array", "items": inner.schema, "minItems": least, "maxItems": most}
-    return Kind(f"array of {count}: {inner.words}", take, schema)
+    return ParamKind(f"array of {count}: {inner.words}", take, schema)
 
 
-def pair(first: tuple[str, Kind], second: tuple[str, Kind]) -> Kind:
+def pair(first: tuple[str, ParamKind], second: tuple[str, ParamKind]) -> ParamKind:
     """An array of two, each with its name for people."""
     kinds = (first[1], second[1])
 
@@ -237,20 +237,20 @@ def pair(first: tuple[str, Kind], second: tuple[str, Kind]) -> Kind:
         return tuple(kind.parse(each) for kind, each in zip(kinds, value, strict=True))
 
     schema = {"type": "array", "prefixItems": [each.schema for each in kinds], "minItems": 2, "maxItems": 2}
-    return Kind(f"[{first[0]}, {second[0]}]: {first[1].words}; {second[1].words}", take, schema)
+    return ParamKind(f"[{first[0]}, {second[0]}]: {first[1].words}; {second[1].words}", take, schema)
 
 
-def table(key: Kind, inner: Kind, most: int) -> Kind:
+def table(key: ParamKind, inner: ParamKind, most: int) -> ParamKind:
     def take(value: Any) -> Mapping[str, Any]:
         if not isinstance(value, dict) or len(value) > most:
             raise Unfit
         return {key.parse(name): inner.parse(each) for name, each in value.items()}
 
     schema = {"type": "object", "propertyNames": key.schema, "additionalProperties": inner.schema, "maxProperties": most}
-    return Kind(f"map of at most {most}, from {key.words} to {inner.words}", take, schema)
+    return ParamKind(f"map of at most {most}, from {key.words} to {inner.words}", take, schema)
 
 
-def record(name: str, message: type) -> Kind:
+def record(name: str, message: type) -> ParamKind:
     """A map with parameters of its own; an error in it names the inner parameter."""
 
     def take(value: Any) -> Any:
@@ -258,7 +258,7 @@ def record(name: str, message: type) -> Kind:
             raise Unfit
         return parse(message, value, f"{name}.")
 
-    return Kind("map: " + ", ".join(each.name for each in walk(message)), take, schema_of(message))
+    return ParamKind("map: " + ", ".join(each.name for each in walk(message)), take, schema_of(message))
 
 
 def _power(most: int) -> str:

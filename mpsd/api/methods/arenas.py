@@ -9,7 +9,7 @@ from typing import Any
 
 from mpsd.api.authority import Peer
 from mpsd.api.call import Call, Rows
-from mpsd.api.ports import Arenas, Services
+from mpsd.api.ports import ArenaPort, Ports
 from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, NotAllowed
 from mpsd.model import arena_names
 from mpsd.model.arena import Access, Allocation, Arena, ArenaSpec
@@ -43,7 +43,7 @@ _MOST_NAMES = 256  # as many as fit into a datagram
 # -- permissions ---------------------------------------------------------------------------------------------------------
 
 
-def refusal_by_mode(services: Services, peer: Peer, ask: ArenaName | OpenArena) -> MpsdError | None:
+def refusal_by_mode(services: Ports, peer: Peer, ask: ArenaName | OpenArena) -> MpsdError | None:
     """Return why the arena's mode refuses the peer.  An arena that it may not see is reported as absent."""
     arena = _seen(services, peer, ask)
     access = ask.access if isinstance(ask, OpenArena) else None
@@ -54,14 +54,14 @@ def refusal_by_mode(services: Services, peer: Peer, ask: ArenaName | OpenArena) 
     return None
 
 
-def refusal_of_others(services: Services, peer: Peer, ask: ArenaName | ChangeArena) -> MpsdError | None:
+def refusal_of_others(services: Ports, peer: Peer, ask: ArenaName | ChangeArena) -> MpsdError | None:
     arena = _seen(services, peer, ask)
     if arena is None:
         return _absent(ask)
     return None if arena.owner_uid == peer.uid else NotAllowed(f"arena {arena.name} is user {arena.owner_uid}'s")
 
 
-def refusal_unless_holder(services: Services, peer: Peer, ask: Any) -> MpsdError | None:
+def refusal_unless_holder(services: Ports, peer: Peer, ask: Any) -> MpsdError | None:
     """Refuse a peer that neither has the arena open nor may see it.
 
     A holder continues even after the mode was changed.  The vault refuses others who may see it.
@@ -71,7 +71,7 @@ def refusal_unless_holder(services: Services, peer: Peer, ask: Any) -> MpsdError
     return None if is_holder or _seen(services, peer, ask) is not None else _absent(ask)
 
 
-def _find(services: Services, ask: Any) -> Arena | None:
+def _find(services: Ports, ask: Any) -> Arena | None:
     arenas = arenas_of(services)
     try:
         return find_named(arenas, ask.name) if hasattr(ask, "name") else arenas.find_id(ask.id)
@@ -79,7 +79,7 @@ def _find(services: Services, ask: Any) -> Arena | None:
         return None
 
 
-def _seen(services: Services, peer: Peer, ask: Any) -> Arena | None:
+def _seen(services: Ports, peer: Peer, ask: Any) -> Arena | None:
     """Return the arena; None if it does not exist, or the peer may not see it."""
     arena = _find(services, ask)
     return arena if arena is not None and may_see(peer, arena) else None
@@ -101,14 +101,14 @@ def _may(peer: Peer, arena: Arena, access: Access) -> bool:
     return may(access, arena.mode, arena.owner_uid, arena.owner_gid, peer.uid, peer.gids)
 
 
-def arenas_of(services: Services) -> Arenas:
+def arenas_of(services: Ports) -> ArenaPort:
     """Return the vault.  Raises KeeperFailed if this mpsd has none."""
     if services.arenas is None:
         raise KeeperFailed("this mpsd keeps no memory")
     return services.arenas
 
 
-def find_named(arenas: Arenas, text: str) -> Arena:
+def find_named(arenas: ArenaPort, text: str) -> Arena:
     """Find an arena by `NAME` or `UID:NAME`.  Raises NoSuchArena."""
     arena = arenas.find(arena_names.split(text)[1])
     if not arena_names.is_meant(text, arena):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from mpsd.api.authority import Peer
 from mpsd.api.call import Call, Rows
-from mpsd.api.methods.queue import Waiting, all_waiting
-from mpsd.api.ports import Services
+from mpsd.api.methods.queue import WaitingRow, all_waiting
+from mpsd.api.ports import Ports
 from mpsd.errors import MpsdError, NoSuchClient, NoSuchDomain, VendorFailed
 from mpsd.model.client import ClientView
 from mpsd.model.lease import Grant
@@ -20,16 +20,16 @@ _NOBODY = -1  # the uid of no user
 
 
 @dataclass(frozen=True, slots=True)
-class Clients:
+class ClientTable:
     """Every client that is known: to admission, to a domain, or to the queue; or those of them that have one pid."""
 
-    services: Services
+    services: Ports
     views: Mapping[ProcessId, ClientView]
     grants: Mapping[ProcessId, Grant]
-    waiting: Mapping[ProcessId, Waiting]
+    waiting: Mapping[ProcessId, WaitingRow]
 
     @classmethod
-    def of(cls, services: Services, pid: int | None = None) -> "Clients":
+    def of(cls, services: Ports, pid: int | None = None) -> "ClientTable":
         views = {view.process: view for view in services.domains.clients(pid)}
         waiting = {one.process: one for one in all_waiting(services) if one.process and pid in (None, one.process.pid)}
         grants = services.leases.grants()
@@ -85,9 +85,9 @@ class Clients:
         return "running" if view is not None and view.server_pid is not None else "starting"
 
 
-def refusal(services: Services, peer: Peer, ask: ClientId | MoveClient) -> MpsdError | None:
+def refusal(services: Ports, peer: Peer, ask: ClientId | MoveClient) -> MpsdError | None:
     """Why this user may not have to do with it: to others it does not exist."""
-    clients = Clients.of(services, ask.pid)
+    clients = ClientTable.of(services, ask.pid)
     try:
         found = clients.find(ask)
         may = peer.may_name(clients.uid(found), services.namespaces_of(found.pid))
@@ -97,13 +97,13 @@ def refusal(services: Services, peer: Peer, ask: ClientId | MoveClient) -> MpsdE
 
 
 def list_clients(call: Call[Page]) -> Rows[ProcessId]:
-    clients = Clients.of(call.services)
+    clients = ClientTable.of(call.services)
     return Rows(((process.pid, clients.owner(process), process) for process in sorted(clients.all())), clients.show)
 
 
 async def why(call: Call[ClientId]) -> Map:
     """What it was granted and by which rule; while it waits, for what."""
-    clients = Clients.of(call.services, call.ask.pid)
+    clients = ClientTable.of(call.services, call.ask.pid)
     process = clients.find(call.ask)
     identity = call.services.leases.identity_of(process)
     grant, entry = clients.grants.get(process), clients.waiting.get(process)
@@ -118,7 +118,7 @@ async def why(call: Call[ClientId]) -> Map:
 
 async def terminate(call: Call[ClientId]) -> Map:
     """End the outstanding GPU work of a client, by the vendor's command of this name; the process sees error 810."""
-    process, board = Clients.of(call.services, call.ask.pid).find(call.ask), call.services.board
+    process, board = ClientTable.of(call.services, call.ask.pid).find(call.ask), call.services.board
     for server in await board.servers():
         if process.pid in server.client_pids:
             answer = (await board.terminate_client(server.pid, process.pid)).strip()
@@ -129,7 +129,7 @@ async def terminate(call: Call[ClientId]) -> Map:
 
 
 async def move(call: Call[MoveClient]) -> Map:
-    process, domains = Clients.of(call.services, call.ask.pid).find(call.ask), call.services.domains
+    process, domains = ClientTable.of(call.services, call.ask.pid).find(call.ask), call.services.domains
     if call.ask.domain not in {view.name for view in domains.views()}:
         raise NoSuchDomain(f"no fault domain is called {call.ask.domain}")
     await domains.move(process, call.ask.domain)

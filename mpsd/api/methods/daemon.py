@@ -6,7 +6,7 @@ from collections import Counter
 
 from mpsd import __version__
 from mpsd.api.call import Call
-from mpsd.api.ports import Services
+from mpsd.api.ports import Ports
 from mpsd.model.lease import LeaseState
 from mpsd.model.service import is_unserved
 from mpsd.wire.messages import Nothing
@@ -49,7 +49,7 @@ async def status(call: Call[Nothing]) -> Map:
     }
 
 
-def _keeper(services: Services) -> Map | None:
+def _keeper(services: Ports) -> Map | None:
     found = services.keeper()
     if found is None:
         return None
@@ -60,7 +60,7 @@ async def health(call: Call[Nothing]) -> Map:
     return report_health(call.services)
 
 
-def report_health(services: Services) -> Map:
+def report_health(services: Ports) -> Map:
     """Return the health.  `ok`: a new client would be served.  The HTTP server calls this too (mpsd/metrics/)."""
     problems = list(services.problems())
     return {
@@ -71,9 +71,9 @@ def report_health(services: Services) -> Map:
     }
 
 
-def _state(services: Services) -> str:
+def _state(services: Ports) -> str:
     return "stopping" if services.is_stopping() else "running"
 
 
-def _uptime(services: Services) -> float:
+def _uptime(services: Ports) -> float:
     return max(0.0, time.time() - services.started_at)

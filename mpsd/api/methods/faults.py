@@ -4,10 +4,10 @@ from functools import partial
 
 from mpsd.api.authority import Peer
 from mpsd.api.call import Call, Rows
-from mpsd.api.methods.clients import Clients
+from mpsd.api.methods.clients import ClientTable
 from mpsd.errors import NoSuchClient, NotAllowed
 from mpsd.model.accusation import accused, convicted_key
-from mpsd.model.blame import Standing
+from mpsd.model.blame import BlameStatus
 from mpsd.model.fault import FirstError, Incident
 from mpsd.model.process import ProcessId
 from mpsd.wire import results
@@ -78,13 +78,13 @@ async def guards(call: Call[GuardRange]) -> Map:
 def _client(call: Call[ReportError] | Call[GuardRange]) -> ProcessId:
     """Return the calling client.  Raises NoSuchClient if the caller is not a client."""
     process, peer = call.process(), call.peer
-    clients = Clients.of(call.services)
+    clients = ClientTable.of(call.services)
     if process not in clients.all() or clients.uid(process) != peer.uid:
         raise NoSuchClient(f"only a client says so, and pid {peer.pid} of user {peer.uid} is none")
     return process
 
 
-def list_blame(call: Call[Page]) -> Rows[Standing]:
+def list_blame(call: Call[Page]) -> Rows[BlameStatus]:
     """List the standings, numbered by position: a standing has no number."""
     held = sorted(call.services.faults.standings(), key=lambda each: (each.kind, each.since_at, each.key))
     return Rows(((place, None, each) for place, each in enumerate(held, 1)), standing_facts)
@@ -94,7 +94,7 @@ async def pardon(call: Call[BlameKey]) -> Map:
     return standing_facts(call.services.faults.pardon(call.ask.key))
 
 
-def standing_facts(of: Standing) -> Map:
+def standing_facts(of: BlameStatus) -> Map:
     """Return a standing with the fact names that events of the family `blame` use."""
     return {
         "key": of.key,

@@ -9,7 +9,7 @@ from typing import Any
 
 from mpsd.api.authority import Peer
 from mpsd.api.call import Call, Rows
-from mpsd.api.ports import Services
+from mpsd.api.ports import Ports
 from mpsd.errors import BadRequest, MpsdError, NoSuchLease, NotAllowed
 from mpsd.model import sm_steps
 from mpsd.model.describe import describe
@@ -25,7 +25,7 @@ SELF = "self"  # the value of a pid selector for the caller
 _ID = attrgetter("id")
 
 
-def refusal(services: Services, peer: Peer, ask: LeaseId | RenewLease) -> MpsdError | None:
+def refusal(services: Ports, peer: Peer, ask: LeaseId | RenewLease) -> MpsdError | None:
     """Return why this user may not act on the lease: for other users it does not exist."""
     try:
         is_owner = services.leases.find(ask.id).owner_uid == peer.uid
@@ -101,7 +101,7 @@ def _shown(peer: Peer, clients: Mapping[int | None, int], devices: Sequence[Devi
     return results.lease(lease, clients.get(lease.id, 0), lease.owner_uid == peer.uid, devices)
 
 
-def _clients(services: Services) -> Mapping[int | None, int]:
+def _clients(services: Ports) -> Mapping[int | None, int]:
     """Return how many processes run under each lease."""
     return Counter(grant.lease_id for grant in services.leases.grants().values())
 
@@ -135,7 +135,7 @@ def _decimal(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else 0
 
 
-def _sm_percent(services: Services, ask: CreateLease) -> float:
+def _sm_percent(services: Ports, ask: CreateLease) -> float:
     """Return the SM percentage; for an SM count, the one that gives at least that many SMs.
 
     The default is all SMs, or none for a lease that names memory.  Raises BadRequest.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mpsd.api.call import Call, Rows
-from mpsd.api.ports import Services
+from mpsd.api.ports import Ports
 from mpsd.model.process import ProcessId
 from mpsd.wire import results
 from mpsd.wire.messages import Page
@@ -12,7 +12,7 @@ from mpsd.wire.results import Map
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRow:
     """A waiting lease or client.  process: None for a lease.  lease_id: the lease that waits, or the client's."""
 
     position: int
@@ -24,23 +24,23 @@ class Waiting:
     deadline: float | None
 
 
-def all_waiting(services: Services) -> Iterator[Waiting]:
+def all_waiting(services: Ports) -> Iterator[WaitingRow]:
     """Yield the admission queue in its order; after it the clients that have left it and wait for a domain."""
     queue = services.leases.queue()
     for each in queue:
-        yield Waiting(each.position, each.uid, each.lease_id, each.process, each.reason, each.waited_seconds, each.deadline)
+        yield WaitingRow(each.position, each.uid, each.lease_id, each.process, each.reason, each.waited_seconds, each.deadline)
     last = max((each.position for each in queue), default=0)
     for position, client in enumerate(services.domains.waiting(), last + 1):
         grant = services.leases.grant_of(client.process)
         lease_id = grant.lease_id if grant else None
-        yield Waiting(position, client.uid, lease_id, client.process, client.reason, client.waited_seconds, None)
+        yield WaitingRow(position, client.uid, lease_id, client.process, client.reason, client.waited_seconds, None)
 
 
-def list_queue(call: Call[Page]) -> Rows[Waiting]:
+def list_queue(call: Call[Page]) -> Rows[WaitingRow]:
     return Rows(((entry.position, entry.uid, entry) for entry in all_waiting(call.services)), _show)
 
 
-def _show(entry: Waiting) -> Map:
+def _show(entry: WaitingRow) -> Map:
     return {
         "position": entry.position,
         "uid": entry.uid,

@@ -5,8 +5,8 @@ A process is a member, not a connection: it may reconnect.
 
 from mpsd.api.call import Call, Rows
 from mpsd.api.methods.arenas import arenas_of, check_whose, find_named, may_see, may_write
-from mpsd.api.ports import Services
-from mpsd.api.service_port import Failover
+from mpsd.api.ports import Ports
+from mpsd.api.service_port import ServicePort
 from mpsd.errors import BadRequest, KeeperFailed, NoSuchArena, NotAllowed
 from mpsd.model.arena import Arena
 from mpsd.model.arena_names import split
@@ -30,7 +30,7 @@ from mpsd.wire.service_messages import (
 _NOBODY = -1  # the uid of no user
 
 
-def failover_of(services: Services) -> Failover:
+def failover_of(services: Ports) -> ServicePort:
     """Return the failover services.  Raises KeeperFailed if this mpsd has none."""
     if services.failover is None:
         raise KeeperFailed("this mpsd keeps no memory, and has no services")

@@ -38,7 +38,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Phase, Standing
+from mpsd.model.service import MemberState, Phase
 from mpsd.services.rules.promotion_types import (
     MOST_MEMBERS,
     Asked,
@@ -96,8 +96,8 @@ def successor(service: Service) -> Member | None:
     """
     if service.is_empty and service.phase in (Phase.SERVING, Phase.YIELDING):
         return None
-    ready = [each for each in service.members if each.standing is Standing.READY and each.process != service.writer]
-    ill = {each.domain for each in service.members if each.standing in (Standing.FAULTED, Standing.SILENT)}
+    ready = [each for each in service.members if each.standing is MemberState.READY and each.process != service.writer]
+    ill = {each.domain for each in service.members if each.standing in (MemberState.FAULTED, MemberState.SILENT)}
     return min(ready, key=lambda each: (each.process != service.wish, each.domain in ill, each.rank), default=None)
 
 
@@ -147,12 +147,12 @@ def _note(service: Service, event: Event, at: float, limits: Limits) -> Service 
                 return Refuse(f"{service.writer.pid} writes already")
             return replace(service, holder=process)
         case Ready(process):
-            return _note_standing(service, process, Standing.READY)
+            return _note_standing(service, process, MemberState.READY)
         case Silent(process):
-            return _note_standing(service, process, Standing.SILENT)
+            return _note_standing(service, process, MemberState.SILENT)
         case Faulted(domain, process):
             ill = (each for each in service.members if each.domain == domain and process in (None, each.process))
-            return _with(service, *(replace(each, standing=Standing.FAULTED) for each in ill))
+            return _with(service, *(replace(each, standing=MemberState.FAULTED) for each in ill))
         case Ended(process):
             return _without(service, process)
         case Asked(to):
@@ -175,13 +175,13 @@ def _note(service: Service, event: Event, at: float, limits: Limits) -> Service 
             return service
 
 
-def _note_standing(service: Service, process: ProcessId, standing: Standing) -> Service | Refuse:
+def _note_standing(service: Service, process: ProcessId, standing: MemberState) -> Service | Refuse:
     member = service.member(process)
     if member is None:
         return Refuse(f"{process.pid} is no member")
-    if member.standing is Standing.FAULTED:
+    if member.standing is MemberState.FAULTED:
         lost = f"a fault has cost {process.pid} its context: it has to end"
-        return Refuse(lost) if standing is Standing.READY else service
+        return Refuse(lost) if standing is MemberState.READY else service
     return _with(service, replace(member, standing=standing))
 
 
@@ -205,7 +205,7 @@ def _with_new(service: Service, member: Member) -> Service:
     if member.process != service.holder:
         return replace(service, members=(*service.members, member))
     serving = replace(service, phase=Phase.SERVING, writer=member.process, holder=None, deadline=None)
-    return replace(serving, members=(*service.members, replace(member, standing=Standing.READY)))
+    return replace(serving, members=(*service.members, replace(member, standing=MemberState.READY)))
 
 
 def _with(service: Service, *changed: Member) -> Service:
@@ -255,13 +255,13 @@ def _about_writer(
 
 def _must_go(service: Service, writer: ProcessId, event: Event, is_late: bool) -> bool:
     member = service.member(writer)
-    if member is None or member.standing is Standing.FAULTED:
+    if member is None or member.standing is MemberState.FAULTED:
         return True
     if isinstance(event, Failed):
         return True
     if service.phase is Phase.PROMOTING:
-        return is_late or member.standing is Standing.SILENT
-    if member.standing is Standing.SILENT or (service.phase is Phase.YIELDING and is_late):
+        return is_late or member.standing is MemberState.SILENT
+    if member.standing is MemberState.SILENT or (service.phase is Phase.YIELDING and is_late):
         return successor(service) is not None
     return False
 
@@ -271,8 +271,8 @@ def _released(service: Service, writer: ProcessId) -> Service:
     member, is_asked = service.member(writer), service.phase is Phase.YIELDING
     if service.phase is Phase.FENCING:
         service = _without(service, writer)
-    elif member is not None and member.standing is not Standing.FAULTED:
-        service = _with(service, replace(member, standing=Standing.WARMING))
+    elif member is not None and member.standing is not MemberState.FAULTED:
+        service = _with(service, replace(member, standing=MemberState.WARMING))
     is_done = service.is_done and service.phase is Phase.SERVING
     return replace(service, phase=Phase.IDLE, writer=None, deadline=None, is_lost=not is_asked, is_done=is_done)
 

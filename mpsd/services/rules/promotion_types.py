@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Phase, Standing
+from mpsd.model.service import MemberState, Phase
 
 MOST_MEMBERS = 64
 
@@ -27,7 +27,7 @@ class Member:
     process: ProcessId
     domain: str
     rank: int = 0
-    standing: Standing = Standing.WARMING
+    standing: MemberState = MemberState.WARMING
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from mpsd.model.service import (
     Cause,
     HandedOver,
     Instruction,
+    MemberState,
     MemberView,
     Order,
     Phase,
     Promotion,
     ServiceSettings,
     ServiceView,
-    Standing,
 )
 from tests.unit.api.fake_arenas import FakeArenas
 
@@ -109,7 +109,7 @@ def furnish(failover: FakeFailover) -> None:
     """That of arena 1, "weights", which client 586 serves."""
     arena = failover.arenas.find_id(1)
     writer = ProcessId(586, 5860)
-    member = MemberView(writer, "d1", 0, Standing.READY, True, True, NOW)
+    member = MemberView(writer, "d1", 0, MemberState.READY, True, True, NOW)
     last = Promotion(NOW, Cause.FIRST, None, 586, 7, promote_ms=0.5)
     failover.views[1] = ServiceView(
         1, arena.name, arena.owner_uid, arena.gpu, Phase.SERVING, 7, writer, 12, ServiceSettings(), (member,), 1, last,

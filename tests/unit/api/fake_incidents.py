@@ -1,7 +1,7 @@
 """Three faults as they may be: one that is proven, one with suspects, one of the GPU itself; and what is held against whom."""
 
 from mpsd.api.fault_history import FaultsInMemory
-from mpsd.model.blame import Standing, StandingKind
+from mpsd.model.blame import BlameKind, BlameStatus
 from mpsd.model.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
 from mpsd.model.process import ProcessId
 from tests.unit.commands.language.fake_board import DEVICES
@@ -70,7 +70,7 @@ def known_faults() -> FaultsInMemory:
     faults = FaultsInMemory()
     for incident in (proven(), suspected(), of_the_gpu()):
         faults.keep(incident)
-    faults.hold(Standing("lease:1", StandingKind.CONVICTED, NOW - 60, NOW + 3540, faults=2))
-    faults.hold(Standing("container:train.service:1000", StandingKind.SUSPECTED, NOW - 30, NOW + 570, 1, case=2, group=0))
-    faults.hold(Standing("user:1000:crasher", StandingKind.PAUSED, NOW - 8, NOW + 52, faults=5))
+    faults.hold(BlameStatus("lease:1", BlameKind.CONVICTED, NOW - 60, NOW + 3540, faults=2))
+    faults.hold(BlameStatus("container:train.service:1000", BlameKind.SUSPECTED, NOW - 30, NOW + 570, 1, case=2, group=0))
+    faults.hold(BlameStatus("user:1000:crasher", BlameKind.PAUSED, NOW - 8, NOW + 52, faults=5))
     return faults

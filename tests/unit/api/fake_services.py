@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpsd.api.fault_history import FaultsInMemory
-from mpsd.api.ports import Services
+from mpsd.api.ports import Ports
 from mpsd.domains.placement_waits import PlacementWait
 from mpsd.domains.rules.placement import Join
 from mpsd.errors import NoRoom, NoSuchClient, NoSuchLease
@@ -216,8 +216,8 @@ class Fakes:
     def owner_of(self, process: ProcessId) -> int | None:
         return next((each.uid for each in self.domains.members if each.process == process), None)
 
-    def services(self) -> Services:
-        return Services(
+    def services(self) -> Ports:
+        return Ports(
             leases=self.leases,
             domains=self.domains,
             board=self.board,

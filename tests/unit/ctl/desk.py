@@ -21,7 +21,7 @@ from mpsd.api.server import MODE
 from mpsd.host.listeners import listen
 from mpsd.model.lease import Grant, LeaseSpec, Selector, SelectorKind
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Cause, MemberView, Promotion, ServiceSettings, ServiceView, Standing
+from mpsd.model.service import Cause, MemberState, MemberView, Promotion, ServiceSettings, ServiceView
 from tests.unit.api.fake_incidents import suspected
 from tests.unit.api.fake_services import NOW, UUIDS
 from tests.unit.api.house import OPERATOR, House, open_house
@@ -122,8 +122,8 @@ def furnish(desk: Desk) -> None:
 def served(desk: Desk) -> ServiceView:
     """That of arena 1, which has been through a fault."""
     before = desk.house.fakes.failover.views[1]
-    standby = MemberView(ProcessId(601, 6010), "d2", 1, Standing.READY, False, True, NOW - 3600)
-    late = MemberView(ProcessId(602, 6020), "d3", 1, Standing.WARMING, False, True, NOW)
+    standby = MemberView(ProcessId(601, 6010), "d2", 1, MemberState.READY, False, True, NOW - 3600)
+    late = MemberView(ProcessId(602, 6020), "d3", 1, MemberState.WARMING, False, True, NOW)
     return replace(
         before,
         settings=ServiceSettings(2, 30.0, 20 << 30, 2.5),

@@ -7,7 +7,7 @@ from mpsd.faults.blame_report import standings
 from mpsd.faults.rules.blame import Blame
 from mpsd.faults.rules.blame_state import BlameState, Case, Conviction, CrashRecord
 from mpsd.faults.rules.settings import FaultSettings
-from mpsd.model.blame import Standing, StandingKind
+from mpsd.model.blame import BlameKind, BlameStatus
 
 CASE = Case(3, 5, 1, 2, (("a", "b"), (), ("c",)), 2000.0, 900.0)
 NOW = 1000.0
@@ -17,16 +17,16 @@ ROWS = [
         BlameState((CASE,)),
         {},
         [
-            Standing("a", StandingKind.SUSPECTED, 900.0, 2000.0, 2, 3, 0),
-            Standing("b", StandingKind.SUSPECTED, 900.0, 2000.0, 2, 3, 0),
-            Standing("c", StandingKind.SUSPECTED, 900.0, 2000.0, 2, 3, 2),
+            BlameStatus("a", BlameKind.SUSPECTED, 900.0, 2000.0, 2, 3, 0),
+            BlameStatus("b", BlameKind.SUSPECTED, 900.0, 2000.0, 2, 3, 0),
+            BlameStatus("c", BlameKind.SUSPECTED, 900.0, 2000.0, 2, 3, 2),
         ],
         id="suspects, with the number of their group",
     ),
     pytest.param(
         BlameState((), (Conviction("x", 9, 2, 3000.0, 4000.0),), (CrashRecord("x", ((8, 950.0), (9, 990.0))),)),
         {},
-        [Standing("x", StandingKind.CONVICTED, 990.0, 3000.0, 2, 9)],
+        [BlameStatus("x", BlameKind.CONVICTED, 990.0, 3000.0, 2, 9)],
         id="convicted, since its last fault",
     ),
     pytest.param(BlameState((), (Conviction("x", 9, 1, 999.0, 4000.0),)), {}, [], id="its time is over"),
@@ -34,12 +34,12 @@ ROWS = [
     pytest.param(
         BlameState((), (), (CrashRecord("x", ((1, 998.0), (2, 999.0), (3, 999.5))),)),
         {},
-        [Standing("x", StandingKind.PAUSED, 999.5, 1000.5, 3)],
+        [BlameStatus("x", BlameKind.PAUSED, 999.5, 1000.5, 3)],
         id="it has to wait",
     ),
     pytest.param(BlameState((), (), (CrashRecord("x", ((1, 999.0), (2, 999.5))),)), {}, [], id="two faults: it need not"),
     pytest.param(
-        BlameState(), {"GPU-a": Drained("Xid 79", 950.0)}, [Standing("GPU-a", StandingKind.DRAINED, 950.0)], id="a GPU"
+        BlameState(), {"GPU-a": Drained("Xid 79", 950.0)}, [BlameStatus("GPU-a", BlameKind.DRAINED, 950.0)], id="a GPU"
     ),
 ]
 

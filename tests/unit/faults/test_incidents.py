@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from mpsd.errors import NoSuchFault
-from mpsd.model.blame import StandingKind
+from mpsd.model.blame import BlameKind
 from mpsd.model.domain import DomainState
 from mpsd.model.fault import TEXT_CHARACTERS, FirstError, Source
 from mpsd.model.process import ProcessId
@@ -263,8 +263,8 @@ async def test_a_pardon_is_told_and_kept(room, autojump_clock):
     domain = room.domain()
     (a,) = room.arrive(domain, 101)
     room.prove(a)
-    assert [(each.key, each.kind, each.case) for each in room.desk.standings()] == [(key(a), StandingKind.CONVICTED, 1)]
-    assert room.desk.pardon(key(a)).kind is StandingKind.CONVICTED
+    assert [(each.key, each.kind, each.case) for each in room.desk.standings()] == [(key(a), BlameKind.CONVICTED, 1)]
+    assert room.desk.pardon(key(a)).kind is BlameKind.CONVICTED
     assert room.events[-1] == ("blame.released", {"key": key(a), "why": "pardoned"})
     assert (room.desk.key_of(a), list(room.desk.standings())) == ("", [])
     assert list(room.again().desk.standings()) == []
@@ -274,7 +274,7 @@ async def test_a_pardon_is_told_and_kept(room, autojump_clock):
 
 async def test_a_pardon_gives_a_drained_gpu_back_and_wakes_who_waits_for_it(room, autojump_clock):
     room.pool.drain_gpu("GPU-a", "Xid 79")
-    assert [(each.key, each.kind) for each in room.desk.standings()] == [("GPU-a", StandingKind.DRAINED)]
+    assert [(each.key, each.kind) for each in room.desk.standings()] == [("GPU-a", BlameKind.DRAINED)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(room.pool.changed)
         await trio.testing.wait_all_tasks_blocked()

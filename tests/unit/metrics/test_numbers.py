@@ -19,7 +19,7 @@ from mpsd.model.arena import GRANULE, KeeperView
 from mpsd.model.domain import DomainState
 from mpsd.model.lease import Grant, Refusal
 from mpsd.model.process import Credentials, ProcessId
-from mpsd.model.service import MemberView, Phase, ServiceSettings, ServiceView, Standing
+from mpsd.model.service import MemberState, MemberView, Phase, ServiceSettings, ServiceView
 from tests.unit.api.fake_services import UUIDS
 from tests.unit.metrics.house import House
 
@@ -125,8 +125,8 @@ def test_what_becomes_of_arenas_is_counted(house: House) -> None:
 SERVICE = ServiceView(
     1, "llm", 1000, UUIDS[0], Phase.SERVING, 7, ProcessId(5, 5), 1, ServiceSettings(),
     (
-        MemberView(ProcessId(5, 5), "d1", 0, Standing.READY, True, True, 1.0),
-        MemberView(ProcessId(6, 6), "d2", 0, Standing.WARMING, False, True, 2.0),
+        MemberView(ProcessId(5, 5), "d1", 0, MemberState.READY, True, True, 1.0),
+        MemberView(ProcessId(6, 6), "d2", 0, MemberState.WARMING, False, True, 2.0),
     ),
     0, None,
 )  # fmt: skip

@@ -6,7 +6,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from mpsd.model.fault import FaultClass, Observation, Source
-from mpsd.model.service import Cause, Phase, Standing
+from mpsd.model.service import Cause, MemberState, Phase
 from mpsd.services.fault_evidence import Evidence
 from mpsd.services.rules.fault_fence import Settle, fences_at_ns, is_fault_of_domain
 
@@ -185,7 +185,7 @@ async def test_a_standby_whose_domain_faults_has_to_leave(room, autojump_clock: 
         room.xid(43, "b")
         assert (room.order(standby), room.order(other)) == ("leave", "standby")
         assert room.failover.ready(1, standby).order == "leave"
-        assert room.view().members[1].standing is Standing.FAULTED
+        assert room.view().members[1].standing is MemberState.FAULTED
         assert not room.processes[standby].was_killed
 
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from mpsd.model.service import Cause, Phase, ServiceSettings, Standing
+from mpsd.model.service import Cause, MemberState, Phase, ServiceSettings
 from mpsd.wire.forward_state import CONTROL_AT, HEAD, MAGIC
 
 
@@ -69,10 +69,10 @@ async def test_alone_it_goes_on_and_is_heard_of_again(room, autojump_clock: Mock
         first = await room.serves("a", heartbeat=0.4)
         state = Kept(room, 1)
         await trio.sleep(1)
-        assert (room.view().members[0].standing, room.order(first)) == (Standing.SILENT, "serve")
+        assert (room.view().members[0].standing, room.order(first)) == (MemberState.SILENT, "serve")
         state.publish()
         await trio.sleep(0.11)
-        assert room.view().members[0].standing is Standing.READY
+        assert room.view().members[0].standing is MemberState.READY
         await trio.sleep(1)
         await room.member("b")
         assert room.phase is Phase.FENCING
@@ -85,10 +85,10 @@ async def test_of_whom_none_is_expected_any_more_nobody_says_that_they_are_silen
         Kept(room, 1)
         room.failover.change(1, ServiceSettings(heartbeat_seconds=0.5))
         await trio.sleep(1)
-        assert room.view().members[0].standing is Standing.SILENT
+        assert room.view().members[0].standing is MemberState.SILENT
         room.failover.change(1, ServiceSettings())
         await trio.sleep(0.1)
-        assert room.view().members[0].standing is Standing.READY
+        assert room.view().members[0].standing is MemberState.READY
         await room.member("b")
         assert (room.phase, room.ended) == (Phase.SERVING, [])
 
@@ -111,10 +111,10 @@ async def test_its_owner_can_ask_for_it(room, autojump_clock: MockClock):
         await room.serves("a")
         Kept(room, 1)
         await trio.sleep(2)
-        assert room.view().members[0].standing is Standing.READY
+        assert room.view().members[0].standing is MemberState.READY
         room.failover.change(1, ServiceSettings(heartbeat_seconds=0.5))
         await trio.sleep(1)
-        assert room.view().members[0].standing is Standing.SILENT
+        assert room.view().members[0].standing is MemberState.SILENT
 
 
 async def test_nobody_is_silent_because_the_state_cannot_be_read(room, autojump_clock: MockClock, monkeypatch):
@@ -123,7 +123,7 @@ async def test_nobody_is_silent_because_the_state_cannot_be_read(room, autojump_
         state = Kept(room, 1)
         os.pwrite(state.descriptor, b"nonsense", 0)
         await trio.sleep(2)
-        assert room.view().members[0].standing is Standing.READY
+        assert room.view().members[0].standing is MemberState.READY
 
 
 async def test_a_machine_that_stood_still_makes_nobody_silent(room, autojump_clock: MockClock):
@@ -134,9 +134,9 @@ async def test_a_machine_that_stood_still_makes_nobody_silent(room, autojump_clo
         await trio.sleep(0.15)
         autojump_clock.jump(3600)
         await trio.sleep(0.05)
-        assert room.view().members[0].standing is Standing.READY
+        assert room.view().members[0].standing is MemberState.READY
         await trio.sleep(0.4)
-        assert room.view().members[0].standing is Standing.SILENT
+        assert room.view().members[0].standing is MemberState.SILENT
 
 
 async def test_a_state_that_is_slow_to_come_holds_up_nobody_else(room, autojump_clock: MockClock, monkeypatch):
@@ -155,4 +155,4 @@ async def test_a_state_that_is_slow_to_come_holds_up_nobody_else(room, autojump_
         await trio.sleep(5)
         assert asked == [1]  # not again and again
         await trio.sleep(6)
-        assert room.view().members[0].standing is Standing.SILENT
+        assert room.view().members[0].standing is MemberState.SILENT

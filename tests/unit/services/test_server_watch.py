@@ -6,7 +6,7 @@ import trio
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.model.domain import DomainState, ServerView
-from mpsd.model.service import Phase, Standing
+from mpsd.model.service import MemberState, Phase
 from mpsd.services.server_watch import Servers
 from tests.unit.vault.house import Holder, a_process, until
 
@@ -80,4 +80,4 @@ async def test_where_one_lives_is_known_as_soon_as_the_pool_knows(room, server):
             nursery.start_soon(servers.run)
             await until(lambda: room.view().members[0].domain == "a")
             nursery.cancel_scope.cancel()
-        assert room.view().members[0].standing is Standing.READY
+        assert room.view().members[0].standing is MemberState.READY

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, NoSuchArena, NotAllowed, StaleGeneration
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Cause, Order, Phase, ServiceSettings, Standing
+from mpsd.model.service import Cause, MemberState, Order, Phase, ServiceSettings
 
 
 async def test_the_first_that_is_ready_serves(room, autojump_clock: MockClock):
@@ -136,7 +136,7 @@ async def test_a_handover_makes_a_standby_of_the_one_that_served(room, autojump_
         assert (done[0].from_pid, done[0].to_pid, done[0].seconds) == (first.pid, third.pid, pytest.approx(0.5, abs=0.01))
         assert room.view().last.cause is Cause.ASKED
         standings = {member.process: member.standing for member in room.view().members}
-        assert standings == {first: Standing.WARMING, second: Standing.READY, third: Standing.READY}
+        assert standings == {first: MemberState.WARMING, second: MemberState.READY, third: MemberState.READY}
 
 
 async def test_what_befalls_others_in_a_handover_is_not_why_it_was(room, autojump_clock: MockClock):
@@ -306,11 +306,11 @@ async def test_who_does_not_ask_any_more_is_passed_over_until_it_does(room, auto
             while True:
                 await room.failover.follow(1, asks, 0, 1)
                 await trio.sleep(1)
-        assert {member.process: member.standing for member in room.view().members}[silent] is Standing.SILENT
+        assert {member.process: member.standing for member in room.view().members}[silent] is MemberState.SILENT
         room.vault.close(first)
         assert (room.order(asks), room.order(silent)) == ("serve", "standby")
         await room.failover.follow(1, silent, None, 0)
-        assert {member.process: member.standing for member in room.view().members}[silent] is Standing.READY
+        assert {member.process: member.standing for member in room.view().members}[silent] is MemberState.READY
 
 
 async def test_who_waits_for_an_answer_is_not_silent(room, autojump_clock: MockClock):
@@ -319,7 +319,7 @@ async def test_who_waits_for_an_answer_is_not_silent(room, autojump_clock: MockC
         standby = await room.member("b")
         serial = room.told(standby).serial
         assert (await room.failover.follow(1, standby, serial, 100)).serial == serial
-        assert room.view().members[1].standing is Standing.READY
+        assert room.view().members[1].standing is MemberState.READY
 
 
 async def test_who_writes_without_the_service_is_waited_for_and_never_ended(room, autojump_clock: MockClock):

@@ -13,7 +13,7 @@ import trio
 
 from mpsd.host import processes
 from mpsd.host.inspector_messages import Pair
-from mpsd.model.client import ShieldState, Standing
+from mpsd.model.client import ShieldState, WatchStatus
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
 from mpsd.uvm.attachments import Attachments
@@ -172,4 +172,4 @@ async def start(
     made.watch(client.process, "default", (GPU,), has_company)
 
 
-WATCHED = Standing(watched=True, shield=ShieldState.ON, shielded_bytes=0x3F0000, held=True)
+WATCHED = WatchStatus(watched=True, shield=ShieldState.ON, shielded_bytes=0x3F0000, held=True)

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from mpsd.host.rules.descriptor_budget import MOST_SPACES, OF_A_CLIENT
-from mpsd.model.client import UNKNOWN, ShieldState, Standing
+from mpsd.model.client import UNKNOWN, ShieldState, WatchStatus
 from mpsd.model.fault import Source
 from mpsd.model.process import ProcessId
 from mpsd.uvm.attachments import Attachments, Watched
@@ -259,9 +259,9 @@ async def test_one_that_is_gone_before_anything_happened(tmp_path: Path, told: T
     ("settings", "expected", "ranges"),
     [
         ({"events": False, "shield": "off", "hold": False}, UNKNOWN, ""),
-        ({"events": False, "shield": "off"}, Standing(held=True), ""),
-        ({"shield": "off", "hold": False}, Standing(watched=True), ""),
-        ({"events": False}, Standing(shield=ShieldState.ON, shielded_bytes=0x3F0000, held=True), LAID),
+        ({"events": False, "shield": "off"}, WatchStatus(held=True), ""),
+        ({"shield": "off", "hold": False}, WatchStatus(watched=True), ""),
+        ({"events": False}, WatchStatus(shield=ShieldState.ON, shielded_bytes=0x3F0000, held=True), LAID),
     ],
 )
 async def test_each_part_can_be_off(tmp_path: Path, client: FakeClient, told: Told, settings, expected, ranges: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mpsd.model.process import ProcessId
-from mpsd.model.service import Phase, Standing
+from mpsd.model.service import MemberState, Phase
 from mpsd.services.rules.promotion import decide, may_promote_at, successor, why_nobody
 from mpsd.services.rules.promotion_types import (
     MOST_MEMBERS,
@@ -37,10 +37,10 @@ from mpsd.services.rules.promotion_types import (
 A, B, C, STRANGER = (ProcessId(pid, 1) for pid in (1, 2, 3, 9))
 LIMITS = Limits(most_promotions=3, window_seconds=60.0, yield_seconds=10.0, promote_seconds=10.0, fence_seconds=5.0)
 NOW = 1000.0
-READY, WARMING, FAULTED, SILENT = Standing.READY, Standing.WARMING, Standing.FAULTED, Standing.SILENT
+READY, WARMING, FAULTED, SILENT = MemberState.READY, MemberState.WARMING, MemberState.FAULTED, MemberState.SILENT
 
 
-def service(phase: Phase, b: Standing = READY, c: Standing = WARMING, **facts: object) -> Service:
+def service(phase: Phase, b: MemberState = READY, c: MemberState = WARMING, **facts: object) -> Service:
     """A writes, is about to, or did; B stands by, C joins after it; each in a domain of its own."""
     members = (Member(A, "a", 0, READY), Member(B, "b", 1, b), Member(C, "c", 2, c))
     deadline = None if phase in (Phase.IDLE, Phase.SERVING) else NOW
