@@ -34,7 +34,7 @@ from mpsd.keeper.connections import KeeperClient
 from mpsd.leases.lease_book import LeaseBook
 from mpsd.relay.public_sockets import DOORS, LinkedDoors, RelayedDoors
 from mpsd.relay.server import Relay
-from mpsd.services.requests import Failover
+from mpsd.services.requests import ServiceRequests
 from mpsd.stop.quit import Ending
 from mpsd.vault.lifecycle import Vault
 
@@ -64,7 +64,7 @@ class Daemon:
     events: EventBus
     faults: Faults
     vault: Vault
-    failover: Failover
+    failover: ServiceRequests
     serve_metrics: Callable[..., Awaitable[None]] | None  # None: not configured
     restore: Callable[[], None]  # the pipe directory
     on_signal: Callable[["Daemon", int], Awaitable[None]]

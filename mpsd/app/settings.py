@@ -25,7 +25,7 @@ from mpsd.model.lease import Refusal
 from mpsd.model.quantities import parse_limit
 from mpsd.relay.conversation import RelaySettings
 from mpsd.services.rules.fault_fence import Settle
-from mpsd.services.rules.promotion_types import Limits
+from mpsd.services.rules.promotion_types import PromotionLimits
 from mpsd.services.settings import FailoverSettings
 from mpsd.uvm.status import UvmSettings
 from mpsd.vault.rules.settings import Eviction, VaultSettings
@@ -175,7 +175,7 @@ def vault(config: Config) -> VaultSettings:
 
 
 def failover(config: Config) -> FailoverSettings:
-    limits = Limits(
+    limits = PromotionLimits(
         most_promotions=config.services.most_promotions,
         window_seconds=config.services.window_seconds,
         yield_seconds=config.services.yield_seconds,

@@ -17,9 +17,9 @@ from mpsd.faults.lifecycle import Faults
 from mpsd.model.domain import DomainState
 from mpsd.model.process import ProcessId
 from mpsd.model.stop import Asker, Manner, Target, TargetKind
-from mpsd.services.coordinator import Around, Desk
-from mpsd.services.enlistment import Enlisted, FindPlace, Place
-from mpsd.services.requests import Failover
+from mpsd.services.coordinator import Coordinator, ServiceParts
+from mpsd.services.enlistment import Enlistment, FindPlace, Place
+from mpsd.services.requests import ServiceRequests
 from mpsd.services.server_watch import Servers
 from mpsd.stop.stopper import Stopper
 from mpsd.vault.lifecycle import Vault
@@ -29,7 +29,7 @@ _OPERATOR = Asker(None, 0)
 
 def join_failover(
     found: Found, pool: Pool, vault: Vault, stopper: Stopper, faults: Faults, events: EventBus
-) -> Failover:
+) -> ServiceRequests:
     """Build the failover services.  Raises UnusablePath."""
 
     def domain_of(process: ProcessId) -> str:
@@ -43,10 +43,10 @@ def join_failover(
         domain = pool.domains.get(name)
         return domain.gpus if domain is not None else ()
 
-    around = Around(domain_of, fault_since, gpus_of, _ending(stopper, pool), events.publish)
-    desk = Desk(vault.arenas, around, found.service_store, settings.failover(found.config))
-    enlisted = Enlisted(desk, found.service_store, None if found.is_privileged else _finding(pool), found.ranges)
-    failover = Failover(desk, enlisted, Servers(desk, pool), vault.arenas.ready)
+    around = ServiceParts(domain_of, fault_since, gpus_of, _ending(stopper, pool), events.publish)
+    desk = Coordinator(vault.arenas, around, found.service_store, settings.failover(found.config))
+    enlisted = Enlistment(desk, found.service_store, None if found.is_privileged else _finding(pool), found.ranges)
+    failover = ServiceRequests(desk, enlisted, Servers(desk, pool), vault.arenas.ready)
     vault.arenas.reserve(desk.is_served)
     vault.arenas.on_told.append(desk.heard_of)
     vault.arenas.on_state.append(lambda arena: desk.heard_of("state", arena))

@@ -17,7 +17,7 @@ MOST = 8192  # each needs a descriptor
 OnEnd = Callable[[ProcessId, int], None]  # the process, and when its end was seen, of CLOCK_MONOTONIC
 
 
-class Ends:
+class ProcessWatch:
     """Guards that each process is watched once, and that a signal reaches no later process with its pid."""
 
     def __init__(self, on_end: OnEnd) -> None:

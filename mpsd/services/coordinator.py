@@ -14,16 +14,16 @@ import structlog
 import trio
 
 from mpsd.errors import KeeperFailed, MpsdError, NoSuchArena, Stopping, UnusablePath
-from mpsd.host.process_watch import Ends
+from mpsd.host.process_watch import ProcessWatch
 from mpsd.model.arena import Arena
 from mpsd.model.fault import Observation
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Cause, Loss, MemberState, Phase, ServiceSettings, ServiceView
-from mpsd.services.event_log import Telling
+from mpsd.services.event_log import ServiceEvents
 from mpsd.services.fault_evidence import Evidence
-from mpsd.services.handover import Handing
+from mpsd.services.handover import HandoverRecord
 from mpsd.services.handover_timing import note_times
-from mpsd.services.members import Entry
+from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.fault_fence import is_fault_of_domain
 from mpsd.services.rules.promotion import decide, successor, why_nobody
 from mpsd.services.rules.promotion_types import (
@@ -37,12 +37,12 @@ from mpsd.services.rules.promotion_types import (
     Fence,
     Fenced,
     Filled,
-    Held,
     Keep,
     Postponed,
     Promote,
     Refuse,
     Unserved,
+    Writing,
     Yield,
 )
 from mpsd.services.settings import FailoverSettings
@@ -54,7 +54,7 @@ _GONE = frozenset({"removed", "expired", "evicted"})
 _OF_VAULT = (UnusablePath, KeeperFailed, Stopping)  # with these errors the vault can promote no process at all
 
 
-class Vault(Protocol):
+class VaultPort(Protocol):
     """The part of the vault that services need (vault/arenas.py)."""
 
     def arenas(self) -> Sequence[Arena]: ...
@@ -67,7 +67,7 @@ class Vault(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class ServiceParts:
     """What services use of the rest of the daemon.
 
     domain_of: where a process has its contexts; empty: not known.  fault_since: of a domain in FAULT, trio time.  gpus_of: of a
@@ -83,18 +83,18 @@ class Around:
     clock_ns: Callable[[], int] = time.monotonic_ns
 
 
-class Desk:
+class Coordinator:
     """Guards that decisions on a service are carried out, and that its arena has no other writer."""
 
     def __init__(
-        self, vault: Vault, around: Around, store: ServiceStore, settings: FailoverSettings
+        self, vault: VaultPort, around: ServiceParts, store: ServiceStore, settings: FailoverSettings
     ) -> None:
         """Load the settings of services.  Raises UnusablePath."""
         self.vault, self.around, self.settings = vault, around, settings
-        self.evidence, self.telling = Evidence(), Telling(around.publish)
-        self.ends = Ends(self._ended)
-        self.entries: dict[int, Entry] = {}
-        self.on_fence: Callable[[Entry, ProcessId], None] = lambda entry, writer: None  # fences a writer; may be repeated
+        self.evidence, self.telling = Evidence(), ServiceEvents(around.publish)
+        self.ends = ProcessWatch(self._ended)
+        self.entries: dict[int, ServiceRecord] = {}
+        self.on_fence: Callable[[ServiceRecord, ProcessId], None] = lambda entry, writer: None  # may be repeated
         self.on_protected: Callable[[bool], None] = lambda is_any: None  # whether any service is protected; may repeat
         self.on_end: list[Callable[[ProcessId], None]] = []
         self._woken = trio.Event()
@@ -103,7 +103,7 @@ class Desk:
         self._grace_until = -inf  # trio time: until then members of an earlier mpsd may rejoin
         known = {arena.id: arena for arena in vault.arenas()}
         for arena_id, asked in store.load(known).items():
-            self.entries[arena_id] = Entry(known[arena_id], asked, is_stored=True)
+            self.entries[arena_id] = ServiceRecord(known[arena_id], asked, is_stored=True)
 
     def begin(self) -> None:
         """Begin the grace period for members of an earlier mpsd, once this one runs."""
@@ -113,20 +113,20 @@ class Desk:
 
     # -- services --------------------------------------------------------------------------------------------------------
 
-    def entry(self, arena_id: int) -> Entry:
+    def entry(self, arena_id: int) -> ServiceRecord:
         """Return the service of an arena, creating it if needed.  Raises NoSuchArena."""
         arena = self.vault.find_id(arena_id)
         if (entry := self.entries.get(arena_id)) is None:
-            entry = self.entries[arena_id] = Entry(arena, ServiceSettings())
+            entry = self.entries[arena_id] = ServiceRecord(arena, ServiceSettings())
             self._meet(entry)
         return entry
 
-    def _meet(self, entry: Entry) -> None:
+    def _meet(self, entry: ServiceRecord) -> None:
         """Start a new entry.  If the arena had a writer before, its members may have yet to rejoin after a restart of mpsd."""
         if entry.arena.generation:
             entry.service = replace(entry.service, not_before=self._grace_until, is_empty=is_emptied(entry.arena))
         if entry.arena.writer is not None:
-            self.tell(entry, Held(entry.arena.writer))
+            self.tell(entry, Writing(entry.arena.writer))
 
     def wake(self) -> None:
         """Wake the tasks that wait for a deadline: one has become earlier."""
@@ -143,7 +143,7 @@ class Desk:
             return False
         return bool(entry.service.members) or (entry.is_stored and trio.current_time() < self._grace_until)
 
-    def change(self, entry: Entry, settings: ServiceSettings) -> None:
+    def change(self, entry: ServiceRecord, settings: ServiceSettings) -> None:
         old = entry.settings
         if entry.is_stored or settings == old or settings != replace(old, until_done=settings.until_done):
             self._store.save(entry.arena.id, settings)
@@ -156,19 +156,19 @@ class Desk:
     def views(self) -> Iterator[ServiceView]:
         return (view(self.entries[arena_id]) for arena_id in sorted(self.entries))
 
-    def leave_if_empty(self, entry: Entry) -> None:
+    def leave_if_empty(self, entry: ServiceRecord) -> None:
         """Remove a service without processes, settings of its owner, or promotions that still count."""
         if not entry.is_removed and self.may_leave_at(entry) <= trio.current_time():
             self._remove(entry)
 
-    def may_leave_at(self, entry: Entry) -> float:
+    def may_leave_at(self, entry: ServiceRecord) -> float:
         """Return when the service may be removed, in trio time; infinite while it has processes or stored settings."""
         service = entry.service
         if entry.seats or entry.is_stored or service.members or service.writer is not None:
             return inf
         return service.promoted_at + self.settings.limits.window_seconds
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: ServiceRecord) -> None:
         entry.is_removed = True
         self.entries.pop(entry.arena.id, None)
         self._tell_protected()
@@ -181,7 +181,7 @@ class Desk:
 
     # -- events ----------------------------------------------------------------------------------------------------------
 
-    def tell(self, entry: Entry, event: Event, happened_ns: int | None = None, why: str = "") -> str:
+    def tell(self, entry: ServiceRecord, event: Event, happened_ns: int | None = None, why: str = "") -> str:
         """Apply an event and carry out what is decided; return why it was refused, without a change, or ""."""
         before = entry.service
         entry.service, decisions = decide(before, event, trio.current_time(), self.settings.limits)
@@ -253,7 +253,7 @@ class Desk:
         except Exception:
             log.exception("service.bug", service=arena.name)
 
-    def _compare(self, entry: Entry) -> None:
+    def _compare(self, entry: ServiceRecord) -> None:
         """Align the service with its arena: the vault decides the writer, the holders, and whether the arena has contents."""
         writer, arena = entry.service.writer, entry.arena
         if is_emptied(arena) != entry.service.is_empty:
@@ -267,7 +267,7 @@ class Desk:
         if holder is not None and arena.writer != holder:
             self.tell(entry, Fenced(holder))
         if entry.service.writer is None and arena.writer not in (None, entry.cleared, entry.service.holder):
-            self.tell(entry, Held(arena.writer))
+            self.tell(entry, Writing(arena.writer))
         for member in entry.service.members:
             if member.process not in (entry.arena.writer, *entry.arena.readers):
                 entry.seats.pop(member.process, None)
@@ -277,7 +277,7 @@ class Desk:
 
     # -- decisions -------------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, entry: Entry, decision: Decision) -> None:
+    def _carry_out(self, entry: ServiceRecord, decision: Decision) -> None:
         match decision:
             case Promote(process):
                 self._promote(entry, process)
@@ -292,10 +292,10 @@ class Desk:
             case Unserved(why):
                 self._tell_unserved(entry, why)
 
-    def _promote(self, entry: Entry, process: ProcessId) -> None:
+    def _promote(self, entry: ServiceRecord, process: ProcessId) -> None:
         handing = entry.handing
         if handing is None:
-            handing = entry.handing = Handing(Cause.FIRST, None, None, self.around.clock_ns())
+            handing = entry.handing = HandoverRecord(Cause.FIRST, None, None, self.around.clock_ns())
         handing.begun_ns = self.around.clock_ns()
         fenced = entry.cleared if entry.cleared == entry.arena.writer else None
         entry.is_promoting = True
@@ -319,14 +319,14 @@ class Desk:
         if entry.service.is_empty and not entry.is_loss_told:
             self._note_loss(entry, process, from_pid)
 
-    def _note_loss(self, entry: Entry, process: ProcessId, from_pid: int | None) -> None:
+    def _note_loss(self, entry: ServiceRecord, process: ProcessId, from_pid: int | None) -> None:
         """Record a loss of the arena's contents: once for each, however many members fail to start anew."""
         entry.is_loss_told, entry.losses = True, entry.losses + 1
         entry.lost = lost = Loss(self.around.clock(), entry.arena.generation, process.pid, loss(from_pid))
         facts = {"pid": lost.pid, "generation": lost.generation, "why": lost.why, "losses": entry.losses}
         self.telling.publish(entry, "lost", **facts)
 
-    def _not_promoted(self, entry: Entry, process: ProcessId, refusal: MpsdError) -> None:
+    def _not_promoted(self, entry: ServiceRecord, process: ProcessId, refusal: MpsdError) -> None:
         log.error("service.not_promoted", service=entry.arena.name, pid=process.pid, why=str(refusal))
         try:
             entry.arena = self.vault.find_id(entry.arena.id)
@@ -339,14 +339,14 @@ class Desk:
             seat.dismissed = f"it could not be promoted: {refusal}"
         self.tell(entry, Failed(process), why=str(refusal))
 
-    def fenced(self, entry: Entry, writer: ProcessId) -> None:
+    def fenced(self, entry: ServiceRecord, writer: ProcessId) -> None:
         """Record that a fault has torn down the killed writer's contexts: the arena need not wait for its end."""
         entry.cleared = writer
         self.tell(entry, Fenced(writer), why="a fault has ended all work of its domain")
 
     # -- views -----------------------------------------------------------------------------------------------------------
 
-    def _show(self, entry: Entry) -> None:
+    def _show(self, entry: ServiceRecord) -> None:
         """Publish the new state: to pending long polls, as events, and to the tasks that wait."""
         gone = [p for p, seat in entry.seats.items() if seat.is_gone and p not in (entry.service.writer, entry.cleared)]
         for process in gone:
@@ -368,7 +368,7 @@ class Desk:
         entry.instruct()
         self.wake()
 
-    def _correct_unserved(self, entry: Entry) -> None:
+    def _correct_unserved(self, entry: ServiceRecord) -> None:
         """Publish the reason again if it has changed, as when a standby is ready now, but may not be promoted yet."""
         service = entry.service
         if service.phase is not Phase.IDLE:
@@ -376,14 +376,14 @@ class Desk:
         elif entry.unserved and (why := why_nobody(service)) != entry.unserved:
             self._tell_unserved(entry, why)
 
-    def _tell_unserved(self, entry: Entry, why: str) -> None:
+    def _tell_unserved(self, entry: ServiceRecord, why: str) -> None:
         entry.unserved = why
         self.telling.publish(entry, "unserved", why=why)
 
     def _tell_protected(self) -> None:
         self.on_protected(any(map(is_protected, self.entries.values())))
 
-    def _end_grace(self, entry: Entry) -> None:
+    def _end_grace(self, entry: ServiceRecord) -> None:
         """End the grace period early, once every holder of the arena is a ready member."""
         service, arena = entry.service, entry.arena
         if service.not_before == -inf or not service.members:

@@ -14,8 +14,8 @@ from mpsd.errors import BadRequest, TooMany, UnusablePath
 from mpsd.fairness.client_slots import hindrance_of_slots
 from mpsd.fairness.uid_ranges import NO_RANGES, UidRanges
 from mpsd.model.process import ProcessId
-from mpsd.services.coordinator import Desk
-from mpsd.services.store import Plan, ServiceStore
+from mpsd.services.coordinator import Coordinator
+from mpsd.services.store import EnlistmentPlan, ServiceStore
 
 log = structlog.get_logger()
 MOST = 4096
@@ -35,10 +35,12 @@ class Place:
 FindPlace = Callable[[frozenset[str]], Awaitable[Place]]
 
 
-class Enlisted:
+class Enlistment:
     """Guards that members of one service are kept apart, and that the number of enlisted processes is bounded."""
 
-    def __init__(self, desk: Desk, store: ServiceStore, find_place: FindPlace | None, ranges: UidRanges = NO_RANGES) -> None:
+    def __init__(
+        self, desk: Coordinator, store: ServiceStore, find_place: FindPlace | None, ranges: UidRanges = NO_RANGES
+    ) -> None:
         """Load the stored plans.  ranges: whose uids count as one user.  Raises UnusablePath."""
         self._share_of = ranges.share_of
         self._desk, self._store, self._find_place = desk, store, find_place
@@ -59,7 +61,7 @@ class Enlisted:
         if process not in self._plans:
             self._check_room(uid)
         self._desk.ends.watch(process)
-        self._plans[process] = plan = Plan(name, owner_uid, uid)
+        self._plans[process] = plan = EnlistmentPlan(name, owner_uid, uid)
         if self._find_place is None:
             self._keep(process, plan)
             return {}
@@ -80,7 +82,7 @@ class Enlisted:
         if uid != _ROOT and own >= MOST_OF_USER:
             raise TooMany(f"{MOST_OF_USER} processes of user {share} are enlisted, and no more may be")
 
-    def _keep(self, process: ProcessId, plan: Plan) -> None:
+    def _keep(self, process: ProcessId, plan: EnlistmentPlan) -> None:
         """Store a plan.  A failure is only logged: the plan is needed only if mpsd is killed."""
         try:
             self._store.enlist(process, plan)

@@ -8,7 +8,7 @@ import structlog
 import trio
 
 from mpsd.model.service import Phase
-from mpsd.services.members import Entry
+from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion_types import Ended, Event, Fenced, Placed, Promoted, Ready, Service, Silent
 
 log = structlog.get_logger()
@@ -17,13 +17,13 @@ _LET_GO = "it has let go, or has ended with all its work on the GPU"
 _LOUD = frozenset({"unserved", "unprotected", "lost", "silent", "fencing", "failed"})
 
 
-class Telling:
+class ServiceEvents:
     """Guards that decisions are carried out before they are logged and published, which takes longer.  The order is kept."""
 
     def __init__(self, publish: Callable[[str, Mapping[str, Any]], None]) -> None:
         self._publish = publish
         self._depth = 0  # of nested events
-        self._unsaid: list[tuple[Entry, str, dict[str, object]]] = []
+        self._unsaid: list[tuple[ServiceRecord, str, dict[str, object]]] = []
         self._is_held = trio.Event()  # set when a held event is due
 
     @contextmanager
@@ -55,7 +55,7 @@ class Telling:
             await trio.sleep(_BREATH_SECONDS)
             self._say()
 
-    def publish(self, entry: Entry, what: str, **facts: object) -> None:
+    def publish(self, entry: ServiceRecord, what: str, **facts: object) -> None:
         self._unsaid.append((entry, what, facts))
         if not self._depth:
             self._say()
@@ -71,7 +71,7 @@ class Telling:
             whose = {"id": arena.id, "name": arena.name, "owner_uid": arena.owner_uid}
             self._publish(f"service.{what}", {**whose, **facts})
 
-    def tell(self, entry: Entry, before: Service, event: Event, why: str) -> None:
+    def tell(self, entry: ServiceRecord, before: Service, event: Event, why: str) -> None:
         """Publish the event, before its consequences are carried out."""
         member = entry.service.member(getattr(event, "process", None))
         match event:

@@ -19,8 +19,8 @@ import trio
 from mpsd.errors import MpsdError
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Cause, MemberState, Phase
-from mpsd.services.coordinator import Desk
-from mpsd.services.members import Entry, Seat
+from mpsd.services.coordinator import Coordinator
+from mpsd.services.members import MemberProcess, ServiceRecord
 from mpsd.services.rules.promotion_types import Fenced
 
 log = structlog.get_logger()
@@ -30,7 +30,7 @@ _LETTING_GO_SECONDS = 1.0
 class Fencing:
     """Guards that only one task ends a writer, and that it is reported as fenced only when it is."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Coordinator) -> None:
         self._desk = desk
         self._nursery: trio.Nursery | None = None
         desk.on_fence = self.fence
@@ -44,7 +44,7 @@ class Fencing:
             finally:
                 self._nursery = None
 
-    def fence(self, entry: Entry, writer: ProcessId) -> None:
+    def fence(self, entry: ServiceRecord, writer: ProcessId) -> None:
         """Fence the writer; call it again when more is known."""
         desk, seat = self._desk, entry.seats.get(writer)
         if entry.arena.writer != writer:
@@ -60,7 +60,7 @@ class Fencing:
         entry.stopping = writer
         self._nursery.start_soon(self._end, entry, writer, self._patience(entry, writer))
 
-    def _is_torn_down(self, entry: Entry, writer: ProcessId) -> bool:
+    def _is_torn_down(self, entry: ServiceRecord, writer: ProcessId) -> bool:
         """Return whether a fault has torn its contexts down, or will in a moment; then `fence` is called again."""
         seat = entry.seats.get(writer)
         seconds = None if seat is None or not seat.domain else self._settles_in(seat)
@@ -75,7 +75,7 @@ class Fencing:
         self._desk.fenced(entry, writer)
         return True
 
-    def _settles_in(self, seat: Seat) -> float | None:
+    def _settles_in(self, seat: MemberProcess) -> float | None:
         """Return the seconds until no work of the process can write; None: no evidence shows that."""
         desk, domain = self._desk, seat.domain
         has_gpu_failed = desk.evidence.has_gpu_failed(domain, desk.around.gpus_of(domain), seat.since_ns)
@@ -86,19 +86,19 @@ class Fencing:
         settle = desk.settings.settle
         return None if since is None else since + max(settle.sm, settle.mmu) - trio.current_time()
 
-    async def _later(self, entry: Entry, writer: ProcessId, seconds: float) -> None:
+    async def _later(self, entry: ServiceRecord, writer: ProcessId, seconds: float) -> None:
         await trio.sleep(seconds)
         if self._is_due(entry, writer):
             self.fence(entry, writer)
 
-    def _patience(self, entry: Entry, writer: ProcessId) -> float:
+    def _patience(self, entry: ServiceRecord, writer: ProcessId) -> float:
         member = entry.service.member(writer)
         if member is not None and member.standing is MemberState.FAULTED:
             return self._desk.settings.limits.fence_seconds
         has_failed = entry.handing is not None and entry.handing.cause is Cause.FAILED
         return _LETTING_GO_SECONDS if has_failed else 0.0
 
-    async def _end(self, entry: Entry, writer: ProcessId, patience: float) -> None:
+    async def _end(self, entry: ServiceRecord, writer: ProcessId, patience: float) -> None:
         """End the writer after `patience` seconds.  An error ends only this attempt: `fence` is called again."""
         try:
             await trio.sleep(patience)
@@ -112,5 +112,5 @@ class Fencing:
             if entry.stopping == writer:
                 entry.stopping = None
 
-    def _is_due(self, entry: Entry, writer: ProcessId) -> bool:
+    def _is_due(self, entry: ServiceRecord, writer: ProcessId) -> bool:
         return entry.service.writer == writer and entry.service.phase is Phase.FENCING and writer in entry.seats

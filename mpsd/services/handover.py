@@ -7,7 +7,7 @@ from mpsd.model.service import Cause, Promotion
 
 
 @dataclass(slots=True)
-class Handing:
+class HandoverRecord:
     """The times of a handover; nanoseconds of CLOCK_MONOTONIC, None: not known, or not yet."""
 
     cause: Cause

@@ -1,8 +1,8 @@
 """The cause of a handover, and how long each part takes, from the events."""
 
 from mpsd.model.service import Cause, MemberState, Phase
-from mpsd.services.handover import Handing
-from mpsd.services.members import Entry
+from mpsd.services.handover import HandoverRecord
+from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion_types import Asked, Elapsed, Ended, Event, Failed, Faulted, Fenced, Promoted, Service, Silent
 
 _CAUSES = {Faulted: Cause.FAULT, Silent: Cause.SILENT, Asked: Cause.ASKED, Failed: Cause.FAILED}
@@ -18,7 +18,7 @@ def cause_of(event: Event, before: Service) -> Cause:
     return _CAUSES.get(type(event), Cause.ENDED)
 
 
-def note_times(entry: Entry, before: Service, event: Event, happened_ns: int | None, now_ns: int, at: float) -> None:
+def note_times(entry: ServiceRecord, before: Service, event: Event, happened_ns: int | None, now_ns: int, at: float) -> None:
     """Update the handover after an event: a term has ended, its writer is fenced, another one serves.
 
     at: seconds since the epoch.
@@ -28,7 +28,7 @@ def note_times(entry: Entry, before: Service, event: Event, happened_ns: int | N
     lets_go = isinstance(event, Fenced) and event.process == before.writer
     is_asked = before.phase is Phase.YIELDING and not isinstance(event, Faulted | Ended)
     if (begins and not is_asked) or (lets_go and entry.handing is None):
-        entry.handing = Handing(cause_of(event, before), before.writer, happened_ns, now_ns)
+        entry.handing = HandoverRecord(cause_of(event, before), before.writer, happened_ns, now_ns)
     if lets_go and entry.handing is not None:
         entry.handing.fenced_ns = now_ns
     if isinstance(event, Promoted) and before.phase is Phase.PROMOTING and entry.handing and after.writer:

@@ -13,8 +13,8 @@ import trio
 
 from mpsd.errors import BadRequest, MpsdError
 from mpsd.model.service import MemberState, Phase
-from mpsd.services.coordinator import Desk
-from mpsd.services.members import Entry
+from mpsd.services.coordinator import Coordinator
+from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion_types import Ready, Silent
 from mpsd.wire.forward_state import CONTROL_AT, HEAD, parse_head
 
@@ -43,11 +43,11 @@ class _Pulse:
 class Heartbeats:
     """Guards that a state is read only while its writer serves, and that a writer without progress is reported silent once."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Coordinator) -> None:
         self._desk = desk
-        self._pulses: dict[Entry, _Pulse] = {}
-        self._unread: set[Entry] = set()  # state cannot be read: logged once
-        self._fetching: set[Entry] = set()  # state is being fetched: a slow one delays no other
+        self._pulses: dict[ServiceRecord, _Pulse] = {}
+        self._unread: set[ServiceRecord] = set()  # state cannot be read: logged once
+        self._fetching: set[ServiceRecord] = set()  # state is being fetched: a slow one delays no other
 
     async def run(self) -> None:
         """Run as long as mpsd."""
@@ -87,7 +87,7 @@ class Heartbeats:
             if writer is not None and is_silent and entry.service.phase is Phase.SERVING and not entry.heartbeat_seconds:
                 self._desk.tell(entry, Ready(writer))
 
-    def _look(self, entry: Entry, pulse: _Pulse, most_seconds: float) -> None:
+    def _look(self, entry: ServiceRecord, pulse: _Pulse, most_seconds: float) -> None:
         """Read the marks.
 
         most_seconds: the largest time since the last look that counts, as the writer may have been stopped too.
@@ -114,13 +114,13 @@ class Heartbeats:
             since_ns = self._desk.around.clock_ns() - round(pulse.still_seconds * 1e9)
             self._desk.tell(entry, Silent(writer), since_ns)
 
-    def _known(self, entry: Entry) -> _Pulse | None:
+    def _known(self, entry: ServiceRecord) -> _Pulse | None:
         """Return the reading of the state that the writer made for this term, if any."""
         known = self._pulses.get(entry)
         wanted = (entry.arena.state_serial, entry.arena.generation)
         return known if known is not None and (known.state_serial, known.generation) == wanted else None
 
-    async def _fetch(self, entry: Entry) -> None:
+    async def _fetch(self, entry: ServiceRecord) -> None:
         try:
             await self._fetch_now(entry)
             self._unread.discard(entry)
@@ -129,12 +129,12 @@ class Heartbeats:
         finally:
             self._fetching.discard(entry)
 
-    def _cannot_read(self, entry: Entry, exc: Exception) -> None:
+    def _cannot_read(self, entry: ServiceRecord, exc: Exception) -> None:
         if entry not in self._unread:
             log.warning("service.no_heartbeat", service=entry.arena.name, why=str(exc))
         self._unread.add(entry)
 
-    async def _fetch_now(self, entry: Entry) -> None:
+    async def _fetch_now(self, entry: ServiceRecord) -> None:
         arena = entry.arena
         if not arena.state_serial:
             return
@@ -154,6 +154,6 @@ class Heartbeats:
         self._pulses[entry] = _Pulse(arena.state_generation, arena.state_serial, descriptor, b"", trio.current_time())
 
 
-def _is_expected(entry: Entry) -> bool:
+def _is_expected(entry: ServiceRecord) -> bool:
     is_served = entry.service.phase in (Phase.SERVING, Phase.YIELDING) and not entry.is_removed
     return is_served and entry.heartbeat_seconds > 0

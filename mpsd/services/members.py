@@ -9,12 +9,12 @@ import trio
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Instruction, Loss, MemberState, Order, Phase, Promotion, ServiceSettings, ServiceView
-from mpsd.services.handover import Handing
+from mpsd.services.handover import HandoverRecord
 from mpsd.services.rules.promotion_types import Service
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class MemberProcess:
     """A process that has joined, until it leaves or ends; also while it is fenced, and after it was dismissed.
 
     domain: empty: not known yet. since_ns: when it joined, of CLOCK_MONOTONIC. is_ready: it reported so, in any of its states.
@@ -37,7 +37,7 @@ class Seat:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ServiceRecord:
     """A service. Guards the serials of instructions: they grow with each change, also across restarts of mpsd.
 
     cleared: the last writer, which a fault keeps from writing, though the arena still has it as its writer. unserved: the last
@@ -48,9 +48,9 @@ class Entry:
     settings: ServiceSettings
     is_stored: bool = False  # its settings are stored
     service: Service = field(default_factory=Service)
-    seats: dict[ProcessId, Seat] = field(default_factory=dict)
+    seats: dict[ProcessId, MemberProcess] = field(default_factory=dict)
     cleared: ProcessId | None = None
-    handing: Handing | None = None
+    handing: HandoverRecord | None = None
     promotions: int = 0
     last: Promotion | None = None
     losses: int = 0
@@ -66,7 +66,7 @@ class Entry:
     _serial: int = field(default_factory=lambda: time.monotonic_ns() // 1000)
     _changed: trio.Event = field(default_factory=trio.Event)
 
-    def sit(self, seat: Seat) -> None:
+    def sit(self, seat: MemberProcess) -> None:
         self.seats[seat.process] = seat
         self._serial += 1
         seat.told = replace(seat.told, serial=self._serial)
@@ -90,14 +90,14 @@ class Entry:
     async def changed(self) -> None:
         await self._changed.wait()
 
-    def _instruction(self, seat: Seat) -> Instruction:
+    def _instruction(self, seat: MemberProcess) -> Instruction:
         arena = self.arena
         order, why = self._order(seat)
         return Instruction(
             seat.told.serial, order, arena.generation, arena.layout_hash, arena.state_serial, arena.writer, why, arena.commit
         )
 
-    def _order(self, seat: Seat) -> tuple[Order, str]:
+    def _order(self, seat: MemberProcess) -> tuple[Order, str]:
         service, member = self.service, self.service.member(seat.process)
         if seat.dismissed:
             return Order.LEAVE, seat.dismissed

@@ -9,11 +9,11 @@ from mpsd.errors import ArenaBusy, ArenaSealed, BadRequest, KeeperFailed, NoSuch
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
 from mpsd.model.service import HandedOver, Instruction, MemberState, Order, Phase, ServiceSettings, ServiceView
-from mpsd.services.coordinator import Desk
-from mpsd.services.enlistment import Enlisted
+from mpsd.services.coordinator import Coordinator
+from mpsd.services.enlistment import Enlistment
 from mpsd.services.fencing import Fencing
 from mpsd.services.heartbeats import Heartbeats
-from mpsd.services.members import Entry, Seat
+from mpsd.services.members import MemberProcess, ServiceRecord
 from mpsd.services.rules.promotion_types import Asked, Elapsed, Ended, Failed, Finished, Joined, Promoted, Ready, Silent
 from mpsd.services.server_watch import Servers
 from mpsd.services.settings import FailoverSettings
@@ -26,10 +26,10 @@ def _nobody(told: Instruction) -> None:
     pass
 
 
-class Failover:
+class ServiceRequests:
     """Guards that a process can report only for itself, and that a silent one is noticed."""
 
-    def __init__(self, desk: Desk, enlisted: Enlisted, servers: Servers, ready: trio.Event) -> None:
+    def __init__(self, desk: Coordinator, enlisted: Enlistment, servers: Servers, ready: trio.Event) -> None:
         """ready: set when the vault is ready."""
         self._desk, self._enlisted, self._servers, self._ready = desk, enlisted, servers, ready
         self._begun = trio.Event()
@@ -79,7 +79,7 @@ class Failover:
         around = desk.around
         domain, now = around.domain_of(process), trio.current_time()
         told = Instruction(0, Order.STANDBY, arena.generation, arena.layout_hash, arena.state_serial, arena.writer)
-        seat = Seat(process, domain, around.clock_ns(), around.clock(), heartbeat_seconds, now, told)
+        seat = MemberProcess(process, domain, around.clock_ns(), around.clock(), heartbeat_seconds, now, told)
         entry.sit(seat)
         if refused := desk.tell(entry, Joined(process, domain, rank)):
             del entry.seats[process]
@@ -203,7 +203,7 @@ class Failover:
 
     # -- steps -----------------------------------------------------------------------------------------------------------
 
-    def _find(self, arena_id: int) -> Entry:
+    def _find(self, arena_id: int) -> ServiceRecord:
         if (entry := self._desk.entries.get(arena_id)) is None:
             arena = self._desk.vault.find_id(arena_id)
             raise NoSuchArena(f"arena {arena.name} has no service")
@@ -215,13 +215,13 @@ class Failover:
             raise NotAllowed(f"pid {process.pid} has arena {arena.name} not open")
         return arena
 
-    def _seat(self, arena_id: int, process: ProcessId) -> tuple[Entry, Seat]:
+    def _seat(self, arena_id: int, process: ProcessId) -> tuple[ServiceRecord, MemberProcess]:
         entry = self._desk.entries.get(arena_id)
         if entry is None or (seat := entry.seats.get(process)) is None:
             raise NotAllowed(f"pid {process.pid} has not joined the service of arena {arena_id}")
         return entry, seat
 
-    def _check_writer(self, entry: Entry, generation: int, process: ProcessId) -> None:
+    def _check_writer(self, entry: ServiceRecord, generation: int, process: ProcessId) -> None:
         arena = entry.arena
         if arena.writer != process or entry.service.writer != process or arena.generation != generation:
             asked = f"pid {process.pid} does not serve {arena.name} in generation {generation}"
@@ -229,7 +229,7 @@ class Failover:
 
     # -- silence ---------------------------------------------------------------------------------------------------------
 
-    def _hear(self, entry: Entry, seat: Seat) -> None:
+    def _hear(self, entry: ServiceRecord, seat: MemberProcess) -> None:
         """Record a sign of life from the member; a silent standby is ready again."""
         seat.heard_at = trio.current_time()
         member = entry.service.member(seat.process)
@@ -254,16 +254,16 @@ class Failover:
             with trio.move_on_at(due):
                 await desk.woken()
 
-    def _next(self, entry: Entry) -> float:
+    def _next(self, entry: ServiceRecord) -> float:
         """Return the trio time of the next check."""
         deadline = math.inf if entry.service.deadline is None else entry.service.deadline
         emptied = math.inf if entry.is_removed else self._desk.may_leave_at(entry)
         return min([deadline, emptied, *map(self._silent_at, self._standbys(entry))])
 
-    def _silent_at(self, seat: Seat) -> float:
+    def _silent_at(self, seat: MemberProcess) -> float:
         return seat.heard_at + self._desk.settings.follow_grace
 
-    def _standbys(self, entry: Entry) -> list[Seat]:
+    def _standbys(self, entry: ServiceRecord) -> list[MemberProcess]:
         """Return the ready standbys that are not asking at the moment."""
         ready = [each.process for each in entry.service.members if each.standing is MemberState.READY]
         seats = (entry.seats.get(process) for process in ready if process != entry.service.writer)

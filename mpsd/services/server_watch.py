@@ -10,18 +10,18 @@ import trio
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError
 from mpsd.host import processes
-from mpsd.host.process_watch import Ends
+from mpsd.host.process_watch import ProcessWatch
 from mpsd.model.process import ProcessId
-from mpsd.services.coordinator import Desk
+from mpsd.services.coordinator import Coordinator
 from mpsd.services.rules.promotion_types import Placed
 
 
 class Servers:
     """Guards that the end of a server with members as clients is noticed at once, and that each is watched once."""
 
-    def __init__(self, desk: Desk, pool: Pool) -> None:
+    def __init__(self, desk: Coordinator, pool: Pool) -> None:
         self._desk, self._pool = desk, pool
-        self._ends = Ends(self._ended)
+        self._ends = ProcessWatch(self._ended)
         self._clients: dict[ProcessId, tuple[str, frozenset[int]]] = {}  # by server: domain and clients' pids
 
     async def run(self) -> None:

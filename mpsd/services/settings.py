@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 from mpsd.services.rules.fault_fence import Settle
-from mpsd.services.rules.promotion_types import Limits
+from mpsd.services.rules.promotion_types import PromotionLimits
 
 
 @dataclass(frozen=True, slots=True)
 class FailoverSettings:
     """The settings of all services.  follow_grace: a standby that has not polled for so many seconds is silent."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: PromotionLimits = field(default_factory=PromotionLimits)
     settle: Settle = field(default_factory=Settle)
     follow_grace: float = 10.0

@@ -29,7 +29,7 @@ _UPGRADES = {1: _ENLISTED}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnlistmentPlan:
     """What a process is enlisted for.  name, uid: of the service, and of its owner.  by: the process's own user.  domain: the
     one that it was given; empty: none.
     """
@@ -63,11 +63,11 @@ class ServiceStore:
     def forget(self, arena_id: int) -> None:
         self._write("DELETE FROM services WHERE arena_id = ?", (arena_id,))
 
-    def plans(self) -> dict[ProcessId, Plan]:
+    def plans(self) -> dict[ProcessId, EnlistmentPlan]:
         """Return the stored plans; some of the processes may have ended."""
-        return {ProcessId(pid, start): Plan(*values) for pid, start, *values in self._read("SELECT * FROM enlisted")}
+        return {ProcessId(pid, start): EnlistmentPlan(*values) for pid, start, *values in self._read("SELECT * FROM enlisted")}
 
-    def enlist(self, process: ProcessId, plan: Plan) -> None:
+    def enlist(self, process: ProcessId, plan: EnlistmentPlan) -> None:
         values = (process.pid, process.start_time, plan.name, plan.uid, plan.by, plan.domain)
         self._write("INSERT OR REPLACE INTO enlisted VALUES (?, ?, ?, ?, ?, ?)", values)
 

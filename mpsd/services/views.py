@@ -4,7 +4,7 @@ from collections import Counter
 
 from mpsd.model.arena import Arena
 from mpsd.model.service import MemberState, MemberView, Phase, ServiceView
-from mpsd.services.members import Entry
+from mpsd.services.members import ServiceRecord
 from mpsd.services.rules.promotion import successor, why_nobody
 from mpsd.services.rules.promotion_types import Service
 
@@ -14,7 +14,7 @@ def is_emptied(arena: Arena) -> bool:
     return arena.commit > 0 and not (arena.allocations or arena.layout_hash or arena.state_serial)
 
 
-def protection(entry: Entry) -> str:
+def protection(entry: ServiceRecord) -> str:
     """Return why a fault would cost the service more than a moment; empty if it would not.
 
     Either its contents are not in the vault, or the writer and all its ready standbys are in one domain.
@@ -38,13 +38,13 @@ def loss(from_pid: int | None) -> str:
     return f"the vault's keeper died, and {who} stopped before it had given the memory and the forward state again"
 
 
-def is_protected(entry: Entry) -> bool:
+def is_protected(entry: ServiceRecord) -> bool:
     """Return whether a standby would take over if a fault ended the writer, or the writer is being fenced."""
     service = entry.service
     return service.writer is not None and successor(service) is not None and not protection(entry)
 
 
-def view(entry: Entry) -> ServiceView:
+def view(entry: ServiceRecord) -> ServiceView:
     arena, service = entry.arena, entry.service
     return ServiceView(
         arena.id,
@@ -84,7 +84,7 @@ def _alone(service: Service) -> str:
     return "no standby is ready" if standbys else "it has no standby"
 
 
-def _members(entry: Entry) -> tuple[MemberView, ...]:
+def _members(entry: ServiceRecord) -> tuple[MemberView, ...]:
     members = entry.service.members
     crowd = Counter(each.domain for each in members if each.domain)
     return tuple(

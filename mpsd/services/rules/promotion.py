@@ -53,27 +53,27 @@ from mpsd.services.rules.promotion_types import (
     Fenced,
     Filled,
     Finished,
-    Held,
     Joined,
     Keep,
-    Limits,
     Member,
     Placed,
     Postponed,
     Promote,
     Promoted,
+    PromotionLimits,
     Ready,
     Refuse,
     Service,
     Silent,
     Unserved,
+    Writing,
     Yield,
 )
 
 _RETRY_SECONDS = 1.0
 
 
-def decide(service: Service, event: Event, at: float, limits: Limits) -> tuple[Service, tuple[Decision, ...]]:
+def decide(service: Service, event: Event, at: float, limits: PromotionLimits) -> tuple[Service, tuple[Decision, ...]]:
     """Return the service after the event, and the decisions in their order.  A refusal changes nothing."""
     noted = _note(service, event, at, limits)
     if isinstance(noted, Refuse):
@@ -101,7 +101,7 @@ def successor(service: Service) -> Member | None:
     return min(ready, key=lambda each: (each.process != service.wish, each.domain in ill, each.rank), default=None)
 
 
-def may_promote_at(service: Service, at: float, limits: Limits) -> float:
+def may_promote_at(service: Service, at: float, limits: PromotionLimits) -> float:
     """Return the earliest time for a promotion: `at`, or later."""
     if limits.most_promotions < 1:
         return float("inf")
@@ -130,7 +130,7 @@ def why_nobody(service: Service) -> str:
 # -- facts ---------------------------------------------------------------------------------------------------------------
 
 
-def _note(service: Service, event: Event, at: float, limits: Limits) -> Service | Refuse:
+def _note(service: Service, event: Event, at: float, limits: PromotionLimits) -> Service | Refuse:
     """Record the facts of the event, without their consequences."""
     match event:
         case Joined(process, domain, rank):
@@ -142,7 +142,7 @@ def _note(service: Service, event: Event, at: float, limits: Limits) -> Service 
         case Placed(process, domain):
             member = service.member(process)
             return _with(service, replace(member, domain=domain)) if member else Refuse(f"{process.pid} is no member")
-        case Held(process):
+        case Writing(process):
             if service.writer is not None:
                 return Refuse(f"{service.writer.pid} writes already")
             return replace(service, holder=process)
@@ -185,7 +185,7 @@ def _note_standing(service: Service, process: ProcessId, standing: MemberState) 
     return _with(service, replace(member, standing=standing))
 
 
-def _note_wish(service: Service, to: ProcessId | None, at: float, limits: Limits) -> Service | Refuse:
+def _note_wish(service: Service, to: ProcessId | None, at: float, limits: PromotionLimits) -> Service | Refuse:
     if service.phase is not Phase.SERVING:
         return Refuse(f"the service is {service.phase}: there is nobody to take over from")
     asked = replace(service, wish=to)
@@ -221,7 +221,7 @@ def _without(service: Service, process: ProcessId) -> Service:
 # -- decisions -----------------------------------------------------------------------------------------------------------
 
 
-def _follow(service: Service, event: Event, at: float, limits: Limits) -> Iterator[tuple[Service, Decision | None]]:
+def _follow(service: Service, event: Event, at: float, limits: PromotionLimits) -> Iterator[tuple[Service, Decision | None]]:
     """Yield the steps that these facts lead to, each with its decision."""
     writer, is_late = service.writer, isinstance(event, Elapsed) and service.deadline is not None and at >= service.deadline
     if writer is not None and isinstance(event, Fenced):
@@ -238,7 +238,7 @@ def _follow(service: Service, event: Event, at: float, limits: Limits) -> Iterat
 
 
 def _about_writer(
-    service: Service, writer: ProcessId, event: Event, at: float, limits: Limits, is_late: bool
+    service: Service, writer: ProcessId, event: Event, at: float, limits: PromotionLimits, is_late: bool
 ) -> tuple[Service, Decision | None]:
     if service.phase is Phase.FENCING:
         return (replace(service, deadline=at + limits.fence_seconds), Fence(writer)) if is_late else (service, None)
@@ -282,7 +282,7 @@ def _uncounted(service: Service) -> Service:
     return replace(service, promotions=service.promotions[:-1])
 
 
-def _promoted_next(service: Service, at: float, limits: Limits) -> tuple[Service, Decision | None]:
+def _promoted_next(service: Service, at: float, limits: PromotionLimits) -> tuple[Service, Decision | None]:
     may_serve = service.holder is None and not service.is_done
     next_, when = successor(service) if may_serve else None, may_promote_at(service, at, limits)
     if next_ is None or when > at:

@@ -10,7 +10,7 @@ MOST_MEMBERS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PromotionLimits:
     """The limits of promotions: seconds, and one count."""
 
     most_promotions: int = 3
@@ -81,7 +81,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Writing:
     """This process writes the arena without a promotion: an earlier mpsd promoted it, or it opened the arena itself."""
 
     process: ProcessId
@@ -172,7 +172,7 @@ class Elapsed:
 
 
 Event = (
-    Joined | Placed | Held | Ready | Faulted | Ended | Silent | Asked | Fenced | Promoted | Failed | Postponed | Finished
+    Joined | Placed | Writing | Ready | Faulted | Ended | Silent | Asked | Fenced | Promoted | Failed | Postponed | Finished
     | Emptied | Filled | Elapsed
 )  # fmt: skip
 

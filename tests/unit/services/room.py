@@ -17,17 +17,17 @@ from mpsd.model.arena import FIRST_ADDRESS, Arena
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Instruction, Phase, ServiceView
-from mpsd.services.coordinator import Around, Desk
-from mpsd.services.enlistment import Enlisted, FindPlace
-from mpsd.services.requests import Failover
+from mpsd.services.coordinator import Coordinator, ServiceParts
+from mpsd.services.enlistment import Enlistment, FindPlace
+from mpsd.services.requests import ServiceRequests
 from mpsd.services.rules.fault_fence import Settle
-from mpsd.services.rules.promotion_types import Limits
+from mpsd.services.rules.promotion_types import PromotionLimits
 from mpsd.services.settings import FailoverSettings
 from mpsd.services.store import ServiceStore
 
 OWNER = 1000
 SETTINGS = FailoverSettings(
-    Limits(most_promotions=3, window_seconds=60.0, yield_seconds=4.0, promote_seconds=4.0, fence_seconds=2.0),
+    PromotionLimits(most_promotions=3, window_seconds=60.0, yield_seconds=4.0, promote_seconds=4.0, fence_seconds=2.0),
     Settle(sm=0.0, mmu=0.01),
     follow_grace=10.0,
 )
@@ -178,23 +178,23 @@ class Room:
         self.is_stubborn = False  # who is to be ended does not
         self.vault = FakeVault(self)
         self.find_place: FindPlace | None = None
-        self.desk: Desk
-        self.failover: Failover
+        self.desk: Coordinator
+        self.failover: ServiceRequests
 
     @asynccontextmanager
     async def mpsd(self) -> AsyncIterator["Room"]:
         """One that runs; as a `kill -9` leaves it at the end."""
         store = ServiceStore(self.path / "services.db")
         facts = (self.domain_of, self.faulted.get, lambda domain: ("GPU-a",))
-        around = Around(*facts, self._end, self._publish, trio.current_time, self.now_ns)
+        around = ServiceParts(*facts, self._end, self._publish, trio.current_time, self.now_ns)
         try:
-            self.desk = Desk(self.vault, around, store, self.settings)
+            self.desk = Coordinator(self.vault, around, store, self.settings)
             self.desk.ends = FakeEnds(self, self.desk._ended)  # type: ignore[assignment]
             self.vault.told = self.desk.heard_of
             ready = trio.Event()
             ready.set()
-            enlisted = Enlisted(self.desk, store, self.find_place, parse("eve:100000:65536\n"))
-            self.failover = Failover(self.desk, enlisted, NoServers(), ready)  # type: ignore[arg-type]
+            enlisted = Enlistment(self.desk, store, self.find_place, parse("eve:100000:65536\n"))
+            self.failover = ServiceRequests(self.desk, enlisted, NoServers(), ready)  # type: ignore[arg-type]
             self.enlisted = enlisted
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.failover.run)

@@ -12,7 +12,7 @@ from mpsd.model.process import ProcessId
 from mpsd.model.service import ServiceSettings
 from mpsd.services import enlistment
 from mpsd.services.enlistment import Place
-from mpsd.services.store import Plan, ServiceStore
+from mpsd.services.store import EnlistmentPlan, ServiceStore
 from tests.unit.services.room import OWNER
 
 
@@ -132,6 +132,6 @@ def test_services_of_the_version_before_are_kept(tmp_path: Path):
     with closing(ServiceStore(path)) as store:
         assert store.load({7}) == {7: ServiceSettings(2, 30.0, None, 0.5)}
         assert store.plans() == {}
-        store.enlist(ProcessId(4, 5), Plan("llm", OWNER, OWNER, "a"))
+        store.enlist(ProcessId(4, 5), EnlistmentPlan("llm", OWNER, OWNER, "a"))
     with closing(ServiceStore(path)) as store:
-        assert store.plans() == {ProcessId(4, 5): Plan("llm", OWNER, OWNER, "a")}
+        assert store.plans() == {ProcessId(4, 5): EnlistmentPlan("llm", OWNER, OWNER, "a")}

@@ -11,9 +11,9 @@ from mpsd.model.arena import Access
 from mpsd.model.fault import Observation, Source
 from mpsd.model.process import ProcessId
 from mpsd.model.service import Order
-from mpsd.services.coordinator import Around, Desk
-from mpsd.services.enlistment import Enlisted
-from mpsd.services.requests import Failover
+from mpsd.services.coordinator import Coordinator, ServiceParts
+from mpsd.services.enlistment import Enlistment
+from mpsd.services.requests import ServiceRequests
 from mpsd.services.settings import FailoverSettings
 from mpsd.services.store import ServiceStore
 from tests.unit.services.room import NoServers
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not 
 
 
 @asynccontextmanager
-async def services(house: House, domains: dict[ProcessId, str]) -> AsyncIterator[tuple[Failover, Desk, int]]:
+async def services(house: House, domains: dict[ProcessId, str]) -> AsyncIterator[tuple[ServiceRequests, Coordinator, int]]:
     """Run services with one arena, until a `kill -9`."""
 
     async def end(process: ProcessId) -> None:
@@ -33,10 +33,10 @@ async def services(house: House, domains: dict[ProcessId, str]) -> AsyncIterator
 
     async with house.vault() as vault:
         facts = (lambda process: domains.get(process, ""), lambda name: None, lambda name: ())
-        around = Around(*facts, end, lambda topic, facts: None)
+        around = ServiceParts(*facts, end, lambda topic, facts: None)
         store = ServiceStore(house.directory / "services.db")
-        desk = Desk(vault.arenas, around, store, FailoverSettings())
-        failover = Failover(desk, Enlisted(desk, store, None), NoServers(), vault.arenas.ready)  # type: ignore[arg-type]
+        desk = Coordinator(vault.arenas, around, store, FailoverSettings())
+        failover = ServiceRequests(desk, Enlistment(desk, store, None), NoServers(), vault.arenas.ready)  # type: ignore[arg-type]
         vault.arenas.on_told.append(desk.heard_of)
         vault.arenas.reserve(desk.is_served)
         known = vault.arenas.arenas()
@@ -50,7 +50,7 @@ async def services(house: House, domains: dict[ProcessId, str]) -> AsyncIterator
             store.close()
 
 
-async def join(failover: Failover, desk: Desk, arena_id: int, process: ProcessId) -> None:
+async def join(failover: ServiceRequests, desk: Coordinator, arena_id: int, process: ProcessId) -> None:
     arenas = desk.vault
     await arenas.open(arena_id, Access.READ, process, 0)  # type: ignore[attr-defined]
     await failover.join(arena_id, process, 0, 0)

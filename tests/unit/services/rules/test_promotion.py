@@ -17,25 +17,25 @@ from mpsd.services.rules.promotion_types import (
     Fence,
     Fenced,
     Finished,
-    Held,
     Joined,
     Keep,
-    Limits,
     Member,
     Placed,
     Postponed,
     Promote,
     Promoted,
+    PromotionLimits,
     Ready,
     Refuse,
     Service,
     Silent,
     Unserved,
+    Writing,
     Yield,
 )
 
 A, B, C, STRANGER = (ProcessId(pid, 1) for pid in (1, 2, 3, 9))
-LIMITS = Limits(most_promotions=3, window_seconds=60.0, yield_seconds=10.0, promote_seconds=10.0, fence_seconds=5.0)
+LIMITS = PromotionLimits(most_promotions=3, window_seconds=60.0, yield_seconds=10.0, promote_seconds=10.0, fence_seconds=5.0)
 NOW = 1000.0
 READY, WARMING, FAULTED, SILENT = MemberState.READY, MemberState.WARMING, MemberState.FAULTED, MemberState.SILENT
 
@@ -63,7 +63,7 @@ EVENTS = {
     "a fault elsewhere": Faulted("z"),
     "a fault of the writer alone": Faulted("a", A),
     "a fault of somebody else there": Faulted("a", STRANGER),
-    "somebody else writes": Held(STRANGER),
+    "somebody else writes": Writing(STRANGER),
     "where one lives is known": Placed(B, "e"),
     "where a stranger lives is known": Placed(STRANGER, "e"),
     "the writer ends": Ended(A),
@@ -242,7 +242,7 @@ def test_a_writer_that_is_no_member_any_more_still_is_the_writer() -> None:
 
 
 def test_nobody_is_promoted_beside_who_writes_already() -> None:
-    held, _ = decide(service(Phase.IDLE), Held(STRANGER), NOW, LIMITS)
+    held, _ = decide(service(Phase.IDLE), Writing(STRANGER), NOW, LIMITS)
     waits, decisions = decide(held, Ready(B), NOW, LIMITS)
     assert (waits.phase, waits.writer, decisions) == (Phase.IDLE, None, ())
     assert decide(waits, Fenced(STRANGER), NOW, LIMITS)[1] == (Promote(B),)
@@ -250,7 +250,7 @@ def test_nobody_is_promoted_beside_who_writes_already() -> None:
 
 def test_who_writes_already_serves_when_it_joins() -> None:
     """As after a restart of mpsd."""
-    held, _ = decide(Service(), Held(A), NOW, LIMITS)
+    held, _ = decide(Service(), Writing(A), NOW, LIMITS)
     other, _ = decide(held, Joined(B, "b"), NOW, LIMITS)
     serving, decisions = decide(other, Joined(A, "a"), NOW, LIMITS)
     assert (serving.phase, serving.writer, serving.holder, decisions) == (Phase.SERVING, A, None, ())
@@ -351,7 +351,7 @@ def test_one_that_was_asked_for_and_fails_counts(fails: Failed | Ended | Silent 
 
 
 def test_one_that_follows_on_who_was_there_before_mpsd_counts() -> None:
-    held, _ = decide(service(Phase.IDLE), Held(STRANGER), NOW, LIMITS)
+    held, _ = decide(service(Phase.IDLE), Writing(STRANGER), NOW, LIMITS)
     waits, _ = decide(held, Ready(B), NOW, LIMITS)
     begun, _ = decide(waits, Fenced(STRANGER), NOW, LIMITS)
     assert decide(begun, Promoted(B), NOW, LIMITS)[0].promotions == (NOW,)

@@ -22,10 +22,10 @@ from mpsd.services.rules.promotion_types import (
     Filled,
     Joined,
     Keep,
-    Limits,
     Postponed,
     Promote,
     Promoted,
+    PromotionLimits,
     Ready,
     Refuse,
     Service,
@@ -35,7 +35,7 @@ from mpsd.services.rules.promotion_types import (
 )
 from tests.seeds import seeds
 
-LIMITS = Limits(most_promotions=3, window_seconds=60.0, yield_seconds=4.0, promote_seconds=4.0, fence_seconds=2.0)
+LIMITS = PromotionLimits(most_promotions=3, window_seconds=60.0, yield_seconds=4.0, promote_seconds=4.0, fence_seconds=2.0)
 DOMAINS = ("a", "b", "c")
 STEPS = 400
 
