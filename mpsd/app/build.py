@@ -30,7 +30,7 @@ from mpsd.domains.strangers import Strangers
 from mpsd.domains.upkeep import Upkeep
 from mpsd.domains.vital_signs import watch_vital_signs
 from mpsd.errors import UnusablePath
-from mpsd.faults.incidents import FaultDesk
+from mpsd.faults.incidents import Incidents
 from mpsd.faults.lifecycle import Faults
 from mpsd.health.collector import Health
 from mpsd.health.state_directory import StateDirectory
@@ -171,7 +171,7 @@ def _readings(found: Found, relayed: tuple[Relay, KeeperClient] | None, api: Api
 
 
 def _build_relay(
-    found: Found, pool: Pool, book: Admission, desk: FaultDesk, refuser: Refuser, facts: ClientFacts, metrics: Metrics | None
+    found: Found, pool: Pool, book: Admission, desk: Incidents, refuser: Refuser, facts: ClientFacts, metrics: Metrics | None
 ) -> tuple[Relay, KeeperClient]:
     config, state = found.config, found.claim.state_directory
     program = programs.native_directory() / "keeper" / "mpsd-keeper"

@@ -12,9 +12,9 @@ from mpsd.domains.domain import Domain
 from mpsd.domains.newcomers import ROOM_FOR_A_CONTEXT_BYTES, Newcomers
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import News
-from mpsd.faults.incidents import FaultDesk
+from mpsd.faults.incidents import Incidents
 from mpsd.faults.lifecycle import Faults
-from mpsd.faults.low_latency import Haste
+from mpsd.faults.low_latency import LatencyNeed
 from mpsd.faults.reactions import Reactions
 from mpsd.faults.sources.core_dump_directory import CORES
 from mpsd.faults.sources.core_dumps import CoreDumps
@@ -45,7 +45,7 @@ def join_faults(
     config = found.config
     since = time.monotonic_ns() if found.store.domains() else None
     describe = partial(_describe, book, facts)
-    desk = FaultDesk(pool, found.fault_store, settings.faults(config), describe, events.publish, watches_since=since)
+    desk = Incidents(pool, found.fault_store, settings.faults(config), describe, events.publish, watches_since=since)
     newcomers = Newcomers(pool)
     uvm = settings.uvm(config, found.budget)
 
@@ -59,13 +59,13 @@ def join_faults(
     stopper.release = attachments.release
     reactions = Reactions(desk, pool, stopper, events.publish, attachments.release, attachments.holds)
     desk.on_incident.append(reactions.consider)
-    haste = Haste()
+    haste = LatencyNeed()
     sources = _build_sources(found, desk, attachments, events, policy, haste)
     return Faults(desk, sources, reactions, attachments, policy, haste)
 
 
 def _introduce(
-    pool: Pool, book: LeaseBook, desk: FaultDesk, attachments: Attachments, policy: KmodPolicy, facts: ClientFacts
+    pool: Pool, book: LeaseBook, desk: Incidents, attachments: Attachments, policy: KmodPolicy, facts: ClientFacts
 ) -> None:
     """Connect the callbacks: for clients that come and go, and for lines of the domains' logs."""
 
@@ -118,7 +118,7 @@ def _open_spaces(found: Found) -> OpenSpaces:
 
 
 def _build_sources(
-    found: Found, desk: FaultDesk, attachments: Attachments, events: EventBus, policy: KmodPolicy, haste: Haste
+    found: Found, desk: Incidents, attachments: Attachments, events: EventBus, policy: KmodPolicy, haste: LatencyNeed
 ) -> Sources:
     config = found.config
     library = places.nvml_library(config)

@@ -21,7 +21,7 @@ from mpsd.domains.rules.log_lines import News
 from mpsd.errors import NoSuchFault
 from mpsd.faults.blame_report import standings
 from mpsd.faults.incident_events import Publish, publish_blame, publish_incident
-from mpsd.faults.known_clients import Parties
+from mpsd.faults.known_clients import KnownClients
 from mpsd.faults.rules.blame import Blame
 from mpsd.faults.rules.correlation import is_elsewhere
 from mpsd.faults.rules.fusion import PRESENT_SECONDS, Fusion
@@ -47,7 +47,7 @@ _BREATH_SECONDS = 0.001
 _LOOK_SECONDS = 60.0  # the machine's clock may be set forward
 
 
-class FaultDesk:
+class Incidents:
     """Guards that every observation is judged by mpsd's knowledge at that moment, and that the result is stored and published.
 
     on_seen: called with each observation, with its domain if known, before anything else; returns whether a caller is being
@@ -69,7 +69,7 @@ class FaultDesk:
     ) -> None:
         self._pool, self._store, self._publish, self._clock = pool, store, publish, clock
         self._describe = describe
-        self.parties = Parties(describe, clock)
+        self.parties = KnownClients(describe, clock)
         self._fusion = Fusion(store.next_number(), self._at, self.parties.find, watches_since)
         self.settings = settings
         self._blame = Blame(settings, store.blame())

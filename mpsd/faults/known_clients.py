@@ -24,7 +24,7 @@ class _Guest:
     moved_ns: int = 0
 
 
-class Parties:
+class KnownClients:
     """Guards that a client stays known for a minute after its end, and that the number of ended ones is bounded.
 
     describe: returns a client's facts for people; called while it lives.  clock: nanoseconds of CLOCK_MONOTONIC.

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import trio
 
-from mpsd.faults.incidents import FaultDesk
-from mpsd.faults.low_latency import Haste
+from mpsd.faults.incidents import Incidents
+from mpsd.faults.low_latency import LatencyNeed
 from mpsd.faults.reactions import Reactions
 from mpsd.faults.sources.kmod_policy import KmodPolicy
 from mpsd.faults.sources.runner import Sources
@@ -16,12 +16,12 @@ from mpsd.uvm.attachments import Attachments
 class Faults:
     """The parts that see faults and react.  haste: set by the services."""
 
-    desk: FaultDesk
+    desk: Incidents
     sources: Sources
     reactions: Reactions
     attachments: Attachments
     kmod_policy: KmodPolicy
-    haste: Haste
+    haste: LatencyNeed
 
     async def run(self) -> None:
         """Run as long as mpsd."""

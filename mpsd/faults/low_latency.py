@@ -3,7 +3,7 @@
 import trio
 
 
-class Haste:
+class LatencyNeed:
     """The switch for low latency.
 
     turning: set at the next change; a reader that takes it before it reads is_on misses none.

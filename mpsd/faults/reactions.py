@@ -15,7 +15,7 @@ import trio
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.errors import MpsdError, NoSuchClient, NoSuchFault
-from mpsd.faults.incidents import SUSPECT_SECONDS, FaultDesk
+from mpsd.faults.incidents import SUSPECT_SECONDS, Incidents
 from mpsd.faults.rules.response import STOPPED_SECONDS, Act, Drain, End, Finish, Freeze, is_known, is_stopped, plan
 from mpsd.host import processes
 from mpsd.model.domain import DomainState
@@ -36,7 +36,7 @@ class Reactions:
 
     def __init__(
         self,
-        desk: FaultDesk,
+        desk: Incidents,
         pool: Pool,
         stopper: StopPort,
         publish: Callable[[str, Mapping[str, Any]], None],

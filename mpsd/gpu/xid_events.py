@@ -16,7 +16,7 @@ from mpsd.errors import VendorFailed
 UNKNOWN_ACTION = -1
 
 
-class Kind(Enum):
+class GpuEventKind(Enum):
     XID = "nvmlEventTypeXidCriticalError"
     RECOVERY_ACTION = "nvmlEventTypeGpuRecoveryAction"
     UNAVAILABLE = "nvmlEventTypeGpuUnavailableError"
@@ -26,7 +26,7 @@ class Kind(Enum):
 class GpuEvent:
     """number: of the Xid, or of the recovery action (NVML_GPU_RECOVERY_ACTION_..., or UNKNOWN_ACTION)."""
 
-    kind: Kind
+    kind: GpuEventKind
     number: int = 0
 
 
@@ -44,7 +44,7 @@ class XidEvents:
         self._lock = threading.Lock()  # protects the two flags; no function of NVML is called with it
         self._is_waiting = False
         self._is_closed = False
-        self._kinds: dict[int, Kind] = {}
+        self._kinds: dict[int, GpuEventKind] = {}
         try:
             if library is not None:
                 ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -96,15 +96,15 @@ class XidEvents:
         """Register for those of the events that this driver has for the GPU.  Raise NVMLError."""
         self._gpu = pynvml.nvmlDeviceGetHandleByUUID(gpu.encode())
         supported = int(pynvml.nvmlDeviceGetSupportedEventTypes(self._gpu))
-        self._kinds = {bit: kind for kind in Kind if (bit := getattr(pynvml, kind.value, 0)) & supported}
+        self._kinds = {bit: kind for kind in GpuEventKind if (bit := getattr(pynvml, kind.value, 0)) & supported}
         wanted = sum(self._kinds) or pynvml.nvmlEventTypeXidCriticalError  # NVML reports the reason
         pynvml.nvmlDeviceRegisterEvents(self._gpu, wanted, self._set)
 
     def _read(self, data: pynvml.c_nvmlEventData_t) -> GpuEvent | None:
         kind = self._kinds.get(int(data.eventType))
-        if kind is Kind.XID:
+        if kind is GpuEventKind.XID:
             return GpuEvent(kind, int(data.eventData))
-        if kind is Kind.RECOVERY_ACTION:
+        if kind is GpuEventKind.RECOVERY_ACTION:
             return GpuEvent(kind, self._recovery_action())
         return GpuEvent(kind) if kind else None
 

@@ -29,7 +29,6 @@ from dataclasses import replace
 
 from mpsd.faults.rules.blame_state import (
     BlameState,
-    Case,
     Change,
     Cleared,
     Convicted,
@@ -37,6 +36,7 @@ from mpsd.faults.rules.blame_state import (
     CrashRecord,
     Released,
     Suspected,
+    SuspectSet,
 )
 from mpsd.faults.rules.settings import FaultSettings
 from mpsd.model.accusation import accused, convicted_key, keys, wider_keys
@@ -230,12 +230,12 @@ class Blame:
         changes: list[Change] = []
         if wide is None:
             self._leave_cases(keys)
-            case = Case(number, number, 0, 0, self._split(keys), until, now_at)
+            case = SuspectSet(number, number, 0, 0, self._split(keys), until, now_at)
         else:
             cleared = wide.keys - keys
             self._leave_cases(keys - wide.keys)
             rounds = wide.rounds + (said is None)
-            case = Case(wide.number, number, rounds, wide.version + 1, self._split(keys), until, wide.since)
+            case = SuspectSet(wide.number, number, rounds, wide.version + 1, self._split(keys), until, wide.since)
             if cleared:
                 changes.append(Cleared(wide.number, tuple(sorted(cleared)), "others faulted without them"))
         self._cases.pop(case.number, None)
@@ -269,12 +269,12 @@ class Blame:
                 if not self._cases[case.number].keys:
                     del self._cases[case.number]
 
-    def _close(self, case: Case, why: str, but: str = "") -> Sequence[Change]:
+    def _close(self, case: SuspectSet, why: str, but: str = "") -> Sequence[Change]:
         del self._cases[case.number]
         keys = tuple(sorted(case.keys - {but}))
         return (Cleared(case.number, keys, why),) if keys else ()
 
-    def _case_of(self, key: str) -> Case | None:
+    def _case_of(self, key: str) -> SuspectSet | None:
         return next((case for case in self._cases.values() if key in case.keys), None)
 
     def _bound(self) -> Sequence[Change]:

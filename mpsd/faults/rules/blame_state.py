@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SuspectSet:
     """A set of suspected keys: one of them faults, but it is not known which.
 
     number: of the incident that began it.  last: of the last incident.  rounds: how often its suspects were narrowed down.
@@ -60,7 +60,7 @@ class CrashRecord:
 class BlameState:
     """All cases, convictions and records, the oldest first."""
 
-    cases: tuple[Case, ...] = ()
+    cases: tuple[SuspectSet, ...] = ()
     convictions: tuple[Conviction, ...] = ()
     records: tuple[CrashRecord, ...] = ()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mpsd.faults.rules.incident_record import Dossier
+from mpsd.faults.rules.incident_record import IncidentRecord
 from mpsd.faults.rules.verdict import SECOND_NS, WINDOW_NS, is_proof
 from mpsd.model.fault import FaultClass, Observation, Source
 from mpsd.model.fault_signs import BESIDE
@@ -25,14 +25,14 @@ def is_of_device(seen: Observation) -> bool:
     return seen.xid is not None and meaning_of(seen.xid).fault_class is FaultClass.DEVICE
 
 
-def may_concern(dossier: Dossier, seen: Observation) -> bool:
+def may_concern(dossier: IncidentRecord, seen: Observation) -> bool:
     """Return whether an observation of a present process is near enough in time."""
     if seen.source is Source.CORE_DUMP:
         return dossier.first_ns - WINDOW_NS <= seen.seen_ns <= dossier.first_ns + RECENT_NS
     return dossier.has_room_in_time(seen.seen_ns)
 
 
-def may_be_of(dossier: Dossier, seen: Observation) -> bool:
+def may_be_of(dossier: IncidentRecord, seen: Observation) -> bool:
     """Return whether an observation of the incident's domain is near enough, and of the same servers."""
     if dossier.recovered_ns is not None and seen.seen_ns > dossier.recovered_ns + FRESH_NS:
         return False
@@ -44,14 +44,14 @@ def may_be_of(dossier: Dossier, seen: Observation) -> bool:
     return dossier.has_room_in_time(seen.seen_ns)
 
 
-def fits(dossier: Dossier, seen: Observation) -> bool:
+def fits(dossier: IncidentRecord, seen: Observation) -> bool:
     """Return whether the classes agree; an unknown class agrees with every class."""
     told = meaning_of(seen.xid).fault_class if seen.xid is not None else seen.fault_class
     known = dossier.incident.fault_class if dossier.incident is not None else FaultClass.UNKNOWN
     return FaultClass.UNKNOWN in (told, known) or told == known
 
 
-def waited_for(dossier: Dossier, opener: Observation, seen: Observation) -> bool:
+def waited_for(dossier: IncidentRecord, opener: Observation, seen: Observation) -> bool:
     """Return whether an observation that came before the opening one belongs to the incident."""
     if not dossier.has_room_in_time(seen.seen_ns) or not may_be_of(dossier, seen):
         return False

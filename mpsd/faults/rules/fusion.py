@@ -39,7 +39,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from mpsd.faults.rules.correlation import FRESH_NS, RECENT_NS, fits, is_of_device, may_be_of, may_concern, opens, waited_for
-from mpsd.faults.rules.incident_record import AtOf, Dossier, PartyOf
+from mpsd.faults.rules.incident_record import AtOf, IncidentRecord, PartyOf
 from mpsd.faults.rules.verdict import SECOND_NS, WINDOW_NS, confirms, is_excuse, is_proof
 from mpsd.model.fault import Deed, Incident, Observation, Source
 
@@ -69,11 +69,11 @@ class Fusion:
         self._known_ns = since_ns + _PRESENT_NS if since_ns is not None else None
         self._at_of = at_of
         self._party_of = party_of
-        self._dossiers: dict[int, Dossier] = {}
+        self._dossiers: dict[int, IncidentRecord] = {}
         self._waiting: dict[Source, deque[Observation]] = {}
         self._renewed: dict[str, int] = {}
         self._broken: dict[str, int] = {}  # domains with ended servers that are not renewed, and when mpsd learned it
-        self._changed: list[Dossier] = []
+        self._changed: list[IncidentRecord] = []
         self.dropped = 0
 
     def __len__(self) -> int:
@@ -139,7 +139,7 @@ class Fusion:
 
     # -- which incident an observation belongs to --------------------------------------------------------------------
 
-    def _homes(self, seen: Observation, now_ns: int) -> list[Dossier]:
+    def _homes(self, seen: Observation, now_ns: int) -> list[IncidentRecord]:
         if is_of_device(seen):
             return [self._of_device(seen, now_ns), *self._excused(seen)]
         home = self._by_process(seen) or self._by_domain(seen)
@@ -151,19 +151,19 @@ class Fusion:
             return [home, self._sibling(home, seen, now_ns)]
         return [] if home is None else [home]
 
-    def _by_process(self, seen: Observation) -> Dossier | None:
+    def _by_process(self, seen: Observation) -> IncidentRecord | None:
         if seen.process is None or seen.xid is not None or confirms(seen):
             return None
         found = [each for each in self._dossiers.values() if seen.process in each.present and may_concern(each, seen)]
         return min(found, key=lambda each: (each.named != seen.process, each.distance_ns(seen.seen_ns)), default=None)
 
-    def _by_domain(self, seen: Observation) -> Dossier | None:
+    def _by_domain(self, seen: Observation) -> IncidentRecord | None:
         if seen.source is Source.CORE_DUMP:
             return self._by_stranger(seen) if is_proof(seen) else None
         found = [each for each in self._of_domain(seen.domain) if may_be_of(each, seen)]
         return min(found, key=lambda each: (each.distance_ns(seen.seen_ns), -each.number), default=None)
 
-    def _by_stranger(self, dump: Observation) -> Dossier | None:
+    def _by_stranger(self, dump: Observation) -> IncidentRecord | None:
         """Place the exception of a process that was not known to be present; the present clients then count as not known."""
         near = [each for each in self._of_domain(dump.domain) if may_concern(each, dump)]
         unknown = [each for each in near if not each.is_certain and each.named in (None, dump.process)]
@@ -172,44 +172,44 @@ class Fusion:
         self._changed += near
         return min(unknown, key=lambda each: each.distance_ns(dump.seen_ns), default=None)
 
-    def _by_gpu(self, seen: Observation) -> Dossier | None:
+    def _by_gpu(self, seen: Observation) -> IncidentRecord | None:
         found = [each for each in self._near(seen) if each.gpu in ("", seen.gpu)]
         return min(found, key=lambda each: (not fits(each, seen), each.gpu == "", each.distance_ns(seen.seen_ns)), default=None)
 
-    def _place(self, dossier: Dossier, seen: Observation) -> None:
+    def _place(self, dossier: IncidentRecord, seen: Observation) -> None:
         """Take the GPU from an observation without a domain, unless another incident could be of that GPU too."""
         others = (each for each in self._near(seen) if each is not dossier)
         if seen.gpu and not seen.domain and not any(each.gpu in ("", seen.gpu) for each in others):
             dossier.gpu = dossier.gpu or seen.gpu
 
-    def _near(self, seen: Observation) -> list[Dossier]:
+    def _near(self, seen: Observation) -> list[IncidentRecord]:
         return [each for each in self._dossiers.values() if not each.is_device and each.has_room_in_time(seen.seen_ns)]
 
-    def _of_device(self, seen: Observation, now_ns: int) -> Dossier:
+    def _of_device(self, seen: Observation, now_ns: int) -> IncidentRecord:
         ours = (each for each in self._dossiers.values() if each.is_device and each.gpu == seen.gpu and not each.is_settled)
         found = next((each for each in ours if each.distance_ns(seen.seen_ns) <= _DEVICE_NS), None)
         return found or self._open(seen, now_ns)
 
-    def _excused(self, seen: Observation) -> list[Dossier]:
+    def _excused(self, seen: Observation) -> list[IncidentRecord]:
         """Return the incidents that an error of their GPU can explain.  An incident of an unknown GPU may be of this one."""
         if not is_excuse(seen):
             return []
         return [each for each in self._near(seen) if not each.gpu or not seen.gpu or each.gpu == seen.gpu]
 
-    def _of_domain(self, domain: str) -> list[Dossier]:
+    def _of_domain(self, domain: str) -> list[IncidentRecord]:
         if not domain:
             return []
         return [each for each in self._dossiers.values() if each.domain == domain and not each.is_device]
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
-    def _open(self, seen: Observation, now_ns: int) -> Dossier:
+    def _open(self, seen: Observation, now_ns: int) -> IncidentRecord:
         if len(self._dossiers) >= MOST_OPEN:
             self._give_up_one()
         renewed_ns = self._renewed.get(seen.domain)
         is_of_old = renewed_ns is not None and seen.seen_ns <= renewed_ns
         is_device = is_of_device(seen)
-        dossier = Dossier(
+        dossier = IncidentRecord(
             self._next,
             "" if is_device else seen.domain,
             seen.gpu,
@@ -237,7 +237,7 @@ class Fusion:
             return False
         return seen.source is not Source.CORE_DUMP or seen.process in seen.present
 
-    def _sibling(self, first: Dossier, seen: Observation, now_ns: int) -> Dossier:
+    def _sibling(self, first: IncidentRecord, seen: Observation, now_ns: int) -> IncidentRecord:
         """Return the incident of another culprit in the same domain at the same time."""
         near = [each for each in self._of_domain(first.domain) if may_concern(each, seen)]
         found = next((each for each in near if each.named == seen.process), None)
@@ -251,7 +251,7 @@ class Fusion:
             one.others |= {other} if other is not None else set()
         return sibling
 
-    def _gather(self, dossier: Dossier, opener: Observation, now_ns: int) -> None:
+    def _gather(self, dossier: IncidentRecord, opener: Observation, now_ns: int) -> None:
         """Add the waiting observations that belong to the new incident, and the earlier errors of the GPU itself."""
         for waiting in self._waiting.values():
             for seen in [each for each in waiting if waited_for(dossier, opener, each)]:
@@ -282,7 +282,7 @@ class Fusion:
         """Count a dropped observation, except ends and reports of clients: these are frequent, and most belong to no fault."""
         self.dropped += dropped.source not in (Source.PROCESS, Source.REPORT)
 
-    def _publish(self, dossiers: Iterable[Dossier]) -> Sequence[Incident]:
+    def _publish(self, dossiers: Iterable[IncidentRecord]) -> Sequence[Incident]:
         by_number = {each.number: each for each in dossiers}
         made = (by_number[number].publish(self._at_of) for number in sorted(by_number))
         return tuple(each for each in made if each is not None)

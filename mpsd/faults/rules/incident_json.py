@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from mpsd.faults.rules.blame_state import BlameState, Case, Conviction, CrashRecord
+from mpsd.faults.rules.blame_state import BlameState, Conviction, CrashRecord, SuspectSet
 from mpsd.model.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
 from mpsd.model.process import ProcessId
 
@@ -44,7 +44,7 @@ def blame_text(state: BlameState) -> str:
 def blame_of(text: str) -> BlameState:
     said: Fields = json.loads(text)
     return BlameState(
-        tuple(Case(**each | {"groups": tuple(map(tuple, each["groups"]))}) for each in said["cases"]),
+        tuple(SuspectSet(**each | {"groups": tuple(map(tuple, each["groups"]))}) for each in said["cases"]),
         tuple(Conviction(**each | {"wider": tuple(each.get("wider", ()))}) for each in said["convictions"]),
         tuple(CrashRecord(each["key"], tuple((number, at) for number, at in each["faults"])) for each in said["records"]),
     )

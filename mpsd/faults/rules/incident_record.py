@@ -26,7 +26,7 @@ AtOf = Callable[[int], float]
 
 
 @dataclass(slots=True)
-class Dossier:
+class IncidentRecord:
     """Guards that the first process named by a proof stays named, that a verdict rests on the clients present, and bounds.
 
     first_ns, last_ns: of the signs of the fault.  heard_ns: when evidence last came in.  renewed_ns, recovered_ns: when its

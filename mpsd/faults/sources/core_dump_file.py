@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from mpsd.errors import ProtocolError
-from mpsd.faults.sources.elf_tables import ReadAt, Reader, Section, Sections
+from mpsd.faults.sources.elf_tables import BoundedReader, ReadAt, Section, Sections
 from mpsd.faults.sources.sm_exceptions import TRAP, name_of
 
 MOST_EXCEPTIONS = 8  # kept of one dump: all lanes of a GPU can have the same exception
@@ -111,7 +111,7 @@ def parse_core(read_at: ReadAt, size: int) -> CoreFile:
 
     Raises ProtocolError for a file that is not a core dump, or is damaged or too large.
     """
-    reader = Reader(read_at, size)
+    reader = BoundedReader(read_at, size)
     _check_identity(reader)
     sections = Sections(reader, 0, size)
     kept: dict[int, list[Section]] = {_GRIDS: [], _MODULES: [], _RELOCATED: [], _CONTEXTS: []}
@@ -138,13 +138,13 @@ def parse_core(read_at: ReadAt, size: int) -> CoreFile:
     )
 
 
-def _check_identity(reader: Reader) -> None:
+def _check_identity(reader: BoundedReader) -> None:
     magic, *rest = _IDENTITY.unpack(reader.read(0, _IDENTITY.size))
     if magic != b"\x7fELF" or rest != [2, 1, 1, _OS_ABI, _TYPE_CORE, _MACHINE]:
         raise ProtocolError("not a CUDA core dump")
 
 
-def _in_lanes(reader: Reader, sections: Sections, lanes: Section) -> Iterator[GpuException]:
+def _in_lanes(reader: BoundedReader, sections: Sections, lanes: Section) -> Iterator[GpuException]:
     """Yield lanes with an exception; for a warp that stopped without one, its first lane."""
     warps = sections.get(lanes.link, _WARPS)
     _, _, _, _, is_broken, _, _ = reader.row(warps, lanes.info, _WARP)
@@ -162,7 +162,7 @@ def _in_lanes(reader: Reader, sections: Sections, lanes: Section) -> Iterator[Gp
         yield stopped
 
 
-def _in_warps(reader: Reader, sections: Sections, warps: Section) -> Iterator[GpuException]:
+def _in_warps(reader: BoundedReader, sections: Sections, warps: Section) -> Iterator[GpuException]:
     """Yield the warps that stopped, whether or not the dump has their lanes."""
     for number, fields in reader.rows(warps, _WARP):
         if fields[4] or fields[5]:
@@ -175,7 +175,7 @@ def _exception(kind: int, place: _Place, lane: tuple[int, int, int, Index] | Non
     return GpuException(kind, sm, warp, number, pc, offset, error_pc, grid, block, thread)
 
 
-def _place(reader: Reader, sections: Sections, warps: Section, number: int) -> _Place:
+def _place(reader: BoundedReader, sections: Sections, warps: Section, number: int) -> _Place:
     error_pc, warp, _, _, _, is_valid, _ = reader.row(warps, number, _WARP)
     blocks = sections.get(warps.link, _BLOCKS)
     grid, x, y, z = reader.row(blocks, warps.info, _BLOCK)
@@ -191,7 +191,7 @@ def _without_doubles(lanes: list[GpuException], warps: list[GpuException]) -> tu
     return tuple(sorted(lanes + more, key=lambda each: each.kind == TRAP))
 
 
-def _kernel_name(reader: Reader, kept: Mapping[int, Sequence[Section]], grid: int) -> str:
+def _kernel_name(reader: BoundedReader, kept: Mapping[int, Sequence[Section]], grid: int) -> str:
     """Return the function that a grid runs; "" if the dump lacks its module, or has it in another form."""
     try:
         for table in kept[_GRIDS]:
@@ -203,7 +203,7 @@ def _kernel_name(reader: Reader, kept: Mapping[int, Sequence[Section]], grid: in
     return ""
 
 
-def _function_name(reader: Reader, kept: Mapping[int, Sequence[Section]], entry: int, module: int) -> str:
+def _function_name(reader: BoundedReader, kept: Mapping[int, Sequence[Section]], entry: int, module: int) -> str:
     tables = ((table, row) for table in kept[_MODULES] for row in reader.rows(table, _MODULE))
     place = next(((table.number, number) for table, (number, (handle,)) in tables if handle == module), None)
     for image in kept[_RELOCATED]:
@@ -212,7 +212,7 @@ def _function_name(reader: Reader, kept: Mapping[int, Sequence[Section]], entry:
     return ""
 
 
-def _symbol_at(reader: Reader, image: Sections, address: int) -> str:
+def _symbol_at(reader: BoundedReader, image: Sections, address: int) -> str:
     for table in image.of(_SYMBOL_TABLE):
         for _, (name, info, value) in reader.rows(table, _SYMBOL):
             if value == address and info & 0xF == _FUNCTION:
@@ -220,7 +220,7 @@ def _symbol_at(reader: Reader, image: Sections, address: int) -> str:
     return ""
 
 
-def _text_at(reader: Reader, strings: Section, at: int) -> str:
+def _text_at(reader: BoundedReader, strings: Section, at: int) -> str:
     if at >= strings.size:
         raise ProtocolError(f"no text at {at} of {strings.size}")
     data = reader.read(strings.offset + at, min(_MAX_NAME_BYTES, strings.size - at))

@@ -36,7 +36,7 @@ class Section:
     row_bytes: int
 
 
-class Reader:
+class BoundedReader:
     """Guards that nothing outside the file is read, and no more than the budget in all."""
 
     def __init__(self, read_at: ReadAt, size: int) -> None:
@@ -82,7 +82,7 @@ class Reader:
 class Sections:
     """The sections of an ELF file that lies within [start, start + size) of the reader's file."""
 
-    def __init__(self, reader: Reader, start: int, size: int) -> None:
+    def __init__(self, reader: BoundedReader, start: int, size: int) -> None:
         self._reader = reader
         self._start = start
         self._size = size

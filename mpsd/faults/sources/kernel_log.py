@@ -22,7 +22,7 @@ import structlog
 import trio
 
 from mpsd.domains.domain import Domain
-from mpsd.faults.low_latency import Haste
+from mpsd.faults.low_latency import LatencyNeed
 from mpsd.faults.sources.kernel_log_lines import Xid, observe, parse_xid
 from mpsd.host.growing_file import LogFile
 from mpsd.host.inotify import DirectoryWatch
@@ -48,12 +48,12 @@ class KernelLog:
         domain_of: Callable[[int], Domain | None],
         tell: Callable[[str, Mapping[str, Any]], None],
         devices: Sequence[Device] = (),
-        haste: Haste | None = None,
+        haste: LatencyNeed | None = None,
         interval: float = 0.0,
     ) -> None:
         self.absent = "not started"
         self._path, self._domain_of, self._tell, self._devices = path, domain_of, tell, devices
-        self._haste, self._interval_ns = haste or Haste(), round(interval * 1e9)
+        self._haste, self._interval_ns = haste or LatencyNeed(), round(interval * 1e9)
 
     async def run(self, publish: Callable[[Observation], None]) -> None:
         """Run until cancelled; return if the log cannot be read."""
@@ -153,7 +153,7 @@ class _Device:
                 yield record.decode(errors="replace")
                 await trio.lowlevel.checkpoint()
 
-    async def look(self, haste: Haste, interval_ns: int) -> None:
+    async def look(self, haste: LatencyNeed, interval_ns: int) -> None:
         """Poll while haste is on, until cancelled.
 
         The thread is stopped at once, and joined, since it uses the descriptors.

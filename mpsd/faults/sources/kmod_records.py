@@ -46,7 +46,7 @@ _WHYS = {  # docs/abi.md has what to do about each
 }  # fmt: skip
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     FAULT = 1  # a fatal MMU fault, and what was done
     STOPPED = 2  # RM has stopped the client's channels, as asked; its work may still run
     GONE = 3  # its GPU address space is destroyed
@@ -80,7 +80,7 @@ class Record:
     lost: records that were overwritten before this one.
     """
 
-    kind: Kind | None
+    kind: RecordKind | None
     sequence: int
     monotonic_ns: int
     address: int
@@ -127,7 +127,7 @@ def parse_records(data: bytes) -> Iterator[Record]:
             raise ProtocolError(f"a record of version {major} of the fault channel, mpsd knows {MAJOR}")
         if size < RECORD.size or size % 8 or size > len(data) - at:
             raise ProtocolError(f"a record of {size} bytes, where {RECORD.size} are the least and {len(data) - at} are there")
-        yield _record(data, at, Kind(kind) if kind in set(Kind) else None)
+        yield _record(data, at, RecordKind(kind) if kind in set(RecordKind) else None)
         at += size
 
 
@@ -136,7 +136,7 @@ def is_proof(record: Record) -> bool:
 
     The GPU names the address space, and UVM gives the reason.
     """
-    if record.kind is not Kind.FAULT or record.process is None:
+    if record.kind is not RecordKind.FAULT or record.process is None:
         return False
     if record.is_injected:
         return True
@@ -145,7 +145,7 @@ def is_proof(record: Record) -> bool:
 
 def observe(record: Record, now_ns: int) -> Observation:
     """Return the observation for a record of a known kind."""
-    is_fault = record.kind is Kind.FAULT
+    is_fault = record.kind is RecordKind.FAULT
     seen_ns = record.monotonic_ns if 0 < record.monotonic_ns <= now_ns else now_ns
     return Observation(
         Source.KMOD,
@@ -162,7 +162,7 @@ def observe(record: Record, now_ns: int) -> Observation:
 
 
 def _class_of(record: Record) -> FaultClass:
-    if record.kind is not Kind.FAULT:
+    if record.kind is not RecordKind.FAULT:
         return FaultClass.UNKNOWN
     return FaultClass.DEVICE if record.fault_type == _POISON else FaultClass.MMU
 
@@ -170,21 +170,21 @@ def _class_of(record: Record) -> FaultClass:
 def _describe(record: Record) -> str:
     who = f"pid {record.process.pid} ({record.comm})" if record.process else "a process that is not known"
     match record.kind:
-        case Kind.FAULT:
+        case RecordKind.FAULT:
             made_up = "made up for a test: " if record.is_injected else ""
             became = _ACTIONS.get(record.action, f"action {record.action}")
             reason = f" ({_WHYS.get(record.why, f'reason {record.why}')})" if record.why else ""
             access = record.access or "access"
             return f"{made_up}{access} at {record.address:#x} by {who}, fault type {record.fault_type}; {became}{reason}"
-        case Kind.STOPPED:
+        case RecordKind.STOPPED:
             return f"the driver was told to stop the channels of {who}"
-        case Kind.GONE:
+        case RecordKind.GONE:
             return f"the GPU address space of {who} is gone"
         case None:
             return f"a record of {who}, of a kind that mpsd does not know"
 
 
-def _record(data: bytes, at: int, kind: Kind | None) -> Record:
+def _record(data: bytes, at: int, kind: RecordKind | None) -> Record:
     (_, _, _, flags, sequence, monotonic_ns, _, address, _, _, start_ns, gpu_uuid, tgid, _, lost, _, _,
      _, _, _, _, access, fault_type, reason, action, why, comm) = RECORD.unpack_from(data, at)  # fmt: skip
     return Record(

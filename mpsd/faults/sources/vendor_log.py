@@ -1,11 +1,11 @@
 """Faults in a domain's server.log: that a fault happened, late but reliably; not the culprit (FACTS.md)."""
 
 from mpsd.domains.rules.log_lines import ClientFault, News, ServerFault
-from mpsd.faults.known_clients import Parties
+from mpsd.faults.known_clients import KnownClients
 from mpsd.model.fault import Observation, Source
 
 
-def observe(domain: str, news: News, parties: Parties, now_ns: int) -> Observation | None:
+def observe(domain: str, news: News, parties: KnownClients, now_ns: int) -> Observation | None:
     """Return the observation in a log line; None for a line that is not about a fault.
 
     now_ns: used because the log's own stamps are coarse and of another clock.

@@ -9,7 +9,7 @@ import trio.testing
 from mpsd.domains.domain import Domain
 from mpsd.domains.pool import Pool
 from mpsd.domains.rules.log_lines import ServerFault
-from mpsd.faults.incidents import FaultDesk
+from mpsd.faults.incidents import Incidents
 from mpsd.faults.rules.settings import FaultSettings
 from mpsd.faults.store import FaultStore
 from mpsd.host.process_exit import Ending
@@ -40,7 +40,7 @@ class DeskRoom:
         self.pool = Pool(None, None, (), None, None, None, None)
         self.events: list[tuple[str, dict]] = []
         self.told: list[Incident] = []
-        self.desk = FaultDesk(
+        self.desk = Incidents(
             self.pool, self.store, settings, describe, lambda *event: self.events.append(event), self.now_ns, watches_since
         )
         self.desk.on_incident.append(self.told.append)

@@ -5,11 +5,11 @@ import pytest
 from mpsd.domains.pool import Drained
 from mpsd.faults.blame_report import standings
 from mpsd.faults.rules.blame import Blame
-from mpsd.faults.rules.blame_state import BlameState, Case, Conviction, CrashRecord
+from mpsd.faults.rules.blame_state import BlameState, Conviction, CrashRecord, SuspectSet
 from mpsd.faults.rules.settings import FaultSettings
 from mpsd.model.blame import BlameKind, BlameStatus
 
-CASE = Case(3, 5, 1, 2, (("a", "b"), (), ("c",)), 2000.0, 900.0)
+CASE = SuspectSet(3, 5, 1, 2, (("a", "b"), (), ("c",)), 2000.0, 900.0)
 NOW = 1000.0
 ROWS = [
     pytest.param(BlameState(), {}, [], id="nothing"),

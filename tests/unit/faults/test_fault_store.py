@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from mpsd.errors import UnusablePath
-from mpsd.faults.rules.blame_state import BlameState, Case, Conviction, CrashRecord
+from mpsd.faults.rules.blame_state import BlameState, Conviction, CrashRecord, SuspectSet
 from mpsd.faults.rules.incident_json import blame_of, blame_text, incident_of, incident_text
 from mpsd.faults.store import FaultStore
 from mpsd.model.fault import Confidence, Deed, FaultClass, Incident, Observation, Party, Source
@@ -29,7 +29,7 @@ EMPTY = Incident(
     2, 1, 0, 0.0, False, FaultClass.UNKNOWN, "", "", None, Confidence.UNKNOWN, (), (), None, "", "", None, (), (),
 )  # fmt: skip
 STATE = BlameState(
-    (Case(1, 2, 3, 4, (("a", "b"), (), ("c",)), 5.5, 1.25),),
+    (SuspectSet(1, 2, 3, 4, (("a", "b"), (), ("c",)), 5.5, 1.25),),
     (Conviction("lease:7", 1, 2, 3.25, 4.0), Conviction("x", 0, 1, 1.0, 2.0, True)),
     (CrashRecord("lease:7", ((1, 0.5), (2, 1.5))), CrashRecord("y", ())),
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpsd.faults.known_clients import Parties
+from mpsd.faults.known_clients import KnownClients
 from mpsd.model.fault import Party
 from mpsd.model.process import ProcessId
 
@@ -29,12 +29,12 @@ def clock():
 
 @pytest.fixture
 def parties(clock):
-    return Parties(lambda process: Party(process, 1000, f"p{process.pid}"), clock)
+    return KnownClients(lambda process: Party(process, 1000, f"p{process.pid}"), clock)
 
 
 def test_whoever_is_met_is_described_once_while_it_lives(clock):
     asked = []
-    parties = Parties(lambda process: asked.append(process) or Party(process, 0, "x"), clock)
+    parties = KnownClients(lambda process: asked.append(process) or Party(process, 0, "x"), clock)
     assert [parties.meet(A, "d"), parties.meet(A, "d"), parties.meet(A, "e")] == [True, False, False]
     assert asked == [A]
     assert parties.find(A).program == "x"

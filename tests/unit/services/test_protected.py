@@ -7,7 +7,7 @@ import pytest
 from mpsd.app.wire_services import join_failover
 from mpsd.config.options import Config
 from mpsd.fairness.uid_ranges import NO_RANGES
-from mpsd.faults.low_latency import Haste
+from mpsd.faults.low_latency import LatencyNeed
 from mpsd.model.service import Order
 from mpsd.services.store import ServiceStore
 
@@ -82,7 +82,7 @@ async def test_where_there_is_no_service_nobody_is_protected(room, told, autojum
 
 def test_what_sees_faults_is_told(tmp_path):
     """With the connections of app.py."""
-    faults = SimpleNamespace(desk=SimpleNamespace(on_seen=[]), haste=Haste())
+    faults = SimpleNamespace(desk=SimpleNamespace(on_seen=[]), haste=LatencyNeed())
     arenas = SimpleNamespace(arenas=list, ready=None, reserve=lambda is_served: None, on_told=[], on_state=[])
     store = ServiceStore(tmp_path / "services.db")
     found = SimpleNamespace(config=Config(), service_store=store, is_privileged=True, ranges=NO_RANGES)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from mpsd.faults.rules.blame import Blame
-from mpsd.faults.rules.blame_state import Case, Change, Convicted
+from mpsd.faults.rules.blame_state import Change, Convicted, SuspectSet
 from mpsd.faults.rules.fusion import PRESENT_SECONDS, Fusion
 from mpsd.faults.rules.incident_json import blame_of, blame_text
 from mpsd.faults.rules.response import is_known
@@ -134,7 +134,7 @@ class World:
             self._change(self.blame.take(incident, self.now))
             self._check_cases(before, incident)
 
-    def _check_cases(self, before: dict[int, Case], incident: Incident) -> None:
+    def _check_cases(self, before: dict[int, SuspectSet], incident: Incident) -> None:
         """Check that an older incident does not widen or reopen a case that a later one has narrowed or ended."""
         for case in self.blame.state.cases:
             known = before.get(case.number)
@@ -196,7 +196,7 @@ class World:
 
     def _misplace(self, place: Place, of: FaultClass) -> None:
         """An Xid of the fault names a process that was on its way there, and is in another domain by now."""
-        here = [each for each in self.places.values() if each.gpu == place.gpu]  # else FaultDesk does not believe it
+        here = [each for each in self.places.values() if each.gpu == place.gpu]  # else Incidents does not believe it
         others = [each for each in here if each is not place and each.clients and not each.failed]
         if not others:
             return
@@ -210,7 +210,7 @@ class World:
         """Its end is seen some time after it was killed; its co-runners fault meanwhile, or after it."""
         if (
             hurts and self.now - place.misled_at > 3.0
-        ):  # else it cannot be known: FaultDesk.domain_of_pid prevents it
+        ):  # else it cannot be known: Incidents.domain_of_pid prevents it
             self.faults += 1
             self.guilty[process] = HOST
             more = [self._seen(place, Source.VENDOR_LOG, self.random.uniform(0.05, 0.6))]

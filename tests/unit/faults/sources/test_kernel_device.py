@@ -14,7 +14,7 @@ import structlog
 import trio
 import trio.testing
 
-from mpsd.faults.low_latency import Haste
+from mpsd.faults.low_latency import LatencyNeed
 from mpsd.faults.sources import kernel_log
 from mpsd.model.fault import Observation
 from mpsd.native import lib
@@ -45,7 +45,7 @@ class Kernel:
     def __init__(self, looks: Looks) -> None:
         self.reader, self.writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.reader.setblocking(False)
-        self.looks, self.haste = looks, Haste()
+        self.looks, self.haste = looks, LatencyNeed()
         self._send, self.seen = trio.open_memory_channel[Observation](1000)
 
     def add(self, number: int) -> None:

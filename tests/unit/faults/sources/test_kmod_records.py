@@ -21,8 +21,8 @@ from mpsd.faults.sources.kmod_records import (
     RECORD,
     SET_POLICY,
     TARGET,
-    Kind,
     Mode,
+    RecordKind,
     observe,
     parse_info,
     parse_records,  # fmt: skip
@@ -113,7 +113,7 @@ def python_offsets():
 
 def test_kinds_are_the_headers():
     found = re.findall(r"MPSD_FAULT_KIND_(\w+) = (\d+)", HEADER.read_text())
-    assert {name: int(number) for name, number in found} == {kind.name: kind.value for kind in Kind}
+    assert {name: int(number) for name, number in found} == {kind.name: kind.value for kind in RecordKind}
 
 
 def test_a_fault_is_proof_and_tells_process_address_and_gpu():
@@ -129,12 +129,12 @@ def test_a_fault_is_proof_and_tells_process_address_and_gpu():
 @pytest.mark.parametrize(
     ("action", "kind", "is_contained"),
     [
-        pytest.param(0, Kind.FAULT, False, id="cancelled"),
-        pytest.param(1, Kind.FAULT, True, id="sunk"),
-        pytest.param(2, Kind.FAULT, True, id="in a window of before"),
-        pytest.param(3, Kind.FAULT, False, id="of a later version"),
-        pytest.param(1, Kind.STOPPED, False, id="no fault"),
-        pytest.param(1, Kind.GONE, False, id="nor this"),
+        pytest.param(0, RecordKind.FAULT, False, id="cancelled"),
+        pytest.param(1, RecordKind.FAULT, True, id="sunk"),
+        pytest.param(2, RecordKind.FAULT, True, id="in a window of before"),
+        pytest.param(3, RecordKind.FAULT, False, id="of a later version"),
+        pytest.param(1, RecordKind.STOPPED, False, id="no fault"),
+        pytest.param(1, RecordKind.GONE, False, id="nor this"),
     ],
 )
 def test_what_the_module_absorbed_is_said(action, kind, is_contained):
@@ -148,7 +148,7 @@ def test_the_actions_that_absorb_are_the_headers():
     assert (len(found), contained) == (3, {"SUNK", "ALREADY"})
 
 
-@pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.GONE])
+@pytest.mark.parametrize("kind", [RecordKind.STOPPED, RecordKind.GONE])
 def test_what_follows_a_fault_proves_nothing(kind):
     (found,) = parse_records(record(kind=kind))
     seen = observe(found, 100)

@@ -3,7 +3,7 @@
 import pytest
 
 from mpsd.domains.rules import log_lines
-from mpsd.faults.known_clients import Parties
+from mpsd.faults.known_clients import KnownClients
 from mpsd.faults.sources.vendor_log import observe
 from mpsd.model.fault import FaultClass, Party, Source
 from mpsd.model.process import ProcessId
@@ -22,7 +22,7 @@ OTHERS = [
 
 @pytest.fixture
 def parties():
-    made = Parties(lambda process: Party(process), lambda: 0)
+    made = KnownClients(lambda process: Party(process), lambda: 0)
     made.meet(A, "d2")
     return made
 
