@@ -13,14 +13,14 @@ from mpsd.leases.lease_book import LeaseBook
 from mpsd.model.device import Device
 from mpsd.model.process import ProcessId
 from mpsd.uvm.attachments import Attachments
-from mpsd.vault.allocations import Filling
+from mpsd.vault.allocations import Allocations
 from mpsd.vault.arenas import Arenas
-from mpsd.vault.catalog import Shelf, Surroundings
+from mpsd.vault.catalog import Catalog, VaultParts
 from mpsd.vault.descriptor_checks import check_exported, check_simulated
-from mpsd.vault.fencing import Holders
+from mpsd.vault.fencing import ArenaHolders
 from mpsd.vault.lifecycle import Vault
-from mpsd.vault.reclaim import Janitor
-from mpsd.vault.writers import Terms
+from mpsd.vault.reclaim import Reclaimer
+from mpsd.vault.writers import Writers
 
 KEEPER = "vault-keeper"
 
@@ -51,15 +51,15 @@ def join_vault(
             entry.queue and entry.arena.writer == process for entry in shelf.by_id.values()
         )
 
-    around = Surroundings(devices, lease_bytes, events.publish, ranges=found.ranges)
-    shelf = Shelf(store, around, settings.vault(config))
+    around = VaultParts(devices, lease_bytes, events.publish, ranges=found.ranges)
+    shelf = Catalog(store, around, settings.vault(config))
     program = programs.native_directory() / "keeper" / "mpsd-keeper"
     keeper = VaultKeepers(program, found.claim.state_directory / KEEPER, config.vault.max_allocations, shelf.compare, store)
-    janitor = Janitor(keeper, store)
-    holders = Holders(attachments, is_awaited, found.ranges)
+    janitor = Reclaimer(keeper, store)
+    holders = ArenaHolders(attachments, is_awaited, found.ranges)
     check_memory = check_simulated if config.backend == "sim" else check_exported
-    filling = Filling(shelf, store, keeper, janitor, check_memory)
-    terms = Terms(shelf, store, filling, holders)
+    filling = Allocations(shelf, store, keeper, janitor, check_memory)
+    terms = Writers(shelf, store, filling, holders)
     arenas = Arenas(shelf, store, filling, terms, holders, janitor, lease_of)
     ours = processes.process_id(os.getpid())
     before = store.begin(ours) if ours else None

@@ -17,7 +17,7 @@ import trio
 from mpsd.errors import KeeperFailed, ProtocolError
 from mpsd.host import processes
 from mpsd.host.arrivals import Arrival, accept_for
-from mpsd.keeper.messages import REPLY_BYTES, Op, Reply, Status, pack_request, parse_reply
+from mpsd.keeper.messages import REPLY_BYTES, KeeperOp, Reply, Status, pack_request, parse_reply
 from mpsd.keeper.process import connect_keeper, find_unreachable, start_keeper
 from mpsd.model.process import ProcessId
 
@@ -88,10 +88,10 @@ class KeeperClient:
         So `kill -9` of mpsd cannot come in between and close it.  None if the waiting connections had hung up; the keeper gets
         no connection that has.  Raises OSError if none was accepted.
         """
-        request = self._pack(Op.PUT, name, generation=1, size=note)
+        request = self._pack(KeeperOp.PUT, name, generation=1, size=note)
         arrival, lost = accept_for(listener, -1 if self._socket is None else self._socket.fileno(), request)
         if lost:
-            self._lose(Op.PUT, os.strerror(lost))
+            self._lose(KeeperOp.PUT, os.strerror(lost))
         return arrival
 
     async def until_it_keeps_up(self) -> None:
@@ -102,23 +102,23 @@ class KeeperClient:
             with suppress(OSError, trio.ClosedResourceError), trio.move_on_after(_SECONDS) as waiting:
                 await trio.lowlevel.wait_writable(self._socket)
             if waiting.cancelled_caught and self._socket is not None:
-                self._lose(Op.PUT, f"it has not kept up for {_SECONDS:g} s")
+                self._lose(KeeperOp.PUT, f"it has not kept up for {_SECONDS:g} s")
 
     def hold(self, name: str, end: socket.socket, note: int = 0, generation: int = 1) -> None:
         """Give the keeper a copy of a descriptor, and a number that comes back with it; no reply is awaited.
 
         A higher generation replaces a lower one of the same name.
         """
-        self._tell(Op.PUT, name, generation=generation, size=note, descriptor=end.fileno())
+        self._tell(KeeperOp.PUT, name, generation=generation, size=note, descriptor=end.fileno())
 
     def drop(self, name: str) -> None:
-        self._tell(Op.DROP, name)
+        self._tell(KeeperOp.DROP, name)
 
     def held(self) -> list[tuple[str, socket.socket, int]]:
         """Return everything it holds: name, descriptor, note.  Raises KeeperFailed."""
         found: list[tuple[str, socket.socket, int]] = []
         for name in self._names():
-            reply, descriptors = self._ask(Op.GET, name)
+            reply, descriptors = self._ask(KeeperOp.GET, name)
             if reply.status == Status.OK and descriptors:
                 found.append((name, socket.socket(fileno=descriptors[0]), reply.size))
         return found
@@ -126,7 +126,7 @@ class KeeperClient:
     def stop(self) -> None:
         """End the keeper, which closes its descriptors; connections close unless other processes hold them too."""
         try:
-            self._ask(Op.STOP)
+            self._ask(KeeperOp.STOP)
         except KeeperFailed:
             pass  # it has already ended
         self.close()
@@ -179,9 +179,9 @@ class KeeperClient:
             return False
         _make_room(self._socket)
         try:
-            reply, _ = self._ask(Op.HELLO)
+            reply, _ = self._ask(KeeperOp.HELLO)
             if not reply.status:
-                self.pid = self._ask(Op.STAT)[0].keeper_pid()
+                self.pid = self._ask(KeeperOp.STAT)[0].keeper_pid()
         except (KeeperFailed, ProtocolError):
             self.close()
             return False
@@ -193,7 +193,7 @@ class KeeperClient:
     def _names(self) -> list[str]:
         names: list[str] = []
         while True:
-            reply, _ = self._ask(Op.LIST, names[-1] if names else "")
+            reply, _ = self._ask(KeeperOp.LIST, names[-1] if names else "")
             names += [entry.name for entry in reply.entries()]
             if not reply.has_more:
                 return names
@@ -202,7 +202,7 @@ class KeeperClient:
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         return self._sequence
 
-    def _tell(self, op: Op, name: str, generation: int = 0, size: int = 0, descriptor: int | None = None) -> None:
+    def _tell(self, op: KeeperOp, name: str, generation: int = 0, size: int = 0, descriptor: int | None = None) -> None:
         if self._socket is None:
             return
         rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
@@ -212,16 +212,16 @@ class KeeperClient:
         except OSError as exc:
             self._lose(op, os.strerror(exc.errno or 0))
 
-    def _pack(self, op: Op, name: str, generation: int, size: int) -> bytes:
+    def _pack(self, op: KeeperOp, name: str, generation: int, size: int) -> bytes:
         return pack_request(op, self._next_sequence(), name, is_quiet=True, generation=generation, size=size)
 
-    def _lose(self, op: Op, why: str) -> None:
+    def _lose(self, op: KeeperOp, why: str) -> None:
         """Shut the connection down: wait_lost notices, and a successor gets everything."""
         log.error("keeper.lost", why=why, op=op.name)
         assert self._socket is not None, "it was told something"
         self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _ask(self, op: Op, name: str = "") -> tuple[Reply, list[int]]:
+    def _ask(self, op: KeeperOp, name: str = "") -> tuple[Reply, list[int]]:
         """Send one request; return its reply and descriptors, within a few seconds.  Raises KeeperFailed."""
         if self._socket is None:
             raise KeeperFailed(f"there is no connection to the keeper at {self._path}")

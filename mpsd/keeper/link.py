@@ -11,7 +11,7 @@ import trio
 
 from mpsd.errors import KeeperFailed, ProtocolError
 from mpsd.host.descriptors import close_soon
-from mpsd.keeper.messages import REPLY_BYTES, Op, Reply, pack_request, parse_reply
+from mpsd.keeper.messages import REPLY_BYTES, KeeperOp, Reply, pack_request, parse_reply
 
 SECONDS = 10.0  # a keeper answers in microseconds; closing much GPU memory takes a tenth of a second
 _WINDOW = 64  # pending requests: so few that neither side's queue of a socket's usual size overflows
@@ -24,17 +24,17 @@ class HungUp(KeeperFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class KeeperRequest:
     """A request.  The descriptor stays the caller's."""
 
-    op: Op
+    op: KeeperOp
     name: str = ""
     descriptor: int | None = None
     size: int = 0
 
     @property
     def may_be_quiet(self) -> bool:
-        return self.op in (Op.PUT, Op.DROP)
+        return self.op in (KeeperOp.PUT, KeeperOp.DROP)
 
 
 class KeeperLink:
@@ -60,7 +60,7 @@ class KeeperLink:
             self._socket.close()
             self._socket = None
 
-    async def exchange(self, requests: Sequence[Request]) -> list[tuple[Reply, list[int]]]:
+    async def exchange(self, requests: Sequence[KeeperRequest]) -> list[tuple[Reply, list[int]]]:
         """Send the requests; return the replies with their descriptors.
 
         Shielded from cancellation, because requests that were sent are carried out.  Raise KeeperFailed; then the connection
@@ -93,7 +93,7 @@ class KeeperLink:
                         continue
                 return
 
-    async def _exchange_some(self, requests: Sequence[Request], replies: list[tuple[Reply, list[int]]]) -> None:
+    async def _exchange_some(self, requests: Sequence[KeeperRequest], replies: list[tuple[Reply, list[int]]]) -> None:
         """Send some requests; quiet where possible, except the last: its reply shows that the others are done or refused."""
         last = 0
         for request in requests:
@@ -103,7 +103,7 @@ class KeeperLink:
                 last,
                 request.name,
                 is_quiet=request.may_be_quiet and request is not requests[-1],
-                generation=1 if request.op is Op.PUT else 0,
+                generation=1 if request.op is KeeperOp.PUT else 0,
                 size=request.size,
             )
             await self._send(data, request.descriptor)

@@ -21,8 +21,8 @@ from mpsd.errors import KeeperFailed, NoRoom, ProtocolError
 from mpsd.host import processes
 from mpsd.host.descriptors import close_soon
 from mpsd.host.process_exit import wait_ended
-from mpsd.keeper.link import SECONDS, HungUp, KeeperLink, Request
-from mpsd.keeper.messages import Op, Reply, Status
+from mpsd.keeper.link import SECONDS, HungUp, KeeperLink, KeeperRequest
+from mpsd.keeper.messages import KeeperOp, Reply, Status
 from mpsd.keeper.process import connect_keeper
 from mpsd.model.process import ProcessId
 
@@ -46,7 +46,7 @@ class Item:
     size: int
 
 
-class Owner(Protocol):
+class KeeperOwner(Protocol):
     """The owner of the keepers.  Its methods neither wait nor raise."""
 
     def known(self, number: int) -> ProcessId | None:
@@ -68,7 +68,7 @@ class VaultKeeper:
     mpsd ends a keeper that lives without its socket: no process can use it, and only its end frees its memory.
     """
 
-    def __init__(self, number: int, path: Path, most: int, owner: Owner) -> None:
+    def __init__(self, number: int, path: Path, most: int, owner: KeeperOwner) -> None:
         self.number = number
         self.pid = known.pid if (known := owner.known(number)) else 0  # 0: not known
         self.most_held = most  # what the kernel's limits let it hold, once it was reached
@@ -115,12 +115,12 @@ class VaultKeeper:
         Raise KeeperGone, KeeperFailed or NoRoom.  No other task runs between the last confirmation and the return.
         """
         async with self._talk():
-            replies = await self._ask([Request(Op.PUT, item.name, item.descriptor, item.size) for item in items])
-            refused = [reply for reply, _ in replies if reply.op == Op.PUT and reply.status != Status.OK]
+            replies = await self._ask([KeeperRequest(KeeperOp.PUT, item.name, item.descriptor, item.size) for item in items])
+            refused = [reply for reply, _ in replies if reply.op == KeeperOp.PUT and reply.status != Status.OK]
             if not refused:
                 self.names.update(item.name for item in items)
                 return
-            await self._ask([Request(Op.DROP, item.name) for item in items])
+            await self._ask([KeeperRequest(KeeperOp.DROP, item.name) for item in items])
         if any(reply.status in (Status.FULL, Status.NO_ROOM) for reply in refused):
             raise NoRoom(f"the vault's keeper, pid {self.pid}, holds {len(self.names)} descriptors, and takes no more")
         raise KeeperFailed(f"the vault's keeper refused a descriptor with status {refused[0].status}")
@@ -128,7 +128,7 @@ class VaultKeeper:
     async def get(self, names: Sequence[str]) -> list[int]:
         """Return a duplicate of each.  Raise KeeperFailed, also if one is missing."""
         async with self._talk():
-            replies = await self._ask([Request(Op.GET, name) for name in names])
+            replies = await self._ask([KeeperRequest(KeeperOp.GET, name) for name in names])
         found = [descriptor for _, descriptors in replies for descriptor in descriptors]
         if len(found) == len(names):
             return found
@@ -143,7 +143,7 @@ class VaultKeeper:
         for start in range(0, len(names), _TURN):
             some = names[start : start + _TURN]
             async with self._talk():
-                await self._ask([Request(Op.DROP, name) for name in some])
+                await self._ask([KeeperRequest(KeeperOp.DROP, name) for name in some])
                 self.names.difference_update(some)
 
     async def listing(self) -> list[str]:
@@ -155,7 +155,7 @@ class VaultKeeper:
         """End it, and so close everything that it holds."""
         with suppress(KeeperFailed):  # it is ended in any case
             async with self._talk():
-                await self._ask([Request(Op.STOP)])
+                await self._ask([KeeperRequest(KeeperOp.STOP)])
                 await self._link.see_end()
         self.is_gone = True
         self._end()
@@ -193,7 +193,7 @@ class VaultKeeper:
         if self.is_silent:
             raise KeeperFailed(f"the vault's keeper {self.number}, pid {self.pid}, does not answer")
 
-    async def _ask(self, requests: Sequence[Request]) -> list[tuple[Reply, list[int]]]:
+    async def _ask(self, requests: Sequence[KeeperRequest]) -> list[tuple[Reply, list[int]]]:
         try:
             return await self._link.exchange(requests)
         except KeeperFailed as exc:
@@ -235,7 +235,7 @@ class VaultKeeper:
         return True
 
     async def _meet(self) -> None:
-        [(stat, _)] = await self._link.exchange([Request(Op.STAT)])
+        [(stat, _)] = await self._link.exchange([KeeperRequest(KeeperOp.STAT)])
         self.pid, self.most_held = stat.keeper_pid(), stat.most_held()
         if (found := processes.process_id(self.pid)) is not None and found != self._owner.known(self.number):
             self._owner.met(self.number, found)
@@ -252,7 +252,7 @@ class VaultKeeper:
         while (end := connect_keeper(self._path, 0)) is not None:
             self._link.open(end)
             try:
-                [(hello, _)] = await self._link.exchange([Request(Op.HELLO)])
+                [(hello, _)] = await self._link.exchange([KeeperRequest(KeeperOp.HELLO)])
                 return hello
             except HungUp:
                 if trio.current_time() > deadline:
@@ -264,7 +264,7 @@ class VaultKeeper:
         """List all names, page by page.  Raise KeeperFailed or ProtocolError."""
         found: list[str] = []
         while True:
-            [(reply, _)] = await self._link.exchange([Request(Op.LIST, found[-1] if found else "")])
+            [(reply, _)] = await self._link.exchange([KeeperRequest(KeeperOp.LIST, found[-1] if found else "")])
             found += [entry.name for entry in reply.entries()]
             if not reply.has_more:
                 return found

@@ -29,7 +29,7 @@ _AGAIN_SECONDS = 5.0  # until a failed store is tried again
 Compare = Callable[[Collection[str], bool], Iterable[str]]
 
 
-class Memory(Protocol):
+class KeeperRecord(Protocol):
     """The keepers that were reached last, by number, also by an earlier mpsd; raises UnusablePath."""
 
     def keepers(self) -> Mapping[int, ProcessId]: ...
@@ -43,7 +43,7 @@ class VaultKeepers:
     before other tasks run; may raise UnusablePath.
     """
 
-    def __init__(self, program: Path, path: Path, most: int, compare: Compare, memory: Memory) -> None:
+    def __init__(self, program: Path, path: Path, most: int, compare: Compare, memory: KeeperRecord) -> None:
         """Load the known keepers.  Raise UnusablePath."""
         self._program = program
         self._path = path

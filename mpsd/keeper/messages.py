@@ -19,7 +19,7 @@ REPLY_BYTES = _MESSAGE.size + PAGE * _ENTRY.size
 _QUIET, _MORE, _REPLY = 0x0001, 0x4000, 0x8000
 
 
-class Op(IntEnum):
+class KeeperOp(IntEnum):
     HELLO = 1
     PUT = 2
     GET = 3
@@ -40,7 +40,7 @@ class Status(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeeperEntry:
     """What it holds under a name, as LIST returns it; `size` is the note that was given with it."""
 
     name: str
@@ -59,12 +59,12 @@ class Reply:
     name: str
     payload: bytes
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[KeeperEntry]:
         """Return the entries of a reply to LIST.  Raise ProtocolError."""
         if self.count > PAGE or len(self.payload) != self.count * _ENTRY.size:
             raise ProtocolError(f"the keeper lists {self.count} entries in {len(self.payload)} bytes")
         fields = (_ENTRY.unpack_from(self.payload, index * _ENTRY.size) for index in range(self.count))
-        return [Entry(_name(name), generation, size) for name, generation, size, _, _ in fields]
+        return [KeeperEntry(_name(name), generation, size) for name, generation, size, _, _ in fields]
 
     def most_held(self) -> int:
         """Return how many descriptors it can hold, from a reply to STAT.  Raise ProtocolError."""
@@ -81,7 +81,7 @@ class Reply:
 
 
 def pack_request(
-    op: Op, sequence: int, name: str = "", *, is_quiet: bool = False, generation: int = 0, size: int = 0
+    op: KeeperOp, sequence: int, name: str = "", *, is_quiet: bool = False, generation: int = 0, size: int = 0
 ) -> bytes:
     """Pack a request.  is_quiet: the keeper answers only if it refuses."""
     flags = _QUIET if is_quiet else 0

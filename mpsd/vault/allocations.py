@@ -17,14 +17,14 @@ from mpsd.keeper.memory_keeper import Item
 from mpsd.keeper.memory_keepers import VaultKeepers
 from mpsd.model.arena import Allocation, Arena, KeptState, Portion
 from mpsd.model.process import ProcessId
-from mpsd.vault.catalog import Shelf
+from mpsd.vault.catalog import Catalog
 from mpsd.vault.descriptor_checks import CheckMemory, Layout, check_state, generation_of_state, read_layout
-from mpsd.vault.live_arena import Entry, layout_name, memory_name, state_name
-from mpsd.vault.reclaim import Janitor
+from mpsd.vault.live_arena import LiveArena, layout_name, memory_name, state_name
+from mpsd.vault.reclaim import Reclaimer
 from mpsd.vault.store import Row, VaultStore
 
 
-class Filling:
+class Allocations:
     """Guards that the keeper holds everything that is stored.
 
     The methods are those of services.Arenas, for use once the keeper was compared.  on_state: called with the arena once a
@@ -32,7 +32,7 @@ class Filling:
     """
 
     def __init__(
-        self, shelf: Shelf, store: VaultStore, keeper: VaultKeepers, janitor: Janitor, check_memory: CheckMemory
+        self, shelf: Catalog, store: VaultStore, keeper: VaultKeepers, janitor: Reclaimer, check_memory: CheckMemory
     ) -> None:
         self._shelf = shelf
         self._store = store
@@ -42,7 +42,7 @@ class Filling:
         self.on_state: list[Callable[[Arena], None]] = []
 
     async def put(
-        self, entry: Entry, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
+        self, entry: LiveArena, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
     ) -> Arena:
         if len(allocations) != len(fds):
             raise BadRequest(f"{len(allocations)} allocations came with {len(fds)} descriptors")
@@ -57,7 +57,7 @@ class Filling:
         return arena
 
     async def _put(
-        self, entry: Entry, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
+        self, entry: LiveArena, generation: int, process: ProcessId, allocations: Sequence[Allocation], fds: Sequence[int]
     ) -> bool:
         """Return whether allocations were replaced.  They are counted before the keeper takes them: other requests may run."""
         shelf, arena = self._shelf, entry.arena
@@ -82,7 +82,7 @@ class Filling:
         entry.become(entry.row)
         return bool(change.replaced)
 
-    async def drop(self, entry: Entry, generation: int, process: ProcessId, offsets: Sequence[int]) -> Arena:
+    async def drop(self, entry: LiveArena, generation: int, process: ProcessId, offsets: Sequence[int]) -> Arena:
         async with entry.lock:
             entry.check_writer(generation, process)
             contents = entry.contents
@@ -98,7 +98,7 @@ class Filling:
         return arena
 
     async def commit(
-        self, entry: Entry, generation: int, process: ProcessId, layout: int | None, state: int | None = None
+        self, entry: LiveArena, generation: int, process: ProcessId, layout: int | None, state: int | None = None
     ) -> Arena:
         """Commit.  The state may be of an earlier generation: a writer gives a state again after a keeper has lost it."""
         size = 0 if state is None else check_state(state, generation, may_be_older=True)
@@ -111,7 +111,7 @@ class Filling:
         await self._janitor.settled()
         return arena
 
-    async def _with_layout(self, entry: Entry, generation: int, process: ProcessId, layout: int) -> Row:
+    async def _with_layout(self, entry: LiveArena, generation: int, process: ProcessId, layout: int) -> Row:
         """Return the row with the new layout, which the keeper holds."""
         read: Layout = await trio.to_thread.run_sync(read_layout, layout)
         try:
@@ -131,7 +131,7 @@ class Filling:
             raise
         return replace(entry.with_facts(layout_hash=read.hash, layout_bytes=read.bytes), layout_serial=serial)
 
-    def _commit(self, entry: Entry, row: Row) -> Arena:
+    def _commit(self, entry: LiveArena, row: Row) -> Arena:
         contents, old, state = entry.contents, entry.row.layout_serial, entry.row.state
         gone = [memory_name(each.serial) for each in contents.dropped]
         if old is not None and old != row.layout_serial:
@@ -151,7 +151,7 @@ class Filling:
         return self._shelf.change(entry, row)
 
     async def take(
-        self, entry: Entry, process: ProcessId, after: int | None, limit: int, known: int, with_layout: bool
+        self, entry: LiveArena, process: ProcessId, after: int | None, limit: int, known: int, with_layout: bool
     ) -> Portion:
         """Return a page of the allocations; all are of one commit."""
         async with entry.lock:
@@ -167,7 +167,7 @@ class Filling:
                 raise KeeperFailed(f"the memory of arena {entry.arena.name} was lost while it was taken")
             return Portion(entry.arena, some, tuple(fds), layout is not None, len(found) > limit)
 
-    async def layout(self, entry: Entry, process: ProcessId) -> tuple[Arena, int]:
+    async def layout(self, entry: LiveArena, process: ProcessId) -> tuple[Arena, int]:
         async with entry.lock:
             entry.check_holder(process)
             if entry.row.layout_serial is None:
@@ -175,7 +175,7 @@ class Filling:
             [descriptor] = await self._keeper.get([layout_name(entry.row.layout_serial)])
             return entry.arena, descriptor
 
-    async def keep_state(self, entry: Entry, generation: int, process: ProcessId, state: int) -> Arena:
+    async def keep_state(self, entry: LiveArena, generation: int, process: ProcessId, state: int) -> Arena:
         size = check_state(state, generation)
         async with entry.lock:
             entry.check_writer(generation, process)
@@ -191,7 +191,7 @@ class Filling:
 
     @asynccontextmanager
     async def _held_state(
-        self, entry: Entry, generation: int, process: ProcessId, state: int | None, size: int
+        self, entry: LiveArena, generation: int, process: ProcessId, state: int | None, size: int
     ) -> AsyncIterator[KeptState | None]:
         """Have the keeper hold the state while the caller stores it; after an error it is dropped again."""
         if state is None:
@@ -211,7 +211,7 @@ class Filling:
             self._janitor.drop([state_name(kept.serial)])
             raise
 
-    async def state(self, entry: Entry) -> tuple[KeptState, int] | None:
+    async def state(self, entry: LiveArena) -> tuple[KeptState, int] | None:
         """Return the state with a descriptor.  Its generation is that in the file: in which it was made."""
         async with entry.lock:
             entry.check_there()
@@ -224,7 +224,7 @@ class Filling:
                 os.close(descriptor)
                 raise
 
-    def roll_back(self, entry: Entry) -> None:
+    def roll_back(self, entry: LiveArena) -> None:
         """Return the contents to the last commit; the store has done so already."""
         contents = entry.contents
         before = contents.used_bytes, contents.count

@@ -15,17 +15,17 @@ from mpsd.host.descriptors import close_all, close_apart
 from mpsd.model.arena import Access, Allocation, Arena, ArenaSpec, KeptState, Portion
 from mpsd.model.device_names import find_device
 from mpsd.model.process import ProcessId
-from mpsd.vault.allocations import Filling
-from mpsd.vault.catalog import Shelf
-from mpsd.vault.fencing import Holders
-from mpsd.vault.live_arena import Entry
-from mpsd.vault.reclaim import Janitor
+from mpsd.vault.allocations import Allocations
+from mpsd.vault.catalog import Catalog
+from mpsd.vault.fencing import ArenaHolders
+from mpsd.vault.live_arena import LiveArena
+from mpsd.vault.reclaim import Reclaimer
 from mpsd.vault.rules import windows
 from mpsd.vault.rules.contents import Contents
 from mpsd.vault.rules.eviction import plan_eviction
 from mpsd.vault.rules.spec import check_fits, check_spec
 from mpsd.vault.store import Row, VaultStore
-from mpsd.vault.writers import Terms
+from mpsd.vault.writers import Writers
 
 LeaseOf = Callable[[ProcessId], int | None]
 _READY_SECONDS = 15.0  # after a start mpsd compares the keeper's contents
@@ -39,12 +39,12 @@ class Arenas:
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: Catalog,
         store: VaultStore,
-        filling: Filling,
-        terms: Terms,
-        holders: Holders,
-        janitor: Janitor,
+        filling: Allocations,
+        terms: Writers,
+        holders: ArenaHolders,
+        janitor: Reclaimer,
         lease_of: LeaseOf,
     ) -> None:
         self._shelf = shelf
@@ -95,7 +95,7 @@ class Arenas:
         shelf.account.check_number(arena, bounds)
         shelf.account.check_arena(arena, bounds)
         arena = replace(arena, base=shelf.place(window))
-        arena = shelf.add(Entry(Row(replace(arena, id=self._store.add(arena))), Contents()))
+        arena = shelf.add(LiveArena(Row(replace(arena, id=self._store.add(arena))), Contents()))
         shelf.tell("created", arena, capacity_bytes=capacity)
         return arena
 
@@ -113,7 +113,7 @@ class Arenas:
         self._store.change(row)
         return self._shelf.change(entry, row)
 
-    def _resized(self, entry: Entry, arena: Arena, capacity_bytes: int) -> Arena:
+    def _resized(self, entry: LiveArena, arena: Arena, capacity_bytes: int) -> Arena:
         """Resize the arena.  Its window grows if the next addresses are free; it never moves.  Raise NoRoom or BadRequest."""
         capacity, window = check_spec(ArenaSpec(arena.name, arena.gpu, capacity_bytes, max(capacity_bytes, arena.window_bytes)))
         check_fits(arena.name, capacity, next((d for d in self._shelf.around.devices() if d.uuid == arena.gpu), None))
@@ -146,7 +146,7 @@ class Arenas:
         """Remove an arena that has expired and is not held."""
         self._take_away(self._shelf.find_id(arena_id), "expired")
 
-    def _take_away(self, entry: Entry, what: str) -> Arena:
+    def _take_away(self, entry: LiveArena, what: str) -> Arena:
         """Remove the arena.  Raise ArenaBusy."""
         arena = entry.arena
         if arena.is_held:

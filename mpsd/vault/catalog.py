@@ -18,7 +18,7 @@ from mpsd.model.arena import Arena
 from mpsd.model.device import Device
 from mpsd.model.device_names import find_device
 from mpsd.model.process import ProcessId
-from mpsd.vault.live_arena import Entry, serial_of
+from mpsd.vault.live_arena import LiveArena, serial_of
 from mpsd.vault.rules import windows as arena_windows
 from mpsd.vault.rules.contents import Contents
 from mpsd.vault.rules.eviction import expires_at
@@ -33,7 +33,7 @@ LeaseBytes = Callable[[int, str], int | None]  # of a lease on a GPU; None: no l
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class VaultParts:
     """The parts of the daemon that the vault uses.  clock: seconds since the epoch.  ranges: whose uids count as one user."""
 
     devices: Callable[[], Sequence[Device]]
@@ -43,16 +43,16 @@ class Surroundings:
     ranges: UidRanges = NO_RANGES
 
 
-class Shelf:
+class Catalog:
     """Guards that names, windows and serials are each given once, and that the account agrees with the contents."""
 
-    def __init__(self, store: VaultStore, around: Surroundings, settings: VaultSettings) -> None:
+    def __init__(self, store: VaultStore, around: VaultParts, settings: VaultSettings) -> None:
         """Load the arenas.  Raise UnusablePath."""
         self.settings = settings
         self.around = around
         self.account = ArenaAccount(around.ranges.share_of)
-        self.by_id: dict[int, Entry] = {}
-        self.by_name: dict[str, Entry] = {}
+        self.by_id: dict[int, LiveArena] = {}
+        self.by_name: dict[str, LiveArena] = {}
         self.ends: dict[int, float] = {}  # expiry times of unheld arenas; an arena that is opened stays in it until then
         self.schedule_changed = trio.Event()  # an arena may expire earlier than planned
         self._windows: list[arena_windows.Window] = []  # of all, in order
@@ -73,21 +73,21 @@ class Shelf:
             (each for each in known if not each.is_committed),
             (each.offset for each in known if each.is_dropped),
         )
-        self.add(Entry(row, contents))
+        self.add(LiveArena(row, contents))
 
     # -- views -----------------------------------------------------------------------------------------------------------
 
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> LiveArena:
         if (entry := self.by_name.get(name)) is None:
             raise NoSuchArena(f"no arena is called {name}")
         return entry
 
-    def find_id(self, arena_id: int) -> Entry:
+    def find_id(self, arena_id: int) -> LiveArena:
         if (entry := self.by_id.get(arena_id)) is None:
             raise NoSuchArena(f"no arena has id {arena_id}")
         return entry
 
-    def opened_by(self, process: ProcessId) -> list[Entry]:
+    def opened_by(self, process: ProcessId) -> list[LiveArena]:
         """Return all arenas that the process has open, and perhaps some that it had."""
         return [self.by_id[arena_id] for arena_id in self._opened.get(process, ()) if arena_id in self.by_id]
 
@@ -125,7 +125,7 @@ class Shelf:
 
     # -- changes ---------------------------------------------------------------------------------------------------------
 
-    def add(self, entry: Entry) -> Arena:
+    def add(self, entry: LiveArena) -> Arena:
         arena = entry.become(entry.row)
         self.by_id[arena.id] = self.by_name[arena.name] = entry
         self.account.add(arena)
@@ -144,7 +144,7 @@ class Shelf:
         """Note that the process has no arena open, and will open none."""
         self._opened.pop(process, None)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: LiveArena) -> None:
         arena = entry.arena
         entry.is_removed = True
         del self.by_id[arena.id], self.by_name[arena.name]
@@ -154,7 +154,7 @@ class Shelf:
         self.ends.pop(arena.id, None)
         entry.notify()
 
-    def change(self, entry: Entry, row: Row) -> Arena:
+    def change(self, entry: LiveArena, row: Row) -> Arena:
         """Take over `row`, which is stored."""
         old = entry.arena
         arena = entry.become(row)
@@ -173,7 +173,7 @@ class Shelf:
             self.ends[arena.id] = end
             self.schedule_changed.set()
 
-    def count(self, entry: Entry, bytes_before: int, count_before: int) -> None:
+    def count(self, entry: LiveArena, bytes_before: int, count_before: int) -> None:
         """Update the account after a change of the contents, from their size before."""
         contents = entry.contents
         self.account.move(entry.arena, contents.used_bytes - bytes_before, contents.count - count_before)
@@ -207,7 +207,7 @@ class Shelf:
         self._lose(lost)
         return [name for name in held if name not in wanted]
 
-    def _lose(self, entries: Iterable[Entry]) -> None:
+    def _lose(self, entries: Iterable[LiveArena]) -> None:
         """Empty these arenas and store their loss.
 
         Their generation changes, so the next request of a living writer fails; their commit changes, so a reader that takes an

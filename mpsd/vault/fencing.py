@@ -29,7 +29,7 @@ _ROOT = 0
 Gone = Callable[[ProcessId, float], Awaitable[None]]  # and the seconds from the process's end to this call
 
 
-class Holding(Protocol):
+class HeldResources(Protocol):
     """The resources of its clients that mpsd holds (uvm/attachments.py)."""
 
     def release(self, process: ProcessId) -> None: ...
@@ -45,13 +45,13 @@ class _Wait:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
-class Holders:
+class ArenaHolders:
     """Guards that each process is waited for once, and that `gone` is called for it only when it is fenced.
 
     is_awaited: whether mpsd has to release at once what it holds of a dead process.  ranges: whose uids count as one user.
     """
 
-    def __init__(self, holding: Holding, is_awaited: Callable[[ProcessId], bool], ranges: UidRanges = NO_RANGES) -> None:
+    def __init__(self, holding: HeldResources, is_awaited: Callable[[ProcessId], bool], ranges: UidRanges = NO_RANGES) -> None:
         self._share_of = ranges.share_of
         self._holding = holding
         self._is_awaited = is_awaited

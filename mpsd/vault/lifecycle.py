@@ -18,9 +18,9 @@ from mpsd.keeper.memory_keepers import VaultKeepers
 from mpsd.model.arena import KeeperView
 from mpsd.model.process import ProcessId
 from mpsd.vault.arenas import Arenas
-from mpsd.vault.catalog import Shelf
-from mpsd.vault.fencing import Holders
-from mpsd.vault.reclaim import Janitor
+from mpsd.vault.catalog import Catalog
+from mpsd.vault.fencing import ArenaHolders
+from mpsd.vault.reclaim import Reclaimer
 from mpsd.vault.rules.settings import VaultSettings
 from mpsd.vault.store import VaultStore
 
@@ -35,11 +35,11 @@ class Vault:
     """The parts of the vault, joined."""
 
     arenas: Arenas
-    shelf: Shelf
+    shelf: Catalog
     store: VaultStore
     keeper: VaultKeepers
-    holders: Holders
-    janitor: Janitor
+    holders: ArenaHolders
+    janitor: Reclaimer
     before: ProcessId | None  # the mpsd that had this vault before
 
     def view(self) -> KeeperView:

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from mpsd.errors import ArenaSealed, NoSuchArena, NotAllowed, StaleGeneration
-from mpsd.keeper.messages import Entry as Held
+from mpsd.keeper.messages import KeeperEntry as Held
 from mpsd.model.arena import Arena
 from mpsd.model.process import ProcessId
 from mpsd.vault.rules.contents import Contents
@@ -38,7 +38,7 @@ def serial_of(name: str) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class LiveArena:
     """Guards one arena.
 
     Each task that changes the contents holds `lock`, also while it waits.  The death of a keeper changes them without the lock,

@@ -16,7 +16,7 @@ from mpsd.vault.store import VaultStore
 log = structlog.get_logger()
 
 
-class Janitor:
+class Reclaimer:
     """Guards that each drop is carried out even if the task that requested it is cancelled."""
 
     def __init__(self, keeper: VaultKeepers, store: VaultStore) -> None:

@@ -15,21 +15,21 @@ import trio
 from mpsd.errors import ArenaBusy, ArenaSealed, UnusablePath
 from mpsd.model.arena import Access, Arena
 from mpsd.model.process import ProcessId
-from mpsd.vault.allocations import Filling
-from mpsd.vault.catalog import Shelf
-from mpsd.vault.fencing import Holders
-from mpsd.vault.live_arena import Entry, without
+from mpsd.vault.allocations import Allocations
+from mpsd.vault.catalog import Catalog
+from mpsd.vault.fencing import ArenaHolders
+from mpsd.vault.live_arena import LiveArena, without
 from mpsd.vault.rules.spec import check_readers
 from mpsd.vault.store import VaultStore
 
 
-class Terms:
+class Writers:
     """Guards that an arena has one writer at a time, and that the next one comes after the last one can write no more.
 
     is_served: whether an arena has a service with members; then no process becomes its writer by request.
     """
 
-    def __init__(self, shelf: Shelf, store: VaultStore, filling: Filling, holders: Holders) -> None:
+    def __init__(self, shelf: Catalog, store: VaultStore, filling: Allocations, holders: ArenaHolders) -> None:
         self._shelf = shelf
         self._store = store
         self._filling = filling
@@ -38,7 +38,7 @@ class Terms:
 
     # -- opening and promotion -------------------------------------------------------------------------------------------
 
-    async def open(self, entry: Entry, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
+    async def open(self, entry: LiveArena, access: Access, process: ProcessId, wait_seconds: float) -> Arena:
         if access is Access.WRITE:
             return await self._open_to_write(entry, process, wait_seconds)
         arena = entry.arena
@@ -47,7 +47,7 @@ class Terms:
         check_readers(arena)
         return self._admit(entry, Access.READ, process, readers=(*arena.readers, process), unheld_since=None)
 
-    async def _open_to_write(self, entry: Entry, process: ProcessId, wait_seconds: float) -> Arena:
+    async def _open_to_write(self, entry: LiveArena, process: ProcessId, wait_seconds: float) -> Arena:
         """Wait until the process is the writer; requests are served in order.  Raise ArenaBusy, ArenaSealed or NoSuchArena."""
         ticket = object()
         entry.queue.append(ticket)
@@ -80,7 +80,7 @@ class Terms:
         does = "has ended, and its work on the GPU not yet" if self._holders.has_ended(arena.writer) else "writes it"
         return f"arena {arena.name} is busy: pid {arena.writer.pid} {does}"
 
-    def _admit(self, entry: Entry, access: Access, process: ProcessId, **facts: object) -> Arena:
+    def _admit(self, entry: LiveArena, access: Access, process: ProcessId, **facts: object) -> Arena:
         """Enter a holder.  Raise BadRequest for a process that has ended, NotAllowed for one that was expelled, or TooMany."""
         self._holders.add(process)
         row = entry.with_facts(**facts)
@@ -88,7 +88,7 @@ class Terms:
         self._shelf.note_open(process, row.arena)
         return self._tell_opened(entry.become(row), access, process)
 
-    def promote(self, entry: Entry, process: ProcessId, fenced: ProcessId | None) -> Arena:
+    def promote(self, entry: LiveArena, process: ProcessId, fenced: ProcessId | None) -> Arena:
         """Make this reader the writer of the next generation; `tell_promoted` has to follow.
 
         fenced: a process that can write no more; the caller guarantees it.  This takes no lock, since a request of the writer
@@ -124,7 +124,7 @@ class Terms:
 
     # -- closing and end -------------------------------------------------------------------------------------------------
 
-    def step_down(self, entry: Entry, generation: int, process: ProcessId) -> Arena:
+    def step_down(self, entry: LiveArena, generation: int, process: ProcessId) -> Arena:
         """Make the writer a reader.  A repeated request gets the same answer."""
         arena = entry.arena
         if arena.writer is None and arena.generation == generation and process in arena.readers:
@@ -132,7 +132,7 @@ class Terms:
         entry.check_writer(generation, process)
         return self._tell_opened(self._demote(entry, process), Access.READ, process)
 
-    async def seal(self, entry: Entry, generation: int, process: ProcessId) -> Arena:
+    async def seal(self, entry: LiveArena, generation: int, process: ProcessId) -> Arena:
         async with entry.lock:
             arena = entry.arena
             if arena.is_sealed and arena.generation == generation and process in arena.readers:
@@ -142,14 +142,14 @@ class Terms:
         self._shelf.tell("sealed", arena, generation=generation)
         return arena
 
-    def _demote(self, entry: Entry, process: ProcessId, **facts: object) -> Arena:
+    def _demote(self, entry: LiveArena, process: ProcessId, **facts: object) -> Arena:
         """Make the writer a reader, and roll back what it did not commit."""
         row = entry.with_facts(writer=None, readers=(*entry.arena.readers, process), **facts)
         self._store.demote(row, process)
         self._filling.roll_back(entry)
         return entry.become(row)
 
-    async def close(self, entry: Entry, process: ProcessId, openings: int | None) -> Arena:
+    async def close(self, entry: LiveArena, process: ProcessId, openings: int | None) -> Arena:
         """Close the arena for the process; if `openings` is given, only if it has opened the arena as many times."""
         async with entry.lock:
             entry.check_holder(process)
@@ -166,7 +166,7 @@ class Terms:
         """
         failed: list[UnusablePath] = []
 
-        async def let_go(entry: Entry) -> None:
+        async def let_go(entry: LiveArena) -> None:
             try:
                 await self._ended_in(entry, process, seconds)
             except UnusablePath as exc:  # raised below: out of a nursery it would come as a group
@@ -179,7 +179,7 @@ class Terms:
             raise failed[0]
         self._shelf.note_gone(process)
 
-    async def _ended_in(self, entry: Entry, process: ProcessId, seconds: float) -> None:
+    async def _ended_in(self, entry: LiveArena, process: ProcessId, seconds: float) -> None:
         async with entry.lock:
             was_writer = entry.arena.writer == process
             if not was_writer and process not in entry.arena.readers:
@@ -187,7 +187,7 @@ class Terms:
             arena = self._let_go(entry, process)
         self._shelf.tell("fenced", arena, pid=process.pid, was_writer=was_writer, seconds=round(seconds, 3))
 
-    def _let_go(self, entry: Entry, process: ProcessId) -> Arena:
+    def _let_go(self, entry: LiveArena, process: ProcessId) -> Arena:
         """Remove the holder; if it is the writer, roll back what it did not commit."""
         arena = entry.arena
         is_writer = arena.writer == process

@@ -174,7 +174,7 @@ def fence(self, entry, writer):
     self._desk.fenced(entry, writer)
 
 fencing.Fencing.fence = fence
-holders.Holders.hurry = lambda self, process: None
+holders.ArenaHolders.hurry = lambda self, process: None
 sys.argv = sys.argv[3:]  # without -I -m mpsd
 runpy.run_module("mpsd", run_name="__main__", alter_sys=True)
 """

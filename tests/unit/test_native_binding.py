@@ -31,8 +31,8 @@ def test_the_keepers_wire_is_that_of_its_header() -> None:
     assert messages._STAT.size == ffi.sizeof("struct mpsd_keeper_stat")
     assert (messages.MAJOR, messages.MINOR) == (lib.MPSD_KEEPER_MAJOR, lib.MPSD_KEEPER_MINOR)
     assert (messages.ID_BYTES, messages.PAGE) == (lib.MPSD_KEEPER_ID_BYTES, lib.MPSD_KEEPER_PAGE)
-    assert {each.name: each.value for each in messages.Op} == {
-        each.name: getattr(lib, f"MPSD_KEEPER_{each.name}") for each in messages.Op
+    assert {each.name: each.value for each in messages.KeeperOp} == {
+        each.name: getattr(lib, f"MPSD_KEEPER_{each.name}") for each in messages.KeeperOp
     }
     assert all(each == getattr(lib, f"MPSD_KEEPER_{each.name}") for each in messages.Status)
 

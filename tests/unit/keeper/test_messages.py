@@ -7,7 +7,7 @@ import pytest
 
 from mpsd.errors import ProtocolError
 from mpsd.keeper import messages
-from mpsd.keeper.messages import Op, Status, pack_request, parse_reply
+from mpsd.keeper.messages import KeeperOp, Status, pack_request, parse_reply
 
 HEADER = (Path(__file__).resolve().parents[3] / "native/include/mpsd_keeper.h").read_text()
 REPLY = 0x8000
@@ -19,7 +19,7 @@ def number(name: str) -> int:
     return int(found[1], 0)
 
 
-@pytest.mark.parametrize("each", [*Op, *Status], ids=lambda each: f"{type(each).__name__}.{each.name}")
+@pytest.mark.parametrize("each", [*KeeperOp, *Status], ids=lambda each: f"{type(each).__name__}.{each.name}")
 def test_numbers_are_the_headers(each):
     assert number(each.name) == each
 
@@ -27,20 +27,20 @@ def test_numbers_are_the_headers(each):
 def test_sizes_are_the_headers():
     for name in ("MAJOR", "MINOR", "PAGE", "ID_BYTES"):
         assert getattr(messages, name) == number(name)
-    assert messages._MESSAGE.size == len(pack_request(Op.PUT, 1, "a", generation=1, size=2)) == 128
+    assert messages._MESSAGE.size == len(pack_request(KeeperOp.PUT, 1, "a", generation=1, size=2)) == 128
     assert (messages._ENTRY.size, messages._STAT.size) == (96, 128)
     for layout in (messages._MESSAGE, messages._ENTRY, messages._STAT):
         assert f'"{layout.format}"' in HEADER.replace("\n *", "").replace("  ", " ")
 
 
 def reply(payload: bytes = b"", *, flags: int = REPLY, count: int = 0) -> bytes:
-    return messages._MESSAGE.pack(1, 0, Op.LIST, flags, 7, 0, 1, 5, 0, count, b"name", 0, 0) + payload
+    return messages._MESSAGE.pack(1, 0, KeeperOp.LIST, flags, 7, 0, 1, 5, 0, count, b"name", 0, 0) + payload
 
 
 def test_a_reply_is_read():
     found = parse_reply(reply(messages._ENTRY.pack(b"m.1", 3, 9, 0, 0), count=1, flags=REPLY | 0x4000))
-    assert (found.op, found.sequence, found.name, found.size, found.has_more) == (Op.LIST, 7, "name", 5, True)
-    assert found.entries() == [messages.Entry("m.1", 3, 9)]
+    assert (found.op, found.sequence, found.name, found.size, found.has_more) == (KeeperOp.LIST, 7, "name", 5, True)
+    assert found.entries() == [messages.KeeperEntry("m.1", 3, 9)]
 
 
 @pytest.mark.parametrize("data", [b"", reply()[:-1], reply(flags=0)], ids=["nothing", "short", "no reply"])

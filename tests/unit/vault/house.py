@@ -17,16 +17,16 @@ from mpsd.keeper.memory_keepers import VaultKeepers
 from mpsd.model.arena import GRANULE, Access, Allocation, Arena, ArenaSpec
 from mpsd.model.device import Device
 from mpsd.model.process import ProcessId
-from mpsd.vault.allocations import Filling
+from mpsd.vault.allocations import Allocations
 from mpsd.vault.arenas import Arenas
-from mpsd.vault.catalog import Shelf, Surroundings
+from mpsd.vault.catalog import Catalog, VaultParts
 from mpsd.vault.descriptor_checks import check_simulated
-from mpsd.vault.fencing import Holders
+from mpsd.vault.fencing import ArenaHolders
 from mpsd.vault.lifecycle import Vault
-from mpsd.vault.reclaim import Janitor
+from mpsd.vault.reclaim import Reclaimer
 from mpsd.vault.rules.settings import VaultSettings
 from mpsd.vault.store import VaultStore
-from mpsd.vault.writers import Terms
+from mpsd.vault.writers import Writers
 
 PROGRAM = native_directory() / "keeper" / "mpsd-keeper"
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
@@ -74,22 +74,22 @@ class House:
 
     def make(self) -> Vault:
         store = VaultStore(self.directory / "vault.db", self.boot)
-        around = Surroundings(
+        around = VaultParts(
             lambda: DEVICES,
             lambda lease_id, gpu: self.lease_bytes.get((lease_id, gpu)),
             lambda topic, facts: self.events.append((topic, facts)),
             lambda: self.now,
         )
-        shelf = Shelf(store, around, self.settings)
+        shelf = Catalog(store, around, self.settings)
         keeper = VaultKeepers(self.program, self.directory / "keeper", self.most, shelf.compare, store)
-        janitor = Janitor(keeper, store)
+        janitor = Reclaimer(keeper, store)
 
         def is_awaited(process: ProcessId) -> bool:
             return shelf.settings.is_prompt and any(e.queue and e.arena.writer == process for e in shelf.by_id.values())
 
-        holders = Holders(self.holding, is_awaited)
-        filling = Filling(shelf, store, keeper, janitor, check_simulated)
-        terms = Terms(shelf, store, filling, holders)
+        holders = ArenaHolders(self.holding, is_awaited)
+        filling = Allocations(shelf, store, keeper, janitor, check_simulated)
+        terms = Writers(shelf, store, filling, holders)
         arenas = Arenas(shelf, store, filling, terms, holders, janitor, self.leases.get)
         self.made.append(Vault(arenas, shelf, store, keeper, holders, janitor, self.before))
         return self.made[-1]
